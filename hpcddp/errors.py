@@ -1,0 +1,83 @@
+"""The error tree. Each error says what is wrong, where, and what to do.
+
+    HpcddpError             1   a job or the tool failed
+    ├── UserError           2   a flag, a job file, a template or a profile is wrong
+    │   ├── JobFileError        a job file, a key or a value
+    │   ├── TopologyError       nodes, GPUs, ranks and host lists
+    │   ├── TemplateError       a template, or a value that cannot enter a script
+    │   ├── ClusterError        a cluster profile, or a limit that it sets
+    │   └── RunError            a run that does not exist, or is not in the right state
+    ├── SubmissionRefused   1   sbatch said no
+    ├── SlurmUnreachable    3   Slurm does not answer
+    ├── RankMapError        1   the ranks that started are not the ranks that were planned
+    ├── CheckpointError     1   a checkpoint is damaged, foreign or missing
+    └── SandboxError        1   the sandbox cannot start or stop
+
+The number is the exit code of the command line.
+"""
+
+
+class HpcddpError(Exception):
+    """Base of all errors that a user can meet.
+
+    Args:
+        what: what is wrong, in one sentence without a full stop.
+        where: the file, key, flag or line.
+        hint: what to do about it.
+    """
+
+    exit_code = 1
+
+    def __init__(self, what: str, *, where: str = "", hint: str = "") -> None:
+        super().__init__(what)
+        self.what = what
+        self.where = where
+        self.hint = hint
+
+    def __str__(self) -> str:
+        text = f"{self.where}: {self.what}" if self.where else self.what
+        return f"{text}\n  {self.hint}" if self.hint else text
+
+
+class UserError(HpcddpError):
+    exit_code = 2
+
+
+class JobFileError(UserError):
+    pass
+
+
+class TopologyError(UserError):
+    pass
+
+
+class TemplateError(UserError):
+    pass
+
+
+class ClusterError(UserError):
+    pass
+
+
+class RunError(UserError):
+    pass
+
+
+class SubmissionRefused(HpcddpError):
+    pass
+
+
+class SlurmUnreachable(HpcddpError):
+    exit_code = 3
+
+
+class RankMapError(HpcddpError):
+    pass
+
+
+class CheckpointError(HpcddpError):
+    pass
+
+
+class SandboxError(HpcddpError):
+    pass
