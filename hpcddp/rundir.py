@@ -1,0 +1,149 @@
+"""RunDir: one job's folder, the only thing that crosses between the plan half and the nodes.
+
+    RUN/
+      job.json            what was asked, checked, and where it runs        written by submit
+      job.sbatch          the script                                        written by submit
+      submission.json     who took the script, under which id               written by submit
+      request.json        a person's wish: stop or cancel                   written by stop, cancel
+      slurm-JOBID.log     what Slurm itself says                            written by Slurm
+      submitit/           submitit's own files
+      log -> attempts/N/log
+      attempts/N/         one life of the job between start and stop
+        attempt.json      when, where, as which job; how it ended           written by the script
+        log               output of all ranks, each line with its rank
+        metrics.jsonl     the rank map, then metrics                        written by rank 0
+        error.json        the first failing rank's traceback                written by that rank
+      checkpoints/step-N/
+
+Every file has one writer, and is written aside and renamed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from hpcddp.errors import RunError
+
+JOB_ID_FREE = "submitit"  # submitit's folder; no job id in its path, so that every life finds it
+
+
+class AttemptDir:
+    """One attempt's folder: RUN/attempts/N."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.number = int(path.name)
+        self.facts = path / "attempt.json"
+        self.log = path / "log"
+        self.metrics = path / "metrics.jsonl"
+        self.error = path / "error.json"
+
+
+class RunDir:
+    """One run's folder; every path in it is named here and nowhere else."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path).absolute()
+        self.name = self.path.name
+        self.job = self.path / "job.json"
+        self.script = self.path / "job.sbatch"
+        self.submission = self.path / "submission.json"
+        self.request = self.path / "request.json"
+        self.log = self.path / "log"
+        self.submitit = self.path / JOB_ID_FREE
+        self.attempts = self.path / "attempts"
+        self.checkpoints = self.path / "checkpoints"
+
+    def attempt(self, number: int) -> AttemptDir:
+        return AttemptDir(self.attempts / str(number))
+
+    def all_attempts(self) -> list[AttemptDir]:
+        """The attempts so far, oldest first."""
+        with contextlib.suppress(FileNotFoundError):
+            numbers = sorted(int(p.name) for p in self.attempts.iterdir() if p.name.isdigit())
+            return [self.attempt(n) for n in numbers]
+        return []
+
+    @classmethod
+    def create(cls, root: Path, name: str, run: str | None = None) -> RunDir:
+        """Make ROOT/NAME-DATE-TIME-XXXX with mode 0700; RunError if ROOT cannot be written."""
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+            path = root / (run or new_id(name))
+            path.mkdir(mode=0o700)
+            (path / "attempts").mkdir()
+        except OSError as error:
+            raise RunError(
+                f"the run's folder cannot be made: {error.strerror}",
+                where=str(error.filename or root),
+                hint="name a folder that you can write with --runs or HPCDDP_RUNS",
+            ) from None
+        return cls(path)
+
+
+def new_id(name: str) -> str:
+    """A run's id: NAME-YYYYMMDD-HHMM-XXXX, in local time."""
+    return f"{name}-{time.strftime('%Y%m%d-%H%M')}-{secrets.token_hex(2)}"
+
+
+def write_text(path: Path, text: str, mode: int = 0o666) -> None:
+    """Write a file aside, fsync it, and rename it into place; it is there wholly or not at all."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(3)}")
+    fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    try:
+        with open(fd, "w", encoding="utf-8") as f:
+            f.write(text)
+            f.flush()
+            os.fsync(f.fileno())
+        aside.replace(path)
+    except BaseException:
+        aside.unlink(missing_ok=True)
+        raise
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Write plain data as JSON, atomically."""
+    write_text(path, json.dumps(data, indent=1, sort_keys=True) + "\n")
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """The object in a JSON file, or None if the file is not there.
+
+    Raises:
+        RunError: the file holds something else.
+    """
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise RunError(f"cannot be read: {error}", where=str(path)) from None
+    if not isinstance(data, dict):
+        raise RunError("holds no JSON object", where=str(path))
+    return data
+
+
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The objects of a JSON lines file; a line cut by a crash is passed over."""
+    with contextlib.suppress(FileNotFoundError), path.open(encoding="utf-8") as f:
+        for line in f:
+            with contextlib.suppress(ValueError):
+                data = json.loads(line)
+                if isinstance(data, dict):
+                    yield data
+
+
+def runs_in(root: Path) -> list[RunDir]:
+    """The runs of a folder, newest first."""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        found = [(p / "job.json", p) for p in root.iterdir()]
+        dated = [(job.stat().st_mtime_ns, p) for job, p in found if job.is_file()]
+        return [RunDir(p) for _, p in sorted(dated, reverse=True)]
+    return []
