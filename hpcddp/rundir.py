@@ -5,7 +5,7 @@
       job.sbatch          the script                                        written by submit
       submission.json     who took the script, under which id               written by submit
       request.json        a person's wish: stop or cancel                   written by stop, cancel
-      slurm-JOBID.log     what Slurm itself says                            written by Slurm
+      job-ID.log          the script before its claim, and Slurm's own words
       submitit/           submitit's own files
       log -> attempts/N/log
       attempts/N/         one life of the job between start and stop
@@ -31,8 +31,6 @@ from typing import Any
 
 from hpcddp.errors import RunError
 
-JOB_ID_FREE = "submitit"  # submitit's folder; no job id in its path, so that every life finds it
-
 
 class AttemptDir:
     """One attempt's folder: RUN/attempts/N."""
@@ -57,12 +55,16 @@ class RunDir:
         self.submission = self.path / "submission.json"
         self.request = self.path / "request.json"
         self.log = self.path / "log"
-        self.submitit = self.path / JOB_ID_FREE
+        self.submitit = self.path / "submitit"
         self.attempts = self.path / "attempts"
         self.checkpoints = self.path / "checkpoints"
 
     def attempt(self, number: int) -> AttemptDir:
         return AttemptDir(self.attempts / str(number))
+
+    def job_log(self, job_id: str) -> Path:
+        """What a job's script said before it claimed the run, and what Slurm says of the job."""
+        return self.path / f"job-{job_id}.log"
 
     def all_attempts(self) -> list[AttemptDir]:
         """The attempts so far, oldest first."""

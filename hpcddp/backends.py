@@ -1,0 +1,107 @@
+"""Step 6: who takes the script. One row a backend: submit, look, ask the ranks to stop, cancel."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from hpcddp import ledger, slurm
+from hpcddp.errors import HpcddpError, SlurmUnreachable, SubmissionRefused
+from hpcddp.host import process_start
+from hpcddp.plan import Plan
+from hpcddp.rundir import RunDir, write_text
+from hpcddp.slurm import JobRow
+
+
+@dataclass(frozen=True)
+class Backend:
+    """What the commands need of a backend."""
+
+    submit: Callable[[Plan, RunDir], str]  # -> job id
+    look: Callable[[RunDir, str], JobRow | None]  # run, job id -> its row, None if it is gone
+    stop: Callable[[str], None]  # tell the ranks that a request lies in the run dir
+    cancel: Callable[[str], None]
+
+
+def write_script(plan: Plan, run: RunDir, command: list[str]) -> str:
+    """Render into the run dir; the text."""
+    text = plan.render(run, command)
+    write_text(run.script, text, 0o777)
+    return text
+
+
+def submit_slurm(plan: Plan, run: RunDir) -> str:
+    """Hand the rendered script to Slurm through submitit; the job id."""
+    from hpcddp.executor import submit
+
+    try:
+        return submit(plan, run)
+    except HpcddpError:
+        raise
+    except Exception as error:  # submitit raises what sbatch said, in several classes
+        words = str(getattr(error, "stderr", "") or error)
+        return _after_failure(run, words)
+
+
+def _after_failure(run: RunDir, words: str) -> str:
+    """sbatch failed; that the job exists all the same is asked by its name, never assumed."""
+    line = next((x for x in words.splitlines() if "sbatch: error" in x), "") or words
+    known = slurm.queue(name=run.name)  # SlurmUnreachable: nobody knows
+    if known:
+        return known[0].job_id
+    if any(away in words for away in ("Unable to contact", "timed out", "Connection refused")):
+        raise SlurmUnreachable(slurm.first_line(line), where=str(run.script), hint="try again")
+    raise SubmissionRefused(
+        f"sbatch refused the job: {slurm.first_line(line)}",
+        where=str(run.script),
+        hint="mend the flag or the job file and submit again",
+    )
+
+
+def look_slurm(run: RunDir, job_id: str) -> JobRow | None:
+    return slurm.job(job_id, run.name)
+
+
+def submit_local(plan: Plan, run: RunDir) -> str:
+    """Start the script on this machine in a session of its own; its process id."""
+    write_script(plan, run, plan.worker_command(run))
+    with run.job_log("local").open("ab") as log:
+        process = subprocess.Popen(
+            ["/bin/bash", str(run.script)], cwd=plan.workdir, env=slurm.clean(os.environ),
+            stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+        )  # fmt: skip
+    return str(process.pid)
+
+
+def look_local(run: RunDir, job_id: str) -> JobRow | None:
+    """A row like Slurm's, from the process table; on another host nothing can be seen."""
+    attempt = ledger.last(run)
+    if attempt and attempt.job_id == job_id:
+        if attempt.host != socket.gethostname():
+            hint = f"ask there: ssh {attempt.host}"
+            raise SlurmUnreachable(f"the run is on {attempt.host}", hint=hint)
+        alive = process_start(attempt.pid) == attempt.pid_start
+    else:
+        alive = bool(process_start(int(job_id)))
+    if not alive:
+        return None
+    return JobRow(job_id, "RUNNING", "None", "", "", "", run.name)
+
+
+def cancel_local(job_id: str) -> None:
+    """TERM to the script's process group; its launcher sees to the end of the ranks."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(int(job_id), signal.SIGTERM)
+
+
+BACKENDS = {
+    "slurm": Backend(
+        submit_slurm, look_slurm, lambda job: slurm.cancel(job, signal="USR2"), slurm.cancel
+    ),
+    "local": Backend(submit_local, look_local, lambda job: None, cancel_local),
+}

@@ -1,0 +1,88 @@
+"""`hpcddp stop`, `cancel`, `resume` and `export`."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hpcddp.cli.options import flags, job_options, json_option, runs_option, runs_root
+
+
+@click.command()
+@click.argument("run")
+@runs_option
+@json_option
+def stop(run: str, runs: str | None, as_json: bool) -> None:
+    """Save a checkpoint of RUN at the next step, then end it; it is not queued again."""
+    ask(run, runs, "stop", as_json)
+
+
+@click.command()
+@click.argument("run")
+@runs_option
+@json_option
+def cancel(run: str, runs: str | None, as_json: bool) -> None:
+    """End RUN now."""
+    ask(run, runs, "cancel", as_json)
+
+
+def ask(token: str, runs: str | None, want: str, as_json: bool) -> None:
+    """Pass a request on and say so."""
+    from hpcddp import submission
+
+    run = submission.find(runs_root(runs), token)
+    before = submission.request(run, want)
+    if as_json:
+        line = {"schema_version": 1, "run": run.name, "asked": want, "state": before.state}
+        click.echo(json.dumps(line | {"job_id": before.job_id}))
+    else:
+        click.echo(f"{want} asked of {run.name} (was {before.state}, job {before.job_id})")
+
+
+@click.command()
+@click.argument("run")
+@job_options
+@runs_option
+@click.option("--follow/--detach", default=None, help="Show the log until the end, or return.")
+@json_option
+def resume(run: str, runs: str | None, follow: bool | None, as_json: bool, **given: Any) -> int:
+    """Go on with RUN from its newest checkpoint, also with other nodes, GPUs or values."""
+    from hpcddp import plan, submission
+    from hpcddp.cli.submit import announce
+    from hpcddp.jobfile import Layer
+    from hpcddp.rundir import read_json, write_json
+
+    folder = submission.find(runs_root(runs), run)
+    submission.check_ended(folder)
+    job = read_json(folder.job) or {}
+    before = Layer().put_all(job["spec"], str(folder.job))
+    if not given.get("cluster"):
+        before.put("cluster", job["cluster"], str(folder.job))
+    made = plan.make([flags(given), before], [], environ=os.environ, folder=Path(job["workdir"]))
+    write_json(folder.job, made.job(folder) | {"created": job["created"]})
+    job_id = submission.submit(made, folder)
+    announce(folder, job_id, as_json=as_json, parsable=False)
+    if not (made.backend == "local" if follow is None else follow):
+        return 0
+    from hpcddp.cli.follow import follow_run
+
+    return follow_run(folder, as_json=as_json)
+
+
+@click.command()
+@click.argument("run")
+@click.argument("file", type=click.Path(dir_okay=False, writable=True))
+@runs_option
+def export(run: str, file: str, runs: str | None) -> None:
+    """Write RUN's newest weights to FILE, for a plain model.load_state_dict(torch.load(FILE))."""
+    from hpcddp import submission
+
+    folder = submission.find(runs_root(runs), run)
+    from hpcddp.train.checkpoint import export as write
+
+    step = write(folder, Path(file))
+    click.echo(f"{file}: the weights of {folder.name} at step {step}", err=True)

@@ -1,0 +1,129 @@
+"""Following a run: its log as it grows, until its end. The same for every backend."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import time
+from collections.abc import Callable
+from types import FrameType
+
+import click
+
+from hpcddp import status, submission
+from hpcddp.cli.logs import put
+from hpcddp.rundir import RunDir, read_json
+from hpcddp.status import Status
+
+TICK = 0.2  # seconds between two looks at the run dir
+
+
+class Tail:
+    """The logs of all attempts as they grow."""
+
+    def __init__(self, run: RunDir) -> None:
+        self.run = run
+        self.read: dict[str, int] = {}
+
+    def lines(self) -> list[bytes]:
+        """The whole lines that are new."""
+        found: list[bytes] = []
+        for path in [
+            *sorted(self.run.path.glob("job-*.log")),
+            *(a.log for a in self.run.all_attempts()),
+        ]:
+            start = self.read.get(str(path), 0)
+            with path.open("rb") as f:
+                f.seek(start)
+                whole = f.read().rpartition(b"\n")
+            self.read[str(path)] = start + len(whole[0]) + len(whole[1])
+            found += [line + b"\n" for line in whole[0].split(b"\n")] if whole[1] else []
+        return found
+
+
+def wait(run: RunDir, each: Callable[[], None]) -> Status:
+    """Until the run has ended; `each` is called again and again.
+
+    The run dir is read at every tick; the backend is asked at the pace of the cluster's profile,
+    and doubles its pause while it does not answer.
+    """
+    job = read_json(run.job) or {}
+    pause = job["poll_seconds"] if job["backend"] == "slurm" else TICK
+    asked = 0.0
+    while True:
+        found = status.known(run)
+        if not found.final and time.monotonic() - asked > pause:
+            found = status.status(run)
+            pause = min(pause * 2, 300) if found.stale else job_pause(job)
+            asked = time.monotonic()
+        each()
+        if found.final:
+            return found
+        time.sleep(TICK)
+
+
+def job_pause(job: dict[str, object]) -> float:
+    """Seconds between two questions to the backend."""
+    return float(str(job["poll_seconds"])) if job["backend"] == "slurm" else TICK
+
+
+def follow_log(run: RunDir, wanted: Callable[[bytes], bool]) -> int:
+    """Print the log until the run ends; its outcome as exit code."""
+    tail = Tail(run)
+
+    def each() -> None:
+        for line in filter(wanted, tail.lines()):
+            put(line)
+
+    try:
+        found = wait(run, each)
+    except KeyboardInterrupt:
+        return 130
+    each()
+    return 0 if found.state in ("COMPLETED", "STOPPED", "RENDERED") else 1
+
+
+def follow_run(run: RunDir, *, as_json: bool) -> int:
+    """Follow a run that was just submitted.
+
+    Ctrl-C on Slurm detaches. Here it asks the run to save and stop; a second one kills it.
+    """
+    local = (read_json(run.job) or {})["backend"] == "local"
+    tail = Tail(run)
+
+    def each() -> None:
+        for line in tail.lines():
+            put(line, sys.stderr if as_json else sys.stdout)
+
+    def interrupted(number: int, frame: FrameType | None) -> None:
+        if not local:
+            raise KeyboardInterrupt
+        kill = (read_json(run.request) or {}).get("want")
+        click.echo(
+            "killing the run" if kill else "saving and stopping; Ctrl-C again kills", err=True
+        )
+        submission.kill_local(run) if kill else submission.request(run, "stop")
+
+    before = {n: signal.signal(n, interrupted) for n in (signal.SIGINT, signal.SIGHUP)}
+    try:
+        found = wait(run, each)
+    except KeyboardInterrupt:
+        click.echo(f"detached: the run goes on; hpcddp logs -f {run.name} comes back", err=True)
+        return 130
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    each()
+    return finish(run, found, as_json=as_json)
+
+
+def finish(run: RunDir, found: Status, *, as_json: bool) -> int:
+    """Say how the run ended; the exit code of the command."""
+    if as_json:
+        click.echo(json.dumps(found.to_dict()))
+    else:
+        reason = f": {found.reason}" if found.reason else ""
+        click.echo(f"{found.state} {run.name}{reason}", err=True)
+    sys.stdout.flush()
+    return {"COMPLETED": 0, "STOPPED": 130 if found.backend == "local" else 0}.get(found.state, 1)

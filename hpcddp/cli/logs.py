@@ -1,0 +1,84 @@
+"""`hpcddp logs`."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TextIO
+
+import click
+
+from hpcddp.cli.options import runs_option, runs_root
+from hpcddp.errors import RunError
+from hpcddp.rundir import RunDir
+
+
+@click.command()
+@click.argument("run", default="last")
+@click.option("-f", "--follow", is_flag=True, help="Go on until the run ends.")
+@click.option("--rank", type=click.IntRange(min=0), help="Lines of this rank only.")
+@click.option("--attempt", type=click.IntRange(min=1), help="This attempt only.")
+@runs_option
+def logs(run: str, runs: str | None, follow: bool, rank: int | None, attempt: int | None) -> int:
+    """Print what the ranks of RUN wrote, each line with its rank; all attempts, oldest first."""
+    from hpcddp import submission
+
+    folder = submission.find(runs_root(runs), run)
+    check_rank(folder, rank)
+    if follow:
+        from hpcddp.cli.follow import follow_log
+
+        return follow_log(folder, keep(rank))
+    for path in paths(folder, attempt):
+        write(path, keep(rank))
+    return 0
+
+
+def check_rank(run: RunDir, rank: int | None) -> None:
+    """Refuse a rank that the run cannot have."""
+    from hpcddp.rundir import read_json
+
+    job = read_json(run.job) or {}
+    world = job["nodes"][1] * job["gpus_per_node"]
+    if rank is not None and rank >= world:
+        raise RunError(f"rank {rank} is not in 0..{world - 1}", where=run.name)
+
+
+def paths(run: RunDir, attempt: int | None) -> Iterator[Path]:
+    """The logs: what came before the claims, then each attempt's; or one attempt's alone."""
+    if attempt:
+        if not run.attempt(attempt).path.is_dir():
+            raise RunError(f"there is no attempt {attempt}", where=run.name)
+        yield run.attempt(attempt).log
+        return
+    yield from sorted(run.path.glob("job-*.log"))
+    for folder in run.all_attempts():
+        yield folder.log
+
+
+def keep(rank: int | None) -> Callable[[bytes], bool]:
+    """Whether a line is wanted."""
+    if rank is None:
+        return lambda line: True
+    label = re.compile(rb" *0*%d: " % rank)
+    return lambda line: label.match(line) is not None
+
+
+def write(path: Path, wanted: Callable[[bytes], bool]) -> None:
+    """Print the wanted lines; what looks like a terminal escape is shown, not obeyed."""
+    if not path.exists():
+        return
+    with path.open("rb") as f:
+        for line in f:
+            if wanted(line):
+                put(line)
+
+
+def put(line: bytes, out: TextIO = sys.stdout) -> None:
+    """One line of a log, made safe for a terminal."""
+    if out.isatty():
+        line = re.sub(rb"[\x00-\x08\x0b-\x1f\x7f]", lambda m: b"\\x%02x" % m[0][0], line)
+    out.buffer.write(line)
+    out.flush()

@@ -1,0 +1,99 @@
+"""Options that several commands share, and what they come to: layers of values and a plan."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from hpcddp import jobfile
+from hpcddp.errors import UserError
+from hpcddp.jobfile import Layer
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+# Parameter -> the key it sets.
+SHORTCUTS = {
+    "nodes": "nodes",
+    "gpus": "gpus",
+    "name": "name",
+    "cluster": "cluster",
+    "template": "template",
+    "time": "slurm.time",
+    "partition": "slurm.partition",
+    "account": "slurm.account",
+    "qos": "slurm.qos",
+}
+# Parameter -> the prefix of the keys that its KEY=VALUE pairs set.
+PAIRS = {"set": "", "sbatch": "slurm.", "env": "env."}
+
+runs_option = click.option(
+    "--runs", metavar="FOLDER", help="Folder of the runs.  [default: ./runs, or HPCDDP_RUNS]"
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+def job_options(function: F) -> F:
+    """The options that change a job."""
+    for option in reversed(
+        (
+            click.option("-N", "--nodes", metavar="N", help="Nodes: a number, or a range as 1-4."),
+            click.option("--gpus", metavar="G", help="GPUs of one node."),
+            click.option("-t", "--time", metavar="TIME", help="Time limit, in Slurm's forms."),
+            click.option("-p", "--partition", metavar="NAME", help="Slurm partition."),
+            click.option("-A", "--account", metavar="NAME", help="Slurm account."),
+            click.option("-q", "--qos", metavar="NAME", help="Slurm quality of service."),
+            click.option("-J", "--name", metavar="NAME", help="Name of the run."),
+            click.option("--cluster", metavar="C", help="auto, local, slurm, or a profile."),
+            click.option("--set", multiple=True, metavar="K=V", help="Set any key of the job."),
+            click.option("--sbatch", multiple=True, metavar="KEY=VALUE", help="Any sbatch option."),
+            click.option("--env", multiple=True, metavar="NAME=VALUE", help="Job environment."),
+            click.option("--template", metavar="FILE", help="Script template of your own."),
+        )
+    ):
+        function = option(function)
+    return function
+
+
+def pairs(flag: str, words: Sequence[str]) -> dict[str, str]:
+    """KEY=VALUE words as a table."""
+    found = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals or not name:
+            raise UserError(f"{word!r} is not KEY=VALUE", where=flag)
+        found[name] = value
+    return found
+
+
+def flags(given: dict[str, Any]) -> Layer:
+    """The layer of the flags that were given; what was not given sets nothing."""
+    layer = Layer()
+    for parameter, prefix in PAIRS.items():
+        flag = f"--{parameter}"
+        for name, text in pairs(flag, given.get(parameter) or ()).items():
+            layer.put(prefix + name, text, flag, text=parameter != "env")
+    for parameter, name in SHORTCUTS.items():
+        if given.get(parameter) is not None:
+            layer.put(name, given[parameter], f"--{parameter}", text=name == "gpus")
+    return layer
+
+
+def runs_root(runs: str | None) -> Path:
+    """The folder of the runs."""
+    return Path(runs or os.environ.get("HPCDDP_RUNS") or "runs").absolute()
+
+
+def plan_job(job: str | None, given: dict[str, Any]) -> Any:
+    """The checked plan of a job with the flags that were given; notes go to stderr."""
+    from hpcddp import plan
+
+    folder = Path.cwd()
+    layers, notes = jobfile.load(job, flags(given), os.environ, folder)
+    made = plan.make(layers, notes, environ=os.environ, folder=folder)
+    for note in made.notes:
+        click.echo(f"note: {note}", err=True)
+    return made

@@ -1,0 +1,52 @@
+"""`hpcddp render` and `hpcddp config`: what would be submitted, and why."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+from hpcddp.cli.options import job_options, json_option, plan_job, runs_option, runs_root
+
+
+@click.command()
+@click.argument("job", required=False)
+@job_options
+@runs_option
+def render(job: str | None, runs: str | None, **given: Any) -> None:
+    """Print the script of JOB for plain sbatch; its run folder is made and named on stderr."""
+    from hpcddp import submission
+
+    given["cluster"] = given.get("cluster") or default_cluster()
+    run, text = submission.render(plan_job(job, given), runs_root(runs))
+    click.echo(f"folder  {run.path}", err=True)
+    click.echo(text, nl=False)
+
+
+def default_cluster() -> str | None:
+    """A script is for Slurm, whether or not sbatch is here, unless somebody says otherwise."""
+    import os
+
+    return None if os.environ.get("HPCDDP_CLUSTER") else "slurm"
+
+
+@click.command()
+@click.argument("job", required=False)
+@job_options
+@json_option
+def config(job: str | None, as_json: bool, **given: Any) -> None:
+    """Print each value of JOB and its source."""
+    from hpcddp.spec import KEYS, to_dict
+
+    plan = plan_job(job, given)
+    values = KEYS.flatten(to_dict(plan.spec))
+    rows = [(n, v, plan.sources.get(n, "default")) for n, v in values.items()]
+    if as_json:
+        keys = {n: {"value": v, "source": source} for n, v, source in rows}
+        click.echo(json.dumps({"schema_version": 1, "keys": keys}))
+        return
+    texts = [(n, json.dumps(v, ensure_ascii=False), source) for n, v, source in rows]
+    wide = [max(len(row[i]) for row in texts) for i in (0, 1)]
+    for name, value, source in texts:
+        click.echo(f"{name:{wide[0]}}  {value:{wide[1]}}  {source}")

@@ -1,0 +1,81 @@
+"""`hpcddp submit`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hpcddp.cli.options import job_options, json_option, plan_job, runs_option, runs_root
+
+if TYPE_CHECKING:
+    from hpcddp.plan import Plan
+    from hpcddp.rundir import RunDir
+
+
+FOLLOW = "Show the log to the end, or return at once.  [default: return on Slurm, follow here]"
+
+
+@click.command()
+@click.argument("job", required=False)
+@job_options
+@runs_option
+@click.option("--follow/--detach", default=None, help=FOLLOW)
+@click.option("--dry-run", is_flag=True, help="Show script and rank map; submit nothing.")
+@click.option("--parsable", is_flag=True, help="Print the job id alone.")
+@json_option
+def submit(job: str | None, runs: str | None, follow: bool | None, dry_run: bool, parsable: bool,
+           as_json: bool, **given: Any) -> int:  # fmt: skip
+    """Submit JOB, or train here where there is no Slurm.
+
+    JOB is the name of a job file in ./jobs or of a shipped job, a path, or package.module:object.
+    Without JOB the only one in ./jobs is taken.
+    """
+    from hpcddp import submission
+
+    plan = plan_job(job, given)
+    if dry_run:
+        return show(plan, runs)
+    run = submission.prepare(plan, runs_root(runs))
+    job_id = submission.submit(plan, run)
+    announce(run, job_id, as_json=as_json, parsable=parsable)
+    if follow is None:
+        follow = plan.backend == "local" and not parsable
+    if not follow:
+        return 0
+    from hpcddp.cli.follow import follow_run
+
+    return follow_run(run, as_json=as_json)
+
+
+def announce(run: RunDir, job_id: str, *, as_json: bool, parsable: bool) -> None:
+    """Say where the run is and what can be done next."""
+    if as_json:
+        line = {"run": run.name, "job_id": job_id, "path": str(run.path)}
+        click.echo(json.dumps(line))
+        sys.stdout.flush()
+    elif parsable:
+        click.echo(job_id)
+    else:
+        click.echo(f"run     {run.name}\njob     {job_id}\nfolder  {run.path}\nlog     {run.log}")
+        click.echo(f"next    hpcddp status {run.name}\n        hpcddp logs -f {run.name}")
+        click.echo(f"        hpcddp stop {run.name}")
+
+
+def show(plan: Plan, runs: str | None) -> int:
+    """The dry run: script, map, and Slurm's verdict."""
+    from hpcddp import slurm
+    from hpcddp.cli.ranks import table
+    from hpcddp.rundir import RunDir, new_id
+
+    run = RunDir(runs_root(runs) / new_id(plan.spec.name))
+    text = plan.render(run, plan.worker_command(run))
+    click.echo(text)
+    click.echo("".join(table(plan.topology)), nl=False)
+    if plan.backend != "slurm":
+        return 0
+    accepted, words = slurm.verdict(text)
+    click.echo(f"sbatch --test-only: {'accepted' if accepted else 'refused'}: {words}", err=True)
+    return 0 if accepted else 1

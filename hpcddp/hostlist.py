@@ -1,0 +1,224 @@
+"""Slurm host lists, both ways: ``n[1-3,05],login1`` and the names it stands for (layer 0).
+
+Commas part the names; a pair of brackets holds numbers and ranges; several pairs in one name
+count like an odometer, the rightmost fastest; a range is as wide as its first number, so
+``[08-10]`` is 08, 09, 10. Order and repetition are kept in both directions, since the place of
+a host in the list is its node number.
+
+What is written, Slurm reads in the same order (tried with 22.05): two pairs of brackets at most,
+and nothing after the last. What is read may have more pairs, and text after them.
+"""
+
+import math
+import re
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+
+from hpcddp.errors import TopologyError
+
+LIMIT = 1_000_000
+"""The most hosts that one list may stand for."""
+
+_DIGITS = 18  # longer numbers are refused in brackets, and are never put there
+_NAME = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-"
+_HINT = "write host lists as Slurm does: n[1-3,05],gpu[01-02]x[1-2],login1"
+
+_Span = tuple[int, int, int]  # first number, last number, width
+_Part = list[str | list[_Span]]  # a name with its brackets: text and numbers, in turn
+
+
+def expand_hosts(hostlist: str) -> list[str]:
+    """The names that a host list stands for, in its order; of an empty one, none."""
+    return [name for part in _parse(hostlist) for name in _names(part)]
+
+
+def count_hosts(hostlist: str) -> int:
+    """How many names a host list stands for, without making them."""
+    return sum(map(_size, _parse(hostlist)))
+
+
+def nth_host(hostlist: str, index: int) -> str:
+    """The name of node ``index``, counted from 0, without making the others."""
+    left = index
+    for part in _parse(hostlist) if index >= 0 else ():
+        size = _size(part)
+        if left < size:
+            return _nth_name(part, left)
+        left -= size
+    raise TopologyError(
+        f"no host number {index} in {hostlist!r:.60}",
+        where="host list",
+        hint=f"it holds {count_hosts(hostlist)} hosts, counted from 0",
+    )
+
+
+def first_host(hostlist: str) -> str:
+    """The name of node 0, where the rendezvous is."""
+    return nth_host(hostlist, 0)
+
+
+def compress_hosts(hosts: Iterable[str]) -> str:
+    """A short host list for these names, in this order: its expansion is ``hosts`` again.
+
+    Neighbours that differ in one number share a pair of brackets. Nothing is sorted: sort first
+    for the shortest list.
+    """
+    cut = re.compile(rf"(?<!\d)(\d{{1,{_DIGITS}}})(?!\d)").split
+    rows = [cut(_checked(name)) for name in hosts]  # text, number, text, number, ..., text
+    # From the right, so that what is folded later varies slower, as it does when expanded.
+    for field in range(max(map(len, rows), default=0) - 2, 0, -2):
+        rows = list(_fold(rows, field))
+    return ",".join(map("".join, rows))
+
+
+def _fold(rows: list[list[str]], field: int) -> Iterator[list[str]]:
+    """Join neighbours that are the same but for the number at ``field``."""
+    for (left, right), same in groupby(rows, lambda row: (row[:field], row[field + 1 :])):
+        group = list(same)
+        if len(group) > 1 and (right == [""] or _one_pair_at_the_end("".join(right))):
+            yield [*left, f"[{_ranges([row[field] for row in group])}]", *right]
+        else:
+            yield from group
+
+
+def _one_pair_at_the_end(text: str) -> bool:
+    """Only there may a second pair stand before it: Slurm counts three in another order."""
+    return text.endswith("]") and text.count("[") == 1
+
+
+def _ranges(numbers: list[str]) -> str:
+    """``1 2 3 05 06`` as ``1-3,05-06``."""
+    spans: list[list[str]] = []
+    expected = ""
+    for number in numbers:
+        if number == expected:
+            spans[-1][1:] = [number]
+        else:
+            spans.append([number])
+        expected = str(int(number) + 1).zfill(len(spans[-1][0]))
+    return ",".join(map("-".join, spans))
+
+
+def _checked(name: str) -> str:
+    if not name or name.startswith("-") or name.strip(_NAME):
+        raise TopologyError(
+            f"{name!r:.60} is not a host name",
+            where="host list",
+            hint="a name is made of letters, digits, '.', '_' and '-', and does not start with '-'",
+        )
+    return name
+
+
+def _parse(text: str) -> list[_Part]:
+    """Check a whole host list; its size is known before a single name is made."""
+    if strange := text.strip(_NAME + "[],"):
+        raise _error(text, text.index(strange), f"{strange[0]!r} cannot be in a host list")
+    parts: list[_Part] = []
+    start = total = 0
+    for end in _ends(text) if text else ():
+        parts.append(_part(text, start, end))
+        total += _size(parts[-1])
+        if total > LIMIT:
+            raise _error(text, start, f"more than {LIMIT:,} hosts")
+        start = end + 1
+    return parts
+
+
+def _ends(text: str) -> Iterator[int]:
+    """Where the parts end: at the commas outside brackets, and with the text."""
+    at, inside = 0, False
+    for piece in text.split(","):
+        opened, closed = piece.rfind("["), piece.rfind("]")
+        if opened != closed:
+            inside = opened > closed
+        at += len(piece)
+        if not inside:
+            yield at
+        at += 1
+    if inside:
+        yield len(text)
+
+
+def _part(text: str, start: int, end: int) -> _Part:
+    """Cut one part into text and numbers."""
+    if start == end or text[start] == "-":
+        raise _error(text, start, "an empty part" if start == end else "a name cannot start with -")
+    part: _Part = []
+    while start < end:  # the first piece is always text, maybe none
+        opened = text.find("[", start, end)
+        literal = text[start : end if opened < 0 else opened]
+        if "]" in literal:
+            raise _error(text, start + literal.index("]"), "']' without a '['")
+        part.append(literal)
+        if opened < 0:
+            break
+        closed = text.find("]", opened, end)
+        if closed < 0:
+            raise _error(text, opened, "'[' without a ']'")
+        part.append(_spans(text, opened + 1, closed))
+        start = closed + 1
+    return part
+
+
+def _spans(text: str, start: int, end: int) -> list[_Span]:
+    """The numbers and ranges inside one pair of brackets."""
+    spans: list[_Span] = []
+    for item in text[start:end].split(","):
+        if "[" in item:
+            raise _error(text, start + item.index("["), "brackets inside brackets")
+        low, dash, high = item.partition("-")
+        high = high if dash else low
+        if not (low.isdigit() and high.isdigit()) or max(len(low), len(high)) > _DIGITS:
+            raise _error(text, start, f"{item!r:.30} is neither a number nor a range")
+        if int(high) < int(low):
+            raise _error(text, start, f"the range {item} goes down")
+        if high.startswith("0") and len(high) != len(low):
+            raise _error(text, start, f"the ends of {item} are padded differently")
+        spans.append((int(low), int(high), len(low)))
+        start += len(item) + 1
+    return spans
+
+
+def _error(text: str, at: int, why: str) -> TopologyError:
+    near = text[max(0, at - 10) : at + 30]
+    return TopologyError(
+        f"{why}, at character {at + 1}, near {near!r}", where="host list", hint=_HINT
+    )
+
+
+def _count(spans: list[_Span]) -> int:
+    return sum(high - low + 1 for low, high, _ in spans)
+
+
+def _size(part: _Part) -> int:
+    if len(part) == 1:  # a plain name; a list may hold thousands of them
+        return 1
+    return math.prod(_count(piece) for piece in part if not isinstance(piece, str))
+
+
+def _names(part: _Part) -> list[str]:
+    names = [""]
+    for piece in part:
+        endings = [piece] if isinstance(piece, str) else _numbers(piece)
+        names = [name + ending for name in names for ending in endings]
+    return names
+
+
+def _numbers(spans: list[_Span]) -> list[str]:
+    return [f"{number:0{width}d}" for low, high, width in spans for number in range(low, high + 1)]
+
+
+def _nth_name(part: _Part, index: int) -> str:
+    """Read ``index`` as the odometer that the brackets are, from the right."""
+    name = ""
+    for piece in reversed(part):
+        if isinstance(piece, str):
+            name = piece + name
+            continue
+        index, step = divmod(index, _count(piece))
+        for low, high, width in piece:
+            if step <= high - low:
+                name = f"{low + step:0{width}d}{name}"
+                break
+            step -= high - low + 1
+    return name

@@ -1,0 +1,189 @@
+"""Keys: what a TOML file may say, as the fields of plain dataclasses.
+
+A field declared with `key` carries its type, default, limits and one-line description. From that
+follow the checks, the error texts, `--set` and `hpcddp config`. Job files (spec.py) and cluster
+profiles (clusters.py) are both read this way; a node needs nothing but the standard library.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from hpcddp.errors import JobFileError
+
+T = TypeVar("T")
+
+KIND_TEXT = {
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "str": "text",
+    "list[str]": "a list of texts",
+}
+
+
+def key(default: Any, text: str, *, least: float | None = None, choices: Iterable[str] = ()) -> Any:
+    """Declare a key: default, description, smallest value allowed, allowed words."""
+    metadata = {"text": text, "least": least, "choices": tuple(choices)}
+    if isinstance(default, dict | list):
+        return dataclasses.field(default_factory=type(default), metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True)
+class Key:
+    """One row of a key table: its type as written in the field, default, limits, description."""
+
+    kind: str
+    default: Any
+    text: str
+    least: float | None
+    choices: tuple[str, ...]
+
+
+def nearest(word: str, known: Iterable[str], *, what: str = "key") -> str:
+    """A hint that names what the user may have meant, or lists what there is."""
+    names = sorted(known)
+    close = [n for n in names if n.rsplit(".", 1)[-1] == word][:1]  # "lr" may mean "train.lr"
+    close = close or difflib.get_close_matches(word, names, n=1, cutoff=0.6)
+    if close:
+        return f"did you mean {close[0]}?"
+    return f"known {what}s: {', '.join(names)}" if names else f"there is no {what} yet"
+
+
+class Keys(Generic[T]):
+    """The key table of a dataclass and its sections.
+
+    Args:
+        cls: the dataclass; a field that is neither a `key` nor in `sections` is not allowed.
+        sections: the fields that are dataclasses themselves.
+
+    A key of type dict is a free table: `slurm.partition` is a member of the table `slurm`.
+    """
+
+    def __init__(self, cls: type[T], sections: Mapping[str, type] | None = None) -> None:
+        self.cls = cls
+        self.sections = dict(sections or {})
+        self.rows: dict[str, Key] = dict(self._rows(cls))
+        self.tables = {name for name, row in self.rows.items() if row.kind.startswith("dict")}
+
+    def _rows(self, cls: Any, prefix: str = "") -> Iterator[tuple[str, Key]]:
+        for f in dataclasses.fields(cls):
+            if not prefix and f.name in self.sections:
+                yield from self._rows(self.sections[f.name], f"{f.name}.")
+                continue
+            default = f.default
+            if f.default_factory is not dataclasses.MISSING:
+                default = f.default_factory()
+            m = f.metadata
+            yield prefix + f.name, Key(str(f.type), default, m["text"], m["least"], m["choices"])
+
+    def resolve(self, name: str, where: str) -> str:
+        """The name, if there is such a key; else JobFileError with the nearest one."""
+        table, _, rest = name.partition(".")
+        if (name in self.rows and name not in self.tables) or (table in self.tables and rest):
+            return name
+        hint = nearest(name, self.rows)
+        if name in self.tables or name in self.sections:
+            hint = f"{name} is a table: set a key in it, such as {name}.KEY"
+        raise JobFileError(f"unknown key {name!r}", where=where, hint=hint)
+
+    def check(self, name: str, value: Any, where: str, *, text: bool = False) -> Any:
+        """The value of a key in its declared type, or JobFileError with key, value and remedy.
+
+        Args:
+            name: full dotted name, as `resolve` gives it.
+            text: the value came as text (a flag or the environment) and is converted first.
+        """
+        if name not in self.rows:
+            return _check_member(name, _from_text(value) if text else value, where)
+        row = self.rows[name]
+        if text:
+            value = _convert(row.kind, value)
+        if row.kind == "float" and type(value) is int:
+            value = float(value)
+        problem = _problem(row, value)
+        if problem:
+            raise JobFileError(f"{name} is {value!r}, but must be {problem}", where=where)
+        return value
+
+    def build(self, values: Mapping[str, Any]) -> T:
+        """The dataclass from checked values by full dotted name."""
+        result = self.cls()
+        for name, value in values.items():
+            table, _, rest = name.partition(".")
+            if not rest:
+                setattr(result, name, value)
+            elif table in self.sections:
+                setattr(getattr(result, table), rest, value)
+            else:
+                getattr(result, table)[rest] = value
+        return result
+
+    def flatten(self, data: Mapping[str, Any]) -> dict[str, Any]:
+        """A nested table, as TOML or `dataclasses.asdict` has it, by dotted name."""
+        flat: dict[str, Any] = {}
+        for name, value in data.items():
+            if isinstance(value, Mapping) and (name in self.sections or name in self.tables):
+                flat.update({f"{name}.{rest}": v for rest, v in value.items()})
+            else:
+                flat[name] = value
+        return flat
+
+    def load(self, data: Mapping[str, Any], where: str) -> T:
+        """The dataclass from a nested table, checked."""
+        flat = self.flatten(data)
+        return self.build(
+            {self.resolve(n, where): self.check(n, v, where) for n, v in flat.items()}
+        )
+
+
+def _problem(row: Key, value: Any) -> str:
+    """What a value must be and is not; empty if it is."""
+    if row.kind == "list[str]":
+        good = isinstance(value, list) and all(isinstance(v, str) for v in value)
+    else:
+        good = type(value).__name__ == row.kind
+    if not good:
+        return KIND_TEXT[row.kind]
+    if row.least is not None and not value >= row.least:
+        return f"at least {row.least:g}"
+    if row.choices and value not in row.choices:
+        return f"one of {', '.join(row.choices)}"
+    return ""
+
+
+def _convert(kind: str, value: str) -> Any:
+    """Text to the declared type; what does not convert stays text, for the check to refuse."""
+    try:
+        if kind == "int":
+            return int(value)
+        if kind == "float":
+            return float(value)
+    except ValueError:
+        return value
+    if kind == "bool":
+        return {"true": True, "false": False}.get(value.lower(), value)
+    return value.split(",") if kind == "list[str]" else value
+
+
+def _from_text(value: str) -> Any:
+    """Text for a free table: a TOML value where it reads as one, else the text itself."""
+    import tomllib
+
+    try:
+        return tomllib.loads(f"value = {value}")["value"] if "\n" not in value else value
+    except tomllib.TOMLDecodeError:
+        return value
+
+
+def _check_member(name: str, value: Any, where: str) -> Any:
+    """Options and variables are scalars; a task's own arguments are whatever TOML can say."""
+    if name.startswith(("slurm.", "env.")) and not isinstance(value, str | int | float):
+        must = "text, a number or a truth value"
+        raise JobFileError(f"{name} is {value!r}, but must be {must}", where=where)
+    return value

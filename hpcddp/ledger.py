@@ -1,0 +1,101 @@
+"""History of attempts: who works in a run dir, when each life began, and how it ended.
+
+An attempt is a folder that is renamed into place with its facts inside, so that of two lives that
+begin at once only one gets the number. The batch script alone writes attempt.json.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from hpcddp.rundir import AttemptDir, RunDir, read_json, write_json
+
+# What an attempt can end as.
+DONE, STOPPED, CANCELLED, FAILED = "done", "stopped", "cancelled", "failed"
+
+
+@dataclass
+class Attempt:
+    """One life of a run, as attempt.json holds it."""
+
+    number: int
+    job_id: str  # Slurm's, or the process id of the local script
+    host: str  # where the batch script runs
+    pid: int
+    pid_start: str  # the process's start, in clock ticks since boot: a pid alone is no identity
+    slurm: bool
+    nodes: str  # host list of the allocation
+    began: float  # seconds since the epoch
+    ended: float | None = None
+    exit_code: int | None = None
+    outcome: str | None = None
+
+    @property
+    def live(self) -> bool:
+        """Whether it has not said that it ended; its process may be gone all the same."""
+        return self.outcome is None
+
+
+def read(folder: AttemptDir) -> Attempt | None:
+    """The facts of one attempt."""
+    data = read_json(folder.facts)
+    return Attempt(**data) if data else None
+
+
+def attempts(run: RunDir) -> list[Attempt]:
+    """All attempts, oldest first."""
+    return [found for folder in run.all_attempts() if (found := read(folder))]
+
+
+def last(run: RunDir) -> Attempt | None:
+    """The newest attempt."""
+    folders = run.all_attempts()
+    return read(folders[-1]) if folders else None
+
+
+def begin(run: RunDir, facts: Attempt, works: Callable[[Attempt], bool]) -> Attempt | None:
+    """Take the next attempt number; None if an earlier attempt still works.
+
+    Args:
+        facts: this life; its number is filled in here.
+        works: whether an attempt without an end is still at work.
+    """
+    while True:
+        earlier = last(run)
+        if earlier and earlier.live and works(earlier):
+            return None
+        facts.number = earlier.number + 1 if earlier else 1
+        aside = run.attempts / f".{facts.number}.{os.getpid()}.{secrets.token_hex(3)}"
+        aside.mkdir()
+        write_json(aside / "attempt.json", asdict(facts))
+        (aside / "log").touch()
+        try:
+            aside.rename(run.attempts / str(facts.number))
+        except OSError:  # somebody else took the number
+            shutil.rmtree(aside)
+            continue
+        point(run.log, Path("attempts", str(facts.number), "log"))
+        return facts
+
+
+def point(link: Path, target: Path) -> None:
+    """Make or replace a symbolic link, atomically."""
+    aside = link.with_name(f".{link.name}.{secrets.token_hex(3)}")
+    aside.symlink_to(target)
+    aside.replace(link)
+
+
+def end(run: RunDir, number: int, exit_code: int, outcome: str) -> Attempt | None:
+    """Write how an attempt ended."""
+    folder = run.attempt(number)
+    facts = read(folder)
+    if facts:
+        facts.ended, facts.exit_code, facts.outcome = time.time(), exit_code, outcome
+        write_json(folder.facts, asdict(facts))
+    return facts

@@ -1,0 +1,280 @@
+"""Step 3: Plan = spec + cluster + topology + launcher, all checked; after it input is right.
+
+The user's code is not imported here: only the nodes do that.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpcddp import __version__, clusters, jobfile, launchers, shipped, slurm, spec
+from hpcddp.clusters import Profile
+from hpcddp.errors import ClusterError, SlurmUnreachable, TemplateError, UserError
+from hpcddp.jobfile import Layer
+from hpcddp.keys import nearest
+from hpcddp.rundir import RunDir
+from hpcddp.spec import JobSpec
+from hpcddp.topology import NodeRange, Topology, parse_gpus, parse_nodes
+
+# The map decides these; anything else of sbatch's options passes through.
+OWNED = {
+    **dict.fromkeys(("nodes", "N"), "--nodes"),
+    **dict.fromkeys(("gpus", "G", "gpus-per-node", "gpus-per-task", "gpus-per-socket"), "--gpus"),
+    **dict.fromkeys(("ntasks", "n", "ntasks-per-node", "ntasks-per-gpu", "ntasks-per-core",
+                     "ntasks-per-socket", "distribution", "m"), "--nodes and --gpus"),
+    **dict.fromkeys(("job-name", "J"), "--name"),
+    **dict.fromkeys(("output", "o", "error", "e", "open-mode", "chdir", "D"), "the run's folder"),
+    **dict.fromkeys(("array", "a", "wrap", "parsable", "test-only", "wait", "W"), "hpcddp submit"),
+}  # fmt: skip
+CONTRADICTING = ("SBATCH_GPUS", "SBATCH_GPUS_PER_NODE", "SBATCH_GPUS_PER_TASK", "SBATCH_ARRAY_INX",
+                 "SBATCH_DISTRIBUTION", "SBATCH_WAIT")  # fmt: skip
+# Names that a job's [env] may not take: the ranks' own, and what bash keeps for itself.
+RESERVED_ENV = re.compile(
+    r"(RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|GROUP_RANK|MASTER_ADDR|MASTER_PORT|UID|EUID|PPID"
+    r"|BASHOPTS|SHELLOPTS|BASH_VERSINFO|SLURM_.*|HPCDDP_.*|SUBMITIT_.*)"
+)
+
+
+@dataclass
+class Plan:
+    """A checked plan: all that rendering and submitting need."""
+
+    spec: JobSpec
+    sources: dict[str, str]
+    profile: Profile
+    nodes: NodeRange
+    gpus: int
+    launcher: launchers.Launcher
+    template: Path
+    cpus_per_task: int
+    workdir: Path
+    notes: list[str]
+
+    @property
+    def topology(self) -> Topology:
+        """The map at its largest."""
+        return Topology(self.nodes.max, self.gpus)
+
+    @property
+    def backend(self) -> str:
+        return self.profile.cluster.backend
+
+    def worker_command(self, run: RunDir) -> list[str]:
+        """How a rank starts without submitit."""
+        return [sys.executable, "-P", "-m", "hpcddp.worker", str(run.path)]
+
+    def job(self, run: RunDir) -> dict[str, Any]:
+        """job.json: what the nodes and the later commands read."""
+        cluster = self.profile.cluster
+        return {
+            "format": 1,
+            "version": __version__,
+            "run": run.name,
+            "created": time.time(),
+            "spec": spec.to_dict(self.spec),
+            "nodes": [self.nodes.min, self.nodes.max],
+            "gpus_per_node": self.gpus,
+            "cluster": str(self.profile.path),
+            "backend": self.backend,
+            "launcher": self.launcher.name,
+            "workdir": str(self.workdir),
+            "host_suffix": cluster.host_suffix,
+            "poll_seconds": cluster.poll_seconds,
+        }
+
+    def environment(self) -> dict[str, str]:
+        """What the job's processes find in their environment beside the ranks."""
+        found = {"OMP_NUM_THREADS": str(self.cpus_per_task), "PYTHONUNBUFFERED": "1"}
+        interface = self.profile.cluster.interface or ("lo" if self.backend == "local" else "")
+        if interface:
+            found |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
+        return found | {n: _env_text(v) for n, v in self.spec.env.items()}
+
+    def directives(self, run: RunDir) -> list[tuple[str, Any]]:
+        """sbatch's options in the order of the script."""
+        options = dict(self.spec.slurm)
+        requeue = "requeue" if options.pop("requeue", True) else "no-requeue"
+        options.pop("cpus-per-task", None)
+        cluster = self.profile.cluster
+        gpus = f"{cluster.gpu_type}:{self.gpus}" if cluster.gpu_type else str(self.gpus)
+        rows: list[tuple[str, Any]] = [
+            ("job-name", run.name),
+            ("nodes", self.nodes),
+            ("ntasks-per-node", self.gpus),
+            ("cpus-per-task", self.cpus_per_task),
+            ("chdir", self.workdir),
+            ("output", str(run.path).replace("%", "%%") + "/job-%j.log"),
+            ("open-mode", "append"),
+            (requeue, True),
+        ]
+        if cluster.gpu_option != "none":
+            asked = gpus if cluster.gpu_option == "gpus-per-node" else f"gpu:{gpus}"
+            rows.insert(3, (cluster.gpu_option, asked))
+        return rows + sorted(options.items())
+
+    def render(self, run: RunDir, command: list[str]) -> str:
+        """The script that starts `command` once per rank."""
+        from hpcddp.render import Facts, render
+
+        modules = self.profile.cluster.modules
+        variables: dict[str, Any] = {
+            "RUN": str(run.path),
+            "PYTHON": sys.executable,
+            "NODES": str(self.nodes.max),
+            "GPUS_PER_NODE": self.gpus,
+            "CPUS_PER_TASK": self.cpus_per_task,
+            **({"MODULES": modules} if modules else {}),
+            **{n: _env_text(v) for n, v in self.profile.cluster.variables.items()},
+            "ENVIRONMENT": [f"{n}={v}" for n, v in self.environment().items()],
+            "COMMAND": command,
+        }
+        facts = Facts(self.directives(run), variables, self.launcher.fragment, bool(modules))
+        return render(self.template, shipped.folder("templates"), facts)
+
+
+def make(
+    layers: list[Layer], notes: list[str], *, environ: Mapping[str, str], folder: Path
+) -> Plan:
+    """The plan from layers of values, or the first error that a user can mend.
+
+    Args:
+        layers: job values, the highest precedence first; the cluster's come below them here.
+        environ: the user's environment.
+        folder: the current folder, where the job will work.
+    """
+    asked, _ = jobfile.merge(layers)
+    profile = clusters.load(_backend(asked.cluster, notes), environ)
+    job, sources = jobfile.merge([*layers, profile.layer()])
+    sources.setdefault("nodes", "default")
+    sources.setdefault("gpus", "default")
+    job.cluster = profile.name if asked.cluster in ("auto", profile.name) else str(profile.path)
+    nodes = parse_nodes(job.nodes, where=sources["nodes"])
+    gpus = parse_gpus(job.gpus, where=sources["gpus"])
+    _check_name(job, sources)
+    _check_batch(job, nodes, gpus, sources)
+    _check_environment(job, sources)
+    if profile.cluster.backend == "slurm":
+        _check_slurm(job, sources, environ)
+        _check_limits(job, nodes, gpus, profile)
+    return Plan(
+        job, sources, profile, nodes, gpus,
+        launchers.find(job.launcher, profile.cluster.backend, sources.get("launcher", "")),
+        _template(job, profile, sources, folder), _cpus(job, profile, nodes, gpus), folder, notes,
+    )  # fmt: skip
+
+
+def _backend(cluster: str, notes: list[str]) -> str:
+    """`auto` is Slurm where sbatch answers, and this machine elsewhere."""
+    if cluster != "auto":
+        return cluster
+    if slurm.answers():
+        return "slurm"
+    notes.append("sbatch does not answer here: running on this machine")
+    return "local"
+
+
+def _check_name(job: JobSpec, sources: Mapping[str, str]) -> None:
+    if not re.fullmatch(r"\w[\w.+-]*", job.name) or len(job.name.encode()) > 100:
+        raise UserError(
+            f"name is {job.name!r}",
+            where=sources.get("name", "name"),
+            hint="a name has letters, digits, and . _ + - after the first; 100 bytes at most",
+        )
+
+
+def _check_batch(job: JobSpec, nodes: NodeRange, gpus: int, sources: Mapping[str, str]) -> None:
+    for count in range(nodes.min, nodes.max + 1):
+        world = count * gpus
+        if job.global_batch % world:
+            batch = f"global_batch {job.global_batch}"
+            low = job.global_batch // world * world
+            near = f"{low} or {low + world}" if low else str(world)
+            raise UserError(
+                f"{batch} does not divide over {count} x {gpus} = {world} ranks",
+                where=sources.get("global_batch", "default"),
+                hint=f"set global_batch to a multiple of {world}, such as {near}",
+            )
+
+
+def _check_environment(job: JobSpec, sources: Mapping[str, str]) -> None:
+    for name in job.env:
+        where = sources.get(f"env.{name}", "env")
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            raise UserError(f"env name {name!r} is no variable name", where=where)
+        if RESERVED_ENV.fullmatch(name):
+            raise UserError(f"env name {name} belongs to the launcher or the shell", where=where)
+
+
+def _env_text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _check_slurm(job: JobSpec, sources: Mapping[str, str], environ: Mapping[str, str]) -> None:
+    """Options that contradict the map, and values that sbatch would take for something else."""
+    for name, value in job.slurm.items():
+        where = sources.get(f"slurm.{name}", "slurm")
+        gpu_gres = name in ("gres", "tres-per-node") and "gpu" in str(value)
+        if name in OWNED or gpu_gres:
+            owner = "--gpus (a profile's gpu_option says how)" if gpu_gres else OWNED[name]
+            raise UserError(f"{name}={value} contradicts the map", where=where,
+                            hint=f"{name} follows from {owner}")  # fmt: skip
+        if not re.fullmatch(r"[a-z][a-z-]+", name):
+            raise UserError(f"{name!r} is not the long name of an sbatch option", where=where)
+    if "time" in job.slurm:
+        slurm.seconds(str(job.slurm["time"]), sources["slurm.time"])
+    for name in CONTRADICTING:
+        if name in environ:
+            raise UserError("contradicts the map", where=name, hint=f"unset {name}")
+
+
+def _check_limits(job: JobSpec, nodes: NodeRange, gpus: int, profile: Profile) -> None:
+    cluster = profile.cluster
+    for asked, limit, what in (
+        (nodes.max, cluster.nodes, "nodes"),
+        (gpus, cluster.gpus_per_node, "GPUs per node"),
+    ):
+        if limit and asked > limit:
+            raise ClusterError(f"{asked} {what} asked for, but {profile.name} has {limit}",
+                               where=str(profile.path))  # fmt: skip
+    if cluster.max_time and "time" in job.slurm:
+        time, most = str(job.slurm["time"]), cluster.max_time
+        if slurm.seconds(time, "time") > slurm.seconds(most, str(profile.path)):
+            what = f"time {time} asked for, but {profile.name} allows {most}"
+            raise ClusterError(what, where=str(profile.path))
+
+
+def _template(job: JobSpec, profile: Profile, sources: Mapping[str, str], folder: Path) -> Path:
+    """The template's file: a profile's beside it or shipped, a user's from the current folder."""
+    ours = shipped.folder("templates")
+    name = job.template or f"{profile.cluster.backend}.sh.j2"
+    source = sources.get("template", "")
+    bases = [profile.path.parent] if source == str(profile.path) else [folder] if source else []
+    for base in (*bases, ours):
+        if (base / name).is_file():
+            return base / name
+    known = [p.name for p in ours.glob("*.j2")]
+    raise TemplateError(f"unknown template {name!r}", where=source or "template",
+                        hint=nearest(name, known, what="template"))  # fmt: skip
+
+
+def _cpus(job: JobSpec, profile: Profile, nodes: NodeRange, gpus: int) -> int:
+    """CPUs of one rank: as asked, as the profile says, or an even share of what is there."""
+    if profile.cluster.backend == "local":
+        return max(1, len(os.sched_getaffinity(0)) // (nodes.max * gpus))
+    asked = job.slurm.get("cpus-per-task", profile.cluster.cpus_per_gpu)
+    if asked:
+        return parse_gpus(asked, where="slurm.cpus-per-task")
+    try:
+        rows = slurm.partitions()
+    except SlurmUnreachable:
+        return 1
+    wanted = str(job.slurm.get("partition", "")).split(",")[0]
+    mine = [r for r in rows if r.name == wanted or (not wanted and r.default)]
+    return max(1, min((r.cpus // max(r.gpus, gpus) for r in mine), default=1))

@@ -1,0 +1,58 @@
+"""Preemption: a request to stop, as a flag (layer 0: what a signal means to a worker).
+
+Slurm signals every process of a step, two or three times and in the middle of anything. So a
+handler sets the flag and returns; the trainer looks at the flag between two steps.
+"""
+
+from __future__ import annotations
+
+import signal
+from types import FrameType
+
+STOP_SIGNALS = (signal.SIGUSR2, signal.SIGTERM)
+
+
+class Preemption:
+    """The stop flag of one process, set by SIGUSR2 and SIGTERM while installed."""
+
+    def __init__(self) -> None:
+        self.requested = False
+        self._earlier: dict[int, object] = {}
+
+    def install(self) -> None:
+        """Take the stop signals over. A user's own handlers are kept and called; calling this
+        again takes in those that were set since. Main thread only."""
+        if _is_submitit(signal.getsignal(signal.SIGCONT)):
+            signal.signal(signal.SIGCONT, signal.SIG_DFL)
+        for number in STOP_SIGNALS:
+            earlier = signal.getsignal(number)
+            if earlier == self._handle:
+                continue
+            signal.signal(number, self._handle)
+            self._earlier[number] = signal.SIG_DFL if _is_submitit(earlier) else earlier
+
+    def restore(self) -> None:
+        """Put the earlier handlers back."""
+        for number, earlier in self._earlier.items():
+            signal.signal(number, earlier if earlier is not None else signal.SIG_DFL)  # type: ignore[arg-type]
+        self._earlier.clear()
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self.requested = True
+        earlier = self._earlier.get(number)
+        if callable(earlier):
+            earlier(number, frame)
+
+
+def _is_submitit(handler: object) -> bool:
+    """submitit's handlers log, pickle and requeue by themselves: they must not run."""
+    return getattr(handler, "__module__", None) == "submitit.core.job_environment"
+
+
+def ignore_stop_signals(worker_id: int = 0) -> None:
+    """For DataLoader workers (``worker_init_fn``): the rank decides when they end.
+
+    A worker that died of Slurm's SIGTERM would take its rank with it.
+    """
+    for number in (*STOP_SIGNALS, signal.SIGUSR1, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)

@@ -1,0 +1,216 @@
+"""Sandbox: a whole real Slurm on this machine, up and down, in one folder of its own."""
+
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from hpcddp.errors import SandboxError
+from hpcddp.sandbox import daemons, hosts, processes
+from hpcddp.sandbox.config import Settings, Site, fits
+from hpcddp.sandbox.state import State, live, load, locked
+
+__all__ = ["Sandbox", "Settings", "default_folder"]
+
+END_SECONDS = 20.0
+
+
+def default_folder() -> Path:
+    """HPCDDP_SANDBOX, else a folder below XDG_STATE_HOME."""
+    if given := os.environ.get("HPCDDP_SANDBOX"):
+        return Path(given)
+    base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(base, "hpcddp", "sandbox")
+
+
+class Sandbox:
+    """The sandbox of a folder. Nothing happens before `up`; everything else reads the folder."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self.folder = (folder or default_folder()).expanduser().resolve()
+
+    def up(self, settings: Settings | None = None) -> bool:
+        """Start it, until all nodes are idle; returns False when it is up already.
+
+        What is left of one that was killed, or of a machine that was restarted, is removed
+        first. Raises SandboxError, and leaves nothing behind, when it cannot start.
+        """
+        settings = settings or Settings()
+        daemons.require(settings.accounting)
+        with locked(self.folder, create=True):
+            state = load(self.folder)
+            if state is not None and state.ready and state.alive():
+                return False
+            if state is not None:
+                self._clear(state)
+            elif any(self.folder.iterdir()):
+                raise SandboxError(
+                    "holds something else", where=str(self.folder), hint="give another --folder"
+                )
+            self._boot(settings)
+        return True
+
+    def down(self) -> bool:
+        """End it and remove it; returns False when there was none."""
+        with locked(self.folder) as exists:
+            state = load(self.folder) if exists else None
+            if state is not None:
+                self._clear(state)
+                self.folder.rmdir()
+        if state is None and os.geteuid() == 0:
+            hosts.release(self.folder)  # of a folder that somebody removed by hand
+        return state is not None
+
+    def status(self) -> dict[str, Any]:
+        """What it is: `state` is up, degraded (a daemon is missing), broken or down."""
+        state = load(self.folder)
+        if state is None:
+            return {"state": "down", "folder": str(self.folder)}
+        alive = set(state.alive())
+        word = "up" if alive == set(state.daemons) else "degraded"
+        return {
+            "state": word if state.ready and alive else "broken",
+            "folder": str(self.folder),
+            "home": state.site.home,
+            "accounting": state.settings.accounting,
+            "gpus_per_node": state.settings.gpus,
+            "own_hostnames": state.site.own_hostnames,
+            "nodes": daemons.node_states(state),
+            "daemons": {
+                name: {"pid": process.pid, "alive": name in alive}
+                for name, process in state.daemons.items()
+            },
+            "environ": _environ(self.folder, state),
+        }
+
+    def environ(self) -> dict[str, str]:
+        """What a program needs to find this Slurm."""
+        return _environ(self.folder, self._recorded())
+
+    @property
+    def nodes(self) -> list[str]:
+        return self._recorded().nodes
+
+    @property
+    def logs(self) -> Path:
+        """The folder of the logs: slurmctld.log, slurmd-NODE.log and so on."""
+        return Path(self._recorded().site.home, "log")
+
+    def stop_daemon(self, name: str, sig: signal.Signals = signal.SIGTERM) -> None:
+        """End one daemon, such as `slurmctld` or `slurmd-n1`; jobs run on."""
+        with locked(self.folder):
+            process = self._recorded().daemons.get(name)
+            if process is None:
+                raise SandboxError(f"there is no daemon {name!r}", where=str(self.folder))
+            if processes.end([process], sig, END_SECONDS):
+                raise SandboxError(f"{name} did not end", where=str(self.folder))
+
+    def start_daemon(self, name: str) -> None:
+        """Start one that was stopped; it may need a moment before it answers."""
+        with locked(self.folder):
+            state = self._recorded()
+            if name not in state.daemons:
+                raise SandboxError(f"there is no daemon {name!r}", where=str(self.folder))
+            if not state.daemons[name].alive():
+                daemons.start(state, name)
+                state.save(self.folder)
+
+    def _recorded(self) -> State:
+        state = load(self.folder)
+        if state is None:
+            raise SandboxError(
+                "the sandbox is not up", where=str(self.folder), hint="hpcddp sandbox up"
+            )
+        return state
+
+    def _boot(self, settings: Settings) -> None:
+        with ExitStack() as on_failure:
+            on_failure.callback(self.folder.rmdir)
+            self.folder.chmod(0o700)
+            home = self._home()
+            prefix = hosts.claim(self.folder, settings.nodes, live)
+            state = State(settings, _site(home, prefix, settings.nodes))
+            on_failure.callback(self._clear, state)
+            state.save(self.folder)
+            daemons.prepare(state)
+            daemons.boot(state, lambda: state.save(self.folder))
+            state.ready = True
+            state.save(self.folder)
+            on_failure.pop_all()
+
+    def _home(self) -> Path:
+        """The folder of the daemons: this one, or a short one where its path is too long."""
+        if fits(self.folder):
+            return self.folder
+        return Path(tempfile.mkdtemp(prefix="hpcddp-", dir="/tmp"))
+
+    def _clear(self, state: State) -> None:
+        """End every process of it and remove its lines and files; the folder itself stays."""
+        alive = [process for process in state.daemons.values() if process.alive()]
+        helpers = processes.descendants([process.pid for process in alive])
+        processes.end([*alive, *helpers], signal.SIGKILL, END_SECONDS)
+        deadline = time.monotonic() + END_SECONDS
+        # Again until there is none: what was just being started has only now its name.
+        while left := processes.of_jobs(state.site.home):
+            processes.end(left, signal.SIGKILL, 1.0)
+            if time.monotonic() > deadline:
+                pids = " ".join(str(process.pid) for process in left)
+                raise SandboxError(f"processes do not end: {pids}", where=str(self.folder))
+        hosts.release(self.folder)
+        if Path(state.site.home) != self.folder:
+            shutil.rmtree(state.site.home, ignore_errors=True)
+        for entry in self.folder.iterdir():
+            shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+
+
+def _environ(folder: Path, state: State) -> dict[str, str]:
+    return {"SLURM_CONF": state.site.slurm_conf, "HPCDDP_SANDBOX": str(folder)}
+
+
+def _site(home: Path, prefix: str, nodes: int) -> Site:
+    port = _free_ports(2 + nodes)
+    host = socket.gethostname()
+    return Site(
+        home=str(home),
+        host=host.partition(".")[0],
+        prefix=prefix,
+        ports={"slurmctld": port, "slurmdbd": port + 1, "slurmd": port + 2},
+        own_hostnames=_can_set_hostname(host),
+    )
+
+
+def _free_ports(count: int) -> int:
+    """The first of `count` free ports in a row, below those that the kernel hands out."""
+    text = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text()
+    last = max(int(text.split()[0]) - count, 11000)
+    for _ in range(100):
+        first = random.randrange(10000, last)
+        if all(_free(port) for port in range(first, first + count)):
+            return first
+    raise SandboxError(f"found no {count} free ports in a row")
+
+
+def _free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("", port))
+        except OSError:
+            return False
+        return True
+
+
+def _can_set_hostname(host: str) -> bool:
+    """Whether daemons can have host names of their own. Some containers forbid it; and where
+    this machine's name has no address, srun could not listen on it."""
+    try:
+        socket.gethostbyname(host)
+    except OSError:
+        return False
+    return subprocess.run(["unshare", "--uts", "true"], capture_output=True).returncode == 0

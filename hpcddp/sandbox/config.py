@@ -1,0 +1,197 @@
+"""Sandbox: settings -> the configuration files of munge, Slurm and its accounting."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from string import Template
+
+from hpcddp.errors import SandboxError
+
+PREEMPT_MODES = ("REQUEUE", "CANCEL", "OFF")
+MAX_NODES = 250
+# Of everything. Not one of 127.0.0.0/8 for each node: Slurm answers to the address that a
+# connection comes from, and on one machine that is always this one.
+ADDRESS = "127.0.0.1"
+SOCKET_PATH_LIMIT = 107  # bytes that fit into sockaddr_un, without the closing NUL
+
+SLURM_CONF = Template("""\
+ClusterName=sandbox
+SlurmctldHost=$controller_name($address)
+SlurmctldPort=$slurmctld_port
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=socket=$home/munge.sock
+StateSaveLocation=$home/state
+SlurmctldPidFile=$home/slurmctld.pid
+SlurmctldLogFile=$home/log/slurmctld.log
+SlurmctldSyslogDebug=quiet
+SlurmdSpoolDir=$home/spool/%n
+SlurmdPidFile=$home/slurmd-%n.pid
+SlurmdLogFile=$home/log/slurmd-%n.log
+SlurmdSyslogDebug=quiet
+SlurmdParameters=config_overrides
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=$gather
+MpiDefault=none
+MailProg=/bin/true
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+ReturnToService=2
+JobRequeue=1
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+KillWait=$kill_wait
+SlurmctldTimeout=20
+SlurmdTimeout=20
+SchedulerParameters=bf_interval=5
+""")
+ACCOUNTING = Template("""\
+AccountingStorageType=accounting_storage/slurmdbd
+AccountingStorageHost=$address
+AccountingStoragePort=$slurmdbd_port
+AccountingStoragePass=$home/munge.sock
+""")
+# The daemons, and so the jobs, listen on the address of the host name that they see and on no
+# other. A login shell must not: its host name may have any address.
+DAEMONS_CONF = Template("Include $home/slurm.conf\n")
+LISTEN = "CommunicationParameters=NoCtldInAddrAny,NoInAddrAny\n"
+GPUS = "GresTypes=gpu\n"
+NODES = Template("""\
+NodeName=$node_list NodeAddr=$address $hostname_option\
+Port=$slurmd_ports CPUs=$cpus Sockets=1 CoresPerSocket=$cpus \
+ThreadsPerCore=1 RealMemory=64000$gres State=UNKNOWN
+PartitionName=low Nodes=ALL Default=YES PriorityTier=1 PreemptMode=$preempt_mode GraceTime=$grace \
+MaxTime=UNLIMITED State=UP
+PartitionName=high Nodes=ALL PriorityTier=10 PreemptMode=OFF MaxTime=UNLIMITED State=UP
+""")
+GRES_CONF = Template("NodeName=$node_list Name=gpu File=$home/dev/nvidia$gpu_range\n")
+SLURMDBD_CONF = Template("""\
+DbdHost=$controller_name
+DbdAddr=$address
+DbdPort=$slurmdbd_port
+SlurmUser=root
+AuthType=auth/munge
+AuthInfo=socket=$home/munge.sock
+PidFile=$home/slurmdbd.pid
+LogFile=$home/log/slurmdbd.log
+DebugLevelSyslog=quiet
+StorageType=accounting_storage/mysql
+StorageHost=localhost
+StorageUser=root
+StorageLoc=slurm_acct_db
+""")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a person asks of a sandbox; `extra` holds further slurm.conf lines, which win."""
+
+    nodes: int = 4
+    gpus: int = 4
+    accounting: bool = True
+    preempt_mode: str = "REQUEUE"
+    grace: int = 5  # seconds between the notice of a preemption and its end
+    kill_wait: int = 5  # seconds between SIGTERM and SIGKILL
+    cpus: int = 8
+    extra: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        least = {"nodes": 1, "gpus": 0, "grace": 0, "kill_wait": 0, "cpus": 1}
+        for name, low in least.items():
+            if getattr(self, name) < low:
+                raise SandboxError(f"{getattr(self, name)} is below {low}", where=name)
+        if self.nodes > MAX_NODES:
+            raise SandboxError(f"{self.nodes} is above {MAX_NODES}", where="nodes")
+        if self.preempt_mode not in PREEMPT_MODES:
+            raise SandboxError(
+                f"{self.preempt_mode!r} is none of {', '.join(PREEMPT_MODES)}", where="preempt_mode"
+            )
+        for key, value in self.extra.items():
+            if not re.fullmatch(r"[A-Za-z]+", key) or not value.isprintable():
+                raise SandboxError(f"{key}={value!r} is no line of slurm.conf", where="extra")
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where a sandbox lives on this machine: folder, host, names and ports."""
+
+    home: str  # the folder of the daemons; its path is short and plain
+    host: str  # this machine's short name
+    prefix: str  # of the node names
+    ports: dict[str, int]  # slurmctld, slurmd (the first of them), slurmdbd
+    own_hostnames: bool  # nodes and controller have host names of their own (UTS namespaces)
+
+    @property
+    def controller_name(self) -> str:
+        return f"{self.prefix}ctl" if self.own_hostnames else self.host
+
+    @property
+    def slurm_conf(self) -> str:
+        return f"{self.home}/slurm.conf"
+
+    def node_names(self, count: int) -> list[str]:
+        return [f"{self.prefix}{k}" for k in range(1, count + 1)]
+
+
+def fits(home: Path, prefix: str = "sb99n") -> bool:
+    """Whether the daemons can live in this folder: Slurm's files quote nothing, and the sockets
+    of job steps, `spool/NODE/NODE_JOB.STEP`, must fit into a socket address."""
+    node = f"{prefix}{MAX_NODES}"
+    longest = f"{home}/spool/{node}/{node}_{2**32 - 1}.{2**32 - 1}"
+    plain = re.fullmatch(r"[A-Za-z0-9_./+-]+", str(home)) is not None
+    return plain and len(longest) <= SOCKET_PATH_LIMIT
+
+
+def files(site: Site, settings: Settings) -> dict[str, str]:
+    """Name -> text of every configuration file."""
+    facts = _facts(site, settings)
+    listen = LISTEN if site.own_hostnames else ""
+    texts = {
+        "slurm.conf": _slurm_conf(settings, facts),
+        "daemons.conf": DAEMONS_CONF.substitute(facts) + listen,
+    }
+    if settings.gpus:
+        texts["gres.conf"] = GRES_CONF.substitute(facts)
+    if settings.accounting:
+        texts["slurmdbd.conf"] = SLURMDBD_CONF.substitute(facts) + listen
+    return texts
+
+
+def _slurm_conf(settings: Settings, facts: Mapping[str, object]) -> str:
+    text = SLURM_CONF.substitute(facts)
+    if settings.gpus:
+        text += GPUS
+    if settings.accounting:
+        text += ACCOUNTING.substitute(facts)
+    return _override(text, settings.extra) + NODES.substitute(facts)
+
+
+def _override(text: str, extra: Mapping[str, str]) -> str:
+    """The extra lines take the place of those with the same key: slurm.conf wants each once."""
+    given = {key.lower() for key in extra}
+    kept = [line for line in text.splitlines() if line.partition("=")[0].lower() not in given]
+    return "\n".join([*kept, *(f"{key}={value}" for key, value in extra.items())]) + "\n"
+
+
+def _facts(site: Site, settings: Settings) -> dict[str, object]:
+    slurmd = site.ports["slurmd"]
+    return {
+        "home": site.home,
+        "address": ADDRESS,
+        "controller_name": site.controller_name,
+        "slurmctld_port": site.ports["slurmctld"],
+        "slurmdbd_port": site.ports["slurmdbd"],
+        "slurmd_ports": f"[{slurmd}-{slurmd + settings.nodes - 1}]",
+        "node_list": f"{site.prefix}[1-{settings.nodes}]",
+        "hostname_option": "" if site.own_hostnames else f"NodeHostname={site.host} ",
+        "gather": "jobacct_gather/linux" if settings.accounting else "jobacct_gather/none",
+        "gres": f" Gres=gpu:{settings.gpus}" if settings.gpus else "",
+        "gpu_range": f"[0-{settings.gpus - 1}]",
+        "kill_wait": settings.kill_wait,
+        "cpus": settings.cpus,
+        "preempt_mode": settings.preempt_mode,
+        "grace": settings.grace,
+    }

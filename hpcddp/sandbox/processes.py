@@ -1,0 +1,188 @@
+"""Sandbox: processes, started, found again and ended without ever hitting a stranger.
+
+A pid is reused; a pid with its start time and its command line is not. Signals go through a
+pidfd that was opened before these were compared, so nothing can change in between.
+"""
+
+import os
+import select
+import signal
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcddp.errors import SandboxError
+
+PROC = Path("/proc")
+
+
+@dataclass(frozen=True)
+class Process:
+    pid: int
+    started: int  # clock ticks since boot
+    argv: tuple[str, ...]
+
+    def alive(self) -> bool:
+        stat = _stat(self.pid)
+        if stat is None or stat.started != self.started:
+            return False
+        if stat.state == "Z":
+            with suppress(ChildProcessError):  # a child of this Python: take it off the table
+                os.waitpid(self.pid, os.WNOHANG)
+            return False
+        return _argv(self.pid) == self.argv
+
+
+@dataclass(frozen=True)
+class _Stat:
+    state: str
+    parent: int
+    started: int
+
+
+def start(
+    argv: Sequence[str], environ: Mapping[str, str], output: Path, hostname: str = ""
+) -> Process:
+    """Start a daemon that outlives this Python; with `hostname` it believes to be on that host.
+
+    Returns when the program itself runs. Raises SandboxError when it could not be started.
+    """
+    wrapper = ["unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"', hostname]
+    command = [*wrapper, *argv] if hostname else list(argv)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    actions = [
+        (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+        (os.POSIX_SPAWN_OPEN, 1, str(output), flags, 0o600),
+        (os.POSIX_SPAWN_DUP2, 1, 2),
+    ]
+    python_ignores = [signal.SIGPIPE, signal.SIGXFSZ]
+    pid = os.posix_spawnp(
+        command[0],
+        command,
+        dict(environ),
+        file_actions=actions,
+        setsid=True,
+        setsigdef=python_ignores,
+        setsigmask=[],
+    )
+    return _after_exec(pid, tuple(argv), output)
+
+
+def _after_exec(pid: int, argv: tuple[str, ...], output: Path) -> Process:
+    deadline = time.monotonic() + 10
+    while (stat := _stat(pid)) is not None and stat.state != "Z":
+        if _argv(pid) == argv:
+            return Process(pid, stat.started, argv)
+        if time.monotonic() > deadline:
+            os.kill(pid, signal.SIGKILL)  # a child of ours: its pid cannot have been reused yet
+        time.sleep(0.002)
+    os.waitpid(pid, 0)
+    raise SandboxError(f"{argv[0]} did not start", where=str(output), hint=tail(output))
+
+
+def end(processes: Iterable[Process], sig: signal.Signals, seconds: float) -> list[Process]:
+    """Signal them and wait until they have ended; returns those that live on."""
+    waiting: dict[int, Process] = {}
+    try:
+        for process in processes:
+            with suppress(ProcessLookupError):
+                handle = os.pidfd_open(process.pid)
+                waiting[handle] = process
+                if process.alive():
+                    signal.pidfd_send_signal(handle, sig)
+        _wait(list(waiting), time.monotonic() + seconds)
+    finally:
+        for handle in waiting:
+            os.close(handle)
+    return [process for process in waiting.values() if process.alive()]
+
+
+def _wait(handles: list[int], deadline: float) -> None:
+    """A pidfd is readable once its process has ended."""
+    poll = select.poll()
+    for handle in handles:
+        poll.register(handle, select.POLLIN)
+    left = set(handles)
+    while left and (rest := deadline - time.monotonic()) > 0:
+        for handle, _ in poll.poll(rest * 1000):
+            poll.unregister(handle)
+            left.discard(handle)
+
+
+def of_jobs(home: str) -> list[Process]:
+    """Everything that runs for jobs of the sandbox in this folder, and all descendants.
+
+    Those are its step daemons, which hide their environment but keep a log open there, and what
+    has both a SLURM_CONF from there and a SLURMD_NODENAME: a shell that only points at the sandbox has
+    no node name and is left alone.
+    """
+    mark = f"SLURM_CONF={home}/".encode()
+    roots = []
+    for pid in _pids():
+        environ = _read(pid, "environ").split(b"\0")
+        ours = any(entry.startswith(mark) for entry in environ)
+        node = any(entry.startswith(b"SLURMD_NODENAME=") for entry in environ)
+        if (ours and node) or _is_step_daemon(pid, f"{home}/"):
+            roots.append(pid)
+    return [*_processes(roots), *descendants(roots)]
+
+
+def _is_step_daemon(pid: int, home: str) -> bool:
+    if _read(pid, "comm") != b"slurmstepd\n":
+        return False
+    try:
+        opened = [str(link.readlink()) for link in (PROC / str(pid) / "fd").iterdir()]
+    except OSError:
+        return False
+    return any(name.startswith(home) for name in opened)
+
+
+def descendants(roots: Iterable[int]) -> list[Process]:
+    """Children, their children and so on, without the roots and without this Python."""
+    children: dict[int, list[int]] = {}
+    for pid in _pids():
+        if (stat := _stat(pid)) is not None:
+            children.setdefault(stat.parent, []).append(pid)
+    found: list[int] = []
+    queue = list(roots)
+    while queue:
+        below = children.pop(queue.pop(), [])
+        found += below
+        queue += below
+    return _processes(found)
+
+
+def tail(path: Path, lines: int = 8) -> str:
+    """The last lines of a log, or an empty text where there is none."""
+    try:
+        return "\n".join(path.read_text(errors="replace").splitlines()[-lines:])
+    except OSError:
+        return ""
+
+
+def _processes(pids: Iterable[int]) -> list[Process]:
+    stats = ((pid, _stat(pid)) for pid in pids if pid != os.getpid())
+    return [Process(pid, stat.started, _argv(pid)) for pid, stat in stats if stat is not None]
+
+
+def _pids() -> list[int]:
+    return [int(entry.name) for entry in PROC.iterdir() if entry.name.isdigit()]
+
+
+def _read(pid: int, name: str) -> bytes:
+    try:
+        return (PROC / str(pid) / name).read_bytes()
+    except OSError:  # it has ended, or is not ours to look at
+        return b""
+
+
+def _stat(pid: int) -> _Stat | None:
+    # The name, in brackets, may hold spaces and brackets itself: count from the last one.
+    fields = _read(pid, "stat").rpartition(b")")[2].split()
+    return _Stat(fields[0].decode(), int(fields[1]), int(fields[19])) if fields else None
+
+
+def _argv(pid: int) -> tuple[str, ...]:
+    return tuple(os.fsdecode(_read(pid, "cmdline")).rstrip("\0").split("\0"))

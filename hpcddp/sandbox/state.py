@@ -1,0 +1,103 @@
+"""Sandbox: what is recorded of it, `sandbox.json` in its folder, and who may change that."""
+
+import fcntl
+import json
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from hpcddp.errors import SandboxError
+from hpcddp.sandbox.config import Settings, Site
+from hpcddp.sandbox.processes import Process
+
+NAME = "sandbox.json"
+
+
+@dataclass
+class State:
+    settings: Settings
+    site: Site
+    daemons: dict[str, Process] = field(default_factory=dict)
+    ready: bool = False  # it was up once: all nodes were idle
+
+    @property
+    def nodes(self) -> list[str]:
+        return self.site.node_names(self.settings.nodes)
+
+    def alive(self) -> list[str]:
+        return [name for name, process in self.daemons.items() if process.alive()]
+
+    def save(self, folder: Path) -> None:
+        aside = folder / f"{NAME}.new"
+        aside.write_text(json.dumps(asdict(self), indent=1))
+        aside.replace(folder / NAME)
+
+
+def load(folder: Path) -> State | None:
+    """What was recorded in this folder, or None. It names processes to kill, so it is believed
+    only where nobody else can have written it."""
+    try:
+        facts = (folder / NAME).lstat()
+        text = (folder / NAME).read_text()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise SandboxError(f"cannot be read ({error.strerror})", where=str(folder)) from error
+    if not stat.S_ISREG(facts.st_mode) or facts.st_uid != os.geteuid() or facts.st_mode & 0o022:
+        raise SandboxError("belongs to somebody else", where=str(folder / NAME))
+    try:
+        raw = json.loads(text)
+        daemons = {
+            name: Process(entry["pid"], entry["started"], tuple(entry["argv"]))
+            for name, entry in raw["daemons"].items()
+        }
+        return State(Settings(**raw["settings"]), Site(**raw["site"]), daemons, raw["ready"])
+    except (ValueError, TypeError, KeyError) as error:
+        raise SandboxError(f"is damaged ({error!r})", where=str(folder / NAME)) from error
+
+
+@contextmanager
+def locked(folder: Path, create: bool = False) -> Iterator[bool]:
+    """Hold the folder for oneself; yields False where there is none."""
+    try:
+        handle = _hold(folder, create)
+    except OSError as error:
+        raise SandboxError(f"cannot be used ({error.strerror})", where=str(folder)) from error
+    try:
+        yield handle is not None
+    finally:
+        if handle is not None:
+            os.close(handle)
+
+
+def _hold(folder: Path, create: bool) -> int | None:
+    while True:
+        if create:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        elif not folder.exists():
+            return None
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        # Whoever held it may have removed it meanwhile.
+        if folder.exists() and os.path.samestat(os.fstat(handle), folder.stat()):
+            return handle
+        os.close(handle)
+
+
+def live(folder: Path) -> bool:
+    """Whether this folder holds a sandbox that runs, or one that starts or stops just now."""
+    try:
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(handle)
+    state = load(folder)
+    return state is not None and bool(state.alive())

@@ -1,0 +1,182 @@
+"""The one caller of squeue, scancel, scontrol, sinfo, and of sbatch outside submitit's submit.
+
+Text with fixed `-o` fields only: Slurm's JSON changes from release to release. Every call has a
+time-out; a controller that does not answer is SlurmUnreachable.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from hpcddp.errors import SlurmUnreachable, UserError
+
+TIMEOUT = 8.0  # seconds; Slurm's own time-out of one message is 10
+
+# Ranks and bindings of a surrounding job would be taken for those of the job that is submitted.
+LEAKING = (
+    "SLURM_", "SBATCH_", "SRUN_", "PMI", "OMPI_", "TORCHELASTIC_", "MASTER_",
+)  # fmt: skip
+LEAKING_NAMES = {
+    "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK",
+    "CUDA_VISIBLE_DEVICES", "HPCDDP_RUN_DIR", "HPCDDP_ATTEMPT",
+}  # fmt: skip
+
+# States in which a job may still run or come back; squeue -t all also shows the ended ones.
+LIVE = {
+    "PENDING", "RUNNING", "SUSPENDED", "CONFIGURING", "COMPLETING", "REQUEUED", "REQUEUE_HOLD",
+    "REQUEUE_FED", "RESIZING", "SIGNALING", "SPECIAL_EXIT", "STAGE_OUT", "STOPPED",
+}  # fmt: skip
+
+_AWAY = ("Unable to contact", "Socket timed out", "Connection refused", "Unexpected message")
+
+
+@dataclass(frozen=True)
+class JobRow:
+    """What squeue says of one job."""
+
+    job_id: str
+    state: str
+    reason: str
+    submitted: str  # local time, as Slurm writes it
+    start: str  # begin of this life, or the expected one
+    hosts: str
+    name: str
+
+    @property
+    def live(self) -> bool:
+        return self.state in LIVE
+
+
+def leaking(environ: Mapping[str, str]) -> list[str]:
+    """The variables that must not reach a submitted job."""
+    return [
+        name
+        for name in environ
+        if name != "SLURM_CONF" and (name in LEAKING_NAMES or name.startswith(LEAKING))
+    ]
+
+
+def clean(environ: Mapping[str, str]) -> dict[str, str]:
+    """A copy without what a surrounding job left in it."""
+    drop = set(leaking(environ))
+    return {name: value for name, value in environ.items() if name not in drop}
+
+
+def call(
+    *args: str, text: str | None = None, timeout: float = TIMEOUT
+) -> subprocess.CompletedProcess[str]:
+    """Run one of Slurm's programs; SlurmUnreachable if it is missing or its controller is away."""
+    try:
+        done = subprocess.run(
+            args, input=text, capture_output=True, text=True, timeout=timeout, check=False,
+            stdin=subprocess.DEVNULL if text is None else None, env=clean(os.environ),
+        )  # fmt: skip
+    except FileNotFoundError:
+        hint = "is this a login node, and is Slurm's bin folder on PATH?"
+        raise SlurmUnreachable(f"there is no {args[0]} here", hint=hint) from None
+    except subprocess.TimeoutExpired:
+        raise SlurmUnreachable(
+            f"{args[0]} did not answer in {timeout:g} s", hint="try again"
+        ) from None
+    if done.returncode and any(words in done.stderr for words in _AWAY):
+        raise SlurmUnreachable(
+            first_line(done.stderr), hint="try again when the controller is back"
+        )
+    return done
+
+
+def first_line(text: str) -> str:
+    """The first line that says something, without the program's prefix."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return re.sub(r"^\w+: (error|fatal): ", "", lines[0]) if lines else "no words"
+
+
+def answers() -> bool:
+    """Whether sbatch is here and configured; a controller that is merely away still counts."""
+    if not shutil.which("sbatch"):
+        return False
+    try:
+        return call("sbatch", "--version").returncode == 0
+    except SlurmUnreachable:
+        return False
+
+
+def queue(*, jobs: Sequence[str] = (), name: str = "") -> list[JobRow]:
+    """The user's jobs, of these ids or this name; also the ones that ended minutes ago."""
+    select = ["--me", *([f"--jobs={','.join(jobs)}"] if jobs else [])]
+    select += [f"--name={name}"] if name else []
+    fields = "%i|%T|%r|%V|%S|%N|%j"
+    done = call("squeue", "--noheader", "--states=all", f"--format={fields}", *select)
+    return [JobRow(*line.split("|", 6)) for line in done.stdout.splitlines() if line.count("|") > 5]
+
+
+def job(job_id: str, name: str) -> JobRow | None:
+    """The job of an id, if Slurm still knows it and it is ours: ids are given out again."""
+    for row in queue(jobs=[job_id]):
+        if row.job_id == job_id and row.name == name:
+            return row
+    return None
+
+
+def cancel(job_id: str, *, signal: str = "", state: str = "") -> None:
+    """scancel, or one signal to every task of the job."""
+    options = [f"--signal={signal}"] if signal else []
+    options += [f"--state={state}"] if state else []
+    call("scancel", *options, job_id)
+
+
+def verdict(script: str) -> tuple[bool, str]:
+    """What `sbatch --test-only` says of a script: accepted or not, and its words."""
+    done = call("sbatch", "--test-only", text=script)
+    return done.returncode == 0, first_line(done.stderr)
+
+
+@dataclass(frozen=True)
+class Partition:
+    """What sinfo says of a partition's nodes; of several kinds the smallest."""
+
+    name: str
+    default: bool
+    cpus: int
+    gpus: int
+
+
+def partitions() -> list[Partition]:
+    """The partitions, one row for each kind of node in them."""
+    done = call("sinfo", "--noheader", "--format=%P|%c|%G")
+    rows = []
+    for line in done.stdout.splitlines():
+        name, cpus, gres = line.split("|", 2)
+        gpus = sum(int(n) for n in re.findall(r"gpu(?::[^:,(]+)?:(\d+)", gres))
+        number = int(re.sub(r"\D", "", cpus) or 1)
+        rows.append(Partition(name.rstrip("*"), name.endswith("*"), number, gpus))
+    return rows
+
+
+_TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
+
+
+def seconds(text: str, where: str) -> float:
+    """A time limit in Slurm's forms, in seconds: m, m:s, h:m:s, d-h, d-h:m, d-h:m:s.
+
+    `0`, `UNLIMITED` and `INFINITE` are no limit: infinity. Source: sbatch(1), --time.
+    """
+    if text.upper() in ("UNLIMITED", "INFINITE", "0"):
+        return float("inf")
+    match = _TIME.fullmatch(text)
+    if not match:
+        raise UserError(
+            f"time is {text!r}", where=where,
+            hint="write minutes, m:s, h:m:s, d-h, d-h:m or d-h:m:s, such as 30 or 1-12:00:00",
+        )  # fmt: skip
+    days, first, second, third = (int(g) if g else None for g in match.groups())
+    if days is not None:
+        return days * 86400 + (first or 0) * 3600 + (second or 0) * 60 + (third or 0)
+    if third is not None:
+        return (first or 0) * 3600 + (second or 0) * 60 + third
+    return (first or 0) * 60 + (second or 0)

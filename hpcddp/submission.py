@@ -1,0 +1,121 @@
+"""Submission: a job id and its RunDir. Submit, find, stop, cancel and resume runs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+from hpcddp import ledger
+from hpcddp.backends import BACKENDS, write_script
+from hpcddp.errors import RunError, SlurmUnreachable, SubmissionRefused
+from hpcddp.keys import nearest
+from hpcddp.plan import Plan
+from hpcddp.rundir import RunDir, read_json, runs_in, write_json
+from hpcddp.status import Status, status
+
+
+def prepare(plan: Plan, root: Path) -> RunDir:
+    """A new run dir with its job.json."""
+    run = RunDir.create(root, plan.spec.name)
+    write_json(run.job, plan.job(run))
+    return run
+
+
+def submit(plan: Plan, run: RunDir) -> str:
+    """Hand a run to its backend; the job id. A refusal is written into the run dir, and raised."""
+    run.request.unlink(missing_ok=True)
+    record: dict[str, Any] = {"backend": plan.backend, "submitted": time.time()}
+    try:
+        record["job_id"] = BACKENDS[plan.backend].submit(plan, run)
+    except SubmissionRefused as error:
+        write_json(run.submission, record | {"job_id": None, "refused": error.what})
+        raise
+    except SlurmUnreachable:
+        write_json(run.submission, record | {"job_id": None})
+        raise
+    write_json(run.submission, record)
+    return str(record["job_id"])
+
+
+def render(plan: Plan, root: Path) -> tuple[RunDir, str]:
+    """A new run dir and the script that plain sbatch takes."""
+    run = prepare(plan, root)
+    return run, write_script(plan, run, plan.worker_command(run))
+
+
+def find(root: Path, token: str) -> RunDir:
+    """The run that a name, a unique prefix, a job id, `last` or a path means.
+
+    Raises:
+        RunError: none or several.
+    """
+    if "/" in token and (Path(token) / "job.json").is_file():
+        return RunDir(token)
+    runs = runs_in(root)
+    if token == "last" and runs:
+        return runs[0]
+    found = (
+        [run for run in runs if run.name == token]
+        or [run for run in runs if token.isdigit() and token in job_ids(run)]
+        or [run for run in runs if run.name.startswith(token)]
+    )
+    if len(found) == 1:
+        return found[0]
+    if found:
+        names = ", ".join(run.name for run in found[:8])
+        raise RunError(
+            f"{token!r} means {len(found)} runs", where=str(root), hint=f"which: {names}?"
+        )
+    hint = nearest(token, [run.name for run in runs[:20]], what="run")
+    raise RunError(f"no run {token!r}", where=str(root), hint=hint)
+
+
+def job_ids(run: RunDir) -> set[str]:
+    """Every job that has worked on a run."""
+    record = read_json(run.submission) or {}
+    return {a.job_id for a in ledger.attempts(run)} | {str(record.get("job_id"))}
+
+
+def request(run: RunDir, want: str) -> Status:
+    """Ask a run to stop or cancel it; its status before that.
+
+    Raises:
+        RunError: there is nothing that could be stopped.
+    """
+    found = status(run)
+    if found.stale:
+        raise SlurmUnreachable(found.reason, where=run.name, hint="nothing was asked; try again")
+    if found.final or not found.job_id:
+        raise RunError(f"the run is {found.state}: there is nothing to {want}", where=run.name)
+    write_json(run.request, {"want": want, "job_id": found.job_id, "when": time.time()})
+    backend = BACKENDS[found.backend]
+    if want == "cancel" or found.state == "PENDING":
+        backend.cancel(found.job_id)  # a job that has not begun has nothing to save
+    else:
+        backend.stop(found.job_id)
+    return found
+
+
+def check_ended(run: RunDir) -> None:
+    """Refuse while the run lives."""
+    found = status(run)
+    if found.stale:
+        raise SlurmUnreachable(found.reason, where=run.name, hint="try again")
+    if not found.final:
+        raise RunError(
+            f"the run is {found.state} as job {found.job_id}",
+            where=run.name,
+            hint=f"hpcddp stop {run.name} saves and ends it first",
+        )
+
+
+def kill_local(run: RunDir) -> None:
+    """KILL a run on this machine, with all of its ranks."""
+    record = read_json(run.submission) or {}
+    write_json(run.request, {"want": "cancel", "job_id": record["job_id"], "when": time.time()})
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(int(record["job_id"]), signal.SIGKILL)

@@ -1,0 +1,284 @@
+"""The map nodes x GPUs <-> ranks, and all rank arithmetic there is (layer 0).
+
+``Topology`` is what was planned; ``Rank`` is what one process finds in its environment. Ranks are
+laid out in blocks: node 0 holds the first ``gpus_per_node`` ranks, node 1 the next, and so on.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import repeat
+
+from hpcddp.errors import RankMapError, TopologyError
+
+DIALECTS: dict[str, dict[str, tuple[str, ...]]] = {
+    "torchrun": {
+        "world_rank": ("RANK",),
+        "world_size": ("WORLD_SIZE",),
+        "local_rank": ("LOCAL_RANK",),
+        "local_size": ("LOCAL_WORLD_SIZE",),
+        "node": ("GROUP_RANK",),
+    },
+    "slurm": {
+        "world_rank": ("SLURM_PROCID",),
+        "world_size": ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"),
+        "local_rank": ("SLURM_LOCALID",),
+        "tasks_per_node": ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"),
+        "nodes": ("SLURM_STEP_NUM_NODES", "SLURM_NNODES"),
+        "node": ("SLURM_NODEID",),
+    },
+    "openmpi": {
+        "world_rank": ("OMPI_COMM_WORLD_RANK",),
+        "world_size": ("OMPI_COMM_WORLD_SIZE",),
+        "local_rank": ("OMPI_COMM_WORLD_LOCAL_RANK",),
+        "local_size": ("OMPI_COMM_WORLD_LOCAL_SIZE",),
+    },
+    "pmi": {
+        "world_rank": ("PMI_RANK",),
+        "world_size": ("PMI_SIZE",),
+        "local_rank": ("MPI_LOCALRANKID",),
+        "local_size": ("MPI_LOCALNRANKS",),
+    },
+    "local": {},
+}
+"""Who sets which variables, first match first: a dialect applies when its world_rank is set.
+
+Of several names for one meaning the first that is set counts. torchrun comes first because inside
+``srun torchrun`` SLURM_PROCID is the number of the node. "local" has no variables: a world of one.
+"""
+
+Row = tuple[int, int, str | None, int]
+"""One rank of a map: global rank, node, host, local rank."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRange:
+    """How many nodes were asked for: exactly ``max``, or anything from ``min`` to ``max``."""
+
+    min: int
+    max: int
+
+    def __str__(self) -> str:
+        return str(self.max) if self.min == self.max else f"{self.min}-{self.max}"
+
+
+def parse_nodes(value: object, *, where: str = "nodes") -> NodeRange:
+    """Read a number of nodes (``2``, ``"2"``) or a range of them (``"1-4"``)."""
+    hint = "give a whole number from 1 on (2), or a range (1-4)"
+    first, dash, last = value.partition("-") if isinstance(value, str) else (value, "", value)
+    low, high = _whole(first), _whole(last if dash else first)
+    if low is None or high is None:
+        raise TopologyError(f"{value!r:.60} is not a number of nodes", where=where, hint=hint)
+    if low < 1:
+        raise TopologyError(f"{value!r} begins below 1 node", where=where, hint=hint)
+    if high < low:
+        raise TopologyError(f"the range {value!r} goes down", where=where, hint=hint)
+    return NodeRange(low, high)
+
+
+def parse_gpus(value: object, *, where: str = "gpus") -> int:
+    """Read a number of GPUs per node (``4``, ``"4"``)."""
+    gpus = _whole(value)
+    if gpus is None or gpus < 1:
+        raise TopologyError(
+            f"{value!r:.60} is not a number of GPUs per node",
+            where=where,
+            hint="give a whole number from 1 on; without GPUs it counts the processes of a node",
+        )
+    return gpus
+
+
+def _whole(value: object) -> int | None:
+    """A whole number from 0 on, written in plain digits; None for anything else."""
+    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= 18:
+        return int(value)
+    return value if type(value) is int and value >= 0 else None  # a bool is not a number here
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """Where one process stands. All numbers count from 0; sizes are numbers of processes."""
+
+    world_rank: int
+    world_size: int
+    local_rank: int
+    local_size: int
+    node: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.local_size <= self.world_size:
+            raise TopologyError(
+                f"a world of {self.world_size} ranks with {self.local_size} on a node cannot be",
+                hint="a node has one rank at least, and all ranks at most",
+            )
+        _check_number("global rank", self.world_rank, self.world_size)
+        _check_number("local rank", self.local_rank, self.local_size)
+        _check_number("node", self.node, self.world_size)
+
+    def __str__(self) -> str:
+        nodes, rest = divmod(self.world_size, self.local_size)
+        return (
+            f"rank {self.world_rank}({self.world_size}), "
+            f"node {self.node}{'' if rest else f'({nodes})'}, "
+            f"local {self.local_rank}({self.local_size})"
+        )
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str]) -> "Rank":
+        """Read the rank from a process's environment: the one reader of it there is.
+
+        Call it in a process that a launcher started as a rank. Slurm sets SLURM_PROCID=0 in a
+        batch shell as well, where it means nothing: whoever starts ranks from there by other means
+        than srun keeps SLURM_PROCID out of their environment.
+        """
+        dialect, names = next(
+            row for row in DIALECTS.items() if not row[1] or row[1]["world_rank"][0] in environ
+        )
+        if not names:
+            return cls(0, 1, 0, 1, 0)
+        number = {
+            meaning: _number(dialect, meaning, environ)
+            for meaning in ("world_rank", "world_size", "local_rank", "local_size", "node")
+            if meaning in names
+        }
+        if "local_size" not in names:
+            number["local_size"] = _slurm_local_size(environ, number["node"], number["world_size"])
+        if "node" not in names:
+            number["node"] = number["world_rank"] // max(number["local_size"], 1)
+        try:
+            return cls(**number)
+        except TopologyError as error:
+            raise _env_error(dialect, error.what) from None
+
+    def to_env(self) -> dict[str, str]:
+        """The variables that torchrun sets: the inverse of ``from_env``."""
+        meanings = DIALECTS["torchrun"].items()
+        return {name: str(getattr(self, meaning)) for meaning, (name,) in meanings}
+
+    def check(self, topology: "Topology") -> None:
+        """Refuse to go on when this is not the rank that the plan has in this place."""
+        planned = (topology.world_size, topology.gpus_per_node)
+        first = self.node * topology.gpus_per_node
+        if (self.world_size, self.local_size) != planned:
+            wrong = f"expected a world of {planned[0]} with {planned[1]} on each node"
+        elif self.world_rank != first + self.local_rank:
+            wrong = f"expected rank {first + self.local_rank} in this place"
+        else:
+            return
+        raise RankMapError(
+            f"{self} is not on the map of {topology}: {wrong}",
+            where=f"rank {self.world_rank}",
+            hint="start the ranks in blocks, the same number on each node:"
+            f" srun --ntasks-per-node={planned[1]} --distribution=block",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """The planned map: as many ranks as there are nodes times GPUs. It keeps two numbers only."""
+
+    nodes: int
+    gpus_per_node: int
+
+    def __post_init__(self) -> None:
+        sizes = (self.nodes, self.gpus_per_node)
+        if any(type(size) is not int or size < 1 for size in sizes):
+            raise TopologyError(
+                f"{self.nodes!r:.60} nodes with {self.gpus_per_node!r:.60} GPUs each are not a map",
+                hint="both are whole numbers from 1 on",
+            )
+
+    def __str__(self) -> str:
+        return f"{self.nodes} nodes x {self.gpus_per_node} GPUs"
+
+    @property
+    def world_size(self) -> int:
+        return self.nodes * self.gpus_per_node
+
+    def rank(self, node: int, local: int) -> int:
+        """The global rank of local rank ``local`` on node ``node``."""
+        _check_number("node", node, self.nodes)
+        _check_number("local rank", local, self.gpus_per_node)
+        return node * self.gpus_per_node + local
+
+    def rank_of(self, world_rank: int) -> Rank:
+        """The place of a global rank."""
+        _check_number("global rank", world_rank, self.world_size)
+        node, local = divmod(world_rank, self.gpus_per_node)
+        return Rank(world_rank, self.world_size, local, self.gpus_per_node, node)
+
+    def ranks(self) -> Iterator[Rank]:
+        """All ranks in order, made one by one."""
+        return map(self.rank_of, range(self.world_size))
+
+
+def map_rows(topology: Topology, hosts: Sequence[str] | None = None) -> Iterator[Row]:
+    """The whole map, row by row; ``hosts`` names the nodes in their order.
+
+    Plain tuples and no checks per row: the map of the largest machines is a matter of
+    milliseconds, and nothing is kept.
+    """
+    if hosts is not None and len(hosts) != topology.nodes:
+        raise TopologyError(
+            f"{len(hosts)} hosts for {topology.nodes} nodes",
+            where="host list",
+            hint="name one host for each node, or change the number of nodes",
+        )
+    gpus = topology.gpus_per_node
+    return (
+        (node * gpus + local, node, host, local)
+        for node, host in enumerate(repeat(None, topology.nodes) if hosts is None else hosts)
+        for local in range(gpus)
+    )
+
+
+def _check_number(name: str, number: int, count: int) -> None:
+    if _whole(number) is None or number >= count:
+        raise TopologyError(
+            f"{name} {number!r} is not one of 0 to {count - 1}",
+            hint="give a number in this range, or plan more nodes or GPUs",
+        )
+
+
+def _text(dialect: str, meaning: str, environ: Mapping[str, str]) -> str | None:
+    return next((environ[name] for name in DIALECTS[dialect][meaning] if name in environ), None)
+
+
+def _number(dialect: str, meaning: str, environ: Mapping[str, str]) -> int:
+    text, names = _text(dialect, meaning, environ), " or ".join(DIALECTS[dialect][meaning])
+    number = _whole(text)
+    if text is None:
+        raise _env_error(dialect, f"{names} is not set")
+    if number is None:
+        raise _env_error(dialect, f"{names} is {text!r:.60}, not a whole number")
+    return number
+
+
+def _slurm_local_size(environ: Mapping[str, str], node: int, world_size: int) -> int:
+    """How many tasks a node has: Slurm lists them by node, as ``4(x2),3``, or they are equal."""
+    text = _text("slurm", "tasks_per_node", environ)
+    if text is None:
+        nodes = _number("slurm", "nodes", environ)
+        if nodes < 1 or world_size % nodes:
+            raise _env_error("slurm", f"{world_size} tasks are not spread evenly on {nodes} nodes")
+        return world_size // nodes
+    left = node
+    for item in text.split(","):
+        tasks, _, times = item.removesuffix(")").partition("(x")
+        size, count = _whole(tasks), _whole(times or "1")
+        if size is None or count is None:
+            break
+        if left < count:
+            return size
+        left -= count
+    names = " or ".join(DIALECTS["slurm"]["tasks_per_node"])
+    raise _env_error("slurm", f"{names} is {text!r:.60}, which says nothing of node {node}")
+
+
+def _env_error(dialect: str, what: str) -> TopologyError:
+    first = DIALECTS[dialect]["world_rank"][0]
+    return TopologyError(
+        what,
+        where=f"{dialect} environment",
+        hint=f"{first} is set, so the ranks are read as {dialect} sets them: start them with it,"
+        f" or unset {first}",
+    )

@@ -1,0 +1,172 @@
+"""The training set as optimizer steps: micro-batches of this rank, and their weights.
+
+A step takes ``global_batch`` samples, whatever the world size: this rank's share goes through the
+model in as few equal micro-batches as ``train.micro_batch`` allows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from hpcddp.errors import JobFileError
+from hpcddp.preempt import ignore_stop_signals
+from hpcddp.spec import JobSpec
+from hpcddp.train.sampler import ResumableSampler
+from hpcddp.train.seeding import mix
+from hpcddp.train.world import World
+
+
+class Micro(NamedTuple):
+    """One forward pass: samples in it, and how many of them are real and not padding."""
+
+    size: int
+    real: int
+
+
+class Step(NamedTuple):
+    """One optimizer step: samples over all ranks, and this rank's micro-batches."""
+
+    samples: int
+    micros: tuple[Micro, ...]
+
+
+def split(share: int, limit: int) -> int:
+    """Micro-batches of a rank's share: the fewest that are equal and at most ``limit`` samples."""
+    if limit == 0:
+        return 1
+    return next(k for k in range(1, share + 1) if share % k == 0 and share // k <= limit)
+
+
+class TrainData:
+    """The training set, seen from one rank."""
+
+    def __init__(self, dataset: Any, spec: JobSpec, world: World) -> None:
+        self.samples = _check(dataset, spec, world.size)
+        self._global_batch = spec.global_batch
+        self._drop_last = spec.train.drop_last
+        self._rank, self._world_size = world.rank.world_rank, world.size
+        self._seed = spec.seed
+        self.device = world.device
+        share = spec.global_batch // world.size
+        self.accumulation = split(share, spec.train.micro_batch)
+        self.micro_batch = share // self.accumulation
+        self._full = (Micro(self.micro_batch, self.micro_batch),) * self.accumulation
+        self._sampler = ResumableSampler(
+            dataset,
+            world.size,
+            self._rank,
+            seed=spec.seed,
+            drop_last=spec.train.drop_last,
+            multiple=spec.global_batch,
+        )
+        # A generator of its own: an iterator draws a seed, and drawn from the default generator
+        # that would change dropout after a resume.
+        self._generator = torch.Generator()
+        self._loader: DataLoader[Any] = make_loader(
+            dataset,
+            self.micro_batch,
+            spec.data.workers,
+            world.device,
+            sampler=self._sampler,
+            generator=self._generator,
+        )
+
+    def steps_left(self, consumed: int) -> int:
+        """Optimizer steps of an epoch after ``consumed`` of its samples."""
+        left = self.samples - consumed
+        return left // self._global_batch if self._drop_last else -(-left // self._global_batch)
+
+    def batches(self, epoch: int, consumed: int) -> Iterator[Any]:
+        """This rank's micro-batches of an epoch after ``consumed`` of its samples, in order."""
+        self._sampler.set_position(epoch, consumed)
+        self._generator.manual_seed(mix(self._seed, epoch, self._rank))
+        return iter(self._loader)
+
+    def step_at(self, consumed: int) -> Step:
+        """The shape of the step after ``consumed`` samples of the epoch."""
+        left = self.samples - consumed
+        if left >= self._global_batch:
+            return Step(self._global_batch, self._full)
+        padded = -(-left // self._world_size)
+        real = -(-(left - self._rank) // self._world_size)  # padding comes last, on the last ranks
+        sizes = [
+            min(self.micro_batch, padded - done) for done in range(0, padded, self.micro_batch)
+        ]
+        micros = [
+            Micro(size, max(0, min(size, real - i * self.micro_batch)))
+            for i, size in enumerate(sizes)
+        ]
+        return Step(left, tuple(micros))
+
+    def place(self, batch: Any, micro: Micro) -> Any:
+        """A micro-batch on the device, without its padding (unless there is nothing else)."""
+        if 0 < micro.real < micro.size:
+            batch = _map(batch, lambda t: t[: micro.real])
+        return to_device(batch, self.device)
+
+
+def _check(dataset: Any, spec: JobSpec, world_size: int) -> int:
+    """The dataset's size; JobFileError when it does not make one step, or the batch no shares."""
+    if spec.global_batch % world_size:
+        raise JobFileError(
+            f"global_batch is {spec.global_batch}, which {world_size} ranks cannot share equally",
+            where="global_batch",
+            hint=f"take a multiple of {world_size}, such as "
+            f"{max(1, round(spec.global_batch / world_size)) * world_size}",
+        )
+    try:
+        size = len(dataset)
+    except TypeError:
+        raise JobFileError(
+            "dataset('train') has no length",
+            where=spec.task,
+            hint="return a map-style dataset, with __len__ and __getitem__",
+        ) from None
+    needed = spec.global_batch if spec.train.drop_last else world_size
+    if size < needed:
+        raise JobFileError(
+            f"the training set has {size} samples, fewer than "
+            + (f"one global batch of {needed}" if spec.train.drop_last else f"{needed} ranks"),
+            where=spec.task,
+            hint="take more data, or fewer ranks and a smaller global_batch",
+        )
+    return size
+
+
+def make_loader(
+    dataset: Any, batch_size: int, workers: int, device: torch.device, **options: Any
+) -> DataLoader[Any]:
+    """A DataLoader whose worker processes leave stopping to the rank."""
+    return DataLoader(
+        dataset,
+        batch_size=batch_size,
+        num_workers=workers,
+        worker_init_fn=ignore_stop_signals if workers else None,
+        persistent_workers=workers > 0,
+        pin_memory=device.type == "cuda",
+        **options,
+    )
+
+
+def to_device(batch: Any, device: torch.device) -> Any:
+    """A batch, or what holds tensors, on the device; on the CPU it is there already."""
+    if device.type == "cpu":
+        return batch
+    return _map(batch, lambda t: t.to(device, non_blocking=True))
+
+
+def _map(value: Any, change: Any) -> Any:
+    """Tensors inside lists, tuples and dicts, changed; the rest as it is."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, dict):
+        return {k: _map(v, change) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        items = [_map(v, change) for v in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    return value

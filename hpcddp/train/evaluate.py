@@ -1,0 +1,112 @@
+"""Evaluation over all ranks, in which every held-out sample counts exactly once."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils.data import Subset
+
+from hpcddp.errors import JobFileError
+from hpcddp.spec import JobSpec
+from hpcddp.train.data import make_loader, to_device
+from hpcddp.train.task import Task
+from hpcddp.train.world import World
+
+
+class Evaluation(NamedTuple):
+    """Means over the held-out samples, their number, and how many a truth value holds for."""
+
+    metrics: dict[str, float]
+    count: int
+    counted: dict[str, int]
+
+
+class Evaluator:
+    """This rank's part of the held-out samples: every world-size-th one, without padding."""
+
+    def __init__(self, dataset: Any, task: Task, spec: JobSpec, world: World) -> None:
+        self._task, self._world = task, world
+        self.count = len(dataset)
+        if self.count == 0:
+            raise JobFileError(
+                "dataset('eval') is empty",
+                where=task.name,
+                hint="return None where there is nothing to evaluate on",
+            )
+        mine = range(world.rank.world_rank, self.count, world.size)
+        # A rank without a sample takes one that does not count, to have the metrics' names.
+        self._weight = 1 if mine else 0
+        self._loader = make_loader(
+            Subset(dataset, mine or range(1)),
+            spec.data.eval_batch,
+            spec.data.workers,
+            world.device,
+            shuffle=False,
+            generator=torch.Generator().manual_seed(0),
+        )
+
+    def __call__(self, model: nn.Module) -> Evaluation:
+        """Evaluate the model; a collective. ``model`` is not wrapped: ranks' batches differ."""
+        training = model.training
+        model.eval()
+        try:
+            with torch.inference_mode():
+                sums, counts = self._sums(model)
+        finally:
+            model.train(training)
+        totals = torch.stack(list(sums.values())).mul_(self._weight)
+        if self._world.size > 1:
+            dist.all_reduce(totals)
+        values = dict(zip(sums, totals.tolist(), strict=True))
+        return Evaluation(
+            {name: value / self.count for name, value in values.items()},
+            self.count,
+            {name: round(values[name]) for name in counts},
+        )
+
+    def _sums(self, model: nn.Module) -> tuple[dict[str, Tensor], set[str]]:
+        """Sums over this rank's samples, and the names of those that count truth values."""
+        zero = torch.zeros((), dtype=torch.float64, device=self._world.device)
+        sums: dict[str, Tensor] = {}
+        counts: set[str] = set()
+        for batch in self._loader:
+            inputs, targets = to_device(batch, self._world.device)
+            output = model(inputs)
+            values = self._values(output, targets)
+            size = next((len(v) for v in values.values()), _size(targets, inputs))
+            loss = self._task.loss(output, targets)
+            sums["loss"] = sums.get("loss", zero) + loss.double() * size
+            for name, value in values.items():
+                sums[name] = sums.get(name, zero) + value.double().sum()
+                if value.dtype == torch.bool:
+                    counts.add(name)
+        return dict(sorted(sums.items())), counts
+
+    def _values(self, output: Any, targets: Any) -> dict[str, Tensor]:
+        """The task's metrics of one batch, one value per sample."""
+        if self._task.metrics is None:
+            return {}
+        values: dict[str, Tensor] = self._task.metrics(output, targets)
+        sizes = {name: tuple(getattr(v, "shape", ())) for name, v in values.items()}
+        if "loss" in values or any(len(s) != 1 for s in sizes.values()) or len({*sizes.values()}) > 1:
+            raise JobFileError(
+                f"metrics() gives shapes {sizes}",
+                where=self._task.name,
+                hint="give one value per sample, of shape [batch], under names other than loss",
+            )
+        return values
+
+
+def _size(*batches: Any) -> int:
+    """Samples in a batch: the length of the first tensor in it."""
+    for value in batches:
+        if isinstance(value, Tensor):
+            return len(value)
+        if isinstance(value, dict):
+            return _size(*value.values())
+        if isinstance(value, list | tuple):
+            return _size(*value)
+    raise TypeError("a batch without a tensor")

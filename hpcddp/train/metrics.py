@@ -1,0 +1,118 @@
+"""attempts/N/metrics.jsonl: one record a line, written by rank 0 (standard library only).
+
+Every record has event, attempt, time and, where it has one, step. ``line`` says the same to a
+person; whoever shows a run on a terminal uses it too.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import IO, Any
+
+from hpcddp.rundir import AttemptDir
+
+OnRecord = Callable[[dict[str, Any]], None]
+
+
+class Recorder:
+    """Rank 0's pen. On other ranks it does nothing."""
+
+    def __init__(self, attempt: AttemptDir, *, active: bool, on_record: OnRecord | None = None):
+        self._attempt = attempt.number
+        self._on_record = on_record or show
+        self._file: IO[str] | None = None
+        if active:
+            attempt.path.mkdir(parents=True, exist_ok=True)
+            self._file = attempt.metrics.open("a", encoding="utf-8")
+
+    def __call__(self, event: str, **values: Any) -> None:
+        """Write one record, flushed: who follows the run sees it at once."""
+        if self._file is None:
+            return
+        record = {"event": event, "attempt": self._attempt, "time": time.time(), **values}
+        self._file.write(json.dumps(record) + "\n")
+        self._file.flush()
+        self._on_record(record)
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def show(record: Mapping[str, Any]) -> None:
+    """Print a record as its line."""
+    if text := line(record):
+        print(text, flush=True)
+
+
+def line(record: Mapping[str, Any]) -> str:
+    """A record for a person, or "" for one that has nothing to tell."""
+    make = _LINES.get(record["event"])
+    return make(record) if make else ""
+
+
+COLUMNS = ("rank", "node", "local", "host", "device", "cpus")
+
+
+def rank_table(ranks: Sequence[Mapping[str, Any]]) -> str:
+    """The map that the ranks reported, as a table."""
+    rows = [COLUMNS, *(tuple(str(r[c]) for c in COLUMNS) for r in ranks)]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(COLUMNS))]
+    return "\n".join(
+        "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    )
+
+
+def _ranks(r: Mapping[str, Any]) -> str:
+    n = len(r["ranks"])
+    s = "" if n == 1 else "s"
+    how = f"nccl on {n} GPU{s}" if r["backend"] == "nccl" else f"gloo on CPU, {n} rank{s}"
+    return f"{rank_table(r['ranks'])}\n{how}"
+
+
+def _start(r: Mapping[str, Any]) -> str:
+    batch = f"global batch {r['global_batch']}"
+    if r["accumulation"] > 1:
+        batch += f" ({r['accumulation']} micro-batches of {r['micro_batch']} a rank)"
+    text = f"{r['total_steps']} steps, {r['steps_per_epoch']} an epoch, {batch}, seed {r['seed']}"
+    return f"{text}\nresumed from {r['resumed']}, step {r['step']}" if r["resumed"] else text
+
+
+def _train(r: Mapping[str, Any]) -> str:
+    norm = f"  grad norm {r['grad_norm']:.3g}" if "grad_norm" in r else ""
+    return (
+        f"step {r['step']}  epoch {r['epoch']}  loss {r['loss']:.4f}  lr {r['lr']:.3g}"
+        f"{norm}  {r['samples_per_s']:.0f} samples/s"
+    )
+
+
+def _eval(r: Mapping[str, Any]) -> str:
+    values = "  ".join(f"{name} {value:.4f}" for name, value in r["metrics"].items())
+    return f"step {r['step']}  epoch {r['epoch']}  eval  {values}"
+
+
+def _checkpoint(r: Mapping[str, Any]) -> str:
+    return f"step {r['step']}  saved {r['path']}  {r['bytes'] / 1e6:.1f} MB in {r['seconds']:.2f} s"
+
+
+def _end(r: Mapping[str, Any]) -> str:
+    lines = [f"{r['outcome']} at step {r['step']}"]
+    for name, value in r.get("metrics", {}).items():
+        n = r["count"]
+        whole = f"{r['counted'][name]} of {n}" if name in r["counted"] else f"mean of {n}"
+        lines.append(f"{name} {value:.4f} ({whole} held-out samples, seed {r['seed']})")
+    return "\n".join(lines)
+
+
+_LINES = {
+    "ranks": _ranks,
+    "start": _start,
+    "train": _train,
+    "eval": _eval,
+    "checkpoint": _checkpoint,
+    "end": _end,
+}

@@ -1,0 +1,65 @@
+"""The optimizer and the learning rate: the task's own, or AdamW with warm-up and cosine."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
+
+from hpcddp.spec import TrainSpec
+from hpcddp.train.task import Task
+
+
+def make_optimizer(task: Task, model: nn.Module, train: TrainSpec) -> Optimizer:
+    """AdamW (Loshchilov and Hutter, 2019), unless the task has an optimizer of its own."""
+    if task.has("optimizer"):
+        own: Optimizer = task.optimizer(model)
+        return own
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    fused = all(p.device.type in ("cpu", "cuda") and p.is_floating_point() for p in parameters)
+    return torch.optim.AdamW(
+        parameters, lr=train.lr, weight_decay=train.weight_decay, fused=fused or None
+    )
+
+
+def make_scheduler(
+    task: Task, optimizer: Optimizer, train: TrainSpec, total_steps: int
+) -> LRScheduler:
+    """The schedule, stepped after every optimizer step."""
+    if task.has("scheduler"):
+        own: LRScheduler = task.scheduler(optimizer, total_steps)
+        return own
+    return LambdaLR(optimizer, shape(train, total_steps))
+
+
+def shape(train: TrainSpec, total_steps: int) -> Callable[[int], float]:
+    """The factor on the peak learning rate after a number of steps.
+
+    Linear warm-up, then constant or a half cosine to 0 (Loshchilov and Hutter, 2017).
+    """
+    warmup = train.warmup_steps
+
+    def factor(step: int) -> float:
+        if step < warmup:
+            return (step + 1) / (warmup + 1)
+        if train.schedule == "constant":
+            return 1.0
+        done = (step - warmup) / max(1, total_steps - warmup)
+        return 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
+
+    return factor
+
+
+def go_to_step(scheduler: LambdaLR, step: int) -> None:
+    """Put our own schedule, a function of the step alone, to a step: what the job file says now
+    holds for the steps to come."""
+    scheduler.last_epoch = step
+    for group, base, factor in zip(
+        scheduler.optimizer.param_groups, scheduler.base_lrs, scheduler.lr_lambdas, strict=True
+    ):
+        group["lr"] = base * factor(step)
+    scheduler._last_lr = [group["lr"] for group in scheduler.optimizer.param_groups]

@@ -1,0 +1,165 @@
+"""Tensors in torch.distributed.checkpoint's files, read without running anything that they hold.
+
+DCP's ``.metadata`` is a pickle. It is read through an unpickler that knows the few classes such a
+file needs, by their exact names; tensors are read with ``weights_only``. Byte entries, which DCP
+would unpickle freely, are not among those classes.
+
+Imported when a checkpoint is saved or read, not before: a first step does not wait for DCP.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import pickle
+from collections.abc import Iterator, Mapping
+from pathlib import Path, PosixPath
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor
+from torch.distributed.checkpoint import filesystem, metadata
+from torch.distributed.checkpoint.api import CheckpointException
+
+from hpcddp.errors import CheckpointError
+
+METADATA = ".metadata"
+
+_DTYPES = ("float64 float32 float16 bfloat16 float8_e4m3fn float8_e5m2 "
+           "complex64 complex128 int64 int32 int16 int8 uint8 bool")  # fmt: skip
+_PACKAGE = "torch.distributed.checkpoint"
+ALLOWED: dict[tuple[str, str], Any] = {
+    ("torch", "Size"): torch.Size,
+    ("torch.serialization", "_get_layout"): {"torch.strided": torch.strided}.__getitem__,
+    ("pathlib", "PosixPath"): PosixPath,
+    ("pathlib._local", "PosixPath"): PosixPath,
+    (f"{_PACKAGE}.filesystem", "_StorageInfo"): filesystem._StorageInfo,
+    **{("torch", name): getattr(torch, name) for name in _DTYPES.split()},
+    **{
+        (f"{_PACKAGE}.metadata", name): getattr(metadata, name)
+        for name in (
+            "Metadata",
+            "TensorStorageMetadata",
+            "ChunkStorageMetadata",
+            "TensorProperties",
+            "_MEM_FORMAT_ENCODING",
+            "MetadataIndex",
+            "StorageMeta",
+        )
+    },
+}
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        try:
+            return ALLOWED[module, name]
+        except KeyError:
+            raise pickle.UnpicklingError(f"it names {module}.{name}") from None
+
+
+def read_metadata(folder: Path) -> metadata.Metadata:
+    """What a checkpoint's folder holds.
+
+    Raises:
+        CheckpointError: the file is missing, damaged, or asks for more than tensors.
+    """
+    path = folder / METADATA
+    try:
+        found = _Unpickler(io.BytesIO(path.read_bytes())).load()
+        _check(found)
+    except Exception as error:  # a damaged pickle raises anything
+        raise CheckpointError(
+            f"not a checkpoint's metadata: {error}",
+            where=str(path),
+            hint="nothing in it was run; remove this checkpoint, an older one is used then",
+        ) from None
+    return found  # type: ignore[no-any-return]
+
+
+def _check(found: Any) -> None:
+    """Only tensors, only in files of the folder itself."""
+    if type(found) is not metadata.Metadata:
+        raise ValueError("it holds something else")
+    for name, entry in found.state_dict_metadata.items():
+        if type(name) is not str or type(entry) is not metadata.TensorStorageMetadata:
+            raise ValueError(f"{name!r:.80} is not a tensor")
+    for info in found.storage_data.values():
+        if Path(info.relative_path).name != info.relative_path:
+            raise ValueError(f"{info.relative_path!r:.80} is outside of the folder")
+        if getattr(info, "transform_descriptors", None):
+            raise ValueError("its tensors are transformed")
+
+
+class _Reader(dcp.FileSystemReader):
+    """Reads by metadata that were read before; DCP's own reader would unpickle them freely."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._metadata = read_metadata(folder)
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> metadata.Metadata:
+        self._metadata.storage_meta = metadata.StorageMeta(load_id=self.load_id)
+        return self._metadata
+
+
+def shapes(folder: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    """Name -> shape and dtype of every tensor of a checkpoint."""
+    entries = read_metadata(folder).state_dict_metadata
+    return {
+        name: (entry.size, entry.properties.dtype)
+        for name, entry in entries.items()
+        if isinstance(entry, metadata.TensorStorageMetadata)
+    }
+
+
+def empty(folder: Path, prefix: str) -> dict[str, Tensor]:
+    """New CPU tensors for a checkpoint's names with this prefix, for ``read`` to fill."""
+    return {
+        name: torch.empty(size, dtype=dtype)
+        for name, (size, dtype) in shapes(folder).items()
+        if name.startswith(prefix)
+    }
+
+
+def write(folder: Path, tensors: Mapping[str, Tensor], group: dist.ProcessGroup | None) -> None:
+    """Write all ranks' tensors, fsynced; a collective. A tensor of all ranks is written once."""
+    with _errors(folder):
+        dcp.save(
+            dict(tensors),
+            storage_writer=dcp.FileSystemWriter(folder, sync_files=True),
+            process_group=group,
+        )
+
+
+def read(
+    folder: Path, tensors: Mapping[str, Tensor], group: dist.ProcessGroup | None, *, alone: bool
+) -> None:
+    """Fill the tensors in place; a collective, unless ``alone``."""
+    with _errors(folder):
+        dcp.load(
+            dict(tensors),
+            storage_reader=_Reader(folder),
+            process_group=None if alone else group,
+            no_dist=alone,
+        )
+
+
+@contextlib.contextmanager
+def _errors(folder: Path) -> Iterator[None]:
+    """DCP's exceptions as ours, with the first rank's reason; its log repeats them at length."""
+    log = logging.getLogger("torch.distributed.checkpoint")
+    level = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        yield
+    except CheckpointException as error:
+        rank, (reason, _) = next(iter(error.failures.items()))
+        raise CheckpointError(
+            f"rank {rank}: {type(reason).__name__}: {reason}", where=str(folder)
+        ) from None
+    finally:
+        log.setLevel(level)

@@ -1,0 +1,176 @@
+"""The user's task module: model, dataset and loss, imported on the nodes only.
+
+A task is a .py file beside the job file, or ``package.module:object``. It gives
+
+    model(**[model]) -> nn.Module
+    dataset(split, **[dataset]) -> a map-style Dataset of (input, target); split is train or eval
+    loss(output, target) -> the mean over the batch, a scalar
+    optimizer(model, train) -> Optimizer                 optional; train is the job's TrainSpec
+    scheduler(optimizer, total_steps) -> LRScheduler     optional; stepped after every step
+    metrics(output, target) -> {name: one value per sample}        optional; truth values count
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import os
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from hpcddp.errors import JobFileError
+from hpcddp.spec import JobSpec
+
+REQUIRED = ("model", "dataset", "loss")
+OPTIONAL = ("optimizer", "scheduler", "metrics")
+SIGNATURES = {
+    "model": "model(**options)",
+    "dataset": "dataset(split, **options)",
+    "loss": "loss(output, target)",
+    "optimizer": "optimizer(model, train)",
+    "scheduler": "scheduler(optimizer, total_steps)",
+    "metrics": "metrics(output, target)",
+}
+_NODE_FOLDERS = re.compile(r"\$(?:(SCRATCH|SLURM_TMPDIR|TMPDIR)\b|\{(SCRATCH|SLURM_TMPDIR|TMPDIR)\})")
+
+
+class Task:
+    """A task's functions, with the job's options put in."""
+
+    def __init__(self, source: object, name: str, spec: JobSpec) -> None:
+        self.name = name
+        self._spec = spec
+        self._functions = {f: getattr(source, f, None) for f in REQUIRED + OPTIONAL}
+        for function, found in self._functions.items():
+            if not callable(found) and (function in REQUIRED or found is not None):
+                raise JobFileError(
+                    f"there is no function {function}",
+                    where=name,
+                    hint=f"define {SIGNATURES[function]} there",
+                )
+        self.loss = self._get("loss")
+        self.metrics = self._functions["metrics"]
+        self._check("loss", "output", "target")
+        self._check("metrics", "output", "target")
+
+    def has(self, function: str) -> bool:
+        return self._functions[function] is not None
+
+    def model(self) -> Any:
+        """The model, on the CPU."""
+        self._check("model", **self._spec.model)
+        return self._get("model")(**self._spec.model)
+
+    def dataset(self, split: str) -> Any:
+        """The dataset of a split; None when the task has no such split."""
+        options = {key: _expand(key, value) for key, value in self._spec.dataset.items()}
+        self._check("dataset", split, **options)
+        return self._get("dataset")(split, **options)
+
+    def optimizer(self, model: Any) -> Any:
+        self._check("optimizer", model, self._spec.train)
+        return self._get("optimizer")(model, self._spec.train)
+
+    def scheduler(self, optimizer: Any, total_steps: int) -> Any:
+        self._check("scheduler", optimizer, total_steps)
+        return self._get("scheduler")(optimizer, total_steps)
+
+    def _get(self, function: str) -> Callable[..., Any]:
+        found: Callable[..., Any] = self._functions[function]  # type: ignore[assignment]
+        return found
+
+    def _check(self, function: str, *args: Any, **options: Any) -> None:
+        """Say which argument does not fit before Python says it in a traceback."""
+        if not self.has(function):
+            return
+        try:
+            inspect.signature(self._get(function)).bind(*args, **options)
+        except TypeError as error:
+            raise JobFileError(
+                f"{function}() cannot be called with the job's options: {error}",
+                where=self.name,
+                hint=f"it is called as {SIGNATURES[function]}; options are the job file's [{function}]",
+            ) from None
+        except ValueError:  # a builtin without a signature
+            return
+
+
+def _expand(key: str, value: Any) -> Any:
+    """Fill the node's own folders in: they are known only there."""
+    if not isinstance(value, str):
+        return value
+
+    def folder(match: re.Match[str]) -> str:
+        name = match[1] or match[2]
+        if name not in os.environ:
+            raise JobFileError(
+                f"${name} is not set on this node",
+                where=f"dataset.{key}",
+                hint="set it in the job file's [env], or write the path out",
+            )
+        return os.environ[name]
+
+    return _NODE_FOLDERS.sub(folder, value)
+
+
+def load(spec: JobSpec, workdir: str) -> Task:
+    """Import the job's task.
+
+    Args:
+        workdir: the folder of submission, where ``package.module`` is looked for.
+
+    Raises:
+        JobFileError: the file, module, object or a function is not there.
+    """
+    module, colon, attribute = spec.task.partition(":")
+    if spec.task.endswith(".py") or not colon:
+        return Task(_import_file(Path(spec.task)), spec.task, spec)
+    return Task(_import_object(module, attribute, workdir), spec.task, spec)
+
+
+def _import_file(path: Path) -> object:
+    if not path.is_file():
+        raise JobFileError(
+            "the task file is not there",
+            where=str(path),
+            hint="it must lie where all nodes can read it",
+        )
+    _put_on_path(path.parent)
+    # Under its own name, so that DataLoader workers and pickles find it; not over a module that
+    # is loaded already: a task named types.py must not replace Python's.
+    name = path.stem if path.stem not in sys.modules else f"hpcddp_task_{path.stem}"
+    found = importlib.util.spec_from_file_location(name, path)
+    if found is None or found.loader is None:
+        raise JobFileError("the task file cannot be imported", where=str(path))
+    module = importlib.util.module_from_spec(found)
+    sys.modules[name] = module
+    found.loader.exec_module(module)
+    return module
+
+
+def _import_object(module: str, attribute: str, workdir: str) -> object:
+    _put_on_path(Path(workdir))
+    try:
+        found: object = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (module + ".").startswith(error.name + "."):
+            raise  # the task's module is there; what it imports is not
+        raise JobFileError(
+            f"there is no module {error.name}",
+            where=f"{module}:{attribute}",
+            hint=f"it is looked for in {workdir} and in the Python that runs the job",
+        ) from None
+    for name in attribute.split("."):
+        if not hasattr(found, name):
+            raise JobFileError(f"{module} has no {attribute}", where=f"{module}:{attribute}")
+        found = getattr(found, name)
+    return found
+
+
+def _put_on_path(folder: Path) -> None:
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))

@@ -1,0 +1,105 @@
+"""Steps 7 and 8: one rank, from its environment to its exit code.
+
+``Worker(run_dir)`` is what submitit pickles and calls; ``python -P -m hpcddp.worker RUN_DIR`` does
+the same. Both leave the process for good, with 0 (done), 85 (saved, and left because asked) or
+1 (failed). ``run`` is the plain function underneath, for a debugger.
+
+The stop handlers come before everything else, torch included: a signal may come at any time.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from hpcddp.preempt import Preemption
+
+if TYPE_CHECKING:
+    from hpcddp.rundir import RunDir
+    from hpcddp.topology import Rank
+
+DONE = 0
+FAILED = 1
+STOPPED = 85
+
+
+class Worker:
+    """A callable that runs one rank of a run; plain data, pickled by reference."""
+
+    def __init__(self, run_dir: str | os.PathLike[str]) -> None:
+        self.run_dir = os.fspath(run_dir)
+
+    def __call__(self) -> NoReturn:
+        preemption = Preemption()
+        preemption.install()
+        _leave(_live(self.run_dir, os.environ, preemption))
+
+
+def run(
+    run: RunDir,
+    rank: Rank,
+    attempt: int,
+    *,
+    max_steps: int | None = None,
+    on_record: Callable[[dict[str, Any]], None] | None = None,
+    preemption: Preemption | None = None,
+) -> str:
+    """Train as one rank in this process; exceptions fly.
+
+    Args:
+        max_steps: take at most so many optimizer steps, whatever the job says.
+        on_record: gets every metrics record of rank 0; by default it is printed as a line.
+        preemption: the stop flag; without one, signals keep their meaning.
+
+    Returns: "done" or "stopped".
+    """
+    from hpcddp.train.job import train  # imports torch
+
+    return train(run, rank, attempt, preemption or Preemption(), max_steps, on_record)
+
+
+def _live(run_dir: str, environ: Mapping[str, str], preemption: Preemption) -> int:
+    """One rank's life, to its exit code. A failure is written down by the first rank that fails."""
+    from hpcddp.failure import report
+    from hpcddp.rundir import RunDir
+    from hpcddp.topology import Rank
+
+    folder, rank, attempt = RunDir(run_dir), None, int(environ.get("HPCDDP_ATTEMPT", "1"))
+    try:
+        rank = Rank.from_env(environ)
+        outcome = run(folder, rank, attempt, preemption=preemption)
+    except BaseException as error:
+        text = report(error, folder.attempt(attempt), rank.world_rank if rank else None)
+        print(text, file=sys.stderr)
+        return FAILED
+    return DONE if outcome == "done" else STOPPED
+
+
+def _leave(code: int) -> NoReturn:
+    """End the process at once: tearing down a process group that lost a rank can hang."""
+    if "multiprocessing" in sys.modules:
+        _end_children()
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            code = code or FAILED
+    os._exit(code)
+
+
+def _end_children() -> None:
+    """DataLoader workers ignore the stop signals, and nobody would miss the rank for seconds."""
+    import multiprocessing
+    import signal
+
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler raises when a worker dies
+    for child in multiprocessing.active_children():
+        child.kill()
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("usage: python -P -m hpcddp.worker RUN_DIR")
+    Worker(sys.argv[1])()
