@@ -160,9 +160,10 @@ def make(
     _check_name(job, sources)
     _check_batch(job, nodes, gpus, sources)
     _check_environment(job, sources)
+    _check_options(job, sources)
+    _check_limits(job, nodes, gpus, profile)
     if profile.cluster.backend == "slurm":
-        _check_slurm(job, sources, environ)
-        _check_limits(job, nodes, gpus, profile)
+        _check_variables(environ)
     return Plan(
         job, sources, profile, nodes, gpus,
         launchers.find(job.launcher, profile.cluster.backend, sources.get("launcher", "")),
@@ -216,7 +217,14 @@ def _env_text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _check_slurm(job: JobSpec, sources: Mapping[str, str], environ: Mapping[str, str]) -> None:
+def _check_variables(environ: Mapping[str, str]) -> None:
+    """SBATCH_* variables that contradict the map: sbatch would put them above the script."""
+    for name in CONTRADICTING:
+        if name in environ:
+            raise UserError("contradicts the map", where=name, hint=f"unset {name}")
+
+
+def _check_options(job: JobSpec, sources: Mapping[str, str]) -> None:
     """Options that contradict the map, and values that sbatch would take for something else."""
     for name, value in job.slurm.items():
         where = sources.get(f"slurm.{name}", "slurm")
@@ -229,9 +237,6 @@ def _check_slurm(job: JobSpec, sources: Mapping[str, str], environ: Mapping[str,
             raise UserError(f"{name!r} is not the long name of an sbatch option", where=where)
     if "time" in job.slurm:
         slurm.seconds(str(job.slurm["time"]), sources["slurm.time"])
-    for name in CONTRADICTING:
-        if name in environ:
-            raise UserError("contradicts the map", where=name, hint=f"unset {name}")
 
 
 def _check_limits(job: JobSpec, nodes: NodeRange, gpus: int, profile: Profile) -> None:

@@ -19,6 +19,10 @@ class Preemption:
         self.requested = False
         self._earlier: dict[int, object] = {}
 
+    @property
+    def installed(self) -> bool:
+        return bool(self._earlier)
+
     def install(self) -> None:
         """Take the stop signals over. A user's own handlers are kept and called; calling this
         again takes in those that were set since. Main thread only."""

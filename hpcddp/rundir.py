@@ -73,21 +73,18 @@ class RunDir:
             return [self.attempt(n) for n in numbers]
         return []
 
-    @classmethod
-    def create(cls, root: Path, name: str, run: str | None = None) -> RunDir:
-        """Make ROOT/NAME-DATE-TIME-XXXX with mode 0700; RunError if ROOT cannot be written."""
+    def create(self) -> None:
+        """Make the folder with mode 0700; RunError if it cannot be made."""
         try:
-            root.mkdir(parents=True, exist_ok=True)
-            path = root / (run or new_id(name))
-            path.mkdir(mode=0o700)
-            (path / "attempts").mkdir()
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.path.mkdir(mode=0o700)
+            self.attempts.mkdir()
         except OSError as error:
             raise RunError(
                 f"the run's folder cannot be made: {error.strerror}",
-                where=str(error.filename or root),
+                where=str(error.filename or self.path),
                 hint="name a folder that you can write with --runs or HPCDDP_RUNS",
             ) from None
-        return cls(path)
 
 
 def new_id(name: str) -> str:

@@ -14,13 +14,15 @@ from hpcddp.backends import BACKENDS, write_script
 from hpcddp.errors import RunError, SlurmUnreachable, SubmissionRefused
 from hpcddp.keys import nearest
 from hpcddp.plan import Plan
-from hpcddp.rundir import RunDir, read_json, runs_in, write_json
+from hpcddp.rundir import RunDir, new_id, read_json, runs_in, write_json
 from hpcddp.status import Status, status
 
 
 def prepare(plan: Plan, root: Path) -> RunDir:
-    """A new run dir with its job.json."""
-    run = RunDir.create(root, plan.spec.name)
+    """A new run dir with its job.json; nothing is made if the script cannot be rendered."""
+    run = RunDir(root / new_id(plan.spec.name))
+    plan.render(run, plan.worker_command(run))
+    run.create()
     write_json(run.job, plan.job(run))
     return run
 

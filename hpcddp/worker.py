@@ -44,20 +44,21 @@ def run(
     *,
     max_steps: int | None = None,
     on_record: Callable[[dict[str, Any]], None] | None = None,
-    preemption: Preemption | None = None,
 ) -> str:
-    """Train as one rank in this process; exceptions fly.
+    """Train as one rank in this process; exceptions fly and signals keep their meaning.
 
     Args:
         max_steps: take at most so many optimizer steps, whatever the job says.
         on_record: gets every metrics record of rank 0; by default it is printed as a line.
-        preemption: the stop flag; without one, signals keep their meaning.
 
     Returns: "done" or "stopped".
     """
     from hpcddp.train.job import train  # imports torch
+    from hpcddp.train.world import leave
 
-    return train(run, rank, attempt, preemption or Preemption(), max_steps, on_record)
+    outcome = train(run, rank, attempt, Preemption(), max_steps, on_record)
+    leave()
+    return outcome
 
 
 def _live(run_dir: str, environ: Mapping[str, str], preemption: Preemption) -> int:
@@ -69,7 +70,9 @@ def _live(run_dir: str, environ: Mapping[str, str], preemption: Preemption) -> i
     folder, rank, attempt = RunDir(run_dir), None, int(environ.get("HPCDDP_ATTEMPT", "1"))
     try:
         rank = Rank.from_env(environ)
-        outcome = run(folder, rank, attempt, preemption=preemption)
+        from hpcddp.train.job import train  # imports torch
+
+        outcome = train(folder, rank, attempt, preemption)
     except BaseException as error:
         text = report(error, folder.attempt(attempt), rank.world_rank if rank else None)
         print(text, file=sys.stderr)

@@ -13,6 +13,7 @@ import click
 
 from hpcddp import status, submission
 from hpcddp.cli.logs import put
+from hpcddp.cli.progress import Progress
 from hpcddp.rundir import RunDir, read_json
 from hpcddp.status import Status
 
@@ -91,10 +92,15 @@ def follow_run(run: RunDir, *, as_json: bool) -> int:
     """
     local = (read_json(run.job) or {})["backend"] == "local"
     tail = Tail(run)
+    progress = Progress()
 
     def each() -> None:
         for line in tail.lines():
-            put(line, sys.stderr if as_json else sys.stdout)
+            if progress.bar:
+                progress.write(line)
+            else:
+                put(line, sys.stderr if as_json else sys.stdout)
+        progress.follow(run)
 
     def interrupted(number: int, frame: FrameType | None) -> None:
         if not local:
@@ -107,14 +113,15 @@ def follow_run(run: RunDir, *, as_json: bool) -> int:
 
     before = {n: signal.signal(n, interrupted) for n in (signal.SIGINT, signal.SIGHUP)}
     try:
-        found = wait(run, each)
+        with progress:
+            found = wait(run, each)
+            each()
     except KeyboardInterrupt:
         click.echo(f"detached: the run goes on; hpcddp logs -f {run.name} comes back", err=True)
         return 130
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    each()
     return finish(run, found, as_json=as_json)
 
 

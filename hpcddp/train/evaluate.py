@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -16,7 +17,8 @@ from hpcddp.train.task import Task
 from hpcddp.train.world import World
 
 
-class Evaluation(NamedTuple):
+@dataclass(frozen=True)
+class Evaluation:
     """Means over the held-out samples, their number, and how many a truth value holds for."""
 
     metrics: dict[str, float]
@@ -91,7 +93,11 @@ class Evaluator:
             return {}
         values: dict[str, Tensor] = self._task.metrics(output, targets)
         sizes = {name: tuple(getattr(v, "shape", ())) for name, v in values.items()}
-        if "loss" in values or any(len(s) != 1 for s in sizes.values()) or len({*sizes.values()}) > 1:
+        if (
+            "loss" in values
+            or any(len(s) != 1 for s in sizes.values())
+            or len({*sizes.values()}) > 1
+        ):
             raise JobFileError(
                 f"metrics() gives shapes {sizes}",
                 where=self._task.name,

@@ -19,10 +19,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint import filesystem, metadata
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from hpcddp.errors import CheckpointError
 
@@ -94,7 +96,7 @@ def _check(found: Any) -> None:
             raise ValueError("its tensors are transformed")
 
 
-class _Reader(dcp.FileSystemReader):
+class _Reader(FileSystemReader):
     """Reads by metadata that were read before; DCP's own reader would unpickle them freely."""
 
     def __init__(self, folder: Path) -> None:
@@ -128,9 +130,9 @@ def empty(folder: Path, prefix: str) -> dict[str, Tensor]:
 def write(folder: Path, tensors: Mapping[str, Tensor], group: dist.ProcessGroup | None) -> None:
     """Write all ranks' tensors, fsynced; a collective. A tensor of all ranks is written once."""
     with _errors(folder):
-        dcp.save(
+        save(
             dict(tensors),
-            storage_writer=dcp.FileSystemWriter(folder, sync_files=True),
+            storage_writer=FileSystemWriter(folder, sync_files=True),
             process_group=group,
         )
 
@@ -140,7 +142,7 @@ def read(
 ) -> None:
     """Fill the tensors in place; a collective, unless ``alone``."""
     with _errors(folder):
-        dcp.load(
+        load(
             dict(tensors),
             storage_reader=_Reader(folder),
             process_group=None if alone else group,

@@ -35,7 +35,9 @@ SIGNATURES = {
     "scheduler": "scheduler(optimizer, total_steps)",
     "metrics": "metrics(output, target)",
 }
-_NODE_FOLDERS = re.compile(r"\$(?:(SCRATCH|SLURM_TMPDIR|TMPDIR)\b|\{(SCRATCH|SLURM_TMPDIR|TMPDIR)\})")
+_NODE_FOLDERS = re.compile(
+    r"\$(?:(SCRATCH|SLURM_TMPDIR|TMPDIR)\b|\{(SCRATCH|SLURM_TMPDIR|TMPDIR)\})"
+)
 
 
 class Task:
@@ -93,7 +95,7 @@ class Task:
             raise JobFileError(
                 f"{function}() cannot be called with the job's options: {error}",
                 where=self.name,
-                hint=f"it is called as {SIGNATURES[function]}; options are the job file's [{function}]",
+                hint=f"it is called as {SIGNATURES[function]}, options from the job file's [{function}]",
             ) from None
         except ValueError:  # a builtin without a signature
             return

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import HashStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from hpcddp.errors import RankMapError
 from hpcddp.failure import host
@@ -29,7 +30,7 @@ class World:
     device: torch.device
     backend: str
     reports: list[dict[str, Any]]
-    store: dist.Store
+    store: Store
     _control: dist.ProcessGroup | None = field(default=None, repr=False)
 
     @property
@@ -54,10 +55,11 @@ class World:
         if self.size > 1:
             dist.barrier(group=self.control)
 
-    def close(self) -> None:
-        """End the process group. DDP wrappers must be gone: their destructor needs it."""
-        if dist.is_initialized():
-            dist.destroy_process_group()
+
+def leave() -> None:
+    """End the process group. DDP wrappers must be gone: their destructor needs it."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def join(
@@ -101,10 +103,10 @@ def join(
     return World(rank, device, backend, reports, store)
 
 
-def _store(rank: Rank, address: tuple[str, int] | None, timeout: float) -> dist.Store:
+def _store(rank: Rank, address: tuple[str, int] | None, timeout: float) -> Store:
     """The store where ranks meet; rank 0 hosts it."""
     if rank.world_size == 1:
-        return dist.HashStore()
+        return HashStore()
     where = f"rank {rank.world_rank} on {host()}"
     if address is None:
         raise RankMapError(
@@ -115,7 +117,7 @@ def _store(rank: Rank, address: tuple[str, int] | None, timeout: float) -> dist.
     name, port = address
     main = rank.world_rank == 0
     try:
-        return dist.TCPStore(
+        return TCPStore(
             name,
             port,
             is_master=main,
@@ -190,9 +192,7 @@ def ranges(numbers: Iterable[int]) -> str:
     return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in parts)
 
 
-def _meet(
-    store: dist.Store, rank: Rank, report: dict[str, Any], timeout: float
-) -> list[dict[str, Any]]:
+def _meet(store: Store, rank: Rank, report: dict[str, Any], timeout: float) -> list[dict[str, Any]]:
     """Hand in this rank's report and wait for the verdict on all of them."""
     number, size = rank.world_rank, rank.world_size
     if store.add(f"hpcddp/claim/{number}", 1) > 1:
@@ -218,13 +218,13 @@ def _meet(
     return found
 
 
-def _refuse(store: dist.Store, error: RankMapError) -> None:
+def _refuse(store: Store, error: RankMapError) -> None:
     """Tell the ranks that wait; the first to refuse is the one they hear."""
     text = json.dumps({"error": {"what": error.what, "where": error.where, "hint": error.hint}})
     store.compare_set("hpcddp/verdict", "", text)
 
 
-def _missing(store: dist.Store, size: int, timeout: float) -> RankMapError:
+def _missing(store: Store, size: int, timeout: float) -> RankMapError:
     absent = ranges(n for n in range(size) if not store.check([f"hpcddp/rank/{n}"]))
     return RankMapError(
         f"of {size} ranks, {absent} did not come within {timeout:g} s",

@@ -1,0 +1,43 @@
+"""`hpcddp run`: one rank in this very process, so that a debugger works."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from typing import Any
+
+import click
+
+from hpcddp.cli.options import job_options, plan_job, runs_option, runs_root
+
+
+@click.command()
+@click.argument("job", required=False)
+@click.option("--steps", type=click.IntRange(min=1), help="Stop after this many optimizer steps.")
+@job_options
+@runs_option
+def run(job: str | None, steps: int | None, runs: str | None, **given: Any) -> None:
+    """Train JOB in this one process, with one rank and nothing started: for a debugger."""
+    from hpcddp import ledger, submission
+    from hpcddp.cli.progress import Progress
+    from hpcddp.host import process_start
+    from hpcddp.topology import Rank
+    from hpcddp.worker import run as train
+
+    given |= {"cluster": "local", "nodes": "1", "gpus": "1"}
+    folder = submission.prepare(plan_job(job, given), runs_root(runs))
+    pid = os.getpid()
+    facts = ledger.Attempt(
+        0, str(pid), socket.gethostname(), pid, process_start(pid), False, "", time.time()
+    )
+    ledger.begin(folder, facts, lambda earlier: False)
+    click.echo(f"run     {folder.name}\nfolder  {folder.path}", err=True)
+    outcome = ledger.FAILED
+    try:
+        with Progress() as progress:
+            outcome = train(
+                folder, Rank(0, 1, 0, 1, 0), 1, max_steps=steps, on_record=progress.show
+            )
+    finally:
+        ledger.end(folder, facts.number, int(outcome == ledger.FAILED), outcome)

@@ -1,0 +1,93 @@
+"""One rank from the run dir to the end of its training."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from hpcddp import spec as jobspec
+from hpcddp.errors import RunError
+from hpcddp.preempt import Preemption
+from hpcddp.rundir import RunDir, read_json
+from hpcddp.spec import JobSpec
+from hpcddp.topology import Rank
+from hpcddp.train import task as tasks
+from hpcddp.train import world as worlds
+from hpcddp.train.metrics import OnRecord, Recorder
+from hpcddp.train.trainer import Trainer
+from hpcddp.train.world import World
+
+FORMAT = 1
+START_TIMEOUT = 600.0  # seconds; a thousand ranks that import torch from one file server are slow
+
+
+def train(
+    run: RunDir,
+    rank: Rank,
+    attempt: int,
+    preemption: Preemption,
+    max_steps: int | None = None,
+    on_record: OnRecord | None = None,
+) -> str:
+    """Train as one rank; "done" or "stopped". Of all ranks together, none returns before the
+    last one has saved."""
+    job = read_job(run)
+    spec = jobspec.from_dict(job["spec"], str(run.job))
+    if max_steps:
+        spec.max_steps = min(max_steps, spec.max_steps or max_steps)
+    world = _join(rank, job, os.environ)
+    record = Recorder(run.attempt(attempt), active=world.is_main, on_record=on_record)
+    record("ranks", backend=world.backend, ranks=world.reports)
+    return _train(run, attempt, spec, job["workdir"], world, record, preemption)
+
+
+def _train(
+    run: RunDir,
+    attempt: int,
+    spec: JobSpec,
+    workdir: str,
+    world: World,
+    record: Recorder,
+    preemption: Preemption,
+) -> str:
+    task = tasks.load(spec, workdir)
+    if preemption.installed:
+        preemption.install()  # the task may have set handlers: they are kept and called
+    trainer = Trainer(run, attempt, spec, task, world, record)
+    try:
+        outcome = trainer.train(preemption)
+        world.barrier()
+        return outcome
+    finally:
+        trainer.close()
+        record.close()
+
+
+def read_job(run: RunDir) -> dict[str, Any]:
+    """The run's job.json; RunError when it is missing or of another format."""
+    job = read_json(run.job)
+    if job is None:
+        raise RunError("is no run: job.json is missing", where=str(run.path))
+    if job.get("format") != FORMAT:
+        raise RunError(
+            f"format {job.get('format')}, but this version reads format {FORMAT}",
+            where=str(run.job),
+            hint="run it with the hpcddp that made it",
+        )
+    return job
+
+
+def _join(rank: Rank, job: Mapping[str, Any], environ: Mapping[str, str]) -> World:
+    address = None
+    if environ.get("MASTER_ADDR") and environ.get("MASTER_PORT", "").isdecimal():
+        address = environ["MASTER_ADDR"], int(environ["MASTER_PORT"])
+    least, most = job["nodes"]
+    return worlds.join(
+        rank,
+        (least, most),
+        job["gpus_per_node"],
+        local=job["backend"] == "local",
+        address=address,
+        timeout=float(environ.get("HPCDDP_START_TIMEOUT", START_TIMEOUT)),
+    )

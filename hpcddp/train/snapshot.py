@@ -1,0 +1,105 @@
+"""Training state to a checkpoint and back: what is trained, where it is, and what it drew."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
+
+import hpcddp
+from hpcddp.errors import CheckpointError
+from hpcddp.rundir import RunDir
+from hpcddp.train import checkpoint, optim
+from hpcddp.train.task import Task
+from hpcddp.train.world import World
+
+
+@dataclass
+class Position:
+    """Where the training is: optimizer steps, complete epochs, samples of the epoch begun."""
+
+    step: int = 0
+    epoch: int = 0
+    samples_consumed: int = 0
+
+
+@dataclass
+class Live:
+    """What changes in training."""
+
+    module: nn.Module
+    optimizer: Optimizer
+    scheduler: LRScheduler
+    scaler: torch.amp.GradScaler
+
+
+def save(
+    run: RunDir, attempt: int, world: World, live: Live, at: Position, facts: dict[str, Any]
+) -> tuple[Path, int]:
+    """Write a checkpoint; a collective.
+
+    Args:
+        facts: more plain data for meta.json.
+
+    Returns: its folder, and its bytes on rank 0.
+    """
+    from hpcddp.train.state import State, rng_tensors
+
+    state = State(live.module, live.optimizer)
+    rng = rng_tensors(world.rank.world_rank, world.device)
+    meta = {
+        **vars(at),
+        **facts,
+        "run": run.name,
+        "attempt": attempt,
+        "world": world.size,
+        "optimizer": {"param_groups": state.groups(), "state": state.plain},
+        "scheduler": live.scheduler.state_dict(),
+        "scaler": live.scaler.state_dict(),
+        "versions": {
+            "hpcddp": hpcddp.__version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        },
+    }
+    return checkpoint.save(run, attempt, world, {**state.tensors, **rng}, meta)
+
+
+def position(meta: dict[str, Any], where: Path) -> Position:
+    """Where a checkpoint's training was."""
+    try:
+        return Position(*(int(meta[name]) for name in Position.__dataclass_fields__))
+    except (KeyError, TypeError, ValueError):
+        raise CheckpointError("meta.json says no position", where=str(where)) from None
+
+
+def restore(folder: Path, meta: dict[str, Any], world: World, live: Live, task: Task) -> None:
+    """Put a checkpoint's state into the live objects; a collective.
+
+    A task's own optimizer and schedule get their options back. The others' follow from the job
+    file and the step, so a value changed for the rest of the run counts. A rank that the
+    checkpoint did not have keeps the random numbers that its seed gave it.
+    """
+    from hpcddp.train import shards
+    from hpcddp.train.state import State, set_rng
+
+    state = State(live.module, live.optimizer)
+    names = checkpoint.check_names(folder, state.tensors)
+    state.only(names)
+    rng = shards.empty(folder, f"rng.{world.rank.world_rank}.")
+    checkpoint.load(folder, {**state.tensors, **rng}, world)
+    state.apply(meta["optimizer"], options=task.has("optimizer"))
+    if task.has("scheduler"):
+        live.scheduler.load_state_dict(meta["scheduler"])
+    elif isinstance(live.scheduler, LambdaLR):
+        optim.go_to_step(live.scheduler, meta["step"])
+    if live.scaler.is_enabled() and meta["scaler"]:
+        live.scaler.load_state_dict(meta["scaler"])
+    if rng:
+        set_rng(rng, world.device)

@@ -1,0 +1,64 @@
+"""Handwritten digits, 8 x 8 pixels: a small CNN on the data file that scikit-learn ships.
+
+The file is read directly: importing scikit-learn for it would take longer than a training epoch.
+"""
+
+import gzip
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from hpcddp.errors import JobFileError
+
+HELD_OUT = 360  # of 1,797 samples
+
+
+def model(width: int = 16, dropout: float = 0.1) -> nn.Module:
+    """Two convolutions and two linear layers: [batch, 1, 8, 8] -> [batch, 10]."""
+    return nn.Sequential(
+        nn.Conv2d(1, width, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(width, 2 * width, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Dropout(dropout),
+        nn.Linear(32 * width, 64),
+        nn.ReLU(),
+        nn.Linear(64, 10),
+    )
+
+
+def dataset(split: str) -> TensorDataset:
+    """1,437 training samples or 360 held-out ones; the split is the same for every seed."""
+    with gzip.open(_data_file(), "rt") as f:
+        rows = np.loadtxt(f, delimiter=",", dtype=np.float32)
+    order = np.random.default_rng(0).permutation(len(rows))
+    chosen = rows[order[:HELD_OUT] if split == "eval" else order[HELD_OUT:]]
+    images = torch.from_numpy(chosen[:, :-1]).reshape(-1, 1, 8, 8) / 16
+    return TensorDataset(images, torch.from_numpy(chosen[:, -1]).long())
+
+
+def loss(output: Tensor, target: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(output, target)
+
+
+def metrics(output: Tensor, target: Tensor) -> dict[str, Tensor]:
+    return {"accuracy": output.argmax(1) == target}
+
+
+def _data_file() -> Path:
+    found = importlib.util.find_spec("sklearn")  # finds the package without importing it
+    for folder in (found and found.submodule_search_locations) or []:
+        path = Path(folder) / "datasets" / "data" / "digits.csv.gz"
+        if path.is_file():
+            return path
+    raise JobFileError(
+        "the digits are not here: they come with scikit-learn",
+        where="jobs/digits.py",
+        hint="pip install 'hpcddp[examples]'",
+    )
