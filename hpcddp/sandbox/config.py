@@ -60,7 +60,7 @@ DAEMONS_CONF = Template("Include $home/slurm.conf\n")
 LISTEN = "CommunicationParameters=NoCtldInAddrAny,NoInAddrAny\n"
 GPUS = "GresTypes=gpu\n"
 NODES = Template("""\
-NodeName=$node_list NodeAddr=$address $hostname_option\
+NodeName=$node_list NodeAddr=$address ${hostname_option}\
 Port=$slurmd_ports CPUs=$cpus Sockets=1 CoresPerSocket=$cpus \
 ThreadsPerCore=1 RealMemory=64000$gres State=UNKNOWN
 PartitionName=low Nodes=ALL Default=YES PriorityTier=1 PreemptMode=$preempt_mode GraceTime=$grace \

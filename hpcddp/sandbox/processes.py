@@ -115,8 +115,8 @@ def of_jobs(home: str) -> list[Process]:
     """Everything that runs for jobs of the sandbox in this folder, and all descendants.
 
     Those are its step daemons, which hide their environment but keep a log open there, and what
-    has both a SLURM_CONF from there and a SLURMD_NODENAME: a shell that only points at the sandbox has
-    no node name and is left alone.
+    has both a SLURM_CONF from there and a SLURMD_NODENAME: a shell that only points at the
+    sandbox has no node name and is left alone.
     """
     mark = f"SLURM_CONF={home}/".encode()
     roots = []

@@ -95,7 +95,7 @@ class Task:
             raise JobFileError(
                 f"{function}() cannot be called with the job's options: {error}",
                 where=self.name,
-                hint=f"it is called as {SIGNATURES[function]}, options from the job file's [{function}]",
+                hint=f"it is called as {SIGNATURES[function]}, with the job file's [{function}]",
             ) from None
         except ValueError:  # a builtin without a signature
             return
