@@ -36,7 +36,8 @@ class TemplateExecutor(submitit.SlurmExecutor):
         self.update_parameters(nodes=plan.nodes.max, ntasks_per_node=plan.gpus, time=minutes)
 
     def _make_submission_file_text(self, command: str, uid: str) -> str:
-        words = ["/usr/bin/env", "SUBMITIT_EXECUTOR=slurm", *shlex.split(command)]
+        environ = ["SUBMITIT_EXECUTOR=slurm", "SUBMITIT_LOG_LEVEL=WARNING"]
+        words = ["/usr/bin/env", *environ, *shlex.split(command)]
         text = self.plan.render(self.run, words)
         write_text(self.run.script, text, 0o777)
         return text

@@ -112,6 +112,8 @@ def queue(*, jobs: Sequence[str] = (), name: str = "") -> list[JobRow]:
     select += [f"--name={name}"] if name else []
     fields = "%i|%T|%r|%V|%S|%N|%j"
     done = call("squeue", "--noheader", "--states=all", f"--format={fields}", *select)
+    if done.returncode and "Invalid job id" not in done.stderr:
+        raise SlurmUnreachable(f"squeue: {first_line(done.stderr)}", hint="is SLURM_CONF right?")
     return [JobRow(*line.split("|", 6)) for line in done.stdout.splitlines() if line.count("|") > 5]
 
 

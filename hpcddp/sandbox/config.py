@@ -46,7 +46,7 @@ PreemptMode=REQUEUE
 KillWait=$kill_wait
 SlurmctldTimeout=20
 SlurmdTimeout=20
-SchedulerParameters=bf_interval=5
+SchedulerParameters=batch_sched_delay=0,sched_interval=1,bf_interval=1
 """)
 ACCOUNTING = Template("""\
 AccountingStorageType=accounting_storage/slurmdbd
@@ -60,11 +60,10 @@ DAEMONS_CONF = Template("Include $home/slurm.conf\n")
 LISTEN = "CommunicationParameters=NoCtldInAddrAny,NoInAddrAny\n"
 GPUS = "GresTypes=gpu\n"
 NODES = Template("""\
-NodeName=$node_list NodeAddr=$address ${hostname_option}\
-Port=$slurmd_ports CPUs=$cpus Sockets=1 CoresPerSocket=$cpus \
-ThreadsPerCore=1 RealMemory=64000$gres State=UNKNOWN
-PartitionName=low Nodes=ALL Default=YES PriorityTier=1 PreemptMode=$preempt_mode GraceTime=$grace \
-MaxTime=UNLIMITED State=UP
+NodeName=$node_list NodeAddr=$address Port=$slurmd_ports ${hostname_option}\
+CPUs=$cpus Sockets=1 CoresPerSocket=$cpus ThreadsPerCore=1 RealMemory=64000$gres State=UNKNOWN
+PartitionName=low Nodes=ALL Default=YES PriorityTier=1 \
+PreemptMode=$preempt_mode GraceTime=$grace MaxTime=UNLIMITED State=UP
 PartitionName=high Nodes=ALL PriorityTier=10 PreemptMode=OFF MaxTime=UNLIMITED State=UP
 """)
 GRES_CONF = Template("NodeName=$node_list Name=gpu File=$home/dev/nvidia$gpu_range\n")

@@ -88,6 +88,7 @@ def boot(state: State, save: Callable[[], None]) -> None:
         _wait(state, "slurmdbd", lambda: _answers((config.ADDRESS, ports["slurmdbd"])))
         _run(state, "sacctmgr", "-i", "add", "cluster", "sandbox")
     bring("slurmctld")
+    _wait(state, "slurmctld", lambda: _answers((config.ADDRESS, ports["slurmctld"])))
     for node in state.nodes:
         bring(f"slurmd-{node}")
     _wait(state, "slurmctld", lambda: set(node_states(state).values()) == {"idle"})
@@ -96,7 +97,7 @@ def boot(state: State, save: Callable[[], None]) -> None:
 def node_states(state: State) -> dict[str, str]:
     """Node -> state as sinfo says it; `unknown` where the controller does not answer."""
     states = dict.fromkeys(state.nodes, "unknown")
-    if not _answers((config.ADDRESS, state.site.ports["slurmctld"])):
+    if "slurmctld" not in state.alive():  # sinfo would try for a long time
         return states
     argv = [_find("sinfo"), "--noheader", "--Node", "--partition=low", "--format=%N %T"]
     try:

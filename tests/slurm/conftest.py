@@ -1,0 +1,85 @@
+"""A real Slurm for the tests in this folder: one sandbox for all of them."""
+
+import os
+import subprocess
+import tempfile
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcddp.errors import SandboxError
+from hpcddp.sandbox import daemons
+from hpcddp.sandbox.cluster import Sandbox, Settings
+from hpcddp.sandbox.processes import tail
+
+HERE = Path(__file__).parent
+OUTCOME = pytest.StashKey[str]()  # why the tests here were skipped
+LOGS = pytest.StashKey[Path]()  # of the sandbox that is up
+
+
+@dataclass(frozen=True)
+class Slurm:
+    """The sandbox as a test sees it."""
+
+    sandbox: Sandbox
+    environ: dict[str, str]
+
+    def run(self, *argv: str, **options: Any) -> subprocess.CompletedProcess[str]:
+        """A program on this Slurm; its exit code is the caller's to look at, unless check=True."""
+        defaults: dict[str, Any] = {"env": self.environ, "timeout": 60, "check": False}
+        return subprocess.run(argv, capture_output=True, text=True, **(defaults | options))
+
+
+def clean_environ(sandbox: Sandbox) -> dict[str, str]:
+    """This environment as if no job and no other cluster were around, plus the sandbox's."""
+    foreign = ("SLURM", "SBATCH_", "SALLOC_", "SQUEUE_", "SACCT_", "SCANCEL_", "SINFO_")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
+    return {**kept, **sandbox.environ()}
+
+
+@pytest.fixture(scope="session")
+def slurm(pytestconfig: pytest.Config) -> Iterator[Slurm]:
+    try:
+        daemons.require(accounting=True)
+    except SandboxError as error:
+        if os.environ.get("CI") == "true":
+            pytest.fail(f"no Slurm in CI: {error}", pytrace=False)
+        pytestconfig.stash[OUTCOME] = " ".join(str(error).split())
+        pytest.skip(f"no Slurm: {error.what}")
+    # Not below pytest's own folder: its long path leaves no room for the daemons' sockets.
+    with tempfile.TemporaryDirectory(prefix="hpcddp-", dir="/tmp") as parent:
+        sandbox = Sandbox(Path(parent, "slurm"))
+        try:
+            sandbox.up(Settings(accounting=False))
+            pytestconfig.stash[LOGS] = sandbox.logs
+            yield Slurm(sandbox, clean_environ(sandbox))
+        finally:
+            sandbox.down()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.slurm)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.failed and (logs := item.config.stash.get(LOGS, None)):
+        for path in sorted(logs.glob("slurm*.log")):
+            report.sections.append((path.name, tail(path, 40)))
+    return report
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    if why := config.stash.get(OUTCOME, ""):
+        terminalreporter.section("SLURM TESTS SKIPPED", red=True, bold=True)
+        terminalreporter.write_line(f"SLURM TESTS SKIPPED: {why}", red=True, bold=True)

@@ -1,0 +1,203 @@
+"""The parts of the sandbox that need no Slurm: its texts, its names, its processes."""
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from hpcddp.cli.sandbox import sandbox
+from hpcddp.errors import SandboxError
+from hpcddp.sandbox import config, hosts, processes, state
+from hpcddp.sandbox.cluster import Sandbox, Settings
+
+SITE = config.Site(
+    home="/tmp/box",
+    host="vm",
+    prefix="n",
+    ports={"slurmctld": 12000, "slurmdbd": 12001, "slurmd": 12002},
+    own_hostnames=True,
+)
+
+
+def nobody_lives(folder: Path) -> bool:
+    return False
+
+
+def everybody_lives(folder: Path) -> bool:
+    return True
+
+
+# --- texts
+
+
+def test_extra_lines_take_the_place_of_the_defaults() -> None:
+    text = config.files(SITE, Settings(extra={"killwait": "30", "JobRequeue": "0"}))["slurm.conf"]
+    given = [line for line in text.splitlines() if line.lower().startswith(("killwait", "jobreq"))]
+    assert given == ["killwait=30", "JobRequeue=0"]
+
+
+def test_accounting_and_gpus_are_left_out_when_not_wanted() -> None:
+    texts = config.files(SITE, Settings(accounting=False, gpus=0))
+    assert set(texts) == {"slurm.conf", "daemons.conf"}
+    assert "Accounting" not in texts["slurm.conf"]
+    assert "gpu" not in texts["slurm.conf"].lower()
+
+
+def test_no_configuration_line_is_an_empty_value() -> None:
+    for text in config.files(SITE, Settings()).values():
+        assert not [line for line in text.splitlines() if line.endswith("=")]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"nodes": 0},
+        {"nodes": 251},
+        {"gpus": -1},
+        {"preempt_mode": "GANG"},
+        {"extra": {"KillWait": "5\nSlurmUser=nobody"}},
+        {"extra": {"Kill Wait": "5"}},
+    ],
+)
+def test_settings_that_make_no_slurm_are_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(SandboxError):
+        Settings(**wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("folder", ["/tmp/a b", "/tmp/ä", "/tmp/a%n", "/tmp/a#b", "/" + "x" * 80])
+def test_folders_in_which_slurm_cannot_live(folder: str) -> None:
+    assert not config.fits(Path(folder))
+    assert config.fits(Path("/root/.local/state/hpcddp/sandbox"))
+
+
+# --- names in the hosts file
+
+
+def test_lines_come_and_go_and_leave_the_rest_alone(tmp_path: Path) -> None:
+    file = tmp_path / "hosts"
+    before = "127.0.0.1 localhost\n# n1 is a comment\n10.0.0.1\tvm vm.example\n"
+    file.write_text(before)
+    folder = tmp_path / "a folder # with ü"
+    assert hosts.claim(folder, 2, everybody_lives, file) == "n"
+    names = [line.split()[1] for line in file.read_text().splitlines()[3:]]
+    assert names == ["n1", "n2", "nctl"]
+    hosts.release(folder, file)
+    assert file.read_text() == before
+
+
+def test_a_second_sandbox_gets_other_names_unless_the_first_is_gone(tmp_path: Path) -> None:
+    file = tmp_path / "hosts"
+    file.write_text("127.0.0.1 localhost\n")
+    assert hosts.claim(tmp_path / "a", 4, everybody_lives, file) == "n"
+    assert hosts.claim(tmp_path / "b", 4, everybody_lives, file) == "sb2n"
+    assert hosts.owners(file.read_text()) == {tmp_path / "a", tmp_path / "b"}
+    assert hosts.claim(tmp_path / "c", 4, nobody_lives, file) == "n"
+    assert hosts.owners(file.read_text()) == {tmp_path / "c"}
+
+
+def test_a_name_of_a_real_machine_is_not_taken(tmp_path: Path) -> None:
+    file = tmp_path / "hosts"
+    file.write_text("10.0.0.7 n3.example n3")
+    assert hosts.claim(tmp_path / "a", 4, everybody_lives, file) == "sb2n"
+    assert file.read_text().startswith("10.0.0.7 n3.example n3\n")
+
+
+# --- processes
+
+
+def test_a_process_is_ended_but_never_a_stranger_with_its_pid(tmp_path: Path) -> None:
+    sleeper = processes.start(["sleep", "60"], os.environ, tmp_path / "out")
+    later = processes.Process(sleeper.pid, sleeper.started + 1, sleeper.argv)
+    other = processes.Process(sleeper.pid, sleeper.started, ("sleep", "61"))
+    try:
+        assert processes.end([later, other], signal.SIGKILL, 0.1) == []
+        assert sleeper.alive()
+    finally:
+        assert processes.end([sleeper], signal.SIGKILL, 10) == []
+    assert not sleeper.alive()
+
+
+def test_a_program_that_does_not_start_says_why(tmp_path: Path) -> None:
+    with pytest.raises(SandboxError, match="/nowhere/slurmd did not start") as caught:
+        processes.start(["/nowhere/slurmd"], os.environ, tmp_path / "out", hostname="n1")
+    assert caught.value.hint  # the shell's words, or those of unshare where it is forbidden
+
+
+def test_a_shell_that_points_at_a_sandbox_is_not_taken_for_its_job(tmp_path: Path) -> None:
+    pointing = {**os.environ, "SLURM_CONF": f"{tmp_path}/slurm.conf"}
+    node = {**os.environ, "SLURM_CONF": f"{tmp_path}/daemons.conf", "SLURMD_NODENAME": "n1"}
+    shell = processes.start(["sleep", "60"], pointing, tmp_path / "out")
+    task = processes.start(["sleep", "60"], node, tmp_path / "out")
+    try:
+        assert processes.of_jobs(str(tmp_path)) == [task]
+    finally:
+        processes.end([shell, task], signal.SIGKILL, 10)
+
+
+# --- the record
+
+
+def test_a_record_that_others_can_write_is_not_believed(tmp_path: Path) -> None:
+    record = state.State(Settings(), SITE, {"munged": processes.Process(1, 2, ("munged",))})
+    record.save(tmp_path)
+    assert state.load(tmp_path) == record
+    (tmp_path / state.NAME).chmod(stat.S_IRUSR | stat.S_IWUSR | stat.S_IWOTH)
+    with pytest.raises(SandboxError, match="somebody else"):
+        state.load(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"daemons": {"a": {}}}'])
+def test_a_damaged_record_is_an_error_that_names_it(tmp_path: Path, text: str) -> None:
+    (tmp_path / state.NAME).write_text(text)
+    (tmp_path / state.NAME).chmod(0o600)
+    with pytest.raises(SandboxError, match=state.NAME):
+        state.load(tmp_path)
+
+
+def test_a_folder_with_other_things_is_neither_used_nor_removed(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("dear")
+    with pytest.raises(SandboxError):
+        Sandbox(tmp_path).up()
+    assert not Sandbox(tmp_path).down()
+    assert (tmp_path / "thesis.tex").read_text() == "dear"
+
+
+# --- commands
+
+
+def test_status_of_none(tmp_path: Path) -> None:
+    done = CliRunner().invoke(sandbox, ["status", "--json", "--folder", str(tmp_path / "no")])
+    assert json.loads(done.output) == {"state": "down", "folder": str(tmp_path / "no")}
+    assert not (tmp_path / "no").exists()
+
+
+@pytest.mark.parametrize(
+    "wrong", [["--nodes", "0"], ["--nodes", "two"], ["--set", "KillWait"], ["--preempt-mode", "X"]]
+)
+def test_wrong_flags_start_nothing(tmp_path: Path, wrong: list[str]) -> None:
+    folder = tmp_path / "box"
+    done = CliRunner().invoke(sandbox, ["up", "--folder", str(folder), *wrong])
+    assert done.exit_code == 2
+    assert wrong[0] in done.output
+    assert not folder.exists()
+
+
+def test_missing_programs_are_named_with_their_packages(tmp_path: Path) -> None:
+    script = (
+        "from hpcddp.sandbox import daemons\n"
+        "from hpcddp.errors import SandboxError\n"
+        "daemons.SEARCH = '/nowhere'\n"
+        "try: daemons.require(accounting=True)\n"
+        "except SandboxError as error: print(error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert "munged" in done.stdout
+    assert "apt-get install slurm-wlm" in done.stdout
