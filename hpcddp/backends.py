@@ -31,7 +31,7 @@ class Backend:
 def write_script(plan: Plan, run: RunDir, command: list[str]) -> str:
     """Render into the run dir; the text."""
     text = plan.render(run, command)
-    write_text(run.script, text, 0o777)
+    write_text(run.script, text, 0o755)
     return text
 
 

@@ -36,7 +36,12 @@ class HpcddpError(Exception):
 
     def __str__(self) -> str:
         text = f"{self.where}: {self.what}" if self.where else self.what
-        return f"{text}\n  {self.hint}" if self.hint else text
+        return _shown(f"{text}\n  {self.hint}" if self.hint else text)
+
+
+def _shown(text: str) -> str:
+    """A terminal shows what a name or a path holds, and obeys none of it."""
+    return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
 
 
 class UserError(HpcddpError):

@@ -39,7 +39,7 @@ class TemplateExecutor(submitit.SlurmExecutor):
         environ = ["SUBMITIT_EXECUTOR=slurm", "SUBMITIT_LOG_LEVEL=WARNING"]
         words = ["/usr/bin/env", *environ, *shlex.split(command)]
         text = self.plan.render(self.run, words)
-        write_text(self.run.script, text, 0o777)
+        write_text(self.run.script, text, 0o755)
         return text
 
     def _make_submission_command(self, submission_file_path: Path) -> list[str]:
@@ -49,5 +49,9 @@ class TemplateExecutor(submitit.SlurmExecutor):
 
 def submit(plan: Plan, run: RunDir) -> str:
     """Submit the run; the job id."""
-    job: Any = TemplateExecutor(plan, run).submit(Worker(str(run.path)))
+    umask = os.umask(0o077)  # the batch script runs no pickle that others could have written
+    try:
+        job: Any = TemplateExecutor(plan, run).submit(Worker(str(run.path)))
+    finally:
+        os.umask(umask)
     return str(job.job_id)

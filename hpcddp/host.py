@@ -24,6 +24,8 @@ STOPPED = 85  # how ranks leave after a stop: it never leaves the batch script
 
 def check_owner(run: RunDir) -> None:
     """Refuse a run dir that somebody else owns or can write to: its pickle would be his code."""
+    if not run.job.is_file():
+        raise RunError("there is no run here", where=str(run.path), hint="was its folder deleted?")
     paths = [run.path, run.job, *run.submitit.glob("*.pkl")]
     for path in (run.submitit, *paths):
         if not path.exists():
@@ -120,7 +122,9 @@ def end(run: RunDir, number: int, code: int) -> int:
     facts = ledger.end(run, number, code, outcome)
     took = time.time() - facts.began if facts else 0.0
     print(f"hpcddp: attempt {number} ended: {outcome} (exit code {code}) after {took:.0f} s")
-    return 0 if outcome in (ledger.DONE, ledger.STOPPED) else code
+    if outcome in (ledger.DONE, ledger.STOPPED):
+        return 0
+    return 1 if code == STOPPED else code
 
 
 def main(args: list[str]) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import unicodedata
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -100,7 +101,7 @@ class Keys(Generic[T]):
             text: the value came as text (a flag or the environment) and is converted first.
         """
         if name not in self.rows:
-            return _check_member(name, _from_text(value) if text else value, where)
+            return _check_member(name, _from_text(name, value) if text else value, where)
         row = self.rows[name]
         if text:
             value = _convert(row.kind, value)
@@ -171,10 +172,15 @@ def _convert(kind: str, value: str) -> Any:
     return value.split(",") if kind == "list[str]" else value
 
 
-def _from_text(value: str) -> Any:
-    """Text for a free table: a TOML value where it reads as one, else the text itself."""
+def _from_text(name: str, value: str) -> Any:
+    """Text for a free table: an argument as TOML reads it, if it does; for sbatch and the
+    environment the text itself, since 01:00:00 and 0x10 are no date and no number there."""
     import tomllib
 
+    if name.startswith("env."):
+        return value
+    if name.startswith("slurm."):
+        return {"true": True, "false": False}.get(value, value)
     try:
         return tomllib.loads(f"value = {value}")["value"] if "\n" not in value else value
     except tomllib.TOMLDecodeError:
@@ -183,7 +189,26 @@ def _from_text(value: str) -> Any:
 
 def _check_member(name: str, value: Any, where: str) -> Any:
     """Options and variables are scalars; a task's own arguments are whatever TOML can say."""
-    if name.startswith(("slurm.", "env.")) and not isinstance(value, str | int | float):
-        must = "text, a number or a truth value"
+    scalar = name.startswith(("slurm.", "env.", "variables."))
+    if not (isinstance(value, str | int | float) if scalar else _plain(value)):
+        must = "text, a number or a truth value" if scalar else "plain data; put dates in quotes"
         raise JobFileError(f"{name} is {value!r}, but must be {must}", where=where)
+    if scalar and (code := control_character(str(value))):
+        what = f"{name} is {value!r}, which holds a control character ({code})"
+        raise JobFileError(what, where=where, hint="it enters a shell script: write one plain line")
     return value
+
+
+def control_character(text: str) -> str:
+    """The first character that no line of a script can hold, as U+000A; empty if there is none."""
+    for character in text:
+        if unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp"):
+            return f"U+{ord(character):04X}"
+    return ""
+
+
+def _plain(value: Any) -> bool:
+    """Whether JSON can hold a TOML value; of all of them only dates and times it cannot."""
+    if isinstance(value, dict | list):
+        return all(map(_plain, value.values() if isinstance(value, dict) else value))
+    return isinstance(value, str | int | float)

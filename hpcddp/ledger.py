@@ -67,10 +67,11 @@ def begin(run: RunDir, facts: Attempt, works: Callable[[Attempt], bool]) -> Atte
         works: whether an attempt without an end is still at work.
     """
     while True:
-        earlier = last(run)
+        folders = run.all_attempts()
+        earlier = read(folders[-1]) if folders else None
         if earlier and earlier.live and works(earlier):
             return None
-        facts.number = earlier.number + 1 if earlier else 1
+        facts.number = folders[-1].number + 1 if folders else 1  # one may be without facts
         aside = run.attempts / f".{facts.number}.{os.getpid()}.{secrets.token_hex(3)}"
         aside.mkdir()
         write_json(aside / "attempt.json", asdict(facts))

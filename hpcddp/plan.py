@@ -5,6 +5,7 @@ The user's code is not imported here: only the nodes do that.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sys
@@ -35,10 +36,11 @@ OWNED = {
 }  # fmt: skip
 CONTRADICTING = ("SBATCH_GPUS", "SBATCH_GPUS_PER_NODE", "SBATCH_GPUS_PER_TASK", "SBATCH_ARRAY_INX",
                  "SBATCH_DISTRIBUTION", "SBATCH_WAIT")  # fmt: skip
-# Names that a job's [env] may not take: the ranks' own, and what bash keeps for itself.
+# Names that a job's [env] may not take: the ranks' own, bash's, and the script's read-only ones.
 RESERVED_ENV = re.compile(
     r"(RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|GROUP_RANK|MASTER_ADDR|MASTER_PORT|UID|EUID|PPID"
-    r"|BASHOPTS|SHELLOPTS|BASH_VERSINFO|SLURM_.*|HPCDDP_.*|SUBMITIT_.*)"
+    r"|BASHOPTS|SHELLOPTS|BASH_VERSINFO|SLURM_.*|HPCDDP_.*|SUBMITIT_.*"
+    r"|RUN|PYTHON|NODES|GPUS_PER_NODE|CPUS_PER_TASK|MODULES|ENVIRONMENT|COMMAND)"
 )
 
 
@@ -159,7 +161,7 @@ def make(
     gpus = parse_gpus(job.gpus, where=sources["gpus"])
     _check_name(job, sources)
     _check_batch(job, nodes, gpus, sources)
-    _check_environment(job, sources)
+    _check_environment(job, sources, profile)
     _check_options(job, sources)
     _check_limits(job, nodes, gpus, profile)
     if profile.cluster.backend == "slurm":
@@ -167,7 +169,8 @@ def make(
     return Plan(
         job, sources, profile, nodes, gpus,
         launchers.find(job.launcher, profile.cluster.backend, sources.get("launcher", "")),
-        _template(job, profile, sources, folder), _cpus(job, profile, nodes, gpus), folder, notes,
+        _template(job, profile, sources, folder),
+        _cpus(job, profile, nodes, gpus, sources), folder, notes,
     )  # fmt: skip
 
 
@@ -204,13 +207,15 @@ def _check_batch(job: JobSpec, nodes: NodeRange, gpus: int, sources: Mapping[str
             )
 
 
-def _check_environment(job: JobSpec, sources: Mapping[str, str]) -> None:
-    for name in job.env:
-        where = sources.get(f"env.{name}", "env")
+def _check_environment(job: JobSpec, sources: Mapping[str, str], profile: Profile) -> None:
+    asked = [(name, "env", sources.get(f"env.{name}", "env")) for name in job.env]
+    asked += [(name, "variables", str(profile.path)) for name in profile.cluster.variables]
+    for name, table, where in asked:
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-            raise UserError(f"env name {name!r} is no variable name", where=where)
+            raise UserError(f"{table} name {name!r} is no variable name", where=where)
         if RESERVED_ENV.fullmatch(name):
-            raise UserError(f"env name {name} belongs to the launcher or the shell", where=where)
+            what = f"{table} name {name} belongs to the launcher, the shell or the script"
+            raise UserError(what, where=where, hint="take another name")
 
 
 def _env_text(value: Any) -> str:
@@ -262,20 +267,23 @@ def _template(job: JobSpec, profile: Profile, sources: Mapping[str, str], folder
     source = sources.get("template", "")
     bases = [profile.path.parent] if source == str(profile.path) else [folder] if source else []
     for base in (*bases, ours):
-        if (base / name).is_file():
-            return base / name
+        with contextlib.suppress(OSError):  # a name too long for a file
+            if (base / name).is_file():
+                return base / name
     known = [p.name for p in ours.glob("*.j2")]
     raise TemplateError(f"unknown template {name!r}", where=source or "template",
                         hint=nearest(name, known, what="template"))  # fmt: skip
 
 
-def _cpus(job: JobSpec, profile: Profile, nodes: NodeRange, gpus: int) -> int:
+def _cpus(
+    job: JobSpec, profile: Profile, nodes: NodeRange, gpus: int, sources: Mapping[str, str]
+) -> int:
     """CPUs of one rank: as asked, as the profile says, or an even share of what is there."""
     if profile.cluster.backend == "local":
         return max(1, len(os.sched_getaffinity(0)) // (nodes.max * gpus))
-    asked = job.slurm.get("cpus-per-task", profile.cluster.cpus_per_gpu)
-    if asked:
-        return parse_gpus(asked, where="slurm.cpus-per-task")
+    asked = job.slurm.get("cpus-per-task", profile.cluster.cpus_per_gpu or None)
+    if asked is not None:
+        return _whole_cpus(asked, sources.get("slurm.cpus-per-task", str(profile.path)))
     try:
         rows = slurm.partitions()
     except SlurmUnreachable:
@@ -283,3 +291,10 @@ def _cpus(job: JobSpec, profile: Profile, nodes: NodeRange, gpus: int) -> int:
     wanted = str(job.slurm.get("partition", "")).split(",")[0]
     mine = [r for r in rows if r.name == wanted or (not wanted and r.default)]
     return max(1, min((r.cpus // max(r.gpus, gpus) for r in mine), default=1))
+
+
+def _whole_cpus(value: Any, where: str) -> int:
+    if not re.fullmatch(r"[1-9][0-9]{0,4}", str(value)):
+        what = f"cpus-per-task is {value!r}, but must be a whole number from 1 on"
+        raise UserError(what, where=where)
+    return int(value)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import Any
 import jinja2
 
 from hpcddp.errors import TemplateError
+from hpcddp.keys import control_character
 
 # Longest values that sbatch takes, in bytes.
 LONGEST = {"job-name": 1024, "comment": 1024, "output": 4090, "error": 4090, "chdir": 4090}
@@ -52,14 +52,12 @@ class Facts:
 
 def check_text(value: str, where: str) -> str:
     """The value, if a script can hold it: no control character, no line end, valid Unicode."""
-    for character in value:
-        if unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp"):
-            code = f"U+{ord(character):04X}"
-            raise TemplateError(
-                f"the value {value!r} holds a control character ({code})",
-                where=where,
-                hint="values enter a shell script: one line of plain text each",
-            )
+    if code := control_character(value):
+        raise TemplateError(
+            f"the value {value!r} holds a control character ({code})",
+            where=where,
+            hint="values enter a shell script: one line of plain text each",
+        )
     return value
 
 
@@ -79,6 +77,9 @@ def sbatch(name: str, value: Any) -> Text:
     longest = LONGEST.get(name)
     if longest and len(text.encode()) > longest:
         raise TemplateError(f"is {len(text.encode())} bytes long, more than {longest}", where=where)
+    if name in ("output", "error", "input") and "\\" in text:
+        raise TemplateError("a backslash in a log's path is lost in sbatch", where=where,
+                            hint="take another folder for the runs: --runs")  # fmt: skip
     if not _BARE.fullmatch(text):
         text = '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
     return Text(f"#SBATCH --{name}={text}")
@@ -112,7 +113,7 @@ def _finalize_late(context: Any, value: Any) -> Any:
 
 def environment(folders: Sequence[Path]) -> jinja2.Environment:
     """Jinja with strict names over template folders, the first match first."""
-    return jinja2.Environment(
+    made = jinja2.Environment(
         loader=jinja2.FileSystemLoader([str(f) for f in folders]),
         undefined=jinja2.StrictUndefined,
         finalize=_finalize_late,
@@ -121,6 +122,9 @@ def environment(folders: Sequence[Path]) -> jinja2.Environment:
         keep_trailing_newline=True,
         autoescape=False,
     )
+    # What super() and macros give is made of pieces that were looked at one by one.
+    made.concat = lambda pieces: Text("".join(pieces))  # type: ignore[method-assign]
+    return made
 
 
 def render(template: Path, shipped: Path, facts: Facts) -> str:
@@ -133,7 +137,7 @@ def render(template: Path, shipped: Path, facts: Facts) -> str:
     Raises:
         TemplateError: names template, line and remedy.
     """
-    template = template.absolute()
+    template = template.resolve()
     # The root comes last, and names the template itself: it may have the name of what it extends.
     folders = [shipped, template.parent, Path("/")]
     try:
@@ -161,6 +165,9 @@ def render(template: Path, shipped: Path, facts: Facts) -> str:
     except TemplateError as error:
         error.where = ": ".join(filter(None, (_line(error.__traceback__), error.where)))
         raise
+    except Exception as error:  # whatever an expression, or a file's bytes, can raise
+        where = _line(error.__traceback__) or str(template)
+        raise TemplateError(f"{type(error).__name__}: {error}", where=where) from None
     _check_script(text, str(template))
     return text
 
@@ -170,7 +177,7 @@ def _line(trace: TracebackType | None) -> str:
     found = ""
     while trace:
         name = trace.tb_frame.f_code.co_filename
-        if name.endswith(".j2"):
+        if not name.endswith((".py", ">")):  # jinja gives its frames the template's file
             found = f"{name}:{trace.tb_lineno}"
         trace = trace.tb_next
     return found

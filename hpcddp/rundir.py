@@ -92,8 +92,11 @@ def new_id(name: str) -> str:
     return f"{name}-{time.strftime('%Y%m%d-%H%M')}-{secrets.token_hex(2)}"
 
 
-def write_text(path: Path, text: str, mode: int = 0o666) -> None:
-    """Write a file aside, fsync it, and rename it into place; it is there wholly or not at all."""
+def write_text(path: Path, text: str, mode: int = 0o644) -> None:
+    """Write a file aside, fsync it, and rename it into place; it is there wholly or not at all.
+
+    Only its owner can write to it, whatever the umask: the batch script runs nothing else.
+    """
     aside = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(3)}")
     fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     try:

@@ -160,7 +160,7 @@ def partitions() -> list[Partition]:
     return rows
 
 
-_TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
+_TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", re.ASCII)
 
 
 def seconds(text: str, where: str) -> float:

@@ -69,7 +69,8 @@ class Group:
                 self._read(key)
         for key in list(self.selector.get_map().values()):
             self._read(key)
-        self.out.flush()
+            if key.data[1]:  # a last line without its end, in a pipe that a grandchild holds open
+                self._write_lines(key.data[0], [key.data[1]])
         return self.code
 
     def _watch(self) -> bool:
@@ -99,6 +100,9 @@ class Group:
         if not data:
             self.selector.unregister(key.fileobj)
             lines = [line for line in lines if line]
+        self._write_lines(rank, lines)
+
+    def _write_lines(self, rank: int, lines: list[bytes]) -> None:
         label = b"%*d: " % (self.width, rank)
         self._write(b"".join(label + line + b"\n" for line in lines))
 

@@ -100,12 +100,17 @@ def status(run: RunDir, look: Callable[[RunDir, str], JobRow | None] | None = No
 
 def status_all(root: Path) -> list[Status]:
     """The state of all runs of a folder, newest first, with one question to Slurm."""
-    rows: list[JobRow] | None = None
+    rows: list[JobRow] | SlurmUnreachable | None = None
 
     def look(run: RunDir, job_id: str) -> JobRow | None:
         nonlocal rows
         if rows is None:
-            rows = slurm.queue()
+            try:
+                rows = slurm.queue()
+            except SlurmUnreachable as error:
+                rows = error
+        if isinstance(rows, SlurmUnreachable):
+            raise rows
         return next((r for r in rows if (r.job_id, r.name) == (job_id, run.name)), None)
 
     found = []
@@ -165,7 +170,8 @@ def failure(run: RunDir, number: int) -> str:
     error = read_json(run.attempt(number).error)
     if not error:
         return "no rank said why; the log may tell"
-    return f"rank {error['rank']} on {error['host']}: {error['type']}: {error['message']}"
+    message = error["message"].partition("\n")[0]
+    return f"rank {error['rank']} on {error['host']}: {error['type']}: {message}"
 
 
 def progress(run: RunDir, number: int, found: Status) -> None:

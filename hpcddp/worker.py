@@ -49,7 +49,7 @@ def run(
 
     Args:
         max_steps: take at most so many optimizer steps, whatever the job says.
-        on_record: gets every metrics record of rank 0; by default it is printed as a line.
+        on_record: gets every metrics record of rank 0, beside the line that is printed.
 
     Returns: "done" or "stopped".
     """

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from hpcddp.cli.sandbox import sandbox
-from hpcddp.errors import SandboxError
+from hpcddp.errors import SandboxError, UserError
 from hpcddp.sandbox import config, hosts, processes, state
 from hpcddp.sandbox.cluster import Sandbox, Settings
 
@@ -66,7 +66,7 @@ def test_no_configuration_line_is_an_empty_value() -> None:
     ],
 )
 def test_settings_that_make_no_slurm_are_refused(wrong: dict[str, object]) -> None:
-    with pytest.raises(SandboxError):
+    with pytest.raises(UserError):
         Settings(**wrong)  # type: ignore[arg-type]
 
 

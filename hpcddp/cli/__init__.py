@@ -6,6 +6,7 @@ job file, 3 Slurm out of reach, 4 partly done, 130 Ctrl-C.
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib import import_module
 from typing import Any
@@ -72,7 +73,9 @@ def cli() -> None:
 def main() -> None:
     """The entry point: errors become words and exit codes, never a traceback."""
     try:
-        sys.exit(cli.main(standalone_mode=False) or 0)
+        code = cli.main(standalone_mode=False) or 0
+        sys.stdout.flush()
+        sys.exit(code)
     except HpcddpError as error:
         click.echo(f"error: {error}", err=True)
         sys.exit(error.exit_code)
@@ -84,6 +87,9 @@ def main() -> None:
     except (click.Abort, KeyboardInterrupt):
         click.echo("interrupted", err=True)
         sys.exit(130)
-    except BrokenPipeError:
-        sys.stderr.close()  # the reader, such as `head`, has seen enough
-        sys.exit(0)
+    except BrokenPipeError:  # the reader, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)  # as click does when it meets the closed pipe first
+    except OSError as error:  # a full disk, a folder that was taken away
+        click.echo(f"error: {error}", err=True)
+        sys.exit(1)

@@ -38,7 +38,7 @@ def sandbox() -> None:
 @sandbox.command()
 @click.option("--nodes", type=click.IntRange(1, MAX_NODES), default=4, show_default=True)
 @click.option("--gpus", type=click.IntRange(0), default=4, show_default=True, help="Per node.")
-@click.option("--cpus", type=click.IntRange(1), default=8, show_default=True, help="Per node.")
+@click.option("--cpus", type=click.IntRange(0), default=0, help="Per node.  [default: one per GPU]")
 @click.option("--accounting/--no-accounting", default=True, show_default=True)
 @click.option(
     "--preempt-mode",
@@ -91,6 +91,9 @@ def _describe(facts: dict[str, Any]) -> str:
         return lines[0]
     if facts["home"] != facts["folder"]:
         lines.append(f"daemons live in {facts['home']}: the folder's path is too long for sockets")
+    if not facts["own_hostnames"]:
+        lines.append("host names of their own are forbidden here: all nodes have this machine's,")
+        lines.append("and the daemons listen on all its addresses")
     if (first := next(iter(facts["nodes"]))) != "n1":
         lines.append(f"node names start at {first}: n1 was taken")
     gpus = facts["gpus_per_node"]

@@ -139,8 +139,11 @@ class Sandbox:
             state = State(settings, _site(home, prefix, settings.nodes))
             on_failure.callback(self._clear, state)
             state.save(self.folder)
-            daemons.prepare(state)
-            daemons.boot(state, lambda: state.save(self.folder))
+            try:
+                daemons.prepare(state)
+                daemons.boot(state, lambda: state.save(self.folder))
+            except (OSError, subprocess.TimeoutExpired) as error:
+                raise SandboxError(f"cannot start: {error}", where=str(self.folder)) from error
             state.ready = True
             state.save(self.folder)
             on_failure.pop_all()
@@ -176,13 +179,12 @@ def _environ(folder: Path, state: State) -> dict[str, str]:
 
 def _site(home: Path, prefix: str, nodes: int) -> Site:
     port = _free_ports(2 + nodes)
-    host = socket.gethostname()
     return Site(
         home=str(home),
-        host=host.partition(".")[0],
+        host=socket.gethostname().partition(".")[0],
         prefix=prefix,
         ports={"slurmctld": port, "slurmdbd": port + 1, "slurmd": port + 2},
-        own_hostnames=_can_set_hostname(host),
+        own_hostnames=_can_set_hostname(),
     )
 
 
@@ -206,11 +208,6 @@ def _free(port: int) -> bool:
         return True
 
 
-def _can_set_hostname(host: str) -> bool:
-    """Whether daemons can have host names of their own. Some containers forbid it; and where
-    this machine's name has no address, srun could not listen on it."""
-    try:
-        socket.gethostbyname(host)
-    except OSError:
-        return False
+def _can_set_hostname() -> bool:
+    """Whether daemons can have host names of their own; some containers forbid it."""
     return subprocess.run(["unshare", "--uts", "true"], capture_output=True).returncode == 0

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from string import Template
 
-from hpcddp.errors import SandboxError
+from hpcddp.errors import UserError
 
 PREEMPT_MODES = ("REQUEUE", "CANCEL", "OFF")
 MAX_NODES = 250
@@ -94,23 +94,23 @@ class Settings:
     preempt_mode: str = "REQUEUE"
     grace: int = 5  # seconds between the notice of a preemption and its end
     kill_wait: int = 5  # seconds between SIGTERM and SIGKILL
-    cpus: int = 8
+    cpus: int = 0  # of a node; 0 for one per GPU, since all nodes share this machine's CPUs
     extra: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        least = {"nodes": 1, "gpus": 0, "grace": 0, "kill_wait": 0, "cpus": 1}
+        least = {"nodes": 1, "gpus": 0, "grace": 0, "kill_wait": 0, "cpus": 0}
         for name, low in least.items():
             if getattr(self, name) < low:
-                raise SandboxError(f"{getattr(self, name)} is below {low}", where=name)
+                raise UserError(f"{getattr(self, name)} is below {low}", where=name)
         if self.nodes > MAX_NODES:
-            raise SandboxError(f"{self.nodes} is above {MAX_NODES}", where="nodes")
+            raise UserError(f"{self.nodes} is above {MAX_NODES}", where="nodes")
         if self.preempt_mode not in PREEMPT_MODES:
-            raise SandboxError(
+            raise UserError(
                 f"{self.preempt_mode!r} is none of {', '.join(PREEMPT_MODES)}", where="preempt_mode"
             )
         for key, value in self.extra.items():
             if not re.fullmatch(r"[A-Za-z]+", key) or not value.isprintable():
-                raise SandboxError(f"{key}={value!r} is no line of slurm.conf", where="extra")
+                raise UserError(f"{key}={value!r} is no line of slurm.conf", where="extra")
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,7 @@ def _facts(site: Site, settings: Settings) -> dict[str, object]:
         "gres": f" Gres=gpu:{settings.gpus}" if settings.gpus else "",
         "gpu_range": f"[0-{settings.gpus - 1}]",
         "kill_wait": settings.kill_wait,
-        "cpus": settings.cpus,
+        "cpus": settings.cpus or max(1, settings.gpus),
         "preempt_mode": settings.preempt_mode,
         "grace": settings.grace,
     }

@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hpcddp.errors import CheckpointError
+from hpcddp.errors import CheckpointError, UserError
 from hpcddp.rundir import RunDir, read_json, write_json
 from hpcddp.train.world import World
 
@@ -77,14 +77,15 @@ def damage(folder: Path, share: int = 0, shares: int = 1) -> str:
     """
     for name, entry in sorted(_marked(folder).items())[share::shares]:
         try:
-            if _digest(folder / name)["sha256"] != entry.get("sha256"):
+            if digest(folder / name)["sha256"] != entry.get("sha256"):
                 return name
         except OSError:
             return name
     return ""
 
 
-def _digest(path: Path) -> dict[str, Any]:
+def digest(path: Path) -> dict[str, Any]:
+    """A file's size in bytes and its SHA-256, as COMPLETE has them."""
     digest, size = hashlib.sha256(), 0
     with path.open("rb") as f:
         while chunk := f.read(CHUNK):
@@ -142,7 +143,7 @@ def save(
     world.barrier()
     shards.write(aside, tensors, world.control)
     rank = world.rank.world_rank
-    files = {p.name: _digest(p) for p in aside.glob(f"__{rank}_*")}
+    files = {p.name: digest(p) for p in aside.glob(f"__{rank}_*")}
     gathered: list[Any] = [None] * world.size if world.is_main else []
     if world.size > 1:
         dist.gather_object(files, gathered if world.is_main else None, group=world.control)
@@ -170,7 +171,7 @@ def _publish(
 
     write_json(aside / META, {"format": FORMAT, **meta})
     for name in (META, shards.METADATA):
-        files[name] = _digest(aside / name)
+        files[name] = digest(aside / name)
     write_json(aside / COMPLETE, {"format": FORMAT, "files": files})
     _fsync(aside)
     if target.exists():  # damaged, or this step was taken again from an older one
@@ -226,3 +227,39 @@ def prune(checkpoints: Path, keep: int, best: int | None) -> None:
             gone = folder.with_name(f".{folder.name}.old")
             folder.rename(gone)
             shutil.rmtree(gone, ignore_errors=True)
+
+
+def export(run: RunDir, target: Path) -> int:
+    """Write {parameter name: tensor} of the newest complete checkpoint, without a process group.
+
+    ``model.load_state_dict(torch.load(target, weights_only=True))`` reads it.
+
+    Returns: the checkpoint's step.
+
+    Raises:
+        CheckpointError: there is no complete, undamaged checkpoint.
+        UserError: the target cannot be written.
+    """
+    from hpcddp.train import shards
+
+    for folder in complete(run.checkpoints):
+        if damage(folder):
+            continue
+        tensors = shards.read_all(folder, "model.")
+        _write_plain({name.removeprefix("model."): t for name, t in tensors.items()}, target)
+        return step_of(folder) or 0
+    raise CheckpointError(
+        "there is no complete checkpoint",
+        where=str(run.checkpoints),
+        hint="the first one is saved after checkpoint.every steps, or at the end",
+    )
+
+
+def _write_plain(tensors: dict[str, Tensor], target: Path) -> None:
+    aside = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        torch.save(tensors, aside)
+        aside.replace(target)
+    except (OSError, RuntimeError) as error:  # torch says a missing folder with RuntimeError
+        aside.unlink(missing_ok=True)
+        raise UserError(f"cannot be written: {error}", where=str(target)) from None

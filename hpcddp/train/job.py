@@ -8,9 +8,9 @@ from typing import Any
 
 from hpcddp import spec as jobspec
 from hpcddp.errors import RunError
+from hpcddp.failure import host
 from hpcddp.preempt import Preemption
 from hpcddp.rundir import RunDir, read_json
-from hpcddp.spec import JobSpec
 from hpcddp.topology import Rank
 from hpcddp.train import task as tasks
 from hpcddp.train import world as worlds
@@ -37,31 +37,25 @@ def train(
     if max_steps:
         spec.max_steps = min(max_steps, spec.max_steps or max_steps)
     world = _join(rank, job, os.environ)
+    print(f"{rank} on {host()}, {world.device}", flush=True)
     record = Recorder(run.attempt(attempt), active=world.is_main, on_record=on_record)
-    record("ranks", backend=world.backend, ranks=world.reports)
-    return _train(run, attempt, spec, job["workdir"], world, record, preemption)
+    try:
+        record("ranks", backend=world.backend, ranks=world.reports)
+        task = tasks.load(spec, job["workdir"])
+        if preemption.installed:
+            preemption.install()  # the task may have set handlers: they are kept and called
+        return _train(Trainer(run, attempt, spec, task, world, record), preemption)
+    finally:
+        record.close()
 
 
-def _train(
-    run: RunDir,
-    attempt: int,
-    spec: JobSpec,
-    workdir: str,
-    world: World,
-    record: Recorder,
-    preemption: Preemption,
-) -> str:
-    task = tasks.load(spec, workdir)
-    if preemption.installed:
-        preemption.install()  # the task may have set handlers: they are kept and called
-    trainer = Trainer(run, attempt, spec, task, world, record)
+def _train(trainer: Trainer, preemption: Preemption) -> str:
     try:
         outcome = trainer.train(preemption)
-        world.barrier()
+        trainer.world.barrier()
         return outcome
     finally:
         trainer.close()
-        record.close()
 
 
 def read_job(run: RunDir) -> dict[str, Any]:

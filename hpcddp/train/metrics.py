@@ -21,31 +21,28 @@ class Recorder:
 
     def __init__(self, attempt: AttemptDir, *, active: bool, on_record: OnRecord | None = None):
         self._attempt = attempt.number
-        self._on_record = on_record or show
+        self._on_record = on_record
         self._file: IO[str] | None = None
         if active:
             attempt.path.mkdir(parents=True, exist_ok=True)
             self._file = attempt.metrics.open("a", encoding="utf-8")
 
     def __call__(self, event: str, **values: Any) -> None:
-        """Write one record, flushed: who follows the run sees it at once."""
+        """Write one record, flushed: who follows the run sees it at once. Print its line."""
         if self._file is None:
             return
         record = {"event": event, "attempt": self._attempt, "time": time.time(), **values}
         self._file.write(json.dumps(record) + "\n")
         self._file.flush()
-        self._on_record(record)
+        if text := line(record):
+            print(text, flush=True)
+        if self._on_record is not None:
+            self._on_record(record)
 
     def close(self) -> None:
         if self._file is not None:
             self._file.close()
             self._file = None
-
-
-def show(record: Mapping[str, Any]) -> None:
-    """Print a record as its line."""
-    if text := line(record):
-        print(text, flush=True)
 
 
 def line(record: Mapping[str, Any]) -> str:

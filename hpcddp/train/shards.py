@@ -13,6 +13,7 @@ import contextlib
 import io
 import logging
 import pickle
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PosixPath
 from typing import Any
@@ -33,6 +34,7 @@ METADATA = ".metadata"
 _DTYPES = ("float64 float32 float16 bfloat16 float8_e4m3fn float8_e5m2 "
            "complex64 complex128 int64 int32 int16 int8 uint8 bool")  # fmt: skip
 _PACKAGE = "torch.distributed.checkpoint"
+_LOGS = (_PACKAGE, "c10d-NullHandler-dcp_logger")
 ALLOWED: dict[tuple[str, str], Any] = {
     ("torch", "Size"): torch.Size,
     ("torch.serialization", "_get_layout"): {"torch.strided": torch.strided}.__getitem__,
@@ -141,7 +143,8 @@ def read(
     folder: Path, tensors: Mapping[str, Tensor], group: dist.ProcessGroup | None, *, alone: bool
 ) -> None:
     """Fill the tensors in place; a collective, unless ``alone``."""
-    with _errors(folder):
+    with _errors(folder), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         load(
             dict(tensors),
             storage_reader=_Reader(folder),
@@ -150,12 +153,21 @@ def read(
         )
 
 
+def read_all(folder: Path, prefix: str = "") -> dict[str, Tensor]:
+    """The tensors whose names begin so, on the CPU; no process group needed."""
+    tensors = empty(folder, prefix)
+    read(folder, tensors, None, alone=True)
+    return tensors
+
+
 @contextlib.contextmanager
 def _errors(folder: Path) -> Iterator[None]:
-    """DCP's exceptions as ours, with the first rank's reason; its log repeats them at length."""
-    log = logging.getLogger("torch.distributed.checkpoint")
-    level = log.level
-    log.setLevel(logging.CRITICAL)
+    """DCP's exceptions as ours, with the first rank's reason; its logs, which repeat them and
+    tell of every tensor, are silent."""
+    logs = [logging.getLogger(name) for name in _LOGS]
+    levels = [log.level for log in logs]
+    for log in logs:
+        log.setLevel(logging.CRITICAL)
     try:
         yield
     except CheckpointException as error:
@@ -164,4 +176,5 @@ def _errors(folder: Path) -> Iterator[None]:
             f"rank {rank}: {type(reason).__name__}: {reason}", where=str(folder)
         ) from None
     finally:
-        log.setLevel(level)
+        for log, level in zip(logs, levels, strict=True):
+            log.setLevel(level)

@@ -76,7 +76,7 @@ class State:
             meta: what ``groups`` and ``plain`` were when it was saved.
             options: restore the optimizer's options too; without, the job file's count.
         """
-        from torch.distributed.checkpoint.state_dict import set_state_dict
+        from torch.distributed.checkpoint.state_dict import StateDictOptions, set_state_dict
 
         for name, values in meta["state"].items():
             self._states.setdefault(name, {}).update(values)
@@ -86,6 +86,7 @@ class State:
             self._optimizer,
             model_state_dict=self._model,
             optim_state_dict=self._optim,
+            options=StateDictOptions(strict=False),  # see `only`; names were compared before
         )
         saved = meta["param_groups"]
         for i, group in enumerate(self._optimizer.param_groups):

@@ -129,8 +129,10 @@ class Trainer:
         """One optimizer step, on this rank's share of a global batch."""
         step = self.data.step_at(self.at.samples_consumed)
         last = len(step.micros) - 1
+        # A static graph is learned in a first backward that synchronises, or DDP fails.
+        always = self.spec.ddp.static_graph and self._meter.first
         for i, micro in enumerate(step.micros):
-            with contextlib.nullcontext() if i == last else self.model.no_sync():
+            with contextlib.nullcontext() if i == last or always else self.model.no_sync():
                 self._run_micro(next(batches), micro, step)
         self._update()
         self._advance(step)

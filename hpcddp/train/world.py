@@ -84,11 +84,12 @@ def join(
     """
     store = _store(rank, address, timeout)
     try:
-        _check_map(rank, nodes, gpus_per_node)
-        device = pick_device(rank, local=local)
-        reports = _meet(store, rank, _report(rank, device), timeout)
+        check_map(rank, nodes, gpus_per_node)
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        device = pick_device(rank, count, local=local)
+        reports = meet(store, rank, _report(rank, device), timeout)
     except RankMapError as error:
-        _refuse(store, error)
+        refuse(store, error)
         raise
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -138,7 +139,7 @@ def _first_line(error: BaseException) -> str:
     return str(error).split("\n", 1)[0]
 
 
-def _check_map(rank: Rank, nodes: tuple[int, int], gpus_per_node: int) -> None:
+def check_map(rank: Rank, nodes: tuple[int, int], gpus_per_node: int) -> None:
     """Refuse a place that the plan does not have. Slurm may give fewer nodes of a range."""
     here, rest = divmod(rank.world_size, gpus_per_node)
     if rest or not nodes[0] <= here <= nodes[1]:
@@ -146,9 +147,13 @@ def _check_map(rank: Rank, nodes: tuple[int, int], gpus_per_node: int) -> None:
     rank.check(Topology(here, gpus_per_node))
 
 
-def pick_device(rank: Rank, *, local: bool) -> torch.device:
-    """This rank's device: its own GPU, or the CPU where there are none or, locally, too few."""
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+def pick_device(rank: Rank, count: int, *, local: bool) -> torch.device:
+    """This rank's device: its own GPU, or the CPU where there are none or, locally, too few.
+
+    Args:
+        count: GPUs that this process sees.
+        local: all ranks are on this machine.
+    """
     if count == 0 or (local and count < rank.world_size):
         return torch.device("cpu")
     if local:  # virtual nodes share the machine, so their ranks count on
@@ -192,7 +197,7 @@ def ranges(numbers: Iterable[int]) -> str:
     return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in parts)
 
 
-def _meet(store: Store, rank: Rank, report: dict[str, Any], timeout: float) -> list[dict[str, Any]]:
+def meet(store: Store, rank: Rank, report: dict[str, Any], timeout: float) -> list[dict[str, Any]]:
     """Hand in this rank's report and wait for the verdict on all of them."""
     number, size = rank.world_rank, rank.world_size
     if store.add(f"hpcddp/claim/{number}", 1) > 1:
@@ -218,7 +223,7 @@ def _meet(store: Store, rank: Rank, report: dict[str, Any], timeout: float) -> l
     return found
 
 
-def _refuse(store: Store, error: RankMapError) -> None:
+def refuse(store: Store, error: RankMapError) -> None:
     """Tell the ranks that wait; the first to refuse is the one they hear."""
     text = json.dumps({"error": {"what": error.what, "where": error.where, "hint": error.hint}})
     store.compare_set("hpcddp/verdict", "", text)

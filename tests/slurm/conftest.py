@@ -81,5 +81,4 @@ def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
     if why := config.stash.get(OUTCOME, ""):
-        terminalreporter.section("SLURM TESTS SKIPPED", red=True, bold=True)
-        terminalreporter.write_line(f"SLURM TESTS SKIPPED: {why}", red=True, bold=True)
+        terminalreporter.write_sep("!", f"SLURM TESTS SKIPPED: {why}", red=True, bold=True)

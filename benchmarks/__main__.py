@@ -1,0 +1,68 @@
+"""python -m benchmarks [NAME...] [--pairs N] [--json FILE]: measure, and judge the limits.
+
+Exit code 0 if all limits are met, 1 if one is not or could not be measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from benchmarks import help, ranks, render, report, start, step, submit
+from benchmarks.measure import Row
+from benchmarks.site import Site
+from hpcddp.errors import HpcddpError
+
+BENCHMARKS: dict[str, Callable[[Site], Iterator[Row]]] = {
+    "help": help.rows,
+    "render": render.rows,
+    "submit": submit.rows,
+    "ranks": ranks.rows,
+    "start": start.rows,
+    "step": step.rows,
+}
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the benchmarks that were named, or all; the exit code."""
+    given = _arguments(argv)
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    facts = report.machine()
+    cpus, load = facts["cpus"], facts["load"]
+    print(f"Python {facts['python']}, {cpus} CPUs, load {load:.1f} at the start, "
+          f"{given.pairs} pairs")  # fmt: skip
+    rows: list[Row] = []
+    missing = []
+    with Site(given.pairs) as site:
+        for name in given.names or BENCHMARKS:
+            try:
+                rows.extend(BENCHMARKS[name](site))
+            except HpcddpError as error:
+                missing.append(f"{name}: NOT MEASURED: {error}")
+    print(report.table(rows), report.LEGEND, *missing, sep="\n")
+    if given.json:
+        given.json.write_text(json.dumps(report.data(rows, facts), indent=1) + "\n")
+    return int(bool(missing) or any(row.met is False for row in rows))
+
+
+def _arguments(argv: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    names = ", ".join(BENCHMARKS)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {names}; all by default")
+    parser.add_argument("--pairs", type=int, default=9, help="takes of each side (default: 9)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure there")
+    given = parser.parse_args(argv)
+    for name in given.names:
+        if name not in BENCHMARKS:
+            parser.error(f"unknown benchmark {name!r}; there are {names}")
+    if given.pairs < 1:
+        parser.error("--pairs is 1 at least")
+    return given
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

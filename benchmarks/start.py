@@ -1,0 +1,100 @@
+"""From sbatch to the first optimizer step of 2 x 4 ranks, beside a bare srun of a DDP loop.
+
+On a real Slurm on this machine. Both sides ask for the same nodes, tasks, GPUs and CPUs, run the
+same model and data, and take one step. Two rows share the floor: the script of `hpcddp render`
+given to sbatch, and `hpcddp submit`, whose script starts the ranks through submitit.
+
+A take begins when sbatch is called: a program of that name, first on PATH, notes the time and
+becomes the real one. It ends, on our side, with the `time` of the train record of step 1 in the
+run's metrics.jsonl; rank 0 takes it after the optimizer step and after the reduction of the first
+metrics, which so counts as well. The floor's rank 0 takes its time after its optimizer step.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from benchmarks.measure import Row
+from benchmarks.site import HPCDDP, PYTHON, Site, output
+from hpcddp.errors import HpcddpError
+from hpcddp.host import free_port
+from hpcddp.rundir import RunDir, read_lines
+
+LIMIT = 1.10
+NODES, GPUS = "2", "4"
+BATCH, WIDTH = "12", "24"  # as in jobs/digits.toml: 96 samples over 8 ranks
+JOB = ["--nodes", NODES, "--gpus", GPUS, "--sbatch", "cpus-per-task=1", "--set", "max_steps=1"]
+LOOP = str(Path(__file__).with_name("ddp_loop.py"))
+BARE = """\
+#!/bin/bash
+#SBATCH --nodes={nodes} --ntasks-per-node={gpus} --gpus-per-node={gpus} --cpus-per-task=1
+export OMP_NUM_THREADS=1 MASTER_PORT={port}
+export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+srun --cpus-per-task=1 --distribution=block {command}
+"""
+
+
+def rows(site: Site) -> Iterator[Row]:
+    cluster = _Cluster(site)
+    rendered, submitted, bare = site.interleave(
+        "start", cluster.rendered, cluster.submitted, cluster.bare
+    )
+    yield Row("start, render", rendered, bare, ratio_limit=LIMIT)
+    yield Row("start, submit", submitted, bare, ratio_limit=LIMIT)
+
+
+class _Cluster:
+    """The three ways to a first step, each returning its seconds."""
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+        folder = site.fresh()
+        self.called = folder / "called"  # when sbatch was called last
+        self.environ = site.slurm | {"PATH": f"{folder}:{site.slurm['PATH']}"}
+        real = shlex.quote(str(shutil.which("sbatch")))
+        wrapper = folder / "sbatch"
+        stamp = shlex.quote(str(self.called))
+        wrapper.write_text(f'#!/bin/sh\ndate +%s.%N >{stamp}\nexec {real} "$@"\n')
+        wrapper.chmod(0o755)
+
+    def rendered(self) -> float:
+        folder = self.site.fresh()
+        script = folder / "job.sbatch"
+        script.write_text(output([HPCDDP, "render", *JOB], self.environ, folder))
+        self._sbatch(script)
+        (run,) = (folder / "runs").iterdir()
+        return self._since_call(_first_step(RunDir(run)))
+
+    def submitted(self) -> float:
+        command = [HPCDDP, "submit", *JOB, "--detach", "--json"]
+        said = json.loads(output(command, self.environ, self.site.fresh()))
+        self.site.wait(said["job_id"])
+        return self._since_call(_first_step(RunDir(said["path"])))
+
+    def bare(self) -> float:
+        folder = self.site.fresh()
+        script, stamps = folder / "bare.sbatch", folder / "stamps"
+        command = shlex.join([PYTHON, LOOP, str(stamps), "1", BATCH, WIDTH])
+        text = BARE.format(nodes=NODES, gpus=GPUS, port=free_port(), command=command)
+        script.write_text(text)
+        self._sbatch(script)
+        return self._since_call(json.loads(stamps.read_text())[0])
+
+    def _sbatch(self, script: Path) -> None:
+        job_id = output(["sbatch", "--parsable", str(script)], self.environ, script.parent)
+        self.site.wait(job_id)
+
+    def _since_call(self, moment: float) -> float:
+        return moment - float(self.called.read_text())
+
+
+def _first_step(run: RunDir) -> float:
+    """When rank 0 wrote the train record of step 1, in seconds since the epoch."""
+    for record in read_lines(run.attempt(1).metrics):
+        if record["event"] == "train" and record["step"] == 1:
+            return float(record["time"])
+    raise HpcddpError("there is no record of step 1", where=str(run.path))

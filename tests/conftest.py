@@ -1,0 +1,126 @@
+"""What the tests of the plan half share: a user's own folder, and the command itself."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from hpcddp import cli, jobfile, plan
+from hpcddp.jobfile import Layer
+from hpcddp.plan import Plan
+
+COMMAND = Path(sys.executable).with_name("hpcddp")
+TASK = 'raise RuntimeError("the command line imported the task")\n'
+FOREIGN = ("HPCDDP_", "SLURM_", "SBATCH_", "SQUEUE_", "SINFO_", "SCANCEL_", "NO_COLOR", "COLUMNS")
+TOOLS = ("bash", "cat", "echo", "env", "head", "sleep", "timeout", "touch", "printf", "setsid")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a command left: its exit code and what it wrote."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def text(self) -> str:
+        return self.out + self.err
+
+
+class Site:
+    """A user's folder with one small job, on a machine where only a test's own Slurm answers."""
+
+    def __init__(self, path: Path) -> None:
+        self.folder = path / "work"
+        self.runs = self.folder / "runs"
+        self.bin = path / "bin"
+        self.config = path / "config"
+        for folder in (self.folder / "jobs", self.bin, self.config):
+            folder.mkdir(parents=True)
+        for tool in TOOLS:
+            (self.bin / tool).symlink_to(next(Path(p, tool) for p in ("/usr/bin", "/bin")))
+        self.job("toy", "global_batch = 96\nepochs = 1\n")
+
+    def job(self, name: str, text: str, task: str = TASK) -> Path:
+        """A job file, with its task beside it."""
+        path = self.folder / "jobs" / f"{name}.toml"
+        path.write_text(text, encoding="utf-8")
+        path.with_suffix(".py").write_text(task)
+        return path
+
+    def write(self, name: str, text: str) -> Path:
+        """A file in the user's folder."""
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    def profile(self, name: str, text: str) -> Path:
+        """A cluster profile of the user's own."""
+        path = self.config / "hpcddp" / "clusters" / f"{name}.toml"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    def program(self, name: str, text: str) -> None:
+        """A small shell program on PATH."""
+        path = self.bin / name
+        path.write_text(f"#!/bin/bash\n{text}\n")
+        path.chmod(0o755)
+
+    def plan(self, layer: Layer | None = None, job: str = "toy", notes: Sequence[str] = ()) -> Plan:
+        """The checked plan of a job under one layer of flags, on Slurm if the layer says nothing."""
+        flags = layer or Layer()
+        if "cluster" not in flags.values:
+            flags.put("cluster", "slurm", "--cluster")
+        layers, found = jobfile.load(job, flags, os.environ, self.folder)
+        return plan.make(layers, [*notes, *found], environ=os.environ, folder=self.folder)
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+    """A user's folder, as the current one, in an environment without anything else of his."""
+    made = Site(tmp_path)
+    for name in [n for n in os.environ if n.startswith(FOREIGN)]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PATH", str(made.bin))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(made.config))
+    monkeypatch.chdir(made.folder)
+    return made
+
+
+@pytest.fixture
+def hpcddp(
+    site: Site, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Callable[..., Outcome]:
+    """The command line in this process, errors and exit codes included."""
+
+    def run(*arguments: str) -> Outcome:
+        monkeypatch.setattr(sys, "argv", ["hpcddp", *arguments])
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as left:
+            cli.main()
+        out, err = capfd.readouterr()
+        return Outcome(int(left.value.code or 0), out, err)
+
+    return run
+
+
+@pytest.fixture
+def command(site: Site) -> Callable[..., Outcome]:
+    """The command line as a user starts it: a process of its own."""
+
+    def run(*arguments: str, **environ: str) -> Outcome:
+        done = subprocess.run(
+            [COMMAND, *arguments],
+            capture_output=True, encoding="utf-8", errors="surrogateescape", timeout=60,
+            check=False, env={**os.environ, **environ}, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+        return Outcome(done.returncode, done.stdout, done.stderr)
+
+    return run

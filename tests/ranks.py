@@ -1,0 +1,144 @@
+"""Real ranks for tests: run dirs with small tasks, and worker processes that are always ended."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from hpcddp import spec
+from hpcddp.rundir import RunDir, read_lines, write_json
+from hpcddp.topology import Rank
+
+TASK = """
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+def model(dropout=0.0):
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Dropout(dropout), nn.Linear(8, 2)).double()
+
+def dataset(split, size=37, held_out=7):
+    n = size if split == "train" else held_out
+    g = torch.Generator().manual_seed(len(split))
+    x = torch.randn(n, 4, generator=g, dtype=torch.float64)
+    return TensorDataset(x, (x.sum(1) > 0).long()) if n else None
+
+def loss(output, target):
+    return nn.functional.cross_entropy(output, target)
+
+def metrics(output, target):
+    return {"accuracy": output.argmax(1) == target}
+"""
+
+
+def make_run(
+    folder: Path,
+    task: str = TASK,
+    *,
+    nodes: tuple[int, int] = (1, 1),
+    gpus: int = 1,
+    extra: str = "",
+    **keys: Any,
+) -> RunDir:
+    """A run dir as the plan half makes it. Keys are the job's, with `__` for the dot."""
+    folder.mkdir(parents=True, exist_ok=True)
+    source = folder / "small_task.py"
+    source.write_text(task + extra)
+    values = {"task": str(source), "global_batch": 4, "max_steps": 6, "train.log_every": 1}
+    values |= {name.replace("__", "."): value for name, value in keys.items()}
+    run = RunDir(folder / "run")
+    run.attempts.mkdir(parents=True, exist_ok=True)
+    job = {
+        "format": 1,
+        "run": "run",
+        "spec": spec.to_dict(spec.KEYS.build(values)),
+        "nodes": list(nodes),
+        "gpus_per_node": gpus,
+        "backend": "local",
+        "workdir": str(folder),
+    }
+    write_json(run.job, job)
+    return run
+
+
+def one_rank(run: RunDir, attempt: int = 1, **options: Any) -> str:
+    """Train in this process."""
+    from hpcddp import worker
+    from hpcddp.train.world import leave
+
+    sys.modules.pop("small_task", None)
+    try:
+        return worker.run(run, Rank(0, 1, 0, 1, 0), attempt, **options)
+    finally:
+        leave()  # after an exception, as the end of the process would
+
+
+def records(run: RunDir, event: str, attempt: int = 1) -> list[dict[str, Any]]:
+    return [r for r in read_lines(run.attempt(attempt).metrics) if r["event"] == event]
+
+
+def wait_for(found: Callable[[], Any], what: str, seconds: float = 60.0) -> Any:
+    """What `found` gives once it is true."""
+    end = time.monotonic() + seconds
+    while not (result := found()):
+        assert time.monotonic() < end, f"waited {seconds} s for {what}"
+        time.sleep(0.02)
+    return result
+
+
+class Ranks:
+    """Worker processes with torchrun's variables; on leaving the context none is left."""
+
+    def __init__(self, run: RunDir, environs: list[dict[str, str]], *, attempt: int = 1) -> None:
+        with socket.socket() as s:
+            s.bind(("127.0.0.1", 0))
+            port = s.getsockname()[1]
+        self.processes: list[subprocess.Popen[str]] = []
+        common = {
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "HPCDDP_RUN_DIR": str(run.path),
+            "HPCDDP_ATTEMPT": str(attempt),
+            "HPCDDP_START_TIMEOUT": "60",
+            "GLOO_SOCKET_IFNAME": "lo",
+            "OMP_NUM_THREADS": "1",
+        }
+        for environ in environs:
+            self.processes.append(
+                subprocess.Popen(
+                    [sys.executable, "-W", "error", "-P", "-m", "hpcddp.worker", str(run.path)],
+                    env={**os.environ, **common, **environ},
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                )
+            )
+
+    @classmethod
+    def of(cls, run: RunDir, world: int, **options: Any) -> Ranks:
+        """All ranks of one node."""
+        environs = [Rank(r, world, r, world, 0).to_env() for r in range(world)]
+        return cls(run, environs, **options)
+
+    def __enter__(self) -> Ranks:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for process in self.processes:
+            if process.poll() is None:
+                process.kill()
+            process.communicate()
+
+    def wait(self, seconds: float = 90.0) -> list[tuple[int, str, str]]:
+        """Exit code, stdout and stderr of each rank."""
+        ends = []
+        for process in self.processes:
+            out, err = process.communicate(timeout=seconds)
+            ends.append((process.returncode, out, err))
+        return ends

@@ -1,0 +1,342 @@
+"""Whole jobs on the real Slurm: submitted, rendered, followed, stopped, cancelled, resumed."""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .conftest import Slurm
+
+HPCDDP = str(Path(sys.executable).with_name("hpcddp"))
+
+TOY = """
+import time
+import torch
+from torch import nn
+
+def model():
+    return nn.Linear(4, 2)
+
+def dataset(split, size=64, pause=0.0):
+    x = torch.randn(size, 4, generator=torch.Generator().manual_seed(0))
+    return Pairs(x, (x.sum(1) > 0).long(), pause)
+
+class Pairs(torch.utils.data.Dataset):
+    def __init__(self, x, y, pause):
+        self.x, self.y, self.pause = x, y, pause
+    def __len__(self):
+        return len(self.x)
+    def __getitem__(self, i):
+        time.sleep(self.pause)
+        return self.x[i], self.y[i]
+
+def loss(output, target):
+    return nn.functional.cross_entropy(output, target)
+
+def metrics(output, target):
+    return {"accuracy": output.argmax(1) == target}
+"""
+
+
+@dataclass
+class Desk:
+    """A user's folder, and his command line on the sandbox."""
+
+    folder: Path
+    slurm: Slurm
+
+    @property
+    def nodes(self) -> list[str]:
+        return self.slurm.sandbox.nodes
+
+    def hosts(self, count: int) -> str:
+        """The first nodes as Slurm writes them."""
+        return self.nodes[0][:-1] + f"[1-{count}]"
+
+    def __call__(self, *args: str, code: int | None = 0, text: str = "") -> str:
+        """`hpcddp ARGS`; its stdout. The exit code must be `code`, unless that is None."""
+        done = self.result(*args, text=text)
+        assert code is None or done.returncode == code, done.stdout + done.stderr
+        return done.stdout
+
+    def result(self, *args: str, text: str = "") -> subprocess.CompletedProcess[str]:
+        return self.slurm.run(HPCDDP, *args, cwd=self.folder, timeout=120, input=text)
+
+    def status(self, run: str = "last") -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self("status", run, "--json"))
+        return found
+
+    def until(self, good: Callable[[dict[str, Any]], bool], run: str = "last") -> dict[str, Any]:
+        """Wait until the status of a run is good."""
+        deadline = time.monotonic() + 90
+        while time.monotonic() < deadline:
+            found = self.status(run)
+            if good(found):
+                return found
+            time.sleep(0.1)
+        raise AssertionError(f"never so: {found}\n{self('logs', run)}")
+
+    def submit(self, *args: str) -> str:
+        """Submit without waiting; the run's name."""
+        line = json.loads(self("submit", "toy", *args, "--json").splitlines()[0])
+        return str(line["run"])
+
+    def sbatch(self, script: Path) -> str:
+        """Plain sbatch; the job id."""
+        done = self.slurm.run("sbatch", "--parsable", str(script), cwd=self.folder, check=True)
+        return done.stdout.strip()
+
+
+def make_toy(folder: Path) -> None:
+    (folder / "jobs").mkdir(parents=True)
+    (folder / "jobs/toy.toml").write_text("global_batch = 8\nmax_steps = 12\n")
+    (folder / "jobs/toy.py").write_text(TOY)
+
+
+@pytest.fixture
+def desk(slurm: Slurm, tmp_path: Path) -> Iterator[Desk]:
+    make_toy(tmp_path)
+    yield Desk(tmp_path, slurm)
+    rows = slurm.run("squeue", "--noheader", "--format=%i", "--states=PD,R,CG,S").stdout.split()
+    if rows:
+        slurm.run("scancel", *rows)
+    while slurm.run("squeue", "--noheader").stdout:
+        time.sleep(0.1)
+
+
+LONG = ("--set", "max_steps=100000", "--set", "dataset.pause=0.01")
+
+
+def test_submit_and_render_run_the_same_job(desk: Desk) -> None:
+    out = desk("submit", "toy", "--nodes", "2", "--gpus", "4", "--follow", "--json").splitlines()
+    first, last = json.loads(out[0]), json.loads(out[-1])
+    assert set(first) == {"run", "job_id", "path"}
+    assert (last["state"], last["step"], last["hosts"]) == ("COMPLETED", 12, desk.hosts(2))
+    lines = desk("logs", first["run"], "--rank", "5").splitlines()
+    assert lines
+    for line in lines:
+        assert line.startswith("5: ")
+        assert "rank 5(8), node 1(2), local 1(4)" in line
+        assert f"on {desk.nodes[1]}" in line
+
+    script = desk("render", "toy", "--nodes", "2", "--gpus", "4")
+    job = desk.slurm.run("sbatch", "--parsable", input=script, cwd=desk.folder).stdout.strip()
+    ended = desk.until(lambda s: s["state"] not in ("PENDING", "RUNNING", "RENDERED", "COMPLETING"))
+    assert (ended["state"], ended["job_id"], ended["step"]) == ("COMPLETED", job, 12)
+    assert ended["run"] != first["run"]
+    submitted = (Path(first["path"]) / "job.sbatch").read_text().replace(first["run"], "RUN")
+    rendered = script.replace(ended["run"], "RUN")
+    both = zip(submitted.splitlines(), rendered.splitlines(), strict=True)
+    assert [a.partition("=(")[0] for a, b in both if a != b] == ["readonly -a COMMAND"]
+
+
+def test_rank_map_is_gathered_from_the_ranks(desk: Desk) -> None:
+    run = desk.submit("--nodes", "2", "--gpus", "2", "--follow")
+    folder = Path(desk.status(run)["path"])
+    records = [
+        json.loads(x) for x in (folder / "attempts/1/metrics.jsonl").read_text().splitlines()
+    ]
+    rows = [(r["rank"], r["node"], r["local"], r["host"]) for r in records[0]["ranks"]]
+    one, two, *_ = desk.nodes
+    assert rows == [(0, 0, 0, one), (1, 0, 1, one), (2, 1, 0, two), (3, 1, 1, two)]
+
+
+def test_wrong_distribution_is_refused(desk: Desk) -> None:
+    (desk.folder / "cyclic.sh.j2").write_text(
+        '{% extends "slurm.sh.j2" %}{% block launch %}'
+        'srun --distribution=cyclic --label --kill-on-bad-exit=1 "${COMMAND[@]}" &\n{% endblock %}'
+    )
+    run = desk.submit("--nodes", "2", "--gpus", "2", "--template", "cyclic.sh.j2")
+    ended = desk.until(lambda s: s["state"] == "FAILED", run)
+    assert "RankMapError" in ended["reason"]
+    assert "rank 1" in ended["reason"] or "rank 2" in ended["reason"]
+    assert ended["step"] == 0
+
+
+def test_second_sbatch_leaves_while_the_first_lives_and_continues_after_it(desk: Desk) -> None:
+    desk("render", "toy", *LONG, "--set", "checkpoint.every=5", "--gpus", "1")
+    script = Path(desk.status()["path"]) / "job.sbatch"
+    first = desk.sbatch(script)
+    desk.until(lambda s: s["state"] == "RUNNING" and s["step"] >= 5)
+    second = desk.sbatch(script)
+    log = script.with_name(f"job-{second}.log")
+    while not (log.exists() and "already works on this run" in log.read_text()):
+        time.sleep(0.1)
+    assert desk.status()["job_id"] == first
+    desk("stop", "last")
+    stopped = desk.until(lambda s: s["state"] == "STOPPED")
+    third = desk.sbatch(script)
+    going = desk.until(lambda s: s["state"] == "RUNNING" and s["step"] > stopped["step"])
+    assert (going["job_id"], going["attempt"]) == (third, 2)
+    desk("cancel", "last")
+    desk.until(lambda s: s["state"] == "CANCELLED")
+
+
+def test_commands_in_every_state(desk: Desk) -> None:
+    """status, ls, cancel and stop on pending, running, ended and cancelled jobs."""
+
+    def looks(run: str, state: str) -> None:
+        assert state in desk("status", run)
+        assert json.loads(desk("status", run, "--json"))["state"] == state
+        assert state in desk("ls")
+        rows = {r["run"]: r["state"] for r in json.loads(desk("ls", "--json"))["runs"]}
+        assert rows[run] == state
+
+    pending = desk.submit("--sbatch", "hold=true")
+    found = desk.until(lambda s: s["state"] == "PENDING" and bool(s["reason"]), pending)
+    assert found["reason"] == "JobHeldUser" and found["since"]
+    looks(pending, "PENDING")
+    desk("stop", pending)
+    desk.until(lambda s: s["state"] in ("CANCELLED", "STOPPED"), pending)
+
+    cancelled = desk.submit("--sbatch", "hold=true")
+    desk("cancel", cancelled, "--json")
+    desk.until(lambda s: s["state"] == "CANCELLED", cancelled)
+    looks(cancelled, "CANCELLED")
+    for verb in ("stop", "cancel"):
+        desk(verb, cancelled, "--json", code=2)
+
+    running = desk.submit(*LONG)
+    desk.until(lambda s: s["state"] == "RUNNING" and s["step"] > 0, running)
+    looks(running, "RUNNING")
+    assert json.loads(desk("stop", running, "--json"))["asked"] == "stop"
+    desk.until(lambda s: s["state"] == "STOPPED", running)
+    looks(running, "STOPPED")
+    for verb in ("stop", "cancel"):
+        desk(verb, running, code=2)
+
+    killed = desk.submit(*LONG)
+    desk.until(lambda s: s["state"] == "RUNNING" and s["step"] > 0, killed)
+    desk("cancel", killed)
+    desk.until(lambda s: s["state"] == "CANCELLED", killed)
+    looks(killed, "CANCELLED")
+
+
+def test_stop_then_resume_on_another_world_size(desk: Desk) -> None:
+    run = desk.submit("--gpus", "2", *LONG)
+    desk.until(lambda s: s["state"] == "RUNNING" and s["step"] > 0, run)
+    assert "is RUNNING" in desk.result("resume", run).stderr
+    desk("stop", run)
+    stopped = desk.until(lambda s: s["state"] == "STOPPED", run)
+    more = stopped["step"] + 5
+    desk("resume", run, "--nodes", "2", "--gpus", "4", "--set", f"max_steps={more}", "--follow")
+    ended = desk.status(run)
+    assert (ended["state"], ended["step"], ended["attempt"]) == ("COMPLETED", more, 2)
+    assert (ended["nodes"], ended["gpus_per_node"], ended["hosts"]) == ("2", 4, desk.hosts(2))
+    assert f"step {stopped['step']}" in desk("logs", run, "--attempt", "2")
+
+
+def test_a_cluster_of_three_nodes_is_one_toml_file(desk: Desk) -> None:
+    (desk.folder / "three.toml").write_text(
+        'description = "three nodes"\nnodes = 3\ngpus_per_node = 4\ncpus_per_gpu = 1\n'
+        '[slurm]\npartition = "high"\n[env]\nTHREE = "3"\n'
+    )
+    asked = ("--cluster", "./three.toml", "--set", "global_batch=12")
+    refused = desk.result("submit", "toy", "--nodes", "4", *asked)
+    assert refused.returncode == 2 and "4 nodes" in refused.stderr and "has 3" in refused.stderr
+    assert not (desk.folder / "runs").exists()
+    desk("submit", "toy", "--nodes", "3", *asked, "--follow")
+    found = desk.status()
+    assert (found["state"], found["hosts"]) == ("COMPLETED", desk.hosts(3))
+    rows = desk.slurm.run("squeue", "--states=all", "--noheader", "--format=%i %P").stdout
+    assert f"{found['job_id']} high" in rows.splitlines()
+
+
+def test_export_is_what_a_plain_model_loads(desk: Desk) -> None:
+    desk.submit("--gpus", "2", "--follow")
+    desk("export", "last", "model.pt")
+    load = (
+        "import torch; m = torch.nn.Linear(4, 2); "
+        "print(m.load_state_dict(torch.load('model.pt', weights_only=True)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", load], cwd=desk.folder, capture_output=True, text=True, check=True
+    )
+    assert "All keys matched" in done.stdout
+
+
+def test_refused_by_sbatch(desk: Desk) -> None:
+    done = desk.result("submit", "toy", "--partition", "nowhere")
+    assert done.returncode == 1
+    assert "invalid partition" in done.stderr and "job.sbatch" in done.stderr
+    found = desk.status()
+    assert found["state"] == "REFUSED" and "invalid partition" in found["reason"]
+
+
+def test_dry_run_gives_slurms_verdict_and_leaves_nothing(desk: Desk) -> None:
+    good = desk.result("submit", "toy", "--nodes", "2", "--gpus", "2", "--dry-run")
+    assert good.returncode == 0 and "accepted" in good.stderr
+    assert "#SBATCH --nodes=2" in good.stdout and "rank" in good.stdout
+    bad = desk.result("submit", "toy", "--partition", "nowhere", "--dry-run")
+    assert bad.returncode == 1 and "refused" in bad.stderr
+    assert not (desk.folder / "runs").exists()
+
+
+def test_submitting_from_inside_another_job(desk: Desk) -> None:
+    """Ranks, bindings and devices of the outer job do not reach the inner one."""
+    inner = f"{HPCDDP} submit toy --nodes 2 --gpus 2 --parsable > inner"
+    outer = f"#!/bin/sh\n#SBATCH --ntasks=1 --gpus-per-node=1\nsrun sh -c '{inner}'\n"
+    env = {**desk.slurm.environ, "RANK": "3", "WORLD_SIZE": "5", "SLURM_CPU_BIND": "mask_cpu:0x1"}
+    desk.slurm.run("sbatch", "--wait", input=outer, cwd=desk.folder, env=env, check=True)
+    job = (desk.folder / "inner").read_text().strip()
+    ended = desk.until(lambda s: s["state"] == "COMPLETED", job)
+    assert (ended["step"], ended["gpus_per_node"]) == (12, 2)
+
+
+ODD_NAMES = ["a b", "it's", 'q"q', "$(touch x)", "a;touch x", "100%j", "größe", "a #b"]
+
+
+@pytest.mark.parametrize("name", ODD_NAMES)
+def test_folders_of_any_name(slurm: Slurm, tmp_path: Path, name: str) -> None:
+    """What sbatch, bash and the file system make of a path is what was meant."""
+    make_toy(tmp_path / name)
+    desk = Desk(tmp_path / name, slurm)
+    out = desk(
+        "submit", "toy", "--set", "max_steps=1", "--env", f"ODD={name}", "--follow", "--json"
+    )
+    found = json.loads(out.splitlines()[-1])
+    assert found["state"] == "COMPLETED", desk("logs")
+    run = Path(found["path"])
+    assert run.parent == tmp_path / name / "runs"
+    assert (run / f"job-{found['job_id']}.log").exists()
+    assert not list(tmp_path.rglob("x"))
+
+
+def test_dataset_smaller_than_the_world_is_told_by_status(desk: Desk) -> None:
+    run = desk.submit("--gpus", "4", "--set", "dataset.size=3")
+    ended = desk.until(lambda s: s["state"] == "FAILED", run)
+    assert "3 samples" in ended["reason"]
+
+
+def test_status_without_a_controller_is_the_last_known_state(desk: Desk) -> None:
+    run = desk.submit(*LONG)
+    desk.until(lambda s: s["state"] == "RUNNING" and s["step"] > 0, run)
+    desk.slurm.sandbox.stop_daemon("slurmctld")
+    try:
+        done = desk.result("status", run, "--json")
+        assert done.returncode == 3
+        found = json.loads(done.stdout)
+        assert found["stale"] and found["state"] == "RUNNING"
+        assert "last known state" in done.stderr
+        assert desk.result("submit", "toy").returncode == 3
+    finally:
+        desk.slurm.sandbox.start_daemon("slurmctld")
+    desk.until(lambda s: s["state"] == "RUNNING" and not s["stale"], run)
+    desk("cancel", run)
+
+
+def test_a_failing_rank_is_named(desk: Desk) -> None:
+    (desk.folder / "jobs/toy.py").write_text(
+        TOY
+        + "\nimport os\nif os.environ.get('SLURM_PROCID') == '2': raise ValueError('rank two')\n"
+    )
+    done = desk.result("submit", "toy", "--nodes", "2", "--gpus", "2", "--follow")
+    assert done.returncode == 1
+    assert f"rank 2 on {desk.nodes[1]}: ValueError: rank two" in done.stderr
+    assert done.stdout.count("Traceback") == 1

@@ -1,0 +1,233 @@
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import Site
+from hpcddp import host, ledger
+from hpcddp.errors import RunError
+from hpcddp.ledger import Attempt
+from hpcddp.rundir import RunDir, read_json, write_json
+
+
+@pytest.fixture
+def run(site: Site) -> RunDir:
+    made = RunDir(site.runs / "toy-1")
+    made.create()
+    write_json(made.job, {"host_suffix": "-ib0"})
+    return made
+
+
+@pytest.fixture
+def in_slurm(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "gpu[07-08]")
+
+
+def earlier(run: RunDir, **given: Any) -> None:
+    """An attempt that has not said that it ended."""
+    facts: dict[str, Any] = {
+        "number": 0, "job_id": "6", "host": socket.gethostname(), "pid": os.getpid(),
+        "pid_start": host.process_start(os.getpid()), "slurm": False, "nodes": "", "began": 1.0,
+    }  # fmt: skip
+    assert ledger.begin(run, Attempt(**facts | given), lambda earlier: False)
+
+
+def test_a_local_life_begins(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
+    assert host.main(["begin", str(run.path), str(os.getpid())]) == 0
+    assert re.fullmatch(r"1 127\.0\.0\.1 \d+\n", capsys.readouterr().out)
+    found = ledger.last(run)
+    assert found and found.job_id == str(os.getpid()) and not found.slurm
+    assert found.pid_start == host.process_start(os.getpid()) != ""
+
+
+@pytest.mark.usefixtures("in_slurm")
+def test_the_first_host_of_the_allocation_is_the_rendezvous(run: RunDir) -> None:
+    assert host.begin(run, 1).split()[:2] == ["1", "gpu07-ib0"]
+    found = ledger.last(run)
+    assert found and (found.job_id, found.nodes, found.slurm) == ("7", "gpu[07-08]", True)
+
+
+@pytest.mark.parametrize("what", ["folder", "job", "pickles", "pickle"])
+@pytest.mark.parametrize("mode", [0o020, 0o002])
+def test_what_others_can_write_to_is_refused(
+    run: RunDir, capsys: pytest.CaptureFixture[str], what: str, mode: int
+) -> None:
+    run.submitit.mkdir(mode=0o700)
+    pickle = run.submitit / "7_submitted.pkl"
+    pickle.touch(0o600)
+    paths = {"folder": run.path, "job": run.job, "pickles": run.submitit, "pickle": pickle}
+    host.check_owner(run)
+    paths[what].chmod(paths[what].stat().st_mode | mode)
+    assert host.main(["begin", str(run.path), "1"]) == 1
+    out, err = capsys.readouterr()
+    assert out == "" and "chmod go-w" in err and str(paths[what]) in err
+    assert ledger.attempts(run) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_what_belongs_to_somebody_else_is_refused(run: RunDir) -> None:
+    os.chown(run.job, 12345, -1)
+    with pytest.raises(RunError, match="belongs to somebody else"):
+        host.begin(run, 1)
+
+
+def test_a_run_that_was_deleted_is_no_traceback(
+    site: Site, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert host.main(["begin", str(site.runs / "gone"), "1"]) == 1
+    assert "there is no run here" in capsys.readouterr().err
+    assert not site.runs.exists()
+
+
+def test_a_port_is_outside_of_what_the_kernel_gives_and_can_be_bound() -> None:
+    text = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text()
+    low, high = (int(n) for n in text.split())
+    ports = [host.free_port() for _ in range(20)]
+    assert len(set(ports)) > 1
+    for port in ports:
+        assert 1024 < port < 65536 and not low <= port <= high
+        with socket.socket() as s:
+            s.bind(("", port))
+
+
+def test_a_port_in_use_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as taken:
+        taken.bind(("", host.free_port()))
+        taken.listen()
+        used = taken.getsockname()[1]
+
+        class Next:
+            def sample(self, ports: list[int], count: int) -> list[int]:
+                return [used, *(p for p in ports if p != used)][:count]
+
+        monkeypatch.setattr(host.random, "SystemRandom", Next)
+        assert host.free_port() != used
+
+
+def test_a_process_is_known_by_its_start() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        assert host.process_start(child.pid) not in ("", host.process_start(1))
+        assert child.stdin
+        child.stdin.close()
+        while host.process_start(child.pid):  # a zombie works no more
+            time.sleep(0.01)
+    finally:
+        child.kill()
+        child.wait()
+    assert host.process_start(child.pid) == ""
+
+
+def test_a_second_life_leaves_while_the_first_one_works(run: RunDir) -> None:
+    earlier(run, job_id="6")
+    with pytest.raises(RunError, match="job 6 already works on this run") as caught:
+        host.begin(run, 1)
+    assert "hpcddp cancel toy-1" in caught.value.hint
+    assert len(ledger.attempts(run)) == 1
+
+
+@pytest.mark.parametrize("start", ["1", host.process_start(os.getpid()) + "1"])
+def test_a_life_whose_process_is_gone_is_taken_over(run: RunDir, start: str) -> None:
+    """Also when its process id was given to another process since."""
+    earlier(run, pid_start=start)
+    assert host.begin(run, 1).startswith("2 ")
+
+
+def test_of_another_machine_nothing_can_be_said(run: RunDir) -> None:
+    earlier(run, host="elsewhere", pid_start="1")
+    with pytest.raises(RunError, match="already works"):
+        host.begin(run, 1)
+
+
+@pytest.mark.usefixtures("in_slurm")
+@pytest.mark.parametrize(
+    ("answer", "begins"),
+    [
+        ("echo '6|RUNNING|None|x|x|n1|toy-1'", False),
+        ("echo '6|PENDING|Resources|x|x|n1|toy-1'", False),
+        ("echo 'Unable to contact slurm controller' >&2; exit 1", False),
+        ("echo '6|COMPLETED|None|x|x|n1|toy-1'", True),
+        ("echo '6|RUNNING|None|x|x|n1|another'", True),
+        ("echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1", True),
+    ],
+)
+def test_slurm_knows_whether_an_earlier_job_works(
+    site: Site, run: RunDir, answer: str, begins: bool
+) -> None:
+    earlier(run, slurm=True, job_id="6")
+    site.program("squeue", answer)
+    if begins:
+        assert host.begin(run, 1).startswith("2 ")
+    else:
+        with pytest.raises(RunError, match="job 6 already works"):
+            host.begin(run, 1)
+
+
+@pytest.mark.usefixtures("in_slurm")
+def test_a_requeued_job_is_its_own_earlier_life(run: RunDir) -> None:
+    earlier(run, slurm=True, job_id="7")
+    assert host.begin(run, 1).startswith("2 ")
+
+
+@pytest.mark.usefixtures("in_slurm")
+@pytest.mark.parametrize(("asked_of", "begins"), [("7", False), ("6", True)])
+def test_a_request_counts_for_the_job_that_it_names(
+    run: RunDir, capsys: pytest.CaptureFixture[str], asked_of: str, begins: bool
+) -> None:
+    write_json(run.request, {"want": "stop", "job_id": asked_of})
+    assert host.main(["begin", str(run.path), "1"]) == 0
+    out, err = capsys.readouterr()
+    assert bool(out.strip()) is begins
+    assert ("stop was asked" in err) is not begins
+    assert run.request.exists() is not begins
+    assert len(ledger.attempts(run)) == int(begins)
+
+
+@pytest.mark.parametrize(
+    ("code", "want", "outcome", "left"),
+    [
+        (0, None, "done", 0),
+        (0, "stop", "done", 0),
+        (85, "stop", "stopped", 0),
+        (85, None, "stopped", 0),
+        (85, "cancel", "cancelled", 1),
+        (143, "cancel", "cancelled", 143),
+        (1, None, "failed", 1),
+        (137, None, "failed", 137),
+    ],
+)
+def test_how_a_life_ends(
+    run: RunDir, capsys: pytest.CaptureFixture[str], code: int, want: str | None, outcome: str,
+    left: int,
+) -> None:  # fmt: skip
+    host.begin(run, os.getpid())
+    if want:
+        write_json(run.request, {"want": want, "job_id": str(os.getpid())})
+    assert host.main(["end", str(run.path), "1", str(code)]) == left
+    facts = read_json(run.attempt(1).facts) or {}
+    assert (facts["outcome"], facts["exit_code"]) == (outcome, code)
+    assert f"attempt 1 ended: {outcome}" in capsys.readouterr().out
+
+
+def test_the_private_code_never_leaves(run: RunDir) -> None:
+    host.begin(run, os.getpid())
+    for want in ("stop", "cancel"):
+        write_json(run.request, {"want": want})
+        assert host.end(run, 1, host.STOPPED) != host.STOPPED
+
+
+def test_it_runs_without_the_users_own_modules(site: Site, run: RunDir) -> None:
+    """-P keeps a socket.py in the current folder out."""
+    site.write("socket.py", "raise SystemExit('imported')")
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "hpcddp.host", "begin", run.path, str(os.getpid())],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout.startswith("1 127.0.0.1 ")

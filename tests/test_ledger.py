@@ -1,0 +1,104 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hpcddp import ledger
+from hpcddp.ledger import Attempt
+from hpcddp.rundir import RunDir, read_json
+
+ROUNDS = 20
+RACER = """
+import sys
+from pathlib import Path
+from hpcddp import ledger
+from hpcddp.ledger import Attempt
+from hpcddp.rundir import RunDir
+for path in sorted(Path(sys.argv[1]).iterdir()):
+    sys.stdin.readline()
+    facts = Attempt(0, sys.argv[2], "here", 1, "1", False, "", 1.0)
+    got = ledger.begin(RunDir(path), facts, lambda earlier: True)
+    print(got.number if got else "-", flush=True)
+"""
+
+
+def facts(job_id: str = "7") -> Attempt:
+    return Attempt(0, job_id, "n1", 1, "1", True, "n[1-2]", 1.0)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    made = RunDir(tmp_path / "toy")
+    made.create()
+    return made
+
+
+def test_of_two_lives_that_begin_at_once_one_gets_the_run(tmp_path: Path) -> None:
+    for number in range(ROUNDS):
+        RunDir(tmp_path / f"{number:02}").create()
+    racers = [
+        subprocess.Popen(
+            [sys.executable, "-c", RACER, tmp_path, str(number)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1,
+        )
+        for number in range(2)
+    ]  # fmt: skip
+    try:
+        for number in range(ROUNDS):
+            for racer in racers:
+                assert racer.stdin
+                racer.stdin.write("go\n")
+            assert sorted(r.stdout.readline().strip() for r in racers if r.stdout) == ["-", "1"]
+            left = [p.name for p in (tmp_path / f"{number:02}" / "attempts").iterdir()]
+            assert left == ["1"]
+    finally:
+        for racer in racers:
+            racer.kill()
+            racer.communicate()
+
+
+def test_an_attempt_is_there_with_its_facts_and_its_log(run: RunDir) -> None:
+    begun = ledger.begin(run, facts(), lambda earlier: True)
+    assert begun and begun.number == 1
+    assert ledger.attempts(run) == [begun]
+    assert run.log.is_symlink() and run.log.samefile(run.attempt(1).log)
+
+
+def test_a_life_at_work_keeps_the_run(run: RunDir) -> None:
+    ledger.begin(run, facts("7"), lambda earlier: True)
+    assert ledger.begin(run, facts("8"), lambda earlier: True) is None
+    assert len(ledger.attempts(run)) == 1
+
+
+def test_a_life_that_is_gone_is_taken_over(run: RunDir) -> None:
+    ledger.begin(run, facts("7"), lambda earlier: True)
+    asked: list[str] = []
+    begun = ledger.begin(run, facts("8"), lambda earlier: bool(asked.append(earlier.job_id)))
+    assert begun and begun.number == 2
+    assert asked == ["7"]
+    assert run.log.samefile(run.attempt(2).log)
+
+
+def test_nobody_is_asked_about_a_life_that_has_ended(run: RunDir) -> None:
+    ledger.begin(run, facts(), lambda earlier: True)
+    ended = ledger.end(run, 1, 85, ledger.STOPPED)
+    assert ended and ended.outcome == "stopped" and ended.exit_code == 85 and ended.ended
+    begun = ledger.begin(run, facts(), lambda earlier: pytest.fail("asked"))
+    assert begun and begun.number == 2
+    assert [a.outcome for a in ledger.attempts(run)] == ["stopped", None]
+
+
+@pytest.mark.timeout(20)
+def test_a_folder_without_facts_keeps_its_number(run: RunDir) -> None:
+    """A rank that was started by hand leaves one."""
+    run.attempt(1).path.mkdir()
+    run.attempt(1).error.write_text("{}")
+    begun = ledger.begin(run, facts(), lambda earlier: True)
+    assert begun and begun.number == 2
+
+
+def test_an_attempt_that_is_not_there_cannot_end(run: RunDir) -> None:
+    assert ledger.end(run, 3, 0, ledger.DONE) is None
+    assert ledger.last(run) is None
+    assert read_json(run.attempt(3).facts) is None

@@ -1,0 +1,69 @@
+"""What a run writes down, and how a person reads it."""
+
+import json
+
+from hpcddp.rundir import RunDir, read_lines
+from hpcddp.train.metrics import Recorder, line
+
+RANKS = [
+    {"rank": 0, "node": 0, "local": 0, "host": "n1", "device": "cuda:0", "cpus": "0-3"},
+    {"rank": 10, "node": 1, "local": 2, "host": "node-7", "device": "cuda:2", "cpus": "8,10"},
+]
+
+
+def test_records_are_there_at_once_with_attempt_and_time(tmp_path):
+    attempt = RunDir(tmp_path).attempt(3)
+    seen = []
+    record = Recorder(attempt, active=True, on_record=seen.append)
+    record("eval", step=5, epoch=1, metrics={"loss": 0.25}, count=4, counted={})
+    (found,) = read_lines(attempt.metrics)  # before it is closed
+    record.close()
+    assert (found["event"], found["attempt"], found["step"]) == ("eval", 3, 5)
+    assert found["time"] > 0 and seen == [found]
+
+
+def test_other_ranks_write_and_print_nothing(tmp_path, capsys):
+    attempt = RunDir(tmp_path).attempt(1)
+    record = Recorder(attempt, active=False)
+    record("end", outcome="done", step=1)
+    assert not attempt.metrics.exists() and capsys.readouterr().out == ""
+
+
+def test_a_second_life_of_an_attempt_appends(tmp_path):
+    attempt = RunDir(tmp_path).attempt(1)
+    for step in (1, 2):
+        record = Recorder(attempt, active=True)
+        record("end", outcome="stopped", step=step)
+        record.close()
+    steps = [json.loads(text)["step"] for text in attempt.metrics.read_text().splitlines()]
+    assert steps == [1, 2]
+
+
+def test_the_rank_table_has_straight_columns():
+    table = line({"event": "ranks", "backend": "nccl", "ranks": RANKS}).splitlines()
+    assert table == [
+        "rank  node  local  host    device  cpus",
+        "0     0     0      n1      cuda:0  0-3",
+        "10    1     2      node-7  cuda:2  8,10",
+        "nccl on 2 GPUs",
+    ]
+    text = line({"event": "ranks", "backend": "gloo", "ranks": RANKS[:1]})
+    assert text.endswith("\ngloo on CPU, 1 rank")
+
+
+def test_the_end_tells_counts_for_truth_values_and_means_for_the_rest():
+    end = {
+        "event": "end",
+        "outcome": "done",
+        "step": 280,
+        "seed": 7,
+        "count": 360,
+        "metrics": {"accuracy": 354 / 360, "loss": 0.07123},
+        "counted": {"accuracy": 354},
+    }
+    assert line(end).splitlines() == [
+        "done at step 280",
+        "accuracy 0.9833 (354 of 360 held-out samples, seed 7)",
+        "loss 0.0712 (mean of 360 held-out samples, seed 7)",
+    ]
+    assert line({"event": "end", "outcome": "stopped", "step": 3}) == "stopped at step 3"

@@ -1,0 +1,359 @@
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import Site
+from hpcddp import ledger, render, shipped, submission
+from hpcddp.errors import TemplateError
+from hpcddp.jobfile import Layer
+from hpcddp.plan import Plan
+from hpcddp.render import Facts, Text
+from hpcddp.rundir import RunDir
+
+GOLDEN = Path(__file__).parent / "golden"
+NASTY = ["a b", "it's", 'say "hi"', "$(touch x)", "`touch x`", "; touch x", "50%", "a/b", "größe 数",
+         "\\", "!x", "*", "-n", "", "#SBATCH --x", "$HOME", "&& touch x", "{{ 7 }}", "~"]  # fmt: skip
+PROFILE = """
+gpu_option = "gres"
+gpu_type = "a100"
+cpus_per_gpu = 8
+host_suffix = "-ib0"
+interface = "ib0"
+modules = ["cuda/12.4", "nccl"]
+[variables]
+SCRATCH_ROOT = "/scratch"
+[slurm]
+partition = "gpu"
+constraint = "a100&nvlink"
+"""
+
+
+def golden_plan(site: Site, name: str) -> Plan:
+    flags = Layer()
+    flags.put("nodes", "2", "--nodes")
+    flags.put("gpus", 4, "--gpus")
+    if name == "site":
+        site.profile("site", PROFILE)
+        flags.put("slurm.comment", 'of "ours"', "--sbatch")
+        flags.put("env.GREETING", "it's $HOME", "--env")
+    flags.put("cluster", {"plain": "slurm"}.get(name, name), "--cluster")
+    plan = site.plan(flags)
+    plan.workdir = Path("/home/ann/work")
+    plan.cpus_per_task = plan.cpus_per_task if name == "site" else 1
+    return plan
+
+
+@pytest.mark.parametrize("name", ["plain", "site", "local"])
+def test_the_scripts_are_as_they_were(site: Site, name: str) -> None:
+    """What a change does to the scripts is seen in the diff of tests/golden."""
+    run = RunDir("/home/ann/work/runs/toy-20300101-0000-abcd")
+    plan = golden_plan(site, name)
+    text = plan.render(run, plan.worker_command(run)).replace(sys.executable, "/venv/bin/python")
+    golden, new = GOLDEN / f"{name}.sbatch", site.write(f"{name}.sbatch", text)
+    assert text == golden.read_text(), f"if this is meant: cp {new} {golden}"
+
+
+@pytest.mark.parametrize("path", sorted(GOLDEN.glob("*.sbatch")), ids=lambda p: p.stem)
+def test_bash_reads_the_scripts(path: Path) -> None:
+    subprocess.run(["bash", "-n", path], check=True)
+    if shutil.which("shellcheck"):
+        # Some variables are for the other backend or a site's template; values are not expanded.
+        subprocess.run(["shellcheck", "--exclude=SC2034,SC2016", path], check=True)
+
+
+def facts(**given: Any) -> Facts:
+    return Facts(**{"directives": [], "variables": {}, "launcher": "launch/srun.sh.j2"} | given)
+
+
+def rendered(folder: Path, text: str, **given: Any) -> str:
+    path = folder / "site.sh.j2"
+    path.write_text("#!/bin/bash\n" + text)
+    return render.render(path, shipped.folder("templates"), facts(**given))
+
+
+@pytest.mark.parametrize(
+    ("value", "line"),
+    [
+        ("gpu", "#SBATCH --x=gpu"),
+        (4, "#SBATCH --x=4"),
+        (True, "#SBATCH --x"),
+        (False, ""),
+        ("", '#SBATCH --x=""'),
+        ("a b", '#SBATCH --x="a b"'),
+        ('say "hi"', '#SBATCH --x="say \\"hi\\""'),
+        ("a\\b", '#SBATCH --x="a\\\\b"'),
+        ("it's $HOME; #5", '#SBATCH --x="it\'s $HOME; #5"'),
+        ("größe", '#SBATCH --x="größe"'),
+    ],
+)
+def test_an_option_is_quoted_as_sbatch_reads_it(value: Any, line: str) -> None:
+    assert render.sbatch("x", value) == line
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "what"),
+    [
+        ("x", "a\nb", "control character"),
+        ("x", "a\x1b[31m", "control character"),
+        ("x", "\udcff", "control character"),
+        ("x y", "1", "not the long name"),
+        ("X", "1", "not the long name"),
+        ("job-name", "x" * 1025, "1025 bytes long, more than 1024"),
+        ("output", "数" * 1400, "4200 bytes long, more than 4090"),
+    ],
+)
+def test_what_no_option_can_hold(name: str, value: str, what: str) -> None:
+    with pytest.raises(TemplateError, match=what) as caught:
+        render.sbatch(name, value)
+    assert name in caught.value.where
+
+
+def test_shell_variables_hold_their_values_byte_for_byte(tmp_path: Path) -> None:
+    lines = [f"{render.variable(f'V{i}', v)}" for i, v in enumerate(NASTY)]
+    lines += [render.variable("ALL", NASTY), render.variable("NONE", []), render.variable("N", 5)]
+    shown = " ".join(f'"$V{i}"' for i in range(len(NASTY)))
+    script = "\n".join([*lines, f"printf '%s\\0' {shown} \"${{ALL[@]}}\" \"${{#NONE[@]}}\" \"$N\""])
+    done = subprocess.run(["bash", "-uc", script], capture_output=True, check=True, cwd=tmp_path)
+    assert done.stdout.decode().split("\0")[:-1] == [*NASTY, *NASTY, "0", "5"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_variable_is_read_only_and_has_a_name() -> None:
+    done = subprocess.run(["bash", "-c", render.variable("A", "1") + "\nA=2\necho $A"],
+                          capture_output=True, text=True, check=False)  # fmt: skip
+    assert "A: readonly variable" in done.stderr and done.stdout == "1\n"
+    with pytest.raises(TemplateError, match="not a name"):
+        render.variable("A B", "1")
+    with pytest.raises(TemplateError, match="control character"):
+        render.variable("A", ["x", "a\nb"])
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "{{ launcher }}",
+        "{{ 'text' }}",
+        "{{ 5 }}",
+        "{{ directives }}",
+        "{% for name, value in directives %}{{ value }}{% endfor %}",
+        "{{ variables() ~ 'x' }}",
+        "{{ launcher | upper }}",
+        "{{ launcher | safe }}",
+        "{% macro m(x) %}{{ x }}{% endmacro %}{{ m(launcher) }}",
+        "{% set x %}{{ launcher }}{% endset %}{{ x }}",
+    ],
+)
+def test_a_raw_value_is_an_error_that_names_the_line(tmp_path: Path, line: str) -> None:
+    with pytest.raises(TemplateError, match="a raw value") as caught:
+        rendered(tmp_path, f"\n\n{line}\n", directives=[("x", "y")])
+    assert caught.value.where == f"{tmp_path}/site.sh.j2:4"
+    assert "variables()" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("line", "what"),
+    [
+        ("{{ lanucher }}", "'lanucher' is undefined"),
+        ("{% if modles %}{% endif %}", "'modles' is undefined"),
+        ("{{ launcher.nope }}", "no attribute 'nope'"),
+        ("{{ sbatch('x') }}", "missing 1 required"),
+        ("{{ 1 / 0 }}", "ZeroDivisionError"),
+        ("{{ launcher if", "unexpected"),
+        ("{% nope %}", "unknown tag 'nope'"),
+        ("{{ sbatch('x', 'a\\nb') }}", "control character"),
+    ],
+)
+def test_a_mistake_in_a_template_is_named_with_its_line(
+    tmp_path: Path, line: str, what: str
+) -> None:
+    with pytest.raises(TemplateError, match=re.escape(what)) as caught:
+        rendered(tmp_path, f"\n{line}\n")
+    assert caught.value.where.startswith(f"{tmp_path}/site.sh.j2:3")
+
+
+def test_the_line_is_named_whatever_the_file_is_called(tmp_path: Path) -> None:
+    path = tmp_path / "site.sh"
+    path.write_text("#!/bin/bash\n{{ launcher }}\n")
+    with pytest.raises(TemplateError) as caught:
+        render.render(path, shipped.folder("templates"), facts())
+    assert caught.value.where == f"{path}:2"
+
+
+@pytest.mark.parametrize(
+    ("data", "what"),
+    [
+        (b"#!/bin/bash\n\xff\n", "UnicodeDecodeError"),
+        (b"echo hi\n", "does not begin with #!"),
+        (b"#!/bin/bash\n{% include 'gone.j2' %}\n", "unknown template 'gone.j2'"),
+        (b"#!/bin/bash\necho\n#SBATCH --qos=x\n", "sbatch would ignore this line: #SBATCH --qos=x"),
+        (b"#!/bin/bash\n # SBATCH --qos=x\n", "sbatch would ignore this line"),
+    ],
+)
+def test_what_is_no_script(tmp_path: Path, data: bytes, what: str) -> None:
+    path = tmp_path / "site.sh.j2"
+    path.write_bytes(data)
+    with pytest.raises(TemplateError, match=re.escape(what)) as caught:
+        render.render(path, shipped.folder("templates"), facts())
+    assert str(path) in caught.value.where
+
+
+def test_a_script_that_sbatch_would_not_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(render, "LONGEST_SCRIPT", 100)
+    with pytest.raises(TemplateError, match="longer than 4 MiB"):
+        rendered(tmp_path, "#" * 100)
+
+
+def test_a_template_may_extend_a_shipped_one_and_keep_what_it_fills(tmp_path: Path) -> None:
+    text = rendered(
+        tmp_path,
+        "{% extends 'slurm.sh.j2' %}{% block setup %}{{ super() }}\nml cuda\n{% endblock %}",
+        directives=[("qos", "high")],
+    )
+    assert "#SBATCH --qos=high\n" in text
+    assert 'export "${ENVIRONMENT[@]}"\n' in text and "\nml cuda\n" in text
+    assert "srun --nodes=" in text
+
+
+@pytest.mark.parametrize("name", ["slurm.sh.j2", "a b $(touch x).sh.j2", "größe"])
+def test_a_template_may_have_any_name_also_that_of_what_it_extends(
+    tmp_path: Path, name: str
+) -> None:
+    path = tmp_path / name
+    path.write_text("{% extends 'slurm.sh.j2' %}{% block setup %}# mine\n{% endblock %}")
+    (tmp_path / "sub").mkdir()
+    for same in (path, tmp_path / "sub" / ".." / name):
+        assert "# mine\n" in render.render(same, shipped.folder("templates"), facts())
+
+
+def test_a_template_may_include_its_neighbour(tmp_path: Path) -> None:
+    (tmp_path / "part.sh.j2").write_text("echo part\n")
+    assert rendered(tmp_path, "{% include 'part.sh.j2' %}") == "#!/bin/bash\necho part\n"
+
+
+def test_macros_of_a_template_may_give_what_was_looked_at(tmp_path: Path) -> None:
+    text = "{% macro two(n) %}{{ sbatch(n, 1) }}\n{{ sbatch(n, 2) }}{% endmacro %}{{ two('a') }}\n"
+    assert rendered(tmp_path, text) == "#!/bin/bash\n#SBATCH --a=1\n#SBATCH --a=2\n"
+    assert isinstance(render.sbatch("a", 1), Text)
+
+
+# The rendered script itself, run by bash with a small srun.
+
+
+@pytest.fixture
+def script(site: Site, monkeypatch: pytest.MonkeyPatch) -> Callable[..., RunDir]:
+    """Renders into a run dir, and looks like a batch job of two nodes."""
+    for name, value in {
+        "SLURM_JOB_ID": "7",
+        "SLURM_JOB_NODELIST": "n[3-4]",
+        "SLURM_JOB_NUM_NODES": "2",
+        "SLURM_CPU_BIND": "none",
+        "LOCAL_RANK": "9",
+        "OMPI_COMM_WORLD_RANK": "9",
+    }.items():
+        monkeypatch.setenv(name, value)
+
+    def make(*pairs: tuple[str, Any], root: Path = site.runs, srun: str = "exit 0") -> RunDir:
+        flags = Layer()
+        for name, value in (("nodes", "2"), ("gpus", 4), *pairs):
+            flags.put(name, value, "--set")
+        site.program("srun", srun)
+        return submission.render(site.plan(flags), root)[0]
+
+    return make
+
+
+def start(run: RunDir) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["bash", run.script], capture_output=True, text=True, check=False)
+
+
+SEE = 'printf "%s\\0" "$@" >"$HPCDDP_RUN_DIR/arguments"; env -0 >"$HPCDDP_RUN_DIR/environ"'
+
+
+def test_values_reach_srun_byte_for_byte_and_nothing_of_them_runs(
+    site: Site, script: Callable[..., RunDir]
+) -> None:
+    pairs = [(f"env.V{i}", value) for i, value in enumerate(NASTY)]
+    pairs += [("slurm.comment", "; touch x"), ("slurm.wckey", "`touch x`$(touch x)")]
+    run = script(*pairs, root=site.folder / "r $(touch x);'\"%`touch x`é", srun=SEE)
+    before = sorted(site.folder.iterdir())
+    done = start(run)
+    assert done.returncode == 0, done.stderr
+    assert sorted(site.folder.iterdir()) == before
+    words = (run.path / "arguments").read_text().split("\0")[:-1]
+    assert words[-5:] == [sys.executable, "-P", "-m", "hpcddp.worker", str(run.path)]
+    assert {"--nodes=2", "--ntasks=8", "--ntasks-per-node=4", "--distribution=block"} < set(words)
+    environ = dict(
+        line.split("=", 1) for line in (run.path / "environ").read_text().split("\0")[:-1]
+    )
+    assert [environ[f"V{i}"] for i in range(len(NASTY))] == NASTY
+    assert environ["MASTER_ADDR"] == "n3"
+    assert environ["MASTER_PORT"].isdigit() and environ["HPCDDP_ATTEMPT"] == "1"
+    assert "LOCAL_RANK" not in environ and "OMPI_COMM_WORLD_RANK" not in environ
+
+
+@pytest.mark.parametrize(
+    ("code", "left", "outcome"), [(0, 0, "done"), (85, 0, "stopped"), (3, 3, "failed")]
+)
+def test_the_script_leaves_with_the_jobs_code(
+    script: Callable[..., RunDir], code: int, left: int, outcome: str
+) -> None:
+    run = script(srun=f"echo from srun; exit {code}")
+    assert start(run).returncode == left
+    found = ledger.last(run)
+    assert found and (found.outcome, found.exit_code) == (outcome, code)
+    assert "from srun\n" in run.log.read_text()
+
+
+def test_a_term_does_not_end_the_script_before_its_ranks(script: Callable[..., RunDir]) -> None:
+    """Slurm's TERM comes to all processes of a job; the ranks save first."""
+    run = script(srun="trap 'sleep 0.3; exit 85' TERM; echo ready >&2; while :; do sleep 0.05; done")
+    process = subprocess.Popen(["bash", run.script], start_new_session=True)
+    try:
+        while not run.log.exists() or "ready" not in run.log.read_text():
+            assert process.poll() is None
+            time.sleep(0.01)
+        os.killpg(process.pid, signal.SIGTERM)
+        assert process.wait(20) == 0
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    found = ledger.last(run)
+    assert found and found.outcome == "stopped"
+
+
+def test_the_same_script_continues_a_run_that_ended(script: Callable[..., RunDir]) -> None:
+    run = script(srun="exit 85")
+    assert start(run).returncode == start(run).returncode == 0
+    assert [a.number for a in ledger.attempts(run)] == [1, 2]
+
+
+def test_a_run_that_others_can_write_to_is_not_started(script: Callable[..., RunDir]) -> None:
+    run = script(srun='touch "$HPCDDP_RUN_DIR/started"')
+    run.path.chmod(0o770)
+    done = start(run)
+    assert done.returncode == 1
+    assert "others can write to it" in done.stderr
+    assert ledger.attempts(run) == [] and not (run.path / "started").exists()
+
+
+def test_modules_are_loaded_where_a_profile_names_them(
+    site: Site, script: Callable[..., RunDir]
+) -> None:
+    site.profile("mine", "modules = ['cuda 12', 'nccl']")
+    site.write("init.sh", 'module() { : "$UNSET_ON_PURPOSE"; printf "<%s>" "$@" >>modules; }\n')
+    run = script(("cluster", "mine"))
+    environ = {**os.environ, "BASH_ENV": "init.sh"}
+    subprocess.run(["bash", run.script], env=environ, check=True)
+    assert (site.folder / "modules").read_text() == "<purge><load><cuda 12><nccl>"

@@ -1,0 +1,155 @@
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hpcddp import host, spawn
+from hpcddp.topology import Topology
+
+# The wait between TERM and KILL is shortened, all else is as the script starts it.
+QUICK = "import sys; from hpcddp import spawn; spawn.KILL_WAIT = 0.3; sys.exit(spawn.main(sys.argv[1:]))"
+
+
+def arguments(nodes: int, gpus: int, script: str) -> list[str]:
+    return [sys.executable, "-P", "-c", QUICK, str(nodes), str(gpus), "bash", "-c", script]
+
+
+FOREVER = "while :; do sleep 0.05; done"
+# The others are up, and their traps are set.
+MEET = 'if [ $RANK = 0 ]; then until [ -e up1 ] && [ -e up2 ]; do sleep 0.02; done; exit 7; fi'
+
+
+def run(
+    nodes: int, gpus: int, script: str, folder: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        arguments(nodes, gpus, script),
+        capture_output=True, text=True, timeout=60, check=False, cwd=folder,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def started(tmp_path: Path) -> Iterator[list[subprocess.Popen[str]]]:
+    """Processes that are ended, with all they started, also when a test fails."""
+    found: list[subprocess.Popen[str]] = []
+    yield found
+    for process in found:
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        process.communicate()
+
+
+def start(
+    started: list[subprocess.Popen[str]], nodes: int, gpus: int, script: str
+) -> subprocess.Popen[str]:
+    process = subprocess.Popen(
+        arguments(nodes, gpus, script), stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    started.append(process)
+    return process
+
+
+def read(process: subprocess.Popen[str], count: int) -> list[str]:
+    assert process.stdout
+    return sorted(process.stdout.readline() for _ in range(count))
+
+
+def test_every_rank_has_its_place_and_its_label() -> None:
+    done = run(2, 2, 'echo "$RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE $GROUP_RANK"')
+    assert done.returncode == 0
+    assert sorted(done.stdout.splitlines()) == [
+        "0: 0 4 0 2 0",
+        "1: 1 4 1 2 0",
+        "2: 2 4 0 2 1",
+        "3: 3 4 1 2 1",
+    ]
+
+
+def test_labels_are_as_wide_as_the_last_rank() -> None:
+    lines = run(1, 11, "echo x").stdout.splitlines()
+    assert {" 0: x", "10: x"} < set(lines) and len(lines) == 11
+
+
+def test_errors_go_the_same_way_and_order_is_kept() -> None:
+    assert run(1, 1, "echo a; echo b >&2; echo c").stdout == "0: a\n0: b\n0: c\n"
+
+
+def test_a_line_that_comes_in_parts_is_one_line() -> None:
+    done = run(1, 2, 'printf "a$RANK"; sleep 0.2; printf "b\\nc$RANK"')
+    assert sorted(done.stdout.splitlines()) == ["0: a0b", "0: c0", "1: a1b", "1: c1"]
+
+
+def test_lines_longer_than_a_pipe_and_bytes_of_any_kind() -> None:
+    done = subprocess.run(
+        arguments(1, 1, r"printf '%0200000d\n\377\r\n\n' 7"), capture_output=True, check=True
+    )
+    long, raw, empty = done.stdout.removesuffix(b"\n").split(b"\n")
+    assert (len(long), raw, empty) == (200_003, b"0: \xff\r", b"0: ")
+
+
+def test_a_last_line_without_its_end_is_not_lost(tmp_path: Path) -> None:
+    """Nor when its process ends before anybody has looked, and another one keeps the pipe open."""
+    with (tmp_path / "out").open("wb") as out:
+        group = spawn.Group(Topology(1, 1), ["bash", "-c", "sleep 60 & printf $!"], out)
+        for process in group.processes.values():
+            process.wait()
+        try:
+            assert group.run() == 0
+        finally:
+            text = (tmp_path / "out").read_text()
+            os.kill(int(text.removeprefix("0: ")), signal.SIGKILL)
+            for process in group.processes.values():
+                assert process.stdout
+                process.stdout.close()
+            group.selector.close()
+    assert text.endswith("\n")
+
+
+def test_the_first_bad_code_is_the_one_and_ends_the_others(tmp_path: Path) -> None:
+    done = run(1, 3, f"{MEET}; trap 'echo asked; exit 3' TERM; >up$RANK; {FOREVER}", tmp_path)
+    assert done.returncode == 7
+    assert sorted(done.stdout.splitlines()) == ["1: asked", "2: asked"]
+
+
+def test_a_rank_that_a_signal_ended_is_named() -> None:
+    done = run(1, 2, "[ $RANK = 1 ] && kill -SEGV $$; exec sleep 60")
+    assert done.returncode == 128 + signal.SIGSEGV
+    assert "hpcddp: rank 1 was ended by SIGSEGV" in done.stdout
+
+
+def test_ranks_that_do_not_listen_are_killed_and_nothing_is_left(tmp_path: Path) -> None:
+    done = run(1, 3, f"{MEET}; trap '' TERM; echo $$; >up$RANK; {FOREVER}", tmp_path)
+    assert done.returncode == 7
+    left = [int(line.split()[1]) for line in done.stdout.splitlines()]
+    assert len(left) == 2 and not any(host.process_start(pid) for pid in left)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stop_is_passed_on_and_waited_for(
+    started: list[subprocess.Popen[str]], number: signal.Signals
+) -> None:
+    process = start(
+        started, 2, 2, f"trap 'sleep 0.1; echo saved; exit 85' TERM; echo up; {FOREVER}"
+    )
+    assert len(read(process, 4)) == 4
+    process.send_signal(number)
+    assert read(process, 4) == [f"{rank}: saved\n" for rank in range(4)]
+    assert process.wait(30) == 85
+
+
+def test_usr2_is_passed_on_and_ends_nothing(started: list[subprocess.Popen[str]]) -> None:
+    process = start(started, 1, 2, f"trap 'echo told; exit 0' USR2; echo up; {FOREVER}")
+    read(process, 2)
+    process.send_signal(signal.SIGUSR2)
+    assert read(process, 2) == ["0: told\n", "1: told\n"]
+    assert process.wait(30) == 0
+
+
+def test_a_rank_that_closes_its_output_is_still_waited_for() -> None:
+    assert run(1, 1, "exec >&- 2>&-; sleep 0.2; exit 4").returncode == 4

@@ -1,0 +1,213 @@
+import json
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import Site
+from hpcddp import host, ledger, status
+from hpcddp.ledger import Attempt
+from hpcddp.rundir import RunDir, write_json
+
+
+def make(site: Site, name: str = "toy-1", backend: str = "slurm") -> RunDir:
+    run = RunDir(site.runs / name)
+    run.create()
+    facts = {"nodes": [1, 2], "gpus_per_node": 4, "backend": backend, "created": 5.0}
+    write_json(run.job, facts)
+    return run
+
+
+def submitted(run: RunDir, job_id: str | None = "7", **given: Any) -> RunDir:
+    write_json(run.submission, {"job_id": job_id, "submitted": 10.0} | given)
+    return run
+
+
+def begun(run: RunDir, job_id: str = "7", began: float = 20.0, **given: Any) -> RunDir:
+    facts = Attempt(0, job_id, socket.gethostname(), 1, "1", True, "n[1-2]", began)
+    for name, value in given.items():
+        setattr(facts, name, value)
+    assert ledger.begin(run, facts, lambda earlier: False)
+    return run
+
+
+def queue(site: Site, *rows: str) -> None:
+    lines = "".join(f"echo '{row}'\n" for row in rows)
+    site.program("squeue", f"echo asked >>{site.folder}/asked\n{lines}")
+
+
+def asked(site: Site) -> int:
+    path = site.folder / "asked"
+    return len(path.read_text().splitlines()) if path.exists() else 0
+
+
+def away(site: Site) -> None:
+    site.program(
+        "squeue", f"echo asked >>{site.folder}/asked; echo 'Unable to contact x' >&2; exit 1"
+    )
+
+
+def test_a_pending_job_tells_why_it_waits_and_since_when(site: Site) -> None:
+    run = submitted(make(site))
+    queue(site, "7|PENDING|Resources|2030-01-01T10:00:00|2030-01-02T00:00:00||toy-1")
+    found = status.status(run)
+    assert (found.state, found.reason, found.since) == (
+        "PENDING",
+        "Resources",
+        "2030-01-01T10:00:00",
+    )
+    assert (found.nodes, found.gpus_per_node, found.job_id, found.final) == ("1-2", 4, "7", False)
+
+
+def test_a_running_job_tells_where_and_how_far(site: Site) -> None:
+    run = begun(submitted(make(site)))
+    records = [
+        {"event": "map", "ranks": []},
+        {"event": "start", "step": 0, "total_steps": 200},
+        {"event": "train", "step": 90, "epoch": 1, "loss": 3.0},
+        {"event": "eval", "step": 95, "epoch": 1, "metrics": {"accuracy": 0.5}},
+        {"event": "train", "step": 100, "epoch": 2, "loss": 2.0},
+    ]
+    text = "".join(json.dumps(record) + "\n" for record in records)
+    run.attempt(1).metrics.write_text(text + '{"event": "train", "st')
+    queue(site, "7|RUNNING|None|2030-01-01T10:00:00|2030-01-01T11:00:00|n[1-2]|toy-1")
+    found = status.status(run)
+    assert (found.state, found.reason, found.hosts, found.attempt) == ("RUNNING", "", "n[1-2]", 1)
+    assert found.since == "2030-01-01T11:00:00"
+    assert (found.step, found.total_steps, found.epoch, found.loss) == (100, 200, 2, 2.0)
+    assert found.metrics == {"accuracy": 0.5}
+
+
+def test_only_the_end_of_long_metrics_is_read(site: Site) -> None:
+    run = begun(submitted(make(site)))
+    line = json.dumps({"event": "train", "step": 1, "epoch": 1, "loss": 1.0, "pad": "x" * 200})
+    lines = [json.dumps({"event": "start", "total_steps": 900}), *[line] * 1000]
+    lines.append(json.dumps({"event": "train", "step": 901, "epoch": 3, "loss": 0.5}))
+    run.attempt(1).metrics.write_text("\n".join(lines))
+    found = status.known(run)
+    assert (found.step, found.total_steps, found.loss) == (901, 900, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "code", "state"),
+    [
+        (ledger.DONE, 0, "COMPLETED"),
+        (ledger.STOPPED, 85, "STOPPED"),
+        (ledger.CANCELLED, 143, "CANCELLED"),
+        (ledger.FAILED, 1, "FAILED"),
+    ],
+)
+def test_a_run_that_ended_is_not_asked_about(
+    site: Site, outcome: str, code: int, state: str
+) -> None:
+    run = begun(submitted(make(site)))
+    ledger.end(run, 1, code, outcome)
+    queue(site, "7|RUNNING|None|x|x|n1|toy-1")
+    found = status.status(run)
+    assert (found.state, found.final, asked(site)) == (state, True, 0)
+    assert bool(found.reason) is (state == "FAILED")
+
+
+def test_a_failure_tells_the_first_rank_and_its_words(site: Site) -> None:
+    run = begun(submitted(make(site)))
+    error = {"rank": 5, "host": "n2", "type": "ValueError", "message": "too small"}
+    write_json(run.attempt(1).error, error)
+    ledger.end(run, 1, 1, ledger.FAILED)
+    assert status.status(run).reason == "rank 5 on n2: ValueError: too small"
+
+
+def test_a_slurm_that_is_away_leaves_the_last_known_state(site: Site) -> None:
+    run = begun(submitted(make(site)))
+    away(site)
+    found = status.status(run)
+    assert (found.state, found.stale, found.final) == ("RUNNING", True, False)
+    assert "Unable to contact" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("request_", "state"), [(None, "LOST"), ("stop", "STOPPED"), ("cancel", "CANCELLED")]
+)
+def test_a_job_that_is_gone_without_a_word(site: Site, request_: str | None, state: str) -> None:
+    run = submitted(make(site))
+    if request_:
+        write_json(run.request, {"want": request_, "job_id": "7"})
+    queue(site)
+    found = status.status(run)
+    assert (found.state, found.final) == (state, True)
+
+
+def test_states_of_slurm_are_shown_as_they_are(site: Site) -> None:
+    run = begun(submitted(make(site)))
+    queue(site, "7|TIMEOUT|TimeLimit|x|x|n1|toy-1")
+    found = status.status(run)
+    assert (found.state, found.reason, found.final) == ("TIMEOUT", "TimeLimit", True)
+
+
+def test_what_was_refused_rendered_or_left_open(site: Site) -> None:
+    assert status.status(make(site, "rendered")).state == "RENDERED"
+    refused = status.status(submitted(make(site, "no"), None, refused="no such partition"))
+    assert (refused.state, refused.reason, refused.final) == ("REFUSED", "no such partition", True)
+    unknown = status.status(submitted(make(site, "open"), None))
+    assert unknown.state == "LOST" and "did not answer" in unknown.reason
+    assert asked(site) == 0
+
+
+def test_a_script_that_plain_sbatch_took_is_followed_too(site: Site) -> None:
+    run = begun(make(site), job_id="9")
+    queue(site, "9|RUNNING|None|x|2030-01-01T00:00:00|n1|toy-1")
+    assert (status.status(run).state, status.status(run).job_id) == ("RUNNING", "9")
+
+
+def test_the_newest_job_counts(site: Site) -> None:
+    run = begun(submitted(make(site)), job_id="7", began=20.0)
+    assert status.current(run) == ("7", "slurm")
+    begun(run, job_id="8", began=30.0)  # the same script, given to sbatch again
+    assert status.current(run) == ("8", "slurm")
+    submitted(run, "9", submitted=40.0)
+    assert status.current(run) == ("9", "slurm")
+
+
+def test_all_runs_are_one_question(site: Site) -> None:
+    for number in range(4):
+        submitted(make(site, f"toy-{number}"), str(number))
+    ledger.end(begun(submitted(make(site, "ended"), "5"), "5"), 1, 0, ledger.DONE)
+    queue(site, *(f"{n}|PENDING|Priority|x|x||toy-{n}" for n in range(3)), "3|PENDING|x|x|x||other")
+    states = {s.run: s.state for s in status.status_all(site.runs)}
+    assert states == {
+        "toy-0": "PENDING", "toy-1": "PENDING", "toy-2": "PENDING", "toy-3": "LOST",
+        "ended": "COMPLETED",
+    }  # fmt: skip
+    assert asked(site) == 1
+
+
+def test_a_slurm_that_is_away_is_asked_once_for_all_runs(site: Site) -> None:
+    for number in range(4):
+        submitted(make(site, f"toy-{number}"), str(number))
+    away(site)
+    found = status.status_all(site.runs)
+    assert [s.state for s in found] == ["PENDING"] * 4 and all(s.stale for s in found)
+    assert asked(site) == 1
+
+
+def test_a_local_run_is_looked_up_in_the_process_table(site: Site) -> None:
+    mine = {"pid": os.getpid(), "pid_start": host.process_start(os.getpid()), "slurm": False}
+    run = begun(submitted(make(site, backend="local"), "70"), "70", **mine)
+    assert status.status(run).state == "RUNNING"
+    gone = begun(submitted(make(site, "gone", "local"), "71"), "71", slurm=False, pid_start="1")
+    assert status.status(gone).state == "LOST"
+
+
+def test_a_local_run_of_another_machine_is_not_called_lost(site: Site) -> None:
+    run = begun(submitted(make(site, backend="local")), slurm=False, host="elsewhere")
+    found = status.status(run)
+    assert (found.state, found.stale) == ("RUNNING", True)
+    assert "elsewhere" in found.reason
+
+
+def test_as_data_it_has_a_version_and_the_log(site: Site) -> None:
+    data = status.status(make(site)).to_dict()
+    assert data["schema_version"] == 1
+    assert data["log"] == str(Path(site.runs, "toy-1", "log"))
+    json.dumps(data)

@@ -1,0 +1,309 @@
+import os
+import stat
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import Site
+from hpcddp import host, ledger, status, submission
+from hpcddp.errors import HpcddpError, RunError, SlurmUnreachable, SubmissionRefused, TemplateError
+from hpcddp.jobfile import Layer
+from hpcddp.ledger import Attempt
+from hpcddp.plan import Plan
+from hpcddp.rundir import RunDir, read_json, write_json
+
+# A local run is meant to outlive the command that started it.
+pytestmark = pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")
+
+LOCAL = "{% extends 'local.sh.j2' %}{% block launch %}LAUNCH &\n{% endblock %}"
+
+
+def plan(site: Site, cluster: str = "slurm", **given: Any) -> Plan:
+    flags = Layer()
+    for name, value in ({"cluster": cluster, "nodes": "2", "gpus": 4} | given).items():
+        flags.put(name, value, "--set")
+    return site.plan(flags)
+
+
+@pytest.fixture
+def local(site: Site) -> Iterator[Callable[[str], RunDir]]:
+    """Submits a local job whose ranks are one small shell program."""
+    runs: list[RunDir] = []
+
+    def start(launch: str) -> RunDir:
+        site.write("mine.sh.j2", LOCAL.replace("LAUNCH", launch))
+        made = plan(site, "local", template="mine.sh.j2")
+        run = submission.prepare(made, site.runs)
+        submission.submit(made, run)
+        runs.append(run)
+        return run
+
+    yield start
+    for run in runs:
+        if (read_json(run.submission) or {}).get("job_id"):
+            submission.kill_local(run)
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def ended(run: RunDir) -> ledger.Attempt:
+    def over() -> bool:
+        last = ledger.last(run)
+        return last is not None and not last.live
+
+    wait_for(over)
+    found = ledger.last(run)
+    assert found
+    return found
+
+
+def test_nothing_is_made_where_the_script_cannot_be_rendered(site: Site) -> None:
+    site.write("bad.sh.j2", "#!/bin/bash\n{{ oops }}\n")
+    with pytest.raises(TemplateError):
+        submission.prepare(plan(site, template="bad.sh.j2"), site.runs)
+    assert not site.runs.exists()
+
+
+def test_a_rendered_run_has_its_script_and_its_job(site: Site) -> None:
+    made = plan(site)
+    run, text = submission.render(made, site.runs)
+    assert run.script.read_text() == text
+    assert os.access(run.script, os.X_OK)
+    job = read_json(run.job) or {}
+    assert (job["run"], job["nodes"], job["gpus_per_node"]) == (run.name, [2, 2], 4)
+    assert sorted(p.name for p in run.path.iterdir()) == ["attempts", "job.json", "job.sbatch"]
+
+
+# Slurm, answered for by small programs.
+
+
+def sbatch(site: Site, text: str) -> None:
+    site.program("sbatch", text)
+    site.program("srun", "exit 0")  # submitit looks for it
+
+
+@pytest.fixture
+def umask() -> Iterator[None]:
+    before = os.umask(0o002)
+    yield
+    os.umask(before)
+
+
+@pytest.mark.usefixtures("umask")
+def test_sbatch_gets_our_script_in_a_clean_environment(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sbatch(site, 'echo "$*" >seen; env >>seen; echo "Submitted batch job 42"')
+    monkeypatch.setenv("SLURM_CPU_BIND", "quiet")
+    monkeypatch.setenv("SBATCH_EXCLUSIVE", "1")
+    monkeypatch.setenv("RANK", "3")
+    made = plan(site)
+    run = submission.prepare(made, site.runs)
+    assert submission.submit(made, run) == "42"
+    call, *environ = (site.folder / "seen").read_text().splitlines()
+    assert call == str(run.script)
+    names = {line.partition("=")[0] for line in environ}
+    assert not names & {"SLURM_CPU_BIND", "SBATCH_EXCLUSIVE", "RANK"}
+    assert (read_json(run.submission) or {})["job_id"] == "42"
+    text = run.script.read_text()
+    assert "#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=4\n" in text
+    assert text.replace(run.name, "X").count("submitit.core._submit") == 1
+    assert stat.S_IMODE(run.submitit.stat().st_mode) & 0o022 == 0
+    host.check_owner(run)  # also where new files are the group's to write to
+
+
+def test_the_two_scripts_differ_in_the_command_alone(site: Site) -> None:
+    sbatch(site, 'echo "Submitted batch job 42"')
+    made = plan(site)
+    run = submission.prepare(made, site.runs)
+    submission.submit(made, run)
+    rendered, text = submission.render(made, site.runs)
+    ours = run.script.read_text().replace(run.name, "X").splitlines()
+    pairs = list(zip(ours, text.replace(rendered.name, "X").splitlines(), strict=True))
+    different = [a for a, b in pairs if a != b]
+    assert len(different) == 1 and different[0].startswith("readonly -a COMMAND=")
+
+
+def test_a_refusal_is_told_in_slurms_words_and_kept(site: Site) -> None:
+    sbatch(site, 'echo "sbatch: error: invalid partition specified: no" >&2; exit 1')
+    site.program("squeue", "exit 0")
+    made = plan(site)
+    run = submission.prepare(made, site.runs)
+    with pytest.raises(SubmissionRefused, match="invalid partition specified: no") as caught:
+        submission.submit(made, run)
+    assert caught.value.exit_code == 1
+    assert caught.value.where == str(run.script) and run.script.is_file()
+    found = status.status(run)
+    assert found.state == "REFUSED" and "invalid partition" in found.reason
+
+
+def test_an_sbatch_that_failed_though_the_job_exists_is_not_repeated(site: Site) -> None:
+    sbatch(
+        site, 'echo x >>sbatches; echo "sbatch: error: Socket timed out" >&2; exit 1'
+    )
+    site.program(
+        "squeue",
+        'echo "$*" >squeues; for w; do case $w in --name=*) n=${w#--name=};; esac; done;'
+        ' echo "43|PENDING|Priority|x|x||$n"',
+    )
+    made = plan(site)
+    run = submission.prepare(made, site.runs)
+    assert submission.submit(made, run) == "43"
+    assert (site.folder / "sbatches").read_text() == "x\n"
+    assert f"--name={run.name}" in (site.folder / "squeues").read_text()
+
+
+def test_where_nobody_answers_nothing_is_claimed(site: Site) -> None:
+    away = 'echo "x: error: Unable to contact slurm controller" >&2; exit 1'
+    sbatch(site, away)
+    site.program("squeue", away)
+    made = plan(site)
+    run = submission.prepare(made, site.runs)
+    with pytest.raises(SlurmUnreachable):
+        submission.submit(made, run)
+    assert (read_json(run.submission) or {})["job_id"] is None
+
+
+def pending(site: Site, job_id: str = "7", state: str = "PENDING") -> RunDir:
+    run, _ = submission.render(plan(site), site.runs)
+    write_json(run.submission, {"job_id": job_id, "submitted": time.time()})
+    site.program("squeue", f"echo '{job_id}|{state}|None|x|x||{run.name}'")
+    site.program("scancel", 'echo "$*" >>cancelled')
+    return run
+
+
+@pytest.mark.parametrize(
+    ("want", "state", "call"),
+    [
+        ("stop", "RUNNING", "--signal=USR2 7"),
+        ("stop", "PENDING", "7"),  # there is nothing to save yet
+        ("cancel", "RUNNING", "7"),
+        ("cancel", "PENDING", "7"),
+    ],
+)
+def test_a_request_lies_in_the_folder_and_reaches_slurm(
+    site: Site, want: str, state: str, call: str
+) -> None:
+    run = pending(site, state=state)
+    assert submission.request(run, want).state == state
+    assert (site.folder / "cancelled").read_text() == call + "\n"
+    asked = read_json(run.request) or {}
+    assert (asked["want"], asked["job_id"]) == (want, "7")
+
+
+def test_nothing_is_asked_of_what_ended_or_cannot_be_seen(site: Site) -> None:
+    rendered, _ = submission.render(plan(site), site.runs)
+    with pytest.raises(RunError, match="the run is RENDERED: there is nothing to stop"):
+        submission.request(rendered, "stop")
+    run = pending(site)
+    site.program("squeue", "echo 'Unable to contact x' >&2; exit 1")
+    with pytest.raises(SlurmUnreachable):
+        submission.request(run, "stop")
+    with pytest.raises(SlurmUnreachable):
+        submission.check_ended(run)
+    assert not run.request.exists() and not (site.folder / "cancelled").exists()
+
+
+def test_a_run_that_lives_cannot_be_resumed(site: Site) -> None:
+    run = pending(site)
+    with pytest.raises(RunError, match="the run is PENDING as job 7") as caught:
+        submission.check_ended(run)
+    assert f"hpcddp stop {run.name}" in caught.value.hint
+
+
+# This machine, with real processes.
+
+
+def test_a_local_run_ends_with_its_outcome(site: Site, local: Callable[[str], RunDir]) -> None:
+    run = local("bash -c 'echo hello; exit 3'")
+    found = ended(run)
+    assert (found.outcome, found.exit_code, found.slurm) == ("failed", 3, False)
+    assert found.job_id == (read_json(run.submission) or {})["job_id"]
+    assert "hello\n" in run.log.read_text()
+    assert status.status(run).state == "FAILED"
+
+
+def test_a_cancelled_local_run_is_gone_with_its_ranks(
+    site: Site, local: Callable[[str], RunDir]
+) -> None:
+    run = local("bash -c 'echo pid $$; exec sleep 600'")
+    wait_for(lambda: run.log.exists() and "pid " in run.log.read_text())
+    assert status.status(run).state == "RUNNING"
+    pid = int(run.log.read_text().split("pid ")[1].split()[0])
+    submission.request(run, "cancel")
+    assert ended(run).outcome == "cancelled"
+    assert not host.process_start(pid)
+    assert status.status(run).state == "CANCELLED"
+
+
+def test_a_local_run_in_a_job_of_slurm_is_not_taken_for_it(
+    site: Site, local: Callable[[str], RunDir], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "99")
+    monkeypatch.setenv("MASTER_PORT", "1")
+    found = ended(local("bash -c 'echo [${SLURM_JOB_ID-none}]'"))
+    assert found.job_id != "99" and not found.slurm
+
+
+def test_a_killed_local_run_leaves_no_process(
+    site: Site, local: Callable[[str], RunDir]
+) -> None:
+    run = local("bash -c 'trap \"\" TERM; echo pid $$; exec sleep 600'")
+    wait_for(lambda: run.log.exists() and "pid " in run.log.read_text())
+    pid = int(run.log.read_text().split("pid ")[1].split()[0])
+    submission.kill_local(run)
+    wait_for(lambda: not host.process_start(pid))
+    wait_for(lambda: status.status(run).state == "CANCELLED")
+
+
+# Names.
+
+
+def runs(site: Site, *names: str) -> None:
+    for when, name in enumerate(names):
+        run = RunDir(site.runs / name)
+        run.create()
+        write_json(run.job, {})
+        os.utime(run.job, ns=(when, when))
+
+
+def test_a_run_is_a_name_a_prefix_a_job_id_last_or_a_path(site: Site) -> None:
+    runs(site, "toy-1", "toy-12", "digits-1")
+    facts = Attempt(0, "77", "n1", 1, "1", True, "n1", 1.0)
+    ledger.begin(RunDir(site.runs / "toy-12"), facts, lambda earlier: False)
+    write_json(site.runs / "toy-1" / "submission.json", {"job_id": "5"})
+    for token, name in {
+        "toy-1": "toy-1",  # whole names come before prefixes
+        "toy-12": "toy-12",
+        "d": "digits-1",
+        "77": "toy-12",
+        "5": "toy-1",
+        "last": "digits-1",
+        "runs/toy-1": "toy-1",
+        str(site.runs / "toy-12"): "toy-12",
+    }.items():
+        assert submission.find(site.runs, token).name == name
+
+
+@pytest.mark.parametrize(
+    ("token", "what"),
+    [("toy", "'toy' means 2 runs"), ("7", "no run '7'"), ("", "means 3 runs"), ("../x", "no run")],
+)
+def test_a_word_that_means_no_run_or_several(site: Site, token: str, what: str) -> None:
+    runs(site, "toy-1", "toy-12", "digits-1")
+    with pytest.raises(RunError, match=what):
+        submission.find(site.runs, token)
+
+
+def test_where_there_are_no_runs(tmp_path: Path) -> None:
+    with pytest.raises(HpcddpError, match="no run 'last'") as caught:
+        submission.find(tmp_path, "last")
+    assert caught.value.hint == "there is no run yet"
