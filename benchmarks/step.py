@@ -22,7 +22,7 @@ from hpcddp.rundir import RunDir, read_lines
 
 LIMIT = 1.05
 RANKS = 2
-BATCH, WIDTH = 96, 48  # samples of one rank; channels: a step of 5 ms at least on one core
+BATCH, WIDTH = 48, 24  # of one rank, as in jobs/digits.toml: 5 ms or more on one core
 WARM_UP, STEPS = 50, 400  # the trainer's records are 10 steps apart
 LAST = WARM_UP + STEPS
 LOOP = str(Path(__file__).with_name("ddp_loop.py"))

@@ -16,6 +16,11 @@ from hpcddp.plan import Plan
 COMMAND = Path(sys.executable).with_name("hpcddp")
 TASK = 'raise RuntimeError("the command line imported the task")\n'
 FOREIGN = ("HPCDDP_", "SLURM_", "SBATCH_", "SQUEUE_", "SINFO_", "SCANCEL_", "NO_COLOR", "COLUMNS")
+# Values that a shell, sbatch or jinja would like to make something of.
+NASTY = [
+    "a b", "it's", 'say "hi"', "$(touch x)", "`touch x`", "; touch x", "50%", "a/b", "größe 数",
+    "\\", "!x", "*", "-n", "", "#SBATCH --x", "$HOME", "&& touch x", "{{ 7 }}", "~",
+]  # fmt: skip
 TOOLS = ("bash", "cat", "echo", "env", "head", "sleep", "timeout", "touch", "printf", "setsid")
 
 
@@ -74,7 +79,7 @@ class Site:
         path.chmod(0o755)
 
     def plan(self, layer: Layer | None = None, job: str = "toy", notes: Sequence[str] = ()) -> Plan:
-        """The checked plan of a job under one layer of flags, on Slurm if the layer says nothing."""
+        """The checked plan of a job under one layer of flags; on Slurm if it says nothing."""
         flags = layer or Layer()
         if "cluster" not in flags.values:
             flags.put("cluster", "slurm", "--cluster")

@@ -2,10 +2,10 @@ import os
 from pathlib import Path
 
 import pytest
+from conftest import Site
 
 from hpcddp import clusters
 from hpcddp.errors import ClusterError
-from conftest import Site
 
 
 def test_the_shipped_profiles_are_known(site: Site) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from conftest import Site
+
 from hpcddp import host, ledger
 from hpcddp.errors import RunError
 from hpcddp.ledger import Attempt
@@ -107,7 +107,7 @@ def test_a_port_in_use_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
             def sample(self, ports: list[int], count: int) -> list[int]:
                 return [used, *(p for p in ports if p != used)][:count]
 
-        monkeypatch.setattr(host.random, "SystemRandom", Next)
+        monkeypatch.setattr("random.SystemRandom", Next)
         assert host.free_port() != used
 
 

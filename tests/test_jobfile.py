@@ -2,11 +2,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import Site
 
 from hpcddp import jobfile, shipped
 from hpcddp.errors import JobFileError, UserError
 from hpcddp.jobfile import Layer
-from conftest import Site
 
 
 def test_without_a_name_the_only_job_is_taken(site: Site) -> None:
@@ -15,7 +15,7 @@ def test_without_a_name_the_only_job_is_taken(site: Site) -> None:
 
 def test_of_several_jobs_one_must_be_named(site: Site) -> None:
     site.job("other", "epochs = 1")
-    with pytest.raises(UserError, match="2 jobs in ./jobs: other, toy") as caught:
+    with pytest.raises(UserError, match=r"2 jobs in \./jobs: other, toy") as caught:
         jobfile.find(None, site.folder)
     assert "hpcddp submit other" in caught.value.hint
 

@@ -74,7 +74,12 @@ def test_a_life_at_work_keeps_the_run(run: RunDir) -> None:
 def test_a_life_that_is_gone_is_taken_over(run: RunDir) -> None:
     ledger.begin(run, facts("7"), lambda earlier: True)
     asked: list[str] = []
-    begun = ledger.begin(run, facts("8"), lambda earlier: bool(asked.append(earlier.job_id)))
+
+    def works(earlier: Attempt) -> bool:
+        asked.append(earlier.job_id)
+        return False
+
+    begun = ledger.begin(run, facts("8"), works)
     assert begun and begun.number == 2
     assert asked == ["7"]
     assert run.log.samefile(run.attempt(2).log)

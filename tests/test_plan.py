@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from conftest import Site
+
 from hpcddp import spec
 from hpcddp.errors import ClusterError, TopologyError, UserError
 from hpcddp.jobfile import Layer

@@ -71,7 +71,7 @@ def test_a_file_is_there_wholly_or_not_at_all(tmp_path: Path) -> None:
     with pytest.raises(UnicodeEncodeError):
         rundir.write_text(path, "half\udcff")
     assert rundir.read_json(path) == {"a": 1}
-    assert os.listdir(tmp_path) == ["a.json"]
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_what_is_not_json_is_an_error_that_names_the_file(tmp_path: Path) -> None:

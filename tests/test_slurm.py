@@ -1,8 +1,8 @@
 from pathlib import Path
 
 import pytest
-
 from conftest import Site
+
 from hpcddp import slurm
 from hpcddp.errors import SlurmUnreachable, UserError
 from hpcddp.slurm import JobRow, Partition

@@ -1,3 +1,4 @@
+import contextlib
 import os
 import signal
 import subprocess
@@ -11,7 +12,12 @@ from hpcddp import host, spawn
 from hpcddp.topology import Topology
 
 # The wait between TERM and KILL is shortened, all else is as the script starts it.
-QUICK = "import sys; from hpcddp import spawn; spawn.KILL_WAIT = 0.3; sys.exit(spawn.main(sys.argv[1:]))"
+QUICK = """
+import sys
+from hpcddp import spawn
+spawn.KILL_WAIT = 0.3
+sys.exit(spawn.main(sys.argv[1:]))
+"""
 
 
 def arguments(nodes: int, gpus: int, script: str) -> list[str]:
@@ -20,7 +26,7 @@ def arguments(nodes: int, gpus: int, script: str) -> list[str]:
 
 FOREVER = "while :; do sleep 0.05; done"
 # The others are up, and their traps are set.
-MEET = 'if [ $RANK = 0 ]; then until [ -e up1 ] && [ -e up2 ]; do sleep 0.02; done; exit 7; fi'
+MEET = "if [ $RANK = 0 ]; then until [ -e up1 ] && [ -e up2 ]; do sleep 0.02; done; exit 7; fi"
 
 
 def run(
@@ -38,10 +44,8 @@ def started(tmp_path: Path) -> Iterator[list[subprocess.Popen[str]]]:
     found: list[subprocess.Popen[str]] = []
     yield found
     for process in found:
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         process.communicate()
 
 

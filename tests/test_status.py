@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from conftest import Site
+
 from hpcddp import host, ledger, status
 from hpcddp.ledger import Attempt
 from hpcddp.rundir import RunDir, write_json
@@ -192,7 +192,11 @@ def test_a_slurm_that_is_away_is_asked_once_for_all_runs(site: Site) -> None:
 
 
 def test_a_local_run_is_looked_up_in_the_process_table(site: Site) -> None:
-    mine = {"pid": os.getpid(), "pid_start": host.process_start(os.getpid()), "slurm": False}
+    mine: dict[str, Any] = {
+        "pid": os.getpid(),
+        "pid_start": host.process_start(os.getpid()),
+        "slurm": False,
+    }
     run = begun(submitted(make(site, backend="local"), "70"), "70", **mine)
     assert status.status(run).state == "RUNNING"
     gone = begun(submitted(make(site, "gone", "local"), "71"), "71", slurm=False, pid_start="1")

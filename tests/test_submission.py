@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from conftest import Site
+
 from hpcddp import host, ledger, status, submission
 from hpcddp.errors import HpcddpError, RunError, SlurmUnreachable, SubmissionRefused, TemplateError
 from hpcddp.jobfile import Layer
@@ -146,9 +146,7 @@ def test_a_refusal_is_told_in_slurms_words_and_kept(site: Site) -> None:
 
 
 def test_an_sbatch_that_failed_though_the_job_exists_is_not_repeated(site: Site) -> None:
-    sbatch(
-        site, 'echo x >>sbatches; echo "sbatch: error: Socket timed out" >&2; exit 1'
-    )
+    sbatch(site, 'echo x >>sbatches; echo "sbatch: error: Socket timed out" >&2; exit 1')
     site.program(
         "squeue",
         'echo "$*" >squeues; for w; do case $w in --name=*) n=${w#--name=};; esac; done;'
@@ -249,13 +247,13 @@ def test_a_local_run_in_a_job_of_slurm_is_not_taken_for_it(
 ) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "99")
     monkeypatch.setenv("MASTER_PORT", "1")
-    found = ended(local("bash -c 'echo [${SLURM_JOB_ID-none}]'"))
+    run = local("bash -c 'echo job ${SLURM_JOB_ID-none}'")
+    found = ended(run)
+    assert "job none" in run.log.read_text()
     assert found.job_id != "99" and not found.slurm
 
 
-def test_a_killed_local_run_leaves_no_process(
-    site: Site, local: Callable[[str], RunDir]
-) -> None:
+def test_a_killed_local_run_leaves_no_process(site: Site, local: Callable[[str], RunDir]) -> None:
     run = local("bash -c 'trap \"\" TERM; echo pid $$; exec sleep 600'")
     wait_for(lambda: run.log.exists() and "pid " in run.log.read_text())
     pid = int(run.log.read_text().split("pid ")[1].split()[0])

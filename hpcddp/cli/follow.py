@@ -85,16 +85,53 @@ def follow_log(run: RunDir, wanted: Callable[[bytes], bool]) -> int:
     return 0 if found.state in ("COMPLETED", "STOPPED", "RENDERED") else 1
 
 
-def follow_run(run: RunDir, *, as_json: bool) -> int:
-    """Follow a run that was just submitted.
+class Interrupts:
+    """Ctrl-C, and a terminal that goes away, while a run is followed.
 
-    Ctrl-C on Slurm detaches. Here it asks the run to save and stop; a second one kills it.
+    On Slurm they detach. Here the first asks the run to save and stop, the second kills it. The
+    handler only counts: `act` does the rest.
     """
-    local = (read_json(run.job) or {})["backend"] == "local"
+
+    def __init__(self, run: RunDir) -> None:
+        self.run = run
+        self.local = (read_json(run.job) or {})["backend"] == "local"
+        self.count = 0
+        self.answered = 0
+
+    def __enter__(self) -> Interrupts:
+        numbers = (signal.SIGINT, signal.SIGHUP)
+        self.before = {n: signal.signal(n, self._handle) for n in numbers}
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self.count += 1
+        if not self.local:
+            raise KeyboardInterrupt
+
+    def act(self) -> None:
+        """Answer what came since the last look."""
+        if self.count <= self.answered:
+            return
+        first, self.answered = not self.answered, self.count
+        if first and self.count == 1:
+            submission.request(self.run, "stop")
+            click.echo("saving and stopping; Ctrl-C again kills", err=True)
+        else:
+            submission.kill_local(self.run)
+            click.echo("killed", err=True)
+
+
+def follow_run(run: RunDir, *, as_json: bool) -> int:
+    """Follow a run that was just submitted, to its end or to a Ctrl-C."""
     tail = Tail(run)
     progress = Progress()
 
     def each() -> None:
+        interrupts.act()
         for line in tail.lines():
             if progress.bar:
                 progress.write(line)
@@ -102,30 +139,17 @@ def follow_run(run: RunDir, *, as_json: bool) -> int:
                 put(line, sys.stderr if as_json else sys.stdout)
         progress.follow(run)
 
-    def interrupted(number: int, frame: FrameType | None) -> None:
-        if not local:
-            raise KeyboardInterrupt
-        kill = (read_json(run.request) or {}).get("want")
-        click.echo(
-            "killing the run" if kill else "saving and stopping; Ctrl-C again kills", err=True
-        )
-        submission.kill_local(run) if kill else submission.request(run, "stop")
-
-    before = {n: signal.signal(n, interrupted) for n in (signal.SIGINT, signal.SIGHUP)}
     try:
-        with progress:
+        with Interrupts(run) as interrupts, progress:
             found = wait(run, each)
             each()
     except KeyboardInterrupt:
         click.echo(f"detached: the run goes on; hpcddp logs -f {run.name} comes back", err=True)
         return 130
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    return finish(run, found, as_json=as_json)
+    return finish(run, found, as_json=as_json, interrupted=interrupts.answered > 0)
 
 
-def finish(run: RunDir, found: Status, *, as_json: bool) -> int:
+def finish(run: RunDir, found: Status, *, as_json: bool, interrupted: bool) -> int:
     """Say how the run ended; the exit code of the command."""
     if as_json:
         click.echo(json.dumps(found.to_dict()))
@@ -133,4 +157,6 @@ def finish(run: RunDir, found: Status, *, as_json: bool) -> int:
         reason = f": {found.reason}" if found.reason else ""
         click.echo(f"{found.state} {run.name}{reason}", err=True)
     sys.stdout.flush()
-    return {"COMPLETED": 0, "STOPPED": 130 if found.backend == "local" else 0}.get(found.state, 1)
+    if interrupted:
+        return 130
+    return 0 if found.state in ("COMPLETED", "STOPPED") else 1

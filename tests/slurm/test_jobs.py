@@ -10,38 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from toy import TOY
 
 from .conftest import Slurm
 
 HPCDDP = str(Path(sys.executable).with_name("hpcddp"))
-
-TOY = """
-import time
-import torch
-from torch import nn
-
-def model():
-    return nn.Linear(4, 2)
-
-def dataset(split, size=64, pause=0.0):
-    x = torch.randn(size, 4, generator=torch.Generator().manual_seed(0))
-    return Pairs(x, (x.sum(1) > 0).long(), pause)
-
-class Pairs(torch.utils.data.Dataset):
-    def __init__(self, x, y, pause):
-        self.x, self.y, self.pause = x, y, pause
-    def __len__(self):
-        return len(self.x)
-    def __getitem__(self, i):
-        time.sleep(self.pause)
-        return self.x[i], self.y[i]
-
-def loss(output, target):
-    return nn.functional.cross_entropy(output, target)
-
-def metrics(output, target):
-    return {"accuracy": output.argmax(1) == target}
-"""
 
 
 @dataclass

@@ -1,0 +1,342 @@
+import json
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import COMMAND, Outcome, Site
+
+from hpcddp import ledger
+from hpcddp.cli import COMMANDS
+from hpcddp.ledger import Attempt
+from hpcddp.rundir import RunDir, write_json
+
+Command = Callable[..., Outcome]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["sumbit"], ["No such command 'sumbit'", "'submit'"]),
+        (["submit", "--nodse", "2"], ["No such option", "--nodes"]),
+        (["logs", "last", "--rank", "-1"], ["--rank"]),
+        (["render", "a", "b"], ["unexpected extra argument"]),
+        (["export", "last"], ["Missing argument"]),
+    ],
+)
+def test_usage(hpcddp: Command, arguments: list[str], words: list[str]) -> None:
+    done = hpcddp(*arguments)
+    assert (done.code, done.out) == (2, "")
+    assert all(w in done.err for w in words)
+
+
+def test_help_is_there_for_every_command(hpcddp: Command) -> None:
+    done = hpcddp("--help")
+    assert done.code == 0
+    assert all(f"\n  {name} " in done.out for name in COMMANDS)
+    for name in COMMANDS:
+        own = hpcddp(name, "-h" if name == "ls" else "--help")
+        assert own.code == 0 and f"hpcddp {name} " in own.out.splitlines()[0]
+
+
+def test_the_version_is_one_line(hpcddp: Command) -> None:
+    from hpcddp import __version__
+
+    assert hpcddp("--version").out.split()[-1] == __version__
+
+
+def complete(command: Command, *words: str) -> list[str]:
+    done = command(
+        COMP_WORDS=" ".join(["hpcddp", *words]), COMP_CWORD=str(len(words)),
+        _HPCDDP_COMPLETE="bash_complete",
+    )  # fmt: skip
+    return [line.partition(",")[2] for line in done.out.splitlines()]
+
+
+def test_the_shell_completes_commands_and_options(site: Site, command: Command) -> None:
+    assert "complete -o nosort -F _hpcddp" in command(_HPCDDP_COMPLETE="bash_source").out
+    assert complete(command, "s") == ["sandbox", "status", "stop", "submit"]
+    assert complete(command, "submit", "--par") == ["--partition", "--parsable"]
+    assert complete(command, "sandbox", "d") == ["down"]
+
+
+def config(hpcddp: Command, *arguments: str) -> dict[str, Any]:
+    done = hpcddp("config", "--cluster", "mine", *arguments, "--json")
+    assert done.code == 0, done.err
+    data = json.loads(done.out)
+    assert data["schema_version"] == 1
+    keys: dict[str, Any] = data["keys"]
+    return keys
+
+
+def test_each_source_beats_the_next(
+    site: Site, hpcddp: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def now() -> tuple[str, str]:
+        row = config(hpcddp).get("slurm.time", {"value": "", "source": ""})
+        return str(row["value"]), Path(row["source"]).name
+
+    site.profile("mine", "")
+    assert now() == ("", "")
+    site.profile("mine", "[slurm]\ntime = 1")
+    assert now() == ("1", "mine.toml")
+    site.job("toy", "[slurm]\ntime = 2")
+    assert now() == ("2", "toy.toml")
+    monkeypatch.setenv("SBATCH_TIMELIMIT", "3")
+    assert now() == ("3", "SBATCH_TIMELIMIT")
+    monkeypatch.setenv("HPCDDP_SLURM__TIME", "4")
+    assert now() == ("4", "HPCDDP_SLURM__TIME")
+    row = config(hpcddp, "--time", "5")["slurm.time"]
+    assert row == {"value": "5", "source": "--time"}
+
+
+def test_every_kind_of_key_can_be_set_and_defaults_are_named(site: Site, hpcddp: Command) -> None:
+    site.profile("mine", "")
+    settings = ["train.lr=1e-3", "slurm.qos=high", "model.width=8", "env.A=1", "seed=3"]
+    keys = config(hpcddp, *(word for s in settings for word in ("--set", s)))
+    for setting in settings:
+        name, _, value = setting.partition("=")
+        assert str(keys[name]["value"]) == str({"train.lr": 1e-3}.get(name, value))
+        assert keys[name]["source"] == "--set"
+    assert keys["train.schedule"] == {"value": "cosine", "source": "default"}
+    assert keys["global_batch"]["source"] == str(site.folder / "jobs" / "toy.toml")
+
+
+def test_config_for_people_has_a_line_for_each_key(site: Site, hpcddp: Command) -> None:
+    done = hpcddp("config", "--cluster", "slurm", "--set", "model.text=a\nb")
+    lines = done.out.splitlines()
+    assert [line.split()[:3] for line in lines if line.startswith("model")] == [
+        ["model.text", '"a\\nb"', "--set"]
+    ]
+
+
+def test_render_gives_the_script_and_says_where_its_folder_is(site: Site, hpcddp: Command) -> None:
+    done = hpcddp("render", "--nodes", "2", "--gpus", "4")
+    folder = Path(done.err.removeprefix("folder  ").strip())
+    assert (folder / "job.sbatch").read_text() == done.out
+    assert folder.parent == site.runs
+    assert done.out.startswith("#!/bin/bash\n#SBATCH --job-name=toy-")
+
+
+def test_a_cluster_is_one_file(site: Site, hpcddp: Command) -> None:
+    site.profile("three", "nodes = 3\ngpus_per_node = 2\n[slurm]\npartition = 'gpu'\n")
+    done = hpcddp("render", "--cluster", "three", "--nodes", "3", "--gpus", "2")
+    assert done.code == 0 and "#SBATCH --partition=gpu\n" in done.out
+    for arguments, words in ((["--nodes", "4"], ("4", "3")), (["--gpus", "4"], ("4", "2"))):
+        refused = hpcddp("render", "--cluster", "three", *arguments)
+        assert refused.code == 2
+        assert "three.toml" in refused.err and all(w in refused.err for w in words)
+
+
+def test_a_task_is_two_files_and_is_not_imported(site: Site, hpcddp: Command) -> None:
+    site.job("mine", "epochs = 1\n", task="raise SystemExit('imported')\n")
+    for arguments in (["render", "mine"], ["config", "mine"], ["submit", "mine", "--dry-run"]):
+        done = hpcddp(*arguments)
+        assert done.code == 0 and "imported" not in done.text
+
+
+def test_a_script_through_a_pipe_is_all_that_sbatch_needs(site: Site, command: Command) -> None:
+    done = command("render", "--cluster", "slurm")
+    assert subprocess.run(["bash", "-n"], input=done.out.encode(), check=True).returncode == 0
+
+
+def slurm(site: Site, **answers: str) -> None:
+    """A Slurm that takes every job."""
+    programs = {
+        "sbatch": "case $1 in --version) exit 0;; --test-only) cat >/dev/null; echo 'sbatch: Job 9"
+        " to start' >&2; exit;; esac; echo 'Submitted batch job 42'",
+        "srun": "exit 0",
+        "squeue": "exit 0",
+        "sinfo": "echo 'gpu*|32|gpu:4'",
+        "scancel": 'echo "$*" >>cancelled',
+    }
+    for name, text in (programs | answers).items():
+        site.program(name, text)
+
+
+def test_submit_says_where_the_run_is_and_what_comes_next(site: Site, hpcddp: Command) -> None:
+    slurm(site)
+    done = hpcddp("submit", "--nodes", "2", "--gpus", "4")
+    assert done.code == 0
+    (run,) = site.runs.iterdir()
+    for line in (f"run     {run.name}", "job     42", f"folder  {run}", f"log     {run}/log",
+                 f"next    hpcddp status {run.name}", f"hpcddp logs -f {run.name}"):  # fmt: skip
+        assert line in done.out
+
+
+def test_submit_for_programs(site: Site, hpcddp: Command) -> None:
+    slurm(site)
+    assert hpcddp("submit", "--parsable").out == "42\n"
+    first = json.loads(hpcddp("submit", "--json").out.splitlines()[0])
+    assert first["job_id"] == "42"
+    assert Path(first["path"]) == site.runs / first["run"]
+
+
+def test_a_dry_run_shows_script_map_and_verdict_and_leaves_nothing(
+    site: Site, hpcddp: Command
+) -> None:
+    slurm(site)
+    done = hpcddp("submit", "--nodes", "2", "--gpus", "2", "--dry-run")
+    assert done.code == 0
+    assert done.out.startswith("#!/bin/bash\n#SBATCH --job-name=toy-")
+    assert "rank  node  host" in done.out
+    assert "sbatch --test-only: accepted" in done.err
+    slurm(site, sbatch="[ $1 = --version ] || { echo 'sbatch: error: no such qos' >&2; exit 1; }")
+    refused = hpcddp("submit", "--dry-run")
+    assert refused.code == 1 and "refused: no such qos" in refused.err
+    assert not site.runs.exists()
+
+
+def test_a_refusal_shows_slurms_words_and_the_script(site: Site, hpcddp: Command) -> None:
+    refuse = "[ $1 = --version ] || { echo 'sbatch: error: no such qos' >&2; exit 1; }"
+    slurm(site, sbatch=refuse)
+    done = hpcddp("submit")
+    (run,) = site.runs.iterdir()
+    assert done.code == 1
+    assert "no such qos" in done.err and f"{run}/job.sbatch" in done.err
+    state = json.loads(hpcddp("status", "--json").out)
+    assert (state["state"], state["run"]) == ("REFUSED", run.name)
+
+
+def test_lists_of_nothing(site: Site, hpcddp: Command) -> None:
+    done = hpcddp("ls", "--json")
+    assert (done.code, json.loads(done.out)) == (0, {"schema_version": 1, "runs": []})
+    assert hpcddp("ls").err == f"no runs in {site.runs}\n"
+    for arguments in (["status"], ["status", "--json"], ["logs"], ["cancel", "x"], ["stop", "x"],
+                      ["resume", "last"], ["export", "last", "model.pt"]):  # fmt: skip
+        done = hpcddp(*arguments)
+        assert (done.code, done.out) == (2, "")
+        assert "there is no run yet" in done.err
+    assert not site.runs.exists()
+
+
+def test_runs_are_found_by_what_people_type(site: Site, hpcddp: Command) -> None:
+    slurm(site)
+    for name in ("alpha", "beta", "bet"):
+        assert hpcddp("render", "-J", name).code == 0
+    names = {run.name.split("-")[0]: run.name for run in site.runs.iterdir()}
+    listed = json.loads(hpcddp("ls", "--json").out)["runs"]
+    assert [row["run"] for row in listed] == [names[n] for n in ("bet", "beta", "alpha")]
+    for token, name in {"last": "bet", "a": "alpha", names["beta"]: "beta", "beta": "beta"}.items():
+        assert json.loads(hpcddp("status", token, "--json").out)["run"] == names[name]
+    several = hpcddp("status", "b")
+    assert several.code == 2 and names["beta"] in several.err and names["bet"] in several.err
+    assert names["alpha"] not in several.err
+
+
+def submitted(site: Site, job_id: str = "7") -> RunDir:
+    run = RunDir(site.runs / "toy-1")
+    run.create()
+    facts = {"nodes": [2, 2], "gpus_per_node": 4, "backend": "slurm", "created": 5.0}
+    write_json(run.job, facts | {"poll_seconds": 1})
+    write_json(run.submission, {"job_id": job_id, "submitted": 10.0})
+    return run
+
+
+def test_a_waiting_job_and_a_slurm_that_is_gone(site: Site, hpcddp: Command) -> None:
+    submitted(site)
+    slurm(site, squeue="echo '7|PENDING|Resources|2030-01-01T10:00:00|x||toy-1'")
+    done = hpcddp("status", "7")
+    assert done.code == 0
+    assert "PENDING (Resources)" in done.out and "since     2030-01-01T10:00:00" in done.out
+    slurm(site, squeue="echo 'squeue: error: Unable to contact slurm' >&2; exit 1")
+    for command in (["status", "toy"], ["ls"]):
+        done = hpcddp(*command)
+        assert done.code == 3
+        assert "PENDING" in done.out and "last known state" in done.err
+        data = json.loads(hpcddp(*command, "--json").out)
+        assert (data.get("runs") or [data])[0]["stale"] is True
+    for asking in ("stop", "cancel", "resume"):
+        assert hpcddp(asking, "toy").code == 3
+
+
+def test_stop_and_cancel_say_what_was_asked(site: Site, hpcddp: Command) -> None:
+    submitted(site)
+    slurm(site, squeue="echo '7|RUNNING|None|x|x|n[1-2]|toy-1'")
+    assert hpcddp("stop", "last").out == "stop asked of toy-1 (was RUNNING, job 7)\n"
+    data = json.loads(hpcddp("cancel", "last", "--json").out)
+    assert data == {
+        "schema_version": 1, "run": "toy-1", "asked": "cancel", "state": "RUNNING", "job_id": "7",
+    }  # fmt: skip
+    assert (site.folder / "cancelled").read_text() == "--signal=USR2 7\n7\n"
+
+
+def logged(site: Site) -> RunDir:
+    run = submitted(site)
+    run.job_log("7").write_text("module: loaded\n")
+    for number, text in enumerate(("0: one\n5: two\n", "5: three\n15: no\n 5: four \x1b[31m\n")):
+        facts = Attempt(0, "7", "n1", 1, "1", True, "n[1-2]", 20.0 + number)
+        ledger.begin(run, facts, lambda earlier: False)
+        run.attempt(number + 1).log.write_text(text)
+        ledger.end(run, number + 1, 0, ledger.DONE)
+    return run
+
+
+@pytest.mark.parametrize(
+    ("arguments", "lines"),
+    [
+        ([], ["module: loaded", "0: one", "5: two", "5: three", "15: no", " 5: four \x1b[31m"]),
+        (["--rank", "5"], ["5: two", "5: three", " 5: four \x1b[31m"]),
+        (["--attempt", "1"], ["0: one", "5: two"]),
+        (["--attempt", "2", "--rank", "0"], []),
+        (["-f", "--rank", "0"], ["0: one"]),
+    ],
+)
+def test_logs(site: Site, command: Command, arguments: list[str], lines: list[str]) -> None:
+    logged(site)
+    done = command("logs", "last", *arguments)
+    assert (done.code, done.out.splitlines()) == (0, lines)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [(["--rank", "8"], "rank 8 is not in 0..7"), (["--attempt", "3"], "there is no attempt 3")],
+)
+def test_logs_that_are_not_there(
+    site: Site, hpcddp: Command, arguments: list[str], what: str
+) -> None:
+    logged(site)
+    done = hpcddp("logs", "last", *arguments)
+    assert (done.code, done.out) == (2, "") and what in done.err
+
+
+@pytest.mark.parametrize(
+    ("program", "code", "state"), [("exit 0", 0, "COMPLETED"), ("exit 3", 1, "FAILED")]
+)
+def test_a_run_here_is_followed_to_its_outcome(
+    site: Site, command: Command, program: str, code: int, state: str
+) -> None:
+    """Where there is no Slurm; what would be the ranks is one line of shell here."""
+    launch = f"{{% block launch %}}( echo '0: hello'; {program} ) &\n{{% endblock %}}"
+    site.write("mine.sh.j2", "{% extends 'local.sh.j2' %}" + launch)
+    done = command("submit", "--template", "mine.sh.j2", "--json")
+    first, *_, last = done.out.splitlines()
+    assert done.code == code, done.err
+    assert set(json.loads(first)) == {"run", "job_id", "path"}
+    assert json.loads(last)["state"] == state
+    assert "0: hello\n" in done.err
+    assert "running on this machine" in done.err
+
+
+@pytest.mark.parametrize("arguments", [["ranks", "--nodes", "9000"], ["ranks"], ["--help"]])
+def test_a_reader_that_leaves_early_sees_no_traceback(site: Site, arguments: list[str]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [COMMAND, *arguments], stdout=writer, stderr=subprocess.PIPE, text=True, check=False
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+def test_a_full_disk_is_no_traceback(site: Site) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [COMMAND, "ranks", "--nodes", "9000"],
+            stdout=full, stderr=subprocess.PIPE, text=True, check=False,
+        )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: ") and "No space left" in done.stderr
+    assert "Traceback" not in done.stderr
