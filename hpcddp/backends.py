@@ -5,14 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from hpcddp import ledger, slurm
 from hpcddp.errors import HpcddpError, SlurmUnreachable, SubmissionRefused
-from hpcddp.host import process_start
 from hpcddp.plan import Plan
 from hpcddp.rundir import RunDir, write_text
 from hpcddp.slurm import JobRow
@@ -82,12 +80,12 @@ def look_local(run: RunDir, job_id: str) -> JobRow | None:
     """A row like Slurm's, from the process table; on another host nothing can be seen."""
     attempt = ledger.last(run)
     if attempt and attempt.job_id == job_id:
-        if attempt.host != socket.gethostname():
+        if attempt.host != os.uname().nodename:
             hint = f"ask there: ssh {attempt.host}"
             raise SlurmUnreachable(f"the run is on {attempt.host}", hint=hint)
-        alive = process_start(attempt.pid) == attempt.pid_start
+        alive = ledger.process_start(attempt.pid) == attempt.pid_start
     else:
-        alive = bool(process_start(int(job_id)))
+        alive = bool(ledger.process_start(int(job_id)))
     if not alive:
         return None
     return JobRow(job_id, "RUNNING", "None", "", "", "", run.name)

@@ -39,21 +39,12 @@ def check_owner(run: RunDir) -> None:
             )
 
 
-def process_start(pid: int) -> str:
-    """When a process began, in clock ticks since boot; empty if it is gone (proc(5), stat)."""
-    try:
-        state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return ""
-    return "" if state == "Z" else rest[18]
-
-
 def works(attempt: ledger.Attempt, run: RunDir) -> bool:
     """Whether an attempt that has not ended is still at work, as far as can be told from here."""
     if not attempt.slurm:
-        if attempt.host != socket.gethostname():
+        if attempt.host != os.uname().nodename:
             return True
-        return process_start(attempt.pid) == attempt.pid_start
+        return ledger.process_start(attempt.pid) == attempt.pid_start
     if attempt.job_id == os.environ.get("SLURM_JOB_ID"):
         return False  # an earlier life of this very job
     try:
@@ -79,7 +70,7 @@ def free_port() -> int:
             except OSError:
                 continue
             return port
-    raise RunError("no free port for the rendezvous", where=socket.gethostname())
+    raise RunError("no free port for the rendezvous", where=os.uname().nodename)
 
 
 def begin(run: RunDir, pid: int) -> str:
@@ -93,10 +84,8 @@ def begin(run: RunDir, pid: int) -> str:
         print(f"hpcddp: {request['want']} was asked before the job began", file=sys.stderr)
         return ""
     run.request.unlink(missing_ok=True)  # meant for an earlier job
-    nodes = os.environ.get("SLURM_JOB_NODELIST", socket.gethostname()) if in_slurm else ""
-    facts = ledger.Attempt(
-        0, job_id, socket.gethostname(), pid, process_start(pid), in_slurm, nodes, time.time()
-    )
+    nodes = os.environ.get("SLURM_JOB_NODELIST", os.uname().nodename) if in_slurm else ""
+    facts = ledger.life(job_id, pid, slurm=in_slurm, nodes=nodes)
     if not ledger.begin(run, facts, lambda earlier: works(earlier, run)):
         earlier = ledger.last(run)
         raise RunError(

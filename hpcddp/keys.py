@@ -8,7 +8,6 @@ profiles (clusters.py) are both read this way; a node needs nothing but the stan
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -50,6 +49,8 @@ def nearest(word: str, known: Iterable[str], *, what: str = "key") -> str:
     """A hint that names what the user may have meant, or lists what there is."""
     names = sorted(known)
     close = [n for n in names if n.rsplit(".", 1)[-1] == word][:1]  # "lr" may mean "train.lr"
+    import difflib  # after an error only
+
     close = close or difflib.get_close_matches(word, names, n=1, cutoff=0.6)
     if close:
         return f"did you mean {close[0]}?"

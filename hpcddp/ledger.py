@@ -7,14 +7,13 @@ begin at once only one gets the number. The batch script alone writes attempt.js
 from __future__ import annotations
 
 import os
-import secrets
 import shutil
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from hpcddp.rundir import AttemptDir, RunDir, read_json, write_json
+from hpcddp.rundir import AttemptDir, RunDir, read_json, token, write_json
 
 # What an attempt can end as.
 DONE, STOPPED, CANCELLED, FAILED = "done", "stopped", "cancelled", "failed"
@@ -40,6 +39,21 @@ class Attempt:
     def live(self) -> bool:
         """Whether it has not said that it ended; its process may be gone all the same."""
         return self.outcome is None
+
+
+def process_start(pid: int) -> str:
+    """When a process began, in clock ticks since boot; empty if it is gone (proc(5), stat)."""
+    try:
+        state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return "" if state == "Z" else rest[18]
+
+
+def life(job_id: str, pid: int, *, slurm: bool = False, nodes: str = "") -> Attempt:
+    """The facts of a life that begins now on this host; `begin` gives it its number."""
+    host = os.uname().nodename
+    return Attempt(0, job_id, host, pid, process_start(pid), slurm, nodes, time.time())
 
 
 def read(folder: AttemptDir) -> Attempt | None:
@@ -72,7 +86,7 @@ def begin(run: RunDir, facts: Attempt, works: Callable[[Attempt], bool]) -> Atte
         if earlier and earlier.live and works(earlier):
             return None
         facts.number = folders[-1].number + 1 if folders else 1  # one may be without facts
-        aside = run.attempts / f".{facts.number}.{os.getpid()}.{secrets.token_hex(3)}"
+        aside = run.attempts / f".{facts.number}.{os.getpid()}.{token(3)}"
         aside.mkdir()
         write_json(aside / "attempt.json", asdict(facts))
         (aside / "log").touch()
@@ -87,7 +101,7 @@ def begin(run: RunDir, facts: Attempt, works: Callable[[Attempt], bool]) -> Atte
 
 def point(link: Path, target: Path) -> None:
     """Make or replace a symbolic link, atomically."""
-    aside = link.with_name(f".{link.name}.{secrets.token_hex(3)}")
+    aside = link.with_name(f".{link.name}.{token(3)}")
     aside.symlink_to(target)
     aside.replace(link)
 

@@ -15,33 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcddp import __version__, clusters, jobfile, launchers, shipped, slurm, spec
+from hpcddp import __version__, checks, clusters, jobfile, launchers, shipped, slurm, spec
 from hpcddp.clusters import Profile
-from hpcddp.errors import ClusterError, SlurmUnreachable, TemplateError, UserError
+from hpcddp.errors import SlurmUnreachable, TemplateError, UserError
 from hpcddp.jobfile import Layer
 from hpcddp.keys import nearest
 from hpcddp.rundir import RunDir
 from hpcddp.spec import JobSpec
 from hpcddp.topology import NodeRange, Topology, parse_gpus, parse_nodes
-
-# The map decides these; anything else of sbatch's options passes through.
-OWNED = {
-    **dict.fromkeys(("nodes", "N"), "--nodes"),
-    **dict.fromkeys(("gpus", "G", "gpus-per-node", "gpus-per-task", "gpus-per-socket"), "--gpus"),
-    **dict.fromkeys(("ntasks", "n", "ntasks-per-node", "ntasks-per-gpu", "ntasks-per-core",
-                     "ntasks-per-socket", "distribution", "m"), "--nodes and --gpus"),
-    **dict.fromkeys(("job-name", "J"), "--name"),
-    **dict.fromkeys(("output", "o", "error", "e", "open-mode", "chdir", "D"), "the run's folder"),
-    **dict.fromkeys(("array", "a", "wrap", "parsable", "test-only", "wait", "W"), "hpcddp submit"),
-}  # fmt: skip
-CONTRADICTING = ("SBATCH_GPUS", "SBATCH_GPUS_PER_NODE", "SBATCH_GPUS_PER_TASK", "SBATCH_ARRAY_INX",
-                 "SBATCH_DISTRIBUTION", "SBATCH_WAIT")  # fmt: skip
-# Names that a job's [env] may not take: the ranks' own, bash's, and the script's read-only ones.
-RESERVED_ENV = re.compile(
-    r"(RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|GROUP_RANK|MASTER_ADDR|MASTER_PORT|UID|EUID|PPID"
-    r"|BASHOPTS|SHELLOPTS|BASH_VERSINFO|SLURM_.*|HPCDDP_.*|SUBMITIT_.*"
-    r"|RUN|PYTHON|NODES|GPUS_PER_NODE|CPUS_PER_TASK|MODULES|ENVIRONMENT|COMMAND)"
-)
 
 
 @dataclass
@@ -159,13 +140,13 @@ def make(
     job.cluster = profile.name if asked.cluster in ("auto", profile.name) else str(profile.path)
     nodes = parse_nodes(job.nodes, where=sources["nodes"])
     gpus = parse_gpus(job.gpus, where=sources["gpus"])
-    _check_name(job, sources)
-    _check_batch(job, nodes, gpus, sources)
-    _check_environment(job, sources, profile)
-    _check_options(job, sources)
-    _check_limits(job, nodes, gpus, profile)
+    checks.name(job, sources)
+    checks.batch(job, nodes, gpus, sources)
+    checks.environment(job, sources, profile)
+    checks.options(job, sources)
+    checks.limits(job, nodes, gpus, profile)
     if profile.cluster.backend == "slurm":
-        _check_variables(environ)
+        checks.variables(environ)
     return Plan(
         job, sources, profile, nodes, gpus,
         launchers.find(job.launcher, profile.cluster.backend, sources.get("launcher", "")),
@@ -184,80 +165,8 @@ def _backend(cluster: str, notes: list[str]) -> str:
     return "local"
 
 
-def _check_name(job: JobSpec, sources: Mapping[str, str]) -> None:
-    if not re.fullmatch(r"\w[\w.+-]*", job.name) or len(job.name.encode()) > 100:
-        raise UserError(
-            f"name is {job.name!r}",
-            where=sources.get("name", "name"),
-            hint="a name has letters, digits, and . _ + - after the first; 100 bytes at most",
-        )
-
-
-def _check_batch(job: JobSpec, nodes: NodeRange, gpus: int, sources: Mapping[str, str]) -> None:
-    for count in range(nodes.min, nodes.max + 1):
-        world = count * gpus
-        if job.global_batch % world:
-            batch = f"global_batch {job.global_batch}"
-            low = job.global_batch // world * world
-            near = f"{low} or {low + world}" if low else str(world)
-            raise UserError(
-                f"{batch} does not divide over {count} x {gpus} = {world} ranks",
-                where=sources.get("global_batch", "default"),
-                hint=f"set global_batch to a multiple of {world}, such as {near}",
-            )
-
-
-def _check_environment(job: JobSpec, sources: Mapping[str, str], profile: Profile) -> None:
-    asked = [(name, "env", sources.get(f"env.{name}", "env")) for name in job.env]
-    asked += [(name, "variables", str(profile.path)) for name in profile.cluster.variables]
-    for name, table, where in asked:
-        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-            raise UserError(f"{table} name {name!r} is no variable name", where=where)
-        if RESERVED_ENV.fullmatch(name):
-            what = f"{table} name {name} belongs to the launcher, the shell or the script"
-            raise UserError(what, where=where, hint="take another name")
-
-
 def _env_text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _check_variables(environ: Mapping[str, str]) -> None:
-    """SBATCH_* variables that contradict the map: sbatch would put them above the script."""
-    for name in CONTRADICTING:
-        if name in environ:
-            raise UserError("contradicts the map", where=name, hint=f"unset {name}")
-
-
-def _check_options(job: JobSpec, sources: Mapping[str, str]) -> None:
-    """Options that contradict the map, and values that sbatch would take for something else."""
-    for name, value in job.slurm.items():
-        where = sources.get(f"slurm.{name}", "slurm")
-        gpu_gres = name in ("gres", "tres-per-node") and "gpu" in str(value)
-        if name in OWNED or gpu_gres:
-            owner = "--gpus (a profile's gpu_option says how)" if gpu_gres else OWNED[name]
-            raise UserError(f"{name}={value} contradicts the map", where=where,
-                            hint=f"{name} follows from {owner}")  # fmt: skip
-        if not re.fullmatch(r"[a-z][a-z-]+", name):
-            raise UserError(f"{name!r} is not the long name of an sbatch option", where=where)
-    if "time" in job.slurm:
-        slurm.seconds(str(job.slurm["time"]), sources["slurm.time"])
-
-
-def _check_limits(job: JobSpec, nodes: NodeRange, gpus: int, profile: Profile) -> None:
-    cluster = profile.cluster
-    for asked, limit, what in (
-        (nodes.max, cluster.nodes, "nodes"),
-        (gpus, cluster.gpus_per_node, "GPUs per node"),
-    ):
-        if limit and asked > limit:
-            raise ClusterError(f"{asked} {what} asked for, but {profile.name} has {limit}",
-                               where=str(profile.path))  # fmt: skip
-    if cluster.max_time and "time" in job.slurm:
-        time, most = str(job.slurm["time"]), cluster.max_time
-        if slurm.seconds(time, "time") > slurm.seconds(most, str(profile.path)):
-            what = f"time {time} asked for, but {profile.name} allows {most}"
-            raise ClusterError(what, where=str(profile.path))
 
 
 def _template(job: JobSpec, profile: Profile, sources: Mapping[str, str], folder: Path) -> Path:

@@ -23,7 +23,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import secrets
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -87,9 +86,14 @@ class RunDir:
             ) from None
 
 
+def token(size: int) -> str:
+    """Random bytes as hexadecimal digits."""
+    return os.urandom(size).hex()
+
+
 def new_id(name: str) -> str:
     """A run's id: NAME-YYYYMMDD-HHMM-XXXX, in local time."""
-    return f"{name}-{time.strftime('%Y%m%d-%H%M')}-{secrets.token_hex(2)}"
+    return f"{name}-{time.strftime('%Y%m%d-%H%M')}-{token(2)}"
 
 
 def write_text(path: Path, text: str, mode: int = 0o644) -> None:
@@ -97,7 +101,7 @@ def write_text(path: Path, text: str, mode: int = 0o644) -> None:
 
     Only its owner can write to it, whatever the umask: the batch script runs nothing else.
     """
-    aside = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(3)}")
+    aside = path.with_name(f".{path.name}.{os.getpid()}.{token(3)}")
     fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     try:
         with open(fd, "w", encoding="utf-8") as f:

@@ -239,11 +239,12 @@ def test_resume_is_bit_for_bit_the_uninterrupted_run(tmp_path, cut, workers):
 
 
 def test_a_run_goes_on_with_another_number_of_ranks(tmp_path):
-    """2 ranks, then 1, in the middle of an epoch: the batches and so the losses stay the same."""
-    alone = make_run(tmp_path / "alone", max_steps=12)
+    """2 ranks, then 1, in the middle of an epoch: the batches and so the losses stay the same.
+    The one held-out sample counts once, also when there are more ranks than that."""
+    alone = make_run(tmp_path / "alone", max_steps=12, dataset__held_out=1)
     one_rank(alone)
     moved = make_run(tmp_path / "moved", gpus=2, max_steps=12, checkpoint__every=5,
-                     checkpoint__keep=9)  # fmt: skip
+                     checkpoint__keep=9, dataset__held_out=1)  # fmt: skip
     with Ranks.of(moved, 2) as ranks:
         assert [code for code, _, _ in ranks.wait()] == [0, 0]
     for name in ("step-12", "step-10", "step-9"):
@@ -254,3 +255,5 @@ def test_a_run_goes_on_with_another_number_of_ranks(tmp_path):
     ours = [r["loss"] for n in (1, 2) for r in records(moved, "train", n)]
     theirs = [r["loss"] for r in records(alone, "train")]
     torch.testing.assert_close(ours, [*theirs, *theirs[5:]], rtol=1e-6, atol=0)
+    first, second = (records(run, "eval")[-1] for run in (alone, moved))
+    assert first["metrics"] == pytest.approx(second["metrics"]) and first["count"] == 1

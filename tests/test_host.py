@@ -34,7 +34,7 @@ def earlier(run: RunDir, **given: Any) -> None:
     """An attempt that has not said that it ended."""
     facts: dict[str, Any] = {
         "number": 0, "job_id": "6", "host": socket.gethostname(), "pid": os.getpid(),
-        "pid_start": host.process_start(os.getpid()), "slurm": False, "nodes": "", "began": 1.0,
+        "pid_start": ledger.process_start(os.getpid()), "slurm": False, "nodes": "", "began": 1.0,
     }  # fmt: skip
     assert ledger.begin(run, Attempt(**facts | given), lambda earlier: False)
 
@@ -44,7 +44,7 @@ def test_a_local_life_begins(run: RunDir, capsys: pytest.CaptureFixture[str]) ->
     assert re.fullmatch(r"1 127\.0\.0\.1 \d+\n", capsys.readouterr().out)
     found = ledger.last(run)
     assert found and found.job_id == str(os.getpid()) and not found.slurm
-    assert found.pid_start == host.process_start(os.getpid()) != ""
+    assert found.pid_start == ledger.process_start(os.getpid()) != ""
 
 
 @pytest.mark.usefixtures("in_slurm")
@@ -114,15 +114,15 @@ def test_a_port_in_use_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_process_is_known_by_its_start() -> None:
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:
-        assert host.process_start(child.pid) not in ("", host.process_start(1))
+        assert ledger.process_start(child.pid) not in ("", ledger.process_start(1))
         assert child.stdin
         child.stdin.close()
-        while host.process_start(child.pid):  # a zombie works no more
+        while ledger.process_start(child.pid):  # a zombie works no more
             time.sleep(0.01)
     finally:
         child.kill()
         child.wait()
-    assert host.process_start(child.pid) == ""
+    assert ledger.process_start(child.pid) == ""
 
 
 def test_a_second_life_leaves_while_the_first_one_works(run: RunDir) -> None:
@@ -133,7 +133,7 @@ def test_a_second_life_leaves_while_the_first_one_works(run: RunDir) -> None:
     assert len(ledger.attempts(run)) == 1
 
 
-@pytest.mark.parametrize("start", ["1", host.process_start(os.getpid()) + "1"])
+@pytest.mark.parametrize("start", ["1", ledger.process_start(os.getpid()) + "1"])
 def test_a_life_whose_process_is_gone_is_taken_over(run: RunDir, start: str) -> None:
     """Also when its process id was given to another process since."""
     earlier(run, pid_start=start)

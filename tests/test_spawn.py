@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcddp import host, spawn
+from hpcddp import ledger, spawn
 from hpcddp.topology import Topology
 
 # The wait between TERM and KILL is shortened, all else is as the script starts it.
@@ -131,7 +131,7 @@ def test_ranks_that_do_not_listen_are_killed_and_nothing_is_left(tmp_path: Path)
     done = run(1, 3, f"{MEET}; trap '' TERM; echo $$; >up$RANK; {FOREVER}", tmp_path)
     assert done.returncode == 7
     left = [int(line.split()[1]) for line in done.stdout.splitlines()]
-    assert len(left) == 2 and not any(host.process_start(pid) for pid in left)
+    assert len(left) == 2 and not any(ledger.process_start(pid) for pid in left)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from conftest import Site
 
-from hpcddp import host, ledger, status
+from hpcddp import ledger, status
 from hpcddp.ledger import Attempt
 from hpcddp.rundir import RunDir, write_json
 
@@ -194,7 +194,7 @@ def test_a_slurm_that_is_away_is_asked_once_for_all_runs(site: Site) -> None:
 def test_a_local_run_is_looked_up_in_the_process_table(site: Site) -> None:
     mine: dict[str, Any] = {
         "pid": os.getpid(),
-        "pid_start": host.process_start(os.getpid()),
+        "pid_start": ledger.process_start(os.getpid()),
         "slurm": False,
     }
     run = begun(submitted(make(site, backend="local"), "70"), "70", **mine)

@@ -238,7 +238,7 @@ def test_a_cancelled_local_run_is_gone_with_its_ranks(
     pid = int(run.log.read_text().split("pid ")[1].split()[0])
     submission.request(run, "cancel")
     assert ended(run).outcome == "cancelled"
-    assert not host.process_start(pid)
+    assert not ledger.process_start(pid)
     assert status.status(run).state == "CANCELLED"
 
 
@@ -258,7 +258,7 @@ def test_a_killed_local_run_leaves_no_process(site: Site, local: Callable[[str],
     wait_for(lambda: run.log.exists() and "pid " in run.log.read_text())
     pid = int(run.log.read_text().split("pid ")[1].split()[0])
     submission.kill_local(run)
-    wait_for(lambda: not host.process_start(pid))
+    wait_for(lambda: not ledger.process_start(pid))
     wait_for(lambda: status.status(run).state == "CANCELLED")
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
-import time
 from typing import Any
 
 import click
@@ -21,16 +19,12 @@ def run(job: str | None, steps: int | None, runs: str | None, **given: Any) -> N
     """Train JOB in this one process, with one rank and nothing started: for a debugger."""
     from hpcddp import ledger, submission
     from hpcddp.cli.progress import Progress
-    from hpcddp.host import process_start
     from hpcddp.topology import Rank
     from hpcddp.worker import run as train
 
     given |= {"cluster": "local", "nodes": "1", "gpus": "1"}
     folder = submission.prepare(plan_job(job, given), runs_root(runs))
-    pid = os.getpid()
-    facts = ledger.Attempt(
-        0, str(pid), socket.gethostname(), pid, process_start(pid), False, "", time.time()
-    )
+    facts = ledger.life(str(os.getpid()), os.getpid())
     ledger.begin(folder, facts, lambda earlier: False)
     click.echo(f"run     {folder.name}\nfolder  {folder.path}", err=True)
     outcome = ledger.FAILED

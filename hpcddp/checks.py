@@ -1,0 +1,103 @@
+"""What a plan must fulfil: names, batch, environment, sbatch options, a cluster's limits."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from hpcddp import slurm
+from hpcddp.clusters import Profile
+from hpcddp.errors import ClusterError, UserError
+from hpcddp.spec import JobSpec
+from hpcddp.topology import NodeRange
+
+# The map decides these; anything else of sbatch's options passes through.
+OWNED = {
+    **dict.fromkeys(("nodes", "N"), "--nodes"),
+    **dict.fromkeys(("gpus", "G", "gpus-per-node", "gpus-per-task", "gpus-per-socket"), "--gpus"),
+    **dict.fromkeys(("ntasks", "n", "ntasks-per-node", "ntasks-per-gpu", "ntasks-per-core",
+                     "ntasks-per-socket", "distribution", "m"), "--nodes and --gpus"),
+    **dict.fromkeys(("job-name", "J"), "--name"),
+    **dict.fromkeys(("output", "o", "error", "e", "open-mode", "chdir", "D"), "the run's folder"),
+    **dict.fromkeys(("array", "a", "wrap", "parsable", "test-only", "wait", "W"), "hpcddp submit"),
+}  # fmt: skip
+CONTRADICTING = ("SBATCH_GPUS", "SBATCH_GPUS_PER_NODE", "SBATCH_GPUS_PER_TASK", "SBATCH_ARRAY_INX",
+                 "SBATCH_DISTRIBUTION", "SBATCH_WAIT")  # fmt: skip
+# Names that a job's [env] may not take: the ranks' own, bash's, and the script's read-only ones.
+RESERVED_ENV = re.compile(
+    r"(RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|GROUP_RANK|MASTER_ADDR|MASTER_PORT|UID|EUID|PPID"
+    r"|BASHOPTS|SHELLOPTS|BASH_VERSINFO|SLURM_.*|HPCDDP_.*|SUBMITIT_.*"
+    r"|RUN|PYTHON|NODES|GPUS_PER_NODE|CPUS_PER_TASK|MODULES|ENVIRONMENT|COMMAND)"
+)
+
+
+def name(job: JobSpec, sources: Mapping[str, str]) -> None:
+    if not re.fullmatch(r"\w[\w.+-]*", job.name) or len(job.name.encode()) > 100:
+        raise UserError(
+            f"name is {job.name!r}",
+            where=sources.get("name", "name"),
+            hint="a name has letters, digits, and . _ + - after the first; 100 bytes at most",
+        )
+
+
+def batch(job: JobSpec, nodes: NodeRange, gpus: int, sources: Mapping[str, str]) -> None:
+    for count in range(nodes.min, nodes.max + 1):
+        world = count * gpus
+        if job.global_batch % world:
+            batch = f"global_batch {job.global_batch}"
+            low = job.global_batch // world * world
+            near = f"{low} or {low + world}" if low else str(world)
+            raise UserError(
+                f"{batch} does not divide over {count} x {gpus} = {world} ranks",
+                where=sources.get("global_batch", "default"),
+                hint=f"set global_batch to a multiple of {world}, such as {near}",
+            )
+
+
+def environment(job: JobSpec, sources: Mapping[str, str], profile: Profile) -> None:
+    asked = [(name, "env", sources.get(f"env.{name}", "env")) for name in job.env]
+    asked += [(name, "variables", str(profile.path)) for name in profile.cluster.variables]
+    for name, table, where in asked:
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            raise UserError(f"{table} name {name!r} is no variable name", where=where)
+        if RESERVED_ENV.fullmatch(name):
+            what = f"{table} name {name} belongs to the launcher, the shell or the script"
+            raise UserError(what, where=where, hint="take another name")
+
+
+def variables(environ: Mapping[str, str]) -> None:
+    """SBATCH_* variables that contradict the map: sbatch would put them above the script."""
+    for name in CONTRADICTING:
+        if name in environ:
+            raise UserError("contradicts the map", where=name, hint=f"unset {name}")
+
+
+def options(job: JobSpec, sources: Mapping[str, str]) -> None:
+    """Options that contradict the map, and values that sbatch would take for something else."""
+    for name, value in job.slurm.items():
+        where = sources.get(f"slurm.{name}", "slurm")
+        gpu_gres = name in ("gres", "tres-per-node") and "gpu" in str(value)
+        if name in OWNED or gpu_gres:
+            owner = "--gpus (a profile's gpu_option says how)" if gpu_gres else OWNED[name]
+            raise UserError(f"{name}={value} contradicts the map", where=where,
+                            hint=f"{name} follows from {owner}")  # fmt: skip
+        if not re.fullmatch(r"[a-z][a-z-]+", name):
+            raise UserError(f"{name!r} is not the long name of an sbatch option", where=where)
+    if "time" in job.slurm:
+        slurm.seconds(str(job.slurm["time"]), sources["slurm.time"])
+
+
+def limits(job: JobSpec, nodes: NodeRange, gpus: int, profile: Profile) -> None:
+    cluster = profile.cluster
+    for asked, limit, what in (
+        (nodes.max, cluster.nodes, "nodes"),
+        (gpus, cluster.gpus_per_node, "GPUs per node"),
+    ):
+        if limit and asked > limit:
+            raise ClusterError(f"{asked} {what} asked for, but {profile.name} has {limit}",
+                               where=str(profile.path))  # fmt: skip
+    if cluster.max_time and "time" in job.slurm:
+        time, most = str(job.slurm["time"]), cluster.max_time
+        if slurm.seconds(time, "time") > slurm.seconds(most, str(profile.path)):
+            what = f"time {time} asked for, but {profile.name} allows {most}"
+            raise ClusterError(what, where=str(profile.path))
