@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from hpcddp import ledger, slurm
 from hpcddp.errors import HpcddpError, SlurmUnreachable, SubmissionRefused
 from hpcddp.plan import Plan
-from hpcddp.rundir import RunDir, write_text
+from hpcddp.rundir import RunDir
 from hpcddp.slurm import JobRow
 
 
@@ -24,13 +24,6 @@ class Backend:
     look: Callable[[RunDir, str], JobRow | None]  # run, job id -> its row, None if it is gone
     stop: Callable[[str], None]  # tell the ranks that a request lies in the run dir
     cancel: Callable[[str], None]
-
-
-def write_script(plan: Plan, run: RunDir, command: list[str]) -> str:
-    """Render into the run dir; the text."""
-    text = plan.render(run, command)
-    write_text(run.script, text, 0o755)
-    return text
 
 
 def submit_slurm(plan: Plan, run: RunDir) -> str:
@@ -67,7 +60,6 @@ def look_slurm(run: RunDir, job_id: str) -> JobRow | None:
 
 def submit_local(plan: Plan, run: RunDir) -> str:
     """Start the script on this machine in a session of its own; its process id."""
-    write_script(plan, run, plan.worker_command(run))
     with run.job_log("local").open("ab") as log:
         process = subprocess.Popen(
             ["/bin/bash", str(run.script)], cwd=plan.workdir, env=slurm.clean(os.environ),

@@ -12,7 +12,8 @@ import submitit
 
 from hpcddp import slurm
 from hpcddp.plan import Plan
-from hpcddp.rundir import RunDir, write_text
+from hpcddp.prepare import write_script
+from hpcddp.rundir import RunDir
 from hpcddp.worker import Worker
 
 TIMEOUT = 60  # seconds that sbatch may take
@@ -39,7 +40,7 @@ class TemplateExecutor(submitit.SlurmExecutor):
         environ = ["SUBMITIT_EXECUTOR=slurm", "SUBMITIT_LOG_LEVEL=WARNING"]
         words = ["/usr/bin/env", *environ, *shlex.split(command)]
         text = self.plan.render(self.run, words)
-        write_text(self.run.script, text, 0o755)
+        write_script(self.run, text)
         return text
 
     def _make_submission_command(self, submission_file_path: Path) -> list[str]:

@@ -10,21 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from hpcddp import ledger
-from hpcddp.backends import BACKENDS, write_script
+from hpcddp.backends import BACKENDS
 from hpcddp.errors import RunError, SlurmUnreachable, SubmissionRefused
 from hpcddp.keys import nearest
 from hpcddp.plan import Plan
-from hpcddp.rundir import RunDir, new_id, read_json, runs_in, write_json
+from hpcddp.rundir import RunDir, read_json, runs_in, write_json
 from hpcddp.status import Status, status
-
-
-def prepare(plan: Plan, root: Path) -> RunDir:
-    """A new run dir with its job.json; nothing is made if the script cannot be rendered."""
-    run = RunDir(root / new_id(plan.spec.name))
-    plan.render(run, plan.worker_command(run))
-    run.create()
-    write_json(run.job, plan.job(run))
-    return run
 
 
 def submit(plan: Plan, run: RunDir) -> str:
@@ -41,12 +32,6 @@ def submit(plan: Plan, run: RunDir) -> str:
         raise
     write_json(run.submission, record)
     return str(record["job_id"])
-
-
-def render(plan: Plan, root: Path) -> tuple[RunDir, str]:
-    """A new run dir and the script that plain sbatch takes."""
-    run = prepare(plan, root)
-    return run, write_script(plan, run, plan.worker_command(run))
 
 
 def find(root: Path, token: str) -> RunDir:

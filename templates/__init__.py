@@ -1,1 +1,1 @@
-"""What a cluster looks like: shell in Jinja and one TOML profile a site. No Python is needed here."""
+"""What a cluster looks like: shell in Jinja, one TOML profile a site, and no Python."""

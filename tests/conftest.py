@@ -15,7 +15,17 @@ from hpcddp.plan import Plan
 
 COMMAND = Path(sys.executable).with_name("hpcddp")
 TASK = 'raise RuntimeError("the command line imported the task")\n'
-FOREIGN = ("HPCDDP_", "SLURM_", "SBATCH_", "SQUEUE_", "SINFO_", "SCANCEL_", "NO_COLOR", "COLUMNS")
+FOREIGN = (
+    "HPCDDP_",
+    "PYTHONUNBUFFERED",
+    "SLURM_",
+    "SBATCH_",
+    "SQUEUE_",
+    "SINFO_",
+    "SCANCEL_",
+    "NO_COLOR",
+    "COLUMNS",
+)
 # Values that a shell, sbatch or jinja would like to make something of.
 NASTY = [
     "a b", "it's", 'say "hi"', "$(touch x)", "`touch x`", "; touch x", "50%", "a/b", "größe 数",

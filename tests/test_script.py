@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from conftest import NASTY, Site
 
-from hpcddp import ledger, submission
+from hpcddp import ledger, prepare
 from hpcddp.jobfile import Layer
 from hpcddp.rundir import RunDir
 
@@ -35,7 +35,7 @@ def script(site: Site, monkeypatch: pytest.MonkeyPatch) -> Callable[..., RunDir]
         for name, value in (("nodes", "2"), ("gpus", 4), *pairs):
             flags.put(name, value, "--set")
         site.program("srun", srun)
-        return submission.render(site.plan(flags), root)[0]
+        return prepare.new_run(site.plan(flags), root)
 
     return make
 

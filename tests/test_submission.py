@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from conftest import Site
 
-from hpcddp import host, ledger, status, submission
+from hpcddp import host, ledger, prepare, status, submission
 from hpcddp.errors import HpcddpError, RunError, SlurmUnreachable, SubmissionRefused, TemplateError
 from hpcddp.jobfile import Layer
 from hpcddp.ledger import Attempt
@@ -36,7 +36,7 @@ def local(site: Site) -> Iterator[Callable[[str], RunDir]]:
     def start(launch: str) -> RunDir:
         site.write("mine.sh.j2", LOCAL.replace("LAUNCH", launch))
         made = plan(site, "local", template="mine.sh.j2")
-        run = submission.prepare(made, site.runs)
+        run = prepare.new_run(made, site.runs)
         submission.submit(made, run)
         runs.append(run)
         return run
@@ -68,13 +68,14 @@ def ended(run: RunDir) -> ledger.Attempt:
 def test_nothing_is_made_where_the_script_cannot_be_rendered(site: Site) -> None:
     site.write("bad.sh.j2", "#!/bin/bash\n{{ oops }}\n")
     with pytest.raises(TemplateError):
-        submission.prepare(plan(site, template="bad.sh.j2"), site.runs)
+        prepare.new_run(plan(site, template="bad.sh.j2"), site.runs)
     assert not site.runs.exists()
 
 
 def test_a_rendered_run_has_its_script_and_its_job(site: Site) -> None:
     made = plan(site)
-    run, text = submission.render(made, site.runs)
+    run = prepare.new_run(made, site.runs)
+    text = run.script.read_text()
     assert run.script.read_text() == text
     assert os.access(run.script, os.X_OK)
     job = read_json(run.job) or {}
@@ -106,7 +107,7 @@ def test_sbatch_gets_our_script_in_a_clean_environment(
     monkeypatch.setenv("SBATCH_EXCLUSIVE", "1")
     monkeypatch.setenv("RANK", "3")
     made = plan(site)
-    run = submission.prepare(made, site.runs)
+    run = prepare.new_run(made, site.runs)
     assert submission.submit(made, run) == "42"
     call, *environ = (site.folder / "seen").read_text().splitlines()
     assert call == str(run.script)
@@ -123,9 +124,10 @@ def test_sbatch_gets_our_script_in_a_clean_environment(
 def test_the_two_scripts_differ_in_the_command_alone(site: Site) -> None:
     sbatch(site, 'echo "Submitted batch job 42"')
     made = plan(site)
-    run = submission.prepare(made, site.runs)
+    run = prepare.new_run(made, site.runs)
     submission.submit(made, run)
-    rendered, text = submission.render(made, site.runs)
+    rendered = prepare.new_run(made, site.runs)
+    text = rendered.script.read_text()
     ours = run.script.read_text().replace(run.name, "X").splitlines()
     pairs = list(zip(ours, text.replace(rendered.name, "X").splitlines(), strict=True))
     different = [a for a, b in pairs if a != b]
@@ -136,7 +138,7 @@ def test_a_refusal_is_told_in_slurms_words_and_kept(site: Site) -> None:
     sbatch(site, 'echo "sbatch: error: invalid partition specified: no" >&2; exit 1')
     site.program("squeue", "exit 0")
     made = plan(site)
-    run = submission.prepare(made, site.runs)
+    run = prepare.new_run(made, site.runs)
     with pytest.raises(SubmissionRefused, match="invalid partition specified: no") as caught:
         submission.submit(made, run)
     assert caught.value.exit_code == 1
@@ -153,7 +155,7 @@ def test_an_sbatch_that_failed_though_the_job_exists_is_not_repeated(site: Site)
         ' echo "43|PENDING|Priority|x|x||$n"',
     )
     made = plan(site)
-    run = submission.prepare(made, site.runs)
+    run = prepare.new_run(made, site.runs)
     assert submission.submit(made, run) == "43"
     assert (site.folder / "sbatches").read_text() == "x\n"
     assert f"--name={run.name}" in (site.folder / "squeues").read_text()
@@ -164,14 +166,14 @@ def test_where_nobody_answers_nothing_is_claimed(site: Site) -> None:
     sbatch(site, away)
     site.program("squeue", away)
     made = plan(site)
-    run = submission.prepare(made, site.runs)
+    run = prepare.new_run(made, site.runs)
     with pytest.raises(SlurmUnreachable):
         submission.submit(made, run)
     assert (read_json(run.submission) or {})["job_id"] is None
 
 
 def pending(site: Site, job_id: str = "7", state: str = "PENDING") -> RunDir:
-    run, _ = submission.render(plan(site), site.runs)
+    run = prepare.new_run(plan(site), site.runs)
     write_json(run.submission, {"job_id": job_id, "submitted": time.time()})
     site.program("squeue", f"echo '{job_id}|{state}|None|x|x||{run.name}'")
     site.program("scancel", 'echo "$*" >>cancelled')
@@ -198,7 +200,7 @@ def test_a_request_lies_in_the_folder_and_reaches_slurm(
 
 
 def test_nothing_is_asked_of_what_ended_or_cannot_be_seen(site: Site) -> None:
-    rendered, _ = submission.render(plan(site), site.runs)
+    rendered = prepare.new_run(plan(site), site.runs)
     with pytest.raises(RunError, match="the run is RENDERED: there is nothing to stop"):
         submission.request(rendered, "stop")
     run = pending(site)

@@ -51,10 +51,10 @@ def ask(token: str, runs: str | None, want: str, as_json: bool) -> None:
 @json_option
 def resume(run: str, runs: str | None, follow: bool | None, as_json: bool, **given: Any) -> int:
     """Go on with RUN from its newest checkpoint, also with other nodes, GPUs or values."""
-    from hpcddp import plan, submission
+    from hpcddp import plan, prepare, submission
     from hpcddp.cli.submit import announce
     from hpcddp.jobfile import Layer
-    from hpcddp.rundir import read_json, write_json
+    from hpcddp.rundir import read_json
 
     folder = submission.find(runs_root(runs), run)
     submission.check_ended(folder)
@@ -63,7 +63,7 @@ def resume(run: str, runs: str | None, follow: bool | None, as_json: bool, **giv
     if not given.get("cluster"):
         before.put("cluster", job["cluster"], str(folder.job))
     made = plan.make([flags(given), before], [], environ=os.environ, folder=Path(job["workdir"]))
-    write_json(folder.job, made.job(folder) | {"created": job["created"]})
+    prepare.renew(made, folder, job["created"])
     job_id = submission.submit(made, folder)
     announce(folder, job_id, as_json=as_json, parsable=False)
     if not (made.backend == "local" if follow is None else follow):

@@ -17,13 +17,13 @@ from hpcddp.cli.options import job_options, plan_job, runs_option, runs_root
 @runs_option
 def run(job: str | None, steps: int | None, runs: str | None, **given: Any) -> None:
     """Train JOB in this one process, with one rank and nothing started: for a debugger."""
-    from hpcddp import ledger, submission
+    from hpcddp import ledger, prepare
     from hpcddp.cli.progress import Progress
     from hpcddp.topology import Rank
     from hpcddp.worker import run as train
 
     given |= {"cluster": "local", "nodes": "1", "gpus": "1"}
-    folder = submission.prepare(plan_job(job, given), runs_root(runs))
+    folder = prepare.new_run(plan_job(job, given), runs_root(runs))
     facts = ledger.life(str(os.getpid()), os.getpid())
     ledger.begin(folder, facts, lambda earlier: False)
     click.echo(f"run     {folder.name}\nfolder  {folder.path}", err=True)

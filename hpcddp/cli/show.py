@@ -16,12 +16,12 @@ from hpcddp.cli.options import job_options, json_option, plan_job, runs_option, 
 @runs_option
 def render(job: str | None, runs: str | None, **given: Any) -> None:
     """Print the script of JOB for plain sbatch; its run folder is made and named on stderr."""
-    from hpcddp import submission
+    from hpcddp import prepare
 
     given["cluster"] = given.get("cluster") or default_cluster()
-    run, text = submission.render(plan_job(job, given), runs_root(runs))
+    run = prepare.new_run(plan_job(job, given), runs_root(runs))
     click.echo(f"folder  {run.path}", err=True)
-    click.echo(text, nl=False)
+    click.echo(run.script.read_text(encoding="utf-8"), nl=False)
 
 
 def default_cluster() -> str | None:

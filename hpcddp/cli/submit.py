@@ -33,12 +33,12 @@ def submit(job: str | None, runs: str | None, follow: bool | None, dry_run: bool
     JOB is the name of a job file in ./jobs or of a shipped job, a path, or package.module:object.
     Without JOB the only one in ./jobs is taken.
     """
-    from hpcddp import submission
+    from hpcddp import prepare, submission
 
     plan = plan_job(job, given)
     if dry_run:
         return show(plan, runs)
-    run = submission.prepare(plan, runs_root(runs))
+    run = prepare.new_run(plan, runs_root(runs))
     job_id = submission.submit(plan, run)
     announce(run, job_id, as_json=as_json, parsable=parsable)
     if follow is None:

@@ -1,0 +1,30 @@
+"""Step 4: a run dir for a plan, with what was asked and the script in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hpcddp.plan import Plan
+from hpcddp.rundir import RunDir, new_id, write_json, write_text
+
+
+def new_run(plan: Plan, root: Path) -> RunDir:
+    """A new run dir, ready for plain sbatch; nothing is made if the script cannot be rendered."""
+    run = RunDir(root / new_id(plan.spec.name))
+    text = plan.render(run, plan.worker_command(run))
+    run.create()
+    write_json(run.job, plan.job(run))
+    write_script(run, text)
+    return run
+
+
+def renew(plan: Plan, run: RunDir, created: float) -> None:
+    """Put another plan into a run dir that is there."""
+    text = plan.render(run, plan.worker_command(run))
+    write_json(run.job, plan.job(run) | {"created": created})
+    write_script(run, text)
+
+
+def write_script(run: RunDir, text: str) -> None:
+    """Write job.sbatch, which its owner can start."""
+    write_text(run.script, text, 0o755)
