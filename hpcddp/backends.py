@@ -45,7 +45,7 @@ def _after_failure(run: RunDir, words: str) -> str:
     known = slurm.queue(name=run.name)  # SlurmUnreachable: nobody knows
     if known:
         return known[0].job_id
-    if any(away in words for away in ("Unable to contact", "timed out", "Connection refused")):
+    if slurm.away(words):
         raise SlurmUnreachable(slurm.first_line(line), where=str(run.script), hint="try again")
     raise SubmissionRefused(
         f"sbatch refused the job: {slurm.first_line(line)}",
@@ -75,7 +75,7 @@ def look_local(run: RunDir, job_id: str) -> JobRow | None:
         if attempt.host != os.uname().nodename:
             hint = f"ask there: ssh {attempt.host}"
             raise SlurmUnreachable(f"the run is on {attempt.host}", hint=hint)
-        alive = ledger.process_start(attempt.pid) == attempt.pid_start
+        alive = ledger.process_start(attempt.pid) == attempt.pid_start != ""
     else:
         alive = bool(ledger.process_start(int(job_id)))
     if not alive:

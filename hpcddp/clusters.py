@@ -40,10 +40,10 @@ class Cluster:
     modules: list[str] = key([], "environment modules that a job loads")
     poll_seconds: int = key(30, "seconds between two questions to Slurm when following", least=1)
     variables: dict[str, Any] = key(
-        {}, "read-only shell variables for a template of the site's own"
+        {}, "read-only shell variables for the site's template", scalar=True
     )
-    slurm: dict[str, Any] = key({}, "sbatch options of every job, by their long names")
-    env: dict[str, Any] = key({}, "environment variables of every job")
+    slurm: dict[str, Any] = key({}, "sbatch options of every job, by their long names", scalar=True)
+    env: dict[str, Any] = key({}, "environment variables of every job", scalar=True)
 
 
 KEYS = Keys(Cluster)

@@ -15,7 +15,7 @@ import sys
 import time
 from pathlib import Path
 
-from hpcddp import hostlist, ledger, slurm
+from hpcddp import hostlist, ledger, record, slurm
 from hpcddp.errors import HpcddpError, RunError, SlurmUnreachable
 from hpcddp.rundir import RunDir, read_json
 
@@ -24,8 +24,6 @@ STOPPED = 85  # how ranks leave after a stop: it never leaves the batch script
 
 def check_owner(run: RunDir) -> None:
     """Refuse a run dir that somebody else owns or can write to: its pickle would be his code."""
-    if not run.job.is_file():
-        raise RunError("there is no run here", where=str(run.path), hint="was its folder deleted?")
     paths = [run.path, run.job, *run.submitit.glob("*.pkl")]
     for path in (run.submitit, *paths):
         if not path.exists():
@@ -44,7 +42,7 @@ def works(attempt: ledger.Attempt, run: RunDir) -> bool:
     if not attempt.slurm:
         if attempt.host != os.uname().nodename:
             return True
-        return ledger.process_start(attempt.pid) == attempt.pid_start
+        return ledger.process_start(attempt.pid) == attempt.pid_start != ""
     if attempt.job_id == os.environ.get("SLURM_JOB_ID"):
         return False  # an earlier life of this very job
     try:
@@ -76,9 +74,12 @@ def free_port() -> int:
 def begin(run: RunDir, pid: int) -> str:
     """Claim the run dir for this life; empty if a person has asked this job to end."""
     check_owner(run)
-    job = read_json(run.job) or {}
-    in_slurm = "SLURM_JOB_ID" in os.environ
-    job_id = os.environ.get("SLURM_JOB_ID", str(pid))
+    job = record.read(run)
+    in_slurm = job.backend == "slurm"
+    if in_slurm and "SLURM_JOB_ID" not in os.environ:
+        hint = f"sbatch {run.script}"
+        raise RunError("this script is for Slurm, and no job is around", where=run.name, hint=hint)
+    job_id = os.environ["SLURM_JOB_ID"] if in_slurm else str(pid)
     request = read_json(run.request)
     if request and request.get("job_id") == job_id:
         print(f"hpcddp: {request['want']} was asked before the job began", file=sys.stderr)
@@ -93,9 +94,7 @@ def begin(run: RunDir, pid: int) -> str:
             where=str(run.path),
             hint=f"hpcddp cancel {run.name} ends it",
         )
-    first = (
-        hostlist.first_host(nodes) + str(job.get("host_suffix", "")) if in_slurm else "127.0.0.1"
-    )
+    first = hostlist.first_host(nodes) + job.host_suffix if in_slurm else "127.0.0.1"
     return f"{facts.number} {first} {free_port()}"
 
 

@@ -59,15 +59,6 @@ class Layer:
         return self
 
 
-@dataclass
-class Job:
-    """A loaded job: the checked spec, where each value came from, and notes for the user."""
-
-    spec: JobSpec
-    sources: dict[str, str]
-    notes: list[str]
-
-
 def slurm_name(name: str) -> str:
     """`slurm.ntasks_per_node` is the option ntasks-per-node."""
     return name.replace("_", "-") if name.startswith("slurm.") else name
@@ -179,24 +170,6 @@ def sbatch_layer(environ: Mapping[str, str]) -> Layer:
     for variable, name in SBATCH_VARIABLES.items():
         if variable in environ:
             layer.put(name, environ[variable], variable)
-    return layer
-
-
-def flag_layer(
-    flags: Mapping[str, tuple[str, Any]], settings: Mapping[str, Mapping[str, str]]
-) -> Layer:
-    """Flags that were given.
-
-    Args:
-        flags: key -> (the flag's name, its value).
-        settings: flag name -> its KEY=VALUE pairs, with the key's full dotted name.
-    """
-    layer = Layer()
-    for flag, pairs in settings.items():
-        for name, value in pairs.items():
-            layer.put(name, value, flag, text=not name.startswith("env."))
-    for name, (flag, value) in flags.items():
-        layer.put(name, value, flag)
     return layer
 
 

@@ -26,9 +26,24 @@ KIND_TEXT = {
 }
 
 
-def key(default: Any, text: str, *, least: float | None = None, choices: Iterable[str] = ()) -> Any:
-    """Declare a key: default, description, smallest value allowed, allowed words."""
-    metadata = {"text": text, "least": least, "choices": tuple(choices)}
+def key(
+    default: Any,
+    text: str,
+    *,
+    least: float | None = None,
+    choices: Iterable[str] = (),
+    scalar: bool = False,
+) -> Any:
+    """Declare a key.
+
+    Args:
+        default: its value when nobody says anything; {} makes it a free table.
+        text: one line for a person.
+        least: smallest value allowed.
+        choices: allowed words.
+        scalar: members of this free table enter a script: text, numbers or truth values only.
+    """
+    metadata = {"text": text, "least": least, "choices": tuple(choices), "scalar": scalar}
     if isinstance(default, dict | list):
         return dataclasses.field(default_factory=type(default), metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -43,6 +58,7 @@ class Key:
     text: str
     least: float | None
     choices: tuple[str, ...]
+    scalar: bool
 
 
 def nearest(word: str, known: Iterable[str], *, what: str = "key") -> str:
@@ -81,8 +97,8 @@ class Keys(Generic[T]):
             default = f.default
             if f.default_factory is not dataclasses.MISSING:
                 default = f.default_factory()
-            m = f.metadata
-            yield prefix + f.name, Key(str(f.type), default, m["text"], m["least"], m["choices"])
+            assert isinstance(f.type, str)  # from __future__ import annotations
+            yield prefix + f.name, Key(kind=f.type, default=default, **f.metadata)
 
     def resolve(self, name: str, where: str) -> str:
         """The name, if there is such a key; else JobFileError with the nearest one."""
@@ -102,7 +118,9 @@ class Keys(Generic[T]):
             text: the value came as text (a flag or the environment) and is converted first.
         """
         if name not in self.rows:
-            return _check_member(name, _from_text(name, value) if text else value, where)
+            table = self.rows[name.partition(".")[0]]
+            value = _from_text(table, value) if text else value
+            return _check_member(table, name, value, where)
         row = self.rows[name]
         if text:
             value = _convert(row.kind, value)
@@ -173,14 +191,12 @@ def _convert(kind: str, value: str) -> Any:
     return value.split(",") if kind == "list[str]" else value
 
 
-def _from_text(name: str, value: str) -> Any:
-    """Text for a free table: an argument as TOML reads it, if it does; for sbatch and the
-    environment the text itself, since 01:00:00 and 0x10 are no date and no number there."""
+def _from_text(table: Key, value: str) -> Any:
+    """Text for a free table: an argument as TOML reads it, if it does; for a script the text
+    itself, since 01:00:00 and 0x10 are no date and no number there."""
     import tomllib
 
-    if name.startswith("env."):
-        return value
-    if name.startswith("slurm."):
+    if table.scalar:
         return {"true": True, "false": False}.get(value, value)
     try:
         return tomllib.loads(f"value = {value}")["value"] if "\n" not in value else value
@@ -188,9 +204,9 @@ def _from_text(name: str, value: str) -> Any:
         return value
 
 
-def _check_member(name: str, value: Any, where: str) -> Any:
+def _check_member(table: Key, name: str, value: Any, where: str) -> Any:
     """Options and variables are scalars; a task's own arguments are whatever TOML can say."""
-    scalar = name.startswith(("slurm.", "env.", "variables."))
+    scalar = table.scalar
     if not (isinstance(value, str | int | float) if scalar else _plain(value)):
         must = "text, a number or a truth value" if scalar else "plain data; put dates in quotes"
         raise JobFileError(f"{name} is {value!r}, but must be {must}", where=where)

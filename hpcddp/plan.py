@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import sys
 import time
 from collections.abc import Mapping
@@ -15,14 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcddp import __version__, checks, clusters, jobfile, launchers, shipped, slurm, spec
+from hpcddp import checks, clusters, jobfile, launchers, shipped, slurm, spec
 from hpcddp.clusters import Profile
-from hpcddp.errors import SlurmUnreachable, TemplateError, UserError
+from hpcddp.errors import SlurmUnreachable, TemplateError
 from hpcddp.jobfile import Layer
 from hpcddp.keys import nearest
+from hpcddp.record import JobRecord
 from hpcddp.rundir import RunDir
 from hpcddp.spec import JobSpec
-from hpcddp.topology import NodeRange, Topology, parse_gpus, parse_nodes
+from hpcddp.topology import NodeRange, Topology, parse_count, parse_gpus, parse_nodes
 
 
 @dataclass
@@ -53,24 +53,22 @@ class Plan:
         """How a rank starts without submitit."""
         return [sys.executable, "-P", "-m", "hpcddp.worker", str(run.path)]
 
-    def job(self, run: RunDir) -> dict[str, Any]:
+    def record(self, run: RunDir, created: float | None = None) -> JobRecord:
         """job.json: what the nodes and the later commands read."""
         cluster = self.profile.cluster
-        return {
-            "format": 1,
-            "version": __version__,
-            "run": run.name,
-            "created": time.time(),
-            "spec": spec.to_dict(self.spec),
-            "nodes": [self.nodes.min, self.nodes.max],
-            "gpus_per_node": self.gpus,
-            "cluster": str(self.profile.path),
-            "backend": self.backend,
-            "launcher": self.launcher.name,
-            "workdir": str(self.workdir),
-            "host_suffix": cluster.host_suffix,
-            "poll_seconds": cluster.poll_seconds,
-        }
+        return JobRecord(
+            run=run.name,
+            spec=spec.to_dict(self.spec),
+            nodes=[self.nodes.min, self.nodes.max],
+            gpus_per_node=self.gpus,
+            backend=self.backend,
+            workdir=str(self.workdir),
+            cluster=str(self.profile.path),
+            launcher=self.launcher.name,
+            host_suffix=cluster.host_suffix,
+            poll_seconds=cluster.poll_seconds,
+            created=time.time() if created is None else created,
+        )
 
     def environment(self) -> dict[str, str]:
         """What the job's processes find in their environment beside the ranks."""
@@ -83,7 +81,8 @@ class Plan:
     def directives(self, run: RunDir) -> list[tuple[str, Any]]:
         """sbatch's options in the order of the script."""
         options = dict(self.spec.slurm)
-        requeue = "requeue" if options.pop("requeue", True) else "no-requeue"
+        refused = options.pop("no-requeue", False)
+        requeue = options.pop("requeue", True) and not refused
         options.pop("cpus-per-task", None)
         cluster = self.profile.cluster
         gpus = f"{cluster.gpu_type}:{self.gpus}" if cluster.gpu_type else str(self.gpus)
@@ -95,11 +94,12 @@ class Plan:
             ("chdir", self.workdir),
             ("output", str(run.path).replace("%", "%%") + "/job-%j.log"),
             ("open-mode", "append"),
-            (requeue, True),
+            ("requeue" if requeue else "no-requeue", True),
         ]
         if cluster.gpu_option != "none":
             asked = gpus if cluster.gpu_option == "gpus-per-node" else f"gpu:{gpus}"
-            rows.insert(3, (cluster.gpu_option, asked))
+            others = [str(options.pop("gres"))] if cluster.gpu_option in options else []
+            rows.insert(3, (cluster.gpu_option, ",".join([asked, *others])))
         return rows + sorted(options.items())
 
     def render(self, run: RunDir, command: list[str]) -> str:
@@ -192,7 +192,8 @@ def _cpus(
         return max(1, len(os.sched_getaffinity(0)) // (nodes.max * gpus))
     asked = job.slurm.get("cpus-per-task", profile.cluster.cpus_per_gpu or None)
     if asked is not None:
-        return _whole_cpus(asked, sources.get("slurm.cpus-per-task", str(profile.path)))
+        where = sources.get("slurm.cpus-per-task", str(profile.path))
+        return parse_count(asked, "CPUs per task", where=where)
     try:
         rows = slurm.partitions()
     except SlurmUnreachable:
@@ -200,10 +201,3 @@ def _cpus(
     wanted = str(job.slurm.get("partition", "")).split(",")[0]
     mine = [r for r in rows if r.name == wanted or (not wanted and r.default)]
     return max(1, min((r.cpus // max(r.gpus, gpus) for r in mine), default=1))
-
-
-def _whole_cpus(value: Any, where: str) -> int:
-    if not re.fullmatch(r"[1-9][0-9]{0,4}", str(value)):
-        what = f"cpus-per-task is {value!r}, but must be a whole number from 1 on"
-        raise UserError(what, where=where)
-    return int(value)

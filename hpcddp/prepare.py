@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from hpcddp import record
 from hpcddp.plan import Plan
-from hpcddp.rundir import RunDir, new_id, write_json, write_text
+from hpcddp.rundir import RunDir, new_id, write_text
 
 
 def new_run(plan: Plan, root: Path) -> RunDir:
@@ -13,7 +14,7 @@ def new_run(plan: Plan, root: Path) -> RunDir:
     run = RunDir(root / new_id(plan.spec.name))
     text = plan.render(run, plan.worker_command(run))
     run.create()
-    write_json(run.job, plan.job(run))
+    record.write(run, plan.record(run))
     write_script(run, text)
     return run
 
@@ -21,7 +22,7 @@ def new_run(plan: Plan, root: Path) -> RunDir:
 def renew(plan: Plan, run: RunDir, created: float) -> None:
     """Put another plan into a run dir that is there."""
     text = plan.render(run, plan.worker_command(run))
-    write_json(run.job, plan.job(run) | {"created": created})
+    record.write(run, plan.record(run, created))
     write_script(run, text)
 
 

@@ -24,7 +24,7 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -136,14 +136,27 @@ def read_json(path: Path) -> dict[str, Any] | None:
     return data
 
 
+def parse_lines(lines: Iterable[str | bytes]) -> Iterator[dict[str, Any]]:
+    """The objects of JSON lines; a line cut by a crash is passed over."""
+    for line in lines:
+        with contextlib.suppress(ValueError):
+            data = json.loads(line)
+            if isinstance(data, dict):
+                yield data
+
+
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a JSON lines file; a line cut by a crash is passed over."""
-    with contextlib.suppress(FileNotFoundError), path.open(encoding="utf-8") as f:
-        for line in f:
-            with contextlib.suppress(ValueError):
-                data = json.loads(line)
-                if isinstance(data, dict):
-                    yield data
+    """The objects of a JSON lines file, from its beginning; none if it is not there."""
+    with contextlib.suppress(FileNotFoundError), path.open("rb") as f:
+        yield from parse_lines(f)
+
+
+def last_lines(path: Path, size: int) -> list[dict[str, Any]]:
+    """The objects in the last `size` bytes of a JSON lines file."""
+    with contextlib.suppress(FileNotFoundError), path.open("rb") as f:
+        f.seek(max(0, f.seek(0, os.SEEK_END) - size))
+        return list(parse_lines(f))
+    return []
 
 
 def runs_in(root: Path) -> list[RunDir]:

@@ -10,7 +10,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hpcddp.errors import SlurmUnreachable, UserError
@@ -32,7 +32,7 @@ LIVE = {
     "REQUEUE_FED", "RESIZING", "SIGNALING", "SPECIAL_EXIT", "STAGE_OUT", "STOPPED",
 }  # fmt: skip
 
-_AWAY = ("Unable to contact", "Socket timed out", "Connection refused", "Unexpected message")
+_AWAY = ("Unable to contact", "timed out", "Connection refused", "Unexpected message")
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def call(
         raise SlurmUnreachable(
             f"{args[0]} did not answer in {timeout:g} s", hint="try again"
         ) from None
-    if done.returncode and any(words in done.stderr for words in _AWAY):
+    if done.returncode and away(done.stderr):
         raise SlurmUnreachable(
             first_line(done.stderr), hint="try again when the controller is back"
         )
@@ -96,6 +96,11 @@ def first_line(text: str) -> str:
     return re.sub(r"^\w+: (error|fatal): ", "", lines[0]) if lines else "no words"
 
 
+def away(words: str) -> bool:
+    """Whether a program says that the controller does not answer."""
+    return any(sign in words for sign in _AWAY)
+
+
 def answers() -> bool:
     """Whether sbatch is here and configured; a controller that is merely away still counts."""
     if not shutil.which("sbatch"):
@@ -106,30 +111,24 @@ def answers() -> bool:
         return False
 
 
-def queue(*, jobs: Sequence[str] = (), name: str = "") -> list[JobRow]:
-    """The user's jobs, of these ids or this name; also the ones that ended minutes ago."""
-    select = ["--me", *([f"--jobs={','.join(jobs)}"] if jobs else [])]
-    select += [f"--name={name}"] if name else []
+def queue(*, name: str = "") -> list[JobRow]:
+    """The user's jobs, all or of one name, newest first; also those that ended minutes ago."""
     fields = "%i|%T|%r|%V|%S|%N|%j"
-    done = call("squeue", "--noheader", "--states=all", f"--format={fields}", *select)
-    if done.returncode and "Invalid job id" not in done.stderr:
+    select = ["--me", "--states=all", "--sort=-i", *([f"--name={name}"] if name else [])]
+    done = call("squeue", "--noheader", f"--format={fields}", *select)
+    if done.returncode:
         raise SlurmUnreachable(f"squeue: {first_line(done.stderr)}", hint="is SLURM_CONF right?")
     return [JobRow(*line.split("|", 6)) for line in done.stdout.splitlines() if line.count("|") > 5]
 
 
 def job(job_id: str, name: str) -> JobRow | None:
     """The job of an id, if Slurm still knows it and it is ours: ids are given out again."""
-    for row in queue(jobs=[job_id]):
-        if row.job_id == job_id and row.name == name:
-            return row
-    return None
+    return next((row for row in queue(name=name) if row.job_id == job_id), None)
 
 
-def cancel(job_id: str, *, signal: str = "", state: str = "") -> None:
+def cancel(job_id: str, *, signal: str = "") -> None:
     """scancel, or one signal to every task of the job."""
-    options = [f"--signal={signal}"] if signal else []
-    options += [f"--state={state}"] if state else []
-    call("scancel", *options, job_id)
+    call("scancel", *([f"--signal={signal}"] if signal else []), job_id)
 
 
 def verdict(script: str) -> tuple[bool, str]:

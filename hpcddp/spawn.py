@@ -37,7 +37,13 @@ class Group:
         self.code = 0
         self.deadline = float("inf")
         self.selector = selectors.DefaultSelector()
-        self.processes = {rank.world_rank: self._start(rank, command) for rank in topology.ranks()}
+        self.processes: dict[int, subprocess.Popen[bytes]] = {}
+        try:
+            for rank in topology.ranks():
+                self.processes[rank.world_rank] = self._start(rank, command)
+        except OSError:
+            self.signal(signal.SIGKILL)
+            raise
 
     def _start(self, rank: Rank, command: list[str]) -> subprocess.Popen[bytes]:
         environ = {**os.environ, **rank.to_env()}

@@ -78,8 +78,8 @@ class JobSpec:
     checkpoint: CheckpointSpec = dataclasses.field(default_factory=CheckpointSpec)
     model: dict[str, Any] = key({}, "keyword arguments of the task's model()")
     dataset: dict[str, Any] = key({}, "keyword arguments of the task's dataset()")
-    slurm: dict[str, Any] = key({}, "sbatch options by their long names")
-    env: dict[str, Any] = key({}, "environment variables of the job")
+    slurm: dict[str, Any] = key({}, "sbatch options by their long names", scalar=True)
+    env: dict[str, Any] = key({}, "environment variables of the job", scalar=True)
 
 
 KEYS = Keys(

@@ -5,18 +5,17 @@ What is known lies in the run dir; a backend is asked only about a run that has 
 
 from __future__ import annotations
 
-import json
-import os
+import itertools
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcddp import ledger, slurm
+from hpcddp import ledger, record, slurm
 from hpcddp.backends import BACKENDS
-from hpcddp.errors import SlurmUnreachable
-from hpcddp.rundir import RunDir, read_json, runs_in
+from hpcddp.errors import RunError, SlurmUnreachable
+from hpcddp.rundir import RunDir, last_lines, read_json, read_lines, runs_in
 from hpcddp.slurm import JobRow
 
 OUTCOMES = {
@@ -28,7 +27,7 @@ OUTCOMES = {
 REQUESTS = {"stop": "STOPPED", "cancel": "CANCELLED"}
 FINAL = {
     "COMPLETED", "STOPPED", "CANCELLED", "FAILED", "REFUSED", "TIMEOUT", "NODE_FAIL", "PREEMPTED",
-    "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE", "LOST", "RENDERED",
+    "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE", "LOST", "RENDERED", "DAMAGED",
 }  # fmt: skip
 TAIL = 1 << 16  # bytes of the metrics file that status reads
 
@@ -65,59 +64,71 @@ class Status:
         return {"schema_version": 1, **asdict(self), "log": f"{self.path}/log"}
 
 
-def current(run: RunDir) -> tuple[str | None, str]:
-    """The newest job of a run and its backend; no job if it was rendered or refused only."""
-    job = read_json(run.job) or {}
-    record = read_json(run.submission) or {}
+def current(run: RunDir) -> str | None:
+    """The newest job of a run; None if it was rendered or refused only."""
+    submitted = read_json(run.submission) or {}
     last = ledger.last(run)
-    if last and last.began > record.get("submitted", 0.0):
-        return last.job_id, job["backend"]
-    return record.get("job_id"), job["backend"]
+    if last and last.began > submitted.get("submitted", 0.0):
+        return last.job_id
+    return submitted.get("job_id")
 
 
-def status(run: RunDir, look: Callable[[RunDir, str], JobRow | None] | None = None) -> Status:
+def status(run: RunDir, queue: Callable[[], list[JobRow]] | None = None) -> Status:
     """The state of a run; a run that lives is looked up at its backend.
 
     Args:
-        look: finds the row of a job instead of the backend.
+        queue: gives the rows of all jobs on Slurm, so that many runs need one question.
     """
     found = known(run)
-    if found.final or not found.job_id:
+    if found.final and found.state != "LOST":
         return found
     try:
-        row = (look or BACKENDS[found.backend].look)(run, found.job_id)
+        row = find_row(run, found, queue)
     except SlurmUnreachable as error:
         found.stale, found.reason = True, error.what
         return found
     if row is None:
         again = known(run)  # it may have ended between the two looks
         return again if again.final else gone(run, again)
-    found.state, found.hosts = row.state, row.hosts or found.hosts
+    found.state, found.hosts, found.job_id = row.state, row.hosts or found.hosts, row.job_id
     found.reason = "" if row.reason == "None" else row.reason
     found.since = (row.submitted if row.state == "PENDING" else row.start) or found.since
     return found
 
 
+def find_row(run: RunDir, found: Status, queue: Callable[[], list[JobRow]] | None) -> JobRow | None:
+    """The row of a run's job: by id, or by name where sbatch never told the id."""
+    if found.backend != "slurm":
+        return BACKENDS[found.backend].look(run, found.job_id) if found.job_id else None
+    rows = [r for r in queue() if r.name == run.name] if queue else slurm.queue(name=run.name)
+    return next((r for r in rows if found.job_id in (None, r.job_id)), None)
+
+
 def status_all(root: Path) -> list[Status]:
     """The state of all runs of a folder, newest first, with one question to Slurm."""
-    rows: list[JobRow] | SlurmUnreachable | None = None
+    answer: list[JobRow] | SlurmUnreachable | None = None
 
-    def look(run: RunDir, job_id: str) -> JobRow | None:
-        nonlocal rows
-        if rows is None:
+    def queue() -> list[JobRow]:
+        nonlocal answer
+        if answer is None:
             try:
-                rows = slurm.queue()
+                answer = slurm.queue()
             except SlurmUnreachable as error:
-                rows = error
-        if isinstance(rows, SlurmUnreachable):
-            raise rows
-        return next((r for r in rows if (r.job_id, r.name) == (job_id, run.name)), None)
+                answer = error
+        if isinstance(answer, SlurmUnreachable):
+            raise answer
+        return answer
 
-    found = []
-    for run in runs_in(root):
-        on_slurm = (read_json(run.job) or {}).get("backend") == "slurm"
-        found.append(status(run, look if on_slurm else None))
-    return found
+    return [checked(run, queue) for run in runs_in(root)]
+
+
+def checked(run: RunDir, queue: Callable[[], list[JobRow]]) -> Status:
+    """The status of one run among others: a damaged folder must not hide the rest."""
+    try:
+        return status(run, queue)
+    except RunError as error:
+        path = str(run.path)
+        return Status(run.name, "DAMAGED", path, None, "", "", 0, 0.0, 0, reason=error.what)
 
 
 def gone(run: RunDir, found: Status) -> Status:
@@ -130,38 +141,35 @@ def gone(run: RunDir, found: Status) -> Status:
 
 def known(run: RunDir) -> Status:
     """What the run dir alone says."""
-    job = read_json(run.job) or {}
-    record = read_json(run.submission) or {}
-    job_id, backend = current(run)
-    low, high = job["nodes"]
+    job = record.read(run)
+    submitted = read_json(run.submission) or {}
+    job_id = current(run)
+    low, high = job.nodes
     found = Status(
         run=run.name,
         state="RENDERED",
         path=str(run.path),
         job_id=job_id,
-        backend=backend,
+        backend=job.backend,
         nodes=str(low) if low == high else f"{low}-{high}",
-        gpus_per_node=job["gpus_per_node"],
-        created=job["created"],
+        gpus_per_node=job.gpus_per_node,
+        created=job.created,
         attempt=0,
     )
     last = ledger.last(run)
     if last:
         found.attempt, found.hosts, found.since = last.number, last.nodes, stamp(last.began)
         progress(run, last.number, found)
-    if record.get("refused") and not job_id:
-        found.state, found.reason = "REFUSED", record["refused"]
+    if submitted.get("refused") and not job_id:
+        found.state, found.reason = "REFUSED", submitted["refused"]
     elif last and last.job_id == job_id:
         found.state = OUTCOMES.get(last.outcome or "", "RUNNING")
         found.since = stamp(last.ended or last.began)
         found.reason = failure(run, last.number) if last.outcome == ledger.FAILED else ""
     elif job_id:
-        found.state, found.since = "PENDING", stamp(record["submitted"])
-    elif record:
-        found.state, found.reason = (
-            "LOST",
-            "sbatch did not answer: whether there is a job is unknown",
-        )
+        found.state, found.since = "PENDING", stamp(submitted["submitted"])
+    elif submitted:
+        found.state, found.reason = "LOST", "sbatch did not answer, and no job has the run's name"
     return found
 
 
@@ -175,45 +183,17 @@ def failure(run: RunDir, number: int) -> str:
 
 
 def progress(run: RunDir, number: int, found: Status) -> None:
-    """Fill in step, epoch, loss and metrics from the end of the metrics file."""
-    for record in reversed(list(tail(run.attempt(number).metrics))):
-        found.step = found.step or record.get("step", 0)
-        found.epoch = found.epoch or record.get("epoch", 0)
-        if record.get("event") == "train" and found.loss is None:
-            found.loss = record["loss"]
-        if record.get("event") == "eval" and found.metrics is None:
-            found.metrics = record["metrics"]
-    for record in head(run.attempt(number).metrics):
-        found.total_steps = record.get("total_steps", found.total_steps)
-
-
-def head(path: Path) -> list[dict[str, Any]]:
-    """The first two records: the rank map and the start."""
-    try:
-        with path.open(encoding="utf-8") as f:
-            return list(_records([f.readline(), f.readline()]))
-    except FileNotFoundError:
-        return []
-
-
-def tail(path: Path) -> Iterable[dict[str, Any]]:
-    """The last records of a JSON lines file, without reading the whole of it."""
-    try:
-        with path.open("rb") as f:
-            size = f.seek(0, os.SEEK_END)
-            f.seek(max(0, size - TAIL))
-            lines = f.read().decode("utf-8", "replace").splitlines()
-    except FileNotFoundError:
-        return []
-    return _records(lines[1:] if size > TAIL else lines)
-
-
-def _records(lines: Iterable[str]) -> Iterable[dict[str, Any]]:
-    for line in lines:
-        try:
-            yield json.loads(line)
-        except ValueError:
-            continue  # cut in the middle by a crash or by our reading
+    """Fill in step, epoch, loss and metrics from the two ends of the metrics file."""
+    metrics = run.attempt(number).metrics
+    for line in itertools.islice(read_lines(metrics), 2):  # the rank map and the start
+        found.total_steps = line.get("total_steps", found.total_steps)
+    for line in reversed(last_lines(metrics, TAIL)):
+        found.step = found.step or line.get("step", 0)
+        found.epoch = found.epoch or line.get("epoch", 0)
+        if line.get("event") == "train" and found.loss is None:
+            found.loss = line["loss"]
+        if line.get("event") == "eval" and found.metrics is None:
+            found.metrics = line["metrics"]
 
 
 def stamp(seconds: float) -> str:

@@ -31,7 +31,16 @@ def submit(plan: Plan, run: RunDir) -> str:
         write_json(run.submission, record | {"job_id": None})
         raise
     write_json(run.submission, record)
+    show_log(run, plan.backend, str(record["job_id"]))
     return str(record["job_id"])
+
+
+def show_log(run: RunDir, backend: str, job_id: str) -> None:
+    """Let there be a log from the moment of submission; the job's first act points to its own."""
+    path = run.job_log(job_id if backend == "slurm" else "local")
+    path.touch()
+    with contextlib.suppress(FileExistsError):
+        run.log.symlink_to(path.name)
 
 
 def find(root: Path, token: str) -> RunDir:

@@ -18,6 +18,12 @@ DIALECTS: dict[str, dict[str, tuple[str, ...]]] = {
         "local_size": ("LOCAL_WORLD_SIZE",),
         "node": ("GROUP_RANK",),
     },
+    "openmpi": {
+        "world_rank": ("OMPI_COMM_WORLD_RANK",),
+        "world_size": ("OMPI_COMM_WORLD_SIZE",),
+        "local_rank": ("OMPI_COMM_WORLD_LOCAL_RANK",),
+        "local_size": ("OMPI_COMM_WORLD_LOCAL_SIZE",),
+    },
     "slurm": {
         "world_rank": ("SLURM_PROCID",),
         "world_size": ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"),
@@ -25,12 +31,6 @@ DIALECTS: dict[str, dict[str, tuple[str, ...]]] = {
         "tasks_per_node": ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"),
         "nodes": ("SLURM_STEP_NUM_NODES", "SLURM_NNODES"),
         "node": ("SLURM_NODEID",),
-    },
-    "openmpi": {
-        "world_rank": ("OMPI_COMM_WORLD_RANK",),
-        "world_size": ("OMPI_COMM_WORLD_SIZE",),
-        "local_rank": ("OMPI_COMM_WORLD_LOCAL_RANK",),
-        "local_size": ("OMPI_COMM_WORLD_LOCAL_SIZE",),
     },
     "pmi": {
         "world_rank": ("PMI_RANK",),
@@ -43,7 +43,9 @@ DIALECTS: dict[str, dict[str, tuple[str, ...]]] = {
 """Who sets which variables, first match first: a dialect applies when its world_rank is set.
 
 Of several names for one meaning the first that is set counts. torchrun comes first because inside
-``srun torchrun`` SLURM_PROCID is the number of the node. "local" has no variables: a world of one.
+``srun torchrun`` SLURM_PROCID is the number of the node; openmpi comes before slurm because ranks
+that mpirun starts in a batch script inherit its SLURM_PROCID of 0, which means nothing. "local"
+has no variables: a world of one.
 """
 
 Row = tuple[int, int, str | None, int]
@@ -77,14 +79,20 @@ def parse_nodes(value: object, *, where: str = "nodes") -> NodeRange:
 
 def parse_gpus(value: object, *, where: str = "gpus") -> int:
     """Read a number of GPUs per node (``4``, ``"4"``)."""
-    gpus = _whole(value)
-    if gpus is None or gpus < 1:
+    more = "; without GPUs it counts the processes of a node"
+    return parse_count(value, "GPUs per node", where=where, hint=more)
+
+
+def parse_count(value: object, what: str, *, where: str, hint: str = "") -> int:
+    """Read a whole number from 1 on (``4``, ``"4"``)."""
+    count = _whole(value)
+    if count is None or count < 1:
         raise TopologyError(
-            f"{value!r:.60} is not a number of GPUs per node",
+            f"{value!r:.60} is not a number of {what}",
             where=where,
-            hint="give a whole number from 1 on; without GPUs it counts the processes of a node",
+            hint=f"give a whole number from 1 on{hint}",
         )
-    return gpus
+    return count
 
 
 def _whole(value: object) -> int | None:

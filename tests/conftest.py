@@ -6,12 +6,15 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from hpcddp import cli, jobfile, plan
+from hpcddp import cli, jobfile, plan, record
 from hpcddp.jobfile import Layer
 from hpcddp.plan import Plan
+from hpcddp.record import JobRecord
+from hpcddp.rundir import RunDir
 
 COMMAND = Path(sys.executable).with_name("hpcddp")
 TASK = 'raise RuntimeError("the command line imported the task")\n'
@@ -32,6 +35,20 @@ NASTY = [
     "\\", "!x", "*", "-n", "", "#SBATCH --x", "$HOME", "&& touch x", "{{ 7 }}", "~",
 ]  # fmt: skip
 TOOLS = ("bash", "cat", "echo", "env", "head", "sleep", "timeout", "touch", "printf", "setsid")
+
+
+def record_run(
+    run: RunDir,
+    nodes: tuple[int, int] = (1, 2),
+    gpus: int = 4,
+    backend: str = "slurm",
+    **more: Any,
+) -> RunDir:
+    """Give a run its job.json."""
+    facts: dict[str, Any] = {"spec": {}, "workdir": str(run.path.parent), "created": 5.0}
+    facts |= {"nodes": list(nodes), "gpus_per_node": gpus, "backend": backend}
+    record.write(run, JobRecord(run.name, **facts | more))
+    return run
 
 
 @dataclass(frozen=True)

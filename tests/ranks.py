@@ -11,8 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from conftest import record_run
+
 from hpcddp import spec
-from hpcddp.rundir import RunDir, read_lines, write_json
+from hpcddp.rundir import RunDir, read_lines
 from hpcddp.topology import Rank
 
 TASK = """
@@ -54,17 +56,8 @@ def make_run(
     values |= {name.replace("__", "."): value for name, value in keys.items()}
     run = RunDir(folder / "run")
     run.attempts.mkdir(parents=True, exist_ok=True)
-    job = {
-        "format": 1,
-        "run": "run",
-        "spec": spec.to_dict(spec.KEYS.build(values)),
-        "nodes": list(nodes),
-        "gpus_per_node": gpus,
-        "backend": "local",
-        "workdir": str(folder),
-    }
-    write_json(run.job, job)
-    return run
+    job = spec.to_dict(spec.KEYS.build(values))
+    return record_run(run, nodes, gpus, "local", spec=job, workdir=str(folder))
 
 
 def one_rank(run: RunDir, attempt: int = 1, **options: Any) -> str:

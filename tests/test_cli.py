@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import COMMAND, Outcome, Site
+from conftest import COMMAND, Outcome, Site, record_run
 
 from hpcddp import ledger
 from hpcddp.cli import COMMANDS
@@ -229,8 +229,7 @@ def test_runs_are_found_by_what_people_type(site: Site, hpcddp: Command) -> None
 def submitted(site: Site, job_id: str = "7") -> RunDir:
     run = RunDir(site.runs / "toy-1")
     run.create()
-    facts = {"nodes": [2, 2], "gpus_per_node": 4, "backend": "slurm", "created": 5.0}
-    write_json(run.job, facts | {"poll_seconds": 1})
+    record_run(run, (2, 2), poll_seconds=1)
     write_json(run.submission, {"job_id": job_id, "submitted": 10.0})
     return run
 
@@ -250,6 +249,17 @@ def test_a_waiting_job_and_a_slurm_that_is_gone(site: Site, hpcddp: Command) -> 
         assert (data.get("runs") or [data])[0]["stale"] is True
     for asking in ("stop", "cancel", "resume"):
         assert hpcddp(asking, "toy").code == 3
+
+
+def test_a_damaged_run_is_listed_and_named(site: Site, hpcddp: Command) -> None:
+    submitted(site).job.write_text('{"format": 1')
+    done = hpcddp("ls")
+    assert (done.code, done.out.splitlines()[1].split()[:2]) == (0, ["toy-1", "DAMAGED"])
+    (row,) = json.loads(hpcddp("ls", "--json").out)["runs"]
+    assert (row["run"], row["state"]) == ("toy-1", "DAMAGED")
+    for arguments in (["status"], ["logs"], ["stop", "last"], ["resume", "last"]):
+        done = hpcddp(*arguments)
+        assert done.code == 2 and "toy-1/job.json" in done.err
 
 
 def test_stop_and_cancel_say_what_was_asked(site: Site, hpcddp: Command) -> None:
@@ -282,6 +292,7 @@ def logged(site: Site) -> RunDir:
         (["--attempt", "1"], ["0: one", "5: two"]),
         (["--attempt", "2", "--rank", "0"], []),
         (["-f", "--rank", "0"], ["0: one"]),
+        (["-f", "--attempt", "1"], ["0: one", "5: two"]),
     ],
 )
 def test_logs(site: Site, command: Command, arguments: list[str], lines: list[str]) -> None:
@@ -292,7 +303,11 @@ def test_logs(site: Site, command: Command, arguments: list[str], lines: list[st
 
 @pytest.mark.parametrize(
     ("arguments", "what"),
-    [(["--rank", "8"], "rank 8 is not in 0..7"), (["--attempt", "3"], "there is no attempt 3")],
+    [
+        (["--rank", "8"], "rank 8 is not in 0..7"),
+        (["--attempt", "3"], "there is no attempt 3"),
+        (["-f", "--attempt", "3"], "there is no attempt 3"),
+    ],
 )
 def test_logs_that_are_not_there(
     site: Site, hpcddp: Command, arguments: list[str], what: str

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Site
+from conftest import Site, record_run
 
 from hpcddp import host, ledger
 from hpcddp.errors import RunError
@@ -20,12 +20,12 @@ from hpcddp.rundir import RunDir, read_json, write_json
 def run(site: Site) -> RunDir:
     made = RunDir(site.runs / "toy-1")
     made.create()
-    write_json(made.job, {"host_suffix": "-ib0"})
-    return made
+    return record_run(made, backend="local")
 
 
 @pytest.fixture
-def in_slurm(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def in_slurm(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    record_run(run, host_suffix="-ib0")
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("SLURM_JOB_NODELIST", "gpu[07-08]")
 
@@ -52,6 +52,24 @@ def test_the_first_host_of_the_allocation_is_the_rendezvous(run: RunDir) -> None
     assert host.begin(run, 1).split()[:2] == ["1", "gpu07-ib0"]
     found = ledger.last(run)
     assert found and (found.job_id, found.nodes, found.slurm) == ("7", "gpu[07-08]", True)
+
+
+def test_a_script_for_slurm_that_no_job_runs_is_refused(run: RunDir) -> None:
+    record_run(run)
+    with pytest.raises(RunError, match="no job is around") as caught:
+        host.begin(run, os.getpid())
+    assert caught.value.hint == f"sbatch {run.script}"
+    assert ledger.attempts(run) == []
+
+
+def test_a_local_script_in_somebodys_job_is_local(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "gpu[07-08]")
+    assert host.begin(run, os.getpid()).startswith("1 127.0.0.1 ")
+    found = ledger.last(run)
+    assert found and (found.job_id, found.slurm) == (str(os.getpid()), False)
 
 
 @pytest.mark.parametrize("what", ["folder", "job", "pickles", "pickle"])
@@ -154,8 +172,8 @@ def test_of_another_machine_nothing_can_be_said(run: RunDir) -> None:
         ("echo '6|PENDING|Resources|x|x|n1|toy-1'", False),
         ("echo 'Unable to contact slurm controller' >&2; exit 1", False),
         ("echo '6|COMPLETED|None|x|x|n1|toy-1'", True),
-        ("echo '6|RUNNING|None|x|x|n1|another'", True),
-        ("echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1", True),
+        ("echo 'slurm_load_jobs error: Access denied' >&2; exit 1", False),
+        ("exit 0", True),
     ],
 )
 def test_slurm_knows_whether_an_earlier_job_works(

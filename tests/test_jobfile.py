@@ -161,8 +161,3 @@ def test_the_first_layer_wins_and_is_named() -> None:
 
 def test_options_are_written_with_either_dash() -> None:
     assert layer("x", slurm__cpus_per_task=4).values == {"slurm.cpus-per-task": 4}
-
-
-def test_an_env_flag_is_taken_as_it_is() -> None:
-    flags = jobfile.flag_layer({}, {"--env": {"env.A": "true"}, "--set": {"epochs": "3"}})
-    assert flags.values == {"env.A": "true", "epochs": 3}

@@ -24,7 +24,7 @@ class Cake:
     mode: str = key("top", "where from", choices=("top", "bottom"))
     notes: list[str] = key([], "remarks")
     oven: Oven = dataclasses.field(default_factory=Oven)
-    slurm: dict[str, Any] = key({}, "options")
+    slurm: dict[str, Any] = key({}, "options", scalar=True)
     model: dict[str, Any] = key({}, "arguments")
 
 

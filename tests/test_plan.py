@@ -51,8 +51,8 @@ def flags(*pairs: tuple[str, Any], where: str = "--set") -> Layer:
         ("slurm.time", "abc", "time is 'abc'"),
         ("slurm.time", "1:2:3:4", "time is"),
         ("slurm.time", "-5", "time is"),
-        ("slurm.cpus-per-task", "many", "cpus-per-task is 'many'"),
-        ("slurm.cpus-per-task", 0, "cpus-per-task is 0"),
+        ("slurm.cpus-per-task", "two", "'two' is not a number of CPUs per task"),
+        ("slurm.cpus-per-task", 0, "0 is not a number of CPUs per task"),
         ("launcher", "srum", "unknown launcher"),
         ("launcher", "spawn", "does not work with backend slurm"),
         ("template", "slrum.sh.j2", "unknown template"),
@@ -149,6 +149,14 @@ def test_requeue_is_always_said(site: Site) -> None:
     assert refused["no-requeue"] is True and "requeue" not in refused
 
 
+@pytest.mark.parametrize("profile", ["", "[slurm]\nrequeue = true", "[slurm]\nrequeue = false"])
+def test_no_requeue_is_said_once(site: Site, profile: str) -> None:
+    site.profile("mine", profile)
+    asked = flags(("cluster", "mine"), ("slurm.no-requeue", True))
+    rows = site.plan(asked).directives(RunDir("/runs/toy-1"))
+    assert [row for row in rows if "requeue" in row[0]] == [("no-requeue", True)]
+
+
 @pytest.mark.parametrize(
     ("profile", "option", "value"),
     [
@@ -165,6 +173,23 @@ def test_gpus_are_asked_for_as_the_site_wants(
     site.profile("mine", profile)
     found = directives(site, ("cluster", "mine"), ("gpus", 4))
     assert found.get(option) == value
+
+
+@pytest.mark.parametrize(
+    ("option", "lines"),
+    [
+        ("gres", {"gres": "gpu:4,nvme:1"}),
+        ("gpus-per-node", {"gpus-per-node": "4", "gres": "nvme:1"}),
+        ("none", {"gres": "nvme:1"}),
+    ],
+)
+def test_what_else_a_node_has_is_asked_for_beside_its_gpus(
+    site: Site, option: str, lines: dict[str, str]
+) -> None:
+    site.profile("mine", f"gpu_option = '{option}'\n[slurm]\ngres = 'nvme:1'")
+    plan = site.plan(flags(("cluster", "mine"), ("gpus", 4)))
+    rows = [r for r in plan.directives(RunDir("/runs/toy-1")) if r[0] in ("gres", "gpus-per-node")]
+    assert sorted(rows) == sorted(lines.items())
 
 
 def test_cpus_are_an_even_share_of_the_smallest_node(site: Site) -> None:
@@ -196,10 +221,10 @@ def test_here_the_ranks_talk_over_loopback(site: Site) -> None:
 
 def test_what_the_nodes_read_is_what_was_planned(site: Site) -> None:
     plan = site.plan(flags(("nodes", "1-2"), ("gpus", 4), ("train.lr", 0.5)))
-    job = plan.job(RunDir("/runs/toy-1"))
-    assert spec.from_dict(job["spec"]) == plan.spec
-    assert (job["nodes"], job["gpus_per_node"], job["backend"]) == ([1, 2], 4, "slurm")
-    assert plan.topology.world_size == 8
+    job = plan.record(RunDir("/runs/toy-1"))
+    assert spec.from_dict(job.spec) == plan.spec
+    assert (job.nodes, job.gpus_per_node, job.backend) == ([1, 2], 4, "slurm")
+    assert job.world_size == plan.topology.world_size == 8
 
 
 def test_a_template_is_looked_for_where_it_was_named(site: Site) -> None:

@@ -75,10 +75,30 @@ def test_a_queue_is_read_by_fields(site: Site) -> None:
     assert (second.hosts, second.name) == ("n[1-2]", "a|b")
 
 
+# Answers as squeue does: with the jobs of the name that was asked for, if one was.
+BY_NAME = """
+for word; do case $word in --name=*) name=${word#--name=};; esac; done
+[ "${name-somebody-elses}" = somebody-elses ] && echo "12|RUNNING|None|x|x|n1|somebody-elses"
+exit 0
+"""
+
+
 def test_a_job_id_that_was_given_out_again_is_not_ours(site: Site) -> None:
-    site.program("squeue", 'echo "12|RUNNING|None|x|x|n1|somebody-elses"')
+    site.program("squeue", BY_NAME)
     assert slurm.job("12", "toy-1") is None
     assert slurm.job("12", "somebody-elses") is not None
+
+
+def test_of_jobs_of_one_name_the_id_tells_which(site: Site) -> None:
+    site.program("squeue", 'for n in 14 13; do echo "$n|RUNNING|None|x|x|n$n|toy-1"; done')
+    row = slurm.job("13", "toy-1")
+    assert row and row.hosts == "n13"
+
+
+def test_a_squeue_that_fails_is_no_empty_queue(site: Site) -> None:
+    site.program("squeue", "echo 'squeue: error: Invalid user' >&2; exit 1")
+    with pytest.raises(SlurmUnreachable, match="Invalid user"):
+        slurm.queue()
 
 
 def test_an_ended_job_is_not_live(site: Site) -> None:

@@ -157,3 +157,45 @@ def test_usr2_is_passed_on_and_ends_nothing(started: list[subprocess.Popen[str]]
 
 def test_a_rank_that_closes_its_output_is_still_waited_for() -> None:
     assert run(1, 1, "exec >&- 2>&-; sleep 0.2; exit 4").returncode == 4
+
+
+def members(session: int) -> list[int]:
+    """The processes of a session that have not ended."""
+    found = []
+    for pid in (int(path.name) for path in Path("/proc").glob("[0-9]*")):
+        with contextlib.suppress(ProcessLookupError):
+            found += [pid] if os.getsid(pid) == session and ledger.process_start(pid) else []
+    return found
+
+
+# So few files may be open that the last ranks cannot be started.
+CROWDED = """
+import resource, sys
+from hpcddp import spawn
+resource.setrlimit(resource.RLIMIT_NOFILE, (16, 16))
+sys.exit(spawn.main(sys.argv[1:]))
+"""
+
+
+def test_a_rank_that_cannot_be_started_leaves_no_other_behind(
+    started: list[subprocess.Popen[str]],
+) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-c", CROWDED, "1", "20", "sleep", "600"],
+        stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    started.append(process)
+    assert process.stderr
+    # The ranks write to pipes of their own: this ends with the launcher alone.
+    assert "Too many open files" in process.stderr.read()
+    assert process.wait(30) != 0
+    assert members(process.pid) == []
+
+
+def test_a_command_that_is_not_there_starts_nothing() -> None:
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "hpcddp.spawn", "1", "2", "no-such-command"],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "no-such-command" in done.stderr

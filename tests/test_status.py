@@ -5,9 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Site
+from conftest import Site, record_run
 
-from hpcddp import ledger, status
+from hpcddp import ledger, slurm, status, submission
+from hpcddp.errors import RunError
 from hpcddp.ledger import Attempt
 from hpcddp.rundir import RunDir, write_json
 
@@ -15,9 +16,7 @@ from hpcddp.rundir import RunDir, write_json
 def make(site: Site, name: str = "toy-1", backend: str = "slurm") -> RunDir:
     run = RunDir(site.runs / name)
     run.create()
-    facts = {"nodes": [1, 2], "gpus_per_node": 4, "backend": backend, "created": 5.0}
-    write_json(run.job, facts)
-    return run
+    return record_run(run, backend=backend)
 
 
 def submitted(run: RunDir, job_id: str | None = "7", **given: Any) -> RunDir:
@@ -149,9 +148,20 @@ def test_what_was_refused_rendered_or_left_open(site: Site) -> None:
     assert status.status(make(site, "rendered")).state == "RENDERED"
     refused = status.status(submitted(make(site, "no"), None, refused="no such partition"))
     assert (refused.state, refused.reason, refused.final) == ("REFUSED", "no such partition", True)
+    assert asked(site) == 0
+    queue(site)
     unknown = status.status(submitted(make(site, "open"), None))
     assert unknown.state == "LOST" and "did not answer" in unknown.reason
-    assert asked(site) == 0
+
+
+def test_a_job_whose_id_sbatch_never_told_is_found_by_its_name(site: Site) -> None:
+    run = submitted(make(site), None)
+    queue(site, "8|PENDING|Priority|x|x||another", "7|PENDING|Resources|x|x||toy-1")
+    found = status.status(run, slurm.queue)
+    assert (found.state, found.job_id, found.reason) == ("PENDING", "7", "Resources")
+    queue(site, "7|PENDING|Resources|x|x||toy-1")
+    with pytest.raises(RunError, match="the run is PENDING as job 7"):
+        submission.check_ended(run)
 
 
 def test_a_script_that_plain_sbatch_took_is_followed_too(site: Site) -> None:
@@ -162,11 +172,11 @@ def test_a_script_that_plain_sbatch_took_is_followed_too(site: Site) -> None:
 
 def test_the_newest_job_counts(site: Site) -> None:
     run = begun(submitted(make(site)), job_id="7", began=20.0)
-    assert status.current(run) == ("7", "slurm")
+    assert status.current(run) == "7"
     begun(run, job_id="8", began=30.0)  # the same script, given to sbatch again
-    assert status.current(run) == ("8", "slurm")
+    assert status.current(run) == "8"
     submitted(run, "9", submitted=40.0)
-    assert status.current(run) == ("9", "slurm")
+    assert status.current(run) == "9"
 
 
 def test_all_runs_are_one_question(site: Site) -> None:
@@ -189,6 +199,15 @@ def test_a_slurm_that_is_away_is_asked_once_for_all_runs(site: Site) -> None:
     found = status.status_all(site.runs)
     assert [s.state for s in found] == ["PENDING"] * 4 and all(s.stale for s in found)
     assert asked(site) == 1
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 1, "run": 5}'])
+def test_a_damaged_run_hides_no_other(site: Site, text: str) -> None:
+    make(site, "good")
+    make(site, "bad").job.write_text(text)
+    found = {s.run: s for s in status.status_all(site.runs)}
+    assert {run: s.state for run, s in found.items()} == {"good": "RENDERED", "bad": "DAMAGED"}
+    assert found["bad"].reason and found["bad"].path == str(site.runs / "bad")
 
 
 def test_a_local_run_is_looked_up_in_the_process_table(site: Site) -> None:

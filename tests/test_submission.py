@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from conftest import Site
 
-from hpcddp import host, ledger, prepare, status, submission
+from hpcddp import host, ledger, prepare, record, status, submission
 from hpcddp.errors import HpcddpError, RunError, SlurmUnreachable, SubmissionRefused, TemplateError
 from hpcddp.jobfile import Layer
 from hpcddp.ledger import Attempt
@@ -78,8 +78,8 @@ def test_a_rendered_run_has_its_script_and_its_job(site: Site) -> None:
     text = run.script.read_text()
     assert run.script.read_text() == text
     assert os.access(run.script, os.X_OK)
-    job = read_json(run.job) or {}
-    assert (job["run"], job["nodes"], job["gpus_per_node"]) == (run.name, [2, 2], 4)
+    job = record.read(run)
+    assert (job.run, job.nodes, job.gpus_per_node) == (run.name, [2, 2], 4)
     assert sorted(p.name for p in run.path.iterdir()) == ["attempts", "job.json", "job.sbatch"]
 
 
@@ -114,6 +114,7 @@ def test_sbatch_gets_our_script_in_a_clean_environment(
     names = {line.partition("=")[0] for line in environ}
     assert not names & {"SLURM_CPU_BIND", "SBATCH_EXCLUSIVE", "RANK"}
     assert (read_json(run.submission) or {})["job_id"] == "42"
+    assert run.log.readlink() == Path("job-42.log") and run.log.read_text() == ""
     text = run.script.read_text()
     assert "#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=4\n" in text
     assert text.replace(run.name, "X").count("submitit.core._submit") == 1

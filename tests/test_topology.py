@@ -140,6 +140,11 @@ def test_inside_srun_torchrun_is_believed() -> None:
     assert Rank.from_env({**node_number, **TORCHRUN}) == RANK_5
 
 
+def test_in_a_batch_script_mpirun_is_believed() -> None:
+    script = {"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_LOCALID": "0", "SLURM_NODEID": "0"}
+    assert Rank.from_env(script | OPENMPI) == RANK_5
+
+
 @given(ranks())
 def test_to_env_is_the_inverse_of_from_env(case: tuple[Topology, Rank]) -> None:
     _, rank = case

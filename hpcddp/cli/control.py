@@ -51,19 +51,18 @@ def ask(token: str, runs: str | None, want: str, as_json: bool) -> None:
 @json_option
 def resume(run: str, runs: str | None, follow: bool | None, as_json: bool, **given: Any) -> int:
     """Go on with RUN from its newest checkpoint, also with other nodes, GPUs or values."""
-    from hpcddp import plan, prepare, submission
+    from hpcddp import plan, prepare, record, submission
     from hpcddp.cli.submit import announce
     from hpcddp.jobfile import Layer
-    from hpcddp.rundir import read_json
 
     folder = submission.find(runs_root(runs), run)
     submission.check_ended(folder)
-    job = read_json(folder.job) or {}
-    before = Layer().put_all(job["spec"], str(folder.job))
+    job = record.read(folder)
+    before = Layer().put_all(job.spec, str(folder.job))
     if not given.get("cluster"):
-        before.put("cluster", job["cluster"], str(folder.job))
-    made = plan.make([flags(given), before], [], environ=os.environ, folder=Path(job["workdir"]))
-    prepare.renew(made, folder, job["created"])
+        before.put("cluster", job.cluster, str(folder.job))
+    made = plan.make([flags(given), before], [], environ=os.environ, folder=Path(job.workdir))
+    prepare.renew(made, folder, job.created)
     job_id = submission.submit(made, folder)
     announce(folder, job_id, as_json=as_json, parsable=False)
     if not (made.backend == "local" if follow is None else follow):

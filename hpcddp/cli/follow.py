@@ -11,29 +11,27 @@ from types import FrameType
 
 import click
 
-from hpcddp import status, submission
-from hpcddp.cli.logs import put
+from hpcddp import record, status, submission
+from hpcddp.cli.logs import paths, put
 from hpcddp.cli.progress import Progress
-from hpcddp.rundir import RunDir, read_json
+from hpcddp.rundir import RunDir
 from hpcddp.status import Status
 
 TICK = 0.2  # seconds between two looks at the run dir
 
 
 class Tail:
-    """The logs of all attempts as they grow."""
+    """The logs of all attempts, or of one, as they grow."""
 
-    def __init__(self, run: RunDir) -> None:
+    def __init__(self, run: RunDir, attempt: int | None = None) -> None:
         self.run = run
+        self.attempt = attempt
         self.read: dict[str, int] = {}
 
     def lines(self) -> list[bytes]:
         """The whole lines that are new."""
         found: list[bytes] = []
-        for path in [
-            *sorted(self.run.path.glob("job-*.log")),
-            *(a.log for a in self.run.all_attempts()),
-        ]:
+        for path in paths(self.run, self.attempt):
             start = self.read.get(str(path), 0)
             with path.open("rb") as f:
                 f.seek(start)
@@ -49,14 +47,14 @@ def wait(run: RunDir, each: Callable[[], None]) -> Status:
     The run dir is read at every tick; the backend is asked at the pace of the cluster's profile,
     and doubles its pause while it does not answer.
     """
-    job = read_json(run.job) or {}
-    pause = job["poll_seconds"] if job["backend"] == "slurm" else TICK
-    asked = 0.0
+    job = record.read(run)
+    usual = job.poll_seconds if job.backend == "slurm" else TICK
+    pause, asked = usual, 0.0
     while True:
         found = status.known(run)
         if not found.final and time.monotonic() - asked > pause:
             found = status.status(run)
-            pause = min(pause * 2, 300) if found.stale else job_pause(job)
+            pause = min(pause * 2, 300) if found.stale else usual
             asked = time.monotonic()
         each()
         if found.final:
@@ -64,14 +62,9 @@ def wait(run: RunDir, each: Callable[[], None]) -> Status:
         time.sleep(TICK)
 
 
-def job_pause(job: dict[str, object]) -> float:
-    """Seconds between two questions to the backend."""
-    return float(str(job["poll_seconds"])) if job["backend"] == "slurm" else TICK
-
-
-def follow_log(run: RunDir, wanted: Callable[[bytes], bool]) -> int:
+def follow_log(run: RunDir, wanted: Callable[[bytes], bool], attempt: int | None) -> int:
     """Print the log until the run ends; its outcome as exit code."""
-    tail = Tail(run)
+    tail = Tail(run, attempt)
 
     def each() -> None:
         for line in filter(wanted, tail.lines()):
@@ -94,7 +87,7 @@ class Interrupts:
 
     def __init__(self, run: RunDir) -> None:
         self.run = run
-        self.local = (read_json(run.job) or {})["backend"] == "local"
+        self.local = record.read(run).backend == "local"
         self.count = 0
         self.answered = 0
 

@@ -10,6 +10,7 @@ from typing import TextIO
 
 import click
 
+from hpcddp import record
 from hpcddp.cli.options import runs_option, runs_root
 from hpcddp.errors import RunError
 from hpcddp.rundir import RunDir
@@ -30,7 +31,7 @@ def logs(run: str, runs: str | None, follow: bool, rank: int | None, attempt: in
     if follow:
         from hpcddp.cli.follow import follow_log
 
-        return follow_log(folder, keep(rank))
+        return follow_log(folder, keep(rank), attempt)
     for path in paths(folder, attempt):
         write(path, keep(rank))
     return 0
@@ -38,10 +39,7 @@ def logs(run: str, runs: str | None, follow: bool, rank: int | None, attempt: in
 
 def check_rank(run: RunDir, rank: int | None) -> None:
     """Refuse a rank that the run cannot have."""
-    from hpcddp.rundir import read_json
-
-    job = read_json(run.job) or {}
-    world = job["nodes"][1] * job["gpus_per_node"]
+    world = record.read(run).world_size
     if rank is not None and rank >= world:
         raise RunError(f"rank {rank} is not in 0..{world - 1}", where=run.name)
 
@@ -76,8 +74,9 @@ def write(path: Path, wanted: Callable[[bytes], bool]) -> None:
                 put(line)
 
 
-def put(line: bytes, out: TextIO = sys.stdout) -> None:
-    """One line of a log, made safe for a terminal."""
+def put(line: bytes, out: TextIO | None = None) -> None:
+    """One line of a log, on stdout by default, made safe for a terminal."""
+    out = out or sys.stdout
     if out.isatty():
         line = re.sub(rb"[\x00-\x08\x0b-\x1f\x7f]", lambda m: b"\\x%02x" % m[0][0], line)
     out.buffer.write(line)

@@ -75,7 +75,7 @@ def flags(given: dict[str, Any]) -> Layer:
     for parameter, prefix in PAIRS.items():
         flag = f"--{parameter}"
         for name, text in pairs(flag, given.get(parameter) or ()).items():
-            layer.put(prefix + name, text, flag, text=parameter != "env")
+            layer.put(prefix + name, text, flag, text=True)
     for parameter, name in SHORTCUTS.items():
         if given.get(parameter) is not None:
             layer.put(name, given[parameter], f"--{parameter}", text=name == "gpus")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any
 
+from hpcddp import record as record_
 from hpcddp import spec as jobspec
-from hpcddp.errors import RunError
 from hpcddp.failure import host
 from hpcddp.preempt import Preemption
-from hpcddp.rundir import RunDir, read_json
+from hpcddp.record import JobRecord
+from hpcddp.rundir import RunDir
 from hpcddp.topology import Rank
 from hpcddp.train import task as tasks
 from hpcddp.train import world as worlds
@@ -18,7 +18,6 @@ from hpcddp.train.metrics import OnRecord, Recorder
 from hpcddp.train.trainer import Trainer
 from hpcddp.train.world import World
 
-FORMAT = 1
 START_TIMEOUT = 600.0  # seconds; a thousand ranks that import torch from one file server are slow
 
 
@@ -32,8 +31,8 @@ def train(
 ) -> str:
     """Train as one rank; "done" or "stopped". Of all ranks together, none returns before the
     last one has saved."""
-    job = read_job(run)
-    spec = jobspec.from_dict(job["spec"], str(run.job))
+    job = record_.read(run)
+    spec = jobspec.from_dict(job.spec, str(run.job))
     if max_steps:
         spec.max_steps = min(max_steps, spec.max_steps or max_steps)
     world = _join(rank, job, os.environ)
@@ -41,7 +40,7 @@ def train(
     record = Recorder(run.attempt(attempt), active=world.is_main, on_record=on_record)
     try:
         record("ranks", backend=world.backend, ranks=world.reports)
-        task = tasks.load(spec, job["workdir"])
+        task = tasks.load(spec, job.workdir)
         if preemption.installed:
             preemption.install()  # the task may have set handlers: they are kept and called
         return _train(Trainer(run, attempt, spec, task, world, record), preemption)
@@ -58,30 +57,16 @@ def _train(trainer: Trainer, preemption: Preemption) -> str:
         trainer.close()
 
 
-def read_job(run: RunDir) -> dict[str, Any]:
-    """The run's job.json; RunError when it is missing or of another format."""
-    job = read_json(run.job)
-    if job is None:
-        raise RunError("is no run: job.json is missing", where=str(run.path))
-    if job.get("format") != FORMAT:
-        raise RunError(
-            f"format {job.get('format')}, but this version reads format {FORMAT}",
-            where=str(run.job),
-            hint="run it with the hpcddp that made it",
-        )
-    return job
-
-
-def _join(rank: Rank, job: Mapping[str, Any], environ: Mapping[str, str]) -> World:
+def _join(rank: Rank, job: JobRecord, environ: Mapping[str, str]) -> World:
     address = None
     if environ.get("MASTER_ADDR") and environ.get("MASTER_PORT", "").isdecimal():
         address = environ["MASTER_ADDR"], int(environ["MASTER_PORT"])
-    least, most = job["nodes"]
+    least, most = job.nodes
     return worlds.join(
         rank,
         (least, most),
-        job["gpus_per_node"],
-        local=job["backend"] == "local",
+        job.gpus_per_node,
+        local=job.backend == "local",
         address=address,
         timeout=float(environ.get("HPCDDP_START_TIMEOUT", START_TIMEOUT)),
     )

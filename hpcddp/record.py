@@ -1,0 +1,75 @@
+"""job.json: what was asked and where it runs, written by the plan, read by everything after it."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from hpcddp import __version__
+from hpcddp.errors import RunError
+from hpcddp.rundir import RunDir, read_json, write_json
+
+FORMAT = 1
+TYPES: dict[str, Any] = {
+    "str": str,
+    "int": int,
+    "float": int | float,
+    "dict[str, Any]": dict,
+    "list[int]": list,
+}
+
+
+@dataclass
+class JobRecord:
+    """One run's job.json."""
+
+    run: str
+    spec: dict[str, Any]  # JobSpec, by spec.to_dict
+    nodes: list[int]  # fewest and most
+    gpus_per_node: int
+    backend: str
+    workdir: str  # the folder of the submission, where the job works
+    cluster: str = ""  # the profile's file
+    launcher: str = ""
+    host_suffix: str = ""  # of MASTER_ADDR
+    poll_seconds: int = 30
+    created: float = 0.0  # seconds since the epoch
+    version: str = __version__
+    format: int = FORMAT
+
+    @property
+    def world_size(self) -> int:
+        """Ranks on the most nodes."""
+        return self.nodes[1] * self.gpus_per_node
+
+
+def read(run: RunDir) -> JobRecord:
+    """The record of a run.
+
+    Raises:
+        RunError: it is missing, damaged, or of another version's format.
+    """
+    data = read_json(run.job)
+    if data is None:
+        hint = "was its folder deleted?"
+        raise RunError("there is no run here: job.json is missing", where=str(run.path), hint=hint)
+    if data.get("format") != FORMAT:
+        raise RunError(
+            f"is of format {data.get('format')}, but this hpcddp reads format {FORMAT}",
+            where=str(run.job),
+            hint="use the version that made it",
+        )
+    try:
+        record = JobRecord(**data)
+    except TypeError as error:
+        raise RunError(f"is damaged: {error}", where=str(run.job)) from None
+    for f in dataclasses.fields(record):
+        if not isinstance(getattr(record, f.name), TYPES[str(f.type)]):
+            raise RunError(f"is damaged: {f.name}", where=str(run.job))
+    return record
+
+
+def write(run: RunDir, record: JobRecord) -> None:
+    """Write the record of a run."""
+    write_json(run.job, dataclasses.asdict(record))

@@ -1,0 +1,37 @@
+"""What needs a GPU; skipped where there is none."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import Outcome, Site
+from toy import TOY
+
+GPUS = len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not GPUS, reason="no GPU on this machine")]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_a_rank_a_gpu(site: Site, command: Callable[..., Outcome], precision: str) -> None:
+    """As many ranks as GPUs train with NCCL, each on a GPU of its own."""
+    site.job("toy", f"global_batch = {8 * GPUS}\nmax_steps = 12\n", TOY)
+    done = command("submit", "--gpus", str(GPUS), "--set", f"train.precision={precision}", "--json")
+    assert done.code == 0, done.text
+    ended = json.loads(done.out.splitlines()[-1])
+    assert (ended["state"], ended["step"]) == ("COMPLETED", 12)
+    metrics = Path(ended["path"], "attempts/1/metrics.jsonl").read_text().splitlines()
+    ranks = json.loads(metrics[0])
+    assert ranks["backend"] == "nccl"
+    assert [r["device"] for r in ranks["ranks"]] == [f"cuda:{i}" for i in range(GPUS)]
+    assert len({r["uuid"] for r in ranks["ranks"]}) == GPUS
+
+
+def test_more_ranks_than_gpus_train_on_the_cpu_and_say_so(
+    site: Site, command: Callable[..., Outcome]
+) -> None:
+    site.job("toy", f"global_batch = {8 * (GPUS + 1)}\nmax_steps = 3\n", TOY)
+    done = command("submit", "--gpus", str(GPUS + 1))
+    assert done.code == 0, done.text
+    assert f"gloo on CPU, {GPUS + 1} ranks" in done.out
