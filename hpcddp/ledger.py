@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from hpcddp.errors import RunError
 from hpcddp.rundir import AttemptDir, RunDir, read_json, token, write_json
 
 # What an attempt can end as.
@@ -59,7 +60,10 @@ def life(job_id: str, pid: int, *, slurm: bool = False, nodes: str = "") -> Atte
 def read(folder: AttemptDir) -> Attempt | None:
     """The facts of one attempt."""
     data = read_json(folder.facts)
-    return Attempt(**data) if data else None
+    try:
+        return Attempt(**data) if data else None
+    except TypeError as error:
+        raise RunError(f"is damaged: {error}", where=str(folder.facts)) from None
 
 
 def attempts(run: RunDir) -> list[Attempt]:

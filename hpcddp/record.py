@@ -67,6 +67,8 @@ def read(run: RunDir) -> JobRecord:
     for f in dataclasses.fields(record):
         if not isinstance(getattr(record, f.name), TYPES[str(f.type)]):
             raise RunError(f"is damaged: {f.name}", where=str(run.job))
+    if [type(n) for n in record.nodes] != [int, int]:
+        raise RunError("is damaged: nodes", where=str(run.job))
     return record
 
 

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from hpcddp import ledger
+from hpcddp.errors import RunError
 from hpcddp.ledger import Attempt
-from hpcddp.rundir import RunDir, read_json
+from hpcddp.rundir import RunDir, read_json, write_json
 
 ROUNDS = 20
 RACER = """
@@ -107,3 +108,11 @@ def test_an_attempt_that_is_not_there_cannot_end(run: RunDir) -> None:
     assert ledger.end(run, 3, 0, ledger.DONE) is None
     assert ledger.last(run) is None
     assert read_json(run.attempt(3).facts) is None
+
+
+def test_a_damaged_attempt_is_named(run: RunDir) -> None:
+    folder = run.attempt(1)
+    folder.path.mkdir()
+    write_json(folder.facts, {"number": 1})
+    with pytest.raises(RunError, match="is damaged"):
+        ledger.read(folder)

@@ -39,6 +39,7 @@ def test_another_format_is_not_guessed_at(run: RunDir) -> None:
     ("damage", "what"),
     [
         ({"nodes": 2}, "is damaged: nodes"),
+        ({"nodes": [1]}, "is damaged: nodes"),
         ({"gpus_per_node": "4"}, "is damaged: gpus_per_node"),
         ({"spec": None}, "is damaged: spec"),
         ({"shape": "new"}, "is damaged: .*shape"),
