@@ -17,7 +17,7 @@ from torch.nn.utils import clip_grad_norm_
 from hpcddp.errors import JobFileError
 from hpcddp.preempt import Preemption
 from hpcddp.rundir import RunDir
-from hpcddp.spec import JobSpec
+from hpcddp.spec import CheckpointSpec, JobSpec
 from hpcddp.train import checkpoint, optim, seeding, snapshot
 from hpcddp.train.data import Micro, Step, TrainData
 from hpcddp.train.evaluate import Evaluation, Evaluator
@@ -48,7 +48,7 @@ class Trainer:
         seeding.seed_all(seeding.mix(spec.seed, world.rank.world_rank))
         self.data = TrainData(task.dataset("train"), spec, world)
         self.resumed = self._load()
-        self.model = self._wrap()
+        self.model = _wrap(self.module, spec, world.device)
         self._meter = Meter(world)
 
     def _load(self) -> Path | None:
@@ -59,7 +59,7 @@ class Trainer:
             self.at = snapshot.position(meta, folder)
             self.best = meta.get("best") or {}
         self._saved_step = self.at.step if folder else None
-        self.total_steps = self._total_steps()
+        self.total_steps = _total_steps(self.spec, self.at, self.data)
         optimizer = optim.make_optimizer(self.task, self.module, self.spec.train)
         scheduler = optim.make_scheduler(self.task, optimizer, self.spec.train, self.total_steps)
         scaler = _scaler(self.world.device, self.spec.train.precision)
@@ -67,30 +67,6 @@ class Trainer:
         if folder:
             snapshot.restore(folder, meta, self.world, self.live, self.task)
         return folder
-
-    def _wrap(self) -> DistributedDataParallel:
-        """The model with its gradients averaged over ranks; ``self.module`` stays plain."""
-        if self.spec.train.compile:
-            self.module.compile()
-        return DistributedDataParallel(
-            self.module,
-            device_ids=[self.world.device] if self.world.device.type == "cuda" else None,
-            gradient_as_bucket_view=True,
-            static_graph=self.spec.ddp.static_graph,
-            find_unused_parameters=self.spec.ddp.find_unused_parameters,
-        )
-
-    def _total_steps(self) -> int:
-        """The step at which the training ends, counted on from where it is."""
-        limits = [self.spec.max_steps] if self.spec.max_steps else []
-        epochs = self.spec.epochs or (0 if limits else 1)
-        if epochs > self.at.epoch:
-            here = self.data.steps_left(self.at.samples_consumed)
-            ahead = (epochs - self.at.epoch - 1) * self.data.steps_left(0)
-            limits.append(self.at.step + here + ahead)
-        elif epochs:
-            limits.append(self.at.step)
-        return min(limits)
 
     def train(self, preemption: Preemption) -> str:
         """Train to the end, or until all ranks agree to stop: "done" or "stopped"."""
@@ -141,16 +117,11 @@ class Trainer:
         """Forward and backward. DDP divides by the world size; with the weight, the sum over
         ranks and micro-batches is the mean over the step's samples."""
         inputs, targets = self.data.place(batch, micro)
-        with self._autocast():
+        with _autocast(self.world.device, self.spec.train.precision):
             loss: Tensor = self.task.loss(self.model(inputs), targets)
         weight = micro.real * self.world.size / step.samples
         self.live.scaler.scale(loss if weight == 1 else loss * weight).backward()
         self._meter.add(loss.detach(), micro.real)
-
-    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
-        if self.spec.train.precision == "fp32":
-            return contextlib.nullcontext()
-        return torch.autocast(self.world.device.type, DTYPES[self.spec.train.precision])
 
     def _update(self) -> None:
         """Change the weights by the gradients."""
@@ -193,26 +164,13 @@ class Trainer:
                 if dataset is None:
                     return False
                 self._evaluator = Evaluator(dataset, self.task, self.spec, self.world)
-            with self._autocast():
+            with _autocast(self.world.device, self.spec.train.precision):
                 result = self.evaluation = self._evaluator(self.module)
         self.record("eval", step=self.at.step, epoch=self.at.epoch, **vars(result))
-        return self._improved(result.metrics)
-
-    def _improved(self, metrics: dict[str, float]) -> bool:
-        """Whether this evaluation is the best so far, by ``checkpoint.best``."""
+        if not _improved(self.best, result.metrics, self.spec.checkpoint):
+            return False
         name = self.spec.checkpoint.best
-        if not name:
-            return False
-        if name not in metrics:
-            raise JobFileError(
-                f"checkpoint.best is {name!r}, but the evaluation gives {', '.join(metrics)}",
-                where="checkpoint.best",
-                hint='name one of them, or write best = ""',
-            )
-        value, sign = metrics[name], 1 if self.spec.checkpoint.best_mode == "max" else -1
-        if self.best.get("metric") == name and not sign * value > sign * self.best["value"]:
-            return False
-        self.best = {"metric": name, "value": value, "step": self.at.step}
+        self.best = {"metric": name, "value": result.metrics[name], "step": self.at.step}
         return True
 
     def _save(self) -> None:
@@ -250,6 +208,53 @@ class Trainer:
     def close(self) -> None:
         """Drop the DDP wrapper: after the process group its destructor can wait for ever."""
         del self.model
+
+
+def _wrap(module: torch.nn.Module, spec: JobSpec, device: torch.device) -> DistributedDataParallel:
+    """The model with its gradients averaged over ranks; the module itself stays plain."""
+    if spec.train.compile:
+        module.compile()
+    return DistributedDataParallel(
+        module,
+        device_ids=[device] if device.type == "cuda" else None,
+        gradient_as_bucket_view=True,
+        static_graph=spec.ddp.static_graph,
+        find_unused_parameters=spec.ddp.find_unused_parameters,
+    )
+
+
+def _total_steps(spec: JobSpec, at: Position, data: TrainData) -> int:
+    """The step at which the training ends, counted on from where it is."""
+    limits = [spec.max_steps] if spec.max_steps else []
+    epochs = spec.epochs or (0 if limits else 1)
+    if epochs > at.epoch:
+        here = data.steps_left(at.samples_consumed)
+        ahead = (epochs - at.epoch - 1) * data.steps_left(0)
+        limits.append(at.step + here + ahead)
+    elif epochs:
+        limits.append(at.step)
+    return min(limits)
+
+
+def _autocast(device: torch.device, precision: str) -> contextlib.AbstractContextManager[Any]:
+    if precision == "fp32":
+        return contextlib.nullcontext()
+    return torch.autocast(device.type, DTYPES[precision])
+
+
+def _improved(best: dict[str, Any], metrics: dict[str, float], spec: CheckpointSpec) -> bool:
+    """Whether these metrics are the best so far, by ``checkpoint.best``."""
+    if not spec.best:
+        return False
+    if spec.best not in metrics:
+        raise JobFileError(
+            f"checkpoint.best is {spec.best!r}, but the evaluation gives {', '.join(metrics)}",
+            where="checkpoint.best",
+            hint='name one of them, or write best = ""',
+        )
+    sign = 1 if spec.best_mode == "max" else -1
+    known = best.get("metric") == spec.best
+    return not known or sign * metrics[spec.best] > sign * float(best["value"])
 
 
 def _scaler(device: torch.device, precision: str) -> torch.amp.GradScaler:

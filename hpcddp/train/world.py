@@ -45,7 +45,7 @@ class World:
     def control(self) -> dist.ProcessGroup | None:
         """A gloo group for votes, checkpoints and barriers, beside the gradients' one.
 
-        Made when it is first needed, by all ranks together: the first step does not wait for it.
+        Made when it is first needed, by all ranks together.
         """
         if self._control is None:
             self._control = dist.new_group(backend="gloo")
