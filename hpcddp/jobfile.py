@@ -76,6 +76,16 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise JobFileError(f"is not TOML: {error}", where=str(path)) from None
 
 
+def _named(folder: Path) -> dict[str, Path]:
+    """The job files of a folder, by name."""
+    return {p.stem: p for p in sorted(folder.glob("*.toml"))}
+
+
+def known(folder: Path) -> dict[str, Path]:
+    """The jobs that a name can mean: those of ./jobs before the shipped ones."""
+    return _named(shipped.folder("jobs")) | _named(folder / "jobs")
+
+
 def find(job: str | None, folder: Path) -> tuple[Path | str, list[str]]:
     """The job file that a word means, or the task itself for `package.module:object`.
 
@@ -86,9 +96,8 @@ def find(job: str | None, folder: Path) -> tuple[Path | str, list[str]]:
     Returns:
         The file or the task, and notes for the user.
     """
-    here = {p.stem: p for p in sorted((folder / "jobs").glob("*.toml"))}
-    ours = {p.stem: p for p in sorted(shipped.folder("jobs").glob("*.toml"))}
     if job is None:
+        here = _named(folder / "jobs")
         if len(here) > 1:
             raise UserError(
                 f"there are {len(here)} jobs in ./jobs: {', '.join(here)}",
@@ -96,19 +105,20 @@ def find(job: str | None, folder: Path) -> tuple[Path | str, list[str]]:
             )
         if here:
             return next(iter(here.values())), []
-        return ours["digits"], ["no job named and none in ./jobs: taking the shipped job digits"]
+        note = "no job named and none in ./jobs: taking the shipped job digits"
+        return shipped.folder("jobs") / "digits.toml", [note]
     if job.endswith(".toml") or "/" in job:
         return folder / job, []
     if ":" in job:
         return job, []
-    found = here.get(job) or ours.get(job)
-    if not found:
+    jobs = known(folder)
+    if job not in jobs:
         raise JobFileError(
             f"unknown job {job!r}",
             where=str(folder / "jobs"),
-            hint=nearest(job, here | ours, what="job"),
+            hint=nearest(job, jobs, what="job"),
         )
-    return found, []
+    return jobs[job], []
 
 
 def file_layer(source: Path | str) -> Layer:

@@ -60,6 +60,11 @@ def test_the_shell_completes_commands_and_options(site: Site, command: Command) 
     assert complete(command, "s") == ["sandbox", "status", "stop", "submit"]
     assert complete(command, "submit", "--par") == ["--partition", "--parsable"]
     assert complete(command, "sandbox", "d") == ["down"]
+    assert complete(command, "submit", "") == ["digits", "toy"]
+    run = RunDir(site.runs / "toy-1")
+    run.create()
+    record_run(run)
+    assert complete(command, "status", "t") == ["toy-1"]
 
 
 def config(hpcddp: Command, *arguments: str) -> dict[str, Any]:

@@ -9,11 +9,18 @@ from typing import Any
 
 import click
 
-from hpcddp.cli.options import flags, job_options, json_option, runs_option, runs_root
+from hpcddp.cli.options import (
+    complete_runs,
+    flags,
+    job_options,
+    json_option,
+    runs_option,
+    runs_root,
+)
 
 
 @click.command()
-@click.argument("run")
+@click.argument("run", shell_complete=complete_runs)
 @runs_option
 @json_option
 def stop(run: str, runs: str | None, as_json: bool) -> None:
@@ -22,7 +29,7 @@ def stop(run: str, runs: str | None, as_json: bool) -> None:
 
 
 @click.command()
-@click.argument("run")
+@click.argument("run", shell_complete=complete_runs)
 @runs_option
 @json_option
 def cancel(run: str, runs: str | None, as_json: bool) -> None:
@@ -44,7 +51,7 @@ def ask(token: str, runs: str | None, want: str, as_json: bool) -> None:
 
 
 @click.command()
-@click.argument("run")
+@click.argument("run", shell_complete=complete_runs)
 @job_options
 @runs_option
 @click.option("--follow/--detach", default=None, help="Show the log until the end, or return.")
@@ -73,7 +80,7 @@ def resume(run: str, runs: str | None, follow: bool | None, as_json: bool, **giv
 
 
 @click.command()
-@click.argument("run")
+@click.argument("run", shell_complete=complete_runs)
 @click.argument("file", type=click.Path(dir_okay=False, writable=True))
 @runs_option
 def export(run: str, file: str, runs: str | None) -> None:

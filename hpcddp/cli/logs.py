@@ -11,13 +11,13 @@ from typing import TextIO
 import click
 
 from hpcddp import record
-from hpcddp.cli.options import runs_option, runs_root
+from hpcddp.cli.options import complete_runs, runs_option, runs_root
 from hpcddp.errors import RunError
 from hpcddp.rundir import RunDir
 
 
 @click.command()
-@click.argument("run", default="last")
+@click.argument("run", default="last", shell_complete=complete_runs)
 @click.option("-f", "--follow", is_flag=True, help="Go on until the run ends.")
 @click.option("--rank", type=click.IntRange(min=0), help="Lines of this rank only.")
 @click.option("--attempt", type=click.IntRange(min=1), help="This attempt only.")

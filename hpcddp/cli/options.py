@@ -36,6 +36,19 @@ runs_option = click.option(
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
+def complete_runs(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[str]:
+    """The runs that a word on the command line may become."""
+    from hpcddp.rundir import runs_in
+
+    names = [run.name for run in runs_in(runs_root(ctx.params.get("runs")))]
+    return [name for name in [*names, "last"] if name.startswith(begun)]
+
+
+def complete_jobs(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[str]:
+    """The jobs of ./jobs and the shipped ones."""
+    return sorted(n for n in jobfile.known(Path.cwd()) if n.startswith(begun))
+
+
 def job_options(function: F) -> F:
     """The options that change a job."""
     for option in reversed(

@@ -7,11 +7,11 @@ from typing import Any
 
 import click
 
-from hpcddp.cli.options import job_options, plan_job, runs_option, runs_root
+from hpcddp.cli.options import complete_jobs, job_options, plan_job, runs_option, runs_root
 
 
 @click.command()
-@click.argument("job", required=False)
+@click.argument("job", required=False, shell_complete=complete_jobs)
 @click.option("--steps", type=click.IntRange(min=1), help="Stop after this many optimizer steps.")
 @job_options
 @runs_option

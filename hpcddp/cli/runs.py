@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hpcddp.cli.options import json_option, runs_option, runs_root
+from hpcddp.cli.options import complete_runs, json_option, runs_option, runs_root
 
 if TYPE_CHECKING:
     from hpcddp.status import Status
@@ -35,7 +35,7 @@ def ls(runs: str | None, as_json: bool) -> int:
 
 
 @click.command()
-@click.argument("run", default="last")
+@click.argument("run", default="last", shell_complete=complete_runs)
 @runs_option
 @json_option
 def status(run: str, runs: str | None, as_json: bool) -> int:

@@ -7,11 +7,18 @@ from typing import Any
 
 import click
 
-from hpcddp.cli.options import job_options, json_option, plan_job, runs_option, runs_root
+from hpcddp.cli.options import (
+    complete_jobs,
+    job_options,
+    json_option,
+    plan_job,
+    runs_option,
+    runs_root,
+)
 
 
 @click.command()
-@click.argument("job", required=False)
+@click.argument("job", required=False, shell_complete=complete_jobs)
 @job_options
 @runs_option
 def render(job: str | None, runs: str | None, **given: Any) -> None:
@@ -32,7 +39,7 @@ def default_cluster() -> str | None:
 
 
 @click.command()
-@click.argument("job", required=False)
+@click.argument("job", required=False, shell_complete=complete_jobs)
 @job_options
 @json_option
 def config(job: str | None, as_json: bool, **given: Any) -> None:

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hpcddp.cli.options import job_options, json_option, plan_job, runs_option, runs_root
+from hpcddp.cli.options import (
+    complete_jobs,
+    job_options,
+    json_option,
+    plan_job,
+    runs_option,
+    runs_root,
+)
 
 if TYPE_CHECKING:
     from hpcddp.plan import Plan
@@ -19,7 +26,7 @@ FOLLOW = "Show the log to the end, or return at once.  [default: return on Slurm
 
 
 @click.command()
-@click.argument("job", required=False)
+@click.argument("job", required=False, shell_complete=complete_jobs)
 @job_options
 @runs_option
 @click.option("--follow/--detach", default=None, help=FOLLOW)
