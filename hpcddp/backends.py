@@ -40,22 +40,34 @@ def submit_slurm(plan: Plan, run: RunDir) -> str:
 
 
 def _after_failure(run: RunDir, words: str) -> str:
-    """sbatch failed; that the job exists all the same is asked by its name, never assumed."""
-    line = next((x for x in words.splitlines() if "sbatch: error" in x), "") or words
-    known = slurm.queue(name=run.name)  # SlurmUnreachable: nobody knows
+    """sbatch failed. If it was no refusal the job may exist all the same: its name tells."""
+    line = next((x for x in words.splitlines() if "sbatch: error" in x), "")
+    if line and not slurm.away(words):
+        raise SubmissionRefused(
+            f"sbatch refused the job: {slurm.first_line(line)}",
+            where=str(run.script),
+            hint="mend the flag or the job file and submit again",
+        )
+    try:
+        known = [row for row in slurm.queue(name=run.name) if row.live]
+    except SlurmUnreachable:
+        hint = f"do not submit again: hpcddp status {run.name} asks for it"
+        what = f"whether the job {run.name} exists is unknown: sbatch did not answer"
+        raise SlurmUnreachable(what, where=str(run.script), hint=hint) from None
     if known:
         return known[0].job_id
-    if slurm.away(words):
-        raise SlurmUnreachable(slurm.first_line(line), where=str(run.script), hint="try again")
-    raise SubmissionRefused(
-        f"sbatch refused the job: {slurm.first_line(line)}",
-        where=str(run.script),
-        hint="mend the flag or the job file and submit again",
-    )
+    what = slurm.first_line(line or words)
+    raise SlurmUnreachable(what, where=str(run.script), hint="there is no job; submit again later")
 
 
 def look_slurm(run: RunDir, job_id: str) -> JobRow | None:
     return slurm.job(job_id, run.name)
+
+
+def stop_slurm(job_id: str) -> None:
+    """A job that waits has nothing to save; the ranks of one that runs are told to look."""
+    slurm.cancel(job_id, state="PENDING")
+    slurm.cancel(job_id, state="RUNNING", signal="USR2")
 
 
 def submit_local(plan: Plan, run: RunDir) -> str:
@@ -90,8 +102,6 @@ def cancel_local(job_id: str) -> None:
 
 
 BACKENDS = {
-    "slurm": Backend(
-        submit_slurm, look_slurm, lambda job: slurm.cancel(job, signal="USR2"), slurm.cancel
-    ),
+    "slurm": Backend(submit_slurm, look_slurm, stop_slurm, slurm.cancel),
     "local": Backend(submit_local, look_local, lambda job: None, cancel_local),
 }

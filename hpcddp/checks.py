@@ -83,6 +83,10 @@ def options(job: JobSpec, sources: Mapping[str, str]) -> None:
                             hint=f"{name} follows from {owner}")  # fmt: skip
         if not re.fullmatch(r"[a-z][a-z-]+", name):
             raise UserError(f"{name!r} is not the long name of an sbatch option", where=where)
+        if value == "":
+            raise UserError(f"{name} is empty", where=where)
+        if name in ("requeue", "no-requeue") and not isinstance(value, bool):
+            raise UserError(f"{name} is {value!r}, but must be true or false", where=where)
     if "time" in job.slurm:
         slurm.seconds(str(job.slurm["time"]), sources["slurm.time"])
 

@@ -54,7 +54,7 @@ def _record(error: BaseException, rank: int | None) -> dict[str, Any]:
 def _claim(attempt: AttemptDir, record: dict[str, Any]) -> dict[str, Any] | None:
     """Write the record as the first of all ranks; None, or what the first one wrote."""
     try:
-        attempt.path.mkdir(parents=True, exist_ok=True)
+        attempt.path.mkdir(exist_ok=True)
         fd = os.open(attempt.error, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     except FileExistsError:
         return _read(attempt)

@@ -7,6 +7,7 @@ python -P -m hpcddp.host end RUN N CODE   writes how attempt N ended; exits with
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import socket
@@ -94,25 +95,51 @@ def begin(run: RunDir, pid: int) -> str:
             where=str(run.path),
             hint=f"hpcddp cancel {run.name} ends it",
         )
+    if in_slurm:
+        provide_pickle(run, job_id)
     first = hostlist.first_host(nodes) + job.host_suffix if in_slurm else "127.0.0.1"
     return f"{facts.number} {first} {free_port()}"
 
 
+def provide_pickle(run: RunDir, job_id: str) -> None:
+    """Let submitit find its pickle under this job's id.
+
+    It names the file after sbatch has answered. Where that answer was lost, or where somebody
+    gave the same script to sbatch again, the file has another name.
+    """
+    target = run.submitit / f"{job_id}_submitted.pkl"
+    pickles = sorted(run.submitit.glob("*.pkl"), key=lambda path: path.stat().st_mtime)
+    if pickles:
+        with contextlib.suppress(OSError):  # it is there, or submitit renames it at this moment
+            os.link(pickles[-1], target)
+
+
 def end(run: RunDir, number: int, code: int) -> int:
     """Write how the attempt ended; the job's exit code."""
-    request = read_json(run.request) or {}
-    if code == 0:
-        outcome = ledger.DONE
-    elif request.get("want") == "cancel":
-        outcome = ledger.CANCELLED
-    else:
-        outcome = ledger.STOPPED if code == STOPPED else ledger.FAILED
+    outcome = how(run, code)
     facts = ledger.end(run, number, code, outcome)
     took = time.time() - facts.began if facts else 0.0
     print(f"hpcddp: attempt {number} ended: {outcome} (exit code {code}) after {took:.0f} s")
     if outcome in (ledger.DONE, ledger.STOPPED):
         return 0
     return 1 if code == STOPPED else code
+
+
+def how(run: RunDir, code: int) -> str:
+    """What the ranks' exit code, a person's request and Slurm say about the end."""
+    if code == 0:
+        return ledger.DONE
+    want = (read_json(run.request) or {}).get("want")
+    if want == "cancel":
+        return ledger.CANCELLED
+    if want == "stop" and code == STOPPED:
+        return ledger.STOPPED
+    cause = ""
+    if "SLURM_JOB_ID" in os.environ:
+        with contextlib.suppress(SlurmUnreachable):
+            restarts = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
+            cause = slurm.ending(os.environ["SLURM_JOB_ID"], restarts)
+    return cause or (ledger.STOPPED if code == STOPPED else ledger.FAILED)
 
 
 def main(args: list[str]) -> int:

@@ -178,7 +178,7 @@ def sbatch_layer(environ: Mapping[str, str]) -> Layer:
     """The named few of SBATCH_*."""
     layer = Layer()
     for variable, name in SBATCH_VARIABLES.items():
-        if variable in environ:
+        if environ.get(variable):
             layer.put(name, environ[variable], variable)
     return layer
 

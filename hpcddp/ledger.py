@@ -18,6 +18,7 @@ from hpcddp.rundir import AttemptDir, RunDir, read_json, token, write_json
 
 # What an attempt can end as.
 DONE, STOPPED, CANCELLED, FAILED = "done", "stopped", "cancelled", "failed"
+TIMEOUT, PREEMPTED, REQUEUED = "timeout", "preempted", "requeued"
 
 
 @dataclass

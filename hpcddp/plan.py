@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 import time
 from collections.abc import Mapping
@@ -80,6 +81,12 @@ class Plan:
 
     def directives(self, run: RunDir) -> list[tuple[str, Any]]:
         """sbatch's options in the order of the script."""
+        if re.search("%[jtAa]", str(run.path)):
+            raise TemplateError(
+                "submitit would put a job's number in place of %j, %t, %A or %a",
+                where=str(run.path),
+                hint="take another folder for the runs: --runs",
+            )
         options = dict(self.spec.slurm)
         refused = options.pop("no-requeue", False)
         requeue = options.pop("requeue", True) and not refused

@@ -126,9 +126,30 @@ def job(job_id: str, name: str) -> JobRow | None:
     return next((row for row in queue(name=name) if row.job_id == job_id), None)
 
 
-def cancel(job_id: str, *, signal: str = "") -> None:
-    """scancel, or one signal to every task of the job."""
-    call("scancel", *([f"--signal={signal}"] if signal else []), job_id)
+def cancel(job_id: str, *, state: str = "", signal: str = "") -> None:
+    """scancel, or one signal to every task of the job; only if it is in that state."""
+    options = {"--state": state, "--signal": signal}
+    call("scancel", *(f"{name}={value}" for name, value in options.items() if value), job_id)
+
+
+def ending(job_id: str, restarts: int) -> str:
+    """Why Slurm ends a job, asked by its own batch script; "" if it does not end it.
+
+    Args:
+        restarts: SLURM_RESTART_COUNT of this life.
+
+    Returns: requeued, timeout, preempted or cancelled. What each cause looks like was seen on
+        Slurm 22.05.
+    """
+    said = call("scontrol", "--oneliner", "show", "job", job_id).stdout
+    facts = dict(re.findall(r"(JobState|Reason|PreemptTime|Restarts)=(\S+)", said))
+    if int(facts.get("Restarts", restarts)) > restarts:
+        return "requeued"
+    if facts.get("Reason") == "TimeLimit":
+        return "timeout"
+    if facts.get("PreemptTime", "None") != "None":
+        return "preempted"
+    return "cancelled" if facts.get("JobState") in ("COMPLETING", "CANCELLED") else ""
 
 
 def verdict(script: str) -> tuple[bool, str]:

@@ -35,6 +35,7 @@ class Group:
         self.out = out
         self.width = len(str(topology.world_size - 1))
         self.code = 0
+        self.parent = os.getppid()
         self.deadline = float("inf")
         self.selector = selectors.DefaultSelector()
         self.processes: dict[int, subprocess.Popen[bytes]] = {}
@@ -89,6 +90,8 @@ class Group:
             if code < 0:
                 name = signal.Signals(-code).name
                 self._write(f"hpcddp: rank {rank} was ended by {name}\n".encode())
+            self.end()
+        if os.getppid() != self.parent:  # the script is gone: nobody would wait for the ranks
             self.end()
         if time.monotonic() > self.deadline:
             self.signal(signal.SIGKILL)

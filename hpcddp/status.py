@@ -5,7 +5,10 @@ What is known lies in the run dir; a backend is asked only about a run that has 
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import os
+import re
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -23,7 +26,12 @@ OUTCOMES = {
     ledger.STOPPED: "STOPPED",
     ledger.CANCELLED: "CANCELLED",
     ledger.FAILED: "FAILED",
+    ledger.TIMEOUT: "TIMEOUT",
+    ledger.PREEMPTED: "PREEMPTED",
+    ledger.REQUEUED: "PENDING",
 }
+# Nobody has told of a job, but one may have the run's name.
+UNTOLD = ("LOST", "RENDERED")
 REQUESTS = {"stop": "STOPPED", "cancel": "CANCELLED"}
 FINAL = {
     "COMPLETED", "STOPPED", "CANCELLED", "FAILED", "REFUSED", "TIMEOUT", "NODE_FAIL", "PREEMPTED",
@@ -80,18 +88,19 @@ def status(run: RunDir, queue: Callable[[], list[JobRow]] | None = None) -> Stat
         queue: gives the rows of all jobs on Slurm, so that many runs need one question.
     """
     found = known(run)
-    if found.final and found.state != "LOST":
+    if found.final and found.state not in UNTOLD:
         return found
     try:
         row = find_row(run, found, queue)
     except SlurmUnreachable as error:
-        found.stale, found.reason = True, error.what
+        if found.state != "RENDERED":
+            found.stale, found.reason = True, error.what
         return found
     if row is None:
         again = known(run)  # it may have ended between the two looks
         return again if again.final else gone(run, again)
     found.state, found.hosts, found.job_id = row.state, row.hosts or found.hosts, row.job_id
-    found.reason = "" if row.reason == "None" else row.reason
+    found.reason = "" if row.reason == "None" or row.state == "CANCELLED" else row.reason
     found.since = (row.submitted if row.state == "PENDING" else row.start) or found.since
     return found
 
@@ -173,13 +182,33 @@ def known(run: RunDir) -> Status:
     return found
 
 
+# What a rank says when another one is gone: a consequence, not a cause.
+LOST_PEER = re.compile(r"gloo/transport|[Cc]onnection (closed|reset|refused)|NCCL|DistBackendError")
+
+
 def failure(run: RunDir, number: int) -> str:
     """Why an attempt failed, in one line."""
     error = read_json(run.attempt(number).error)
-    if not error:
-        return "no rank said why; the log may tell"
+    if not error or LOST_PEER.search(f"{error['type']} {error['message']}"):
+        killed = killed_rank(run.attempt(number).log)
+        if killed or not error:
+            return killed or "no rank said why; the log may tell"
     message = error["message"].partition("\n")[0]
     return f"rank {error['rank']} on {error['host']}: {error['type']}: {message}"
+
+
+def killed_rank(log: Path) -> str:
+    """The first rank that a signal ended, as the launcher says it; its neighbours only complain."""
+    with contextlib.suppress(OSError), log.open("rb") as f:
+        f.seek(max(0, f.seek(0, os.SEEK_END) - TAIL))
+        text = f.read().decode("utf-8", "replace")
+        found = re.search(r"^srun: error: (\S+): tasks? (\d+): Killed", text, re.MULTILINE)
+        if found:
+            return f"rank {found[2]} on {found[1]} was killed: out of memory?"
+        found = re.search(r"^hpcddp: (rank \d+) was ended by SIGKILL", text, re.MULTILINE)
+        if found:
+            return f"{found[1]} was killed: out of memory?"
+    return ""
 
 
 def progress(run: RunDir, number: int, found: Status) -> None:

@@ -21,14 +21,12 @@ from hpcddp.status import Status, status
 def submit(plan: Plan, run: RunDir) -> str:
     """Hand a run to its backend; the job id. A refusal is written into the run dir, and raised."""
     run.request.unlink(missing_ok=True)
-    record: dict[str, Any] = {"backend": plan.backend, "submitted": time.time()}
+    record: dict[str, Any] = {"backend": plan.backend, "submitted": time.time(), "job_id": None}
+    write_json(run.submission, record)  # from here on the job is found by its name
     try:
         record["job_id"] = BACKENDS[plan.backend].submit(plan, run)
     except SubmissionRefused as error:
-        write_json(run.submission, record | {"job_id": None, "refused": error.what})
-        raise
-    except SlurmUnreachable:
-        write_json(run.submission, record | {"job_id": None})
+        write_json(run.submission, record | {"refused": error.what})
         raise
     write_json(run.submission, record)
     show_log(run, plan.backend, str(record["job_id"]))
@@ -89,10 +87,7 @@ def request(run: RunDir, want: str) -> Status:
         raise RunError(f"the run is {found.state}: there is nothing to {want}", where=run.name)
     write_json(run.request, {"want": want, "job_id": found.job_id, "when": time.time()})
     backend = BACKENDS[found.backend]
-    if want == "cancel" or found.state == "PENDING":
-        backend.cancel(found.job_id)  # a job that has not begun has nothing to save
-    else:
-        backend.stop(found.job_id)
+    (backend.cancel if want == "cancel" else backend.stop)(found.job_id)
     return found
 
 

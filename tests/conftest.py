@@ -64,6 +64,18 @@ class Outcome:
         return self.out + self.err
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--full", action="store_true", help="run the long tests too")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """The long ones belong to `scripts/test --full` alone."""
+    if not config.getoption("--full"):
+        long = [item for item in items if item.get_closest_marker("full")]
+        items[:] = [item for item in items if item not in long]
+        config.hook.pytest_deselected(items=long)
+
+
 class Site:
     """A user's folder with one small job, on a machine where only a test's own Slurm answers."""
 

@@ -47,6 +47,9 @@ def test_the_version_is_one_line(hpcddp: Command) -> None:
     assert hpcddp("--version").out.split()[-1] == __version__
 
 
+STOP = "--state=PENDING 7\n--state=RUNNING --signal=USR2 7\n"
+
+
 def complete(command: Command, *words: str) -> list[str]:
     done = command(
         COMP_WORDS=" ".join(["hpcddp", *words]), COMP_CWORD=str(len(words)),
@@ -275,7 +278,7 @@ def test_stop_and_cancel_say_what_was_asked(site: Site, hpcddp: Command) -> None
     assert data == {
         "schema_version": 1, "run": "toy-1", "asked": "cancel", "state": "RUNNING", "job_id": "7",
     }  # fmt: skip
-    assert (site.folder / "cancelled").read_text() == "--signal=USR2 7\n7\n"
+    assert (site.folder / "cancelled").read_text() == STOP + "7\n"
 
 
 def logged(site: Site) -> RunDir:

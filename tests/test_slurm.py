@@ -166,3 +166,18 @@ def test_the_first_line_that_says_something() -> None:
         "invalid partition"
     )
     assert slurm.first_line("\n") == "no words"
+
+
+@pytest.mark.parametrize(
+    ("said", "cause"),
+    [
+        ("JobState=COMPLETING Reason=TimeLimit Restarts=0", "timeout"),
+        ("JobState=COMPLETING Reason=None Restarts=1", "requeued"),
+        ("JobState=COMPLETING Reason=None Restarts=0", "cancelled"),
+        ("JobState=RUNNING Reason=None PreemptTime=2030-01-01T00:00:00 Restarts=0", "preempted"),
+        ("JobState=RUNNING Reason=None PreemptTime=None Restarts=0", ""),
+    ],
+)
+def test_why_slurm_ends_a_job(site: Site, said: str, cause: str) -> None:
+    site.program("scontrol", f"echo JobId=7 {said}")
+    assert slurm.ending("7", 0) == cause

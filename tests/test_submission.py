@@ -181,11 +181,14 @@ def pending(site: Site, job_id: str = "7", state: str = "PENDING") -> RunDir:
     return run
 
 
+STOP = "--state=PENDING 7\n--state=RUNNING --signal=USR2 7"
+
+
 @pytest.mark.parametrize(
     ("want", "state", "call"),
     [
-        ("stop", "RUNNING", "--signal=USR2 7"),
-        ("stop", "PENDING", "7"),  # there is nothing to save yet
+        ("stop", "RUNNING", STOP),
+        ("stop", "PENDING", STOP),  # it may begin in between, and is cancelled only if it waits
         ("cancel", "RUNNING", "7"),
         ("cancel", "PENDING", "7"),
     ],

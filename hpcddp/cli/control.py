@@ -66,7 +66,10 @@ def resume(run: str, runs: str | None, follow: bool | None, as_json: bool, **giv
     submission.check_ended(folder)
     job = record.read(folder)
     before = Layer().put_all(job.spec, str(folder.job))
-    if not given.get("cluster"):
+    if given.get("cluster"):
+        for name in ("template", "launcher"):  # of the cluster before
+            before.values.pop(name)
+    else:
         before.put("cluster", job.cluster, str(folder.job))
     made = plan.make([flags(given), before], [], environ=os.environ, folder=Path(job.workdir))
     prepare.renew(made, folder, job.created)

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from hpcddp.cli.options import complete_jobs, job_options, plan_job, runs_option, runs_root
+from hpcddp.errors import UserError
 
 
 @click.command()
@@ -22,6 +23,10 @@ def run(job: str | None, steps: int | None, runs: str | None, **given: Any) -> N
     from hpcddp.topology import Rank
     from hpcddp.worker import run as train
 
+    for name in ("nodes", "gpus"):
+        if given[name] not in (None, "1"):
+            hint = "hpcddp submit --cluster local starts several"
+            raise UserError("there is one rank", where=f"--{name}", hint=hint)
     given |= {"cluster": "local", "nodes": "1", "gpus": "1"}
     folder = prepare.new_run(plan_job(job, given), runs_root(runs))
     facts = ledger.life(str(os.getpid()), os.getpid())

@@ -49,6 +49,15 @@ def complete(checkpoints: Path) -> list[Path]:
     return []
 
 
+def torn(checkpoints: Path, newest: Path | None) -> list[str]:
+    """The names of incomplete checkpoints that are newer than the newest complete one."""
+    with contextlib.suppress(FileNotFoundError):
+        least = step_of(newest) if newest else -1
+        steps = [(s, p) for p in checkpoints.iterdir() if (s := step_of(p)) is not None]
+        return [p.name for s, p in sorted(steps) if s > (least or 0)]
+    return []
+
+
 def _marked(folder: Path) -> dict[str, dict[str, Any]]:
     """The files that COMPLETE names, with size and sha256; none if it is missing or torn."""
     try:
@@ -97,6 +106,9 @@ def digest(path: Path) -> dict[str, Any]:
 def newest(run: RunDir, world: World) -> Path | None:
     """The newest undamaged checkpoint, the same on all ranks; a collective."""
     found: list[Any] = [complete(run.checkpoints)] if world.is_main else [None]
+    if world.is_main:
+        for name in torn(run.checkpoints, next(iter(found[0]), None)):
+            print(f"{name} is incomplete: passed over", flush=True)
     if world.size > 1:
         dist.broadcast_object_list(found, src=0, group=world.control)
     for folder in found[0]:

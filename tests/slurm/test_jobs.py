@@ -1,6 +1,8 @@
 """Whole jobs on the real Slurm: submitted, rendered, followed, stopped, cancelled, resumed."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -242,6 +244,71 @@ def test_refused_by_sbatch(desk: Desk) -> None:
     assert found["state"] == "REFUSED" and "invalid partition" in found["reason"]
 
 
+def test_refused_for_nodes_that_are_not_there(desk: Desk) -> None:
+    """Slurm keeps a failed job of that name: it is no job of ours."""
+    done = desk.result("submit", "toy", "--gpus", "8")
+    assert done.returncode == 1
+    assert "Requested node configuration is not available" in done.stderr
+    assert desk.status()["state"] == "REFUSED"
+
+
+def test_an_answer_of_sbatch_that_is_lost(desk: Desk) -> None:
+    """The job exists: it is found by its name, once, and runs to its end."""
+    sbatch = desk.slurm.run("sh", "-c", "command -v sbatch", check=True).stdout.strip()
+    (desk.folder / "bin").mkdir()
+    wrapper = desk.folder / "bin/sbatch"
+    wrapper.write_text(
+        f'#!/bin/sh\ncase "$*" in *job.sbatch*) {sbatch} "$@" >/dev/null\n'
+        "echo 'sbatch: error: Batch job submission failed: Socket timed out' >&2; exit 1;;\n"
+        f'esac\nexec {sbatch} "$@"\n'
+    )
+    wrapper.chmod(0o755)
+    path = f"{wrapper.parent}:{desk.slurm.environ['PATH']}"
+    done = desk.slurm.run(
+        HPCDDP, "submit", "toy", "--follow", "--json", cwd=desk.folder, timeout=100,
+        env=desk.slurm.environ | {"PATH": path},
+    )  # fmt: skip
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert (done.returncode, found["state"]) == (0, "COMPLETED"), done.stdout + done.stderr
+    jobs = desk.slurm.run("squeue", "--states=all", "--noheader", f"--name={found['run']}").stdout
+    assert len(jobs.splitlines()) == 1
+
+
+def test_requeued_by_hand_it_waits_and_is_not_resumed_twice(desk: Desk) -> None:
+    run = desk.submit(*LONG, "--set", "checkpoint.every=5")
+    job = desk.until(lambda s: s["state"] == "RUNNING" and s["step"] > 5, run)["job_id"]
+    desk.slurm.run("scontrol", "requeue", job, check=True)
+    waits = desk.until(lambda s: s["state"] == "PENDING", run)
+    assert waits["job_id"] == job
+    assert desk.result("resume", run).returncode == 2
+    desk.slurm.run("scontrol", "update", f"JobId={job}", "StartTime=now", check=True)
+    again = desk.until(lambda s: s["state"] == "RUNNING" and s["attempt"] == 2, run)
+    assert again["job_id"] == job
+    desk.until(lambda s: s["step"] > 6, run)
+    assert "resumed from checkpoints/" in desk("logs", run, "--attempt", "2")
+    desk.slurm.run("scancel", job, check=True)
+    desk.until(lambda s: s["state"] == "CANCELLED", run)
+
+
+@pytest.mark.full
+def test_the_time_limit_is_told(desk: Desk) -> None:
+    run = desk.submit(*LONG, "--time", "1")
+    deadline = time.monotonic() + 150
+    while desk.status(run)["state"] in ("PENDING", "RUNNING", "COMPLETING"):
+        assert time.monotonic() < deadline
+        time.sleep(1)
+    assert desk.status(run)["state"] == "TIMEOUT"
+
+
+def test_a_killed_rank_is_named_and_not_its_neighbour(desk: Desk) -> None:
+    run = desk.submit("--gpus", "2", *LONG)
+    found = desk.until(lambda s: s["state"] == "RUNNING" and s["step"] > 0, run)
+    metrics = Path(found["path"], "attempts/1/metrics.jsonl").read_text().splitlines()
+    os.kill(json.loads(metrics[0])["ranks"][1]["pid"], signal.SIGKILL)
+    ended = desk.until(lambda s: s["state"] == "FAILED", run)
+    assert ended["reason"] == f"rank 1 on {desk.nodes[0]} was killed: out of memory?"
+
+
 def test_dry_run_gives_slurms_verdict_and_leaves_nothing(desk: Desk) -> None:
     good = desk.result("submit", "toy", "--nodes", "2", "--gpus", "2", "--dry-run")
     assert good.returncode == 0 and "accepted" in good.stderr
@@ -262,7 +329,7 @@ def test_submitting_from_inside_another_job(desk: Desk) -> None:
     assert (ended["step"], ended["gpus_per_node"]) == (12, 2)
 
 
-ODD_NAMES = ["a b", "it's", 'q"q', "$(touch x)", "a;touch x", "100%j", "größe", "a #b"]
+ODD_NAMES = ["a b", "it's", 'q"q', "$(touch x)", "a;touch x", "100%", "größe", "a #b"]
 
 
 @pytest.mark.parametrize("name", ODD_NAMES)
