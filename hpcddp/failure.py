@@ -14,7 +14,7 @@ import traceback
 from typing import Any
 
 from hpcddp.errors import HpcddpError
-from hpcddp.rundir import AttemptDir
+from hpcddp.rundir import AttemptDir, token, write_json
 
 
 def host() -> str:
@@ -52,22 +52,27 @@ def _record(error: BaseException, rank: int | None) -> dict[str, Any]:
 
 
 def _claim(attempt: AttemptDir, record: dict[str, Any]) -> dict[str, Any] | None:
-    """Write the record as the first of all ranks; None, or what the first one wrote."""
+    """Write the record as the first of all ranks; None, or what the first one wrote.
+
+    A link takes the name with the whole record behind it: no rank reads half of one.
+    """
+    aside = attempt.error.with_name(f".error.{token(4)}")
     try:
         attempt.path.mkdir(exist_ok=True)
-        fd = os.open(attempt.error, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        write_json(aside, record)
+        os.link(aside, attempt.error)
     except FileExistsError:
         return _read(attempt)
     except OSError:  # the folder is gone or full: this rank speaks for itself
         return None
-    with open(fd, "w", encoding="utf-8") as f:
-        f.write(json.dumps(record, indent=1) + "\n")
+    finally:
+        aside.unlink(missing_ok=True)
     return None
 
 
 def _read(attempt: AttemptDir) -> dict[str, Any]:
     try:
         data = json.loads(attempt.error.read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # its writer is not ready yet
+    except (OSError, ValueError):  # gone, or not ours
         return {}
     return data if isinstance(data, dict) else {}
