@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from hpcddp import ledger, slurm
+from hpcddp import ledger, record, slurm
 from hpcddp.errors import HpcddpError, SlurmUnreachable, SubmissionRefused
 from hpcddp.plan import Plan
 from hpcddp.rundir import RunDir
@@ -22,7 +22,8 @@ class Backend:
 
     submit: Callable[[Plan, RunDir], str]  # -> job id
     look: Callable[[RunDir, str], JobRow | None]  # run, job id -> its row, None if it is gone
-    stop: Callable[[str], None]  # tell the ranks that a request lies in the run dir
+    tell: Callable[[str], None]  # the ranks, that a request lies in the run dir
+    drop: Callable[[str], None]  # a job that waits and has nothing to save
     cancel: Callable[[str], None]
 
 
@@ -61,13 +62,15 @@ def _after_failure(run: RunDir, words: str) -> str:
 
 
 def look_slurm(run: RunDir, job_id: str) -> JobRow | None:
-    return slurm.job(job_id, run.name)
+    return slurm.job(job_id, record.read(run).name)
 
 
-def stop_slurm(job_id: str) -> None:
-    """A job that waits has nothing to save; the ranks of one that runs are told to look."""
-    slurm.cancel(job_id, state="PENDING")
+def tell_slurm(job_id: str) -> None:
     slurm.cancel(job_id, state="RUNNING", signal="USR2")
+
+
+def drop_slurm(job_id: str) -> None:
+    slurm.cancel(job_id, state="PENDING")
 
 
 def submit_local(plan: Plan, run: RunDir) -> str:
@@ -101,7 +104,11 @@ def cancel_local(job_id: str) -> None:
         os.killpg(int(job_id), signal.SIGTERM)
 
 
+def _nobody(job_id: str) -> None:
+    """Ranks here look into the run dir every second, and no job waits."""
+
+
 BACKENDS = {
-    "slurm": Backend(submit_slurm, look_slurm, stop_slurm, slurm.cancel),
-    "local": Backend(submit_local, look_local, lambda job: None, cancel_local),
+    "slurm": Backend(submit_slurm, look_slurm, tell_slurm, drop_slurm, slurm.cancel),
+    "local": Backend(submit_local, look_local, _nobody, _nobody, cancel_local),
 }

@@ -85,6 +85,14 @@ def options(job: JobSpec, sources: Mapping[str, str]) -> None:
             raise UserError(f"{name!r} is not the long name of an sbatch option", where=where)
         if value == "":
             raise UserError(f"{name} is empty", where=where)
+        if name == "signal" and not re.fullmatch(
+            r"(?:SIG)?(USR1|USR2|TERM|HUP|INT)(@\d+)?", str(value)
+        ):
+            raise UserError(
+                f"signal is {value!r}", where=where,
+                hint="write a signal that the ranks can take, such as USR1@60; "
+                "with B: they would get none",
+            )  # fmt: skip
         if name in ("requeue", "no-requeue") and not isinstance(value, bool):
             raise UserError(f"{name} is {value!r}, but must be true or false", where=where)
     if "time" in job.slurm:

@@ -10,15 +10,14 @@ import os
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from hpcddp.errors import RunError
-from hpcddp.rundir import AttemptDir, RunDir, read_json, token, write_json
+from hpcddp.rundir import AttemptDir, RunDir, fence, read_json, token, write_json
 
-# What an attempt can end as.
-DONE, STOPPED, CANCELLED, FAILED = "done", "stopped", "cancelled", "failed"
-TIMEOUT, PREEMPTED, REQUEUED = "timeout", "preempted", "requeued"
+Close = Callable[["Attempt"], None]
 
 
 @dataclass
@@ -33,14 +32,29 @@ class Attempt:
     slurm: bool
     nodes: str  # host list of the allocation
     began: float  # seconds since the epoch
+    said: str = ""  # the log into which Slurm writes why it ends the job
+    said_size: int = 0  # bytes of it at the start: what comes after them is of this life
+    restarts: int = 0  # how often Slurm had restarted the job when this life began
+    deadline: float | None = None  # end of the time limit, in seconds since the epoch
+    site: dict[str, Any] = field(default_factory=dict)  # of site.Site
+    checkpoint: int = 0  # step of the newest complete checkpoint at its start
     ended: float | None = None
-    exit_code: int | None = None
-    outcome: str | None = None
+    exit_code: int | None = None  # the ranks'
+    cause: str | None = None  # why it ended, and what was done about it: see requeue.py
+    action: str = ""
+    reason: str = ""
+    saved: int = 0  # step of the newest complete checkpoint at its end
+    successor: str = ""  # the job that goes on, where it is another one
 
     @property
     def live(self) -> bool:
         """Whether it has not said that it ended; its process may be gone all the same."""
-        return self.outcome is None
+        return self.cause is None
+
+    @property
+    def progress(self) -> bool:
+        """Whether it got the run any further."""
+        return self.saved > self.checkpoint
 
 
 def process_start(pid: int) -> str:
@@ -78,12 +92,18 @@ def last(run: RunDir) -> Attempt | None:
     return read(folders[-1]) if folders else None
 
 
-def begin(run: RunDir, facts: Attempt, works: Callable[[Attempt], bool]) -> Attempt | None:
+def begin(
+    run: RunDir, facts: Attempt, works: Callable[[Attempt], bool], close: Close = lambda a: None
+) -> Attempt | None:
     """Take the next attempt number; None if an earlier attempt still works.
 
+    From then on the run dir is this attempt's: an older life that still runs can write no
+    checkpoint any more.
+
     Args:
-        facts: this life; its number is filled in here.
+        facts: this life; its number and its checkpoint are filled in here.
         works: whether an attempt without an end is still at work.
+        close: says how an attempt ended that could not say so itself.
     """
     while True:
         folders = run.all_attempts()
@@ -100,6 +120,13 @@ def begin(run: RunDir, facts: Attempt, works: Callable[[Attempt], bool]) -> Atte
         except OSError:  # somebody else took the number
             shutil.rmtree(aside)
             continue
+        fence(run, facts.number)
+        if earlier and earlier.live:
+            close(earlier)
+            earlier.saved = max(earlier.saved, newest_step(run))
+            write_json(folders[-1].facts, asdict(earlier))
+        facts.checkpoint = newest_step(run)
+        write_json(run.attempt(facts.number).facts, asdict(facts))
         point(run.log, Path("attempts", str(facts.number), "log"))
         return facts
 
@@ -111,11 +138,26 @@ def point(link: Path, target: Path) -> None:
     aside.replace(link)
 
 
-def end(run: RunDir, number: int, exit_code: int, outcome: str) -> Attempt | None:
-    """Write how an attempt ended."""
-    folder = run.attempt(number)
-    facts = read(folder)
+def end(
+    run: RunDir, number: int, exit_code: int, cause: str, action: str = "", reason: str = ""
+) -> Attempt | None:
+    """Write how an attempt ended; None if it is not there, or is the newest no more."""
+    facts = owner(run, number)
     if facts:
-        facts.ended, facts.exit_code, facts.outcome = time.time(), exit_code, outcome
-        write_json(folder.facts, asdict(facts))
+        facts.ended, facts.exit_code, facts.cause = time.time(), exit_code, cause
+        facts.action, facts.reason, facts.saved = action, reason, newest_step(run)
+        write_json(run.attempt(number).facts, asdict(facts))
     return facts
+
+
+def owner(run: RunDir, number: int) -> Attempt | None:
+    """The facts of an attempt while it is the newest: it alone may write."""
+    folders = run.all_attempts()
+    return read(folders[-1]) if folders and folders[-1].number == number else None
+
+
+def newest_step(run: RunDir) -> int:
+    """The step of the newest checkpoint that is marked complete; 0 if there is none."""
+    marks = run.checkpoints.glob("step-*/COMPLETE")
+    names = (mark.parent.name.removeprefix("step-") for mark in marks)
+    return max((int(name) for name in names if name.isdecimal()), default=0)

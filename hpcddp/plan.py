@@ -15,15 +15,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcddp import checks, clusters, jobfile, launchers, shipped, slurm, spec
+from hpcddp import checks, clusters, jobfile, launchers, shipped, site, slurm, spec
 from hpcddp.clusters import Profile
 from hpcddp.errors import SlurmUnreachable, TemplateError
 from hpcddp.jobfile import Layer
 from hpcddp.keys import nearest
 from hpcddp.record import JobRecord
 from hpcddp.rundir import RunDir
+from hpcddp.site import Site
 from hpcddp.spec import JobSpec
 from hpcddp.topology import NodeRange, Topology, parse_count, parse_gpus, parse_nodes
+
+# Sent before the time limit, up to half a minute too early. The ranks know the limit, and stop as
+# late as they can; so it is asked for only where preemption sends it instead of TERM.
+SIGNAL = "USR2@30"
 
 
 @dataclass
@@ -40,6 +45,7 @@ class Plan:
     cpus_per_task: int
     workdir: Path
     notes: list[str]
+    site: Site | None = None  # what Slurm says of itself
 
     @property
     def topology(self) -> Topology:
@@ -77,6 +83,9 @@ class Plan:
         interface = self.profile.cluster.interface or ("lo" if self.backend == "local" else "")
         if interface:
             found |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
+        if "signal" in self.spec.slurm:
+            name = str(self.spec.slurm["signal"]).partition("@")[0].removeprefix("SIG")
+            found["HPCDDP_SIGNAL"] = name
         return found | {n: _env_text(v) for n, v in self.spec.env.items()}
 
     def directives(self, run: RunDir) -> list[tuple[str, Any]]:
@@ -107,6 +116,8 @@ class Plan:
             asked = gpus if cluster.gpu_option == "gpus-per-node" else f"gpu:{gpus}"
             others = [str(options.pop("gres"))] if cluster.gpu_option in options else []
             rows.insert(3, (cluster.gpu_option, ",".join([asked, *others])))
+        if self.site and self.site.user_signal:
+            options.setdefault("signal", SIGNAL)
         return rows + sorted(options.items())
 
     def render(self, run: RunDir, command: list[str]) -> str:
@@ -158,7 +169,7 @@ def make(
         job, sources, profile, nodes, gpus,
         launchers.find(job.launcher, profile.cluster.backend, sources.get("launcher", "")),
         _template(job, profile, sources, folder),
-        _cpus(job, profile, nodes, gpus, sources), folder, notes,
+        _cpus(job, profile, nodes, gpus, sources), folder, notes, _site(job, profile),
     )  # fmt: skip
 
 
@@ -170,6 +181,16 @@ def _backend(cluster: str, notes: list[str]) -> str:
         return "slurm"
     notes.append("sbatch does not answer here: running on this machine")
     return "local"
+
+
+def _site(job: JobSpec, profile: Profile) -> Site | None:
+    """What Slurm says of itself and of the job's partition."""
+    if profile.cluster.backend != "slurm":
+        return None
+    try:
+        return site.read(str(job.slurm.get("partition", "")).partition(",")[0])
+    except SlurmUnreachable:
+        return None
 
 
 def _env_text(value: Any) -> str:

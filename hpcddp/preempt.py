@@ -6,10 +6,18 @@ handler sets the flag and returns; the trainer looks at the flag between two ste
 
 from __future__ import annotations
 
+import os
 import signal
+import time
 from types import FrameType
 
 STOP_SIGNALS = (signal.SIGUSR2, signal.SIGTERM)
+
+
+def stop_signals() -> tuple[signal.Signals, ...]:
+    """The signals that ask for a stop: the usual ones, and the one that the job asked Slurm for."""
+    own = os.environ.get("HPCDDP_SIGNAL", "")
+    return (*STOP_SIGNALS, *([signal.Signals[f"SIG{own}"]] if own else []))
 
 
 class Preemption:
@@ -17,6 +25,8 @@ class Preemption:
 
     def __init__(self) -> None:
         self.requested = False
+        self.signal = ""  # the first one that came
+        self.when: float | None = None  # seconds since the epoch
         self._earlier: dict[int, object] = {}
 
     @property
@@ -28,7 +38,7 @@ class Preemption:
         again takes in those that were set since. Main thread only."""
         if _is_submitit(signal.getsignal(signal.SIGCONT)):
             signal.signal(signal.SIGCONT, signal.SIG_DFL)
-        for number in STOP_SIGNALS:
+        for number in stop_signals():
             earlier = signal.getsignal(number)
             if earlier == self._handle:
                 continue
@@ -42,7 +52,8 @@ class Preemption:
         self._earlier.clear()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        self.requested = True
+        if not self.requested:
+            self.requested, self.signal, self.when = True, signal.Signals(number).name, time.time()
         earlier = self._earlier.get(number)
         if callable(earlier):
             earlier(number, frame)
@@ -58,5 +69,5 @@ def ignore_stop_signals(worker_id: int = 0) -> None:
 
     A worker that died of Slurm's SIGTERM would take its rank with it.
     """
-    for number in (*STOP_SIGNALS, signal.SIGUSR1, signal.SIGINT):
+    for number in (*stop_signals(), signal.SIGUSR1, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)

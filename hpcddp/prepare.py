@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hpcddp import record
+from hpcddp import hostapp, record
 from hpcddp.plan import Plan
-from hpcddp.rundir import RunDir, new_id, write_text
+from hpcddp.rundir import RunDir, new_id, write_bytes, write_text
 
 
 def new_run(plan: Plan, root: Path) -> RunDir:
@@ -14,16 +14,20 @@ def new_run(plan: Plan, root: Path) -> RunDir:
     run = RunDir(root / new_id(plan.spec.name))
     text = plan.render(run, plan.worker_command(run))
     run.create()
-    record.write(run, plan.record(run))
-    write_script(run, text)
+    _fill(plan, run, text)
     return run
+
+
+def _fill(plan: Plan, run: RunDir, text: str, created: float | None = None) -> None:
+    record.write(run, plan.record(run, created))
+    write_bytes(run.host, hostapp.build())
+    write_script(run, text)
 
 
 def renew(plan: Plan, run: RunDir, created: float) -> None:
     """Put another plan into a run dir that is there."""
     text = plan.render(run, plan.worker_command(run))
-    record.write(run, plan.record(run, created))
-    write_script(run, text)
+    _fill(plan, run, text, created)
 
 
 def write_script(run: RunDir, text: str) -> None:

@@ -34,9 +34,15 @@ class JobRecord:
     launcher: str = ""
     host_suffix: str = ""  # of MASTER_ADDR
     poll_seconds: int = 30
+    slurm_name: str = ""  # the job's name, where it is not the run's: in an array
     created: float = 0.0  # seconds since the epoch
     version: str = __version__
     format: int = FORMAT
+
+    @property
+    def name(self) -> str:
+        """The job's name at its backend."""
+        return self.slurm_name or self.run
 
     @property
     def world_size(self) -> int:

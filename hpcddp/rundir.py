@@ -3,8 +3,9 @@
     RUN/
       job.json            what was asked, checked, and where it runs        written by submit
       job.sbatch          the script                                        written by submit
+      host.pyz            what the script asks on its host                  written by submit
       submission.json     who took the script, under which id               written by submit
-      request.json        a person's wish: stop or cancel                   written by stop, cancel
+      request.json        a person's wish: stop, cancel, preempt            written by that command
       job-ID.log          the script before its claim, and Slurm's own words
       submitit/           submitit's own files
       log -> attempts/N/log
@@ -12,6 +13,7 @@
         attempt.json      when, where, as which job; how it ended           written by the script
         log               output of all ranks, each line with its rank
         metrics.jsonl     the rank map, then metrics                        written by rank 0
+        pulse             the last step, and when                           written by rank 0
         error.json        the first failing rank's traceback                written by that rank
       checkpoints/step-N/
 
@@ -23,6 +25,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
+import struct
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -41,6 +45,7 @@ class AttemptDir:
         self.log = path / "log"
         self.metrics = path / "metrics.jsonl"
         self.error = path / "error.json"
+        self.pulse = path / "pulse"
 
 
 class RunDir:
@@ -51,6 +56,7 @@ class RunDir:
         self.name = self.path.name
         self.job = self.path / "job.json"
         self.script = self.path / "job.sbatch"
+        self.host = self.path / "host.pyz"
         self.submission = self.path / "submission.json"
         self.request = self.path / "request.json"
         self.log = self.path / "log"
@@ -60,6 +66,10 @@ class RunDir:
 
     def attempt(self, number: int) -> AttemptDir:
         return AttemptDir(self.attempts / str(number))
+
+    def saving(self, number: int) -> Path:
+        """Where an attempt writes a checkpoint before it is complete."""
+        return self.checkpoints / f".saving-{number}"
 
     def job_log(self, job_id: str) -> Path:
         """What a job's script said before it claimed the run, and what Slurm says of the job."""
@@ -86,6 +96,21 @@ class RunDir:
             ) from None
 
 
+def fence(run: RunDir, number: int) -> None:
+    """Make an attempt the only one that can complete a checkpoint.
+
+    A checkpoint is completed by a rename out of its attempt's own folder. Without that folder an
+    older life that still runs fails there, at whatever instant it is.
+    """
+    for folder in run.checkpoints.glob(".saving-*"):
+        owner = folder.name.removeprefix(".saving-")
+        if owner.isdecimal() and int(owner) < number:
+            with contextlib.suppress(OSError):
+                folder.rename(folder.with_name(f".gone-{token(4)}"))
+    for folder in run.checkpoints.glob(".gone-*"):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 def token(size: int) -> str:
     """Random bytes as hexadecimal digits."""
     return os.urandom(size).hex()
@@ -97,6 +122,11 @@ def new_id(name: str) -> str:
 
 
 def write_text(path: Path, text: str, mode: int = 0o644) -> None:
+    """Write a text file as `write_bytes` does."""
+    write_bytes(path, text.encode(), mode)
+
+
+def write_bytes(path: Path, data: bytes, mode: int = 0o644) -> None:
     """Write a file aside, fsync it, and rename it into place; it is there wholly or not at all.
 
     Only its owner can write to it, whatever the umask: the batch script runs nothing else.
@@ -104,8 +134,8 @@ def write_text(path: Path, text: str, mode: int = 0o644) -> None:
     aside = path.with_name(f".{path.name}.{os.getpid()}.{token(3)}")
     fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     try:
-        with open(fd, "w", encoding="utf-8") as f:
-            f.write(text)
+        with open(fd, "wb") as f:
+            f.write(data)
             f.flush()
             os.fsync(f.fileno())
         aside.replace(path)
@@ -157,6 +187,17 @@ def last_lines(path: Path, size: int) -> list[dict[str, Any]]:
         f.seek(max(0, f.seek(0, os.SEEK_END) - size))
         return list(parse_lines(f))
     return []
+
+
+PULSE = struct.Struct("<qd")  # step, seconds since the epoch
+
+
+def read_pulse(attempt: AttemptDir) -> tuple[int, float]:
+    """The last step that an attempt took, and when; zeros if it took none."""
+    with contextlib.suppress(OSError, struct.error):
+        step, when = PULSE.unpack(attempt.pulse.read_bytes())
+        return int(step), float(when)
+    return 0, 0.0
 
 
 def runs_in(root: Path) -> list[RunDir]:

@@ -10,10 +10,12 @@ import os
 import re
 import shutil
 import subprocess
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
-from hpcddp.errors import SlurmUnreachable, UserError
+from hpcddp.errors import SlurmUnreachable, SubmissionRefused, UserError
 
 TIMEOUT = 8.0  # seconds; Slurm's own time-out of one message is 10
 
@@ -132,24 +134,99 @@ def cancel(job_id: str, *, state: str = "", signal: str = "") -> None:
     call("scancel", *(f"{name}={value}" for name, value in options.items() if value), job_id)
 
 
-def ending(job_id: str, restarts: int) -> str:
-    """Why Slurm ends a job, asked by its own batch script; "" if it does not end it.
+@dataclass(frozen=True)
+class JobFacts:
+    """What the controller says of one job now."""
+
+    state: str
+    reason: str = ""
+    restarts: int = 0
+    preempted: bool = False  # a preemption of this life is noted
+    end: float | None = None  # seconds since the epoch at which its time is over
+
+    @property
+    def running(self) -> bool:
+        """Whether it runs on: only then may it be queued again."""
+        return self.state in ("RUNNING", "SIGNALING")
+
+
+_FIELDS = ("JobState", "Reason", "Restarts", "PreemptTime", "EndTime")
+_SQUEUE = "State:|,Reason:|,RestartCnt:|,PreemptTime:|,EndTime:|"
+
+
+def facts(job_id: str, timeout: float = TIMEOUT) -> JobFacts | None:
+    """What Slurm says of a job; None if it does not know it.
+
+    squeue is asked where there is no scontrol.
+    """
+    try:
+        said = call("scontrol", "--oneliner", "show", "job", job_id, timeout=timeout)
+        found = dict(re.findall(rf"\b({'|'.join(_FIELDS)})=(\S*)", said.stdout))
+    except SlurmUnreachable:
+        if shutil.which("scontrol"):
+            raise
+        ask = ("--noheader", "--states=all", f"--jobs={job_id}", f"--Format={_SQUEUE}")
+        said = call("squeue", *ask, timeout=timeout)
+        found = dict(zip(_FIELDS, said.stdout.strip().split("|"), strict=False))
+    if not found.get("JobState"):
+        return None
+    return JobFacts(
+        found["JobState"],
+        found.get("Reason", ""),
+        int(_digits(found.get("Restarts", ""))),
+        found.get("PreemptTime", "") not in ("", "None", "N/A"),
+        _moment(found.get("EndTime", "")),
+    )
+
+
+def _digits(text: str) -> str:
+    return text if text.isdecimal() else "0"
+
+
+def _moment(text: str) -> float | None:
+    """A local time as Slurm writes it, in seconds since the epoch; None for Unknown."""
+    try:
+        return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S"))
+    except ValueError:
+        return None
+
+
+def requeue(job_id: str) -> str:
+    """Queue a running job of ours again; "" or why Slurm did not.
+
+    A site that sets JobRequeue=0 leaves it to the owner to allow it.
+    """
+    said = call("scontrol", "requeue", job_id)
+    if said.returncode and "disabled" in said.stderr:
+        call("scontrol", "update", f"JobId={job_id}", "Requeue=1")
+        said = call("scontrol", "requeue", job_id)
+    if not said.returncode or "pending execution" in said.stderr:  # it waits already
+        return ""
+    return first_line(said.stderr)
+
+
+def release(job_id: str, when: str = "now", exclude: str = "") -> None:
+    """Let a waiting job of ours start at a time, on other nodes than these."""
+    more = [f"ExcNodeList={exclude}"] if exclude else []
+    call("scontrol", "update", f"JobId={job_id}", f"StartTime={when}", *more)
+
+
+def successor(script: Path, parent: str, *, exclude: str = "", after: bool = True) -> str:
+    """Submit a script as the follow-up of a job; the new job's id.
 
     Args:
-        restarts: SLURM_RESTART_COUNT of this life.
+        after: it begins when its parent has left with 0, and is cancelled with it (afterany would
+            revive what a person cancelled). Without, the parent is known to be ending.
 
-    Returns: requeued, timeout, preempted or cancelled. What each cause looks like was seen on
-        Slurm 22.05.
+    Raises:
+        SlurmUnreachable, SubmissionRefused: there is no follow-up.
     """
-    said = call("scontrol", "--oneliner", "show", "job", job_id).stdout
-    facts = dict(re.findall(r"(JobState|Reason|PreemptTime|Restarts)=(\S+)", said))
-    if int(facts.get("Restarts", restarts)) > restarts:
-        return "requeued"
-    if facts.get("Reason") == "TimeLimit":
-        return "timeout"
-    if facts.get("PreemptTime", "None") != "None":
-        return "preempted"
-    return "cancelled" if facts.get("JobState") in ("COMPLETING", "CANCELLED") else ""
+    options = [f"--dependency=afterok:{parent}", "--kill-on-invalid-dep=yes"] if after else []
+    options += [f"--exclude={exclude}"] if exclude else []
+    said = call("sbatch", "--parsable", *options, str(script))
+    if said.returncode:
+        raise SubmissionRefused(first_line(said.stderr), where=str(script))
+    return said.stdout.strip().partition(";")[0]
 
 
 def verdict(script: str) -> tuple[bool, str]:

@@ -58,6 +58,17 @@ class CheckpointSpec:
 
 
 @dataclass
+class RequeueSpec:
+    """When a job that ended comes back by itself. Preemptions and node failures always do."""
+
+    enabled: bool = key(True, "come back by itself at all")
+    crashes: int = key(3, "crashes without progress after which it stays ended", least=1)
+    hangs: int = key(3, "hangs without progress after which it stays ended", least=1)
+    timeouts: int = key(0, "time limits after which it stays ended; 0 for no limit", least=0)
+    exclude_bad_nodes: bool = key(False, "come back on other nodes than the one that failed")
+
+
+@dataclass
 class JobSpec:
     """One training job, as asked."""
 
@@ -76,6 +87,7 @@ class JobSpec:
     ddp: DdpSpec = dataclasses.field(default_factory=DdpSpec)
     data: DataSpec = dataclasses.field(default_factory=DataSpec)
     checkpoint: CheckpointSpec = dataclasses.field(default_factory=CheckpointSpec)
+    requeue: RequeueSpec = dataclasses.field(default_factory=RequeueSpec)
     model: dict[str, Any] = key({}, "keyword arguments of the task's model()")
     dataset: dict[str, Any] = key({}, "keyword arguments of the task's dataset()")
     slurm: dict[str, Any] = key({}, "sbatch options by their long names", scalar=True)
@@ -84,7 +96,13 @@ class JobSpec:
 
 KEYS = Keys(
     JobSpec,
-    {"train": TrainSpec, "ddp": DdpSpec, "data": DataSpec, "checkpoint": CheckpointSpec},
+    {
+        "train": TrainSpec,
+        "ddp": DdpSpec,
+        "data": DataSpec,
+        "checkpoint": CheckpointSpec,
+        "requeue": RequeueSpec,
+    },
 )
 
 

@@ -15,20 +15,22 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcddp import ledger, record, slurm
+from hpcddp import ledger, record, requeue, slurm
 from hpcddp.backends import BACKENDS
 from hpcddp.errors import RunError, SlurmUnreachable
 from hpcddp.rundir import RunDir, last_lines, read_json, read_lines, runs_in
 from hpcddp.slurm import JobRow
 
-OUTCOMES = {
-    ledger.DONE: "COMPLETED",
-    ledger.STOPPED: "STOPPED",
-    ledger.CANCELLED: "CANCELLED",
-    ledger.FAILED: "FAILED",
-    ledger.TIMEOUT: "TIMEOUT",
-    ledger.PREEMPTED: "PREEMPTED",
-    ledger.REQUEUED: "PENDING",
+# Why the last attempt ended -> the run's state, where it does not come back; the rest is FAILED.
+STATES = {
+    requeue.DONE: "COMPLETED",
+    requeue.ASKED: "STOPPED",
+    requeue.CANCELLED: "CANCELLED",
+    requeue.TIMEOUT: "TIMEOUT",
+    requeue.PREEMPTED: "PREEMPTED",
+    requeue.SIGNALLED: "STOPPED",
+    requeue.NODE: "NODE_FAIL",
+    requeue.OOM: "OUT_OF_MEMORY",
 }
 # Nobody has told of a job, but one may have the run's name.
 UNTOLD = ("LOST", "RENDERED")
@@ -77,7 +79,7 @@ def current(run: RunDir) -> str | None:
     submitted = read_json(run.submission) or {}
     last = ledger.last(run)
     if last and last.began > submitted.get("submitted", 0.0):
-        return last.job_id
+        return last.successor or last.job_id
     return submitted.get("job_id")
 
 
@@ -109,7 +111,8 @@ def find_row(run: RunDir, found: Status, queue: Callable[[], list[JobRow]] | Non
     """The row of a run's job: by id, or by name where sbatch never told the id."""
     if found.backend != "slurm":
         return BACKENDS[found.backend].look(run, found.job_id) if found.job_id else None
-    rows = [r for r in queue() if r.name == run.name] if queue else slurm.queue(name=run.name)
+    name = record.read(run).name
+    rows = [r for r in queue() if r.name == name] if queue else slurm.queue(name=name)
     return next((r for r in rows if found.job_id in (None, r.job_id)), None)
 
 
@@ -143,6 +146,10 @@ def checked(run: RunDir, queue: Callable[[], list[JobRow]]) -> Status:
 def gone(run: RunDir, found: Status) -> Status:
     """A job that left no end and that its backend does not know any more."""
     request = read_json(run.request) or {}
+    last = ledger.last(run)
+    if last and last.action in requeue.RETURNS and not request:
+        found.state, found.reason = "CANCELLED", "while it waited to come back"
+        return found
     found.state = REQUESTS.get(request.get("want", ""), "LOST")
     found.reason = "" if request else "the job is gone and left no word; its log may tell"
     return found
@@ -171,15 +178,25 @@ def known(run: RunDir) -> Status:
         progress(run, last.number, found)
     if submitted.get("refused") and not job_id:
         found.state, found.reason = "REFUSED", submitted["refused"]
-    elif last and last.job_id == job_id:
-        found.state = OUTCOMES.get(last.outcome or "", "RUNNING")
+    elif last and job_id in (last.job_id, last.successor):
+        found.state, found.reason = ended(run, last)
         found.since = stamp(last.ended or last.began)
-        found.reason = failure(run, last.number) if last.outcome == ledger.FAILED else ""
     elif job_id:
         found.state, found.since = "PENDING", stamp(submitted["submitted"])
     elif submitted:
         found.state, found.reason = "LOST", "sbatch did not answer, and no job has the run's name"
     return found
+
+
+def ended(run: RunDir, last: ledger.Attempt) -> tuple[str, str]:
+    """A run's state after its last attempt, and the reason."""
+    if last.cause is None:
+        return "RUNNING", ""
+    if last.action in requeue.RETURNS:
+        return "PENDING", f"comes back after {last.cause}"
+    state = STATES.get(last.cause, "FAILED")
+    failed = failure(run, last.number) if state in ("FAILED", "OUT_OF_MEMORY") else ""
+    return state, "; ".join(filter(None, (failed, last.reason)))
 
 
 # What a rank says when another one is gone: a consequence, not a cause.

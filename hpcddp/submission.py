@@ -74,8 +74,12 @@ def job_ids(run: RunDir) -> set[str]:
     return {a.job_id for a in ledger.attempts(run)} | {str(record.get("job_id"))}
 
 
+# What a backend does about a request that lies in the run dir.
+REQUESTS = {"stop": ("drop", "tell"), "preempt": ("tell",), "cancel": ("cancel",)}
+
+
 def request(run: RunDir, want: str) -> Status:
-    """Ask a run to stop or cancel it; its status before that.
+    """Ask a run to stop or to come back (preempt), or cancel it; its status before that.
 
     Raises:
         RunError: there is nothing that could be stopped.
@@ -83,11 +87,12 @@ def request(run: RunDir, want: str) -> Status:
     found = status(run)
     if found.stale:
         raise SlurmUnreachable(found.reason, where=run.name, hint="nothing was asked; try again")
-    if found.final or not found.job_id:
+    if found.final or not found.job_id or (want == "preempt" and found.state != "RUNNING"):
         raise RunError(f"the run is {found.state}: there is nothing to {want}", where=run.name)
     write_json(run.request, {"want": want, "job_id": found.job_id, "when": time.time()})
     backend = BACKENDS[found.backend]
-    (backend.cancel if want == "cancel" else backend.stop)(found.job_id)
+    for act in (getattr(backend, name) for name in REQUESTS[want]):
+        act(found.job_id)
     return found
 
 

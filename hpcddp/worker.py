@@ -34,7 +34,9 @@ class Worker:
     def __call__(self) -> NoReturn:
         preemption = Preemption()
         preemption.install()
-        _leave(_live(self.run_dir, os.environ, preemption))
+        # An array's element has a run dir of its own, which its script names.
+        folder = os.environ.get("HPCDDP_RUN_DIR") or self.run_dir
+        _leave(_live(folder, os.environ, preemption))
 
 
 def run(

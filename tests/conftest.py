@@ -34,7 +34,19 @@ NASTY = [
     "a b", "it's", 'say "hi"', "$(touch x)", "`touch x`", "; touch x", "50%", "a/b", "größe 数",
     "\\", "!x", "*", "-n", "", "#SBATCH --x", "$HOME", "&& touch x", "{{ 7 }}", "~",
 ]  # fmt: skip
-TOOLS = ("bash", "cat", "echo", "env", "head", "sleep", "timeout", "touch", "printf", "setsid")
+TOOLS = (
+    "bash",
+    "cat",
+    "echo",
+    "env",
+    "grep",
+    "head",
+    "sleep",
+    "timeout",
+    "touch",
+    "printf",
+    "setsid",
+)
 
 
 def record_run(

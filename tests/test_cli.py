@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from conftest import COMMAND, Outcome, Site, record_run
 
-from hpcddp import ledger
+from hpcddp import ledger, requeue
 from hpcddp.cli import COMMANDS
 from hpcddp.ledger import Attempt
 from hpcddp.rundir import RunDir, write_json
@@ -288,7 +288,7 @@ def logged(site: Site) -> RunDir:
         facts = Attempt(0, "7", "n1", 1, "1", True, "n[1-2]", 20.0 + number)
         ledger.begin(run, facts, lambda earlier: False)
         run.attempt(number + 1).log.write_text(text)
-        ledger.end(run, number + 1, 0, ledger.DONE)
+        ledger.end(run, number + 1, 0, requeue.DONE)
     return run
 
 

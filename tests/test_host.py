@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from conftest import Site, record_run
 
-from hpcddp import host, ledger
+from hpcddp import host, ledger, requeue
 from hpcddp.errors import RunError
 from hpcddp.ledger import Attempt
 from hpcddp.rundir import RunDir, read_json, write_json
@@ -41,7 +41,8 @@ def earlier(run: RunDir, **given: Any) -> None:
 
 def test_a_local_life_begins(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
     assert host.main(["begin", str(run.path), str(os.getpid())]) == 0
-    assert re.fullmatch(r"1 127\.0\.0\.1 \d+\n", capsys.readouterr().out)
+    out = capsys.readouterr().out
+    assert re.fullmatch(rf"1 127\.0\.0\.1 \d+ 0 {re.escape(str(run.path))}\n", out)
     found = ledger.last(run)
     assert found and found.job_id == str(os.getpid()) and not found.slurm
     assert found.pid_start == ledger.process_start(os.getpid()) != ""
@@ -83,7 +84,7 @@ def test_what_others_can_write_to_is_refused(
     paths = {"folder": run.path, "job": run.job, "pickles": run.submitit, "pickle": pickle}
     host.check_owner(run)
     paths[what].chmod(paths[what].stat().st_mode | mode)
-    assert host.main(["begin", str(run.path), "1"]) == 1
+    assert host.main(["begin", str(run.path), "1"]) == host.FAILED
     out, err = capsys.readouterr()
     assert out == "" and "chmod go-w" in err and str(paths[what]) in err
     assert ledger.attempts(run) == []
@@ -99,7 +100,7 @@ def test_what_belongs_to_somebody_else_is_refused(run: RunDir) -> None:
 def test_a_run_that_was_deleted_is_no_traceback(
     site: Site, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert host.main(["begin", str(site.runs / "gone"), "1"]) == 1
+    assert host.main(["begin", str(site.runs / "gone"), "1"]) == host.FAILED
     assert "there is no run here" in capsys.readouterr().err
     assert not site.runs.exists()
 
@@ -209,36 +210,48 @@ def test_a_request_counts_for_the_job_that_it_names(
 
 
 @pytest.mark.parametrize(
-    ("code", "want", "outcome", "left"),
+    ("code", "want", "cause", "action", "answer"),
     [
-        (0, None, "done", 0),
-        (0, "stop", "done", 0),
-        (85, "stop", "stopped", 0),
-        (85, None, "stopped", 0),
-        (85, "cancel", "cancelled", 1),
-        (143, "cancel", "cancelled", 143),
-        (1, None, "failed", 1),
-        (137, None, "failed", 137),
+        (0, None, "done", "none", "0"),
+        (0, "stop", "done", "none", "0"),
+        (85, "stop", "stopped", "none", "0"),
+        (85, None, "stopped", "none", "0"),
+        (85, "preempt", "preempted", "requeue", "again"),
+        (85, "cancel", "cancelled", "none", "1"),
+        (143, "cancel", "cancelled", "none", "143"),
+        (1, None, "crash", "requeue", "again"),
+        (137, None, "crash", "requeue", "again"),
     ],
 )
 def test_how_a_life_ends(
-    run: RunDir, capsys: pytest.CaptureFixture[str], code: int, want: str | None, outcome: str,
-    left: int,
+    run: RunDir, capsys: pytest.CaptureFixture[str], code: int, want: str | None, cause: str,
+    action: str, answer: str,
 ) -> None:  # fmt: skip
     host.begin(run, os.getpid())
     if want:
         write_json(run.request, {"want": want, "job_id": str(os.getpid())})
-    assert host.main(["end", str(run.path), "1", str(code)]) == left
+    assert host.main(["end", str(run.path), "1", str(code)]) == 0
     facts = read_json(run.attempt(1).facts) or {}
-    assert (facts["outcome"], facts["exit_code"]) == (outcome, code)
-    assert f"attempt 1 ended: {outcome}" in capsys.readouterr().out
+    assert (facts["cause"], facts["action"], facts["exit_code"]) == (cause, action, code)
+    out, err = capsys.readouterr()
+    assert out == f"{answer}\n"  # the script reads nothing else
+    assert f": {cause}, exit code {code}; next: {action}" in err
+
+
+def test_an_older_life_writes_no_end(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
+    host.begin(run, os.getpid())
+    host.begin(run, os.getpid())
+    before = run.attempt(1).facts.read_bytes()
+    assert host.main(["end", str(run.path), "1", "85"]) == 0
+    assert capsys.readouterr().out == "1\n"
+    assert run.attempt(1).facts.read_bytes() == before
 
 
 def test_the_private_code_never_leaves(run: RunDir) -> None:
     host.begin(run, os.getpid())
     for want in ("stop", "cancel"):
         write_json(run.request, {"want": want})
-        assert host.end(run, 1, host.STOPPED) != host.STOPPED
+        assert host.end(run, 1, requeue.STOPPED) != str(requeue.STOPPED)
 
 
 def test_it_runs_without_the_users_own_modules(site: Site, run: RunDir) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcddp import ledger
+from hpcddp import ledger, requeue
 from hpcddp.errors import RunError
 from hpcddp.ledger import Attempt
 from hpcddp.rundir import RunDir, read_json, write_json
@@ -13,7 +13,7 @@ ROUNDS = 20
 RACER = """
 import sys
 from pathlib import Path
-from hpcddp import ledger
+from hpcddp import ledger, requeue
 from hpcddp.ledger import Attempt
 from hpcddp.rundir import RunDir
 for path in sorted(Path(sys.argv[1]).iterdir()):
@@ -88,11 +88,11 @@ def test_a_life_that_is_gone_is_taken_over(run: RunDir) -> None:
 
 def test_nobody_is_asked_about_a_life_that_has_ended(run: RunDir) -> None:
     ledger.begin(run, facts(), lambda earlier: True)
-    ended = ledger.end(run, 1, 85, ledger.STOPPED)
-    assert ended and ended.outcome == "stopped" and ended.exit_code == 85 and ended.ended
+    ended = ledger.end(run, 1, 85, requeue.ASKED)
+    assert ended and ended.cause == "stopped" and ended.exit_code == 85 and ended.ended
     begun = ledger.begin(run, facts(), lambda earlier: pytest.fail("asked"))
     assert begun and begun.number == 2
-    assert [a.outcome for a in ledger.attempts(run)] == ["stopped", None]
+    assert [a.cause for a in ledger.attempts(run)] == ["stopped", None]
 
 
 @pytest.mark.timeout(20)
@@ -105,7 +105,7 @@ def test_a_folder_without_facts_keeps_its_number(run: RunDir) -> None:
 
 
 def test_an_attempt_that_is_not_there_cannot_end(run: RunDir) -> None:
-    assert ledger.end(run, 3, 0, ledger.DONE) is None
+    assert ledger.end(run, 3, 0, requeue.DONE) is None
     assert ledger.last(run) is None
     assert read_json(run.attempt(3).facts) is None
 

@@ -26,7 +26,7 @@ def toy(site: Site, command: Command) -> Iterator[Site]:
     for path in site.runs.glob("*/submission.json"):
         job_id = json.loads(path.read_text())["job_id"]
         attempt = path.parent / "attempts/1/attempt.json"
-        if not attempt.exists() or not json.loads(attempt.read_text())["outcome"]:
+        if not attempt.exists() or not json.loads(attempt.read_text())["cause"]:
             os.killpg(int(job_id), signal.SIGKILL)
 
 

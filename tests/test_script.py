@@ -16,6 +16,17 @@ from hpcddp import ledger, prepare
 from hpcddp.jobfile import Layer
 from hpcddp.rundir import RunDir
 
+# A controller whose job runs, and which notes what it was asked.
+SCONTROL = """
+asked=${0%/*}/asked
+case "$*" in
+  requeue*) echo requeue >>"$asked" ;;
+  *job*)
+    grep -qs requeue "$asked" && state=PENDING || echo show >>"$asked"
+    echo "JobState=${state:-RUNNING} Restarts=0 PreemptTime=None" ;;
+esac
+"""
+
 
 @pytest.fixture
 def script(site: Site, monkeypatch: pytest.MonkeyPatch) -> Callable[..., RunDir]:
@@ -35,6 +46,7 @@ def script(site: Site, monkeypatch: pytest.MonkeyPatch) -> Callable[..., RunDir]
         for name, value in (("nodes", "2"), ("gpus", 4), *pairs):
             flags.put(name, value, "--set")
         site.program("srun", srun)
+        site.program("scontrol", SCONTROL)
         return prepare.new_run(site.plan(flags), root)
 
     return make
@@ -70,16 +82,22 @@ def test_values_reach_srun_byte_for_byte_and_nothing_of_them_runs(
 
 
 @pytest.mark.parametrize(
-    ("code", "left", "outcome"), [(0, 0, "done"), (85, 0, "stopped"), (3, 3, "failed")]
+    ("code", "left", "cause", "asked"),
+    [
+        (0, 0, "done", ""),
+        (85, 0, "signalled", "show show requeue"),
+        (3, 0, "crash", "show show requeue"),
+    ],
 )
 def test_the_script_leaves_with_the_jobs_code(
-    script: Callable[..., RunDir], code: int, left: int, outcome: str
+    site: Site, script: Callable[..., RunDir], code: int, left: int, cause: str, asked: str
 ) -> None:
     run = script(srun=f"echo from srun; exit {code}")
     assert start(run).returncode == left
     found = ledger.last(run)
-    assert found and (found.outcome, found.exit_code) == (outcome, code)
+    assert found and (found.cause, found.exit_code) == (cause, code)
     assert "from srun\n" in run.log.read_text()
+    assert (site.bin / "asked").read_text().split() == ["show", *asked.split()]
 
 
 def test_a_term_does_not_end_the_script_before_its_ranks(script: Callable[..., RunDir]) -> None:
@@ -99,11 +117,11 @@ def test_a_term_does_not_end_the_script_before_its_ranks(script: Callable[..., R
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
     found = ledger.last(run)
-    assert found and found.outcome == "stopped"
+    assert found and found.cause == "signalled"
 
 
 def test_the_same_script_continues_a_run_that_ended(script: Callable[..., RunDir]) -> None:
-    run = script(srun="exit 85")
+    run = script(srun="exit 0")
     assert start(run).returncode == start(run).returncode == 0
     assert [a.number for a in ledger.attempts(run)] == [1, 2]
 

@@ -1,11 +1,12 @@
+import time
 from pathlib import Path
 
 import pytest
 from conftest import Site
 
-from hpcddp import slurm
+from hpcddp import host, slurm
 from hpcddp.errors import SlurmUnreachable, UserError
-from hpcddp.slurm import JobRow, Partition
+from hpcddp.slurm import JobFacts, JobRow, Partition
 
 
 @pytest.mark.parametrize(
@@ -168,16 +169,71 @@ def test_the_first_line_that_says_something() -> None:
     assert slurm.first_line("\n") == "no words"
 
 
+def test_what_slurm_says_of_a_job(site: Site) -> None:
+    said = "JobId=7 JobName=x JobState=RUNNING Reason=None Requeue=1 Restarts=2 RunTime=00:01:00"
+    times = "EndTime=2030-01-01T00:00:00 PreemptEligibleTime=2029-12-31T00:00:00 PreemptTime="
+    site.program("scontrol", f"echo {said} {times}None")
+    end = time.mktime((2030, 1, 1, 0, 0, 0, 0, 0, -1))
+    assert slurm.facts("7") == JobFacts("RUNNING", "None", 2, False, end)
+    site.program("scontrol", f"echo {said} {times}2029-12-31T23:00:00")
+    assert slurm.facts("7") == JobFacts("RUNNING", "None", 2, True, end)
+    site.program("scontrol", "echo JobId=7 JobState=PENDING Reason=Resources EndTime=Unknown")
+    assert slurm.facts("7") == JobFacts("PENDING", "Resources")
+    site.program("scontrol", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
+    assert slurm.facts("7") is None
+
+
+def test_squeue_is_asked_where_there_is_no_scontrol(site: Site) -> None:
+    site.program("squeue", "echo 'COMPLETING|None|1|2029-12-31T23:00:00|Unknown|'")
+    assert slurm.facts("7") == JobFacts("COMPLETING", "None", 1, True)
+    site.program("scontrol", "echo 'Unable to contact slurm controller' >&2; exit 1")
+    with pytest.raises(SlurmUnreachable):
+        slurm.facts("7")
+
+
 @pytest.mark.parametrize(
-    ("said", "cause"),
+    ("answers", "refused", "asked"),
     [
-        ("JobState=COMPLETING Reason=TimeLimit Restarts=0", "timeout"),
-        ("JobState=COMPLETING Reason=None Restarts=1", "requeued"),
-        ("JobState=COMPLETING Reason=None Restarts=0", "cancelled"),
-        ("JobState=RUNNING Reason=None PreemptTime=2030-01-01T00:00:00 Restarts=0", "preempted"),
-        ("JobState=RUNNING Reason=None PreemptTime=None Restarts=0", ""),
+        ("exit 0", "", ["requeue 7"]),
+        ("echo 'Job is pending execution for job 7' >&2; exit 1", "", ["requeue 7"]),
+        ("echo 'Invalid job id specified' >&2; exit 1", "Invalid job id specified", ["requeue 7"]),
+        (
+            '[ "$1" = update ] || [ -e "$allowed" ] || { touch "$allowed"; '
+            "echo 'Requested operation is presently disabled for job 7' >&2; exit 1; }",
+            "",
+            ["requeue 7", "update JobId=7 Requeue=1", "requeue 7"],
+        ),
     ],
 )
-def test_why_slurm_ends_a_job(site: Site, said: str, cause: str) -> None:
-    site.program("scontrol", f"echo JobId=7 {said}")
-    assert slurm.ending("7", 0) == cause
+def test_queueing_a_job_again(site: Site, answers: str, refused: str, asked: list[str]) -> None:
+    log = site.folder / "asked"
+    site.program("scontrol", f'echo "$*" >>{log}; allowed={site.folder}/allowed; {answers}')
+    assert slurm.requeue("7") == refused
+    assert log.read_text().splitlines() == asked
+
+
+def test_it_is_queued_again_as_submitit_does_it(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from submitit.slurm.slurm import SlurmJobEnvironment
+
+    log = site.folder / "asked"
+    site.program("scontrol", f'echo "$*" >>{log}')
+    for names in ({"JOB_ID": "12"}, {"ARRAY_JOB_ID": "11", "ARRAY_TASK_ID": "1"}):
+        for name, value in names.items():
+            monkeypatch.setenv(f"SLURM_{name}", value)
+        SlurmJobEnvironment()._requeue(countdown=3)
+        assert slurm.requeue(host.my_job()) == ""
+    theirs, ours = log.read_text().splitlines()[0::2], log.read_text().splitlines()[1::2]
+    assert theirs == ours and ours[-1] == "requeue 11_1"
+
+
+def test_a_follow_up_dies_with_its_parent(site: Site) -> None:
+    log = site.folder / "asked"
+    site.program("sbatch", f'echo "$*" >>{log}; echo "8;cluster"')
+    assert slurm.successor(Path("job.sbatch"), "7", exclude="n1") == "8"
+    assert slurm.successor(Path("job.sbatch"), "7", after=False) == "8"
+    assert log.read_text().splitlines() == [
+        "--parsable --dependency=afterok:7 --kill-on-invalid-dep=yes --exclude=n1 job.sbatch",
+        "--parsable job.sbatch",
+    ]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from conftest import Site, record_run
 
-from hpcddp import ledger, slurm, status, submission
+from hpcddp import ledger, requeue, slurm, status, submission
 from hpcddp.errors import RunError
 from hpcddp.ledger import Attempt
 from hpcddp.rundir import RunDir, write_json
@@ -90,19 +90,17 @@ def test_only_the_end_of_long_metrics_is_read(site: Site) -> None:
 
 
 @pytest.mark.parametrize(
-    ("outcome", "code", "state"),
+    ("cause", "code", "state"),
     [
-        (ledger.DONE, 0, "COMPLETED"),
-        (ledger.STOPPED, 85, "STOPPED"),
-        (ledger.CANCELLED, 143, "CANCELLED"),
-        (ledger.FAILED, 1, "FAILED"),
+        (requeue.DONE, 0, "COMPLETED"),
+        (requeue.ASKED, 85, "STOPPED"),
+        (requeue.CANCELLED, 143, "CANCELLED"),
+        (requeue.CRASH, 1, "FAILED"),
     ],
 )
-def test_a_run_that_ended_is_not_asked_about(
-    site: Site, outcome: str, code: int, state: str
-) -> None:
+def test_a_run_that_ended_is_not_asked_about(site: Site, cause: str, code: int, state: str) -> None:
     run = begun(submitted(make(site)))
-    ledger.end(run, 1, code, outcome)
+    ledger.end(run, 1, code, cause)
     queue(site, "7|RUNNING|None|x|x|n1|toy-1")
     found = status.status(run)
     assert (found.state, found.final, asked(site)) == (state, True, 0)
@@ -113,7 +111,7 @@ def test_a_failure_tells_the_first_rank_and_its_words(site: Site) -> None:
     run = begun(submitted(make(site)))
     error = {"rank": 5, "host": "n2", "type": "ValueError", "message": "too small"}
     write_json(run.attempt(1).error, error)
-    ledger.end(run, 1, 1, ledger.FAILED)
+    ledger.end(run, 1, 1, requeue.CRASH)
     assert status.status(run).reason == "rank 5 on n2: ValueError: too small"
 
 
@@ -182,7 +180,7 @@ def test_the_newest_job_counts(site: Site) -> None:
 def test_all_runs_are_one_question(site: Site) -> None:
     for number in range(4):
         submitted(make(site, f"toy-{number}"), str(number))
-    ledger.end(begun(submitted(make(site, "ended"), "5"), "5"), 1, 0, ledger.DONE)
+    ledger.end(begun(submitted(make(site, "ended"), "5"), "5"), 1, 0, requeue.DONE)
     queue(site, *(f"{n}|PENDING|Priority|x|x||toy-{n}" for n in range(3)), "3|PENDING|x|x|x||other")
     states = {s.run: s.state for s in status.status_all(site.runs)}
     assert states == {

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from conftest import Site
 
-from hpcddp import host, ledger, prepare, record, status, submission
+from hpcddp import host, ledger, prepare, record, requeue, status, submission
 from hpcddp.errors import HpcddpError, RunError, SlurmUnreachable, SubmissionRefused, TemplateError
 from hpcddp.jobfile import Layer
 from hpcddp.ledger import Attempt
@@ -57,7 +57,7 @@ def wait_for(condition: Callable[[], object]) -> None:
 def ended(run: RunDir) -> ledger.Attempt:
     def over() -> bool:
         last = ledger.last(run)
-        return last is not None and not last.live
+        return last is not None and not last.live and last.action == requeue.NONE
 
     wait_for(over)
     found = ledger.last(run)
@@ -80,7 +80,9 @@ def test_a_rendered_run_has_its_script_and_its_job(site: Site) -> None:
     assert os.access(run.script, os.X_OK)
     job = record.read(run)
     assert (job.run, job.nodes, job.gpus_per_node) == (run.name, [2, 2], 4)
-    assert sorted(p.name for p in run.path.iterdir()) == ["attempts", "job.json", "job.sbatch"]
+    assert sorted(p.name for p in run.path.iterdir()) == [
+        "attempts", "host.pyz", "job.json", "job.sbatch",
+    ]  # fmt: skip
 
 
 # Slurm, answered for by small programs.
@@ -229,7 +231,7 @@ def test_a_run_that_lives_cannot_be_resumed(site: Site) -> None:
 def test_a_local_run_ends_with_its_outcome(site: Site, local: Callable[[str], RunDir]) -> None:
     run = local("bash -c 'echo hello; exit 3'")
     found = ended(run)
-    assert (found.outcome, found.exit_code, found.slurm) == ("failed", 3, False)
+    assert (found.cause, found.exit_code, found.slurm) == ("crash", 3, False)
     assert found.job_id == (read_json(run.submission) or {})["job_id"]
     assert "hello\n" in run.log.read_text()
     assert status.status(run).state == "FAILED"
@@ -243,7 +245,7 @@ def test_a_cancelled_local_run_is_gone_with_its_ranks(
     assert status.status(run).state == "RUNNING"
     pid = int(run.log.read_text().split("pid ")[1].split()[0])
     submission.request(run, "cancel")
-    assert ended(run).outcome == "cancelled"
+    assert ended(run).cause == "cancelled"
     assert not ledger.process_start(pid)
     assert status.status(run).state == "CANCELLED"
 

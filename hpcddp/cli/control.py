@@ -1,4 +1,4 @@
-"""`hpcddp stop`, `cancel`, `resume` and `export`."""
+"""`hpcddp stop`, `preempt`, `cancel`, `resume` and `export`."""
 
 from __future__ import annotations
 
@@ -26,6 +26,15 @@ from hpcddp.cli.options import (
 def stop(run: str, runs: str | None, as_json: bool) -> None:
     """Save a checkpoint of RUN at the next step, then end it; it is not queued again."""
     ask(run, runs, "stop", as_json)
+
+
+@click.command()
+@click.argument("run", shell_complete=complete_runs)
+@runs_option
+@json_option
+def preempt(run: str, runs: str | None, as_json: bool) -> None:
+    """Save a checkpoint of RUN at the next step and leave; it comes back by itself."""
+    ask(run, runs, "preempt", as_json)
 
 
 @click.command()

@@ -43,14 +43,15 @@ def train(
         task = tasks.load(spec, job.workdir)
         if preemption.installed:
             preemption.install()  # the task may have set handlers: they are kept and called
-        return _train(Trainer(run, attempt, spec, task, world, record), preemption)
+        deadline = float(os.environ.get("HPCDDP_DEADLINE") or 0)
+        return _train(Trainer(run, attempt, spec, task, world, record), preemption, deadline)
     finally:
         record.close()
 
 
-def _train(trainer: Trainer, preemption: Preemption) -> str:
+def _train(trainer: Trainer, preemption: Preemption, deadline: float) -> str:
     try:
-        outcome = trainer.train(preemption)
+        outcome = trainer.train(preemption, deadline)
         trainer.world.barrier()
         return outcome
     finally:

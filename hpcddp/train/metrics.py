@@ -7,11 +7,12 @@ person; whoever shows a run on a terminal uses it too.
 from __future__ import annotations
 
 import json
+import mmap
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any
 
-from hpcddp.rundir import AttemptDir
+from hpcddp.rundir import PULSE, AttemptDir
 
 OnRecord = Callable[[dict[str, Any]], None]
 
@@ -23,9 +24,13 @@ class Recorder:
         self._attempt = attempt.number
         self._on_record = on_record
         self._file: IO[str] | None = None
+        self._pulse: mmap.mmap | None = None
         if active:
             attempt.path.mkdir(parents=True, exist_ok=True)
             self._file = attempt.metrics.open("a", encoding="utf-8")
+            attempt.pulse.write_bytes(PULSE.pack(0, 0.0))
+            with attempt.pulse.open("r+b") as f:
+                self._pulse = mmap.mmap(f.fileno(), PULSE.size)
 
     def __call__(self, event: str, **values: Any) -> None:
         """Write one record, flushed: who follows the run sees it at once. Print its line."""
@@ -38,6 +43,11 @@ class Recorder:
             print(text, flush=True)
         if self._on_record is not None:
             self._on_record(record)
+
+    def pulse(self, step: int) -> None:
+        """Note a step that was taken, in a microsecond; it outlives a killed process."""
+        if self._pulse is not None:
+            PULSE.pack_into(self._pulse, 0, step, time.time())
 
     def close(self) -> None:
         if self._file is not None:

@@ -9,7 +9,9 @@ the same vote.
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -26,15 +28,31 @@ GROWTH = 8  # one quick step among slow ones must not put the next vote far away
 
 
 class StopVote:
-    """The agreement on stopping, at step boundaries."""
+    """The agreement on stopping, at step boundaries.
 
-    def __init__(self, world: World, preemption: Preemption, request: Path) -> None:
+    Args:
+        request: the run dir's file with a person's wish.
+        deadline: end of the time limit, in seconds since the epoch; 0 for none.
+        lead: seconds before it at which the ranks must begin to save.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        preemption: Preemption,
+        request: Path,
+        deadline: float = 0.0,
+        lead: Callable[[], float] = lambda: 0.0,
+    ) -> None:
         self._world = world
         self._preemption = preemption
         self._request = request
-        self._asked = False
+        self._deadline, self._lead = deadline, lead
+        self.by = ""  # what asked this rank to stop: a signal, a request, the time limit
+        self.when: float | None = None  # seconds since the epoch
         self._next_look = 0.0
         self._interval = 1
+        self._step_s = 0.0
         self._last: tuple[int, float] | None = None
         self._next = 0
 
@@ -62,18 +80,29 @@ class StopVote:
         last, self._last = self._last, (step, clock)
         if last is None or step <= last[0]:
             return 1
-        step_s = max((clock - last[1]) / (step - last[0]), 1e-6)
-        return max(1, min(int(SECONDS / step_s), GROWTH * self._interval))
+        self._step_s = max((clock - last[1]) / (step - last[0]), 1e-6)
+        return max(1, min(int(SECONDS / self._step_s), GROWTH * self._interval))
 
     def _wanted(self, clock: float) -> bool:
         """Whether this rank was asked: by a signal or, as rank 0, through the run dir.
 
         A signal that comes before Python has its handlers is lost; the run dir is not.
         """
-        if self._world.is_main and not self._asked and clock >= self._next_look:
-            self._next_look = clock + REQUEST_SECONDS
-            try:
-                self._asked = (read_json(self._request) or {}).get("want") in ("stop", "cancel")
-            except RunError:
-                self._asked = False
-        return self._asked or self._preemption.requested
+        if not self.by:
+            self.by = self._preemption.signal or (
+                self._looked(clock) if self._world.is_main else ""
+            )
+            self.when = self._preemption.when or (time.time() if self.by else None)
+        return bool(self.by)
+
+    def _looked(self, clock: float) -> str:
+        """What rank 0 sees: the time limit, and a request in the run dir."""
+        lead = self._lead() + 2 * self._step_s
+        if self._deadline and time.time() + lead > self._deadline:
+            return "time limit"
+        if clock < self._next_look:
+            return ""
+        self._next_look = clock + REQUEST_SECONDS
+        with contextlib.suppress(RunError):
+            return str((read_json(self._request) or {}).get("want", ""))
+        return ""

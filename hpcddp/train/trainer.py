@@ -28,6 +28,9 @@ from hpcddp.train.stop import StopVote
 from hpcddp.train.task import Task
 from hpcddp.train.world import World
 
+LEAD = 5.0  # seconds between the end of the last save and the time limit
+FIRST_SAVE = 5.0  # seconds that a save is thought to take before the first one
+
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -50,6 +53,7 @@ class Trainer:
         self.resumed = self._load()
         self.model = _wrap(self.module, spec, world.device)
         self._meter = Meter(world)
+        self._save_s = FIRST_SAVE
 
     def _load(self) -> Path | None:
         """Make optimizer and schedule, and put the newest checkpoint into them, if there is one."""
@@ -68,8 +72,12 @@ class Trainer:
             snapshot.restore(folder, meta, self.world, self.live, self.task)
         return folder
 
-    def train(self, preemption: Preemption) -> str:
-        """Train to the end, or until all ranks agree to stop: "done" or "stopped"."""
+    def train(self, preemption: Preemption, deadline: float = 0.0) -> str:
+        """Train to the end, or until all ranks agree to stop: "done" or "stopped".
+
+        Args:
+            deadline: end of the time limit, in seconds since the epoch; 0 for none.
+        """
         self.record(
             "start",
             step=self.at.step,
@@ -82,13 +90,17 @@ class Trainer:
             resumed=str(self.resumed.relative_to(self.run.path)) if self.resumed else None,
             seed=self.spec.seed,
         )
-        vote = StopVote(self.world, preemption, self.run.request)
+        vote = StopVote(self.world, preemption, self.run.request, deadline, self._lead)
         while self.at.step < self.total_steps:
             if self._run_epoch(vote):
-                return self._end("stopped")
+                return self._end("stopped", by=vote.by, asked=vote.when)
         if self.evaluation is None:  # resumed at the end
             self._evaluate()
         return self._end("done")
+
+    def _lead(self) -> float:
+        """Seconds before the time limit at which to begin to save."""
+        return LEAD + 2 * self._save_s
 
     def _run_epoch(self, vote: StopVote) -> bool:
         """Train to the end of the epoch, or of the training; True when all agreed to stop."""
@@ -138,6 +150,7 @@ class Trainer:
     def _advance(self, step: Step) -> None:
         self.evaluation = None
         self.at.step += 1
+        self.record.pulse(self.at.step)
         self.at.samples_consumed += step.samples
         if self.data.steps_left(self.at.samples_consumed) == 0:
             self.at.epoch += 1
@@ -194,15 +207,15 @@ class Trainer:
                 keep = self.spec.checkpoint.keep
                 checkpoint.prune(self.run.checkpoints, keep, self.best.get("step"))
             self._saved_step = self.at.step
-            seconds = time.monotonic() - began
+            seconds = self._save_s = time.monotonic() - began
         name = str(path.relative_to(self.run.path))
         self.record("checkpoint", step=self.at.step, path=name, seconds=seconds, bytes=size)
 
-    def _end(self, outcome: str) -> str:
+    def _end(self, outcome: str, **why: Any) -> str:
         """Save, and say how it ended."""
         self._save()
         result = vars(self.evaluation) if outcome == "done" and self.evaluation else {}
-        self.record("end", outcome=outcome, step=self.at.step, seed=self.spec.seed, **result)
+        self.record("end", outcome=outcome, step=self.at.step, seed=self.spec.seed, **result, **why)
         return outcome
 
     def close(self) -> None:

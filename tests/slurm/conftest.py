@@ -1,12 +1,10 @@
 """A real Slurm for the tests in this folder: one sandbox for all of them."""
 
 import os
-import subprocess
 import tempfile
+import time
 from collections.abc import Generator, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,22 +13,11 @@ from hpcddp.sandbox import daemons
 from hpcddp.sandbox.cluster import Sandbox, Settings
 from hpcddp.sandbox.processes import tail
 
+from .desk import Desk, Slurm, make_toy
+
 HERE = Path(__file__).parent
 OUTCOME = pytest.StashKey[str]()  # why the tests here were skipped
 LOGS = pytest.StashKey[Path]()  # of the sandbox that is up
-
-
-@dataclass(frozen=True)
-class Slurm:
-    """The sandbox as a test sees it."""
-
-    sandbox: Sandbox
-    environ: dict[str, str]
-
-    def run(self, *argv: str, **options: Any) -> subprocess.CompletedProcess[str]:
-        """A program on this Slurm; its exit code is the caller's to look at, unless check=True."""
-        defaults: dict[str, Any] = {"env": self.environ, "timeout": 60, "check": False}
-        return subprocess.run(argv, capture_output=True, text=True, **(defaults | options))
 
 
 def clean_environ(sandbox: Sandbox) -> dict[str, str]:
@@ -58,6 +45,17 @@ def slurm(pytestconfig: pytest.Config) -> Iterator[Slurm]:
             yield Slurm(sandbox, clean_environ(sandbox))
         finally:
             sandbox.down()
+
+
+@pytest.fixture
+def desk(slurm: Slurm, tmp_path: Path) -> Iterator[Desk]:
+    make_toy(tmp_path)
+    yield Desk(tmp_path, slurm)
+    rows = slurm.run("squeue", "--noheader", "--format=%i", "--states=PD,R,CG,S").stdout.split()
+    if rows:
+        slurm.run("scancel", *rows)
+    while slurm.run("squeue", "--noheader").stdout:
+        time.sleep(0.1)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

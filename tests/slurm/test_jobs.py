@@ -6,86 +6,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 from toy import TOY
 
 from .conftest import Slurm
-
-HPCDDP = str(Path(sys.executable).with_name("hpcddp"))
-
-
-@dataclass
-class Desk:
-    """A user's folder, and his command line on the sandbox."""
-
-    folder: Path
-    slurm: Slurm
-
-    @property
-    def nodes(self) -> list[str]:
-        return self.slurm.sandbox.nodes
-
-    def hosts(self, count: int) -> str:
-        """The first nodes as Slurm writes them."""
-        return self.nodes[0][:-1] + f"[1-{count}]"
-
-    def __call__(self, *args: str, code: int | None = 0, text: str = "") -> str:
-        """`hpcddp ARGS`; its stdout. The exit code must be `code`, unless that is None."""
-        done = self.result(*args, text=text)
-        assert code is None or done.returncode == code, done.stdout + done.stderr
-        return done.stdout
-
-    def result(self, *args: str, text: str = "") -> subprocess.CompletedProcess[str]:
-        return self.slurm.run(HPCDDP, *args, cwd=self.folder, timeout=120, input=text)
-
-    def status(self, run: str = "last") -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self("status", run, "--json"))
-        return found
-
-    def until(self, good: Callable[[dict[str, Any]], bool], run: str = "last") -> dict[str, Any]:
-        """Wait until the status of a run is good."""
-        deadline = time.monotonic() + 90
-        while time.monotonic() < deadline:
-            found = self.status(run)
-            if good(found):
-                return found
-            time.sleep(0.1)
-        raise AssertionError(f"never so: {found}\n{self('logs', run)}")
-
-    def submit(self, *args: str) -> str:
-        """Submit without waiting; the run's name."""
-        line = json.loads(self("submit", "toy", *args, "--json").splitlines()[0])
-        return str(line["run"])
-
-    def sbatch(self, script: Path) -> str:
-        """Plain sbatch; the job id."""
-        done = self.slurm.run("sbatch", "--parsable", str(script), cwd=self.folder, check=True)
-        return done.stdout.strip()
-
-
-def make_toy(folder: Path) -> None:
-    (folder / "jobs").mkdir(parents=True)
-    (folder / "jobs/toy.toml").write_text("global_batch = 8\nmax_steps = 12\n")
-    (folder / "jobs/toy.py").write_text(TOY)
-
-
-@pytest.fixture
-def desk(slurm: Slurm, tmp_path: Path) -> Iterator[Desk]:
-    make_toy(tmp_path)
-    yield Desk(tmp_path, slurm)
-    rows = slurm.run("squeue", "--noheader", "--format=%i", "--states=PD,R,CG,S").stdout.split()
-    if rows:
-        slurm.run("scancel", *rows)
-    while slurm.run("squeue", "--noheader").stdout:
-        time.sleep(0.1)
-
-
-LONG = ("--set", "max_steps=100000", "--set", "dataset.pause=0.01")
+from .desk import HPCDDP, LONG, Desk, make_toy
 
 
 def test_submit_and_render_run_the_same_job(desk: Desk) -> None:

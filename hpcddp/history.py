@@ -1,0 +1,82 @@
+"""Step 13: what became of a run's attempts, from its folder alone: causes, and steps lost."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from hpcddp import ledger
+from hpcddp.ledger import Attempt
+from hpcddp.rundir import AttemptDir, RunDir, last_lines, read_json, read_lines, read_pulse
+
+TAIL = 1 << 16  # bytes of the metrics file that are read
+OWN = ("done", "stopped", "cancelled")  # ends that need no explanation
+
+
+@dataclass
+class Row:
+    """One attempt.
+
+    ``lost`` counts optimizer steps that a later attempt took again, or would have to.
+    """
+
+    attempt: int
+    job_id: str
+    hosts: str
+    began: float  # seconds since the epoch
+    ended: float | None
+    cause: str | None  # None while it works
+    by: str  # what asked it to stop: a signal, the time limit, a person
+    first: int  # step that it began after
+    last: int  # step that it came to
+    saved: int  # step of the newest complete checkpoint at its end
+    lost: int
+    safe_s: float | None  # seconds from the first signal to a complete checkpoint
+    action: str
+    reason: str
+    error: dict[str, Any] | None  # what the first failing rank wrote down
+
+    @property
+    def done(self) -> int:
+        """Optimizer steps that it took."""
+        return self.last - self.first
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return {**asdict(self), "done": self.done}
+
+
+def rows(run: RunDir) -> list[Row]:
+    """The attempts, oldest first."""
+    found = [_row(facts, run.attempt(facts.number)) for facts in ledger.attempts(run)]
+    for i, row in enumerate(found):
+        # An attempt that never began to train takes no step again.
+        later = next((r for r in found[i + 1 :] if r.last), None)
+        if later:
+            row.lost = max(0, row.last - later.first)
+        elif row.cause not in (None, "done"):
+            row.lost = max(0, row.last - row.saved)
+    return found
+
+
+def _row(facts: Attempt, folder: AttemptDir) -> Row:
+    start: dict[str, Any] = {}
+    for line in itertools.islice(read_lines(folder.metrics), 4):
+        start = line if line["event"] == "start" else start
+    tail = last_lines(folder.metrics, TAIL)
+    end: dict[str, Any] = next((line for line in reversed(tail) if line["event"] == "end"), {})
+    steps = [line["step"] for line in tail if "step" in line]
+    asked = end.get("asked")
+    return Row(
+        facts.number, facts.job_id, facts.nodes, facts.began, facts.ended, facts.cause,
+        by=end.get("by", ""),
+        first=start.get("step", 0),
+        last=max([*steps, read_pulse(folder)[0]], default=0),
+        saved=facts.saved,
+        lost=0,
+        safe_s=max(0.0, end["time"] - asked) if asked else None,
+        action=facts.action,
+        reason=facts.reason,
+        error=read_json(folder.error),
+    )  # fmt: skip

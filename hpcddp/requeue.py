@@ -1,0 +1,207 @@
+"""Step 12: what follows the end of an attempt (layer 0).
+
+``decide`` is a pure function: from the ranks' exit code, what Slurm says, the history and the
+job's policy to a cause and an action. It never revives what a person ended: a job that Slurm ends
+is only followed when Slurm's own words say that it was no person.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+# Exit codes of the ranks, beside 0; none of them ever leaves the batch script.
+STOPPED, HUNG, DIVERGED_CODE, FENCED = 85, 86, 87, 88
+
+# Causes: why an attempt ended.
+DONE, ASKED, CANCELLED, PREEMPTED = "done", "stopped", "cancelled", "preempted"
+TIMEOUT, SIGNALLED, NODE, REQUEUED = "time limit", "signalled", "node failure", "requeued"
+CRASH, OOM, HANG, DIVERGED = "crash", "out of memory", "hang", "diverged"
+MISTAKE, SUPERSEDED = "mistake", "superseded"
+UNKNOWN = "unknown"
+
+# Actions: what is done about it.
+NONE = "none"  # it stays ended
+AGAIN = "requeue"  # its batch script queues it again
+FOLLOW = "follow-up"  # Slurm ends this job for good: a new one goes on
+LEFT = "left to Slurm"  # Slurm has queued it again
+
+RETURNS = (AGAIN, FOLLOW, LEFT)  # actions after which the run comes back
+
+LOCAL = "LOCAL"  # the state of a job without a scheduler
+_RUNS = ("RUNNING", "SIGNALING", LOCAL, "")  # "" is a controller that did not answer
+
+# What slurmstepd writes into a job's log when it ends the job. scancel has nothing after the time.
+_WORDS = re.compile(r"\*\*\* JOB \S+ ON \S+ CANCELLED AT [^\s*,]+(?: DUE TO ([A-Z ]*[A-Z]))?")
+_ENDINGS = {
+    None: CANCELLED,
+    "PREEMPTION": PREEMPTED,
+    "TIME LIMIT": TIMEOUT,
+    "NODE FAILURE": NODE,
+    "JOB REQUEUE": REQUEUED,
+}
+
+# Which key of [requeue] limits the restarts after a cause; causes that are not here have no limit.
+BUDGETS = {CRASH: "crashes", OOM: "crashes", HANG: "hangs", TIMEOUT: "timeouts"}
+# Restarts after which an attempt must have got somewhere, whatever its budget.
+IDLE = {TIMEOUT: 3, SIGNALLED: 3}
+
+
+@dataclass(frozen=True)
+class Policy:
+    """The job's [requeue] table."""
+
+    enabled: bool = True
+    crashes: int = 3
+    hangs: int = 3
+    timeouts: int = 0  # 0 is no limit
+
+    @classmethod
+    def of(cls, table: Mapping[str, Any]) -> Policy:
+        """The policy in a job's table; other keys of it are not for this function."""
+        return cls(**{f.name: table[f.name] for f in fields(cls) if f.name in table})
+
+
+@dataclass(frozen=True)
+class End:
+    """What is known when the ranks have left."""
+
+    code: int  # the launcher's exit code
+    state: str = "RUNNING"  # the job's, as Slurm says it
+    requeued: bool = False  # Slurm has queued it again
+    preempted: bool = False  # Slurm notes a preemption of this life
+    ending: str = ""  # why Slurm ends the job, in its own words: a cause
+    grace: bool = False  # a preemption of this site gives time before it ends the job
+    want: str = ""  # a person's request: stop, cancel, preempt
+    kind: str = ""  # of the failure that a rank wrote down
+    late: bool = False  # the time limit was near
+    progress: bool = False  # a complete checkpoint is newer than at the attempt's start
+
+
+@dataclass(frozen=True)
+class Past:
+    """What counts of an earlier attempt."""
+
+    cause: str
+    progress: bool
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Why an attempt ended, what is done, and why that."""
+
+    cause: str
+    action: str
+    reason: str = ""
+
+
+def ending(log: str) -> str:
+    """Why Slurm ended a job, by the last such line of its log: a cause, or "" if it did not."""
+    found = _WORDS.findall(log)
+    return _ENDINGS.get(found[-1] or None, CANCELLED) if found else ""
+
+
+def decide(end: End, history: Sequence[Past], policy: Policy) -> Decision:
+    """What to do when an attempt has ended.
+
+    Args:
+        history: the earlier attempts, oldest first.
+    """
+    why = cause(end)
+    if end.state not in _RUNS:
+        return _of_ended(end, why, history, policy)
+    if end.want in ("stop", "cancel") or why in (DONE, ASKED, CANCELLED):
+        return Decision(why, NONE)
+    if why in (DIVERGED, MISTAKE, SUPERSEDED):
+        return Decision(why, NONE, _FINAL[why])
+    return _within(AGAIN, why, end, history, policy)
+
+
+_FINAL = {
+    DIVERGED: "the same numbers would come again",
+    MISTAKE: "it would fail again in the same way",
+    SUPERSEDED: "a newer attempt works on this run",
+}
+
+
+def _of_ended(end: End, why: str, history: Sequence[Past], policy: Policy) -> Decision:
+    """Slurm ends the job: it has queued it again, or no person asked for the end, or that is it."""
+    if end.requeued:
+        return Decision(why, LEFT)
+    if why in (PREEMPTED, TIMEOUT, NODE) and end.want not in ("stop", "cancel"):
+        return _within(FOLLOW, why, end, history, policy)
+    return Decision(why, NONE)
+
+
+def _within(action: str, why: str, end: End, history: Sequence[Past], policy: Policy) -> Decision:
+    """The action, unless the job's policy or its budget forbids it."""
+    if not policy.enabled:
+        return Decision(why, NONE, "requeue.enabled is false")
+    if why in BUDGETS and (limit := int(getattr(policy, BUDGETS[why]))):
+        used = _used(why, end, history)
+        if used >= limit:
+            return Decision(why, NONE, _spent(why, used))
+    if why in IDLE and not end.progress:
+        idle = _row({why}, end, history)
+        if idle >= IDLE[why]:
+            return Decision(why, NONE, f"{idle} attempts in a row ended so without progress")
+    return Decision(why, action)
+
+
+def _spent(why: str, used: int) -> str:
+    if why == TIMEOUT:
+        return f"it has reached its time limit {used} times; requeue.timeouts allows no more"
+    times = "once" if used == 1 else f"{used} times"
+    return f"{times} without progress; requeue.{BUDGETS[why]} allows no more"
+
+
+def _used(why: str, end: End, history: Sequence[Past]) -> int:
+    """How much of a cause's budget is used up, this end included."""
+    sharing = {c for c, key in BUDGETS.items() if key == BUDGETS[why]}
+    if why == TIMEOUT:  # progress does not refill it
+        return 1 + sum(past.cause in sharing for past in history)
+    return _row(sharing, end, history)
+
+
+def _row(causes: set[str], end: End, history: Sequence[Past]) -> int:
+    """Attempts that ended for these causes without progress since the last progress."""
+    if end.progress:
+        return 0
+    count = 1
+    for past in reversed(history):
+        if past.progress:
+            break
+        count += past.cause in causes
+    return count
+
+
+def cause(end: End) -> str:
+    """Why an attempt ended; the first line that holds."""
+    early = end.code in (128 + 15, 128 + 12)  # by a signal that came before its handler
+    left = end.code == STOPPED or (early and not end.kind)
+    runs = end.state in _RUNS
+    local = end.state == LOCAL
+    table = (
+        (end.code == 0, DONE),
+        (end.code == FENCED, SUPERSEDED),
+        (end.want == "cancel", CANCELLED),
+        (not runs and bool(end.ending), end.ending),
+        (not runs and end.preempted and (end.requeued or not end.grace), PREEMPTED),
+        (not runs and end.requeued, REQUEUED),
+        (not runs, CANCELLED),
+        (left and end.want == "stop", ASKED),
+        (left and end.want == "preempt", PREEMPTED),
+        (end.code == DIVERGED_CODE, DIVERGED),
+        (end.code == HUNG, HANG),
+        (end.preempted and (left or not end.kind), PREEMPTED),
+        (left and end.late, TIMEOUT),
+        (local and left, CANCELLED if early else ASKED),  # nobody but a person signals here
+        (left, SIGNALLED),
+        (end.kind == "diverged", DIVERGED),
+        (end.kind == "hang", HANG),
+        (end.kind == "oom", OOM),
+        (end.kind == "mistake", MISTAKE),
+    )
+    return next((name for holds, name in table if holds), CRASH)

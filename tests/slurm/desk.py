@@ -1,0 +1,113 @@
+"""A user's folder and his command line on the sandbox, with a small job in it."""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from toy import TOY
+
+from hpcddp import ledger
+from hpcddp.ledger import Attempt
+from hpcddp.rundir import RunDir
+from hpcddp.sandbox.cluster import Sandbox
+
+HPCDDP = str(Path(sys.executable).with_name("hpcddp"))
+
+
+@dataclass(frozen=True)
+class Slurm:
+    """The sandbox as a test sees it."""
+
+    sandbox: Sandbox
+    environ: dict[str, str]
+
+    def run(self, *argv: str, **options: Any) -> subprocess.CompletedProcess[str]:
+        """A program on this Slurm; its exit code is the caller's to look at, unless check=True."""
+        defaults: dict[str, Any] = {"env": self.environ, "timeout": 60, "check": False}
+        return subprocess.run(argv, capture_output=True, text=True, **(defaults | options))
+
+
+@dataclass
+class Desk:
+    """A user's folder, and his command line on the sandbox."""
+
+    folder: Path
+    slurm: Slurm
+
+    @property
+    def nodes(self) -> list[str]:
+        return self.slurm.sandbox.nodes
+
+    def hosts(self, count: int) -> str:
+        """The first nodes as Slurm writes them."""
+        return self.nodes[0][:-1] + f"[1-{count}]"
+
+    def __call__(self, *args: str, code: int | None = 0, text: str = "") -> str:
+        """`hpcddp ARGS`; its stdout. The exit code must be `code`, unless that is None."""
+        done = self.result(*args, text=text)
+        assert code is None or done.returncode == code, done.stdout + done.stderr
+        return done.stdout
+
+    def result(self, *args: str, text: str = "") -> subprocess.CompletedProcess[str]:
+        return self.slurm.run(HPCDDP, *args, cwd=self.folder, timeout=120, input=text)
+
+    def status(self, run: str = "last") -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self("status", run, "--json"))
+        return found
+
+    def until(self, good: Callable[[dict[str, Any]], bool], run: str = "last") -> dict[str, Any]:
+        """Wait until the status of a run is good."""
+        deadline = time.monotonic() + 90
+        while time.monotonic() < deadline:
+            found = self.status(run)
+            if good(found):
+                return found
+            time.sleep(0.1)
+        raise AssertionError(f"never so: {found}\n{self('logs', run)}")
+
+    def submit(self, *args: str) -> str:
+        """Submit without waiting; the run's name."""
+        line = json.loads(self("submit", "toy", *args, "--json").splitlines()[0])
+        return str(line["run"])
+
+    def run(self, name: str = "last") -> RunDir:
+        return RunDir(self.status(name)["path"])
+
+    def attempts(self, name: str = "last") -> list[Attempt]:
+        """The run's history, oldest first."""
+        return ledger.attempts(self.run(name))
+
+    def training(self, name: str = "last", attempt: int = 1, step: int = 1) -> dict[str, Any]:
+        """Wait until an attempt has come to a step."""
+        return self.until(
+            lambda s: s["attempt"] >= attempt and s["state"] == "RUNNING" and s["step"] >= step,
+            name,
+        )
+
+    def take_all_nodes(self, seconds: float = 0.5) -> str:
+        """A job of higher priority that needs every node: a real preemption. Its id."""
+        count = str(len(self.nodes))
+        argv = ("--partition=high", "--exclusive", f"--nodes={count}", f"--wrap=sleep {seconds}")
+        done = self.slurm.run(
+            "sbatch", "--parsable", *argv, "--output=/dev/null", cwd=self.folder, check=True
+        )
+        return done.stdout.strip()
+
+    def sbatch(self, script: Path) -> str:
+        """Plain sbatch; the job id."""
+        done = self.slurm.run("sbatch", "--parsable", str(script), cwd=self.folder, check=True)
+        return done.stdout.strip()
+
+
+def make_toy(folder: Path) -> None:
+    (folder / "jobs").mkdir(parents=True)
+    (folder / "jobs/toy.toml").write_text("global_batch = 8\nmax_steps = 12\n")
+    (folder / "jobs/toy.py").write_text(TOY)
+
+
+LONG = ("--set", "max_steps=100000", "--set", "dataset.pause=0.01")

@@ -1,0 +1,114 @@
+"""What a job lives through on the real Slurm: it comes back by itself, or it stays ended."""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from hpcddp import history
+from hpcddp.rundir import RunDir, read_lines
+
+from .desk import Desk
+
+STEPS = 400
+# About 50 steps a second, so that a stop falls between many of them.
+STEADY = ("--set", f"max_steps={STEPS}", "--set", "dataset.pause=0.005", "--gpus", "2")
+SIZE = ("--nodes", "2", *STEADY)
+
+
+def lost(run: RunDir) -> int:
+    """Optimizer steps that were taken more than once, by the ranks' own notes."""
+    return sum(row.lost for row in history.rows(run))
+
+
+def resumed(run: RunDir, attempt: int) -> int:
+    """The step after which an attempt went on."""
+    lines = read_lines(run.attempt(attempt).metrics)
+    return int(next(line["step"] for line in lines if line["event"] == "start"))
+
+
+def finished(desk: Desk, run: str) -> RunDir:
+    """Wait for the end of a run that comes back by itself; it must be complete."""
+    ended = desk.until(lambda s: s["state"] in ("COMPLETED", "FAILED", "CANCELLED", "LOST"), run)
+    assert (ended["state"], ended["step"]) == ("COMPLETED", STEPS), desk("why", run)
+    return desk.run(run)
+
+
+def test_a_preempted_job_comes_back_and_loses_nothing(desk: Desk) -> None:
+    run = desk.submit(*SIZE)
+    job = desk.training(run, step=30)["job_id"]
+    desk.take_all_nodes()
+    again = desk.training(run, attempt=2)
+    assert again["job_id"] == job
+    folder = finished(desk, run)
+    first, second = desk.attempts(run)
+    assert (first.cause, first.action, first.exit_code) == ("preempted", "requeue", 85)
+    assert (second.cause, lost(folder)) == ("done", 0)
+    assert resumed(folder, 2) == first.saved > 30
+    row = json.loads(desk("why", run, "--json"))["attempts"][0]
+    assert row["by"] == "SIGTERM" and row["safe_s"] < 5
+    assert "preempted" in desk("why", run)
+
+
+def test_a_requeued_job_does_not_wait(desk: Desk) -> None:
+    """Slurm holds a requeued job for two minutes; the nodes are free at once."""
+    run = desk.submit(*SIZE)
+    desk.training(run, step=30)
+    desk("preempt", run)
+    desk.training(run, attempt=2)
+    first, second = desk.attempts(run)
+    assert first.cause == "preempted" and first.ended
+    assert second.began - first.ended < 15
+    desk("cancel", run)
+    desk.until(lambda s: s["state"] == "CANCELLED", run)
+
+
+def test_an_exception_is_tried_three_times_without_progress(desk: Desk) -> None:
+    bad = """
+n, good = 0, loss
+def loss(output, target):
+    global n
+    n += 1
+    if n == 20: raise ValueError('always at 20')
+    return good(output, target)
+"""
+    task = desk.folder / "jobs/toy.py"
+    task.write_text(task.read_text() + bad)
+    run = desk.submit("--set", f"max_steps={STEPS}", "--gpus", "2", "--set", "checkpoint.every=0")
+    ended = desk.until(lambda s: s["state"] == "FAILED", run)
+    assert [a.cause for a in desk.attempts(run)] == ["crash"] * 3
+    assert "ValueError: always at 20" in ended["reason"]
+    assert "3 times without progress" in ended["reason"]
+    told = desk("why", run)
+    assert "raise ValueError('always at 20')" in told and told.count("Traceback") == 1
+
+
+def test_a_killed_rank_comes_back(desk: Desk) -> None:
+    run = desk.submit(*STEADY, "--set", "checkpoint.every=20")
+    folder = Path(desk.training(run, step=30)["path"])
+    ranks = next(read_lines(folder / "attempts/1/metrics.jsonl"))["ranks"]
+    os.kill(ranks[1]["pid"], signal.SIGKILL)
+    done = finished(desk, run)
+    first, second = desk.attempts(run)
+    assert (first.cause, first.action, second.cause) == ("crash", "requeue", "done")
+    assert 0 < lost(done) <= 20 + 12  # since the last save, up to the kill
+
+
+@pytest.mark.parametrize("when", ["pending", "step"])
+def test_what_a_person_cancels_stays_so(desk: Desk, when: str) -> None:
+    run = desk.submit(*SIZE, *(["--sbatch", "hold=true"] if when == "pending" else []))
+    job = desk.until(lambda s: bool(s["job_id"]), run)["job_id"]
+    if when == "step":
+        desk.training(run, step=10)
+    desk.slurm.run("scancel", job, check=True)
+    desk.until(lambda s: s["state"] == "CANCELLED", run)
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline:
+        assert desk.status(run)["state"] == "CANCELLED"
+        time.sleep(0.5)
+    assert "CANCELLED" in desk("why", run)
+    if when == "step":
+        assert [(a.cause, a.action) for a in desk.attempts(run)] == [("cancelled", "none")]
