@@ -13,6 +13,8 @@
         log               output of all ranks, each line with its rank
         metrics.jsonl     the rank map, then metrics                        written by rank 0
         error.json        the first failing rank's traceback                written by that rank
+        hang.json         which rank hangs, and where                       written by the first
+        stacks/           rank-R.txt: its threads or its state in a hang    written by it, or beside
       checkpoints/step-N/
 
 Every file has one writer, and is written aside and renamed.
@@ -41,6 +43,12 @@ class AttemptDir:
         self.log = path / "log"
         self.metrics = path / "metrics.jsonl"
         self.error = path / "error.json"
+        self.hang = path / "hang.json"
+        self.stacks = path / "stacks"
+
+    def stack(self, rank: int) -> Path:
+        """What rank was doing in a hang."""
+        return self.stacks / f"rank-{rank}.txt"
 
 
 class RunDir:

@@ -96,6 +96,23 @@ def _checkpoint(r: Mapping[str, Any]) -> str:
     return f"step {r['step']}  saved {r['path']}  {r['bytes'] / 1e6:.1f} MB in {r['seconds']:.2f} s"
 
 
+def _bad(r: Mapping[str, Any]) -> str:
+    loss = f"{r['loss']:.4g}" if isinstance(r["loss"], float) else r["loss"]
+    return f"step {r['step']}  bad {r['what']} on rank {r['rank']} (loss {loss}): "
+
+
+def _skipped(r: Mapping[str, Any]) -> str:
+    return _bad(r) + "left out"
+
+
+def _rollback(r: Mapping[str, Any]) -> str:
+    return _bad(r) + f"back to {r['path']}"
+
+
+def _diverged(r: Mapping[str, Any]) -> str:
+    return _bad(r) + "the training ends, nothing is saved"
+
+
 def _end(r: Mapping[str, Any]) -> str:
     lines = [f"{r['outcome']} at step {r['step']}"]
     for name, value in r.get("metrics", {}).items():
@@ -111,5 +128,8 @@ _LINES = {
     "train": _train,
     "eval": _eval,
     "checkpoint": _checkpoint,
+    "skipped": _skipped,
+    "rollback": _rollback,
+    "diverged": _diverged,
     "end": _end,
 }

@@ -4,7 +4,7 @@ A signal reaches the ranks at different times, and one that left alone would lea
 collective. So they vote: each brings its own flag, and the maximum counts for all. A vote in every
 step would cost more than a short step, so votes are some steps apart, as many as take about
 ``SECONDS``. Rank 0 chooses the distance and hands it out in the vote itself: every rank must enter
-the same vote.
+the same vote. What the guard found (guard.py) is agreed in it too.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import torch.distributed as dist
 from hpcddp.errors import RunError
 from hpcddp.preempt import Preemption
 from hpcddp.rundir import read_json
+from hpcddp.train.guard import Guard
 from hpcddp.train.world import World
 
 SECONDS = 0.2  # between two votes; a stop is agreed within a quarter of a second, or one step
@@ -28,10 +29,11 @@ GROWTH = 8  # one quick step among slow ones must not put the next vote far away
 class StopVote:
     """The agreement on stopping, at step boundaries."""
 
-    def __init__(self, world: World, preemption: Preemption, request: Path) -> None:
+    def __init__(self, world: World, preemption: Preemption, request: Path, guard: Guard) -> None:
         self._world = world
         self._preemption = preemption
         self._request = request
+        self._guard = guard
         self._asked = False
         self._next_look = 0.0
         self._interval = 1
@@ -44,18 +46,22 @@ class StopVote:
         Args:
             step: optimizer steps taken.
             now: vote in any case; the same on all ranks.
+
+        Raises:
+            Diverged, RollBack: on all ranks, when one met bad numbers.
         """
         if step < self._next and not now:
             return False
         clock = time.monotonic()
-        ballot = [int(self._wanted(clock)), self._choose(step, clock)]
+        ballot = [int(self._wanted(clock)), int(self._guard.bad()), self._choose(step, clock)]
         if self._world.size > 1:
-            votes = torch.tensor(ballot if self._world.is_main else [ballot[0], 0])
+            votes = torch.tensor(ballot if self._world.is_main else [*ballot[:2], 0])
             dist.all_reduce(votes, dist.ReduceOp.MAX, group=self._world.control)
             ballot = votes.tolist()
-        self._interval = ballot[1]
+        wanted, bad, self._interval = ballot
         self._next = step + self._interval
-        return bool(ballot[0])
+        self._guard.settle(step, bool(bad))
+        return bool(wanted)
 
     def _choose(self, step: int, clock: float) -> int:
         """Steps until the next vote, from the time that the last ones took."""
