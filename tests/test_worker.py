@@ -54,6 +54,7 @@ def test_two_ranks_train_and_leave_with_zero(tmp_path):
     (map_,) = records(run, "ranks")
     assert [(r["rank"], r["node"], r["local"]) for r in map_["ranks"]] == [(0, 0, 0), (1, 0, 1)]
     assert len({r["pid"] for r in map_["ranks"]}) == 2
+    assert not run.attempt(1).stacks.exists()  # the watchdog of a good run leaves nothing
     assert [r["step"] for r in records(run, "train")] == list(range(1, 10))  # 37 // 4
     assert [r["outcome"] for r in records(run, "end")] == ["done"]
     assert "train" not in ends[1][1] and "accuracy" not in ends[1][1]  # rank 0 alone speaks
