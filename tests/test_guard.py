@@ -108,7 +108,9 @@ def by_hand(task, skipped):
 
 @pytest.mark.parametrize("policy", ["skip", "rollback"])
 def test_without_the_bad_step_the_training_is_the_one_that_never_had_it(tmp_path, policy):
-    run = make(tmp_path / "2", gpus=2, train__on_divergence=policy, checkpoint__every=2)
+    workers = int(policy == "rollback")  # the samples that they have fetched are not the next ones
+    job = {"train__on_divergence": policy, "checkpoint__every": 2, "data__workers": workers}
+    run = make(tmp_path / "2", gpus=2, **job)
     with Ranks.of(run, 2) as ranks:
         assert [(code, err) for code, _, err in ranks.wait()] == [(0, ""), (0, "")]
     (skipped,) = records(run, "skipped")
@@ -157,6 +159,7 @@ def test_a_bad_gradient_is_found_before_the_weights_are_saved(tmp_path):
     with pytest.raises(Diverged) as caught:
         one_rank(run)
     assert (caught.value.facts["step"], caught.value.facts["what"]) == (1, "weights")
+    assert caught.value.what == "the weights of rank 0 are not finite at step 1"
     assert saved(run) == []
 
 

@@ -154,8 +154,9 @@ class Guard:
     def _diverged(self, found: Finding, why: str = "") -> Diverged:
         reports = self._world.reports
         host = reports[found.rank]["host"] if reports else ""
-        is_ = f"is {found.loss:.4g}" if found.what == "loss" else "is not finite"
-        text = f"the {found.what} of rank {found.rank} {is_} at step {found.step}{why}"
+        said = {"gradient": "is not finite", "weights": "are not finite"}
+        how = said.get(found.what, f"is {found.loss:.4g}")
+        text = f"the {found.what} of rank {found.rank} {how} at step {found.step}{why}"
         return Diverged(text, {**found.facts(), "host": host})
 
     def _culprit(self, step: int, weights: bool, gradient: bool = False) -> Finding:
