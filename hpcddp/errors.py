@@ -11,10 +11,13 @@
     ├── SlurmUnreachable    3   Slurm does not answer
     ├── RankMapError        1   the ranks that started are not the ranks that were planned
     ├── CheckpointError     1   a checkpoint is damaged, foreign or missing
+    ├── Diverged            1   the loss or the weights are no numbers any more, or exploded
     └── SandboxError        1   the sandbox cannot start or stop
 
 The number is the exit code of the command line.
 """
+
+from typing import Any
 
 
 class HpcddpError(Exception):
@@ -27,6 +30,7 @@ class HpcddpError(Exception):
     """
 
     exit_code = 1
+    kind = "crash"  # of a failed rank; see failure.py
 
     def __init__(self, what: str, *, where: str = "", hint: str = "") -> None:
         super().__init__(what)
@@ -46,6 +50,7 @@ def _shown(text: str) -> str:
 
 class UserError(HpcddpError):
     exit_code = 2
+    kind = "mistake"
 
 
 class JobFileError(UserError):
@@ -82,6 +87,22 @@ class RankMapError(HpcddpError):
 
 class CheckpointError(HpcddpError):
     pass
+
+
+class Diverged(HpcddpError):
+    """Raised on all ranks at the same step.
+
+    Args:
+        facts: the rank that met it and its host, the step (optimizer steps, from 1) and the loss.
+    """
+
+    kind = "diverged"
+
+    def __init__(self, what: str, facts: dict[str, Any]) -> None:
+        hint = "a lower train.lr or train.clip_norm may cure it; "
+        hint += 'train.on_divergence = "skip" or "rollback" leaves such steps out'
+        super().__init__(what, hint=hint)
+        self.facts = facts
 
 
 class SandboxError(HpcddpError):

@@ -1,20 +1,43 @@
 """Which rank failed first, and why: attempts/N/error.json (layer 0).
 
 When one rank fails, the others fail at their next collective, and each has a traceback that tells
-nothing. So the first one writes down what happened to it, and the others only say who it was.
+nothing. So the first one writes down what happened to it, and the others only say who it was. A
+record that only says that another rank is gone makes room for that rank's own.
+
+    kind      what it is                                          a restart
+    crash     an exception                                        may help
+    oom       no memory left, on the GPU or the node              may help
+    mistake   a job file, or code that fails before any step      does not
+    hang      no step for too long                                helps
+    diverged  the numbers went wrong                              does not
+    lease     another life of the run has taken over              is at work already
+    peer      another rank is gone                                as the cause, which is not known
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import time
 import traceback
+from collections.abc import Mapping
 from typing import Any
 
 from hpcddp.errors import HpcddpError
 from hpcddp.rundir import AttemptDir, token, write_json
+
+# What a rank says when another one is gone: a consequence, not a cause.
+LOST_PEER = re.compile(
+    r"gloo/transport|[Cc]onnection (closed|reset|refused)|NCCL|Dist(Backend|Network|Store)Error"
+)
+NO_MEMORY = re.compile(r"out of memory|can't allocate memory|not enough memory")
+# Before any step these come again: the code is wrong, not the hour.
+MISTAKES = (
+    ImportError, SyntaxError, NameError, TypeError, AttributeError, LookupError,
+    NotImplementedError,
+)  # fmt: skip
 
 
 def host() -> str:
@@ -22,16 +45,22 @@ def host() -> str:
     return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
-def report(error: BaseException, attempt: AttemptDir, rank: int | None) -> str:
-    """Write error.json if no rank did so before, and say what this rank prints."""
-    record = _record(error, rank)
-    first = _claim(attempt, record)
+def report(
+    error: BaseException, attempt: AttemptDir, rank: int | None, *, stepped: bool = True
+) -> str:
+    """Write error.json if no rank did so before, and say what this rank prints.
+
+    Args:
+        stepped: this attempt has taken an optimizer step.
+    """
+    record = _record(error, rank, stepped)
+    first = claim(attempt, record)
     if first is not None:
-        who = f"rank {first['rank']}" if first.get("rank") is not None else "another rank"
+        who = _name(first["rank"]) if first.get("rank") is not None else "another rank"
         what = f" ({first['type']}: {first['message'].splitlines()[0]})" if first else ""
         return f"{_name(rank)} stopped: {who} failed first{what}"
     if isinstance(error, HpcddpError):
-        return f"{_name(rank)} on {record['host']}: {error}"
+        return f"{_name(record['rank'])} on {record['host']}: {error}"
     return f"{_name(rank)} on {record['host']} failed\n{record['traceback']}".rstrip()
 
 
@@ -39,19 +68,41 @@ def _name(rank: int | None) -> str:
     return "a rank" if rank is None else f"rank {rank}"
 
 
-def _record(error: BaseException, rank: int | None) -> dict[str, Any]:
+def _record(error: BaseException, rank: int | None, stepped: bool) -> dict[str, Any]:
     own = isinstance(error, HpcddpError)  # says what to do; where it was raised is no help
     return {
         "rank": rank,
         "host": host(),
         "type": type(error).__name__,
+        "kind": kind_of(error, stepped=stepped),
         "message": str(error) or type(error).__name__,
         "traceback": "" if own else "".join(traceback.format_exception(error)),
         "time": time.time(),
+        **getattr(error, "facts", {}),  # what all ranks know of one of them
     }
 
 
-def _claim(attempt: AttemptDir, record: dict[str, Any]) -> dict[str, Any] | None:
+def kind_of(error: BaseException, *, stepped: bool) -> str:
+    """The kind of a failure; see the table above."""
+    if isinstance(error, HpcddpError):
+        return error.kind
+    text = f"{type(error).__name__} {error}"
+    if isinstance(error, MemoryError) or "OutOfMemoryError" in text or NO_MEMORY.search(text):
+        return "oom"
+    # torch's own are RuntimeErrors; a ConnectionError is from the user's network.
+    if isinstance(error, RuntimeError) and LOST_PEER.search(text):
+        return "peer"
+    return "mistake" if not stepped and isinstance(error, MISTAKES) else "crash"
+
+
+def is_peer(record: Mapping[str, Any]) -> bool:
+    """Whether a record only says that another rank is gone."""
+    if "kind" in record:
+        return bool(record["kind"] == "peer")
+    return bool(LOST_PEER.search(f"{record.get('type')} {record.get('message')}"))
+
+
+def claim(attempt: AttemptDir, record: dict[str, Any]) -> dict[str, Any] | None:
     """Write the record as the first of all ranks; None, or what the first one wrote.
 
     A link takes the name with the whole record behind it: no rank reads half of one.
@@ -62,12 +113,25 @@ def _claim(attempt: AttemptDir, record: dict[str, Any]) -> dict[str, Any] | None
         write_json(aside, record)
         os.link(aside, attempt.error)
     except FileExistsError:
-        return _read(attempt)
+        first = _read(attempt)
+        if is_peer(first) and not is_peer(record) and _take_over(attempt):
+            aside.replace(attempt.error)
+            return None
+        return first
     except OSError:  # the folder is gone or full: this rank speaks for itself
         return None
     finally:
         aside.unlink(missing_ok=True)
     return None
+
+
+def _take_over(attempt: AttemptDir) -> bool:
+    """Put the record of a lost peer aside; True for the one rank that may write the cause."""
+    try:
+        os.link(attempt.error, attempt.error.with_name(".error.peer"))
+    except OSError:  # another rank did
+        return False
+    return True
 
 
 def _read(attempt: AttemptDir) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from hpcddp import ledger
 from hpcddp.ledger import Attempt
-from hpcddp.rundir import AttemptDir, RunDir, last_lines, read_json, read_lines, read_pulse
+from hpcddp.rundir import AttemptDir, RunDir, last_lines, read_json, read_lines, read_step
 
 TAIL = 1 << 16  # bytes of the metrics file that are read
 OWN = ("done", "stopped", "cancelled")  # ends that need no explanation
@@ -72,7 +72,7 @@ def _row(facts: Attempt, folder: AttemptDir) -> Row:
         facts.number, facts.job_id, facts.nodes, facts.began, facts.ended, facts.cause,
         by=end.get("by", ""),
         first=start.get("step", 0),
-        last=max([*steps, read_pulse(folder)[0]], default=0),
+        last=max([*steps, read_step(folder)[0]], default=0),
         saved=facts.saved,
         lost=0,
         safe_s=max(0.0, end["time"] - asked) if asked else None,

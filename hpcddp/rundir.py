@@ -13,8 +13,10 @@
         attempt.json      when, where, as which job; how it ended           written by the script
         log               output of all ranks, each line with its rank
         metrics.jsonl     the rank map, then metrics                        written by rank 0
-        pulse             the last step, and when                           written by rank 0
+        step              the last step, and when                           written by rank 0
         error.json        the first failing rank's traceback                written by that rank
+        hang.json         which rank hangs, and where                       written by the first
+        stacks/           rank-R.txt: its threads or its state in a hang    written by it, or beside
       checkpoints/step-N/
 
 Every file has one writer, and is written aside and renamed.
@@ -45,7 +47,13 @@ class AttemptDir:
         self.log = path / "log"
         self.metrics = path / "metrics.jsonl"
         self.error = path / "error.json"
-        self.pulse = path / "pulse"
+        self.step = path / "step"
+        self.hang = path / "hang.json"
+        self.stacks = path / "stacks"
+
+    def stack(self, rank: int) -> Path:
+        """What rank was doing in a hang."""
+        return self.stacks / f"rank-{rank}.txt"
 
 
 class RunDir:
@@ -189,13 +197,13 @@ def last_lines(path: Path, size: int) -> list[dict[str, Any]]:
     return []
 
 
-PULSE = struct.Struct("<qd")  # step, seconds since the epoch
+STEP = struct.Struct("<qd")  # step, seconds since the epoch
 
 
-def read_pulse(attempt: AttemptDir) -> tuple[int, float]:
+def read_step(attempt: AttemptDir) -> tuple[int, float]:
     """The last step that an attempt took, and when; zeros if it took none."""
     with contextlib.suppress(OSError, struct.error):
-        step, when = PULSE.unpack(attempt.pulse.read_bytes())
+        step, when = STEP.unpack(attempt.step.read_bytes())
         return int(step), float(when)
     return 0, 0.0
 

@@ -29,6 +29,17 @@ class TrainSpec:
     compile: bool = key(False, "torch.compile the model")
     log_every: int = key(10, "steps between two metric lines", least=1)
     eval_every: int = key(1, "epochs between two evaluations; 0 for one at the end", least=0)
+    hang_seconds: float = key(
+        300.0, "least seconds without a step that count as a hang; 0 never looks", least=0
+    )
+    on_divergence: str = key(
+        "stop",
+        "answer to a loss that is no number or explodes",
+        choices=("stop", "skip", "rollback"),
+    )
+    explode: float = key(
+        1000.0, "times the first loss at which it counts as diverged; 0 never", least=0
+    )
 
 
 @dataclass

@@ -18,6 +18,7 @@ from typing import Any
 from hpcddp import ledger, record, requeue, slurm
 from hpcddp.backends import BACKENDS
 from hpcddp.errors import RunError, SlurmUnreachable
+from hpcddp.failure import is_peer
 from hpcddp.rundir import RunDir, last_lines, read_json, read_lines, runs_in
 from hpcddp.slurm import JobRow
 
@@ -199,19 +200,16 @@ def ended(run: RunDir, last: ledger.Attempt) -> tuple[str, str]:
     return state, "; ".join(filter(None, (failed, last.reason)))
 
 
-# What a rank says when another one is gone: a consequence, not a cause.
-LOST_PEER = re.compile(r"gloo/transport|[Cc]onnection (closed|reset|refused)|NCCL|DistBackendError")
-
-
 def failure(run: RunDir, number: int) -> str:
     """Why an attempt failed, in one line."""
     error = read_json(run.attempt(number).error)
-    if not error or LOST_PEER.search(f"{error['type']} {error['message']}"):
+    if not error or is_peer(error):
         killed = killed_rank(run.attempt(number).log)
         if killed or not error:
             return killed or "no rank said why; the log may tell"
     message = error["message"].partition("\n")[0]
-    return f"rank {error['rank']} on {error['host']}: {error['type']}: {message}"
+    who = "" if error["rank"] is None else f"rank {error['rank']} on {error['host']}: "
+    return f"{who}{error['type']}: {message}"
 
 
 def killed_rank(log: Path) -> str:

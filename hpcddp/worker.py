@@ -1,14 +1,16 @@
 """Steps 7 and 8: one rank, from its environment to its exit code.
 
 ``Worker(run_dir)`` is what submitit pickles and calls; ``python -P -m hpcddp.worker RUN_DIR`` does
-the same. Both leave the process for good, with 0 (done), 85 (saved, and left because asked) or
-1 (failed). ``run`` is the plain function underneath, for a debugger.
+the same. Both leave the process for good, with 0 (done), 85 (saved, and left because asked), 86 (no
+step for too long), 87 (the numbers went wrong, nothing was saved) or 1 (failed). ``run`` is the
+plain function underneath, for a debugger.
 
 The stop handlers come before everything else, torch included: a signal may come at any time.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -23,6 +25,9 @@ if TYPE_CHECKING:
 DONE = 0
 FAILED = 1
 STOPPED = 85
+HUNG = 86
+DIVERGED = 87
+CODES = {"diverged": DIVERGED}  # by the kind of a failure, see failure.py
 
 
 class Worker:
@@ -65,27 +70,29 @@ def run(
 
 def _live(run_dir: str, environ: Mapping[str, str], preemption: Preemption) -> int:
     """One rank's life, to its exit code. A failure is written down by the first rank that fails."""
-    from hpcddp.failure import report
+    from hpcddp.failure import kind_of, report
     from hpcddp.rundir import RunDir
     from hpcddp.topology import Rank
+    from hpcddp.train.pulse import Pulse
 
     folder, rank, attempt = RunDir(run_dir), None, int(environ.get("HPCDDP_ATTEMPT", "1"))
+    pulse = Pulse()
     try:
         rank = Rank.from_env(environ)
         from hpcddp.train.job import train  # imports torch
 
-        outcome = train(folder, rank, attempt, preemption)
+        outcome = train(folder, rank, attempt, preemption, pulse=pulse, on_hang=_hung)
     except BaseException as error:
-        text = report(error, folder.attempt(attempt), rank.world_rank if rank else None)
-        print(text, file=sys.stderr)
-        return FAILED
+        _end_children()  # before Python clears the error's frames, and waits for each of them
+        stepped, number = pulse.taken > 0, rank.world_rank if rank else None
+        print(report(error, folder.attempt(attempt), number, stepped=stepped), file=sys.stderr)
+        return CODES.get(kind_of(error, stepped=stepped), FAILED)
     return DONE if outcome == "done" else STOPPED
 
 
 def _leave(code: int) -> NoReturn:
     """End the process at once: tearing down a process group that lost a rank can hang."""
-    if "multiprocessing" in sys.modules:
-        _end_children()
+    _end_children()
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -94,12 +101,23 @@ def _leave(code: int) -> NoReturn:
     os._exit(code)
 
 
+def _hung() -> NoReturn:
+    """End the process from the watchdog's thread: the main one may hold any lock, print's too."""
+    with contextlib.suppress(Exception):
+        _end_children()
+    os._exit(HUNG)
+
+
 def _end_children() -> None:
     """DataLoader workers ignore the stop signals, and nobody would miss the rank for seconds."""
+    if "multiprocessing" not in sys.modules:
+        return
     import multiprocessing
     import signal
+    import threading
 
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler raises when a worker dies
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler raises when a worker dies
     for child in multiprocessing.active_children():
         child.kill()
 

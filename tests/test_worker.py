@@ -6,6 +6,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import time
 
 import torch
 from ranks import TASK, Ranks, make_run, one_rank, records, wait_for
@@ -53,6 +54,7 @@ def test_two_ranks_train_and_leave_with_zero(tmp_path):
     (map_,) = records(run, "ranks")
     assert [(r["rank"], r["node"], r["local"]) for r in map_["ranks"]] == [(0, 0, 0), (1, 0, 1)]
     assert len({r["pid"] for r in map_["ranks"]}) == 2
+    assert not run.attempt(1).stacks.exists()  # the watchdog of a good run leaves nothing
     assert [r["step"] for r in records(run, "train")] == list(range(1, 10))  # 37 // 4
     assert [r["outcome"] for r in records(run, "end")] == ["done"]
     assert "train" not in ends[1][1] and "accuracy" not in ends[1][1]  # rank 0 alone speaks
@@ -173,3 +175,41 @@ def test_the_current_folder_is_not_searched(tmp_path):
         timeout=60,
     )
     assert out.returncode == 0, out.stderr
+
+
+BUSY_WORKERS = """
+import time
+_dataset, _loss, calls = dataset, loss, []
+class Busy(torch.utils.data.Dataset):
+    def __init__(self, inner): self.inner = inner
+    def __len__(self): return len(self.inner)
+    def __getitem__(self, i):
+        if calls.append(i) or len(calls) > 8:
+            time.sleep(60)
+        return self.inner[i]
+def dataset(split):
+    return Busy(_dataset(split))
+def loss(output, target):
+    raise ValueError("boom")
+"""
+
+
+def test_a_failing_rank_leaves_at_once_whatever_its_data_workers_do(tmp_path):
+    run = make_run(tmp_path, extra=BUSY_WORKERS, data__workers=2)
+    with Ranks(run, [{}]) as ranks:
+        failed = wait_for(
+            lambda: run.attempt(1).error.exists() and json.loads(run.attempt(1).error.read_text()),
+            "the failure",
+        )
+        ((code, _, err),) = ranks.wait(20)
+        assert time.time() - failed["time"] < 3
+    assert code == 1 and "ValueError: boom" in err
+    assert failed["kind"] == "crash"
+
+
+def test_code_that_fails_before_any_step_is_a_mistake(tmp_path):
+    run = make_run(tmp_path, extra="\ndef loss(output, target):\n    return nowhere\n")
+    with Ranks(run, [{}]) as ranks:
+        ((code, _, err),) = ranks.wait()
+    assert code == 1 and "NameError" in err
+    assert json.loads(run.attempt(1).error.read_text())["kind"] == "mistake"

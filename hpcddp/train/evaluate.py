@@ -13,6 +13,7 @@ from torch.utils.data import Subset
 from hpcddp.errors import JobFileError
 from hpcddp.spec import JobSpec
 from hpcddp.train.data import make_loader, to_device
+from hpcddp.train.pulse import Pulse
 from hpcddp.train.task import Task
 from hpcddp.train.world import World
 
@@ -29,8 +30,8 @@ class Evaluation:
 class Evaluator:
     """This rank's part of the held-out samples: every world-size-th one, without padding."""
 
-    def __init__(self, dataset: Any, task: Task, spec: JobSpec, world: World) -> None:
-        self._task, self._world = task, world
+    def __init__(self, dataset: Any, task: Task, spec: JobSpec, world: World, pulse: Pulse) -> None:
+        self._task, self._world, self._pulse = task, world, pulse
         self.count = len(dataset)
         if self.count == 0:
             raise JobFileError(
@@ -75,6 +76,7 @@ class Evaluator:
         sums: dict[str, Tensor] = {}
         counts: set[str] = set()
         for batch in self._loader:
+            self._pulse.touch()
             inputs, targets = to_device(batch, self._world.device)
             output = model(inputs)
             values = self._values(output, targets)

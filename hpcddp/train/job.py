@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from hpcddp import record as record_
 from hpcddp import spec as jobspec
+from hpcddp.errors import Diverged
 from hpcddp.failure import host
 from hpcddp.preempt import Preemption
 from hpcddp.record import JobRecord
@@ -15,7 +16,9 @@ from hpcddp.topology import Rank
 from hpcddp.train import task as tasks
 from hpcddp.train import world as worlds
 from hpcddp.train.metrics import OnRecord, Recorder
+from hpcddp.train.pulse import Pulse
 from hpcddp.train.trainer import Trainer
+from hpcddp.train.watchdog import watching
 from hpcddp.train.world import World
 
 START_TIMEOUT = 600.0  # seconds; a thousand ranks that import torch from one file server are slow
@@ -28,23 +31,34 @@ def train(
     preemption: Preemption,
     max_steps: int | None = None,
     on_record: OnRecord | None = None,
+    *,
+    pulse: Pulse | None = None,
+    on_hang: Callable[[], object] | None = None,
 ) -> str:
     """Train as one rank; "done" or "stopped". Of all ranks together, none returns before the
-    last one has saved."""
+    last one has saved.
+
+    Args:
+        pulse: gets every sign of life.
+        on_hang: ends the process; without it nothing looks for hangs.
+    """
     job = record_.read(run)
     spec = jobspec.from_dict(job.spec, str(run.job))
     if max_steps:
         spec.max_steps = min(max_steps, spec.max_steps or max_steps)
     world = _join(rank, job, os.environ)
     print(f"{rank} on {host()}, {world.device}", flush=True)
-    record = Recorder(run.attempt(attempt), active=world.is_main, on_record=on_record)
+    pulse, folder = pulse or Pulse(), run.attempt(attempt)
+    record = Recorder(folder, active=world.is_main, on_record=on_record)
     try:
-        record("ranks", backend=world.backend, ranks=world.reports)
-        task = tasks.load(spec, job.workdir)
-        if preemption.installed:
-            preemption.install()  # the task may have set handlers: they are kept and called
-        deadline = float(os.environ.get("HPCDDP_DEADLINE") or 0)
-        return _train(Trainer(run, attempt, spec, task, world, record), preemption, deadline)
+        with watching(pulse, world, folder, spec.train.hang_seconds, on_hang):
+            record("ranks", backend=world.backend, ranks=world.reports)
+            task = tasks.load(spec, job.workdir)
+            if preemption.installed:
+                preemption.install()  # the task may have set handlers: they are kept and called
+            trainer = Trainer(run, attempt, spec, task, world, record, pulse)
+            deadline = float(os.environ.get("HPCDDP_DEADLINE") or 0)
+            return _train(trainer, preemption, deadline)
     finally:
         record.close()
 
@@ -52,8 +66,12 @@ def train(
 def _train(trainer: Trainer, preemption: Preemption, deadline: float) -> str:
     try:
         outcome = trainer.train(preemption, deadline)
-        trainer.world.barrier()
+        with trainer.pulse.patience():
+            trainer.world.barrier()
         return outcome
+    except Diverged as error:  # on all ranks
+        trainer.record("diverged", **error.facts)
+        raise
     finally:
         trainer.close()
 

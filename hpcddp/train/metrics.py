@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any
 
-from hpcddp.rundir import PULSE, AttemptDir
+from hpcddp.rundir import STEP, AttemptDir
 
 OnRecord = Callable[[dict[str, Any]], None]
 
@@ -24,13 +24,13 @@ class Recorder:
         self._attempt = attempt.number
         self._on_record = on_record
         self._file: IO[str] | None = None
-        self._pulse: mmap.mmap | None = None
+        self._step: mmap.mmap | None = None
         if active:
             attempt.path.mkdir(parents=True, exist_ok=True)
             self._file = attempt.metrics.open("a", encoding="utf-8")
-            attempt.pulse.write_bytes(PULSE.pack(0, 0.0))
-            with attempt.pulse.open("r+b") as f:
-                self._pulse = mmap.mmap(f.fileno(), PULSE.size)
+            attempt.step.write_bytes(STEP.pack(0, 0.0))
+            with attempt.step.open("r+b") as f:
+                self._step = mmap.mmap(f.fileno(), STEP.size)
 
     def __call__(self, event: str, **values: Any) -> None:
         """Write one record, flushed: who follows the run sees it at once. Print its line."""
@@ -44,10 +44,10 @@ class Recorder:
         if self._on_record is not None:
             self._on_record(record)
 
-    def pulse(self, step: int) -> None:
+    def took(self, step: int) -> None:
         """Note a step that was taken, in a microsecond; it outlives a killed process."""
-        if self._pulse is not None:
-            PULSE.pack_into(self._pulse, 0, step, time.time())
+        if self._step is not None:
+            STEP.pack_into(self._step, 0, step, time.time())
 
     def close(self) -> None:
         if self._file is not None:
@@ -106,6 +106,23 @@ def _checkpoint(r: Mapping[str, Any]) -> str:
     return f"step {r['step']}  saved {r['path']}  {r['bytes'] / 1e6:.1f} MB in {r['seconds']:.2f} s"
 
 
+def _bad(r: Mapping[str, Any]) -> str:
+    loss = f"{r['loss']:.4g}" if isinstance(r["loss"], float) else r["loss"]
+    return f"step {r['step']}  bad {r['what']} on rank {r['rank']} (loss {loss}): "
+
+
+def _skipped(r: Mapping[str, Any]) -> str:
+    return _bad(r) + "left out"
+
+
+def _rollback(r: Mapping[str, Any]) -> str:
+    return _bad(r) + f"back to {r['path']}"
+
+
+def _diverged(r: Mapping[str, Any]) -> str:
+    return _bad(r) + "the training ends, nothing is saved"
+
+
 def _end(r: Mapping[str, Any]) -> str:
     lines = [f"{r['outcome']} at step {r['step']}"]
     for name, value in r.get("metrics", {}).items():
@@ -121,5 +138,8 @@ _LINES = {
     "train": _train,
     "eval": _eval,
     "checkpoint": _checkpoint,
+    "skipped": _skipped,
+    "rollback": _rollback,
+    "diverged": _diverged,
     "end": _end,
 }

@@ -4,7 +4,7 @@ A signal reaches the ranks at different times, and one that left alone would lea
 collective. So they vote: each brings its own flag, and the maximum counts for all. A vote in every
 step would cost more than a short step, so votes are some steps apart, as many as take about
 ``SECONDS``. Rank 0 chooses the distance and hands it out in the vote itself: every rank must enter
-the same vote.
+the same vote. What the guard found (guard.py) is agreed in it too.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import torch.distributed as dist
 from hpcddp.errors import RunError
 from hpcddp.preempt import Preemption
 from hpcddp.rundir import read_json
+from hpcddp.train.guard import Guard
 from hpcddp.train.world import World
 
 SECONDS = 0.2  # between two votes; a stop is agreed within a quarter of a second, or one step
@@ -32,6 +33,7 @@ class StopVote:
 
     Args:
         request: the run dir's file with a person's wish.
+        guard: looks for numbers that went wrong, in the same vote.
         deadline: end of the time limit, in seconds since the epoch; 0 for none.
         lead: seconds before it at which the ranks must begin to save.
     """
@@ -41,12 +43,14 @@ class StopVote:
         world: World,
         preemption: Preemption,
         request: Path,
+        guard: Guard,
         deadline: float = 0.0,
         lead: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._world = world
         self._preemption = preemption
         self._request = request
+        self._guard = guard
         self._deadline, self._lead = deadline, lead
         self.by = ""  # what asked this rank to stop: a signal, a request, the time limit
         self.when: float | None = None  # seconds since the epoch
@@ -62,18 +66,22 @@ class StopVote:
         Args:
             step: optimizer steps taken.
             now: vote in any case; the same on all ranks.
+
+        Raises:
+            Diverged, RollBack: on all ranks, when one met bad numbers.
         """
         if step < self._next and not now:
             return False
         clock = time.monotonic()
-        ballot = [int(self._wanted(clock)), self._choose(step, clock)]
+        ballot = [int(self._wanted(clock)), int(self._guard.bad()), self._choose(step, clock)]
         if self._world.size > 1:
-            votes = torch.tensor(ballot if self._world.is_main else [ballot[0], 0])
+            votes = torch.tensor(ballot if self._world.is_main else [*ballot[:2], 0])
             dist.all_reduce(votes, dist.ReduceOp.MAX, group=self._world.control)
             ballot = votes.tolist()
-        self._interval = ballot[1]
+        wanted, bad, self._interval = ballot
         self._next = step + self._interval
-        return bool(ballot[0])
+        self._guard.settle(step, bool(bad))
+        return bool(wanted)
 
     def _choose(self, step: int, clock: float) -> int:
         """Steps until the next vote, from the time that the last ones took."""

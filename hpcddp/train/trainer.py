@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 import warnings
 from collections.abc import Iterator
@@ -17,12 +18,14 @@ from torch.nn.utils import clip_grad_norm_
 from hpcddp.errors import JobFileError
 from hpcddp.preempt import Preemption
 from hpcddp.rundir import RunDir
-from hpcddp.spec import CheckpointSpec, JobSpec
+from hpcddp.spec import CheckpointSpec, JobSpec, TrainSpec
 from hpcddp.train import checkpoint, optim, seeding, snapshot
 from hpcddp.train.data import Micro, Step, TrainData
 from hpcddp.train.evaluate import Evaluation, Evaluator
+from hpcddp.train.guard import Finding, Guard, RollBack
 from hpcddp.train.meter import Meter
 from hpcddp.train.metrics import Recorder
+from hpcddp.train.pulse import Pulse
 from hpcddp.train.snapshot import Live, Position
 from hpcddp.train.stop import StopVote
 from hpcddp.train.task import Task
@@ -38,10 +41,17 @@ class Trainer:
     """One rank's training in one attempt."""
 
     def __init__(
-        self, run: RunDir, attempt: int, spec: JobSpec, task: Task, world: World, record: Recorder
+        self,
+        run: RunDir,
+        attempt: int,
+        spec: JobSpec,
+        task: Task,
+        world: World,
+        record: Recorder,
+        pulse: Pulse,
     ) -> None:
         self.run, self.attempt, self.spec = run, attempt, spec
-        self.task, self.world, self.record = task, world, record
+        self.task, self.world, self.record, self.pulse = task, world, record, pulse
         self.at = Position()
         self.best: dict[str, Any] = {}
         self.evaluation: Evaluation | None = None  # of the weights as they are now
@@ -50,9 +60,10 @@ class Trainer:
         self.module: torch.nn.Module = task.model().to(world.device)
         seeding.seed_all(seeding.mix(spec.seed, world.rank.world_rank))
         self.data = TrainData(task.dataset("train"), spec, world)
+        self._meter = Meter(world)
+        self.guard = Guard(world, spec.train, self.module, self._meter)
         self.resumed = self._load()
         self.model = _wrap(self.module, spec, world.device)
-        self._meter = Meter(world)
         self._save_s = FIRST_SAVE
 
     def _load(self) -> Path | None:
@@ -62,11 +73,12 @@ class Trainer:
         if folder:
             self.at = snapshot.position(meta, folder)
             self.best = meta.get("best") or {}
+            self.guard.refer_to(meta.get("first_loss"))
         self._saved_step = self.at.step if folder else None
         self.total_steps = _total_steps(self.spec, self.at, self.data)
         optimizer = optim.make_optimizer(self.task, self.module, self.spec.train)
         scheduler = optim.make_scheduler(self.task, optimizer, self.spec.train, self.total_steps)
-        scaler = _scaler(self.world.device, self.spec.train.precision)
+        scaler = _scaler(self.world.device, self.spec.train)
         self.live = Live(self.module, optimizer, scheduler, scaler)
         if folder:
             snapshot.restore(folder, meta, self.world, self.live, self.task)
@@ -90,7 +102,16 @@ class Trainer:
             resumed=str(self.resumed.relative_to(self.run.path)) if self.resumed else None,
             seed=self.spec.seed,
         )
-        vote = StopVote(self.world, preemption, self.run.request, deadline, self._lead)
+        while True:
+            try:
+                return self._train(preemption, deadline)
+            except RollBack as answer:
+                self._roll_back(answer.found)
+
+    def _train(self, preemption: Preemption, deadline: float) -> str:
+        vote = StopVote(
+            self.world, preemption, self.run.request, self.guard, deadline, self._lead
+        )
         while self.at.step < self.total_steps:
             if self._run_epoch(vote):
                 return self._end("stopped", by=vote.by, asked=vote.when)
@@ -101,6 +122,19 @@ class Trainer:
     def _lead(self) -> float:
         """Seconds before the time limit at which to begin to save."""
         return LEAD + 2 * self._save_s
+
+    def _roll_back(self, found: Finding) -> None:
+        """Go back to the newest checkpoint, in all ranks; Diverged when that cannot help."""
+        with self.pulse.patience():
+            newest = checkpoint.newest(self.run, self.world)
+            folder = self.guard.go_back(found, newest)
+            meta = checkpoint.read_meta(folder)
+            self.at, self.best = snapshot.position(meta, folder), meta.get("best") or {}
+            snapshot.restore(folder, meta, self.world, self.live, self.task)
+        self._saved_step, self.evaluation = self.at.step, None
+        self._meter.reset()
+        name = str(folder.relative_to(self.run.path))
+        self.record("rollback", **found.facts(), to=self.at.step, path=name)
 
     def _run_epoch(self, vote: StopVote) -> bool:
         """Train to the end of the epoch, or of the training; True when all agreed to stop."""
@@ -117,6 +151,7 @@ class Trainer:
         """One optimizer step, on this rank's share of a global batch."""
         step = self.data.step_at(self.at.samples_consumed)
         last = len(step.micros) - 1
+        self.guard.begin(self.at.step + 1)
         # A static graph is learned in a first backward that synchronises, or DDP fails.
         always = self.spec.ddp.static_graph and self._meter.first
         for i, micro in enumerate(step.micros):
@@ -124,6 +159,7 @@ class Trainer:
                 self._run_micro(next(batches), micro, step)
         self._update()
         self._advance(step)
+        self.pulse.beat(self.at.step)
 
     def _run_micro(self, batch: Any, micro: Micro, step: Step) -> None:
         """Forward and backward. DDP divides by the world size; with the weight, the sum over
@@ -134,10 +170,15 @@ class Trainer:
         weight = micro.real * self.world.size / step.samples
         self.live.scaler.scale(loss if weight == 1 else loss * weight).backward()
         self._meter.add(loss.detach(), micro.real)
+        self.guard.add(loss.detach(), self.at.step + 1)
 
     def _update(self) -> None:
         """Change the weights by the gradients."""
         live, norm = self.live, None
+        found = self.guard.leaves_out(self.at.step + 1, scaled=live.scaler.is_enabled())
+        if found:
+            self._leave_out(found)
+            return
         if self.spec.train.clip_norm:
             live.scaler.unscale_(live.optimizer)
             norm = clip_grad_norm_(self.module.parameters(), self.spec.train.clip_norm)
@@ -147,10 +188,16 @@ class Trainer:
         self._meter.step(live.optimizer.param_groups[0]["lr"], norm)
         live.scheduler.step()
 
+    def _leave_out(self, found: Finding) -> None:
+        """The weights stay; the schedule and the position follow from the number of steps."""
+        self.live.optimizer.zero_grad(set_to_none=True)
+        self.live.scheduler.step()
+        self.record("skipped", epoch=self.at.epoch, **found.facts())
+
     def _advance(self, step: Step) -> None:
         self.evaluation = None
         self.at.step += 1
-        self.record.pulse(self.at.step)
+        self.record.took(self.at.step)
         self.at.samples_consumed += step.samples
         if self.data.steps_left(self.at.samples_consumed) == 0:
             self.at.epoch += 1
@@ -160,7 +207,7 @@ class Trainer:
         """Log, evaluate and save, where they are due; True when it evaluated."""
         step, end = self.at.step, self.at.step == self.total_steps
         if step % self.spec.train.log_every == 0 or end or self._meter.first:
-            self.record("train", step=step, epoch=epoch, **self._meter.read())
+            self._log(epoch)
         ended, each = self.at.epoch > epoch, self.spec.train.eval_every
         due = end or (ended and each > 0 and self.at.epoch % each == 0)
         improved = self._evaluate() if due else False
@@ -169,14 +216,22 @@ class Trainer:
             self._save()
         return due
 
+    def _log(self, epoch: int) -> None:
+        values, bad = self._meter.read(self.guard.flag())
+        self.guard.settle(self.at.step, bad)
+        if values:  # else all steps were left out
+            self.guard.refer_to(values["loss"])
+            self.record("train", step=self.at.step, epoch=epoch, **values)
+
     def _evaluate(self) -> bool:
         """Evaluate on the held-out samples, if there are any; True when it is the best so far."""
         with self._meter.paused():
             if self._evaluator is None:
-                dataset = self.task.dataset("eval")
+                with self.pulse.patience():
+                    dataset = self.task.dataset("eval")
                 if dataset is None:
                     return False
-                self._evaluator = Evaluator(dataset, self.task, self.spec, self.world)
+                self._evaluator = Evaluator(dataset, self.task, self.spec, self.world, self.pulse)
             with _autocast(self.world.device, self.spec.train.precision):
                 result = self.evaluation = self._evaluator(self.module)
         self.record("eval", step=self.at.step, epoch=self.at.epoch, **vars(result))
@@ -190,6 +245,7 @@ class Trainer:
         """Save a checkpoint of this step, unless there is one; a collective."""
         if self._saved_step == self.at.step:
             return
+        self.guard.check(self.at.step)
         facts = {
             "global_batch": self.spec.global_batch,
             "seed": self.spec.seed,
@@ -197,8 +253,9 @@ class Trainer:
             "total_steps": self.total_steps,
             "best": self.best,
             "metrics": self.evaluation.metrics if self.evaluation else {},
+            "first_loss": self.guard.first_loss,
         }
-        with self._meter.paused():
+        with self._meter.paused(), self.pulse.patience():
             began = time.monotonic()
             path, size = snapshot.save(
                 self.run, self.attempt, self.world, self.live, self.at, facts
@@ -267,12 +324,14 @@ def _improved(best: dict[str, Any], metrics: dict[str, float], spec: CheckpointS
         )
     sign = 1 if spec.best_mode == "max" else -1
     known = best.get("metric") == spec.best
+    if math.isnan(metrics[spec.best]):
+        return False
     return not known or sign * metrics[spec.best] > sign * float(best["value"])
 
 
-def _scaler(device: torch.device, precision: str) -> torch.amp.GradScaler:
+def _scaler(device: torch.device, train: TrainSpec) -> torch.amp.GradScaler:
     """Loss scaling for fp16 (Micikevicius et al., 2018); for the rest it passes things through."""
-    enabled = precision == "fp16"
-    if enabled:  # a first step that overflows is left out, which the schedule remarks on
+    enabled = train.precision == "fp16"
+    if enabled or train.on_divergence != "stop":  # a first step left out is remarked on
         warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
     return torch.amp.GradScaler(device.type, enabled=enabled)

@@ -6,11 +6,13 @@ host, device and CPUs; the last one to come judges the map, and all train or non
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,6 +21,7 @@ from torch.distributed import HashStore, Store, TCPStore
 
 from hpcddp.errors import RankMapError
 from hpcddp.failure import host
+from hpcddp.ledger import process_start
 from hpcddp.topology import Rank, Topology
 
 
@@ -182,8 +185,16 @@ def _report(rank: Rank, device: torch.device) -> dict[str, Any]:
         "device": str(device),
         "uuid": uuid,
         "cpus": ranges(os.sched_getaffinity(0)),
-        "pid": os.getpid(),
+        **_identity(),
     }
+
+
+def _identity() -> dict[str, Any]:
+    """What tells this process from any other: its id is one in its namespace and for its life."""
+    space = ""
+    with contextlib.suppress(OSError):
+        space = str(Path("/proc/self/ns/pid").readlink())
+    return {"pid": os.getpid(), "start": process_start(os.getpid()), "space": space}
 
 
 def ranges(numbers: Iterable[int]) -> str:
