@@ -12,6 +12,7 @@
         attempt.json      when, where, as which job; how it ended           written by the script
         log               output of all ranks, each line with its rank
         metrics.jsonl     the rank map, then metrics                        written by rank 0
+        trace-R.jsonl     each step's samples and loss, if asked for        written by rank R
         error.json        the first failing rank's traceback                written by that rank
       checkpoints/step-N/
 
@@ -41,6 +42,9 @@ class AttemptDir:
         self.log = path / "log"
         self.metrics = path / "metrics.jsonl"
         self.error = path / "error.json"
+
+    def trace(self, rank: int) -> Path:
+        return self.path / f"trace-{rank}.jsonl"
 
 
 class RunDir:

@@ -29,6 +29,7 @@ class TrainSpec:
     compile: bool = key(False, "torch.compile the model")
     log_every: int = key(10, "steps between two metric lines", least=1)
     eval_every: int = key(1, "epochs between two evaluations; 0 for one at the end", least=0)
+    trace: bool = key(False, "write every step's sample ids and loss, rank by rank")
 
 
 @dataclass
