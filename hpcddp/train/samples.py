@@ -4,9 +4,9 @@ What ``__getitem__`` draws from torch's default generator, from ``random`` and f
 is the same in every worker process, on every rank and world size, and after every resume. The epoch
 comes with the index, in one number, since persistent workers hear of nothing else.
 
-Seeding costs time, so it is done only once a dataset was seen to draw: a batch is read, and if a
-generator has moved, it is read again with each sample seeded, and so are all later ones. The second
-reading happens once in a process.
+Seeding costs time, so a generator is seeded only after a dataset was seen to draw from it: a batch
+is read, and if one has moved, it is read again with that one seeded for each sample, and so are all
+later batches. A batch is read again three times in a process at most.
 
 A dataset's own ``__getitems__`` gets whole batches as long as it draws nothing; after that it gets
 lists of one index, because what is drawn for a whole batch depends on who else is in it. Generators
@@ -33,7 +33,7 @@ class Samples(Dataset[Any]):
     def __init__(self, dataset: Any, seed: int) -> None:
         self._dataset, self._seed = dataset, seed
         self._size = len(dataset)
-        self._draws = False
+        self._drawn: set[str] = set()  # the generators that it draws from
 
     def __len__(self) -> int:
         return self._size
@@ -44,19 +44,23 @@ class Samples(Dataset[Any]):
     def __getitems__(self, codes: list[int]) -> list[Any]:
         """The samples of one batch; a DataLoader calls this once for it."""
         before = Generators()
-        if not self._draws:
-            samples = self._read([code % self._size for code in codes])
-            if not before.moved():
-                return samples
-            self._draws = True
-        try:
-            return [self._draw(*divmod(code, self._size)) for code in codes]
-        finally:
-            before.restore()
+        samples = self._draw(codes)
+        while new := before.moved(besides=self._drawn):
+            self._drawn |= new
+            samples = self._draw(codes)
+        before.restore(self._drawn)
+        return samples
 
-    def _draw(self, epoch: int, index: int) -> Any:
-        seed_sample(self._seed, epoch, index)
-        return self._read([index])[0]
+    def _draw(self, codes: list[int]) -> list[Any]:
+        """The samples, with what is known to be drawn from seeded for each."""
+        if not self._drawn:
+            return self._read([code % self._size for code in codes])
+        samples = []
+        for code in codes:
+            epoch, index = divmod(code, self._size)
+            seed_sample(self._drawn, self._seed, epoch, index)
+            samples += self._read([index])
+        return samples
 
     def _read(self, indices: list[int]) -> list[Any]:
         whole = getattr(self._dataset, "__getitems__", None)
