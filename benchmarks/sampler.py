@@ -1,8 +1,8 @@
 """ResumableSampler beside torch's DistributedSampler, in this process and in small ones.
 
-An epoch's indices, as a list, with the same arguments: one replica computes them all, eight compute
-an eighth each, where torch shuffles all of them all the same. The sizes are round, not round, just
-above a power of two, and large.
+An epoch's indices, taken one by one as a loader takes them, with the same arguments: one replica
+computes them all, eight compute an eighth each, where torch shuffles all of them all the same. The
+sizes are round, not round, just above a power of two, and large.
 
 The first index of 1e9 samples, in processes of their own: the limits are in seconds from the call,
 and in bytes of the peak above what the process had after its imports. DistributedSampler would
@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -59,7 +60,7 @@ def _epoch(kind: str, size: int, replicas: int) -> float:
     began = time.perf_counter()
     sampler = SAMPLERS[kind](range(size), replicas, 0, seed=1)
     sampler.set_epoch(2)
-    list(sampler)
+    deque(sampler, maxlen=0)
     return time.perf_counter() - began
 
 

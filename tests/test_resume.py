@@ -38,8 +38,10 @@ _dataset = dataset
 def dataset(split, size=37, held_out=7):
     return Noisy(_dataset(split, size, held_out))
 """
-JOB = {"extra": AUGMENT, "global_batch": 8, "dataset__size": 203, "max_steps": 70,
+JOB = {"extra": AUGMENT, "global_batch": 8, "dataset__size": 43, "max_steps": 20,
        "train__micro_batch": 4, "train__trace": True, "checkpoint__best": ""}  # fmt: skip
+
+LONG = JOB | {"dataset__size": 203, "max_steps": 50}  # 25 steps an epoch
 
 
 def live(run, attempt, steps):
@@ -75,7 +77,6 @@ def assert_equal(first, second):
 def test_four_lives_are_one(tmp_path, workers):
     """5 steps an epoch; accumulation, dropout, augmentation."""
     job = JOB | {"model__dropout": 0.3, "data__workers": workers}
-    job |= {"dataset__size": 43, "max_steps": 20}
     whole, parts = make_run(tmp_path / "whole", **job), make_run(tmp_path / "parts", **job)
     one_rank(whole)
     for attempt in (1, 2, 3):
@@ -92,7 +93,7 @@ def test_the_number_of_workers_changes_nothing(tmp_path):
     """A process that loads by itself draws for its samples and for dropout, in turn."""
     runs = []
     for workers in (0, 1, 2):
-        job = JOB | {"model__dropout": 0.3, "data__workers": workers, "max_steps": 30}
+        job = JOB | {"model__dropout": 0.3, "data__workers": workers}
         runs.append(make_run(tmp_path / str(workers), **job))
         one_rank(runs[-1])
     first, *others = runs
@@ -105,18 +106,18 @@ def test_a_trace_has_every_sample_of_an_epoch_once(tmp_path):
     run = make_run(tmp_path, **JOB | {"epochs": 2, "max_steps": 0, "train__drop_last": False})
     one_rank(run)
     lines = [json.loads(line) for line in trace(run, 1)]
-    assert [line["step"] for line in lines] == list(range(1, 53))
+    assert [line["step"] for line in lines] == list(range(1, 13))
     for epoch in (0, 1):
         ids = [line["ids"] for line in lines if line["epoch"] == epoch]
-        assert [len(i) for i in ids] == [8] * 25 + [3]
-        assert sorted(i for step in ids for i in step) == list(range(203))
+        assert [len(i) for i in ids] == [8] * 5 + [3]
+        assert sorted(i for step in ids for i in step) == list(range(43))
 
 
 def test_a_held_out_sample_is_always_augmented_alike(tmp_path):
     run = make_run(tmp_path, **JOB | {"train__lr": 0.0, "train__weight_decay": 0.0})
     one_rank(run)
     evals = [r for r in read_lines(run.attempt(1).metrics) if r["event"] == "eval"]
-    assert len(evals) == 3 and len({json.dumps(r["metrics"]) for r in evals}) == 1
+    assert len(evals) == 4 and len({json.dumps(r["metrics"]) for r in evals}) == 1
 
 
 def reshape(run, ranks, step):
@@ -141,7 +142,7 @@ def steps(run, attempt, ranks):
 
 def moved(folder, worlds):
     """A run that goes on with other numbers of ranks: {ranks: from which step}."""
-    job = JOB | {"max_steps": 50, "checkpoint__every": 5, "checkpoint__keep": 20}
+    job = LONG | {"checkpoint__every": 5, "checkpoint__keep": 20}
     run = make_run(folder, gpus=next(iter(worlds)), **job)
     found = {}
     for attempt, (ranks, step) in enumerate(worlds.items(), 1):
@@ -161,7 +162,7 @@ def moved(folder, worlds):
 )
 def test_other_numbers_of_ranks_take_the_same_samples(tmp_path, worlds):
     """In the middle of an epoch: the same global batches in the same order, and their losses."""
-    alone = make_run(tmp_path / "alone", **JOB | {"max_steps": 50})
+    alone = make_run(tmp_path / "alone", **LONG)
     one_rank(alone)
     expected, found = steps(alone, 1, 1), moved(tmp_path / "moved", worlds)
     assert {n: ids for n, (ids, _) in found.items()} == {n: i for n, (i, _) in expected.items()}

@@ -83,7 +83,7 @@ class ResumableSampler(DistributedSampler[Any]):
         first = self.start + self.rank
         positions = range(first, first + len(self) * self.num_replicas, self.num_replicas)
         order = shuffled(size, self.seed, self.epoch) if self.shuffle else None
-        return chain.from_iterable(c.tolist() for c in _chunks(positions, size, order))
+        return chain.from_iterable(chunk.data for chunk in _chunks(positions, size, order))
 
 
 def _chunks(positions: range, size: int, order: Order | None) -> Iterator[NDArray[Any]]:
