@@ -3,10 +3,16 @@
 import random
 
 import numpy as np
+import pytest
 import torch
+from torch.distributed import HashStore
 from torch.utils.data import DataLoader
 
+from hpcddp.spec import DataSpec, JobSpec
+from hpcddp.topology import Rank
+from hpcddp.train.data import TrainData
 from hpcddp.train.samples import Samples
+from hpcddp.train.world import World
 
 SIZE = 20
 
@@ -124,3 +130,15 @@ def test_workers_of_a_loader_draw_as_the_process_itself():
         for workers in (2, 0)
     ]
     assert found[0] == found[1] and len({row[2] for row in found[0]}) == SIZE
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_the_epoch_reaches_those_who_load(workers):
+    """A worker lives longer than an epoch."""
+    spec = JobSpec(global_batch=4, seed=3, data=DataSpec(workers=workers))
+    world = World(Rank(0, 1, 0, 1, 0), torch.device("cpu"), "gloo", [], HashStore())
+    data, samples = TrainData(Random(), spec, world), Samples(Random(), 3)
+    for epoch in (0, 1, 5):
+        for ids, batch in data.batches(epoch, 8):
+            assert batch[0].tolist() == ids
+            assert batch[2].tolist() == [samples[epoch * SIZE + i][2] for i in ids]
