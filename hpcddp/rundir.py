@@ -14,6 +14,7 @@
         log               output of all ranks, each line with its rank
         metrics.jsonl     the rank map, then metrics                        written by rank 0
         step              the last step, and when                           written by rank 0
+        trace-R.jsonl     each step's samples and loss, if asked for        written by rank R
         error.json        the first failing rank's traceback                written by that rank
         hang.json         which rank hangs, and where                       written by the first
         stacks/           rank-R.txt: its threads or its state in a hang    written by it, or beside
@@ -54,6 +55,9 @@ class AttemptDir:
     def stack(self, rank: int) -> Path:
         """What rank was doing in a hang."""
         return self.stacks / f"rank-{rank}.txt"
+
+    def trace(self, rank: int) -> Path:
+        return self.path / f"trace-{rank}.jsonl"
 
 
 class RunDir:

@@ -40,6 +40,7 @@ class TrainSpec:
     explode: float = key(
         1000.0, "times the first loss at which it counts as diverged; 0 never", least=0
     )
+    trace: bool = key(False, "write every step's sample ids and loss, rank by rank")
 
 
 @dataclass

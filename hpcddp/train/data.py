@@ -6,7 +6,9 @@ model in as few equal micro-batches as ``train.micro_batch`` allows.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +19,7 @@ from hpcddp.errors import JobFileError
 from hpcddp.preempt import ignore_stop_signals
 from hpcddp.spec import JobSpec
 from hpcddp.train.sampler import ResumableSampler
+from hpcddp.train.samples import Samples
 from hpcddp.train.seeding import mix
 from hpcddp.train.world import World
 
@@ -64,15 +67,15 @@ class TrainData:
             drop_last=spec.train.drop_last,
             multiple=spec.global_batch,
         )
+        self._batches = _Batches(self._sampler, self.samples, self.micro_batch)
         # A generator of its own: an iterator draws a seed, and drawn from the default generator
         # that would change dropout after a resume.
         self._generator = torch.Generator()
         self._loader: DataLoader[Any] = make_loader(
-            dataset,
-            self.micro_batch,
+            Samples(dataset, spec.seed),
             spec.data.workers,
             world.device,
-            sampler=self._sampler,
+            batch_sampler=self._batches,
             generator=self._generator,
         )
 
@@ -81,11 +84,13 @@ class TrainData:
         left = self.samples - consumed
         return left // self._global_batch if self._drop_last else -(-left // self._global_batch)
 
-    def batches(self, epoch: int, consumed: int) -> Iterator[Any]:
-        """This rank's micro-batches of an epoch after ``consumed`` of its samples, in order."""
+    def batches(self, epoch: int, consumed: int) -> Iterator[tuple[list[int], Any]]:
+        """This rank's micro-batches of an epoch after ``consumed`` of its samples, in order: the
+        samples' numbers, padding last, and the batch."""
         self._sampler.set_position(epoch, consumed)
         self._generator.manual_seed(mix(self._seed, epoch, self._rank))
-        return iter(self._loader)
+        for batch in self._loader:
+            yield self._batches.taken.popleft(), batch
 
     def step_at(self, consumed: int) -> Step:
         """The shape of the step after ``consumed`` samples of the epoch."""
@@ -108,6 +113,28 @@ class TrainData:
         if 0 < micro.real < micro.size:
             batch = _map(batch, lambda t: t[: micro.real])
         return to_device(batch, self.device)
+
+
+class _Batches:
+    """The sampler's indices in micro-batches, as ``Samples`` wants them.
+
+    ``taken`` has the indices of those that the loader took and that have not arrived yet.
+    """
+
+    def __init__(self, sampler: ResumableSampler, samples: int, size: int) -> None:
+        self._sampler, self._samples, self._size = sampler, samples, size
+        self.taken: deque[list[int]] = deque()
+
+    def __len__(self) -> int:
+        return -(-len(self._sampler) // self._size)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        self.taken.clear()
+        epoch = self._sampler.epoch * self._samples
+        indices = iter(self._sampler)
+        while ids := list(islice(indices, self._size)):
+            self.taken.append(ids)
+            yield [epoch + index for index in ids]
 
 
 def _check(dataset: Any, spec: JobSpec, world_size: int) -> int:
@@ -139,12 +166,11 @@ def _check(dataset: Any, spec: JobSpec, world_size: int) -> int:
 
 
 def make_loader(
-    dataset: Any, batch_size: int, workers: int, device: torch.device, **options: Any
+    dataset: Any, workers: int, device: torch.device, **options: Any
 ) -> DataLoader[Any]:
     """A DataLoader whose worker processes leave stopping to the rank."""
     return DataLoader(
         dataset,
-        batch_size=batch_size,
         num_workers=workers,
         worker_init_fn=ignore_stop_signals if workers else None,
         persistent_workers=workers > 0,

@@ -12,8 +12,10 @@ from torch.utils.data import Subset
 
 from hpcddp.errors import JobFileError
 from hpcddp.spec import JobSpec
+from hpcddp.train import seeding
 from hpcddp.train.data import make_loader, to_device
 from hpcddp.train.pulse import Pulse
+from hpcddp.train.samples import Samples
 from hpcddp.train.task import Task
 from hpcddp.train.world import World
 
@@ -42,12 +44,12 @@ class Evaluator:
         mine = range(world.rank.world_rank, self.count, world.size)
         # A rank without a sample takes one that does not count, to have the metrics' names.
         self._weight = 1 if mine else 0
+        samples = Samples(dataset, seeding.mix(spec.seed, -1))  # draws other numbers than training
         self._loader = make_loader(
-            Subset(dataset, mine or range(1)),
-            spec.data.eval_batch,
+            Subset(samples, mine or range(1)),
             spec.data.workers,
             world.device,
-            shuffle=False,
+            batch_size=spec.data.eval_batch,
             generator=torch.Generator().manual_seed(0),
         )
 

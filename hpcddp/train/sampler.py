@@ -2,20 +2,30 @@
 
 The epoch's order is one permutation for all ranks, and a rank takes every world-size-th index of
 it. So the samples of an optimizer step depend on the position alone: samples [c, c + global batch)
-of the order, however many ranks share them.
+of the order, however many ranks share them. The order is computed where it is needed (see
+permutation.py): neither memory nor the time to the first index grows with the dataset.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sized
+from itertools import chain
 from typing import Any
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
 from torch.utils.data import DistributedSampler
+
+from hpcddp.train.permutation import Order, shuffled
+
+FIRST_CHUNK = 1 << 10  # indices computed at a time, in the beginning
+CHUNK = 1 << 15  # and later: what fits into a core's cache
 
 
 class ResumableSampler(DistributedSampler[Any]):
-    """A DistributedSampler that starts after ``start`` samples of the epoch.
+    """A DistributedSampler that starts after ``start`` samples of the epoch, in constant memory.
+
+    Its order is another one than torch's where there are more than ``permutation.SMALL`` samples.
 
     Args:
         dataset: only its length is used.
@@ -31,8 +41,8 @@ class ResumableSampler(DistributedSampler[Any]):
     def __init__(
         self,
         dataset: Sized,
-        num_replicas: int,
-        rank: int,
+        num_replicas: int | None = None,
+        rank: int | None = None,
         *,
         seed: int = 0,
         shuffle: bool = True,
@@ -47,12 +57,19 @@ class ResumableSampler(DistributedSampler[Any]):
             seed=seed,
             drop_last=drop_last,
         )
-        self.multiple = multiple or num_replicas
+        self.multiple = multiple or self.num_replicas
         self.start = 0
+        self.num_samples = len(self)
+        self.total_size = self.num_samples * self.num_replicas
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go to the epoch: to its beginning, unless it is the one where ``set_position`` went."""
+        if epoch != self.epoch:
+            self.set_position(epoch, 0)
 
     def set_position(self, epoch: int, start: int) -> None:
         """Go to the epoch, after ``start`` of its samples counted over all ranks."""
-        self.set_epoch(epoch)
+        super().set_epoch(epoch)
         self.start = start
 
     def __len__(self) -> int:
@@ -63,11 +80,18 @@ class ResumableSampler(DistributedSampler[Any]):
 
     def __iter__(self) -> Iterator[int]:
         size: int = len(self.dataset)  # type: ignore[arg-type]
-        if self.shuffle:
-            generator = torch.Generator().manual_seed(self.seed + self.epoch)
-            order = torch.randperm(size, generator=generator)
-        else:
-            order = torch.arange(size)
-        stop = self.start + self.rank + len(self) * self.num_replicas
-        positions = torch.arange(self.start + self.rank, stop, self.num_replicas)
-        return iter(order[positions % size].tolist())
+        first = self.start + self.rank
+        positions = range(first, first + len(self) * self.num_replicas, self.num_replicas)
+        order = shuffled(size, self.seed, self.epoch) if self.shuffle else None
+        return chain.from_iterable(chunk.data for chunk in _chunks(positions, size, order))
+
+
+def _chunks(positions: range, size: int, order: Order | None) -> Iterator[NDArray[Any]]:
+    """The indices at these positions, in arrays; positions after the end begin anew."""
+    done, length = 0, FIRST_CHUNK
+    while some := positions[done : done + length]:
+        places = np.arange(some.start, some.stop, some.step)
+        if some[-1] >= size:
+            places %= size
+        yield places if order is None else order(places)
+        done, length = done + length, CHUNK

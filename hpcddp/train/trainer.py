@@ -29,6 +29,7 @@ from hpcddp.train.pulse import Pulse
 from hpcddp.train.snapshot import Live, Position
 from hpcddp.train.stop import StopVote
 from hpcddp.train.task import Task
+from hpcddp.train.trace import Trace
 from hpcddp.train.world import World
 
 LEAD = 5.0  # seconds between the end of the last save and the time limit
@@ -65,6 +66,8 @@ class Trainer:
         self.resumed = self._load()
         self.model = _wrap(self.module, spec, world.device)
         self._save_s = FIRST_SAVE
+        trace = run.attempt(attempt).trace(world.rank.world_rank)
+        self._trace = Trace(trace if spec.train.trace else None)
 
     def _load(self) -> Path | None:
         """Make optimizer and schedule, and put the newest checkpoint into them, if there is one."""
@@ -147,7 +150,7 @@ class Trainer:
                 return True
         return False
 
-    def _run_batch(self, batches: Iterator[Any]) -> None:
+    def _run_batch(self, batches: Iterator[tuple[list[int], Any]]) -> None:
         """One optimizer step, on this rank's share of a global batch."""
         step = self.data.step_at(self.at.samples_consumed)
         last = len(step.micros) - 1
@@ -158,12 +161,14 @@ class Trainer:
             with contextlib.nullcontext() if i == last or always else self.model.no_sync():
                 self._run_micro(next(batches), micro, step)
         self._update()
+        self._trace.step(self.at.step + 1, self.at.epoch)
         self._advance(step)
         self.pulse.beat(self.at.step)
 
-    def _run_micro(self, batch: Any, micro: Micro, step: Step) -> None:
+    def _run_micro(self, taken: tuple[list[int], Any], micro: Micro, step: Step) -> None:
         """Forward and backward. DDP divides by the world size; with the weight, the sum over
         ranks and micro-batches is the mean over the step's samples."""
+        ids, batch = taken
         inputs, targets = self.data.place(batch, micro)
         with _autocast(self.world.device, self.spec.train.precision):
             loss: Tensor = self.task.loss(self.model(inputs), targets)
@@ -171,6 +176,7 @@ class Trainer:
         self.live.scaler.scale(loss if weight == 1 else loss * weight).backward()
         self._meter.add(loss.detach(), micro.real)
         self.guard.add(loss.detach(), self.at.step + 1)
+        self._trace.add(ids, micro, loss)
 
     def _update(self) -> None:
         """Change the weights by the gradients."""
@@ -278,6 +284,7 @@ class Trainer:
     def close(self) -> None:
         """Drop the DDP wrapper: after the process group its destructor can wait for ever."""
         del self.model
+        self._trace.close()
 
 
 def _wrap(module: torch.nn.Module, spec: JobSpec, device: torch.device) -> DistributedDataParallel:

@@ -1,0 +1,52 @@
+"""attempts/N/trace-R.jsonl: every step of rank R, one line each, if ``train.trace`` asks for it.
+
+    {"step": 7, "epoch": 0, "ids": [31, 4, 15, 9], "loss": 0.6931471805599453}
+
+step counts from 1; ids are the samples that this rank took in it, in order, over all micro-batches
+and without padding, so that those of all ranks together are the step's samples, each once. loss is
+the mean over them, null without any. Waiting for it makes steps on a GPU slower.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO
+
+from torch import Tensor
+
+from hpcddp.train.data import Micro
+
+
+class Trace:
+    """One rank's pen; without a path it does nothing."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._file: IO[str] | None = None
+        if path:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = path.open("a", encoding="utf-8")
+        self._ids: list[int] = []
+        self._losses: list[tuple[Tensor, int]] = []
+
+    def add(self, ids: Sequence[int], micro: Micro, loss: Tensor) -> None:
+        """Count a micro-batch: the samples' numbers, padding last, and their mean loss."""
+        if self._file and micro.real:
+            self._ids += ids[: micro.real]
+            self._losses.append((loss.detach(), micro.real))
+
+    def step(self, step: int, epoch: int) -> None:
+        """Write the line of a step, flushed."""
+        if self._file:
+            total = sum(loss.item() * real for loss, real in self._losses)
+            mean = total / len(self._ids) if self._ids else None
+            line = {"step": step, "epoch": epoch, "ids": self._ids, "loss": mean}
+            self._file.write(json.dumps(line) + "\n")
+            self._file.flush()
+            self._ids, self._losses = [], []
+
+    def close(self) -> None:
+        if self._file:
+            self._file.close()
+            self._file = None
