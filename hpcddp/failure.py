@@ -33,11 +33,8 @@ LOST_PEER = re.compile(
     r"gloo/transport|[Cc]onnection (closed|reset|refused)|NCCL|Dist(Backend|Network|Store)Error"
 )
 NO_MEMORY = re.compile(r"out of memory|can't allocate memory|not enough memory")
-# Before any step these come again: the code is wrong, not the hour.
-MISTAKES = (
-    ImportError, SyntaxError, NameError, TypeError, AttributeError, LookupError,
-    NotImplementedError,
-)  # fmt: skip
+# What a network, a disk or a device can have done. Before any step, anything else comes again.
+MAY_PASS = (RuntimeError, OSError, EOFError)
 
 
 def host() -> str:
@@ -92,7 +89,7 @@ def kind_of(error: BaseException, *, stepped: bool) -> str:
     # torch's own are RuntimeErrors; a ConnectionError is from the user's network.
     if isinstance(error, RuntimeError) and LOST_PEER.search(text):
         return "peer"
-    return "mistake" if not stepped and isinstance(error, MISTAKES) else "crash"
+    return "mistake" if not stepped and not isinstance(error, MAY_PASS) else "crash"
 
 
 def is_peer(record: Mapping[str, Any]) -> bool:

@@ -25,7 +25,8 @@ def attempt(tmp_path):
 @pytest.mark.parametrize(
     ("error", "stepped", "kind"),
     [
-        (ValueError("x"), False, "crash"),
+        (ValueError("x"), False, "mistake"),
+        (OSError("x"), False, "crash"),
         (KeyError("x"), True, "crash"),
         (KeyError("x"), False, "mistake"),
         (ModuleNotFoundError("No module named 'nmpy'"), False, "mistake"),

@@ -112,9 +112,7 @@ class Trainer:
                 self._roll_back(answer.found)
 
     def _train(self, preemption: Preemption, deadline: float) -> str:
-        vote = StopVote(
-            self.world, preemption, self.run.request, self.guard, deadline, self._lead
-        )
+        vote = StopVote(self.world, preemption, self.run.request, self.guard, deadline, self._lead)
         while self.at.step < self.total_steps:
             if self._run_epoch(vote):
                 return self._end("stopped", by=vote.by, asked=vote.when)
