@@ -11,6 +11,7 @@
     ├── SlurmUnreachable    3   Slurm does not answer
     ├── RankMapError        1   the ranks that started are not the ranks that were planned
     ├── CheckpointError     1   a checkpoint is damaged, foreign or missing
+    ├── LeaseLost           1   a newer attempt owns the run dir
     └── SandboxError        1   the sandbox cannot start or stop
 
 The number is the exit code of the command line.
@@ -81,6 +82,10 @@ class RankMapError(HpcddpError):
 
 
 class CheckpointError(HpcddpError):
+    pass
+
+
+class LeaseLost(HpcddpError):
     pass
 
 

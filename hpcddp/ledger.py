@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from hpcddp.errors import RunError
-from hpcddp.rundir import AttemptDir, RunDir, read_json, token, write_json
+from hpcddp.rundir import AttemptDir, RunDir, fence, read_json, token, write_json
 
 # What an attempt can end as.
 DONE, STOPPED, CANCELLED, FAILED = "done", "stopped", "cancelled", "failed"
@@ -81,6 +81,8 @@ def last(run: RunDir) -> Attempt | None:
 def begin(run: RunDir, facts: Attempt, works: Callable[[Attempt], bool]) -> Attempt | None:
     """Take the next attempt number; None if an earlier attempt still works.
 
+    From then on no earlier one can publish a checkpoint, whether it works or not.
+
     Args:
         facts: this life; its number is filled in here.
         works: whether an attempt without an end is still at work.
@@ -101,6 +103,7 @@ def begin(run: RunDir, facts: Attempt, works: Callable[[Attempt], bool]) -> Atte
             shutil.rmtree(aside)
             continue
         point(run.log, Path("attempts", str(facts.number), "log"))
+        fence(run, facts.number)
         return facts
 
 

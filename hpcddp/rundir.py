@@ -13,7 +13,9 @@
         log               output of all ranks, each line with its rank
         metrics.jsonl     the rank map, then metrics                        written by rank 0
         error.json        the first failing rank's traceback                written by that rank
-      checkpoints/step-N/
+      checkpoints/
+        step-N/           complete, with COMPLETE in it                     published by rename
+        .saving-N/        of attempt N, not yet published; the next attempt takes it away
 
 Every file has one writer, and is written aside and renamed.
 """
@@ -23,12 +25,15 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from hpcddp.errors import RunError
+
+SWEEPS = 5  # tries at a folder in which an older life still writes
 
 
 class AttemptDir:
@@ -64,6 +69,15 @@ class RunDir:
     def job_log(self, job_id: str) -> Path:
         """What a job's script said before it claimed the run, and what Slurm says of the job."""
         return self.path / f"job-{job_id}.log"
+
+    def saving(self, attempt: int) -> Path:
+        """Where an attempt writes its checkpoints. While this folder is there, it may publish."""
+        return self.checkpoints / f".saving-{attempt}"
+
+    def outlived(self, attempt: int) -> bool:
+        """Whether a newer attempt has begun: it owns the run dir."""
+        folders = self.all_attempts()
+        return bool(folders) and folders[-1].number > attempt
 
     def all_attempts(self) -> list[AttemptDir]:
         """The attempts so far, oldest first."""
@@ -157,6 +171,44 @@ def last_lines(path: Path, size: int) -> list[dict[str, Any]]:
         f.seek(max(0, f.seek(0, os.SEEK_END) - size))
         return list(parse_lines(f))
     return []
+
+
+def fence(run: RunDir, attempt: int) -> None:
+    """Take away what older attempts write in, so that none of them can publish any more.
+
+    An older life may still run. It publishes by renaming out of its folder, and it never makes
+    that folder anew: once the folder is gone, its writes and its rename find no such path. The
+    rename takes the name at once, however long the removal takes.
+    """
+    found = list(run.checkpoints.glob(".saving-*"))
+    newer = {folder.number for folder in run.all_attempts() if folder.number > attempt}
+    for path in found:
+        number = path.name.removeprefix(".saving-")
+        if number == str(attempt) or (number.isdecimal() and int(number) in newer):
+            continue
+        with contextlib.suppress(OSError):  # another one was first
+            remove(path)
+
+
+def remove(folder: Path) -> None:
+    """Remove a folder, which nobody can find by its name from the first instant on.
+
+    Somebody may write in it still; what is left then goes with the next `sweep`.
+
+    Raises:
+        OSError: it is not there, or cannot be renamed.
+    """
+    gone = folder.with_name(f".gone-{token(4)}")
+    folder.rename(gone)
+    sweep(gone)
+
+
+def sweep(gone: Path) -> None:
+    """Remove a folder that may still grow, as far as it can be removed."""
+    for _ in range(SWEEPS):
+        shutil.rmtree(gone, ignore_errors=True)
+        if not gone.exists():
+            return
 
 
 def runs_in(root: Path) -> list[RunDir]:

@@ -1,8 +1,8 @@
 """Steps 7 and 8: one rank, from its environment to its exit code.
 
 ``Worker(run_dir)`` is what submitit pickles and calls; ``python -P -m hpcddp.worker RUN_DIR`` does
-the same. Both leave the process for good, with 0 (done), 85 (saved, and left because asked) or
-1 (failed). ``run`` is the plain function underneath, for a debugger.
+the same. Both leave the process for good, with 0 (done), 85 (saved, and left because asked), 88 (a
+newer attempt owns the run) or 1 (failed). ``run`` is the plain function underneath, for a debugger.
 
 The stop handlers come before everything else, torch included: a signal may come at any time.
 """
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 DONE = 0
 FAILED = 1
 STOPPED = 85
+FENCED = 88  # nothing of this life may be written any more
 
 
 class Worker:
@@ -63,6 +64,7 @@ def run(
 
 def _live(run_dir: str, environ: Mapping[str, str], preemption: Preemption) -> int:
     """One rank's life, to its exit code. A failure is written down by the first rank that fails."""
+    from hpcddp.errors import LeaseLost
     from hpcddp.failure import report
     from hpcddp.rundir import RunDir
     from hpcddp.topology import Rank
@@ -73,6 +75,9 @@ def _live(run_dir: str, environ: Mapping[str, str], preemption: Preemption) -> i
         from hpcddp.train.job import train  # imports torch
 
         outcome = train(folder, rank, attempt, preemption)
+    except LeaseLost as error:
+        print(error, file=sys.stderr)
+        return FENCED
     except BaseException as error:
         text = report(error, folder.attempt(attempt), rank.world_rank if rank else None)
         print(text, file=sys.stderr)

@@ -14,6 +14,7 @@ from hpcddp.rundir import RunDir
 from hpcddp.topology import Rank
 from hpcddp.train import task as tasks
 from hpcddp.train import world as worlds
+from hpcddp.train.lease import Lease
 from hpcddp.train.metrics import OnRecord, Recorder
 from hpcddp.train.trainer import Trainer
 from hpcddp.train.world import World
@@ -30,20 +31,26 @@ def train(
     on_record: OnRecord | None = None,
 ) -> str:
     """Train as one rank; "done" or "stopped". Of all ranks together, none returns before the
-    last one has saved."""
+    last one has saved.
+
+    Raises:
+        LeaseLost: on all ranks, when a newer attempt has begun on the run.
+    """
     job = record_.read(run)
     spec = jobspec.from_dict(job.spec, str(run.job))
     if max_steps:
         spec.max_steps = min(max_steps, spec.max_steps or max_steps)
     world = _join(rank, job, os.environ)
     print(f"{rank} on {host()}, {world.device}", flush=True)
-    record = Recorder(run.attempt(attempt), active=world.is_main, on_record=on_record)
+    lease = Lease(run, attempt)
+    record = Recorder(run.attempt(attempt), active=world.is_main, on_record=on_record, lease=lease)
     try:
+        lease.take(world)
         record("ranks", backend=world.backend, ranks=world.reports)
         task = tasks.load(spec, job.workdir)
         if preemption.installed:
             preemption.install()  # the task may have set handlers: they are kept and called
-        return _train(Trainer(run, attempt, spec, task, world, record), preemption)
+        return _train(Trainer(lease, spec, task, world, record), preemption)
     finally:
         record.close()
 
@@ -52,6 +59,8 @@ def _train(trainer: Trainer, preemption: Preemption) -> str:
     try:
         outcome = trainer.train(preemption)
         trainer.world.barrier()
+        if trainer.world.is_main:
+            trainer.lease.drop()
         return outcome
     finally:
         trainer.close()

@@ -6,12 +6,16 @@ person; whoever shows a run on a terminal uses it too.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from hpcddp.rundir import AttemptDir
+
+if TYPE_CHECKING:
+    from hpcddp.train.lease import Lease
 
 OnRecord = Callable[[dict[str, Any]], None]
 
@@ -19,25 +23,46 @@ OnRecord = Callable[[dict[str, Any]], None]
 class Recorder:
     """Rank 0's pen. On other ranks it does nothing."""
 
-    def __init__(self, attempt: AttemptDir, *, active: bool, on_record: OnRecord | None = None):
+    def __init__(
+        self,
+        attempt: AttemptDir,
+        *,
+        active: bool,
+        on_record: OnRecord | None = None,
+        lease: Lease | None = None,
+    ) -> None:
         self._attempt = attempt.number
         self._on_record = on_record
-        self._file: IO[str] | None = None
+        self._lease = lease
+        self._file: IO[bytes] | None = None
+        self._torn = False  # the last line stands there in part
         if active:
             attempt.path.mkdir(parents=True, exist_ok=True)
-            self._file = attempt.metrics.open("a", encoding="utf-8")
+            self._file = attempt.metrics.open("ab", buffering=0)
 
     def __call__(self, event: str, **values: Any) -> None:
-        """Write one record, flushed: who follows the run sees it at once. Print its line."""
-        if self._file is None:
+        """Write one record: who follows the run sees it at once. Print its line.
+
+        A record that a full disk does not take is lost, and the training goes on. Nothing is
+        written once the lease is lost.
+        """
+        if self._file is None or (self._lease and self._lease.lost):
             return
         record = {"event": event, "attempt": self._attempt, "time": time.time(), **values}
-        self._file.write(json.dumps(record) + "\n")
-        self._file.flush()
+        self._write(self._file, json.dumps(record).encode() + b"\n")
         if text := line(record):
-            print(text, flush=True)
+            with contextlib.suppress(OSError):
+                print(text, flush=True)
         if self._on_record is not None:
             self._on_record(record)
+
+    def _write(self, file: IO[bytes], data: bytes) -> None:
+        """One line in one piece, below what a full disk left of an earlier one."""
+        if self._torn:
+            data = b"\n" + data
+        with contextlib.suppress(OSError):
+            written = file.write(data)
+            self._torn = written < len(data) and (self._torn or written > 0)
 
     def close(self) -> None:
         if self._file is not None:
@@ -96,8 +121,15 @@ def _checkpoint(r: Mapping[str, Any]) -> str:
     return f"step {r['step']}  saved {r['path']}  {r['bytes'] / 1e6:.1f} MB in {r['seconds']:.2f} s"
 
 
+def _checkpoint_failed(r: Mapping[str, Any]) -> str:
+    newest = "none is saved yet" if r["saved"] is None else f"the newest is of step {r['saved']}"
+    return f"step {r['step']}  NOT saved: {r['reason']}; {newest}"
+
+
 def _end(r: Mapping[str, Any]) -> str:
     lines = [f"{r['outcome']} at step {r['step']}"]
+    if r.get("saved", r["step"]) != r["step"]:
+        lines.append(f"its state could not be saved: the run goes back to step {r['saved'] or 0}")
     for name, value in r.get("metrics", {}).items():
         n = r["count"]
         whole = f"{r['counted'][name]} of {n}" if name in r["counted"] else f"mean of {n}"
@@ -111,5 +143,6 @@ _LINES = {
     "train": _train,
     "eval": _eval,
     "checkpoint": _checkpoint,
+    "checkpoint_failed": _checkpoint_failed,
     "end": _end,
 }

@@ -18,20 +18,23 @@ import torch.distributed as dist
 from hpcddp.errors import RunError
 from hpcddp.preempt import Preemption
 from hpcddp.rundir import read_json
+from hpcddp.train.lease import Lease
 from hpcddp.train.world import World
 
 SECONDS = 0.2  # between two votes; a stop is agreed within a quarter of a second, or one step
 REQUEST_SECONDS = 1.0  # between two looks at the run dir
 GROWTH = 8  # one quick step among slow ones must not put the next vote far away
+GO, STOP, FENCED = range(3)  # what a rank can vote for; the greatest counts
 
 
 class StopVote:
     """The agreement on stopping, at step boundaries."""
 
-    def __init__(self, world: World, preemption: Preemption, request: Path) -> None:
+    def __init__(self, world: World, preemption: Preemption, request: Path, lease: Lease) -> None:
         self._world = world
         self._preemption = preemption
         self._request = request
+        self._lease = lease
         self._asked = False
         self._next_look = 0.0
         self._interval = 1
@@ -44,18 +47,24 @@ class StopVote:
         Args:
             step: optimizer steps taken.
             now: vote in any case; the same on all ranks.
+
+        Raises:
+            LeaseLost: on all ranks, if a newer attempt owns the run dir.
         """
         if step < self._next and not now:
             return False
         clock = time.monotonic()
-        ballot = [int(self._wanted(clock)), self._choose(step, clock)]
+        ballot = [self._wish(clock), self._choose(step, clock)]
         if self._world.size > 1:
             votes = torch.tensor(ballot if self._world.is_main else [ballot[0], 0])
             dist.all_reduce(votes, dist.ReduceOp.MAX, group=self._world.control)
             ballot = votes.tolist()
         self._interval = ballot[1]
         self._next = step + self._interval
-        return bool(ballot[0])
+        if ballot[0] == FENCED:
+            self._lease.lost = True
+            raise self._lease.error()
+        return ballot[0] == STOP
 
     def _choose(self, step: int, clock: float) -> int:
         """Steps until the next vote, from the time that the last ones took."""
@@ -64,6 +73,12 @@ class StopVote:
             return 1
         step_s = max((clock - last[1]) / (step - last[0]), 1e-6)
         return max(1, min(int(SECONDS / step_s), GROWTH * self._interval))
+
+    def _wish(self, clock: float) -> int:
+        """What this rank votes for. A save may have found that the lease is lost, on any rank."""
+        if self._lease.lost or (self._world.is_main and not self._lease.look(clock)):
+            return FENCED
+        return STOP if self._wanted(clock) else GO
 
     def _wanted(self, clock: float) -> bool:
         """Whether this rank was asked: by a signal or, as rank 0, through the run dir.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,15 +13,16 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
 
-from hpcddp.errors import JobFileError
+from hpcddp.errors import CheckpointError, JobFileError
 from hpcddp.preempt import Preemption
-from hpcddp.rundir import RunDir
 from hpcddp.spec import CheckpointSpec, JobSpec
 from hpcddp.train import checkpoint, optim, seeding, snapshot
 from hpcddp.train.data import Micro, Step, TrainData
 from hpcddp.train.evaluate import Evaluation, Evaluator
+from hpcddp.train.lease import Lease
 from hpcddp.train.meter import Meter
 from hpcddp.train.metrics import Recorder
+from hpcddp.train.saver import Saver
 from hpcddp.train.snapshot import Live, Position
 from hpcddp.train.stop import StopVote
 from hpcddp.train.task import Task
@@ -35,9 +35,9 @@ class Trainer:
     """One rank's training in one attempt."""
 
     def __init__(
-        self, run: RunDir, attempt: int, spec: JobSpec, task: Task, world: World, record: Recorder
+        self, lease: Lease, spec: JobSpec, task: Task, world: World, record: Recorder
     ) -> None:
-        self.run, self.attempt, self.spec = run, attempt, spec
+        self.run, self.lease, self.spec = lease.run, lease, spec
         self.task, self.world, self.record = task, world, record
         self.at = Position()
         self.best: dict[str, Any] = {}
@@ -58,7 +58,6 @@ class Trainer:
         if folder:
             self.at = snapshot.position(meta, folder)
             self.best = meta.get("best") or {}
-        self._saved_step = self.at.step if folder else None
         self.total_steps = _total_steps(self.spec, self.at, self.data)
         optimizer = optim.make_optimizer(self.task, self.module, self.spec.train)
         scheduler = optim.make_scheduler(self.task, optimizer, self.spec.train, self.total_steps)
@@ -66,6 +65,8 @@ class Trainer:
         self.live = Live(self.module, optimizer, scheduler, scaler)
         if folder:
             snapshot.restore(folder, meta, self.world, self.live, self.task)
+        saved, keep = self.at.step if folder else None, self.spec.checkpoint.keep
+        self.saver = Saver(self.lease, self.world, self.live, self.record, keep, saved)
         return folder
 
     def train(self, preemption: Preemption) -> str:
@@ -82,7 +83,7 @@ class Trainer:
             resumed=str(self.resumed.relative_to(self.run.path)) if self.resumed else None,
             seed=self.spec.seed,
         )
-        vote = StopVote(self.world, preemption, self.run.request)
+        vote = StopVote(self.world, preemption, self.run.request, self.lease)
         while self.at.step < self.total_steps:
             if self._run_epoch(vote):
                 return self._end("stopped")
@@ -126,6 +127,8 @@ class Trainer:
     def _update(self) -> None:
         """Change the weights by the gradients."""
         live, norm = self.live, None
+        with self._meter.paused():
+            self.saver.join()
         if self.spec.train.clip_norm:
             live.scaler.unscale_(live.optimizer)
             norm = clip_grad_norm_(self.module.parameters(), self.spec.train.clip_norm)
@@ -145,6 +148,7 @@ class Trainer:
 
     def _after_step(self, epoch: int) -> bool:
         """Log, evaluate and save, where they are due; True when it evaluated."""
+        self.saver.poll()
         step, end = self.at.step, self.at.step == self.total_steps
         if step % self.spec.train.log_every == 0 or end or self._meter.first:
             self.record("train", step=step, epoch=epoch, **self._meter.read())
@@ -153,7 +157,8 @@ class Trainer:
         improved = self._evaluate() if due else False
         every = self.spec.checkpoint.every
         if every and (step % every == 0 or improved):
-            self._save()
+            with self._meter.paused():
+                self.saver.save(self.at, self._facts())
         return due
 
     def _evaluate(self) -> bool:
@@ -173,11 +178,9 @@ class Trainer:
         self.best = {"metric": name, "value": result.metrics[name], "step": self.at.step}
         return True
 
-    def _save(self) -> None:
-        """Save a checkpoint of this step, unless there is one; a collective."""
-        if self._saved_step == self.at.step:
-            return
-        facts = {
+    def _facts(self) -> dict[str, Any]:
+        """What a checkpoint says of this step, beside the state."""
+        return {
             "global_batch": self.spec.global_batch,
             "seed": self.spec.seed,
             "schedule": self.spec.train.schedule,
@@ -185,28 +188,25 @@ class Trainer:
             "best": self.best,
             "metrics": self.evaluation.metrics if self.evaluation else {},
         }
-        with self._meter.paused():
-            began = time.monotonic()
-            path, size = snapshot.save(
-                self.run, self.attempt, self.world, self.live, self.at, facts
-            )
-            if self.world.is_main:
-                keep = self.spec.checkpoint.keep
-                checkpoint.prune(self.run.checkpoints, keep, self.best.get("step"))
-            self._saved_step = self.at.step
-            seconds = time.monotonic() - began
-        name = str(path.relative_to(self.run.path))
-        self.record("checkpoint", step=self.at.step, path=name, seconds=seconds, bytes=size)
 
     def _end(self, outcome: str) -> str:
-        """Save, and say how it ended."""
-        self._save()
+        """Save, and say how it ended. A training that cannot be saved is not done."""
+        saved = self.saver.finish(self.at, self._facts())
+        if outcome == "done" and not saved:
+            raise CheckpointError(
+                f"the last step, {self.at.step}, could not be saved",
+                where=str(self.run.checkpoints),
+                hint="make room, and resume the run",
+            )
         result = vars(self.evaluation) if outcome == "done" and self.evaluation else {}
-        self.record("end", outcome=outcome, step=self.at.step, seed=self.spec.seed, **result)
+        facts = {"step": self.at.step, "saved": self.saver.saved, "seed": self.spec.seed}
+        self.record("end", outcome=outcome, **facts, **result)
         return outcome
 
     def close(self) -> None:
-        """Drop the DDP wrapper: after the process group its destructor can wait for ever."""
+        """Let a running save end; drop the DDP wrapper: after the process group its destructor
+        can wait for ever."""
+        self.saver.close()
         del self.model
 
 

@@ -1,0 +1,425 @@
+"""Saves beside the training: of one step, on all ranks together, and never in its way."""
+
+import errno
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from ranks import Ranks, make_run, one_rank, records, wait_for
+
+from hpcddp import ledger
+from hpcddp.errors import CheckpointError, LeaseLost
+from hpcddp.rundir import read_lines, write_json
+from hpcddp.train import checkpoint, publish, shards
+
+# Wide layers: a copy takes longer than a forward and backward pass of four samples. The weights
+# change a lot in each step, and everything that a forward pass changes is there.
+WIDE = """
+def model(width=1024):
+    return nn.Sequential(
+        nn.Linear(4, width), nn.BatchNorm1d(width), nn.Tanh(), nn.Dropout(0.3),
+        nn.Linear(width, width), nn.BatchNorm1d(width), nn.Linear(width, 2),
+    ).double()
+def optimizer(model, train):
+    return torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+"""
+CALM = {"train__schedule": "constant", "dataset__held_out": 0, "checkpoint__best": ""}
+
+
+def steps(run):
+    return [checkpoint.step_of(folder) for folder in checkpoint.complete(run.checkpoints)]
+
+
+def differing(one, other):
+    """The names of tensors that two checkpoints have not alike, bit for bit."""
+    a, b = shards.read_all(one), shards.read_all(other)
+    assert a.keys() == b.keys() and len(a) > 10
+    return [name for name in a if not torch.equal(a[name], b[name])]
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_save_is_of_one_step_while_the_training_goes_on(tmp_path, world):
+    """Beside runs that end with that step."""
+    job = {"extra": WIDE, "gpus": world, "max_steps": 9, "checkpoint__every": 3,
+           "checkpoint__keep": 9, **CALM}  # fmt: skip
+
+    def train(name, **more):
+        run = make_run(tmp_path / name, **{**job, **more})
+        if world == 1:
+            one_rank(run)
+            return run
+        with Ranks.of(run, world) as ranks:
+            assert [(code, err) for code, _, err in ranks.wait()] == [(0, "")] * world
+        return run
+
+    whole = train("whole")
+    assert steps(whole) == [9, 6, 3]
+    for step in (3, 6):
+        cut = train(f"cut-{step}", max_steps=step, checkpoint__every=0)
+        name = f"step-{step}"
+        assert differing(whole.checkpoints / name, cut.checkpoints / name) == []
+    saved = records(whole, "checkpoint")
+    assert [r["step"] for r in saved] == [3, 6, 9]
+    assert all(0 < r["blocked_s"] <= r["seconds"] and r["bytes"] > 8e6 for r in saved)
+
+
+def test_each_rank_writes_its_part_once(tmp_path):
+    run = make_run(tmp_path, gpus=2, max_steps=2, extra=WIDE, **CALM)
+    with Ranks.of(run, 2) as ranks:
+        assert [code for code, _, _ in ranks.wait()] == [0, 0]
+    sizes = [(run.checkpoints / f"step-2/__{r}_0.distcp").stat().st_size for r in (0, 1)]
+    weights = (1024 * 1024 + 1024 * 10) * 8
+    assert all(0.9 * weights < size < 1.2 * weights for size in sizes)  # and momentum: twice that
+
+
+LIMITED = """
+import os, resource
+_loss, seen = loss, []
+def loss(output, target):
+    seen.append(1)
+    if os.environ["RANK"] == "1" and len(seen) in (7, 13):
+        limit = 5000 if len(seen) == 7 else resource.RLIM_INFINITY
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+    return _loss(output, target)
+"""
+
+
+def test_a_disk_that_fails_one_rank_fails_the_save_on_all_and_nothing_else(tmp_path):
+    """Rank 1 cannot write more than 5 kB from step 7 to 12: the save of step 9 breaks in the middle
+    of its file, and may be those of 6 and 12, which begin or end at that time."""
+    extra = WIDE.replace("width=1024", "width=64") + LIMITED
+    job = {"gpus": 2, "max_steps": 16, "checkpoint__every": 3, "checkpoint__keep": 9, **CALM}
+    run = make_run(tmp_path / "limited", extra=extra, **job)
+    with Ranks.of(run, 2) as ranks:
+        (code, out, err), (other, _, _) = ranks.wait()
+    assert (code, other, err) == (0, 0, "")
+    failed = {r["step"]: r for r in records(run, "checkpoint_failed")}
+    assert 9 in failed and failed.keys() <= {6, 9, 12}
+    assert steps(run) == [step for step in (16, 15, 12, 9, 6, 3) if step not in failed]
+    assert failed[9]["reason"].startswith("rank 1: ") and failed[9]["saved"] in (3, 6)
+    assert f"step 9  NOT saved: {failed[9]['reason']}; the newest is of step" in out
+    assert all(p.name.startswith("step-") for p in run.checkpoints.iterdir())
+    free = make_run(tmp_path / "free", extra=extra.replace("5000", "5000000"), **job)
+    with Ranks.of(free, 2) as ranks:
+        assert [code for code, _, _ in ranks.wait()] == [0, 0]
+    assert differing(free.checkpoints / "step-16", run.checkpoints / "step-16") == []
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A run whose checkpoints lie on a file system of 1 MB, and ballast that fills it."""
+    run = make_run(tmp_path, extra=WIDE, model__width=64, max_steps=10**6, checkpoint__every=2,
+                   checkpoint__keep=2, **CALM)  # fmt: skip
+    run.checkpoints.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(run.checkpoints)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("mounting needs root; a limit on the file size is tested everywhere")
+    yield run, run.checkpoints / "ballast"
+    subprocess.run(["umount", "--lazy", str(run.checkpoints)], check=True)
+
+
+def fill(path, leave=0):
+    """Take all room but so many bytes."""
+    space = os.statvfs(path.parent)
+    with open(path, "wb", buffering=0) as f:
+        try:
+            f.write(bytes(max(0, space.f_bavail * space.f_frsize - leave)))
+        except OSError as error:
+            assert error.errno == errno.ENOSPC
+
+
+@pytest.mark.parametrize("leave", [0, 40_000], ids=["before a save", "in the middle of one"])
+def test_a_full_disk_keeps_the_old_checkpoints_and_the_training(small_disk, capsys, leave):
+    run, ballast = small_disk
+
+    def events(record):
+        if record["event"] == "checkpoint" and record["step"] == 4:
+            fill(ballast, leave)
+        if record["event"] == "checkpoint_failed":
+            assert steps(run)[0] == 4
+            assert {p.name for p in run.checkpoints.iterdir() if p.name[0] == "s"} == {
+                "step-2", "step-4"
+            }  # fmt: skip
+            if record["step"] >= 10:
+                ballast.unlink(missing_ok=True)
+        if record["event"] == "checkpoint" and record["step"] > 10:
+            write_json(run.request, {"want": "stop"})
+
+    assert one_rank(run, on_record=events) == "stopped"
+    failed = [r["step"] for r in records(run, "checkpoint_failed")]
+    assert 6 in failed and 8 in failed
+    assert steps(run)[0] == records(run, "end")[0]["step"] > 10
+    assert "NOT saved" in capsys.readouterr().out
+    assert [p.name for p in run.checkpoints.iterdir() if p.name.startswith(".")] == []
+
+
+def test_a_stop_on_a_full_disk_is_a_stop_and_says_where_the_run_goes_back_to(small_disk, capsys):
+    run, ballast = small_disk
+
+    def events(record):
+        if record["event"] == "checkpoint" and record["step"] == 4:
+            fill(ballast)
+            write_json(run.request, {"want": "stop"})
+
+    assert one_rank(run, on_record=events) == "stopped"
+    (end,) = records(run, "end")
+    assert end["saved"] == 4 < end["step"]
+    assert "could not be saved: the run goes back to step 4" in capsys.readouterr().out
+    assert steps(run) == [4, 2]
+
+
+def test_a_training_whose_end_cannot_be_saved_is_not_done(small_disk):
+    run, ballast = small_disk
+    fill(ballast)
+    with pytest.raises(CheckpointError, match="the last step, 3, could not be saved"):
+        one_rank(run, max_steps=3)
+    assert records(run, "end") == []
+
+
+SLOW = """
+import time
+_loss = loss
+def loss(output, target):
+    time.sleep(0.01)
+    return _loss(output, target)
+"""
+
+
+def begin(run):
+    """Another life claims the run, although the one before still works."""
+    facts = ledger.life(str(os.getpid()), os.getpid())
+    begun = ledger.begin(run, facts, lambda earlier: False)
+    assert begun
+    return begun.number
+
+
+def published(run):
+    """(step, attempt) of each checkpoint."""
+    folders = checkpoint.complete(run.checkpoints)
+    metas = [json.loads((folder / "meta.json").read_text()) for folder in folders]
+    return {(meta["step"], meta["attempt"]) for meta in metas}
+
+
+def test_of_two_lives_at_once_the_older_publishes_nothing_and_leaves(tmp_path):
+    run = make_run(tmp_path, gpus=2, extra=SLOW, max_steps=10**6, checkpoint__every=2,
+                   checkpoint__keep=10**6)  # fmt: skip
+    assert begin(run) == 1
+    with Ranks.of(run, 2) as old:
+        wait_for(lambda: steps(run), "a checkpoint")
+        assert begin(run) == 2
+        before = published(run)
+        with Ranks.of(run, 2, attempt=2) as new:
+            ends = old.wait()
+            assert [code for code, _, _ in ends] == [88, 88]
+            assert all("lost the run to a newer attempt" in err for _, _, err in ends)
+            size = run.attempt(1).metrics.stat().st_size
+            wait_for(lambda: any(n == 2 for _, n in published(run)), "a checkpoint of the second")
+            new.processes[0].send_signal(signal.SIGTERM)
+            assert [code for code, _, _ in new.wait()] == [85, 85]
+    assert {found for found in published(run) if found[1] == 1} <= before
+    assert run.attempt(1).metrics.stat().st_size == size
+    assert not run.attempt(1).error.exists() and not run.attempt(2).error.exists()
+    assert records(run, "end", 1) == [] and len(records(run, "end", 2)) == 1
+    assert not list(run.checkpoints.glob(".*"))
+
+
+def test_a_life_that_starts_after_its_successor_does_nothing(tmp_path):
+    run = make_run(tmp_path)
+    assert [begin(run), begin(run)] == [1, 2]
+    with pytest.raises(LeaseLost):
+        one_rank(run, 1)
+    assert list(read_lines(run.attempt(1).metrics)) == []
+    assert list(run.checkpoints.iterdir()) == []
+
+
+def test_a_save_after_the_fence_publishes_nothing(tmp_path):
+    """The newer life comes between two looks of the loop; the next thing is a save."""
+    run = make_run(tmp_path, max_steps=10, checkpoint__every=4)
+
+    def events(record):
+        if record["event"] == "checkpoint" and record["step"] == 4:
+            begin(run)
+
+    with pytest.raises(LeaseLost):
+        one_rank(run, on_record=events)
+    assert published(run) == {(4, 1)} and records(run, "end") == []
+    assert [p.name for p in run.checkpoints.iterdir()] == ["step-4"]
+
+
+def test_a_failure_while_a_save_runs_lets_it_end_and_is_the_one_that_is_heard(tmp_path):
+    boom = WIDE + (
+        "\nimport os\n_loss, seen = loss, []\n"
+        "def loss(output, target):\n"
+        "    seen.append(1)\n"
+        "    if os.environ['RANK'] == '1' and len(seen) == 6:\n"
+        "        raise ValueError('boom')\n"
+        "    return _loss(output, target)\n"
+    )
+    run = make_run(tmp_path, extra=boom, gpus=2, max_steps=9, checkpoint__every=5, **CALM)
+    with Ranks.of(run, 2) as ranks:
+        (code0, _, err0), (code1, _, err1) = ranks.wait(30)
+    assert (code0, code1) == (1, 1)
+    assert "ValueError: boom" in err1 and "rank 1 failed first" in err0
+    assert steps(run) == [5]
+
+
+# Imports once, and then lives as often as it is asked to; each life is a process of its own.
+LIVES = """
+import os, sys
+from hpcddp import worker
+from hpcddp.rundir import RunDir
+from hpcddp.topology import Rank
+import hpcddp.train.job, hpcddp.train.shards
+for line in sys.stdin:
+    pid = os.fork()
+    if pid == 0:
+        os.dup2(os.open(os.devnull, os.O_RDWR), 1)
+        worker.run(RunDir(sys.argv[1]), Rank(0, 1, 0, 1, 0), int(line))
+        os._exit(0)
+    print(pid, flush=True)
+    os.waitpid(pid, 0)
+    print("gone", flush=True)
+"""
+
+
+def kills(run, seed, number):
+    """Kill lives at random instants; after each, the newest checkpoint is whole and of one step."""
+    rng = random.Random(seed)
+    print("seed", seed)
+    command = [sys.executable, "-c", LIVES, str(run.path)]
+    lives = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    pid, newest = None, 0
+    try:
+        for _ in range(number):
+            attempt = begin(run)
+            lives.stdin.write(f"{attempt}\n")
+            lives.stdin.flush()
+            pid = int(lives.stdout.readline())
+            wait_for(lambda n=attempt: records(run, "checkpoint", n), "a checkpoint")
+            instant = time.monotonic() + rng.uniform(0, 0.2)
+            wait_for(lambda end=instant: time.monotonic() > end, "the instant")
+            os.kill(pid, signal.SIGKILL)
+            assert lives.stdout.readline() == "gone\n"
+            pid = None
+            told = records(run, "checkpoint", attempt)[-1]["step"]
+            newest = check_newest(run, least=max(newest, told))
+    finally:
+        if pid:
+            os.kill(pid, signal.SIGKILL)
+        lives.kill()
+        lives.communicate()
+
+
+def check_newest(run, least):
+    """Its step, which is that of all that lies in it."""
+    folder = checkpoint.complete(run.checkpoints)[0]
+    step = checkpoint.step_of(folder)
+    assert step >= least
+    assert checkpoint.damage(folder) == "" and checkpoint.unreadable(folder) == ""
+    tensors = shards.read_all(folder)
+    counts = {t.item() for name, t in tensors.items() if name.endswith(".step")}
+    assert counts == {step} and tensors["model.1.num_batches_tracked"] == step
+    return step
+
+
+KILLED = WIDE.split("def optimizer")[0].replace("width=1024", "width=128")
+
+
+@pytest.mark.parametrize("number", [6, pytest.param(100, marks=pytest.mark.full)])
+def test_killed_at_any_instant_the_newest_checkpoint_is_whole(tmp_path, number):
+    run = make_run(tmp_path, extra=KILLED, max_steps=10**6, checkpoint__every=1,
+                   train__log_every=10**6, **CALM)  # fmt: skip
+    kills(run, seed=random.randrange(10**6), number=number)
+    assert one_rank(run, begin(run), max_steps=1) == "done"
+    assert len(list(run.checkpoints.iterdir())) <= 3
+
+
+def test_many_stops_in_a_row_leave_a_bounded_number_of_checkpoints(tmp_path):
+    run = make_run(tmp_path, max_steps=10**6, train__schedule="constant")
+    for stop in range(1, 21):
+        write_json(run.request, {"want": "stop"})
+        assert one_rank(run, stop) == "stopped"
+        found = {p.name for p in run.checkpoints.iterdir()}
+        assert f"step-{stop}" in found and len(found) <= 3
+    assert steps(run)[:2] == [20, 19]
+
+
+def test_what_was_passed_over_goes_and_pushes_no_good_checkpoint_out(tmp_path):
+    run = make_run(tmp_path, max_steps=4, checkpoint__every=1, checkpoint__keep=2, **CALM)
+    one_rank(run)
+    data = run.checkpoints / "step-4" / "__0_0.distcp"
+    content = bytearray(data.read_bytes())
+    content[len(content) // 2] ^= 1
+    data.write_bytes(content)
+    (run.checkpoints / "step-99").mkdir()
+    job = json.loads(run.job.read_text())
+    job["spec"]["checkpoint"] |= {"every": 0, "keep": 1}
+    job["spec"]["max_steps"] = 10**6
+    run.job.write_text(json.dumps(job))
+    write_json(run.request, {"want": "stop"})
+    assert one_rank(run, 2) == "stopped"  # after step 4, taken again
+    assert {p.name for p in run.checkpoints.iterdir()} == {"step-4"}
+    assert checkpoint.damage(run.checkpoints / "step-4") == ""
+
+
+@pytest.fixture
+def two(tmp_path):
+    """A complete checkpoint of step 2 under its name, and another one of it aside."""
+    runs = [make_run(tmp_path / name, max_steps=2, seed=seed) for seed, name in enumerate("ab")]
+    for run in runs:
+        one_rank(run)
+    aside = runs[0].saving(1)
+    aside.mkdir()
+    (runs[1].checkpoints / "step-2").rename(aside / "step-2")
+    return runs[0].checkpoints / "step-2", aside / "step-2"
+
+
+REPLACE = {"exchanged": publish.publish, "in two renames": publish._replace}
+
+
+@pytest.mark.parametrize("how", REPLACE)
+def test_a_checkpoint_is_replaced_by_a_whole_one(two, how):
+    target, aside = two
+    new = (aside / "meta.json").read_bytes()
+    REPLACE[how](aside, target)
+    assert (target / "meta.json").read_bytes() == new and checkpoint.damage(target) == ""
+    assert not aside.exists() and checkpoint.complete(target.parent) == [target]
+
+
+@pytest.mark.parametrize("how", REPLACE)
+def test_what_was_taken_away_replaces_nothing(two, how):
+    target, aside = two
+    before = (target / "meta.json").read_bytes()
+    aside.parent.rename(aside.parent.with_name(".gone-1234"))
+    with pytest.raises(FileNotFoundError):
+        REPLACE[how](aside, target)
+    assert (target / "meta.json").read_bytes() == before
+    assert checkpoint.complete(target.parent) == [target]
+
+
+def test_between_two_renames_the_old_one_is_found_and_not_tidied_away(two):
+    target, _ = two
+    target.rename(checkpoint.old(target))
+    publish.tidy(target.parent)
+    assert checkpoint.complete(target.parent) == [checkpoint.old(target)]
+    assert checkpoint.step_of(checkpoint.old(target)) == 2
+
+
+def test_a_tensor_that_only_one_rank_has_is_an_error_and_not_left_out(tmp_path):
+    extra = (
+        "\nimport os\n"
+        "def optimizer(model, train):\n"
+        "    momentum = 0.9 * int(os.environ['RANK'])\n"
+        "    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=momentum)\n"
+    )
+    run = make_run(tmp_path, extra=extra, gpus=2, max_steps=2)
+    with Ranks.of(run, 2) as ranks:
+        (code, out, _), (other, _, _) = ranks.wait()
+    assert (code, other) == (1, 1) and "have not the same tensors" in out
+    assert steps(run) == []
