@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from benchmarks import help, ranks, render, report, start, step, submit
+from benchmarks import help, ranks, render, report, save, start, step, submit
 from benchmarks.measure import Row
 from benchmarks.site import Site
 from hpcddp.errors import HpcddpError
@@ -24,6 +24,7 @@ BENCHMARKS: dict[str, Callable[[Site], Iterator[Row]]] = {
     "ranks": ranks.rows,
     "start": start.rows,
     "step": step.rows,
+    "save": save.rows,
 }
 
 

@@ -18,16 +18,30 @@ from hpcddp.errors import CheckpointError, LeaseLost
 from hpcddp.rundir import read_lines, write_json
 from hpcddp.train import checkpoint, publish, shards
 
-# Wide layers: a copy takes longer than a forward and backward pass of four samples. The weights
-# change a lot in each step, and everything that a forward pass changes is there.
-WIDE = """
-def model(width=1024):
+# The weights change a lot in each step, and everything is there that a forward pass changes.
+MODEL = """
+def model(width=64):
     return nn.Sequential(
         nn.Linear(4, width), nn.BatchNorm1d(width), nn.Tanh(), nn.Dropout(0.3),
         nn.Linear(width, width), nn.BatchNorm1d(width), nn.Linear(width, 2),
     ).double()
 def optimizer(model, train):
     return torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+"""
+# Also 16 MB that only the optimizer touches: to copy them takes longer than a forward and backward
+# pass of four samples, so that an optimizer step that does not wait falls into the copy.
+TABLE = """
+_model = model
+def model():
+    m = _model()
+    m.table = nn.Parameter(torch.zeros(2_000_000, dtype=torch.float64), requires_grad=False)
+    return m
+class Shaking(torch.optim.SGD):
+    def step(self, closure=None):
+        super().step(closure)  # first: the small ones are copied last
+        self.param_groups[0]["params"][0].mul_(-1.5).add_(1)
+def optimizer(model, train):
+    return Shaking([model.table, *list(model.parameters())[1:]], lr=0.5, momentum=0.9)
 """
 CALM = {"train__schedule": "constant", "dataset__held_out": 0, "checkpoint__best": ""}
 
@@ -46,7 +60,7 @@ def differing(one, other):
 @pytest.mark.parametrize("world", [1, 2])
 def test_a_save_is_of_one_step_while_the_training_goes_on(tmp_path, world):
     """Beside runs that end with that step."""
-    job = {"extra": WIDE, "gpus": world, "max_steps": 9, "checkpoint__every": 3,
+    job = {"extra": MODEL + TABLE, "gpus": world, "max_steps": 9, "checkpoint__every": 3,
            "checkpoint__keep": 9, **CALM}  # fmt: skip
 
     def train(name, **more):
@@ -60,22 +74,13 @@ def test_a_save_is_of_one_step_while_the_training_goes_on(tmp_path, world):
 
     whole = train("whole")
     assert steps(whole) == [9, 6, 3]
-    for step in (3, 6):
+    for step in (3, 6)[: 3 - world]:
         cut = train(f"cut-{step}", max_steps=step, checkpoint__every=0)
         name = f"step-{step}"
         assert differing(whole.checkpoints / name, cut.checkpoints / name) == []
     saved = records(whole, "checkpoint")
     assert [r["step"] for r in saved] == [3, 6, 9]
-    assert all(0 < r["blocked_s"] <= r["seconds"] and r["bytes"] > 8e6 for r in saved)
-
-
-def test_each_rank_writes_its_part_once(tmp_path):
-    run = make_run(tmp_path, gpus=2, max_steps=2, extra=WIDE, **CALM)
-    with Ranks.of(run, 2) as ranks:
-        assert [code for code, _, _ in ranks.wait()] == [0, 0]
-    sizes = [(run.checkpoints / f"step-2/__{r}_0.distcp").stat().st_size for r in (0, 1)]
-    weights = (1024 * 1024 + 1024 * 10) * 8
-    assert all(0.9 * weights < size < 1.2 * weights for size in sizes)  # and momentum: twice that
+    assert all(0 < r["blocked_s"] <= r["seconds"] and 16e6 < r["bytes"] < 17e6 for r in saved)
 
 
 LIMITED = """
@@ -93,7 +98,7 @@ def loss(output, target):
 def test_a_disk_that_fails_one_rank_fails_the_save_on_all_and_nothing_else(tmp_path):
     """Rank 1 cannot write more than 5 kB from step 7 to 12: the save of step 9 breaks in the middle
     of its file, and may be those of 6 and 12, which begin or end at that time."""
-    extra = WIDE.replace("width=1024", "width=64") + LIMITED
+    extra = MODEL + LIMITED
     job = {"gpus": 2, "max_steps": 16, "checkpoint__every": 3, "checkpoint__keep": 9, **CALM}
     run = make_run(tmp_path / "limited", extra=extra, **job)
     with Ranks.of(run, 2) as ranks:
@@ -114,7 +119,7 @@ def test_a_disk_that_fails_one_rank_fails_the_save_on_all_and_nothing_else(tmp_p
 @pytest.fixture
 def small_disk(tmp_path):
     """A run whose checkpoints lie on a file system of 1 MB, and ballast that fills it."""
-    run = make_run(tmp_path, extra=WIDE, model__width=64, max_steps=10**6, checkpoint__every=2,
+    run = make_run(tmp_path, extra=MODEL, max_steps=10**6, checkpoint__every=2,
                    checkpoint__keep=2, **CALM)  # fmt: skip
     run.checkpoints.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(run.checkpoints)]
@@ -253,7 +258,7 @@ def test_a_save_after_the_fence_publishes_nothing(tmp_path):
 
 
 def test_a_failure_while_a_save_runs_lets_it_end_and_is_the_one_that_is_heard(tmp_path):
-    boom = WIDE + (
+    boom = MODEL + (
         "\nimport os\n_loss, seen = loss, []\n"
         "def loss(output, target):\n"
         "    seen.append(1)\n"
@@ -328,7 +333,7 @@ def check_newest(run, least):
     return step
 
 
-KILLED = WIDE.split("def optimizer")[0].replace("width=1024", "width=128")
+KILLED = MODEL.split("def optimizer")[0]
 
 
 @pytest.mark.parametrize("number", [6, pytest.param(100, marks=pytest.mark.full)])

@@ -158,7 +158,8 @@ class Saver:
         assert done
         if done.error:
             raise done.error
-        times = {"seconds": done.seconds, "blocked_s": done.blocked}
+        # A save that was waited for took until the loop went on.
+        times = {"seconds": max(done.seconds, done.blocked), "blocked_s": done.blocked}
         if done.reason:
             facts = {"reason": done.reason, "saved": self.saved}
             self._record("checkpoint_failed", step=done.step, **facts, **times)
