@@ -1,7 +1,6 @@
 """Saves beside the training: of one step, on all ranks together, and never in its way."""
 
 import errno
-import json
 import os
 import random
 import signal
@@ -11,12 +10,11 @@ import time
 
 import pytest
 import torch
-from ranks import Ranks, make_run, one_rank, records, wait_for
+from ranks import CALM, Ranks, begin, make_run, one_rank, records, steps, wait_for
 
-from hpcddp import ledger
-from hpcddp.errors import CheckpointError, LeaseLost
-from hpcddp.rundir import read_lines, write_json
-from hpcddp.train import checkpoint, publish, shards
+from hpcddp.errors import CheckpointError
+from hpcddp.rundir import write_json
+from hpcddp.train import checkpoint, shards
 
 # The weights change a lot in each step, and everything is there that a forward pass changes.
 MODEL = """
@@ -43,11 +41,6 @@ class Shaking(torch.optim.SGD):
 def optimizer(model, train):
     return Shaking([model.table, *list(model.parameters())[1:]], lr=0.5, momentum=0.9)
 """
-CALM = {"train__schedule": "constant", "dataset__held_out": 0, "checkpoint__best": ""}
-
-
-def steps(run):
-    return [checkpoint.step_of(folder) for folder in checkpoint.complete(run.checkpoints)]
 
 
 def differing(one, other):
@@ -187,76 +180,6 @@ def test_a_training_whose_end_cannot_be_saved_is_not_done(small_disk):
     assert records(run, "end") == []
 
 
-SLOW = """
-import time
-_loss = loss
-def loss(output, target):
-    time.sleep(0.01)
-    return _loss(output, target)
-"""
-
-
-def begin(run):
-    """Another life claims the run, although the one before still works."""
-    facts = ledger.life(str(os.getpid()), os.getpid())
-    begun = ledger.begin(run, facts, lambda earlier: False)
-    assert begun
-    return begun.number
-
-
-def published(run):
-    """(step, attempt) of each checkpoint."""
-    folders = checkpoint.complete(run.checkpoints)
-    metas = [json.loads((folder / "meta.json").read_text()) for folder in folders]
-    return {(meta["step"], meta["attempt"]) for meta in metas}
-
-
-def test_of_two_lives_at_once_the_older_publishes_nothing_and_leaves(tmp_path):
-    run = make_run(tmp_path, gpus=2, extra=SLOW, max_steps=10**6, checkpoint__every=2,
-                   checkpoint__keep=10**6)  # fmt: skip
-    assert begin(run) == 1
-    with Ranks.of(run, 2) as old:
-        wait_for(lambda: steps(run), "a checkpoint")
-        assert begin(run) == 2
-        before = published(run)
-        with Ranks.of(run, 2, attempt=2) as new:
-            ends = old.wait()
-            assert [code for code, _, _ in ends] == [88, 88]
-            assert all("lost the run to a newer attempt" in err for _, _, err in ends)
-            size = run.attempt(1).metrics.stat().st_size
-            wait_for(lambda: any(n == 2 for _, n in published(run)), "a checkpoint of the second")
-            new.processes[0].send_signal(signal.SIGTERM)
-            assert [code for code, _, _ in new.wait()] == [85, 85]
-    assert {found for found in published(run) if found[1] == 1} <= before
-    assert run.attempt(1).metrics.stat().st_size == size
-    assert not run.attempt(1).error.exists() and not run.attempt(2).error.exists()
-    assert records(run, "end", 1) == [] and len(records(run, "end", 2)) == 1
-    assert not list(run.checkpoints.glob(".*"))
-
-
-def test_a_life_that_starts_after_its_successor_does_nothing(tmp_path):
-    run = make_run(tmp_path)
-    assert [begin(run), begin(run)] == [1, 2]
-    with pytest.raises(LeaseLost):
-        one_rank(run, 1)
-    assert list(read_lines(run.attempt(1).metrics)) == []
-    assert list(run.checkpoints.iterdir()) == []
-
-
-def test_a_save_after_the_fence_publishes_nothing(tmp_path):
-    """The newer life comes between two looks of the loop; the next thing is a save."""
-    run = make_run(tmp_path, max_steps=10, checkpoint__every=4)
-
-    def events(record):
-        if record["event"] == "checkpoint" and record["step"] == 4:
-            begin(run)
-
-    with pytest.raises(LeaseLost):
-        one_rank(run, on_record=events)
-    assert published(run) == {(4, 1)} and records(run, "end") == []
-    assert [p.name for p in run.checkpoints.iterdir()] == ["step-4"]
-
-
 def test_a_failure_while_a_save_runs_lets_it_end_and_is_the_one_that_is_heard(tmp_path):
     boom = MODEL + (
         "\nimport os\n_loss, seen = loss, []\n"
@@ -343,77 +266,6 @@ def test_killed_at_any_instant_the_newest_checkpoint_is_whole(tmp_path, number):
     kills(run, seed=random.randrange(10**6), number=number)
     assert one_rank(run, begin(run), max_steps=1) == "done"
     assert len(list(run.checkpoints.iterdir())) <= 3
-
-
-def test_many_stops_in_a_row_leave_a_bounded_number_of_checkpoints(tmp_path):
-    run = make_run(tmp_path, max_steps=10**6, train__schedule="constant")
-    for stop in range(1, 21):
-        write_json(run.request, {"want": "stop"})
-        assert one_rank(run, stop) == "stopped"
-        found = {p.name for p in run.checkpoints.iterdir()}
-        assert f"step-{stop}" in found and len(found) <= 3
-    assert steps(run)[:2] == [20, 19]
-
-
-def test_what_was_passed_over_goes_and_pushes_no_good_checkpoint_out(tmp_path):
-    run = make_run(tmp_path, max_steps=4, checkpoint__every=1, checkpoint__keep=2, **CALM)
-    one_rank(run)
-    data = run.checkpoints / "step-4" / "__0_0.distcp"
-    content = bytearray(data.read_bytes())
-    content[len(content) // 2] ^= 1
-    data.write_bytes(content)
-    (run.checkpoints / "step-99").mkdir()
-    job = json.loads(run.job.read_text())
-    job["spec"]["checkpoint"] |= {"every": 0, "keep": 1}
-    job["spec"]["max_steps"] = 10**6
-    run.job.write_text(json.dumps(job))
-    write_json(run.request, {"want": "stop"})
-    assert one_rank(run, 2) == "stopped"  # after step 4, taken again
-    assert {p.name for p in run.checkpoints.iterdir()} == {"step-4"}
-    assert checkpoint.damage(run.checkpoints / "step-4") == ""
-
-
-@pytest.fixture
-def two(tmp_path):
-    """A complete checkpoint of step 2 under its name, and another one of it aside."""
-    runs = [make_run(tmp_path / name, max_steps=2, seed=seed) for seed, name in enumerate("ab")]
-    for run in runs:
-        one_rank(run)
-    aside = runs[0].saving(1)
-    aside.mkdir()
-    (runs[1].checkpoints / "step-2").rename(aside / "step-2")
-    return runs[0].checkpoints / "step-2", aside / "step-2"
-
-
-REPLACE = {"exchanged": publish.publish, "in two renames": publish._replace}
-
-
-@pytest.mark.parametrize("how", REPLACE)
-def test_a_checkpoint_is_replaced_by_a_whole_one(two, how):
-    target, aside = two
-    new = (aside / "meta.json").read_bytes()
-    REPLACE[how](aside, target)
-    assert (target / "meta.json").read_bytes() == new and checkpoint.damage(target) == ""
-    assert not aside.exists() and checkpoint.complete(target.parent) == [target]
-
-
-@pytest.mark.parametrize("how", REPLACE)
-def test_what_was_taken_away_replaces_nothing(two, how):
-    target, aside = two
-    before = (target / "meta.json").read_bytes()
-    aside.parent.rename(aside.parent.with_name(".gone-1234"))
-    with pytest.raises(FileNotFoundError):
-        REPLACE[how](aside, target)
-    assert (target / "meta.json").read_bytes() == before
-    assert checkpoint.complete(target.parent) == [target]
-
-
-def test_between_two_renames_the_old_one_is_found_and_not_tidied_away(two):
-    target, _ = two
-    target.rename(checkpoint.old(target))
-    publish.tidy(target.parent)
-    assert checkpoint.complete(target.parent) == [checkpoint.old(target)]
-    assert checkpoint.step_of(checkpoint.old(target)) == 2
 
 
 def test_a_tensor_that_only_one_rank_has_is_an_error_and_not_left_out(tmp_path):

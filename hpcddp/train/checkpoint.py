@@ -187,6 +187,7 @@ def _is_sound(meta: dict[str, Any]) -> bool:
         meta.get("format") == FORMAT
         and all(type(meta.get(name)) is int and meta[name] >= 0 for name in NUMBERS)
         and all(isinstance(meta.get(name), dict) for name in OBJECTS)
+        and isinstance(meta.get("best", {}), dict)
         and isinstance(optimizer, dict)
         and isinstance(optimizer.get("state"), dict)
         and isinstance(optimizer.get("param_groups"), list)
