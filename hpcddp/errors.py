@@ -12,6 +12,7 @@
     ├── RankMapError        1   the ranks that started are not the ranks that were planned
     ├── CheckpointError     1   a checkpoint is damaged, foreign or missing
     ├── Diverged            1   the loss or the weights are no numbers any more, or exploded
+    ├── LeaseLost           1   a newer attempt owns the run dir
     └── SandboxError        1   the sandbox cannot start or stop
 
 The number is the exit code of the command line.
@@ -103,6 +104,10 @@ class Diverged(HpcddpError):
         hint += 'train.on_divergence = "skip" or "rollback" leaves such steps out'
         super().__init__(what, hint=hint)
         self.facts = facts
+
+
+class LeaseLost(HpcddpError):
+    kind = "lease"
 
 
 class SandboxError(HpcddpError):

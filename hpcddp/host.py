@@ -24,7 +24,7 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-from hpcddp import hostlist, ledger, record, requeue, site, slurm
+from hpcddp import codes, hostlist, ledger, record, requeue, site, slurm
 from hpcddp.errors import HpcddpError, RunError, SlurmUnreachable, SubmissionRefused
 from hpcddp.ledger import Attempt
 from hpcddp.record import JobRecord
@@ -215,7 +215,7 @@ def end(run: RunDir, number: int, code: int) -> str:
         return act(run, mine, found, job)
     if found.cause in (requeue.DONE, requeue.ASKED) or found.action == requeue.LEFT:
         return "0"
-    return "1" if code in (0, requeue.STOPPED) else str(code)
+    return "1" if code in (0, codes.STOPPED) else str(code)
 
 
 def gather(run: RunDir, mine: Attempt, code: int) -> End:

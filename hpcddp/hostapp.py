@@ -11,7 +11,18 @@ import zipfile
 from importlib import resources
 from pathlib import Path
 
-MODULES = ("errors", "host", "hostlist", "ledger", "record", "requeue", "rundir", "site", "slurm")
+MODULES = (
+    "codes",
+    "errors",
+    "host",
+    "hostlist",
+    "ledger",
+    "record",
+    "requeue",
+    "rundir",
+    "site",
+    "slurm",
+)
 MAIN = "import sys\n\nfrom hpcddp.host import main\n\nsys.exit(main(sys.argv[1:]))\n"
 
 

@@ -97,8 +97,7 @@ def begin(
 ) -> Attempt | None:
     """Take the next attempt number; None if an earlier attempt still works.
 
-    From then on the run dir is this attempt's: an older life that still runs can write no
-    checkpoint any more.
+    From then on no earlier one can publish a checkpoint, whether it works or not.
 
     Args:
         facts: this life; its number and its checkpoint are filled in here.

@@ -12,8 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-# Exit codes of the ranks, beside 0; none of them ever leaves the batch script.
-STOPPED, HUNG, DIVERGED_CODE, FENCED = 85, 86, 87, 88
+from hpcddp import codes
 
 # Causes: why an attempt ended.
 DONE, ASKED, CANCELLED, PREEMPTED = "done", "stopped", "cancelled", "preempted"
@@ -180,12 +179,12 @@ def _row(causes: set[str], end: End, history: Sequence[Past]) -> int:
 def cause(end: End) -> str:
     """Why an attempt ended; the first line that holds."""
     early = end.code in (128 + 15, 128 + 12)  # by a signal that came before its handler
-    left = end.code == STOPPED or (early and not end.kind)
+    left = end.code == codes.STOPPED or (early and not end.kind)
     runs = end.state in _RUNS
     local = end.state == LOCAL
     table = (
         (end.code == 0, DONE),
-        (end.code == FENCED, SUPERSEDED),
+        (end.code == codes.FENCED, SUPERSEDED),
         (end.want == "cancel", CANCELLED),
         (not runs and bool(end.ending), end.ending),
         (not runs and end.preempted and (end.requeued or not end.grace), PREEMPTED),
@@ -193,8 +192,8 @@ def cause(end: End) -> str:
         (not runs, CANCELLED),
         (left and end.want == "stop", ASKED),
         (left and end.want == "preempt", PREEMPTED),
-        (end.code == DIVERGED_CODE, DIVERGED),
-        (end.code == HUNG, HANG),
+        (end.code == codes.DIVERGED, DIVERGED),
+        (end.code == codes.HUNG, HANG),
         (end.preempted and (left or not end.kind), PREEMPTED),
         (left and end.late, TIMEOUT),
         (local and left, CANCELLED if early else ASKED),  # nobody but a person signals here

@@ -18,7 +18,9 @@
         error.json        the first failing rank's traceback                written by that rank
         hang.json         which rank hangs, and where                       written by the first
         stacks/           rank-R.txt: its threads or its state in a hang    written by it, or beside
-      checkpoints/step-N/
+      checkpoints/
+        step-N/           complete, with COMPLETE in it                     published by rename
+        .saving-N/        of attempt N, not yet published; the next attempt takes it away
 
 Every file has one writer, and is written aside and renamed.
 """
@@ -36,6 +38,8 @@ from pathlib import Path
 from typing import Any
 
 from hpcddp.errors import RunError
+
+SWEEPS = 5  # tries at a folder in which an older life still writes
 
 
 class AttemptDir:
@@ -79,13 +83,18 @@ class RunDir:
     def attempt(self, number: int) -> AttemptDir:
         return AttemptDir(self.attempts / str(number))
 
-    def saving(self, number: int) -> Path:
-        """Where an attempt writes a checkpoint before it is complete."""
-        return self.checkpoints / f".saving-{number}"
-
     def job_log(self, job_id: str) -> Path:
         """What a job's script said before it claimed the run, and what Slurm says of the job."""
         return self.path / f"job-{job_id}.log"
+
+    def saving(self, attempt: int) -> Path:
+        """Where an attempt writes its checkpoints. While this folder is there, it may publish."""
+        return self.checkpoints / f".saving-{attempt}"
+
+    def outlived(self, attempt: int) -> bool:
+        """Whether a newer attempt has begun: it owns the run dir."""
+        folders = self.all_attempts()
+        return bool(folders) and folders[-1].number > attempt
 
     def all_attempts(self) -> list[AttemptDir]:
         """The attempts so far, oldest first."""
@@ -106,21 +115,6 @@ class RunDir:
                 where=str(error.filename or self.path),
                 hint="name a folder that you can write with --runs or HPCDDP_RUNS",
             ) from None
-
-
-def fence(run: RunDir, number: int) -> None:
-    """Make an attempt the only one that can complete a checkpoint.
-
-    A checkpoint is completed by a rename out of its attempt's own folder. Without that folder an
-    older life that still runs fails there, at whatever instant it is.
-    """
-    for folder in run.checkpoints.glob(".saving-*"):
-        owner = folder.name.removeprefix(".saving-")
-        if owner.isdecimal() and int(owner) < number:
-            with contextlib.suppress(OSError):
-                folder.rename(folder.with_name(f".gone-{token(4)}"))
-    for folder in run.checkpoints.glob(".gone-*"):
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def token(size: int) -> str:
@@ -210,6 +204,44 @@ def read_step(attempt: AttemptDir) -> tuple[int, float]:
         step, when = STEP.unpack(attempt.step.read_bytes())
         return int(step), float(when)
     return 0, 0.0
+
+
+def fence(run: RunDir, attempt: int) -> None:
+    """Take away what older attempts write in, so that none of them can publish any more.
+
+    An older life may still run. It publishes by renaming out of its folder, and it never makes
+    that folder anew: once the folder is gone, its writes and its rename find no such path. The
+    rename takes the name at once, however long the removal takes.
+    """
+    found = list(run.checkpoints.glob(".saving-*"))
+    newer = {folder.number for folder in run.all_attempts() if folder.number > attempt}
+    for path in found:
+        number = path.name.removeprefix(".saving-")
+        if number == str(attempt) or (number.isdecimal() and int(number) in newer):
+            continue
+        with contextlib.suppress(OSError):  # another one was first
+            remove(path)
+
+
+def remove(folder: Path) -> None:
+    """Remove a folder, which nobody can find by its name from the first instant on.
+
+    Somebody may write in it still; what is left then goes with the next `sweep`.
+
+    Raises:
+        OSError: it is not there, or cannot be renamed.
+    """
+    gone = folder.with_name(f".gone-{token(4)}")
+    folder.rename(gone)
+    sweep(gone)
+
+
+def sweep(gone: Path) -> None:
+    """Remove a folder that may still grow, as far as it can be removed."""
+    for _ in range(SWEEPS):
+        shutil.rmtree(gone, ignore_errors=True)
+        if not gone.exists():
+            return
 
 
 def runs_in(root: Path) -> list[RunDir]:

@@ -9,6 +9,8 @@ virtual: all processes run here.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import selectors
 import signal
@@ -28,7 +30,7 @@ class Group:
     Args:
         topology: the map.
         command: what each rank runs.
-        out: where labelled lines go.
+        out: where labelled lines go; what a full disk does not take is lost.
     """
 
     def __init__(self, topology: Topology, command: list[str], out: IO[bytes]) -> None:
@@ -116,8 +118,10 @@ class Group:
         self._write(b"".join(label + line + b"\n" for line in lines))
 
     def _write(self, data: bytes) -> None:
-        self.out.write(data)
-        self.out.flush()
+        with contextlib.suppress(OSError):  # a full disk loses lines, and no rank
+            while data:
+                data = data[self.out.write(data) or 0 :]
+            self.out.flush()
 
 
 def main(args: list[str]) -> int:
@@ -126,7 +130,8 @@ def main(args: list[str]) -> int:
     ended: list[int] = []  # a signal during the start of the ranks must not miss those to come
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, frame: ended.append(number))
-    group = Group(Topology(int(nodes), int(gpus)), command, sys.stdout.buffer)
+    out = io.FileIO(1, "w", closefd=False)  # unbuffered: what is lost must not come up at exit
+    group = Group(Topology(int(nodes), int(gpus)), command, out)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, frame: group.end())
     signal.signal(signal.SIGUSR2, lambda number, frame: group.signal(number))

@@ -232,7 +232,7 @@ def progress(run: RunDir, number: int, found: Status) -> None:
     for line in itertools.islice(read_lines(metrics), 2):  # the rank map and the start
         found.total_steps = line.get("total_steps", found.total_steps)
     for line in reversed(last_lines(metrics, TAIL)):
-        found.step = found.step or line.get("step", 0)
+        found.step = max(found.step, line.get("step", 0))  # a save is told some steps later
         found.epoch = found.epoch or line.get("epoch", 0)
         if line.get("event") == "train" and found.loss is None:
             found.loss = line["loss"]

@@ -1,9 +1,8 @@
 """Steps 7 and 8: one rank, from its environment to its exit code.
 
 ``Worker(run_dir)`` is what submitit pickles and calls; ``python -P -m hpcddp.worker RUN_DIR`` does
-the same. Both leave the process for good, with 0 (done), 85 (saved, and left because asked), 86 (no
-step for too long), 87 (the numbers went wrong, nothing was saved) or 1 (failed). ``run`` is the
-plain function underneath, for a debugger.
+the same. Both leave the process for good, with one of the codes in codes.py. ``run`` is the plain
+function underneath, for a debugger.
 
 The stop handlers come before everything else, torch included: a signal may come at any time.
 """
@@ -16,18 +15,15 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from hpcddp import codes
 from hpcddp.preempt import Preemption
 
 if TYPE_CHECKING:
     from hpcddp.rundir import RunDir
     from hpcddp.topology import Rank
 
-DONE = 0
-FAILED = 1
-STOPPED = 85
-HUNG = 86
-DIVERGED = 87
-CODES = {"diverged": DIVERGED}  # by the kind of a failure, see failure.py
+# By the kind of a failure, see failure.py.
+CODES = {"diverged": codes.DIVERGED}
 
 
 class Worker:
@@ -70,6 +66,7 @@ def run(
 
 def _live(run_dir: str, environ: Mapping[str, str], preemption: Preemption) -> int:
     """One rank's life, to its exit code. A failure is written down by the first rank that fails."""
+    from hpcddp.errors import LeaseLost
     from hpcddp.failure import kind_of, report
     from hpcddp.rundir import RunDir
     from hpcddp.topology import Rank
@@ -82,12 +79,15 @@ def _live(run_dir: str, environ: Mapping[str, str], preemption: Preemption) -> i
         from hpcddp.train.job import train  # imports torch
 
         outcome = train(folder, rank, attempt, preemption, pulse=pulse, on_hang=_hung)
+    except LeaseLost as error:  # nothing of this life may be written any more
+        print(error, file=sys.stderr)
+        return codes.FENCED
     except BaseException as error:
         _end_children()  # before Python clears the error's frames, and waits for each of them
         stepped, number = pulse.taken > 0, rank.world_rank if rank else None
         print(report(error, folder.attempt(attempt), number, stepped=stepped), file=sys.stderr)
-        return CODES.get(kind_of(error, stepped=stepped), FAILED)
-    return DONE if outcome == "done" else STOPPED
+        return CODES.get(kind_of(error, stepped=stepped), codes.FAILED)
+    return codes.DONE if outcome == "done" else codes.STOPPED
 
 
 def _leave(code: int) -> NoReturn:
@@ -97,7 +97,7 @@ def _leave(code: int) -> NoReturn:
         try:
             stream.flush()
         except (OSError, ValueError):
-            code = code or FAILED
+            code = code or codes.FAILED
     os._exit(code)
 
 
@@ -105,7 +105,7 @@ def _hung() -> NoReturn:
     """End the process from the watchdog's thread: the main one may hold any lock, print's too."""
     with contextlib.suppress(Exception):
         _end_children()
-    os._exit(HUNG)
+    os._exit(codes.HUNG)
 
 
 def _end_children() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from conftest import record_run
 
-from hpcddp import spec
+from hpcddp import ledger, spec
 from hpcddp.rundir import RunDir, read_lines
 from hpcddp.topology import Rank
 
@@ -83,6 +83,25 @@ def wait_for(found: Callable[[], Any], what: str, seconds: float = 60.0) -> Any:
         assert time.monotonic() < end, f"waited {seconds} s for {what}"
         time.sleep(0.02)
     return result
+
+
+# Nothing that changes with the length of the run, and no evaluation.
+CALM = {"train__schedule": "constant", "dataset__held_out": 0, "checkpoint__best": ""}
+
+
+def steps(run: RunDir) -> list[int | None]:
+    """The steps of the complete checkpoints, newest first."""
+    from hpcddp.train import checkpoint
+
+    return [checkpoint.step_of(folder) for folder in checkpoint.complete(run.checkpoints)]
+
+
+def begin(run: RunDir) -> int:
+    """Another life claims the run, although the one before still works."""
+    facts = ledger.life(str(os.getpid()), os.getpid())
+    begun = ledger.begin(run, facts, lambda earlier: False)
+    assert begun
+    return begun.number
 
 
 class Ranks:

@@ -96,19 +96,19 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path, capsys, harm):
 def test_what_a_crash_left_half_written_is_ignored_and_removed(tmp_path):
     run = make_run(tmp_path, max_steps=2)
     one_rank(run)
-    half = run.checkpoints / ".step-9.1"
-    half.mkdir()
+    half = run.saving(1) / "step-9"
+    half.mkdir(parents=True)
     (half / "__0_0.distcp").write_bytes(b"x")
     (run.checkpoints / "step-7").mkdir()  # as when a file system lost the content
     assert resumed(run, max_steps=3) == "checkpoints/step-2"
-    assert not half.exists()
+    assert not half.parent.exists() and not (run.checkpoints / "step-7").exists()
 
 
-def malicious(folder, payload):
-    """Put a pickle in place of the metadata, with everything else in order."""
-    (folder / ".metadata").write_bytes(payload)
+def malicious(folder, payload, name=".metadata"):
+    """Put something in place of a file, with everything else in order."""
+    (folder / name).write_bytes(payload)
     mark = json.loads((folder / "COMPLETE").read_text())
-    mark["files"][".metadata"] = checkpoint.digest(folder / ".metadata")
+    mark["files"][name] = checkpoint.digest(folder / name)
     (folder / "COMPLETE").write_text(json.dumps(mark))
 
 
@@ -158,8 +158,49 @@ def test_loading_executes_nothing(tmp_path, kind):
         checkpoint.export(run, tmp_path / "out.pt")
     again(run, max_steps=3)
     with pytest.raises(CheckpointError, match="not a checkpoint's metadata"):
+        one_rank(run, 2)  # it is the only one: a restart from the beginning is a person's decision
+    assert names(run) == ["step-2"] and not marker.exists()
+
+
+META = {
+    "no JSON": b"{",
+    "a list": b"[]",
+    "deep": b"[" * 10**5,
+    "without a step": b'{"format": 1}',
+    "another step": b'{"step": 7}',
+    "other kinds": b'{"optimizer": []}',
+    "metadata": b"",
+}
+
+
+@pytest.mark.parametrize("kind", META)
+def test_what_is_unreadable_in_whole_files_is_passed_over_too(tmp_path, capsys, kind):
+    run = make_run(tmp_path, max_steps=3, checkpoint__every=1, checkpoint__keep=3)
+    one_rank(run)
+    folder, marker = run.checkpoints / "step-3", tmp_path / "executed"
+    if kind == "metadata":
+        malicious(folder, pickle.dumps(Evil(os.mkdir, str(marker))))
+    else:
+        meta = json.loads((folder / "meta.json").read_text())
+        text = META[kind]
+        if kind in ("another step", "other kinds"):
+            text = json.dumps(meta | json.loads(text)).encode()
+        malicious(folder, text, "meta.json")
+    assert checkpoint.export(run, tmp_path / "out.pt") == 2
+    assert resumed(run) == "checkpoints/step-2"
+    assert "step-3 is damaged" in capsys.readouterr().out and not marker.exists()
+    assert checkpoint.unreadable(folder) == ""  # written again
+
+
+def test_a_checkpoint_of_another_format_is_not_passed_over(tmp_path):
+    run = make_run(tmp_path, max_steps=3, checkpoint__every=1, checkpoint__keep=3)
+    one_rank(run)
+    folder = run.checkpoints / "step-3"
+    meta = json.loads((folder / "meta.json").read_text()) | {"format": 2}
+    malicious(folder, json.dumps(meta).encode(), "meta.json")
+    with pytest.raises(CheckpointError, match="format 2"):
         one_rank(run, 2)
-    assert not marker.exists()
+    assert names(run) == ["step-3", "step-2", "step-1"]
 
 
 def test_a_tensor_file_that_runs_something_is_not_run(tmp_path):

@@ -1,6 +1,7 @@
 """What needs a GPU; skipped where there is none."""
 
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -35,3 +36,32 @@ def test_more_ranks_than_gpus_train_on_the_cpu_and_say_so(
     done = command("submit", "--gpus", str(GPUS + 1))
     assert done.code == 0, done.text
     assert f"gloo on CPU, {GPUS + 1} ranks" in done.out
+
+
+def test_a_copy_beside_the_gpus_work_is_of_one_instant() -> None:
+    """The host enqueues a step and its change of the weights while the copy is on its way."""
+    import torch
+
+    from hpcddp.train.staging import Staging
+
+    device = torch.device("cuda", GPUS - 1)
+    torch.cuda.set_device(device)
+    weights = torch.zeros(1 << 26, device=device)  # 256 MB
+    buffer = torch.zeros(1 << 20, device=device)
+    work = torch.randn(4096, 4096, device=device)
+    staging, places = Staging(device), set()
+    for step in range(4):
+        staging.take({"buffer": buffer}, {"weights": weights})
+        thread = threading.Thread(target=staging.copy)
+        thread.start()
+        buffer.add_(1)
+        for _ in range(20):
+            work = (work @ work).clamp(-1, 1)
+        staging.join()
+        weights.add_(1)
+        thread.join()
+        copies = staging.ready()
+        assert all((copy == step).all() for copy in copies.values())
+        assert all(copy.is_pinned() for copy in copies.values())
+        places.add(copies["weights"].data_ptr())
+    assert len(places) == 1

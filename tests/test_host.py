@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from conftest import Site, record_run
 
-from hpcddp import host, ledger, requeue
+from hpcddp import codes, host, ledger
 from hpcddp.errors import RunError
 from hpcddp.ledger import Attempt
 from hpcddp.rundir import RunDir, read_json, write_json
@@ -251,7 +251,7 @@ def test_the_private_code_never_leaves(run: RunDir) -> None:
     host.begin(run, os.getpid())
     for want in ("stop", "cancel"):
         write_json(run.request, {"want": want})
-        assert host.end(run, 1, requeue.STOPPED) != str(requeue.STOPPED)
+        assert host.end(run, 1, codes.STOPPED) != str(codes.STOPPED)
 
 
 def test_it_runs_without_the_users_own_modules(site: Site, run: RunDir) -> None:

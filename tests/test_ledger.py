@@ -1,5 +1,7 @@
+import itertools
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -7,11 +9,12 @@ import pytest
 from hpcddp import ledger, requeue
 from hpcddp.errors import RunError
 from hpcddp.ledger import Attempt
-from hpcddp.rundir import RunDir, read_json, write_json
+from hpcddp.rundir import RunDir, fence, read_json, write_json
 
 ROUNDS = 20
 RACER = """
 import sys
+import threading
 from pathlib import Path
 from hpcddp import ledger, requeue
 from hpcddp.ledger import Attempt
@@ -116,3 +119,55 @@ def test_a_damaged_attempt_is_named(run: RunDir) -> None:
     write_json(folder.facts, {"number": 1})
     with pytest.raises(RunError, match="is damaged"):
         ledger.read(folder)
+
+
+def test_a_new_life_takes_away_what_older_ones_write_in(run: RunDir) -> None:
+    """The older one's folder has no name from then on, so that it can rename nothing out of it."""
+    for number in (1, 2):
+        ledger.begin(run, facts(str(number)), lambda earlier: False)
+        folder = run.saving(number) / "step-3"
+        folder.mkdir(parents=True)
+        (folder / "__0_0.distcp").write_text("x")
+    (run.checkpoints / "step-2").mkdir()
+    assert ledger.begin(run, facts("3"), lambda earlier: False)
+    assert [p.name for p in run.checkpoints.iterdir()] == ["step-2"]
+    assert run.outlived(2) and not run.outlived(3)
+
+
+def test_a_fence_spares_its_own_folder_and_those_of_newer_attempts(run: RunDir) -> None:
+    for number in (1, 2, 3):
+        run.attempt(number).path.mkdir()
+        run.saving(number).mkdir(parents=True)
+    run.saving(9).mkdir()  # of attempts that nobody knows
+    for _ in range(2):
+        fence(run, 2)
+        assert {p.name for p in run.checkpoints.iterdir()} == {".saving-2", ".saving-3"}
+
+
+def test_a_fence_goes_through_while_the_older_one_writes(run: RunDir) -> None:
+    folder = run.saving(1) / "step-1"
+    folder.mkdir(parents=True)
+    stop, failed = threading.Event(), threading.Event()
+
+    def write() -> None:
+        for number in itertools.count():
+            if stop.is_set():
+                return
+            try:
+                (folder / str(number)).write_text("x")
+            except FileNotFoundError:
+                failed.set()
+                return
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        while not (folder / "9").exists():
+            pass
+        fence(run, 2)
+        assert failed.wait(10)
+        fence(run, 2)
+    finally:
+        stop.set()
+        writer.join()
+    assert not run.saving(1).exists()

@@ -1,8 +1,10 @@
 """What a run writes down, and how a person reads it."""
 
+import io
 import json
 
 from hpcddp.rundir import RunDir, read_lines
+from hpcddp.train.lease import Lease
 from hpcddp.train.metrics import Recorder, line
 
 RANKS = [
@@ -67,3 +69,43 @@ def test_the_end_tells_counts_for_truth_values_and_means_for_the_rest():
         "loss 0.0712 (mean of 360 held-out samples, seed 7)",
     ]
     assert line({"event": "end", "outcome": "stopped", "step": 3}) == "stopped at step 3"
+
+
+def test_a_full_disk_loses_records_and_stops_nothing(tmp_path, capsys):
+    """/dev/full takes nothing; afterwards the file is whole lines."""
+    attempt = RunDir(tmp_path).attempt(1)
+    attempt.path.mkdir(parents=True)
+    attempt.metrics.symlink_to("/dev/full")
+    record = Recorder(attempt, active=True)
+    record("end", outcome="stopped", step=1)
+    record.close()
+    assert capsys.readouterr().out == "stopped at step 1\n"
+
+
+def test_nothing_is_written_or_said_once_the_lease_is_lost(tmp_path, capsys):
+    run = RunDir(tmp_path)
+    lease = Lease(run, 1)
+    record = Recorder(run.attempt(1), active=True, lease=lease)
+    record("end", outcome="stopped", step=1)
+    lease.lost = True
+    record("end", outcome="stopped", step=2)
+    record.close()
+    assert [r["step"] for r in read_lines(run.attempt(1).metrics)] == [1]
+    assert "step 2" not in capsys.readouterr().out
+
+
+def test_a_line_that_stands_there_in_part_spoils_no_other(tmp_path):
+    attempt = RunDir(tmp_path).attempt(1)
+    record = Recorder(attempt, active=True)
+
+    class Full(io.FileIO):  # takes three bytes of the first line, as the end of a disk does
+        def write(self, data):
+            full, self.full = getattr(self, "full", True), False
+            return super().write(data[:3] if full else data)
+
+    record._file.close()
+    record._file = Full(attempt.metrics, "a")
+    for step in (1, 2, 3):
+        record("end", outcome="stopped", step=step)
+    record.close()
+    assert [r["step"] for r in read_lines(attempt.metrics)] == [2, 3]

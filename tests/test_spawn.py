@@ -199,3 +199,11 @@ def test_a_command_that_is_not_there_starts_nothing() -> None:
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (1, "")
     assert "no-such-command" in done.stderr
+
+
+def test_a_full_disk_loses_lines_and_no_rank() -> None:
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            arguments(1, 2, "echo said; exit 0"), stdout=full, timeout=60, check=False
+        )
+    assert done.returncode == 0

@@ -10,9 +10,9 @@ import pytest
 from ranks import Ranks, make_run, one_rank, records, wait_for
 
 from hpcddp import status
+from hpcddp.codes import HUNG
 from hpcddp.train.pulse import Pulse
 from hpcddp.train.watchdog import Watchdog
-from hpcddp.worker import HUNG
 
 SLOW = """
 import time

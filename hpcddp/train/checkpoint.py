@@ -6,8 +6,9 @@
       meta.json        step, epoch, samples consumed, world, seed, schedule, versions
       COMPLETE         the files' sizes and SHA-256, written last
 
-All of it is written into a hidden folder beside, fsynced, and renamed. A folder without COMPLETE,
-or whose files have other sizes, is nobody's checkpoint.
+All of it is written into a hidden folder beside, fsynced, and renamed (publish.py). A folder
+without COMPLETE, or whose files have other sizes, is nobody's checkpoint. Here they are found,
+judged and read.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import contextlib
 import hashlib
 import json
 import os
-import shutil
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -25,28 +26,42 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hpcddp.errors import CheckpointError, UserError
-from hpcddp.rundir import RunDir, read_json, write_json
+from hpcddp.errors import CheckpointError, RunError, UserError
+from hpcddp.rundir import RunDir, read_json
 from hpcddp.train.world import World
 
 FORMAT = 1
 COMPLETE = "COMPLETE"
 META = "meta.json"
 CHUNK = 1 << 20  # bytes hashed at a time
+# What every meta.json has, and of which kind.
+NUMBERS = ("step", "epoch", "samples_consumed")
+OBJECTS = ("optimizer", "scheduler", "scaler")
 
 
 def step_of(folder: Path) -> int | None:
     """The step in a checkpoint's name; None for any other folder."""
-    prefix, dash, number = folder.name.partition("-")
-    return int(number) if prefix == "step" and dash and number.isdecimal() else None
+    found = re.fullmatch(r"step-([0-9]+)|\.step-([0-9]+)\.old", folder.name)
+    return int(found[1] or found[2]) if found else None
+
+
+def old(folder: Path) -> Path:
+    """The name of a checkpoint while another takes its place."""
+    return folder.with_name(f".{folder.name}.old")
 
 
 def complete(checkpoints: Path) -> list[Path]:
     """The complete checkpoints of a run, newest first."""
     with contextlib.suppress(FileNotFoundError):
-        steps = [(s, p) for p in checkpoints.iterdir() if (s := step_of(p)) is not None]
-        return [p for _, p in sorted(steps, reverse=True) if _sizes_match(p)]
+        steps = {s for p in checkpoints.iterdir() if (s := step_of(p)) is not None}
+        found = (_whole(checkpoints / f"step-{s}") for s in sorted(steps, reverse=True))
+        return [path for path in found if path]
     return []
+
+
+def _whole(folder: Path) -> Path | None:
+    """Where a checkpoint lies whole. The third look is for one replaced since the first."""
+    return next((p for p in (folder, old(folder), folder) if _sizes_match(p)), None)
 
 
 def torn(checkpoints: Path, newest: Path | None) -> list[str]:
@@ -62,7 +77,7 @@ def _marked(folder: Path) -> dict[str, dict[str, Any]]:
     """The files that COMPLETE names, with size and sha256; none if it is missing or torn."""
     try:
         files = json.loads((folder / COMPLETE).read_text(encoding="utf-8"))["files"]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return {}
     return files if isinstance(files, dict) else {}
 
@@ -104,23 +119,79 @@ def digest(path: Path) -> dict[str, Any]:
 
 
 def newest(run: RunDir, world: World) -> Path | None:
-    """The newest undamaged checkpoint, the same on all ranks; a collective."""
+    """The newest undamaged checkpoint, the same on all ranks; None if there is none at all. A
+    collective.
+
+    Raises:
+        CheckpointError: there are complete ones, and all of them are damaged.
+    """
     found: list[Any] = [complete(run.checkpoints)] if world.is_main else [None]
     if world.is_main:
         for name in torn(run.checkpoints, next(iter(found[0]), None)):
             print(f"{name} is incomplete: passed over", flush=True)
     if world.size > 1:
         dist.broadcast_object_list(found, src=0, group=world.control)
+    reason = ""
     for folder in found[0]:
-        bad = damage(folder, world.rank.world_rank, world.size)
-        verdict = torch.tensor([int(bool(bad))])
-        if world.size > 1:
-            dist.all_reduce(verdict, dist.ReduceOp.MAX, group=world.control)
-        if not verdict.item():
+        reason = _judged(folder, world)
+        if not reason:
             return Path(folder)
-        if bad:
-            print(f"{folder.name} is damaged ({bad}): passed over", flush=True)
+        if world.is_main:
+            print(f"{folder.name} is damaged ({reason}): passed over", flush=True)
+    if reason:
+        raise CheckpointError(
+            f"no checkpoint of this run is whole; the oldest: {reason}",
+            where=str(run.checkpoints),
+            hint="to train from the beginning, remove them",
+        )
     return None
+
+
+def _judged(folder: Path, world: World) -> str:
+    """What is wrong with a checkpoint, as the first rank that saw it says; a collective."""
+    mine = damage(folder, world.rank.world_rank, world.size)
+    if not mine and world.is_main:
+        mine = unreadable(folder)
+    said: list[Any] = [mine]
+    if world.size > 1:
+        said = [None] * world.size
+        dist.all_gather_object(said, mine, group=world.control)
+    return next((reason for reason in said if reason), "")
+
+
+def unreadable(folder: Path) -> str:
+    """What is wrong inside of files that are as they were written, or "".
+
+    Nothing that they hold is run. A checkpoint of another format is not damaged: ``read_meta``
+    says whose it is.
+    """
+    from hpcddp.train import shards
+
+    try:
+        meta = read_json(folder / META) or {}
+        if type(meta.get("format")) is int and meta["format"] != FORMAT:
+            return ""
+        if not _is_sound(meta) or meta["step"] != step_of(folder):
+            return f"{META} is not a checkpoint's"
+        shards.read_metadata(folder)
+    except RecursionError:
+        return f"{META} is not a checkpoint's"
+    except (RunError, CheckpointError) as error:
+        return error.what
+    return ""
+
+
+def _is_sound(meta: dict[str, Any]) -> bool:
+    optimizer = meta.get("optimizer")
+    return (
+        meta.get("format") == FORMAT
+        and all(type(meta.get(name)) is int and meta[name] >= 0 for name in NUMBERS)
+        and all(isinstance(meta.get(name), dict) for name in OBJECTS)
+        and isinstance(meta.get("best", {}), dict)
+        and isinstance(optimizer, dict)
+        and isinstance(optimizer.get("state"), dict)
+        and isinstance(optimizer.get("param_groups"), list)
+    )
 
 
 def read_meta(folder: Path) -> dict[str, Any]:
@@ -133,73 +204,6 @@ def read_meta(folder: Path) -> dict[str, Any]:
             hint="use the hpcddp that wrote it",
         )
     return meta
-
-
-def save(
-    run: RunDir, attempt: int, world: World, tensors: Mapping[str, Tensor], meta: dict[str, Any]
-) -> tuple[Path, int]:
-    """Write checkpoints/step-N of all ranks; a collective.
-
-    Args:
-        tensors: by name; a name that several ranks have is written once.
-        meta: plain data with "step"; rank 0's counts.
-
-    Returns: its folder, and its size in bytes (on rank 0; 0 elsewhere).
-    """
-    from hpcddp.train import shards
-
-    step = meta["step"]
-    aside = run.checkpoints / f".step-{step}.{attempt}"
-    if world.is_main:
-        _clear(run.checkpoints)
-    world.barrier()
-    shards.write(aside, tensors, world.control)
-    rank = world.rank.world_rank
-    files = {p.name: digest(p) for p in aside.glob(f"__{rank}_*")}
-    gathered: list[Any] = [None] * world.size if world.is_main else []
-    if world.size > 1:
-        dist.gather_object(files, gathered if world.is_main else None, group=world.control)
-    else:
-        gathered = [files]
-    target, size = run.checkpoints / f"step-{step}", 0
-    if world.is_main:
-        size = _publish(aside, target, {k: v for part in gathered for k, v in part.items()}, meta)
-    world.barrier()
-    return target, size
-
-
-def _clear(checkpoints: Path) -> None:
-    """Remove what earlier attempts left unfinished."""
-    checkpoints.mkdir(exist_ok=True)
-    for path in checkpoints.glob(".step-*"):
-        shutil.rmtree(path, ignore_errors=True)
-
-
-def _publish(
-    aside: Path, target: Path, files: dict[str, dict[str, Any]], meta: dict[str, Any]
-) -> int:
-    """Rank 0: mark the folder complete and rename it into place. Returns its size in bytes."""
-    from hpcddp.train import shards
-
-    write_json(aside / META, {"format": FORMAT, **meta})
-    for name in (META, shards.METADATA):
-        files[name] = digest(aside / name)
-    write_json(aside / COMPLETE, {"format": FORMAT, "files": files})
-    _fsync(aside)
-    if target.exists():  # damaged, or this step was taken again from an older one
-        target.rename(target.with_name(f".{target.name}.old"))
-    aside.rename(target)
-    _fsync(target.parent)
-    shutil.rmtree(target.with_name(f".{target.name}.old"), ignore_errors=True)
-    return sum(entry["size"] for entry in files.values())
-
-
-def _fsync(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def load(folder: Path, tensors: Mapping[str, Tensor], world: World) -> None:
@@ -231,16 +235,6 @@ def _shape(size: torch.Size | None) -> str:
     return "missing" if size is None else str(list(size))
 
 
-def prune(checkpoints: Path, keep: int, best: int | None) -> None:
-    """Remove all but the newest ``keep`` checkpoints and the best; rank 0 only."""
-    for folder in complete(checkpoints)[keep:]:
-        if step_of(folder) != best:
-            # Renamed first: what is removed half is no checkpoint at any instant.
-            gone = folder.with_name(f".{folder.name}.old")
-            folder.rename(gone)
-            shutil.rmtree(gone, ignore_errors=True)
-
-
 def export(run: RunDir, target: Path) -> int:
     """Write {parameter name: tensor} of the newest complete checkpoint, without a process group.
 
@@ -254,12 +248,15 @@ def export(run: RunDir, target: Path) -> int:
     """
     from hpcddp.train import shards
 
+    reason = ""
     for folder in complete(run.checkpoints):
-        if damage(folder):
+        if reason := damage(folder) or unreadable(folder):
             continue
         tensors = shards.read_all(folder, "model.")
         _write_plain({name.removeprefix("model."): t for name, t in tensors.items()}, target)
         return step_of(folder) or 0
+    if reason:
+        raise CheckpointError(f"no checkpoint is whole: {reason}", where=str(run.checkpoints))
     raise CheckpointError(
         "there is no complete checkpoint",
         where=str(run.checkpoints),

@@ -15,6 +15,7 @@ from hpcddp.rundir import RunDir
 from hpcddp.topology import Rank
 from hpcddp.train import task as tasks
 from hpcddp.train import world as worlds
+from hpcddp.train.lease import Lease
 from hpcddp.train.metrics import OnRecord, Recorder
 from hpcddp.train.pulse import Pulse
 from hpcddp.train.trainer import Trainer
@@ -41,6 +42,9 @@ def train(
     Args:
         pulse: gets every sign of life.
         on_hang: ends the process; without it nothing looks for hangs.
+
+    Raises:
+        LeaseLost: on all ranks, when a newer attempt has begun on the run.
     """
     job = record_.read(run)
     spec = jobspec.from_dict(job.spec, str(run.job))
@@ -48,15 +52,16 @@ def train(
         spec.max_steps = min(max_steps, spec.max_steps or max_steps)
     world = _join(rank, job, os.environ)
     print(f"{rank} on {host()}, {world.device}", flush=True)
-    pulse, folder = pulse or Pulse(), run.attempt(attempt)
-    record = Recorder(folder, active=world.is_main, on_record=on_record)
+    pulse, folder, lease = pulse or Pulse(), run.attempt(attempt), Lease(run, attempt)
+    record = Recorder(folder, active=world.is_main, on_record=on_record, lease=lease)
     try:
         with watching(pulse, world, folder, spec.train.hang_seconds, on_hang):
+            lease.take(world)
             record("ranks", backend=world.backend, ranks=world.reports)
             task = tasks.load(spec, job.workdir)
             if preemption.installed:
                 preemption.install()  # the task may have set handlers: they are kept and called
-            trainer = Trainer(run, attempt, spec, task, world, record, pulse)
+            trainer = Trainer(lease, spec, task, world, record, pulse)
             deadline = float(os.environ.get("HPCDDP_DEADLINE") or 0)
             return _train(trainer, preemption, deadline)
     finally:
@@ -68,6 +73,8 @@ def _train(trainer: Trainer, preemption: Preemption, deadline: float) -> str:
         outcome = trainer.train(preemption, deadline)
         with trainer.pulse.patience():
             trainer.world.barrier()
+        if trainer.world.is_main:
+            trainer.lease.drop()
         return outcome
     except Diverged as error:  # on all ranks
         trainer.record("diverged", **error.facts)

@@ -6,13 +6,18 @@ person; whoever shows a run on a terminal uses it too.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import mmap
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import IO, Any
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
 
 from hpcddp.rundir import STEP, AttemptDir
+
+if TYPE_CHECKING:
+    from hpcddp.train.lease import Lease
 
 OnRecord = Callable[[dict[str, Any]], None]
 
@@ -20,27 +25,38 @@ OnRecord = Callable[[dict[str, Any]], None]
 class Recorder:
     """Rank 0's pen. On other ranks it does nothing."""
 
-    def __init__(self, attempt: AttemptDir, *, active: bool, on_record: OnRecord | None = None):
+    def __init__(
+        self,
+        attempt: AttemptDir,
+        *,
+        active: bool,
+        on_record: OnRecord | None = None,
+        lease: Lease | None = None,
+    ) -> None:
         self._attempt = attempt.number
         self._on_record = on_record
-        self._file: IO[str] | None = None
+        self._lease = lease
+        self._file: IO[bytes] | None = None
         self._step: mmap.mmap | None = None
+        self._torn = False  # the last line stands there in part
         if active:
             attempt.path.mkdir(parents=True, exist_ok=True)
-            self._file = attempt.metrics.open("a", encoding="utf-8")
-            attempt.step.write_bytes(STEP.pack(0, 0.0))
-            with attempt.step.open("r+b") as f:
-                self._step = mmap.mmap(f.fileno(), STEP.size)
+            self._file = attempt.metrics.open("ab", buffering=0)
+            self._step = _mapped(attempt.step)
 
     def __call__(self, event: str, **values: Any) -> None:
-        """Write one record, flushed: who follows the run sees it at once. Print its line."""
-        if self._file is None:
+        """Write one record: who follows the run sees it at once. Print its line.
+
+        A record that a full disk does not take is lost, and the training goes on. Nothing is
+        written once the lease is lost.
+        """
+        if self._file is None or (self._lease and self._lease.lost):
             return
         record = {"event": event, "attempt": self._attempt, "time": time.time(), **values}
-        self._file.write(json.dumps(record) + "\n")
-        self._file.flush()
+        self._write(self._file, json.dumps(record).encode() + b"\n")
         if text := line(record):
-            print(text, flush=True)
+            with contextlib.suppress(OSError):
+                print(text, flush=True)
         if self._on_record is not None:
             self._on_record(record)
 
@@ -49,10 +65,27 @@ class Recorder:
         if self._step is not None:
             STEP.pack_into(self._step, 0, step, time.time())
 
+    def _write(self, file: IO[bytes], data: bytes) -> None:
+        """One line in one piece, below what a full disk left of an earlier one."""
+        if self._torn:
+            data = b"\n" + data
+        with contextlib.suppress(OSError):
+            written = file.write(data)
+            self._torn = written < len(data) and (self._torn or written > 0)
+
     def close(self) -> None:
         if self._file is not None:
             self._file.close()
             self._file = None
+
+
+def _mapped(path: Path) -> mmap.mmap | None:
+    """A file for the last step; none where the disk is full."""
+    with contextlib.suppress(OSError):
+        path.write_bytes(STEP.pack(0, 0.0))
+        with path.open("r+b") as f:
+            return mmap.mmap(f.fileno(), STEP.size)
+    return None
 
 
 def line(record: Mapping[str, Any]) -> str:
@@ -123,8 +156,15 @@ def _diverged(r: Mapping[str, Any]) -> str:
     return _bad(r) + "the training ends, nothing is saved"
 
 
+def _checkpoint_failed(r: Mapping[str, Any]) -> str:
+    newest = "none is saved yet" if r["saved"] is None else f"the newest is of step {r['saved']}"
+    return f"step {r['step']}  NOT saved: {r['reason']}; {newest}"
+
+
 def _end(r: Mapping[str, Any]) -> str:
     lines = [f"{r['outcome']} at step {r['step']}"]
+    if r.get("saved", r["step"]) != r["step"]:
+        lines.append(f"its state could not be saved: the run goes back to step {r['saved'] or 0}")
     for name, value in r.get("metrics", {}).items():
         n = r["count"]
         whole = f"{r['counted'][name]} of {n}" if name in r["counted"] else f"mean of {n}"
@@ -141,5 +181,6 @@ _LINES = {
     "skipped": _skipped,
     "rollback": _rollback,
     "diverged": _diverged,
+    "checkpoint_failed": _checkpoint_failed,
     "end": _end,
 }

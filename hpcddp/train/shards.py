@@ -23,7 +23,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint import filesystem, metadata
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.filesystem import (
+    FileSystem,
+    FileSystemReader,
+    FileSystemWriter,
+)
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
@@ -110,6 +114,19 @@ class _Reader(FileSystemReader):
         return self._metadata
 
 
+class _Files(FileSystem):
+    def mkdir(self, path: Any) -> None:
+        """Nothing: a folder that is gone was taken away, and must not come back."""
+
+
+class _Writer(FileSystemWriter):
+    """Writes what lies in host memory, into a folder that is there."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, sync_files=True, per_thread_copy_ahead=0)
+        self.fs = _Files()
+
+
 def shapes(folder: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
     """Name -> shape and dtype of every tensor of a checkpoint."""
     entries = read_metadata(folder).state_dict_metadata
@@ -130,11 +147,17 @@ def empty(folder: Path, prefix: str) -> dict[str, Tensor]:
 
 
 def write(folder: Path, tensors: Mapping[str, Tensor], group: dist.ProcessGroup | None) -> None:
-    """Write all ranks' tensors, fsynced; a collective. A tensor of all ranks is written once."""
+    """Write all ranks' tensors into a folder that is there, fsynced; a collective.
+
+    A tensor that several ranks bring is written once.
+
+    Raises:
+        CheckpointError: on all ranks, with the first rank's reason.
+    """
     with _errors(folder):
         save(
             dict(tensors),
-            storage_writer=FileSystemWriter(folder, sync_files=True),
+            storage_writer=_Writer(folder),
             process_group=group,
         )
 

@@ -14,8 +14,8 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 import hpcddp
 from hpcddp.errors import CheckpointError
-from hpcddp.rundir import RunDir
-from hpcddp.train import checkpoint, optim
+from hpcddp.train import checkpoint, optim, state
+from hpcddp.train.lease import Lease
 from hpcddp.train.task import Task
 from hpcddp.train.world import World
 
@@ -39,27 +39,27 @@ class Live:
     scaler: torch.amp.GradScaler
 
 
-def save(
-    run: RunDir, attempt: int, world: World, live: Live, at: Position, facts: dict[str, Any]
-) -> tuple[Path, int]:
-    """Write a checkpoint; a collective.
+def meta(
+    lease: Lease,
+    world: World,
+    live: Live,
+    at: Position,
+    facts: dict[str, Any],
+    plain: dict[str, dict[str, Any]],
+) -> dict[str, Any]:
+    """What meta.json says, as plain data.
 
     Args:
-        facts: more plain data for meta.json.
-
-    Returns: its folder, and its bytes on rank 0.
+        facts: more of it.
+        plain: the numbers in the optimizer's state.
     """
-    from hpcddp.train.state import State, rng_tensors
-
-    state = State(live.module, live.optimizer)
-    rng = rng_tensors(world.rank.world_rank, world.device)
-    meta = {
+    return {
         **vars(at),
         **facts,
-        "run": run.name,
-        "attempt": attempt,
+        "run": lease.run.name,
+        "attempt": lease.attempt,
         "world": world.size,
-        "optimizer": {"param_groups": state.groups(), "state": state.plain},
+        "optimizer": {"param_groups": state.groups(live.optimizer), "state": plain},
         "scheduler": live.scheduler.state_dict(),
         "scaler": live.scaler.state_dict(),
         "versions": {
@@ -68,7 +68,6 @@ def save(
             "python": platform.python_version(),
         },
     }
-    return checkpoint.save(run, attempt, world, {**state.tensors, **rng}, meta)
 
 
 def position(meta: dict[str, Any], where: Path) -> Position:
@@ -87,14 +86,12 @@ def restore(folder: Path, meta: dict[str, Any], world: World, live: Live, task: 
     checkpoint did not have keeps the random numbers that its seed gave it.
     """
     from hpcddp.train import shards
-    from hpcddp.train.state import State, set_rng
 
-    state = State(live.module, live.optimizer)
-    names = checkpoint.check_names(folder, state.tensors)
-    state.only(names)
+    there = state.State(live.module, live.optimizer)
+    there.only(checkpoint.check_names(folder, there.tensors))
     rng = shards.empty(folder, f"rng.{world.rank.world_rank}.")
-    checkpoint.load(folder, {**state.tensors, **rng}, world)
-    state.apply(meta["optimizer"], options=task.has("optimizer"))
+    checkpoint.load(folder, {**there.tensors, **rng}, world)
+    there.apply(meta["optimizer"], options=task.has("optimizer"))
     if task.has("scheduler"):
         live.scheduler.load_state_dict(meta["scheduler"])
     elif isinstance(live.scheduler, LambdaLR):
@@ -102,4 +99,4 @@ def restore(folder: Path, meta: dict[str, Any], world: World, live: Live, task: 
     if live.scaler.is_enabled() and meta["scaler"]:
         live.scaler.load_state_dict(meta["scaler"])
     if rng:
-        set_rng(rng, world.device)
+        state.set_rng(rng, world.device)

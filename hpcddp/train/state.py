@@ -4,12 +4,15 @@
     optim.<name>.<state>         the optimizer's tensors, by the parameter they belong to
     rng.<rank>.<generator>       the random generators of every rank
 
-Names come from torch's own getters, so they are the same however the model is spread.
+A save names the live tensors itself (`parts`), in a millisecond. A restore goes through torch's own
+getters and setters, which give the same names however the model is spread.
 """
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -18,6 +21,77 @@ from torch.optim import Optimizer
 
 from hpcddp.errors import CheckpointError
 from hpcddp.train import seeding
+
+
+@dataclass
+class Parts:
+    """A training's tensors, live, by what changes them; and the numbers in the optimizer's state.
+
+    Args:
+        stepped: only an optimizer step: parameters that the optimizer has, and its own tensors.
+        loose: also a forward pass: buffers, and parameters that the optimizer has not.
+        plain: by parameter and name.
+    """
+
+    stepped: dict[str, Tensor] = field(default_factory=dict)
+    loose: dict[str, Tensor] = field(default_factory=dict)
+    plain: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+
+def parts(module: nn.Module, optimizer: Optimizer) -> Parts:
+    """The tensors of a module and its optimizer, without a copy.
+
+    Raises:
+        CheckpointError: the module's state holds something else than tensors.
+    """
+    found = Parts()
+    trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    own = dict(module.named_parameters(remove_duplicate=False))
+    for name, value in module.state_dict().items():
+        kind = found.stepped if id(own.get(name)) in trained else found.loose
+        kind[f"model.{_name(name)}"] = _tensor(name, value)
+    for name, parameter in module.named_parameters():
+        for key, value in optimizer.state.get(parameter, {}).items():
+            if isinstance(value, Tensor):
+                found.stepped[f"optim.{_name(name)}.{key}"] = value
+            else:
+                found.plain.setdefault(_name(name), {})[key] = value
+    return found
+
+
+def _name(name: str) -> str:
+    """A name without what torch.compile puts in."""
+    return name.replace("_orig_mod.", "")
+
+
+def _tensor(name: str, value: Any) -> Tensor:
+    if not isinstance(value, Tensor):
+        raise CheckpointError(
+            f"the model's state {name} is not a tensor",
+            hint="checkpoints hold tensors only: register it as a buffer",
+        )
+    return value
+
+
+def share(tensors: Mapping[str, Tensor], rank: int, ranks: int) -> dict[str, Tensor]:
+    """The part of tensors that all ranks have alike which this rank writes; all write about as
+    much. Every rank comes to the same division: largest first, to whoever has least."""
+    loads = [(0, r) for r in range(ranks)]
+    mine = {}
+    for name in sorted(tensors, key=lambda n: (-tensors[n].nbytes, n)):
+        load, owner = heapq.heappop(loads)
+        heapq.heappush(loads, (load + tensors[name].nbytes, owner))
+        if owner == rank:
+            mine[name] = tensors[name]
+    return mine
+
+
+def groups(optimizer: Optimizer) -> list[dict[str, Any]]:
+    """The optimizer's options by parameter group, as plain data."""
+    return [
+        {k: _plain(v) for k, v in group.items() if k != "params"}
+        for group in optimizer.param_groups
+    ]
 
 
 class State:
@@ -32,33 +106,18 @@ class State:
 
         self._module, self._optimizer = module, optimizer
         self._model, self._optim = get_state_dict(module, optimizer)
-        self.tensors: dict[str, Tensor] = {}
-        self.plain: dict[str, dict[str, Any]] = {}  # numbers in the optimizer's state
-        for name, value in self._model.items():
-            if not isinstance(value, Tensor):
-                raise CheckpointError(
-                    f"the model's state {name} is not a tensor",
-                    hint="checkpoints hold tensors only: register it as a buffer",
-                )
-            self.tensors[f"model.{name}"] = value
+        self.tensors: dict[str, Tensor] = {
+            f"model.{name}": _tensor(name, value) for name, value in self._model.items()
+        }
         for name, states in self._states.items():
             for key, value in states.items():
                 if isinstance(value, Tensor):
                     self.tensors[f"optim.{name}.{key}"] = value
-                else:
-                    self.plain.setdefault(name, {})[key] = value
 
     @property
     def _states(self) -> dict[str, dict[str, Any]]:
         states: dict[str, dict[str, Any]] = self._optim["state"]  # type: ignore[assignment]
         return states
-
-    def groups(self) -> list[dict[str, Any]]:
-        """The optimizer's options by parameter group, as plain data."""
-        return [
-            {k: _plain(v) for k, v in group.items() if k != "params"}
-            for group in self._optimizer.param_groups
-        ]
 
     def only(self, names: set[str]) -> None:
         """Forget optimizer state that a checkpoint has not: its parameters had no gradient."""
@@ -73,7 +132,7 @@ class State:
         """Put the state into module and optimizer.
 
         Args:
-            meta: what ``groups`` and ``plain`` were when it was saved.
+            meta: what ``groups`` and ``Parts.plain`` were when it was saved.
             options: restore the optimizer's options too; without, the job file's count.
         """
         from torch.distributed.checkpoint.state_dict import StateDictOptions, set_state_dict

@@ -21,11 +21,13 @@ from hpcddp.errors import RunError
 from hpcddp.preempt import Preemption
 from hpcddp.rundir import read_json
 from hpcddp.train.guard import Guard
+from hpcddp.train.lease import Lease
 from hpcddp.train.world import World
 
 SECONDS = 0.2  # between two votes; a stop is agreed within a quarter of a second, or one step
 REQUEST_SECONDS = 1.0  # between two looks at the run dir
 GROWTH = 8  # one quick step among slow ones must not put the next vote far away
+GO, STOP, FENCED = range(3)  # what a rank can vote for; the greatest counts
 
 
 class StopVote:
@@ -33,6 +35,7 @@ class StopVote:
 
     Args:
         request: the run dir's file with a person's wish.
+        lease: shows whether a newer attempt owns the run dir.
         guard: looks for numbers that went wrong, in the same vote.
         deadline: end of the time limit, in seconds since the epoch; 0 for none.
         lead: seconds before it at which the ranks must begin to save.
@@ -43,6 +46,7 @@ class StopVote:
         world: World,
         preemption: Preemption,
         request: Path,
+        lease: Lease,
         guard: Guard,
         deadline: float = 0.0,
         lead: Callable[[], float] = lambda: 0.0,
@@ -50,7 +54,7 @@ class StopVote:
         self._world = world
         self._preemption = preemption
         self._request = request
-        self._guard = guard
+        self._lease, self._guard = lease, guard
         self._deadline, self._lead = deadline, lead
         self.by = ""  # what asked this rank to stop: a signal, a request, the time limit
         self.when: float | None = None  # seconds since the epoch
@@ -69,19 +73,23 @@ class StopVote:
 
         Raises:
             Diverged, RollBack: on all ranks, when one met bad numbers.
+            LeaseLost: on all ranks, if a newer attempt owns the run dir.
         """
         if step < self._next and not now:
             return False
         clock = time.monotonic()
-        ballot = [int(self._wanted(clock)), int(self._guard.bad()), self._choose(step, clock)]
+        ballot = [self._wish(clock), int(self._guard.bad()), self._choose(step, clock)]
         if self._world.size > 1:
             votes = torch.tensor(ballot if self._world.is_main else [*ballot[:2], 0])
             dist.all_reduce(votes, dist.ReduceOp.MAX, group=self._world.control)
             ballot = votes.tolist()
-        wanted, bad, self._interval = ballot
+        wish, bad, self._interval = ballot
         self._next = step + self._interval
+        if wish == FENCED:
+            self._lease.lost = True
+            raise self._lease.error()
         self._guard.settle(step, bool(bad))
-        return bool(wanted)
+        return wish == STOP
 
     def _choose(self, step: int, clock: float) -> int:
         """Steps until the next vote, from the time that the last ones took."""
@@ -90,6 +98,12 @@ class StopVote:
             return 1
         self._step_s = max((clock - last[1]) / (step - last[0]), 1e-6)
         return max(1, min(int(SECONDS / self._step_s), GROWTH * self._interval))
+
+    def _wish(self, clock: float) -> int:
+        """What this rank votes for. A save may have found that the lease is lost, on any rank."""
+        if self._lease.lost or (self._world.is_main and not self._lease.look(clock)):
+            return FENCED
+        return STOP if self._wanted(clock) else GO
 
     def _wanted(self, clock: float) -> bool:
         """Whether this rank was asked: by a signal or, as rank 0, through the run dir.

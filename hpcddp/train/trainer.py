@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,17 +14,18 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
 
-from hpcddp.errors import JobFileError
+from hpcddp.errors import CheckpointError, JobFileError
 from hpcddp.preempt import Preemption
-from hpcddp.rundir import RunDir
 from hpcddp.spec import CheckpointSpec, JobSpec, TrainSpec
 from hpcddp.train import checkpoint, optim, seeding, snapshot
 from hpcddp.train.data import Micro, Step, TrainData
 from hpcddp.train.evaluate import Evaluation, Evaluator
 from hpcddp.train.guard import Finding, Guard, RollBack
+from hpcddp.train.lease import Lease
 from hpcddp.train.meter import Meter
 from hpcddp.train.metrics import Recorder
 from hpcddp.train.pulse import Pulse
+from hpcddp.train.saver import Saver
 from hpcddp.train.snapshot import Live, Position
 from hpcddp.train.stop import StopVote
 from hpcddp.train.task import Task
@@ -33,7 +33,6 @@ from hpcddp.train.trace import Trace
 from hpcddp.train.world import World
 
 LEAD = 5.0  # seconds between the end of the last save and the time limit
-FIRST_SAVE = 5.0  # seconds that a save is thought to take before the first one
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -43,15 +42,14 @@ class Trainer:
 
     def __init__(
         self,
-        run: RunDir,
-        attempt: int,
+        lease: Lease,
         spec: JobSpec,
         task: Task,
         world: World,
         record: Recorder,
         pulse: Pulse,
     ) -> None:
-        self.run, self.attempt, self.spec = run, attempt, spec
+        self.run, self.lease, self.spec = lease.run, lease, spec
         self.task, self.world, self.record, self.pulse = task, world, record, pulse
         self.at = Position()
         self.best: dict[str, Any] = {}
@@ -65,8 +63,7 @@ class Trainer:
         self.guard = Guard(world, spec.train, self.module, self._meter)
         self.resumed = self._load()
         self.model = _wrap(self.module, spec, world.device)
-        self._save_s = FIRST_SAVE
-        trace = run.attempt(attempt).trace(world.rank.world_rank)
+        trace = self.run.attempt(lease.attempt).trace(world.rank.world_rank)
         self._trace = Trace(trace if spec.train.trace else None)
 
     def _load(self) -> Path | None:
@@ -77,7 +74,6 @@ class Trainer:
             self.at = snapshot.position(meta, folder)
             self.best = meta.get("best") or {}
             self.guard.refer_to(meta.get("first_loss"))
-        self._saved_step = self.at.step if folder else None
         self.total_steps = _total_steps(self.spec, self.at, self.data)
         optimizer = optim.make_optimizer(self.task, self.module, self.spec.train)
         scheduler = optim.make_scheduler(self.task, optimizer, self.spec.train, self.total_steps)
@@ -85,6 +81,8 @@ class Trainer:
         self.live = Live(self.module, optimizer, scheduler, scaler)
         if folder:
             snapshot.restore(folder, meta, self.world, self.live, self.task)
+        saved, keep = self.at.step if folder else None, self.spec.checkpoint.keep
+        self.saver = Saver(self.lease, self.world, self.live, self.record, keep, saved)
         return folder
 
     def train(self, preemption: Preemption, deadline: float = 0.0) -> str:
@@ -112,7 +110,15 @@ class Trainer:
                 self._roll_back(answer.found)
 
     def _train(self, preemption: Preemption, deadline: float) -> str:
-        vote = StopVote(self.world, preemption, self.run.request, self.guard, deadline, self._lead)
+        vote = StopVote(
+            self.world,
+            preemption,
+            self.run.request,
+            self.lease,
+            self.guard,
+            deadline,
+            self._lead,
+        )
         while self.at.step < self.total_steps:
             if self._run_epoch(vote):
                 return self._end("stopped", by=vote.by, asked=vote.when)
@@ -122,17 +128,18 @@ class Trainer:
 
     def _lead(self) -> float:
         """Seconds before the time limit at which to begin to save."""
-        return LEAD + 2 * self._save_s
+        return LEAD + 2 * self.saver.took
 
     def _roll_back(self, found: Finding) -> None:
         """Go back to the newest checkpoint, in all ranks; Diverged when that cannot help."""
         with self.pulse.patience():
+            self.saver.wait()
             newest = checkpoint.newest(self.run, self.world)
             folder = self.guard.go_back(found, newest)
             meta = checkpoint.read_meta(folder)
             self.at, self.best = snapshot.position(meta, folder), meta.get("best") or {}
             snapshot.restore(folder, meta, self.world, self.live, self.task)
-        self._saved_step, self.evaluation = self.at.step, None
+        self.saver.saved, self.evaluation = self.at.step, None
         self._meter.reset()
         name = str(folder.relative_to(self.run.path))
         self.record("rollback", **found.facts(), to=self.at.step, path=name)
@@ -179,6 +186,8 @@ class Trainer:
     def _update(self) -> None:
         """Change the weights by the gradients."""
         live, norm = self.live, None
+        with self._meter.paused():
+            self.saver.join()
         found = self.guard.leaves_out(self.at.step + 1, scaled=live.scaler.is_enabled())
         if found:
             self._leave_out(found)
@@ -209,6 +218,7 @@ class Trainer:
 
     def _after_step(self, epoch: int) -> bool:
         """Log, evaluate and save, where they are due; True when it evaluated."""
+        self.saver.poll()
         step, end = self.at.step, self.at.step == self.total_steps
         if step % self.spec.train.log_every == 0 or end or self._meter.first:
             self._log(epoch)
@@ -245,12 +255,9 @@ class Trainer:
         self.best = {"metric": name, "value": result.metrics[name], "step": self.at.step}
         return True
 
-    def _save(self) -> None:
-        """Save a checkpoint of this step, unless there is one; a collective."""
-        if self._saved_step == self.at.step:
-            return
-        self.guard.check(self.at.step)
-        facts = {
+    def _facts(self) -> dict[str, Any]:
+        """What a checkpoint says of this step, beside the state."""
+        return {
             "global_batch": self.spec.global_batch,
             "seed": self.spec.seed,
             "schedule": self.spec.train.schedule,
@@ -259,28 +266,34 @@ class Trainer:
             "metrics": self.evaluation.metrics if self.evaluation else {},
             "first_loss": self.guard.first_loss,
         }
+
+    def _save(self) -> None:
+        """Begin to save this step, unless it is saved or its numbers are bad; a collective."""
+        if self.saver.saved != self.at.step:
+            self.guard.check(self.at.step)
         with self._meter.paused(), self.pulse.patience():
-            began = time.monotonic()
-            path, size = snapshot.save(
-                self.run, self.attempt, self.world, self.live, self.at, facts
-            )
-            if self.world.is_main:
-                keep = self.spec.checkpoint.keep
-                checkpoint.prune(self.run.checkpoints, keep, self.best.get("step"))
-            self._saved_step = self.at.step
-            seconds = self._save_s = time.monotonic() - began
-        name = str(path.relative_to(self.run.path))
-        self.record("checkpoint", step=self.at.step, path=name, seconds=seconds, bytes=size)
+            self.saver.save(self.at, self._facts())
 
     def _end(self, outcome: str, **why: Any) -> str:
-        """Save, and say how it ended."""
+        """Save, and say how it ended. A training that cannot be saved is not done."""
         self._save()
+        with self.pulse.patience():
+            saved = self.saver.finish(self.at, self._facts())
+        if outcome == "done" and not saved:
+            raise CheckpointError(
+                f"the last step, {self.at.step}, could not be saved",
+                where=str(self.run.checkpoints),
+                hint="make room, and resume the run",
+            )
         result = vars(self.evaluation) if outcome == "done" and self.evaluation else {}
-        self.record("end", outcome=outcome, step=self.at.step, seed=self.spec.seed, **result, **why)
+        facts = {"step": self.at.step, "saved": self.saver.saved, "seed": self.spec.seed}
+        self.record("end", outcome=outcome, **facts, **result, **why)
         return outcome
 
     def close(self) -> None:
-        """Drop the DDP wrapper: after the process group its destructor can wait for ever."""
+        """Let a running save end; drop the DDP wrapper: after the process group its destructor
+        can wait for ever."""
+        self.saver.close()
         del self.model
         self._trace.close()
 

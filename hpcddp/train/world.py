@@ -35,6 +35,7 @@ class World:
     reports: list[dict[str, Any]]
     store: Store
     _control: dist.ProcessGroup | None = field(default=None, repr=False)
+    _saving: dist.ProcessGroup | None = field(default=None, repr=False)
 
     @property
     def size(self) -> int:
@@ -46,13 +47,23 @@ class World:
 
     @property
     def control(self) -> dist.ProcessGroup | None:
-        """A gloo group for votes, checkpoints and barriers, beside the gradients' one.
+        """A gloo group for votes, restores and barriers, beside the gradients' one.
 
         Made when it is first needed, by all ranks together.
         """
         if self._control is None:
             self._control = dist.new_group(backend="gloo")
         return self._control
+
+    @property
+    def saving(self) -> dist.ProcessGroup | None:
+        """A gloo group for the threads that save; nothing else may use it.
+
+        Made when it is first needed, by all ranks together.
+        """
+        if self._saving is None:
+            self._saving = dist.new_group(backend="gloo")
+        return self._saving
 
     def barrier(self) -> None:
         if self.size > 1:

@@ -1,0 +1,261 @@
+"""Saving beside the training: a thread of every rank copies, writes and publishes.
+
+1. ``save``, between two steps: what the next forward pass changes is copied at once (buffers,
+   random generators, the scheduler's and the scaler's numbers, the position).
+2. The thread copies what only the optimizer changes, during the next forward and backward pass;
+   ``join`` waits for that copy before the optimizer's step.
+3. The thread writes with torch.distributed.checkpoint on a process group of its own, hashes,
+   marks, publishes, and removes old checkpoints. The ranks agree after each of these acts.
+
+A save that fails on one rank fails on all: what was written goes, older checkpoints stay, the
+training goes on, and the next save tries again. One save runs at a time. A save that is asked for
+while one runs waits for it, and is never left out: where saves take longer than the steps between
+them, the training waits for the disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+
+from hpcddp.errors import HpcddpError
+from hpcddp.train import checkpoint, publish, snapshot, state
+from hpcddp.train.lease import Lease
+from hpcddp.train.metrics import Recorder
+from hpcddp.train.snapshot import Live, Position
+from hpcddp.train.staging import Staging
+from hpcddp.train.world import World
+
+FIRST = 5.0  # seconds that a save is thought to take before the first one
+GRACE = 5.0  # seconds that a running save gets when the training failed
+
+T = TypeVar("T")
+
+
+class _Failed(Exception):
+    """The save failed, on all ranks together; the text is the first reason."""
+
+
+@dataclass
+class _Save:
+    """One save, from the request to its end."""
+
+    step: int
+    meta: dict[str, Any]
+    names: int  # a checksum of the tensors that all ranks have
+    began: float
+    blocked: float = 0.0  # seconds that the loop's thread waited
+    seconds: float = 0.0
+    size: int = 0  # bytes
+    reason: str = ""  # why it failed
+    error: BaseException | None = None  # another rank is gone
+
+
+class Saver:
+    """One rank's part in saving. All methods but ``poll``, ``join`` and ``close`` are collectives.
+
+    Args:
+        keep: newest checkpoints that are kept.
+        saved: the step that the attempt began from, if it was resumed.
+    """
+
+    def __init__(
+        self, lease: Lease, world: World, live: Live, record: Recorder, keep: int, saved: int | None
+    ) -> None:
+        self.saved = saved  # the newest step that is on disk
+        self.took = FIRST  # seconds of the last save
+        self._lease, self._world, self._live, self._record = lease, world, live, record
+        self._keep = keep
+        self._folder = lease.run.checkpoints
+        self._passed: set[int] = set()  # newer steps whose checkpoints were passed over
+        if world.is_main:
+            publish.tidy(self._folder)
+            there = {checkpoint.step_of(p) or 0 for p in checkpoint.complete(self._folder)}
+            self._passed = {step for step in there if saved is None or step > saved}
+        self._staging = Staging(world.device)
+        self._thread: threading.Thread | None = None
+        self._current: _Save | None = None
+        self._joined = True
+
+    def save(self, at: Position, facts: dict[str, Any]) -> None:
+        """Begin to save this step, unless it is saved.
+
+        Args:
+            facts: more plain data for meta.json.
+
+        Raises:
+            LeaseLost: a newer attempt owns the run dir.
+        """
+        self.wait()
+        if self.saved == at.step:
+            return
+        began = time.monotonic()
+        world, rank = self._world, self._world.rank.world_rank
+        parts = state.parts(self._live.module, self._live.optimizer)
+        meta = snapshot.meta(self._lease, world, self._live, at, facts, parts.plain)
+        now = state.rng_tensors(rank, world.device) | (parts.loose if world.is_main else {})
+        self._staging.take(now, state.share(parts.stepped, rank, world.size))
+        self._current = _Save(at.step, json.loads(json.dumps(meta)), _names(parts), began)
+        _ = world.saving  # made by all ranks in the same place
+        self._thread = threading.Thread(target=self._run, args=(self._current,), daemon=True)
+        self._thread.start()
+        self._joined = False
+        self._current.blocked = time.monotonic() - began
+
+    def join(self) -> None:
+        """Wait until the weights may change."""
+        if not self._joined:
+            with self._blocked():
+                self._staging.join()
+            self._joined = True
+
+    def poll(self) -> None:
+        """Tell of a save that has ended."""
+        if self._thread and not self._thread.is_alive():
+            self._end()
+
+    def wait(self) -> None:
+        """Wait for the save that runs, if one does.
+
+        Raises:
+            LeaseLost: a newer attempt owns the run dir.
+        """
+        if self._thread:
+            with self._blocked():
+                self._thread.join()
+            self._end()
+        if self._lease.lost:
+            raise self._lease.error()
+
+    def finish(self, at: Position, facts: dict[str, Any]) -> bool:
+        """Save this step if it is not saved, and wait; whether it is saved now."""
+        self.save(at, facts)
+        self.wait()
+        return self.saved == at.step
+
+    def close(self) -> None:
+        """Let a running save end, for a short time: the training may have failed."""
+        if self._thread:
+            self._thread.join(GRACE)
+
+    @contextlib.contextmanager
+    def _blocked(self) -> Iterator[None]:
+        began = time.monotonic()
+        yield
+        if self._current:
+            self._current.blocked += time.monotonic() - began
+
+    def _end(self) -> None:
+        """Take in what became of the save."""
+        done, self._current, self._thread, self._joined = self._current, None, None, True
+        assert done
+        if done.error:
+            raise done.error
+        self.took = done.seconds
+        # A save that was waited for took until the loop went on.
+        times = {"seconds": max(done.seconds, done.blocked), "blocked_s": done.blocked}
+        if done.reason:
+            facts = {"reason": done.reason, "saved": self.saved}
+            self._record("checkpoint_failed", step=done.step, **facts, **times)
+            return
+        self.saved = done.step
+        path = f"{self._folder.name}/step-{done.step}"
+        self._record("checkpoint", step=done.step, path=path, bytes=done.size, **times)
+
+    # From here on in the saving thread.
+
+    def _run(self, save: _Save) -> None:
+        try:
+            self._write(save)
+        except BaseException as error:  # a collective failed: the loop's thread shall say so
+            save.error = error
+        save.seconds = time.monotonic() - save.began
+
+    def _write(self, save: _Save) -> None:
+        from hpcddp.train import shards
+
+        aside = self._lease.folder / f"step-{save.step}"
+        try:
+            self._together(self._staging.copy)
+            self._alike(self._together(lambda: self._prepare(aside, save)))
+            self._together(lambda: shards.write(aside, self._staging.ready(), self._world.saving))
+            files = self._together(lambda: self._own_files(aside))
+            sizes = self._together(lambda: self._publish(aside, save, files))
+            save.size = sizes[0]
+        except _Failed as failed:
+            save.reason = str(failed)
+            (held, *_) = self._together(self._undo)
+            self._lease.lost = not held
+
+    def _together(self, work: Callable[[], T]) -> list[T]:
+        """What each rank's work came to, by rank; _Failed on all of them if it failed on one."""
+        rank, size = self._world.rank.world_rank, self._world.size
+        mine: tuple[T | None, str]
+        try:
+            mine = work(), ""
+        except HpcddpError as error:
+            mine = None, error.what
+        except Exception as error:
+            mine = None, f"rank {rank}: {type(error).__name__}: {error}"
+        everyone: list[Any] = [mine]
+        if size > 1:
+            everyone = [None] * size
+            dist.all_gather_object(everyone, mine, group=self._world.saving)
+        if reason := next((reason for _, reason in everyone if reason), ""):
+            raise _Failed(reason)
+        return [result for result, _ in everyone]
+
+    def _prepare(self, aside: Path, save: _Save) -> int:
+        """Make the folder, if this attempt may; which tensors this rank knows of."""
+        if self._world.is_main:
+            if not self._lease.held():
+                raise self._lease.error()
+            publish.empty(self._lease.folder)
+            aside.mkdir()
+        return save.names
+
+    def _alike(self, names: list[int]) -> None:
+        if len(set(names)) > 1:  # a tensor might be written by nobody
+            raise _Failed("the ranks' models or optimizers have not the same tensors")
+
+    def _own_files(self, aside: Path) -> dict[str, dict[str, Any]]:
+        rank = self._world.rank.world_rank
+        return {path.name: checkpoint.digest(path) for path in aside.glob(f"__{rank}_*")}
+
+    def _publish(self, aside: Path, save: _Save, files: list[dict[str, dict[str, Any]]]) -> int:
+        """Rank 0: the checkpoint's size in bytes, once it is there."""
+        if not self._world.is_main:
+            return 0
+        all_files = {name: entry for part in files for name, entry in part.items()}
+        size = publish.mark(aside, all_files, save.meta)
+        if not self._lease.held():
+            raise self._lease.error()
+        publish.publish(aside, self._folder / aside.name)
+        self._passed.discard(save.step)
+        best = save.meta["best"].get("step")
+        publish.prune(self._folder, self._keep, best, self._passed)
+        return size
+
+    def _undo(self) -> bool:
+        """Rank 0: remove what was written; whether the attempt still owns the run dir."""
+        if not self._world.is_main:
+            return True
+        with contextlib.suppress(OSError):
+            publish.empty(self._lease.folder)
+        return self._lease.held()
+
+
+def _names(parts: state.Parts) -> int:
+    """A checksum of which tensors there are."""
+    tensors = {**parts.stepped, **parts.loose}
+    text = " ".join(f"{name} {tuple(tensors[name].shape)}" for name in sorted(tensors))
+    return zlib.crc32(text.encode())

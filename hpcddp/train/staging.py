@@ -1,0 +1,80 @@
+"""The state of one instant, copied to host memory while the training goes on."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+
+class Staging:
+    """Host copies of tensors, in memory that is kept from one save to the next.
+
+    ``take`` and ``join`` are for the loop's thread, ``copy`` and ``ready`` for the saving one, in
+    the order take, copy, ready; join may come at any time after take. A take follows a ready.
+
+    On a GPU nobody waits for a copy but the saving thread: what the next forward pass changes is
+    copied in the training's own queue, the rest in a queue of its own, from pinned memory's other
+    end; ``join`` makes the training's queue wait for that, and the host goes on.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._buffers: dict[str, Tensor] = {}
+        self._later: Mapping[str, Tensor] = {}
+        self._taken: torch.cuda.Event | None = None
+        self._done: torch.cuda.Event | None = None
+        self._copied = threading.Event()
+
+    def take(self, now: Mapping[str, Tensor], later: Mapping[str, Tensor]) -> None:
+        """Copy ``now``, by name, before this returns; ``later`` must not change before join."""
+        names = now.keys() | later.keys()
+        self._buffers = {name: t for name, t in self._buffers.items() if name in names}
+        self._copied.clear()
+        self._later = later
+        self._copy(now)
+        if self._stream is not None:
+            self._taken = torch.cuda.current_stream(self._device).record_event()
+
+    def copy(self) -> None:
+        """Copy the rest; on a GPU, put the copy into its queue."""
+        try:
+            if self._stream is None or self._taken is None:
+                self._copy(self._later)
+            else:
+                torch.cuda.set_device(self._device)  # a new thread would make a context on GPU 0
+                with torch.cuda.stream(self._stream):
+                    self._stream.wait_event(self._taken)
+                    self._copy(self._later)
+                    self._done = self._stream.record_event()
+        finally:
+            self._later = {}
+            self._copied.set()
+
+    def join(self) -> None:
+        """Wait until the tensors may change."""
+        self._copied.wait()
+        if self._done is not None:
+            torch.cuda.current_stream(self._device).wait_event(self._done)
+
+    def ready(self) -> dict[str, Tensor]:
+        """The copies, once they are all there. They hold until the next take."""
+        if self._done is not None:
+            self._done.synchronize()
+        return self._buffers
+
+    @torch.no_grad()
+    def _copy(self, tensors: Mapping[str, Tensor]) -> None:
+        for name, tensor in tensors.items():
+            self._buffer(name, tensor).copy_(tensor, non_blocking=True)
+
+    def _buffer(self, name: str, tensor: Tensor) -> Tensor:
+        """Memory for a tensor's copy, as it was for the last save if it fits."""
+        found = self._buffers.get(name)
+        if found is None or found.shape != tensor.shape or found.dtype != tensor.dtype:
+            found = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+            self._buffers[name] = found
+        return found

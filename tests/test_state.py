@@ -1,0 +1,74 @@
+"""What a checkpoint holds, and who writes which part of it."""
+
+import pytest
+import torch
+from torch import nn
+
+from hpcddp.errors import CheckpointError
+from hpcddp.train.state import State, parts, share
+
+
+def tied():
+    model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Linear(3, 3))
+    model[2].weight = model[0].weight
+    return model
+
+
+def compiled():
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    model[1] = torch.compile(model[1], backend="eager")
+    return model
+
+
+MODELS = {"tied": tied, "compiled": compiled, "plain": lambda: nn.Sequential(nn.Linear(3, 3))}
+OPTIMIZERS = {
+    "adam": torch.optim.AdamW,
+    "momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+    "no state": lambda p: torch.optim.SGD(p, lr=0.1),
+}
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_save_gives_the_names_that_a_restore_looks_for(model, optimizer):
+    module = MODELS[model]()
+    steps = OPTIMIZERS[optimizer](module.parameters())
+    for parameter in module.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    steps.step()
+    found = parts(module, steps)
+    ours, theirs = found.stepped | found.loose, State(module, steps).tensors
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_what_a_forward_pass_changes_is_told_apart():
+    """Also parameters that the optimizer has not, such as a teacher's."""
+    module = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Linear(3, 3))
+    optimizer = torch.optim.SGD([*module[0].parameters(), *module[1].parameters()], lr=0.1)
+    buffers = {f"model.1.{name}" for name, _ in module[1].named_buffers()}
+    teacher = {"model.2.weight", "model.2.bias"}
+    assert parts(module, optimizer).loose.keys() == buffers | teacher
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 8])
+def test_ranks_share_the_writing_and_each_tensor_is_written_once(ranks):
+    sizes = [1000, 1000, 990, 500, 500, 20, 3, 1, 1, 1]
+    tensors = {f"t{i}": torch.zeros(size) for i, size in enumerate(sizes)}
+    shares = [share(tensors, rank, ranks) for rank in range(ranks)]
+    assert sorted(name for part in shares for name in part) == sorted(tensors)
+    loads = [sum(t.numel() for t in part.values()) for part in shares]
+    assert max(loads) <= max(1000, 1.15 * sum(sizes) / ranks)
+
+
+def test_a_state_that_is_no_tensor_is_named():
+    class Odd(nn.Linear):
+        def get_extra_state(self):
+            return {"a": 1}
+
+        def set_extra_state(self, state):
+            pass
+
+    module = Odd(2, 2)
+    with pytest.raises(CheckpointError, match="_extra_state is not a tensor"):
+        parts(module, torch.optim.SGD(module.parameters(), lr=0.1))
