@@ -204,7 +204,7 @@ def test_a_failing_rank_leaves_at_once_whatever_its_data_workers_do(tmp_path):
         ((code, _, err),) = ranks.wait(20)
         assert time.time() - failed["time"] < 3
     assert code == 1 and "ValueError: boom" in err
-    assert failed["kind"] == "crash"
+    assert failed["kind"] == "mistake"
 
 
 def test_code_that_fails_before_any_step_is_a_mistake(tmp_path):

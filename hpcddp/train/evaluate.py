@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +43,7 @@ class Evaluator:
                 hint="return None where there is nothing to evaluate on",
             )
         mine = range(world.rank.world_rank, self.count, world.size)
+        self._common = -(-(self.count // world.size) // spec.data.eval_batch)  # batches of all
         # A rank without a sample takes one that does not count, to have the metrics' names.
         self._weight = 1 if mine else 0
         samples = Samples(dataset, seeding.mix(spec.seed, -1))  # draws other numbers than training
@@ -53,15 +55,25 @@ class Evaluator:
             generator=torch.Generator().manual_seed(0),
         )
 
-    def __call__(self, model: nn.Module) -> Evaluation:
-        """Evaluate the model; a collective. ``model`` is not wrapped: ranks' batches differ."""
+    def __call__(
+        self, model: nn.Module, stop: Callable[[], bool] = lambda: False
+    ) -> Evaluation | None:
+        """Evaluate the model; a collective. None if it was broken off.
+
+        Args:
+            model: not wrapped, since ranks' batches differ.
+            stop: asked before every batch that all ranks have; the same answer on all of them.
+        """
         training = model.training
         model.eval()
         try:
             with torch.inference_mode():
-                sums, counts = self._sums(model)
+                found = self._sums(model, stop)
         finally:
             model.train(training)
+        if found is None:
+            return None
+        sums, counts = found
         totals = torch.stack(list(sums.values())).mul_(self._weight)
         if self._world.size > 1:
             dist.all_reduce(totals)
@@ -72,12 +84,16 @@ class Evaluator:
             {name: round(values[name]) for name in counts},
         )
 
-    def _sums(self, model: nn.Module) -> tuple[dict[str, Tensor], set[str]]:
+    def _sums(
+        self, model: nn.Module, stop: Callable[[], bool]
+    ) -> tuple[dict[str, Tensor], set[str]] | None:
         """Sums over this rank's samples, and the names of those that count truth values."""
         zero = torch.zeros((), dtype=torch.float64, device=self._world.device)
         sums: dict[str, Tensor] = {}
         counts: set[str] = set()
-        for batch in self._loader:
+        for i, batch in enumerate(self._loader):
+            if i < self._common and stop():
+                return None
             self._pulse.touch()
             inputs, targets = to_device(batch, self._world.device)
             output = model(inputs)

@@ -64,39 +64,40 @@ class StopVote:
         self._last: tuple[int, float] | None = None
         self._next = 0
 
-    def agreed(self, step: int, *, now: bool = False) -> bool:
-        """Whether all ranks stop after this step. A collective where a vote is due.
+    def agreed(self, tick: int, *, step: int | None = None, now: bool = False) -> bool:
+        """Whether all ranks stop here. A collective where a vote is due.
 
         Args:
-            step: optimizer steps taken.
+            tick: counts the occasions to stop: optimizer steps, or batches of evaluations.
+            step: optimizer steps taken, where these are not the ticks.
             now: vote in any case; the same on all ranks.
 
         Raises:
             Diverged, RollBack: on all ranks, when one met bad numbers.
             LeaseLost: on all ranks, if a newer attempt owns the run dir.
         """
-        if step < self._next and not now:
+        if tick < self._next and not now:
             return False
         clock = time.monotonic()
-        ballot = [self._wish(clock), int(self._guard.bad()), self._choose(step, clock)]
+        ballot = [self._wish(clock), int(self._guard.bad()), self._choose(tick, clock)]
         if self._world.size > 1:
             votes = torch.tensor(ballot if self._world.is_main else [*ballot[:2], 0])
             dist.all_reduce(votes, dist.ReduceOp.MAX, group=self._world.control)
             ballot = votes.tolist()
         wish, bad, self._interval = ballot
-        self._next = step + self._interval
+        self._next = tick + self._interval
         if wish == FENCED:
             self._lease.lost = True
             raise self._lease.error()
-        self._guard.settle(step, bool(bad))
+        self._guard.settle(tick if step is None else step, bool(bad))
         return wish == STOP
 
-    def _choose(self, step: int, clock: float) -> int:
-        """Steps until the next vote, from the time that the last ones took."""
-        last, self._last = self._last, (step, clock)
-        if last is None or step <= last[0]:
+    def _choose(self, tick: int, clock: float) -> int:
+        """Ticks until the next vote, from the time that the last ones took."""
+        last, self._last = self._last, (tick, clock)
+        if last is None or tick <= last[0]:
             return 1
-        self._step_s = max((clock - last[1]) / (step - last[0]), 1e-6)
+        self._step_s = max((clock - last[1]) / (tick - last[0]), 1e-6)
         return max(1, min(int(SECONDS / self._step_s), GROWTH * self._interval))
 
     def _wish(self, clock: float) -> int:

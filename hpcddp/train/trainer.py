@@ -55,6 +55,8 @@ class Trainer:
         self.best: dict[str, Any] = {}
         self.evaluation: Evaluation | None = None  # of the weights as they are now
         self._evaluator: Evaluator | None = None
+        self._owed = False  # an evaluation was broken off by a stop
+        self._batches = 0  # of evaluations
         seeding.seed_all(spec.seed)  # the same weights on all ranks
         self.module: torch.nn.Module = task.model().to(world.device)
         seeding.seed_all(seeding.mix(spec.seed, world.rank.world_rank))
@@ -73,6 +75,7 @@ class Trainer:
         if folder:
             self.at = snapshot.position(meta, folder)
             self.best = meta.get("best") or {}
+            self._owed = bool(meta.get("owed"))
             self.guard.refer_to(meta.get("first_loss"))
         self.total_steps = _total_steps(self.spec, self.at, self.data)
         optimizer = optim.make_optimizer(self.task, self.module, self.spec.train)
@@ -110,21 +113,21 @@ class Trainer:
                 self._roll_back(answer.found)
 
     def _train(self, preemption: Preemption, deadline: float) -> str:
-        vote = StopVote(
-            self.world,
-            preemption,
-            self.run.request,
-            self.lease,
-            self.guard,
-            deadline,
-            self._lead,
-        )
-        while self.at.step < self.total_steps:
-            if self._run_epoch(vote):
-                return self._end("stopped", by=vote.by, asked=vote.when)
-        if self.evaluation is None:  # resumed at the end
+        facts = (self.world, preemption, self.run.request, self.lease, self.guard)
+        vote = StopVote(*facts, deadline, self._lead)
+        self._pause = StopVote(*facts, deadline, self._lead)
+        if self._owed:  # broken off by the last stop
             self._evaluate()
-        return self._end("done")
+        stopped = self._owed
+        while not stopped and self.at.step < self.total_steps:
+            stopped = self._run_epoch(vote)
+        if not stopped and self.evaluation is None:  # resumed at the end
+            self._evaluate()
+            stopped = self._owed
+        if not stopped:
+            return self._end("done")
+        told = self._pause if self._owed else vote
+        return self._end("stopped", by=told.by, asked=told.when)
 
     def _lead(self) -> float:
         """Seconds before the time limit at which to begin to save."""
@@ -151,6 +154,8 @@ class Trainer:
         while self.at.epoch == epoch and self.at.step < self.total_steps:
             self._run_batch(batches)
             evaluated = self._after_step(epoch)
+            if self._owed:
+                return True
             if self.at.step < self.total_steps and vote.agreed(self.at.step, now=evaluated):
                 return True
         return False
@@ -226,7 +231,7 @@ class Trainer:
         due = end or (ended and each > 0 and self.at.epoch % each == 0)
         improved = self._evaluate() if due else False
         every = self.spec.checkpoint.every
-        if every and (step % every == 0 or improved):
+        if every and (step % every == 0 or improved) and not self._owed:
             self._save()
         return due
 
@@ -247,13 +252,21 @@ class Trainer:
                     return False
                 self._evaluator = Evaluator(dataset, self.task, self.spec, self.world, self.pulse)
             with _autocast(self.world.device, self.spec.train.precision):
-                result = self.evaluation = self._evaluator(self.module)
+                result = self.evaluation = self._evaluator(self.module, self._stops)
+        self._owed = result is None
+        if result is None:
+            return False
         self.record("eval", step=self.at.step, epoch=self.at.epoch, **vars(result))
         if not _improved(self.best, result.metrics, self.spec.checkpoint):
             return False
         name = self.spec.checkpoint.best
         self.best = {"metric": name, "value": result.metrics[name], "step": self.at.step}
         return True
+
+    def _stops(self) -> bool:
+        """Whether all ranks break the evaluation off: it is made up for when the run goes on."""
+        self._batches += 1
+        return self._pause.agreed(self._batches, step=self.at.step)
 
     def _facts(self) -> dict[str, Any]:
         """What a checkpoint says of this step, beside the state."""
@@ -264,6 +277,7 @@ class Trainer:
             "total_steps": self.total_steps,
             "best": self.best,
             "metrics": self.evaluation.metrics if self.evaluation else {},
+            "owed": self._owed,
             "first_loss": self.guard.first_loss,
         }
 
