@@ -18,25 +18,18 @@ import random
 import signal
 import socket
 import stat
-import subprocess
 import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
 
-from hpcddp import codes, hostlist, ledger, record, requeue, site, slurm
-from hpcddp.errors import HpcddpError, RunError, SlurmUnreachable, SubmissionRefused
+from hpcddp import codes, comeback, hostlist, ledger, record, requeue, site, slurm
+from hpcddp.errors import HpcddpError, RunError, SlurmUnreachable
 from hpcddp.ledger import Attempt
-from hpcddp.record import JobRecord
-from hpcddp.requeue import Decision, End, Past, Policy
+from hpcddp.requeue import End, Past, Policy
 from hpcddp.rundir import RunDir, read_json, write_json
-from hpcddp.site import Site
 
 ASK = 4.0  # seconds for one question at the start: a controller that is away must not delay it
-PATIENCE = 100.0  # seconds that the end waits for a controller that is away
-PAUSE = 3.0  # seconds between two such questions
-HOLD = 60.0  # seconds for which a job that was queued again is looked for
-SETTLE = 4  # seconds from the end of one life to the next: clocks of nodes differ a little
 LATE = 90.0  # seconds before the time limit: Slurm warns up to a minute early
 TAIL = 1 << 16  # bytes of a log that are searched
 FAILED = 3  # exit code of this program: it ran, and the answer is no
@@ -212,7 +205,9 @@ def end(run: RunDir, number: int, code: int) -> str:
     print(f"hpcddp: attempt {number} ended after {took:.0f} s: {found.cause}, exit code {code}; "
           f"next: {found.action}{why}", flush=True)  # fmt: skip
     if found.action in (requeue.AGAIN, requeue.FOLLOW):
-        return act(run, mine, found, job)
+        return comeback.bring_back(run, mine, found, job)
+    if found.action == requeue.LEFT:
+        comeback.shorten(mine)
     if found.cause in (requeue.DONE, requeue.ASKED) or found.action == requeue.LEFT:
         return "0"
     return "1" if code in (0, codes.STOPPED) else str(code)
@@ -232,7 +227,7 @@ def gather(run: RunDir, mine: Attempt, code: int) -> End:
     )
     if not mine.slurm or code == 0:
         return common
-    known = ask(mine.job_id)
+    known = comeback.ask(mine.job_id)
     facts = {**asdict(common), "ending": said(mine), "state": ""}
     if known:
         facts |= {
@@ -247,125 +242,9 @@ def gather(run: RunDir, mine: Attempt, code: int) -> End:
     return End(**facts)
 
 
-def ask(job_id: str) -> slurm.JobFacts | None:
-    """What Slurm says of the job, waiting for a controller that is away; None if nobody answers."""
-    deadline = time.monotonic() + PATIENCE
-    while True:
-        try:
-            return slurm.facts(job_id)
-        except SlurmUnreachable as error:
-            if time.monotonic() > deadline or not _can_ask():
-                return None
-            print(f"hpcddp: {error.what}: asking again", flush=True)
-            time.sleep(PAUSE)
-
-
-def _can_ask() -> bool:
-    """Whether there is a program at all that could answer later."""
-    return any(os.access(Path(p, name), os.X_OK) for p in os.get_exec_path()
-               for name in ("scontrol", "squeue", "sbatch"))  # fmt: skip
-
-
-def act(run: RunDir, mine: Attempt, found: Decision, job: JobRecord) -> str:
-    """Bring the run back, by the first way that works; what the script does then."""
-    if not mine.slurm:
-        return "again"
-    exclude = bad_host(run, mine) if job.spec.get("requeue", {}).get("exclude_bad_nodes") else ""
-    ways = [follow] if found.action == requeue.FOLLOW else [back, follow]
-    if found.action == requeue.AGAIN and prefers_follow(mine):
-        ways.reverse()
-    deadline, refused = time.monotonic() + PATIENCE, ""
-    while time.monotonic() < deadline:
-        for way in ways:
-            try:
-                way(run, mine, exclude, found)
-                return "0"
-            except RunError as error:  # it has been ended meanwhile
-                ledger.end(run, mine.number, mine.exit_code or 1, requeue.CANCELLED, requeue.NONE)
-                print(f"hpcddp: {error.what}", flush=True)
-                return "1"
-            except (SlurmUnreachable, SubmissionRefused) as error:
-                refused = error.what
-            print(f"hpcddp: {way.__name__}: {refused}", flush=True)
-        if not _can_ask():
-            break
-        time.sleep(PAUSE)
-    reason = f"could not be queued again ({refused}); hpcddp resume {run.name} goes on"
-    ledger.end(run, mine.number, mine.exit_code or 1, found.cause, requeue.NONE, reason)
-    return "1"
-
-
-def prefers_follow(mine: Attempt) -> bool:
-    """Where cgroups track processes nobody can end a requeued job's wait: a follow-up has none.
-
-    An array's element comes back as itself all the same: a follow-up would leave its array.
-    """
-    rules = Site(**mine.site) if mine.site else Site(tracking="linuxproc")
-    return not rules.outlives and rules.hold > 10 and "_" not in mine.job_id
-
-
-def back(run: RunDir, mine: Attempt, exclude: str, found: Decision) -> None:
-    """Queue this very job again. Only while Slurm says that it runs.
-
-    Raises:
-        RunError: somebody has ended the job.
-        SlurmUnreachable, SubmissionRefused: Slurm did not queue it.
-    """
-    known = slurm.facts(mine.job_id)
-    if known and known.restarts > mine.restarts:
-        return
-    if known and not known.running:
-        raise RunError(f"the job is {known.state}: somebody ended it")
-    # It waits for the end of this job, and must be there before Slurm ends it.
-    command = [sys.executable, "-I", sys.argv[0], "release", mine.job_id, exclude or "-"]
-    helper = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )  # fmt: skip
-    if refused := slurm.requeue(mine.job_id):
-        helper.kill()
-        helper.wait()
-        raise SubmissionRefused(refused)
-
-
 def _deaf() -> None:
     """Slurm's TERM at the end of a job is for others."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-
-
-def follow(run: RunDir, mine: Attempt, exclude: str, found: Decision) -> None:
-    """Submit the script as a new job that goes on when this one has left."""
-    after = found.action == requeue.AGAIN
-    facts = ledger.owner(run, mine.number) or mine
-    facts.successor = slurm.successor(run.script, mine.job_id, exclude=exclude, after=after)
-    write_json(run.attempt(mine.number).facts, asdict(facts))
-    print(f"hpcddp: job {facts.successor} goes on", flush=True)
-
-
-def bad_host(run: RunDir, mine: Attempt) -> str:
-    """The host that an attempt's failure points to, if there is one."""
-    failure = read_json(run.attempt(mine.number).error) or {}
-    return str(failure.get("suspect") or failure.get("host") or "")
-
-
-def release(job_id: str, exclude: str) -> None:
-    """Shorten the wait of a job that was queued again: Slurm holds it for two minutes.
-
-    The hold is there because a node refuses a credential that is not younger than the end of the
-    job's last life, which it knows to the second. So the next life begins SETTLE seconds after all
-    nodes have let go. While they have not, the wait cannot be changed. A job that somebody
-    cancelled meanwhile stays cancelled: nothing here brings one back.
-    """
-    deadline = time.monotonic() + HOLD
-    while time.monotonic() < deadline:
-        with contextlib.suppress(SlurmUnreachable):
-            known = slurm.facts(job_id)
-            if known is None or known.state not in ("RUNNING", "COMPLETING", "PENDING"):
-                return
-            if known.state == "PENDING":
-                slurm.release(job_id, f"now+{SETTLE}", exclude)
-                return
-        time.sleep(0.3)
 
 
 def said(attempt: Attempt) -> str:
@@ -395,7 +274,7 @@ def main(args: list[str]) -> int:
                 answer = end(RunDir(rest[0]), int(rest[1]), int(rest[2]))
             print(answer)
         else:
-            release(rest[0], rest[1].strip("-"))
+            comeback.release(rest[0], rest[1].strip("-"))
     except (HpcddpError, OSError) as error:
         print(f"hpcddp: {error}", file=sys.stderr)
         return FAILED

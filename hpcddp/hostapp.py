@@ -13,6 +13,7 @@ from pathlib import Path
 
 MODULES = (
     "codes",
+    "comeback",
     "errors",
     "host",
     "hostlist",

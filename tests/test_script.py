@@ -144,3 +144,23 @@ def test_modules_are_loaded_where_a_profile_names_them(
     environ = {**os.environ, "BASH_ENV": "init.sh"}
     subprocess.run(["bash", run.script], env=environ, check=True)
     assert (site.folder / "modules").read_text() == "<purge><load><cuda 12><nccl>"
+
+
+@pytest.mark.parametrize(("request_", "asked"), [(False, "show show requeue"), (True, "show")])
+def test_the_last_resort_needs_no_python(
+    site: Site, script: Callable[..., RunDir], request_: bool, asked: str
+) -> None:
+    """Every Python is gone when the ranks leave. What a person asked to end does not come back."""
+    python = site.folder / "python"
+    python.symlink_to(sys.executable)
+    more = '; : >"$HPCDDP_RUN_DIR/request.json"' if request_ else ""
+    site.program("rm", '/bin/rm "$@"')
+    run = script(srun=f"rm {python}{more}; exit 85")
+    lines = run.script.read_text().splitlines()
+    run.script.write_text(
+        "\n".join(
+            f"readonly PYTHON={python}" if x.startswith("readonly PYTHON=") else x for x in lines
+        )
+    )
+    assert start(run).returncode == 85
+    assert (site.bin / "asked").read_text().split() == asked.split()

@@ -67,7 +67,7 @@ class Desk:
             found = self.status(run)
             if good(found):
                 return found
-            time.sleep(0.1)
+            time.sleep(0.3)  # each look is a process
         raise AssertionError(f"never so: {found}\n{self('logs', run)}")
 
     def submit(self, *args: str) -> str:
