@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import subprocess
 import sys
 import time
@@ -24,6 +25,7 @@ from hpcddp.site import Site
 PATIENCE = 100.0  # seconds for which a controller that is away is asked again
 PAUSE = 3.0  # seconds between two such questions
 HOLD = 60.0  # seconds for which a job that was queued again is looked for
+TAIL = 1 << 16  # bytes of a log that are searched
 SETTLE = 4  # seconds from the end of one life to the next: clocks of nodes differ a little
 
 
@@ -96,16 +98,17 @@ def back(run: RunDir, mine: Attempt, exclude: str, found: Decision) -> None:
         return
     if known and not known.running:
         raise RunError(f"the job is {known.state}: somebody ended it")
-    helper = shorten(mine, exclude)  # there before Slurm ends this script
+    helper = shorten(run, mine, exclude)  # there before Slurm ends this script
     if refused := slurm.requeue(mine.job_id):
         helper.kill()
         helper.wait()
         raise SubmissionRefused(refused)
 
 
-def shorten(mine: Attempt, exclude: str = "") -> subprocess.Popen[bytes]:
+def shorten(run: RunDir, mine: Attempt, exclude: str = "") -> subprocess.Popen[bytes]:
     """Start what ends the job's wait; it outlives this job where Slurm lets it."""
-    command = [sys.executable, "-I", sys.argv[0], "release", mine.job_id, exclude or "-"]
+    verb = ["release", str(run.path), str(mine.number), exclude]
+    command = [sys.executable, "-I", sys.argv[0], *verb]
     return subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         start_new_session=True,
@@ -122,26 +125,51 @@ def follow(run: RunDir, mine: Attempt, exclude: str, found: Decision) -> None:
 
 
 def bad_host(run: RunDir, mine: Attempt) -> str:
-    """The host that an attempt's failure points to, if there is one."""
-    failure = read_json(run.attempt(mine.number).error) or {}
-    return str(failure.get("suspect") or failure.get("host") or "")
+    """The node that an attempt's failure points to, if there is one."""
+    attempt = run.attempt(mine.number)
+    failure = read_json(attempt.error) or {}
+    if failure and failure.get("kind") != "peer":
+        return str(failure["host"])
+    killed = re.search(r"^srun: error: (\S+): tasks? \S+ Killed", tail(attempt.log), re.MULTILINE)
+    return killed[1] if killed else ""
 
 
-def release(job_id: str, exclude: str) -> None:
+def said(attempt: Attempt) -> str:
+    """Why Slurm ended an attempt's job, in its own words: a cause, or ""."""
+    log = tail(Path(attempt.said), attempt.said_size) if attempt.said else ""
+    return requeue.ending(log)
+
+
+def tail(path: Path, start: int = 0) -> str:
+    """The end of a file, of what comes after `start` bytes."""
+    with contextlib.suppress(OSError), path.open("rb") as f:
+        f.seek(max(start, f.seek(0, os.SEEK_END) - TAIL))
+        return f.read().decode("utf-8", "replace")
+    return ""
+
+
+def release(run: RunDir, number: int, exclude: str) -> None:
     """Shorten the wait of a job that was queued again: Slurm holds it for two minutes.
 
     The hold is there because a node refuses a credential that is not younger than the end of the
     job's last life, which it knows to the second. So the next life begins SETTLE seconds after all
     nodes have let go. While they have not, the wait cannot be changed. A job that somebody
-    cancelled meanwhile stays cancelled: nothing here brings one back.
+    cancelled meanwhile stays cancelled; one that was cancelled in the instant before it was queued
+    again is cancelled again.
     """
+    mine = ledger.read(run.attempt(number))
+    if mine is None:
+        return
     deadline = time.monotonic() + HOLD
     while time.monotonic() < deadline:
         with contextlib.suppress(SlurmUnreachable):
-            known = slurm.facts(job_id)
+            known = slurm.facts(mine.job_id)
             if known is None or known.state not in ("RUNNING", "COMPLETING", "PENDING"):
                 return
             if known.state == "PENDING":
-                slurm.release(job_id, f"now+{SETTLE}", exclude)
+                if said(mine) == requeue.CANCELLED:
+                    slurm.cancel(mine.job_id)
+                else:
+                    slurm.release(mine.job_id, f"now+{SETTLE}", exclude)
                 return
         time.sleep(0.3)

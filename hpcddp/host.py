@@ -4,7 +4,7 @@
                          MASTER_ADDR, MASTER_PORT, end of the time limit, run dir
     end RUN N CODE       decides what follows the end of attempt N, and does it; prints the exit
                          code of the job, or `again` where the script itself starts over
-    release JOB EXCLUDE  ends the wait of a job that was just queued again
+    release RUN N NODES  ends the wait of attempt N's job, which was just queued again
 
 It runs from RUN/host.pyz with whatever Python there is, beside a container too, and when the
 environment of the job is gone.
@@ -31,7 +31,6 @@ from hpcddp.rundir import RunDir, read_json, write_json
 
 ASK = 4.0  # seconds for one question at the start: a controller that is away must not delay it
 LATE = 90.0  # seconds before the time limit: Slurm warns up to a minute early
-TAIL = 1 << 16  # bytes of a log that are searched
 FAILED = 3  # exit code of this program: it ran, and the answer is no
 
 
@@ -172,7 +171,7 @@ def here(job_id: str, pid: int) -> Attempt:
 
 def close(earlier: Attempt) -> None:
     """Say how an attempt ended that could not: its script was killed, or its node died."""
-    earlier.cause = said(earlier) or (requeue.NODE if earlier.slurm else requeue.UNKNOWN)
+    earlier.cause = comeback.said(earlier) or (requeue.NODE if earlier.slurm else requeue.UNKNOWN)
     earlier.action, earlier.ended = requeue.LEFT, time.time()
 
 
@@ -207,7 +206,7 @@ def end(run: RunDir, number: int, code: int) -> str:
     if found.action in (requeue.AGAIN, requeue.FOLLOW):
         return comeback.bring_back(run, mine, found, job)
     if found.action == requeue.LEFT:
-        comeback.shorten(mine)
+        comeback.shorten(run, mine)
     if found.cause in (requeue.DONE, requeue.ASKED) or found.action == requeue.LEFT:
         return "0"
     return "1" if code in (0, codes.STOPPED) else str(code)
@@ -215,7 +214,7 @@ def end(run: RunDir, number: int, code: int) -> str:
 
 def gather(run: RunDir, mine: Attempt, code: int) -> End:
     """All that can be known about the end of an attempt."""
-    log = _tail(run.attempt(mine.number).log)
+    log = comeback.tail(run.attempt(mine.number).log)
     failure = read_json(run.attempt(mine.number).error) or {}
     oom = "oom_kill" in log or "oom-kill" in log or "Out Of Memory" in log
     common = End(
@@ -228,7 +227,7 @@ def gather(run: RunDir, mine: Attempt, code: int) -> End:
     if not mine.slurm or code == 0:
         return common
     known = comeback.ask(mine.job_id)
-    facts = {**asdict(common), "ending": said(mine), "state": ""}
+    facts = {**asdict(common), "ending": comeback.said(mine), "state": ""}
     if known:
         facts |= {
             "state": known.state,
@@ -247,20 +246,6 @@ def _deaf() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
-def said(attempt: Attempt) -> str:
-    """Why Slurm ended an attempt's job, in its own words: a cause, or ""."""
-    log = _tail(Path(attempt.said), attempt.said_size) if attempt.said else ""
-    return requeue.ending(log)
-
-
-def _tail(path: Path, start: int = 0) -> str:
-    """The end of a file, of what comes after `start` bytes."""
-    with contextlib.suppress(OSError), path.open("rb") as f:
-        f.seek(max(start, f.seek(0, os.SEEK_END) - TAIL))
-        return f.read().decode("utf-8", "replace")
-    return ""
-
-
 def main(args: list[str]) -> int:
     """Dispatch `begin`, `end` and `release`."""
     verb, *rest = args
@@ -274,7 +259,7 @@ def main(args: list[str]) -> int:
                 answer = end(RunDir(rest[0]), int(rest[1]), int(rest[2]))
             print(answer)
         else:
-            comeback.release(rest[0], rest[1].strip("-"))
+            comeback.release(RunDir(rest[0]), int(rest[1]), rest[2])
     except (HpcddpError, OSError) as error:
         print(f"hpcddp: {error}", file=sys.stderr)
         return FAILED

@@ -1,7 +1,7 @@
 """host.pyz: the modules that begin and end an attempt, as one file that any Python can run.
 
 It lies in the run dir, so the decision needs neither the environment nor the package, which may be
-upgraded or removed while the job waits.
+upgraded or removed while the job waits. A host's own Python may be older: 3.9 is enough.
 """
 
 from __future__ import annotations

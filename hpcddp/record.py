@@ -14,7 +14,7 @@ FORMAT = 1
 TYPES: dict[str, Any] = {
     "str": str,
     "int": int,
-    "float": int | float,
+    "float": (int, float),
     "dict[str, Any]": dict,
     "list[int]": list,
 }

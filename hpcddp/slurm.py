@@ -167,7 +167,7 @@ def facts(job_id: str, timeout: float = TIMEOUT) -> JobFacts | None:
             raise
         ask = ("--noheader", "--states=all", f"--jobs={job_id}", f"--Format={_SQUEUE}")
         said = call("squeue", *ask, timeout=timeout)
-        found = dict(zip(_FIELDS, said.stdout.strip().split("|"), strict=False))
+        found = dict(zip(_FIELDS, said.stdout.strip().split("|")))  # noqa: B905
     if not found.get("JobState"):
         return None
     return JobFacts(

@@ -20,6 +20,7 @@ from hpcddp.rundir import RunDir
 SCONTROL = """
 asked=${0%/*}/asked
 case "$*" in
+  *config*) echo 'ProctrackType = proctrack/linuxproc' ;;
   requeue*) echo requeue >>"$asked" ;;
   *job*)
     grep -qs requeue "$asked" && state=PENDING || echo show >>"$asked"
@@ -111,7 +112,7 @@ def test_a_term_does_not_end_the_script_before_its_ranks(script: Callable[..., R
             assert process.poll() is None
             time.sleep(0.01)
         os.killpg(process.pid, signal.SIGTERM)
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)

@@ -189,7 +189,8 @@ def test_each_element_of_an_array_comes_back_alone(desk: Desk) -> None:
 
 
 def test_a_rank_that_stands_still_is_found_and_the_job_comes_back(desk: Desk) -> None:
-    run = desk.submit(*STEADY, "--set", "train.hang_seconds=3", "--set", "checkpoint.every=10")
+    keys = ("train.hang_seconds=3", "checkpoint.every=10", "requeue.exclude_bad_nodes=true")
+    run = desk.submit(*STEADY, *(word for key in keys for word in ("--set", key)))
     desk.training(run, step=30)
     folder = desk.run(run)
     stopped = pids(folder)[1]
@@ -201,6 +202,8 @@ def test_a_rank_that_stands_still_is_found_and_the_job_comes_back(desk: Desk) ->
     assert "stopped" in folder.attempt(1).stack(1).read_text()
     assert "rank 1" in desk("why", run)
     finished(desk, run)
+    first, second = desk.attempts(run)
+    assert second.nodes != first.nodes
 
 
 def test_numbers_gone_wrong_end_the_run(desk: Desk) -> None:
