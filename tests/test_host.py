@@ -1,9 +1,11 @@
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,14 @@ def run(site: Site) -> RunDir:
     made = RunDir(site.runs / "toy-1")
     made.create()
     return record_run(made, backend="local")
+
+
+@pytest.fixture(autouse=True)
+def hearing() -> Iterator[None]:
+    """`end` ignores TERM, and what this process ignores its children would."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
 
 
 @pytest.fixture
