@@ -128,13 +128,11 @@ def test_without_the_environment_the_decision_is_made_all_the_same(desk: Desk) -
     """Its Python is gone when the ranks leave; the system's decides."""
     python = desk.folder / "python"
     python.symlink_to(shutil.which("python") or "")
-    run = desk.submit(*SIZE, "--sbatch", "hold=true")
+    desk("render", "toy", *SIZE)
+    run = desk.status()["run"]
     script = desk.run(run).script
     text = script.read_text()
     line = next(x for x in text.splitlines() if x.startswith("readonly PYTHON="))
-    job = desk.status(run)["job_id"]
-    desk.slurm.run("scancel", job, check=True)
-    desk.until(lambda s: s["state"] == "CANCELLED", run)
     script.write_text(text.replace(line, f"readonly PYTHON={python}"))
     job = desk.sbatch(script)
     desk.training(run, step=20)
@@ -177,6 +175,7 @@ def test_each_element_of_an_array_comes_back_alone(desk: Desk) -> None:
     array = done.stdout.strip()
     name = Path(next(iter(desk.folder.glob("runs/toy-*")))).name.split("_")[0]
     for task in (0, 1):
+        wait_for(lambda path=desk.folder / f"runs/{name}_{task}/job.json": path.exists())
         desk.training(f"{name}_{task}", step=10)
     desk.slurm.run("scancel", "--signal=USR2", f"{array}_1", check=True)
     desk.training(f"{name}_1", attempt=2)
@@ -214,5 +213,6 @@ def test_numbers_gone_wrong_end_the_run(desk: Desk) -> None:
     run = desk.submit(*STEADY, "--set", "checkpoint.every=10")
     ended = desk.until(lambda s: s["state"] == "FAILED", run)
     (only,) = desk.attempts(run)
-    assert (only.cause, only.action, only.saved) == ("diverged", "none", 20)
+    assert (only.cause, only.action) == ("diverged", "none")
+    assert 20 <= only.saved < 30
     assert "Diverged" in ended["reason"]
