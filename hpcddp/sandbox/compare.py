@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from typing import Any
 
 from hpcddp.rundir import RunDir, read_lines
@@ -28,8 +29,7 @@ def repeated(run: RunDir) -> int:
 def lost(run: RunDir) -> dict[int, int]:
     """Attempt -> its steps that the next attempt which took any took again."""
     found = traces(run)
-    numbers = list(found)
-    pairs = zip(numbers, numbers[1:], strict=False)
+    pairs = itertools.pairwise(found)
     return {a: max(0, found[a][-1]["step"] - found[b][0]["step"] + 1) for a, b in pairs}
 
 
@@ -68,7 +68,9 @@ def _other(line: Step, expected: Step | None) -> str:
 def digest(run: RunDir) -> str:
     """SHA-256 over the names, types, shapes and bytes of all weights and all of the optimizer's
     state in the newest complete checkpoint, with its step; "" if there is none."""
-    from hpcddp.train import checkpoint, shards  # import torch
+    import torch
+
+    from hpcddp.train import checkpoint, shards
 
     folder = next(iter(checkpoint.complete(run.checkpoints)), None)
     if folder is None:
@@ -77,5 +79,5 @@ def digest(run: RunDir) -> str:
     found = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
         found.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
-        found.update(memoryview(tensor.contiguous().reshape(-1).view(shards.torch.uint8).numpy()))
+        found.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return f"{checkpoint.step_of(folder)}:{found.hexdigest()}"

@@ -41,7 +41,7 @@ def kill_node(stage: Stage, fault: Fault, watch: float) -> None:
     stage.sandbox.stop_daemon(f"slurmd-{node}", signal.SIGKILL)
     while left := processes.of_jobs(home, node):
         processes.end(left, signal.SIGKILL, 1.0)
-    stage.until(lambda: stage.number > fault.attempt, "the job runs again")
+    stage.until_after(fault.attempt)
     stage.sandbox.start_daemon(f"slurmd-{node}")
     stage.until(lambda: _back(stage, node), f"{node} is back")
 
@@ -99,7 +99,7 @@ def _rank(stage: Stage, fault: Fault) -> processes.Process:
 def cancel(stage: Stage, fault: Fault, watch: float) -> None:
     """A person cancels the job; nothing may come back before he says so."""
     slurm.cancel(str(current(stage.run)))
-    stage.until(lambda: status(stage.run).final and not _jobs(stage), "the job has ended")
+    stage.until(lambda: status(stage.run).final and not _jobs(stage), "the job ends", ends=True)
     if (found := status(stage.run)).state == "COMPLETED":
         return
     deadline = time.monotonic() + watch

@@ -18,7 +18,7 @@ from hpcddp import history, jobfile, plan, prepare, shipped, submission
 from hpcddp.errors import SandboxError, UserError
 from hpcddp.jobfile import Layer
 from hpcddp.plan import Plan
-from hpcddp.rundir import RunDir, read_step
+from hpcddp.rundir import read_step
 from hpcddp.sandbox import compare, daemons, faults, instants
 from hpcddp.sandbox import stage as stages
 from hpcddp.sandbox.cluster import Sandbox
@@ -31,10 +31,8 @@ Say = Callable[[str], None]
 HERE = "the rehearsal"
 HANG_SECONDS = 5.0  # the least silence that counts as a hang, where the job does not say
 KEPT = ("slurm.signal", "slurm.requeue", "slurm.no-requeue")  # the other options are a site's
-OWN = ("cluster", "train.trace")  # keys that the rehearsal sets, whatever the job says
 SPARE = 1  # nodes beside the job's: one that was killed is not waited for
 PATIENCE = 600.0  # seconds that a run may need for its next life, beside the time to find a hang
-AGAIN = "hpcddp rehearse --seed"
 
 
 @dataclass
@@ -238,7 +236,8 @@ class _Rehearsal:
         per_step = max(when - since, 1e-3) / max(1, last - first)
         line = Timeline(max(0.0, since - stage.facts().began), per_step, last)
         self.say(
-            f"undisturbed: {last} steps in {when - since:.1f} s, after {line.startup:.1f} s of start-up"
+            f"undisturbed: {last} steps in {when - since:.1f} s, "
+            f"after a start-up of {line.startup:.1f} s"
         )
         return line
 
@@ -252,7 +251,7 @@ class _Rehearsal:
                 self._come(stage, fault)
                 self._prepare(stage, later, fault.at, line)
                 faults.PLAY[fault.kind](stage, fault, self.watch)
-                stage.until(lambda f=fault: stage.number > f.attempt, "the job runs again")
+                stage.until_after(fault.attempt)
         except Over as end:
             self.say(f"the run is {end.status.state}: {end.status.reason or 'it is complete'}")
             return end.status.state, end.status.reason

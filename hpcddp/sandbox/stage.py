@@ -111,8 +111,13 @@ class Stage:
             raise SandboxError("no attempt has begun", where=self.run.name)
         return found
 
-    def until(self, good: Callable[[], T], what: str, seconds: float = 0.0) -> T:
+    def until(
+        self, good: Callable[[], T], what: str, seconds: float = 0.0, *, ends: bool = False
+    ) -> T:
         """Wait until something is so, and look at the run's step meanwhile.
+
+        Args:
+            ends: the run is to end meanwhile.
 
         Raises:
             Over: the run ended for good before.
@@ -120,7 +125,7 @@ class Stage:
         """
         deadline = time.monotonic() + (seconds or self.patience)
         while True:
-            ended = self._ended()
+            ended = None if ends else self._ended()
             self.look()
             if found := good():
                 return found
@@ -129,6 +134,10 @@ class Stage:
             if time.monotonic() > deadline:
                 raise SandboxError(f"waited in vain until {what}", where=self.run.name)
             time.sleep(LOOK)
+
+    def until_after(self, number: int) -> None:
+        """Wait until an attempt after this one has begun."""
+        self.until(lambda: self.number > number, "the job runs again")
 
     def _ended(self) -> Status | None:
         """The run's status if it has ended for good; Slurm is asked now and then only."""
@@ -150,8 +159,10 @@ class Stage:
         if self.attempt is None:
             return []
         lines = read_lines(self.attempt.metrics)
-        known = next((line["ranks"] for line in lines if line["event"] == "ranks"), [])
-        return processes.of_pids(rank["pid"] for rank in known)
+        for line in lines:
+            if line["event"] == "ranks":
+                return processes.of_pids(rank["pid"] for rank in line["ranks"])
+        return []
 
     def hosts(self) -> list[str]:
         """The nodes of the newest attempt."""
