@@ -24,6 +24,9 @@ T = TypeVar("T")
 
 LOOK = 0.01  # seconds between two looks at a run's step
 ASK = 2.0  # seconds between two questions to Slurm
+# Seconds that a site may well give. A shorter grace than a start-up takes here would have Slurm end
+# and hold for two minutes each job that is preempted in its start-up.
+GRACE, KILL_WAIT = 30, 10
 # Variables that change what Slurm's programs say, or what a job is.
 FOREIGN = ("SQUEUE_", "SINFO_", "SACCT_", "SCANCEL_", "SALLOC_", "HPCDDP_CLUSTER")
 TIME = "7-00:00:00"  # the time limit of a job that is to meet none
@@ -53,8 +56,12 @@ def boot(folder: Path, nodes: int, gpus: int) -> Sandbox:
     prolog.write_text(PROLOG.format(folder=folder, scontrol=scontrol))
     prolog.chmod(0o755)
     sandbox = Sandbox(folder / "slurm")
-    extra = {"Prolog": str(prolog)}
-    sandbox.up(Settings(nodes=nodes, gpus=gpus, accounting=False, extra=extra))
+    sandbox.up(
+        Settings(
+            nodes=nodes, gpus=gpus, accounting=False, grace=GRACE, kill_wait=KILL_WAIT,
+            extra={"Prolog": str(prolog)},
+        )
+    )  # fmt: skip
     return sandbox
 
 
