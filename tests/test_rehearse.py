@@ -16,10 +16,10 @@ from hpcddp.cli import rehearse as command
 from hpcddp.errors import UserError
 from hpcddp.jobfile import Layer
 from hpcddp.rundir import STEP, RunDir, write_json
-from hpcddp.sandbox import compare, instants, rehearse
+from hpcddp.sandbox import compare, instants, outcome, setting
 from hpcddp.sandbox.cluster import Sandbox
 from hpcddp.sandbox.instants import KINDS, Fault, Timeline
-from hpcddp.sandbox.rehearse import Report, Row
+from hpcddp.sandbox.outcome import Report, Row
 from hpcddp.sandbox.stage import Stage
 
 LINE = Timeline(startup=4.0, per_step=0.05, steps=400)
@@ -151,11 +151,11 @@ def test_what_belongs_to_a_cluster_is_left_out_and_said() -> None:
         {"global_batch": 8, "slurm": {"account": "lab", "signal": "USR1@60"}, "cluster": "mine"},
         "job.toml",
     )
-    layers = rehearse.sandboxed([job], {"preempt": 1}, said.append)
+    layers = setting.sandboxed([job], {"preempt": 1}, Path("/home"), said.append)
     values = {name: v for layer in reversed(layers) for name, v in layer.values.items()}
     assert "slurm.account" not in values
     assert (values["slurm.signal"], values["global_batch"]) == ("USR1@60", 8)
-    assert values["train.trace"] is True and values["cluster"].endswith("clusters/slurm.toml")
+    assert values["train.trace"] is True and values["cluster"].startswith("/home/")
     assert said == ["left out, for a cluster's own: cluster, slurm.account"]
 
 
@@ -166,7 +166,8 @@ def test_what_belongs_to_a_cluster_is_left_out_and_said() -> None:
 def test_a_hang_is_found_soon_unless_the_job_says_when(
     counts: dict[str, int], given: dict[str, float], found: float | None
 ) -> None:
-    layers = rehearse.sandboxed([Layer().put_all({"train": given}, "job")], counts, print)
+    job = Layer().put_all({"train": given}, "job")
+    layers = setting.sandboxed([job], counts, Path("/home"), print)
     values = {name: v for layer in reversed(layers) for name, v in layer.values.items()}
     assert values.get("train.hang_seconds") == found
 
@@ -212,7 +213,7 @@ def test_only_what_leaves_no_time_to_save_may_cost_steps(
 ) -> None:
     run = run_of(tmp_path / "r", two(1, 50), two(41, 60))
     stage, fault = hit(run, kind)
-    (row,) = rehearse.rows(stage, [fault])
+    (row,) = outcome.rows(stage, [fault])
     assert (row.survived, row.steps_lost, row.seconds_lost) == (survived, 10, 30.0)
     assert row.reason == ("" if survived else "10 steps more than it must cost")
 
@@ -220,7 +221,7 @@ def test_only_what_leaves_no_time_to_save_may_cost_steps(
 def test_what_could_not_be_played_was_not_survived(tmp_path: Path) -> None:
     run = run_of(tmp_path / "r", two(1, 50), two(41, 60))
     stage, _ = hit(run, "crash")
-    (row,) = rehearse.rows(stage, [Fault("hang", 55, 0.0, 0.5)])
+    (row,) = outcome.rows(stage, [Fault("hang", 55, 0.0, 0.5)])
     assert not row.survived and row.reason == "the run had ended before"
 
 

@@ -14,7 +14,7 @@ from hpcddp import jobfile
 from hpcddp.cli.options import complete_jobs, flags, job_options, json_option
 
 if TYPE_CHECKING:
-    from hpcddp.sandbox.rehearse import Report, Row
+    from hpcddp.sandbox.outcome import Report, Row
 
 F = TypeVar("F", bound=Callable[..., Any])
 

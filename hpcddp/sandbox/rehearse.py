@@ -4,79 +4,27 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
-from hpcddp import history, jobfile, plan, prepare, shipped, submission
-from hpcddp.errors import SandboxError, UserError
+from hpcddp import jobfile, plan, prepare, submission
+from hpcddp.errors import HpcddpError, SandboxError, UserError
 from hpcddp.jobfile import Layer
 from hpcddp.plan import Plan
 from hpcddp.rundir import read_step
 from hpcddp.sandbox import compare, daemons, faults, instants
-from hpcddp.sandbox import stage as stages
 from hpcddp.sandbox.cluster import Sandbox
 from hpcddp.sandbox.instants import KINDS, Fault, Timeline
+from hpcddp.sandbox.outcome import Report, rows
+from hpcddp.sandbox.setting import Say, sandbox_of, sandboxed, surroundings
 from hpcddp.sandbox.stage import Over, Stage
 from hpcddp.topology import parse_gpus, parse_nodes
 
-Say = Callable[[str], None]
-
-HERE = "the rehearsal"
-HANG_SECONDS = 5.0  # the least silence that counts as a hang, where the job does not say
-KEPT = ("slurm.signal", "slurm.requeue", "slurm.no-requeue")  # the other options are a site's
 SPARE = 1  # nodes beside the job's: one that was killed is not waited for
 PATIENCE = 600.0  # seconds that a run may need for its next life, beside the time to find a hang
-
-
-@dataclass
-class Row:
-    """What came of one fault."""
-
-    fault: str
-    step: int  # at which it came; 0 in a start-up
-    attempt: int  # that it hit; 0 if it could not be played
-    cause: str  # that the run itself found
-    survived: bool
-    steps_lost: int
-    seconds_lost: float | None  # from the last step before it to the first one after it
-    reason: str = ""  # why it was not survived
-
-
-@dataclass
-class Report:
-    """What came of a rehearsal."""
-
-    job: str
-    seed: int
-    nodes: int
-    gpus: int
-    steps: int  # of the undisturbed run
-    faults: list[Row] = field(default_factory=list)
-    state: str = ""  # of the run with the faults
-    reason: str = ""
-    steps_lost: int = 0
-    steps_needless: int = 0  # of these, lost for no good reason
-    weights_equal: bool = False
-    order_equal: bool = False
-    difference: str = ""  # the first, where the order is not equal
-    seconds: float = 0.0
-
-    @property
-    def passed(self) -> bool:
-        """Whether all was survived, nothing was lost in vain, and the result is the same."""
-        alive = all(row.survived for row in self.faults) and self.state == "COMPLETED"
-        return alive and not self.steps_needless and self.weights_equal and self.order_equal
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, with the version of its form."""
-        return {"schema_version": 1, **asdict(self), "passed": self.passed}
 
 
 def rehearse(
@@ -105,27 +53,34 @@ def rehearse(
         UserError: nonsense was asked for, or the job is too short.
         SandboxError: no sandbox can start here, or the job fails without any fault.
     """
-    begun = time.monotonic()
     check(counts, watch)
     asked, sources = jobfile.merge(layers)
-    nodes = parse_nodes(asked.nodes, where=sources.get("nodes", ""))
+    nodes, gpus = parse_nodes(asked.nodes), parse_gpus(asked.gpus)
     if nodes.min != nodes.max:
         hint = "a rehearsal compares two runs of the same size"
         raise UserError(f"{asked.nodes} is a range", where=sources["nodes"], hint=hint)
     daemons.require(accounting=False)
-    with ExitStack() as stack:
-        home = stack.enter_context(_home(say))
-        sandbox = stack.enter_context(_sandbox(home, nodes.max + SPARE, parse_gpus(asked.gpus)))
-        stack.enter_context(stages.surroundings(sandbox))
-        made = plan.make(sandboxed(layers, counts, say), [], environ=os.environ, folder=folder)
-        say(f"a Slurm of {nodes.max + SPARE} nodes is up; seed {seed}")
-        root = (runs or home / "runs").absolute()
-        report = _Rehearsal(sandbox, made, root, say, watch).play(counts, seed)
-        report.seconds = time.monotonic() - begun
-        if not report.passed and runs is None:
-            kept = Path(tempfile.mkdtemp(prefix="hpcddp-rehearsal-"))
-            shutil.move(root, kept / "runs")
-            say(f"both runs are kept in {kept / 'runs'}")
+    begun, root = time.monotonic(), (runs or Path(tempfile.mkdtemp(prefix="rehearsal-"))).absolute()
+    kept = runs is not None
+    try:
+        with ExitStack() as stack:
+            home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hp-", dir="/tmp")))
+            sandbox = stack.enter_context(sandbox_of(home, nodes.max + SPARE, gpus))
+            stack.enter_context(surroundings(sandbox))
+            own = sandboxed(layers, counts, home, say)
+            made = plan.make(own, [], environ=os.environ, folder=folder)
+            say(f"a Slurm of {nodes.max + SPARE} nodes is up; seed {seed}")
+            report = _Rehearsal(sandbox, made, root, say, watch).play(counts, seed)
+            report.seconds = time.monotonic() - begun
+        kept = kept or not report.passed
+    except HpcddpError:
+        kept = kept or any(root.iterdir())
+        raise
+    finally:
+        if kept:
+            say(f"the runs are in {root}")
+        else:
+            shutil.rmtree(root, ignore_errors=True)
     return report
 
 
@@ -142,59 +97,12 @@ def check(counts: Mapping[str, int], watch: float) -> None:
         raise UserError(f"{watch:g} is below 0", where="--watch")
 
 
-def sandboxed(layers: list[Layer], counts: Mapping[str, int], say: Say) -> list[Layer]:
-    """The job's layers as the sandbox can take them, below the rehearsal's own."""
-    own, kept, left = Layer(), [], set()
-    own.put("cluster", str(shipped.folder("templates") / "clusters" / "slurm.toml"), HERE)
-    own.put("slurm.partition", "low", HERE)
-    own.put("slurm.time", stages.TIME, HERE)
-    own.put("train.trace", True, HERE)
-    if counts.get("hang") and not any("train.hang_seconds" in layer.values for layer in layers):
-        own.put("train.hang_seconds", HANG_SECONDS, HERE)
-    for layer in layers:
-        site = {n for n in layer.values if n.startswith("slurm.") and n not in KEPT}
-        left |= site | ({"cluster"} & layer.values.keys())
-        values = {n: v for n, v in layer.values.items() if n not in site}
-        kept.append(Layer(values, layer.sources))
-    if left:
-        say(f"left out, for a cluster's own: {', '.join(sorted(left))}")
-    return [own, *kept]
-
-
-@contextmanager
-def _home(say: Say) -> Iterator[Path]:
-    """A folder that is removed in the end. Not below TMPDIR: the daemons' sockets want a short
-    path."""
-    with tempfile.TemporaryDirectory(prefix="hpcddp-", dir="/tmp", ignore_cleanup_errors=True) as f:
-        yield Path(f)
-
-
-@contextmanager
-def _sandbox(home: Path, nodes: int, gpus: int) -> Iterator[Sandbox]:
-    """A sandbox that ends with what is done within, also when this process is told to end."""
-    main = threading.current_thread() is threading.main_thread()
-    before = {s: signal.signal(s, _interrupt) for s in (signal.SIGTERM, signal.SIGHUP) if main}
-    try:
-        yield stages.boot(home, nodes, gpus)
-    finally:
-        if main:  # a second Ctrl-C must not leave half of it behind
-            before[signal.SIGINT] = signal.signal(signal.SIGINT, signal.SIG_IGN)
-        Sandbox(home / "slurm").down()
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _interrupt(number: int, frame: object) -> None:
-    raise KeyboardInterrupt
-
-
 class _Rehearsal:
     """The two runs of a rehearsal on its sandbox."""
 
     def __init__(self, sandbox: Sandbox, made: Plan, root: Path, say: Say, watch: float) -> None:
         self.sandbox, self.plan, self.root, self.say, self.watch = sandbox, made, root, say, watch
         self.patience = PATIENCE + 7 * made.spec.train.hang_seconds
-        self.played: list[Fault] = []
 
     def play(self, counts: Mapping[str, int], seed: int) -> Report:
         """Both runs, one after the other, and the comparison."""
@@ -257,8 +165,8 @@ class _Rehearsal:
             return end.status.state, end.status.reason
         except SandboxError as error:
             self.say(str(error))
-            for fault in drawn:
-                fault.failed = fault.failed or (error.what if fault.attempt else "")
+            for fault in [f for f in drawn if f.attempt][-1:]:
+                fault.failed = fault.failed or error.what
             return "LOST", error.what
         return _end(stage)
 
@@ -293,37 +201,3 @@ def _end(stage: Stage) -> tuple[str, str]:
     except Over as end:
         return end.status.state, end.status.reason
     raise AssertionError("a run that never ends is an error of its own")
-
-
-def rows(stage: Stage, drawn: list[Fault]) -> list[Row]:
-    """What came of each fault."""
-    lost = compare.lost(stage.run)
-    known = {row.attempt: row for row in history.rows(stage.run)}
-    return [_row(stage, fault, lost.get(fault.attempt, 0), known) for fault in drawn]
-
-
-def _row(stage: Stage, fault: Fault, lost: int, known: Mapping[int, history.Row]) -> Row:
-    if not fault.attempt:
-        reason = "the run had ended before"
-        return Row(fault.kind, fault.step, 0, "", False, 0, None, reason)
-    hit = known[fault.attempt]
-    later = [n for n in stage.first_steps if n > fault.attempt]
-    done = any(row.cause == "done" for n, row in known.items() if n >= fault.attempt)
-    may = max(0, hit.last - hit.saved) if KINDS[fault.kind] else 0
-    reason = fault.failed
-    if not later and not done:
-        reason = reason or f"it did not train again: {hit.cause}; {hit.action} {hit.reason}".strip()
-    elif lost > may:
-        reason = reason or f"{lost - may} steps more than it must cost"
-    return Row(
-        fault.kind, fault.at, fault.attempt, hit.cause or "", not reason, lost,
-        _seconds(stage, fault, later), reason,
-    )  # fmt: skip
-
-
-def _seconds(stage: Stage, fault: Fault, later: list[int]) -> float | None:
-    """From the last step of the life that was hit to the first step after it."""
-    if not later:
-        return None
-    last = read_step(stage.run.attempt(fault.attempt))[1] or fault.when
-    return max(0.0, stage.first_steps[min(later)][1] - last)

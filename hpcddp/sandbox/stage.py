@@ -3,42 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
-from hpcddp import ledger, requeue, slurm
-from hpcddp.errors import SandboxError
+from hpcddp import ledger, requeue
+from hpcddp.errors import SandboxError, SlurmUnreachable
 from hpcddp.hostlist import expand_hosts
 from hpcddp.rundir import AttemptDir, RunDir, read_lines, read_step
 from hpcddp.sandbox import processes
-from hpcddp.sandbox.cluster import Sandbox, Settings
+from hpcddp.sandbox.cluster import Sandbox
 from hpcddp.sandbox.processes import Process
 from hpcddp.status import Status, status
 
 T = TypeVar("T")
 
 LOOK = 0.01  # seconds between two looks at a run's step
-ASK = 2.0  # seconds between two questions to Slurm
-# Seconds that a site may well give. A shorter grace than a start-up takes here would have Slurm end
-# and hold for two minutes each job that is preempted in its start-up.
-GRACE, KILL_WAIT = 30, 10
-# Variables that change what Slurm's programs say, or what a job is.
-FOREIGN = ("SQUEUE_", "SINFO_", "SACCT_", "SCANCEL_", "SALLOC_", "HPCDDP_CLUSTER")
 TIME = "7-00:00:00"  # the time limit of a job that is to meet none
-# Gives one life of a job a time limit in seconds: Slurm's own is in minutes. It comes before the
-# script, so that a job knows its limit from the start, as any other.
-PROLOG = """\
-#!/bin/sh
-[ "$SLURM_JOB_PARTITION" = low ] || exit 0
-mv {folder}/limit {folder}/limit.taken 2>/dev/null || exit 0
-{scontrol} update JobId="$SLURM_JOB_ID" EndTime=now+"$(cat {folder}/limit.taken)"
-exit 0
-"""
+ASK = 2.0  # seconds between two questions to Slurm
 
 
 class Over(Exception):
@@ -47,36 +31,6 @@ class Over(Exception):
     def __init__(self, found: Status) -> None:
         super().__init__(found.state)
         self.status = found
-
-
-def boot(folder: Path, nodes: int, gpus: int) -> Sandbox:
-    """Start the sandbox of a rehearsal below a folder."""
-    prolog = folder / "prolog"
-    scontrol = shutil.which("scontrol") or "scontrol"
-    prolog.write_text(PROLOG.format(folder=folder, scontrol=scontrol))
-    prolog.chmod(0o755)
-    sandbox = Sandbox(folder / "slurm")
-    sandbox.up(
-        Settings(
-            nodes=nodes, gpus=gpus, accounting=False, grace=GRACE, kill_wait=KILL_WAIT,
-            extra={"Prolog": str(prolog)},
-        )
-    )  # fmt: skip
-    return sandbox
-
-
-@contextlib.contextmanager
-def surroundings(sandbox: Sandbox) -> Iterator[None]:
-    """Let this process, and what it starts, see the sandbox's Slurm and no other."""
-    before = dict(os.environ)
-    kept = {n: v for n, v in slurm.clean(before).items() if not n.startswith(FOREIGN)}
-    os.environ.clear()
-    os.environ.update(kept | sandbox.environ())
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
 
 
 class Stage:
@@ -134,8 +88,9 @@ class Stage:
         while True:
             ended = None if ends else self._ended()
             self.look()
-            if found := good():
-                return found
+            with contextlib.suppress(SlurmUnreachable):  # a busy machine: it is asked again
+                if found := good():
+                    return found
             if ended:
                 raise Over(ended)
             if time.monotonic() > deadline:

@@ -59,6 +59,7 @@ def test_a_job_survives_and_is_what_it_would_have_been(
     assert slurm.run("squeue", "--noheader", "--states=all").stdout == before
 
 
+@pytest.mark.full
 def test_a_job_that_remembers_nothing_fails_it(user: tuple[Path, dict[str, str]]) -> None:
     """Samples that differ from life to life: the loss after the fault is another one."""
     folder, _ = user
