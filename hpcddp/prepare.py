@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from hpcddp import hostapp, record
+from hpcddp import plan as plans
+from hpcddp.jobfile import Layer
 from hpcddp.plan import Plan
 from hpcddp.rundir import RunDir, new_id, write_bytes, write_text
 
@@ -28,6 +31,20 @@ def renew(plan: Plan, run: RunDir, created: float) -> None:
     """Put another plan into a run dir that is there."""
     text = plan.render(run, plan.worker_command(run))
     _fill(plan, run, text, created)
+
+
+def again(run: RunDir, flags: Layer, environ: Mapping[str, str]) -> Plan:
+    """Plan what a run was anew, under the flags, and put that into its folder."""
+    job = record.read(run)
+    before = Layer().put_all(job.spec, str(run.job))
+    if flags.values.get("cluster"):
+        for name in ("template", "launcher"):  # of the cluster before
+            before.values.pop(name)
+    else:
+        before.put("cluster", job.cluster, str(run.job))
+    made = plans.make([flags, before], [], environ=environ, folder=Path(job.workdir))
+    renew(made, run, job.created)
+    return made
 
 
 def write_script(run: RunDir, text: str) -> None:

@@ -32,6 +32,7 @@ COMMANDS = {
     "cancel": ("control", "End a run now."),
     "resume": ("control", "Go on with a run that has ended."),
     "export": ("control", "Write the weights as one plain file."),
+    "rehearse": ("rehearse", "Play preemptions, crashes and other faults on a job beforehand."),
     "sandbox": ("sandbox", "A whole real Slurm on this machine."),
 }
 

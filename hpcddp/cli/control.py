@@ -67,21 +67,12 @@ def ask(token: str, runs: str | None, want: str, as_json: bool) -> None:
 @json_option
 def resume(run: str, runs: str | None, follow: bool | None, as_json: bool, **given: Any) -> int:
     """Go on with RUN from its newest checkpoint, also with other nodes, GPUs or values."""
-    from hpcddp import plan, prepare, record, submission
+    from hpcddp import prepare, submission
     from hpcddp.cli.submit import announce
-    from hpcddp.jobfile import Layer
 
     folder = submission.find(runs_root(runs), run)
     submission.check_ended(folder)
-    job = record.read(folder)
-    before = Layer().put_all(job.spec, str(folder.job))
-    if given.get("cluster"):
-        for name in ("template", "launcher"):  # of the cluster before
-            before.values.pop(name)
-    else:
-        before.put("cluster", job.cluster, str(folder.job))
-    made = plan.make([flags(given), before], [], environ=os.environ, folder=Path(job.workdir))
-    prepare.renew(made, folder, job.created)
+    made = prepare.again(folder, flags(given), os.environ)
     job_id = submission.submit(made, folder)
     announce(folder, job_id, as_json=as_json, parsable=False)
     if not (made.backend == "local" if follow is None else follow):

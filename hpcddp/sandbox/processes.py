@@ -99,6 +99,11 @@ def end(processes: Iterable[Process], sig: signal.Signals, seconds: float) -> li
     return [process for process in waiting.values() if process.alive()]
 
 
+def send(processes: Iterable[Process], sig: signal.Signals) -> None:
+    """Signal them, and wait for nothing."""
+    end(processes, sig, 0.0)
+
+
 def _wait(handles: list[int], deadline: float) -> None:
     """A pidfd is readable once its process has ended."""
     poll = select.poll()
@@ -111,32 +116,36 @@ def _wait(handles: list[int], deadline: float) -> None:
             left.discard(handle)
 
 
-def of_jobs(home: str) -> list[Process]:
+def of_jobs(home: str, node: str = "") -> list[Process]:
     """Everything that runs for jobs of the sandbox in this folder, and all descendants.
 
-    Those are its step daemons, which hide their environment but keep a log open there, and what
-    has both a SLURM_CONF from there and a SLURMD_NODENAME: a shell that only points at the
-    sandbox has no node name and is left alone.
+    Those are its step daemons, which hide their environment but keep their node's log open there,
+    and what has both a SLURM_CONF from there and a SLURMD_NODENAME: a shell that only points at
+    the sandbox has no node name and is left alone.
+
+    Args:
+        node: only what runs on this node.
     """
-    mark = f"SLURM_CONF={home}/".encode()
+    mark, named = f"SLURM_CONF={home}/".encode(), f"SLURMD_NODENAME={node}".encode()
     roots = []
     for pid in _pids():
         environ = _read(pid, "environ").split(b"\0")
         ours = any(entry.startswith(mark) for entry in environ)
-        node = any(entry.startswith(b"SLURMD_NODENAME=") for entry in environ)
-        if (ours and node) or _is_step_daemon(pid, f"{home}/"):
+        here = any(entry == named if node else entry.startswith(named) for entry in environ)
+        if (ours and here) or _is_step_daemon(pid, home, node):
             roots.append(pid)
-    return [*_processes(roots), *descendants(roots)]
+    return [*of_pids(roots), *descendants(roots)]
 
 
-def _is_step_daemon(pid: int, home: str) -> bool:
+def _is_step_daemon(pid: int, home: str, node: str) -> bool:
     if _read(pid, "comm") != b"slurmstepd\n":
         return False
     try:
         opened = [str(link.readlink()) for link in (PROC / str(pid) / "fd").iterdir()]
     except OSError:
         return False
-    return any(name.startswith(home) for name in opened)
+    log = f"{home}/log/slurmd-{node}.log"
+    return any(name == log if node else name.startswith(f"{home}/") for name in opened)
 
 
 def descendants(roots: Iterable[int]) -> list[Process]:
@@ -151,7 +160,7 @@ def descendants(roots: Iterable[int]) -> list[Process]:
         below = children.pop(queue.pop(), [])
         found += below
         queue += below
-    return _processes(found)
+    return of_pids(found)
 
 
 def tail(path: Path, lines: int = 8) -> str:
@@ -162,7 +171,8 @@ def tail(path: Path, lines: int = 8) -> str:
         return ""
 
 
-def _processes(pids: Iterable[int]) -> list[Process]:
+def of_pids(pids: Iterable[int]) -> list[Process]:
+    """Those of these processes that there are, without this Python."""
     stats = ((pid, _stat(pid)) for pid in pids if pid != os.getpid())
     return [Process(pid, stat.started, _argv(pid)) for pid, stat in stats if stat is not None]
 

@@ -1,0 +1,83 @@
+"""Rehearsal: what a run did, step by step, beside what an undisturbed run of the same job did."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from typing import Any
+
+from hpcddp.rundir import RunDir, read_lines
+
+Step = dict[str, Any]  # a line of a trace: step, epoch, ids, loss
+
+
+def traces(run: RunDir, rank: int = 0) -> dict[int, list[Step]]:
+    """Attempt -> the steps that a rank took in it, in order; attempts without a step are left out.
+
+    The job must have been asked for them: ``train.trace``.
+    """
+    found = {a.number: list(read_lines(a.trace(rank))) for a in run.all_attempts()}
+    return {number: steps for number, steps in found.items() if steps}
+
+
+def repeated(run: RunDir) -> int:
+    """Optimizer steps that were taken more than once, over all attempts."""
+    steps = [line["step"] for lines in traces(run).values() for line in lines]
+    return len(steps) - len(set(steps))
+
+
+def lost(run: RunDir) -> dict[int, int]:
+    """Attempt -> its steps that the next attempt which took any took again."""
+    found = traces(run)
+    pairs = itertools.pairwise(found)
+    return {a: max(0, found[a][-1]["step"] - found[b][0]["step"] + 1) for a, b in pairs}
+
+
+def difference(reference: RunDir, run: RunDir, ranks: int) -> str:
+    """The first step with other samples or another loss than the reference's, or "".
+
+    Steps that were taken twice count each time; a step that is missing counts too.
+    """
+    for rank in range(ranks):
+        expected = {line["step"]: line for lines in traces(reference, rank).values()
+                    for line in lines}  # fmt: skip
+        taken = set()
+        for attempt, lines in traces(run, rank).items():
+            for line in lines:
+                taken.add(line["step"])
+                if other := _other(line, expected.get(line["step"])):
+                    return f"{other} in step {line['step']} of rank {rank}, attempt {attempt}"
+        if missing := sorted(expected.keys() - taken):
+            return f"rank {rank} never took step {missing[0]}"
+        if not expected:
+            return f"rank {rank} left no trace"
+    return ""
+
+
+def _other(line: Step, expected: Step | None) -> str:
+    """What differs between two takes of a step."""
+    if expected is None:
+        return "the other run has no such step:"
+    if (line["epoch"], line["ids"]) != (expected["epoch"], expected["ids"]):
+        return "other samples"
+    if line["loss"] != expected["loss"]:
+        return f"loss {line['loss']!r} instead of {expected['loss']!r}"
+    return ""
+
+
+def digest(run: RunDir) -> str:
+    """SHA-256 over the names, types, shapes and bytes of all weights and all of the optimizer's
+    state in the newest complete checkpoint, with its step; "" if there is none."""
+    import torch
+
+    from hpcddp.train import checkpoint, shards
+
+    folder = next(iter(checkpoint.complete(run.checkpoints)), None)
+    if folder is None:
+        return ""
+    tensors = shards.read_all(folder, "model.") | shards.read_all(folder, "optim.")
+    found = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        found.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+        found.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return f"{checkpoint.step_of(folder)}:{found.hexdigest()}"

@@ -1,0 +1,98 @@
+"""Rehearsal: which faults there are, and the instants at which they come."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import TypeVar
+
+from hpcddp.errors import UserError
+
+T = TypeVar("T")
+
+# Kind -> whether it leaves no time to save, and so may cost the steps since the last checkpoint.
+KINDS = {
+    "preempt": False,
+    "kill-node": True,
+    "timeout": False,
+    "crash": True,
+    "hang": True,
+    "cancel": False,
+}
+ROOM = 0.4  # seconds of training between two faults: a stop is agreed within a quarter of a second
+LATEST = 0.95  # of the steps: what comes later finds nobody
+EARLY = 3.0  # seconds before a time limit at which a run that was held goes on: it still can save
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """How an undisturbed run went."""
+
+    startup: float  # seconds from the begin of its attempt to its first step
+    per_step: float  # seconds
+    steps: int
+
+    @property
+    def seconds(self) -> float:
+        return self.startup + self.per_step * self.steps
+
+
+@dataclass
+class Fault:
+    """One fault, and what came of it."""
+
+    kind: str
+    step: int  # at which it is to come; 0 while a life starts
+    after: float  # seconds after a life began, where it is to come then
+    aim: float  # which rank or node: a share of them, from 0 to 1
+    attempt: int = 0  # that it hit; 0 before
+    at: int = 0  # the step at which it came
+    when: float = 0.0  # seconds since the epoch
+    failed: str = ""  # why the run did not survive it
+
+    def pick(self, what: Sequence[T]) -> T:
+        """The one that it hits."""
+        return what[int(self.aim * len(what))]
+
+
+def draw(counts: Mapping[str, int], seed: int, line: Timeline) -> list[Fault]:
+    """The faults in their order: instants uniform over an undisturbed run, start-up included.
+
+    Each leaves those after it some room: a run that has ended cannot be disturbed. A time limit
+    leaves a step at least.
+
+    Raises:
+        UserError: the run is too short for so many.
+    """
+    random = Random(seed)
+    drawn = sorted(
+        (random.random(), random.random(), kind)
+        for kind in KINDS
+        for _ in range(counts.get(kind, 0))
+    )
+    room = 1 + math.ceil(ROOM / line.per_step)
+    last = int(LATEST * line.steps)
+    if last < room * len(drawn):
+        raise UserError(
+            f"{line.steps} steps in {line.per_step * line.steps:.1f} s are too few for "
+            f"{len(drawn)} faults",
+            hint=f"let it take {math.ceil(room * len(drawn) / LATEST)} steps or more, "
+            "with --set epochs=N or max_steps=N",
+        )
+    found = []
+    for left, (share, aim, kind) in zip(range(len(drawn) - 1, -1, -1), drawn, strict=True):
+        after = share * line.seconds
+        step = math.ceil((after - line.startup) / line.per_step)
+        if step > 0 or kind == "timeout":
+            found.append(Fault(kind, max(1, min(step, last - room * left)), 0.0, aim))
+        else:
+            found.append(Fault(kind, 0, after, aim))
+    return found
+
+
+def limit(before: int, fault: Fault, line: Timeline) -> float:
+    """The time limit of a life that goes on after a step: seconds that surely suffice for the
+    step at which the limit is to come. The run is held there for the rest."""
+    return 2 * line.startup + 1.5 * (fault.step - before) * line.per_step + 2 * EARLY

@@ -1,0 +1,203 @@
+"""Rehearsal: a job on a sandbox of its own, once undisturbed and once with faults, compared."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+
+from hpcddp import jobfile, plan, prepare, submission
+from hpcddp.errors import HpcddpError, SandboxError, UserError
+from hpcddp.jobfile import Layer
+from hpcddp.plan import Plan
+from hpcddp.rundir import read_step
+from hpcddp.sandbox import compare, daemons, faults, instants
+from hpcddp.sandbox.cluster import Sandbox
+from hpcddp.sandbox.instants import KINDS, Fault, Timeline
+from hpcddp.sandbox.outcome import Report, rows
+from hpcddp.sandbox.setting import Say, sandbox_of, sandboxed, surroundings
+from hpcddp.sandbox.stage import Over, Stage
+from hpcddp.topology import parse_gpus, parse_nodes
+
+SPARE = 1  # nodes beside the job's: one that was killed is not waited for
+PATIENCE = 600.0  # seconds that a run may need for its next life, beside the time to find a hang
+
+
+def rehearse(
+    layers: list[Layer],
+    counts: Mapping[str, int],
+    seed: int,
+    *,
+    say: Say,
+    folder: Path,
+    runs: Path | None = None,
+    watch: float = 10.0,
+) -> Report:
+    """Boot a sandbox, run the job without and with faults on it, and compare.
+
+    Whatever it starts ends with it.
+
+    Args:
+        layers: the job's values, the highest precedence first.
+        counts: how many of each kind of fault.
+        say: gets a line for each thing that happens.
+        folder: the current one, where the job works.
+        runs: where the two runs stay; without, they stay only if something went wrong.
+        watch: seconds for which a cancelled run must stay so.
+
+    Raises:
+        UserError: nonsense was asked for, or the job is too short.
+        SandboxError: no sandbox can start here, or the job fails without any fault.
+    """
+    check(counts, watch)
+    asked, sources = jobfile.merge(layers)
+    nodes, gpus = parse_nodes(asked.nodes), parse_gpus(asked.gpus)
+    if nodes.min != nodes.max:
+        hint = "a rehearsal compares two runs of the same size"
+        raise UserError(f"{asked.nodes} is a range", where=sources["nodes"], hint=hint)
+    daemons.require(accounting=False)
+    begun, root = time.monotonic(), (runs or Path(tempfile.mkdtemp(prefix="rehearsal-"))).absolute()
+    kept = runs is not None
+    try:
+        with ExitStack() as stack:
+            home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hp-", dir="/tmp")))
+            sandbox = stack.enter_context(sandbox_of(home, nodes.max + SPARE, gpus))
+            stack.enter_context(surroundings(sandbox))
+            own = sandboxed(layers, counts, home, say)
+            made = plan.make(own, [], environ=os.environ, folder=folder)
+            say(f"a Slurm of {nodes.max + SPARE} nodes is up; seed {seed}")
+            report = _Rehearsal(sandbox, made, root, say, watch).play(counts, seed)
+            report.seconds = time.monotonic() - begun
+        kept = kept or not report.passed
+    except HpcddpError:
+        kept = kept or any(root.iterdir())
+        raise
+    finally:
+        if kept:
+            say(f"the runs are in {root}")
+        else:
+            shutil.rmtree(root, ignore_errors=True)
+    return report
+
+
+def check(counts: Mapping[str, int], watch: float) -> None:
+    """Refuse what is no rehearsal."""
+    for kind, count in counts.items():
+        if kind not in KINDS:
+            raise UserError(f"there is no fault {kind!r}", hint=f"there are: {', '.join(KINDS)}")
+        if count < 0:
+            raise UserError(f"{count} is below 0", where=f"--{kind}")
+    if not any(counts.values()):
+        raise UserError("no fault is asked for", hint="such as --preempt 3 --kill-node 1")
+    if watch < 0:
+        raise UserError(f"{watch:g} is below 0", where="--watch")
+
+
+class _Rehearsal:
+    """The two runs of a rehearsal on its sandbox."""
+
+    def __init__(self, sandbox: Sandbox, made: Plan, root: Path, say: Say, watch: float) -> None:
+        self.sandbox, self.plan, self.root, self.say, self.watch = sandbox, made, root, say, watch
+        self.patience = PATIENCE + 7 * made.spec.train.hang_seconds
+
+    def play(self, counts: Mapping[str, int], seed: int) -> Report:
+        """Both runs, one after the other, and the comparison."""
+        reference = self._stage()
+        line = self._undisturbed(reference)
+        drawn = instants.draw(counts, seed, line)
+        stage = self._stage()
+        state, reason = self._disturbed(stage, drawn, line)
+        report = Report(
+            self.plan.spec.name, seed, self.plan.nodes.max, self.plan.gpus, line.steps,
+            state=state, reason=reason,
+        )  # fmt: skip
+        report.faults = rows(stage, drawn)
+        report.steps_lost = compare.repeated(stage.run)
+        cost = sum(row.steps_lost for row in report.faults if KINDS[row.fault] and row.survived)
+        report.steps_needless = max(0, report.steps_lost - cost)
+        ranks = self.plan.topology.world_size
+        report.difference = compare.difference(reference.run, stage.run, ranks)
+        report.order_equal = not report.difference
+        weights = compare.digest(reference.run)
+        report.weights_equal = weights != "" and weights == compare.digest(stage.run)
+        return report
+
+    def _stage(self) -> Stage:
+        return Stage(self.sandbox, prepare.new_run(self.plan, self.root), self.patience)
+
+    def _undisturbed(self, stage: Stage) -> Timeline:
+        """The run without faults; it must come to its end in one life."""
+        submission.submit(self.plan, stage.run)
+        found = _end(stage)
+        if found != ("COMPLETED", "") or stage.number != 1:
+            raise SandboxError(
+                f"without any fault the job is {found[0]} after {stage.number} attempts",
+                where=stage.run.name,
+                hint=found[1],
+            )
+        last, when = read_step(stage.run.attempt(1))
+        first, since = stage.first_steps.get(1, (last, when))
+        per_step = max(when - since, 1e-3) / max(1, last - first)
+        line = Timeline(max(0.0, since - stage.facts().began), per_step, last)
+        self.say(
+            f"undisturbed: {last} steps in {when - since:.1f} s, "
+            f"after a start-up of {line.startup:.1f} s"
+        )
+        return line
+
+    def _disturbed(self, stage: Stage, drawn: list[Fault], line: Timeline) -> tuple[str, str]:
+        """The run with the faults; its last state, and the reason."""
+        coming = [*drawn, None]
+        self._prepare(stage, coming[0], 0, line)
+        submission.submit(self.plan, stage.run)
+        try:
+            for fault, later in zip(drawn, coming[1:], strict=True):
+                self._come(stage, fault)
+                self._prepare(stage, later, fault.at, line)
+                faults.PLAY[fault.kind](stage, fault, self.watch)
+                stage.until_after(fault.attempt)
+        except Over as end:
+            self.say(f"the run is {end.status.state}: {end.status.reason or 'it is complete'}")
+            return end.status.state, end.status.reason
+        except SandboxError as error:
+            self.say(str(error))
+            for fault in [f for f in drawn if f.attempt][-1:]:
+                fault.failed = fault.failed or error.what
+            return "LOST", error.what
+        return _end(stage)
+
+    def _prepare(self, stage: Stage, fault: Fault | None, before: int, line: Timeline) -> None:
+        """A time limit has to be there when the life begins that it ends."""
+        if fault and fault.kind == "timeout":
+            stage.limit_next(instants.limit(before, fault, line))
+
+    def _come(self, stage: Stage, fault: Fault) -> None:
+        """Wait for the instant of a fault."""
+        stage.until(lambda: _due(stage, fault), f"step {fault.step}")
+        fault.attempt, fault.at = stage.look()
+        fault.when = time.time()
+        place = f"at step {fault.at}" if fault.at else "while it starts"
+        self.say(f"{fault.kind} {place}, attempt {fault.attempt}")
+
+
+def _due(stage: Stage, fault: Fault) -> bool:
+    """Whether a fault's instant has come, in a life that still works."""
+    number, step = stage.look()
+    if not number or stage.gone(number):
+        return False
+    if fault.step:
+        return step >= fault.step
+    return step > 0 or time.time() >= stage.facts().began + fault.after
+
+
+def _end(stage: Stage) -> tuple[str, str]:
+    """Wait for the end of the run: its state, and the reason."""
+    try:
+        stage.until(lambda: False, "the job ends", 10 * stage.patience)
+    except Over as end:
+        return end.status.state, end.status.reason
+    raise AssertionError("a run that never ends is an error of its own")

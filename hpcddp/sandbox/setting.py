@@ -1,0 +1,118 @@
+"""Rehearsal: the sandbox that it starts for itself, and the job as that sandbox can take it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from hpcddp import slurm
+from hpcddp.jobfile import Layer
+from hpcddp.sandbox.cluster import Sandbox, Settings
+from hpcddp.sandbox.stage import TIME
+
+Say = Callable[[str], None]
+
+HERE = "the rehearsal"
+HANG_SECONDS = 5.0  # the least silence that counts as a hang, where the job does not say
+KEPT = ("slurm.signal", "slurm.requeue", "slurm.no-requeue")  # the other options are a site's
+# Seconds that a site may well give. A shorter grace than a start-up takes here would have Slurm end
+# and hold for two minutes each job that is preempted in its start-up.
+GRACE, KILL_WAIT = 30, 10
+# Variables that change what Slurm's programs say.
+FOREIGN = ("SQUEUE_", "SINFO_", "SACCT_", "SCANCEL_", "SALLOC_")
+# Gives one life of a job a time limit in seconds: Slurm's own is in minutes. It comes before the
+# script, so that a job knows its limit from the start, as any other.
+PROLOG = """\
+#!/bin/sh
+[ "$SLURM_JOB_PARTITION" = low ] || exit 0
+mv {folder}/limit {folder}/limit.taken 2>/dev/null || exit 0
+{scontrol} update JobId="$SLURM_JOB_ID" EndTime=now+"$(cat {folder}/limit.taken)"
+exit 0
+"""
+
+# All ranks share this machine, and its GPUs, if it has any, are not as many: none is asked for.
+PROFILE = """\
+description = "the sandbox of a rehearsal"
+template = "slurm.sh.j2"
+launcher = "srun"
+backend = "slurm"
+gpu_option = "none"
+"""
+
+
+@contextmanager
+def sandbox_of(home: Path, nodes: int, cpus: int) -> Iterator[Sandbox]:
+    """A sandbox below a folder, which ends with what is done within, also where this process is
+    told to end."""
+    heard = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+    main = threading.current_thread() is threading.main_thread()
+    before = {number: signal.getsignal(number) for number in heard if main}
+    try:
+        for number in before:
+            signal.signal(number, _interrupt)
+        yield _boot(home, nodes, cpus)
+    finally:
+        for number in before:  # a second one must not leave half of it behind
+            signal.signal(number, signal.SIG_IGN)
+        Sandbox(home / "slurm").down()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _interrupt(number: int, frame: object) -> None:
+    raise KeyboardInterrupt
+
+
+def _boot(home: Path, nodes: int, cpus: int) -> Sandbox:
+    prolog, scontrol = home / "prolog", shutil.which("scontrol") or "scontrol"
+    prolog.write_text(PROLOG.format(folder=home, scontrol=scontrol))
+    prolog.chmod(0o755)
+    (home / "rehearsal.toml").write_text(PROFILE)
+    sandbox = Sandbox(home / "slurm")
+    sandbox.up(
+        Settings(
+            nodes=nodes, gpus=0, cpus=cpus, accounting=False, grace=GRACE, kill_wait=KILL_WAIT,
+            extra={"Prolog": str(prolog)},
+        )
+    )  # fmt: skip
+    return sandbox
+
+
+@contextmanager
+def surroundings(sandbox: Sandbox) -> Iterator[None]:
+    """Let this process, and what it starts, see the sandbox's Slurm and no other."""
+    before = dict(os.environ)
+    kept = {n: v for n, v in slurm.clean(before).items() if not n.startswith(FOREIGN)}
+    os.environ.clear()
+    os.environ.update(kept | sandbox.environ())
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def sandboxed(layers: list[Layer], counts: Mapping[str, int], home: Path, say: Say) -> list[Layer]:
+    """The job's layers as the sandbox can take them, below the rehearsal's own."""
+    own, left = Layer(), set()
+    kept: list[Layer] = []
+    own.put("cluster", str(home / "rehearsal.toml"), HERE)
+    own.put("slurm.partition", "low", HERE)
+    own.put("slurm.time", TIME, HERE)
+    own.put("env.CUDA_VISIBLE_DEVICES", "", HERE)
+    own.put("train.trace", True, HERE)
+    if counts.get("hang") and not any("train.hang_seconds" in layer.values for layer in layers):
+        own.put("train.hang_seconds", HANG_SECONDS, HERE)
+    for layer in layers:
+        site = {n for n in layer.values if n.startswith("slurm.") and n not in KEPT}
+        left |= site | ({"cluster"} & layer.values.keys())
+        values = {n: v for n, v in layer.values.items() if n not in site}
+        kept.append(Layer(values, layer.sources))
+    if left:
+        say(f"left out, for a cluster's own: {', '.join(sorted(left))}")
+    return [own, *kept]

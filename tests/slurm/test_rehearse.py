@@ -1,0 +1,135 @@
+"""Whole rehearsals, each on a sandbox that it starts and ends itself."""
+
+import json
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcddp.rundir import read_lines
+from hpcddp.sandbox import processes
+
+from .conftest import Slurm
+from .desk import HPCDDP, make_toy
+
+# About 50 steps a second, and steps that a crash costs.
+STEADY = ("--set", "dataset.pause=0.005", "--set", "checkpoint.every=20")
+
+
+@pytest.fixture
+def user(slurm: Slurm, tmp_path: Path) -> tuple[Path, dict[str, str]]:
+    """A user's folder and his environment, which points at a Slurm that is not to be touched."""
+    make_toy(tmp_path)
+    return tmp_path, slurm.environ
+
+
+def rehearse(user: tuple[Path, dict[str, str]], *args: str) -> tuple[int, dict[str, Any], str]:
+    """Exit code, the object of the last line, and the talk."""
+    folder, environ = user
+    done = subprocess.run(
+        [HPCDDP, "rehearse", "toy", "--nodes", "2", *STEADY, *args, "--json"],
+        cwd=folder, env=environ, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.stdout, done.stderr
+    return done.returncode, json.loads(done.stdout.splitlines()[-1]), done.stderr
+
+
+@pytest.mark.timeout(400)
+def test_a_job_survives_and_is_what_it_would_have_been(
+    user: tuple[Path, dict[str, str]], slurm: Slurm
+) -> None:
+    before = slurm.run("squeue", "--noheader", "--states=all").stdout
+    code, found, talk = rehearse(
+        user, "--set", "max_steps=200", "--gpus", "1", "--preempt", "1", "--crash", "1",
+        "--cancel", "1", "--seed", "5", "--watch", "3",
+    )  # fmt: skip
+    assert code == 0, (found, talk)
+    assert found["seed"] == 5 and sorted(f["fault"] for f in found["faults"]) == [
+        "cancel", "crash", "preempt",
+    ]  # fmt: skip
+    causes = {f["fault"]: (f["cause"], f["survived"]) for f in found["faults"]}
+    assert causes["cancel"] == ("cancelled", True) and causes["preempt"] == ("preempted", True)
+    cost = {f["fault"]: f["steps_lost"] for f in found["faults"]}
+    assert (cost["preempt"], cost["cancel"]) == (0, 0)
+    assert found["steps_lost"] == cost["crash"] <= 20 + 12  # since the last save, up to the kill
+    assert found["weights_equal"] and found["order_equal"]
+    assert slurm.run("squeue", "--noheader", "--states=all").stdout == before
+
+
+@pytest.mark.full
+def test_a_job_that_remembers_nothing_fails_it(user: tuple[Path, dict[str, str]]) -> None:
+    """Samples that differ from life to life: the loss after the fault is another one."""
+    folder, _ = user
+    task = folder / "jobs/toy.py"
+    task.write_text(task.read_text() + """
+import os
+BEFORE = Pairs.__getitem__
+LIFE = int(os.environ["HPCDDP_ATTEMPT"])
+Pairs.__getitem__ = lambda self, i: (BEFORE(self, i)[0] + LIFE, self.y[i])
+""")  # fmt: skip
+    code, found, talk = rehearse(
+        user, "--set", "max_steps=100", "--gpus", "1", "--preempt", "1", "--seed", "2",
+        "--runs", str(folder / "kept"),
+    )  # fmt: skip
+    assert code == 1, (found, talk)
+    assert found["faults"][0]["survived"] and found["steps_lost"] == 0
+    assert not found["weights_equal"] and not found["order_equal"]
+    assert "attempt 2" in found["difference"]
+    assert len(list((folder / "kept").iterdir())) == 2
+
+
+def test_a_job_that_fails_by_itself_is_told_with_its_reason(
+    user: tuple[Path, dict[str, str]],
+) -> None:
+    folder, environ = user
+    task = folder / "jobs/toy.py"
+    task.write_text(task.read_text() + "\ndef model():\n    raise ValueError('no such layer')\n")
+    done = subprocess.run(
+        [HPCDDP, "rehearse", "toy", "--crash", "1"],
+        cwd=folder, env=environ, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1 and not done.stdout
+    assert "ValueError: no such layer" in done.stderr and "Traceback" not in done.stderr
+
+
+def records(runs: Path) -> list[dict[str, Any]]:
+    """The metrics of the first attempt of the first run that has any."""
+    return [line for f in runs.glob("*/attempts/1/metrics.jsonl") for line in read_lines(f)]
+
+
+@pytest.mark.parametrize("sig", [signal.SIGINT, signal.SIGTERM])
+def test_everything_ends_with_it(user: tuple[Path, dict[str, str]], sig: signal.Signals) -> None:
+    folder, environ = user
+    argv = [HPCDDP, "rehearse", "toy", *STEADY, "--set", "max_steps=100000", "--crash", "1"]
+    with subprocess.Popen(
+        [*argv, "--runs", str(folder / "kept")], cwd=folder, env=environ, text=True,
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+    ) as running:  # fmt: skip
+        try:
+            deadline = time.monotonic() + 60
+            while not (lines := records(folder / "kept")):
+                assert running.poll() is None and time.monotonic() < deadline
+                time.sleep(0.1)
+            started = processes.descendants([running.pid])
+            ranks = processes.of_pids(r["pid"] for r in lines[0]["ranks"])
+            assert started and ranks and all(rank.alive() for rank in ranks)
+            running.send_signal(sig)
+            _, talk = running.communicate(timeout=60)
+            assert running.returncode == 130 and "Traceback" not in talk
+        finally:
+            running.kill()
+    assert not [p for p in (*started, *ranks) if p.alive()]
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1500)
+def test_all_faults(user: tuple[Path, dict[str, str]]) -> None:
+    code, found, talk = rehearse(
+        user, "--set", "max_steps=1500", "--gpus", "2", "--preempt", "3", "--kill-node", "1",
+        "--timeout", "1", "--crash", "1", "--hang", "1", "--cancel", "1",
+    )  # fmt: skip
+    assert code == 0, (found, talk)
+    assert len(found["faults"]) == 8 and all(f["survived"] for f in found["faults"])
