@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcddp import checks, clusters, jobfile, launchers, shipped, site, slurm, spec
+from hpcddp.advice import Measured
 from hpcddp.clusters import Profile
 from hpcddp.errors import SlurmUnreachable, TemplateError
 from hpcddp.jobfile import Layer
@@ -28,7 +29,8 @@ from hpcddp.topology import NodeRange, Topology, parse_count, parse_gpus, parse_
 
 # Sent before the time limit, up to half a minute too early. The ranks know the limit, and stop as
 # late as they can; so it is asked for only where preemption sends it instead of TERM.
-SIGNAL = "USR2@30"
+SIGNAL = "USR2"
+LEAD = 30  # seconds, as long as nobody knows what the job's steps and saves take
 
 
 @dataclass
@@ -46,6 +48,7 @@ class Plan:
     workdir: Path
     notes: list[str]
     site: Site | None = None  # what Slurm says of itself
+    measured: Measured | None = None  # what an earlier run of the job took
 
     @property
     def topology(self) -> Topology:
@@ -117,7 +120,8 @@ class Plan:
             others = [str(options.pop("gres"))] if cluster.gpu_option in options else []
             rows.insert(3, (cluster.gpu_option, ",".join([asked, *others])))
         if self.site and self.site.user_signal:
-            options.setdefault("signal", SIGNAL)
+            lead = self.measured.lead if self.measured else LEAD
+            options.setdefault("signal", f"{SIGNAL}@{lead}")
         return rows + sorted(options.items())
 
     def render(self, run: RunDir, command: list[str]) -> str:

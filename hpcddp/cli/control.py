@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from hpcddp.cli.options import (
+    advise,
     complete_runs,
     flags,
     job_options,
@@ -81,6 +82,7 @@ def resume(run: str, runs: str | None, follow: bool | None, as_json: bool, **giv
     else:
         before.put("cluster", job.cluster, str(folder.job))
     made = plan.make([flags(given), before], [], environ=os.environ, folder=Path(job.workdir))
+    advise(made, [folder])
     prepare.renew(made, folder, job.created)
     job_id = submission.submit(made, folder)
     announce(folder, job_id, as_json=as_json, parsable=False)
