@@ -12,7 +12,19 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from benchmarks import help, ranks, render, report, sampler, start, step, submit
+from benchmarks import (
+    agree,
+    goodput,
+    help,
+    leave,
+    ranks,
+    render,
+    report,
+    sampler,
+    start,
+    step,
+    submit,
+)
 from benchmarks.measure import Row
 from benchmarks.site import Site
 from hpcddp.errors import HpcddpError
@@ -25,6 +37,9 @@ BENCHMARKS: dict[str, Callable[[Site], Iterator[Row]]] = {
     "sampler": sampler.rows,
     "start": start.rows,
     "step": step.rows,
+    "agree": agree.rows,
+    "leave": leave.rows,
+    "goodput": goodput.rows,
 }
 
 

@@ -1,6 +1,7 @@
 """What the real Slurm says of itself, and what follows from it."""
 
 import json
+import os
 import tempfile
 import time
 from collections.abc import Iterator
@@ -61,9 +62,10 @@ def tracked(slurm: Slurm, tmp_path: Path) -> Iterator[Desk]:
             yield Desk(tmp_path, Slurm(sandbox, clean_environ(sandbox)))
         finally:
             sandbox.down()
-            for node in nodes:  # slurmd leaves it
-                for folder in Path("/sys/fs/cgroup").glob(f"freezer/slurm_{node}"):
-                    folder.rmdir()
+            for node in nodes:  # slurmd leaves them
+                left = Path(f"/sys/fs/cgroup/freezer/slurm_{node}")
+                for folder, _, _ in os.walk(left, topdown=False):
+                    Path(folder).rmdir()
 
 
 @pytest.mark.full
