@@ -4,9 +4,9 @@ On a real Slurm on this machine: 2 nodes x 2 ranks, steps that sleep 0.2 s, a ch
 steps (the default), on both sides. 30 s after a job has got its nodes, a job of higher priority
 needs them; each side is preempted three times. Useful are the steps in the newest checkpoint when
 the last of these lives has let go of its nodes, at the median time that a step takes on our side,
-for both; what was trained after it is lost. Nodes are held from the start of a life until Slurm has them
-back, looked at every 0.1 s. The time for which Slurm holds a job that it has queued again counts on
-neither side: the floor's is cut short.
+for both; what was trained after it is lost. Nodes are held from the start of a life until Slurm has
+them back, looked at every 0.1 s. The time for which Slurm holds a job that it has queued again
+counts on neither side: it is cut short for both.
 
 The floor of the first row is submitit's way: a callable with a checkpoint() method, in
 submitit_job.py. submitit leaves TERM alone, so its job trains on until it is killed. The floor of

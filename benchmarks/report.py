@@ -55,12 +55,12 @@ def _limit(row: Row, scale: float, unit: str) -> str:
         return f"{row.limit / scale:g} {unit}"
     if row.ratio_limit is None:
         return f">={row.ratio_least:.2f}"
-    more = f"+{row.allowance / scale:g} {unit}" if row.allowance else ""
+    more = f"+{row.allowance:g} {row.unit}" if row.allowance else ""
     return f"{row.ratio_limit:.2f}{more}"
 
 
 def _ratio(value: float) -> str:
-    return f"{value:.2f}" if value >= 0.1 else f"{value:.4f}"
+    return f"{value:.2f}" if value >= 0.1 else f"{value:.3f}"
 
 
 def _figures(found: Spread, scale: float) -> str:

@@ -59,6 +59,13 @@ class Plan:
     def backend(self) -> str:
         return self.profile.cluster.backend
 
+    @property
+    def signal(self) -> str:
+        """The signal before the time limit, and how many seconds before; "" for none."""
+        if "signal" in self.spec.slurm or not (self.site and self.site.user_signal):
+            return str(self.spec.slurm.get("signal", ""))
+        return f"{SIGNAL}@{self.measured.lead if self.measured else LEAD}"
+
     def worker_command(self, run: RunDir) -> list[str]:
         """How a rank starts without submitit."""
         return [sys.executable, "-P", "-m", "hpcddp.worker", str(run.path)]
@@ -77,6 +84,7 @@ class Plan:
             launcher=self.launcher.name,
             host_suffix=cluster.host_suffix,
             poll_seconds=cluster.poll_seconds,
+            lead=int(self.signal.partition("@")[2] or 0),
             created=time.time() if created is None else created,
         )
 
@@ -119,9 +127,8 @@ class Plan:
             asked = gpus if cluster.gpu_option == "gpus-per-node" else f"gpu:{gpus}"
             others = [str(options.pop("gres"))] if cluster.gpu_option in options else []
             rows.insert(3, (cluster.gpu_option, ",".join([asked, *others])))
-        if self.site and self.site.user_signal:
-            lead = self.measured.lead if self.measured else LEAD
-            options.setdefault("signal", f"{SIGNAL}@{lead}")
+        if self.signal:
+            options["signal"] = self.signal
         return rows + sorted(options.items())
 
     def render(self, run: RunDir, command: list[str]) -> str:
