@@ -44,6 +44,7 @@ class Lives(NamedTuple):
     """What came of a side's lives."""
 
     held: float  # seconds for which the nodes were held
+    began: list[float]  # when each got its nodes, in seconds since the epoch
     steps: int  # in the newest checkpoint
 
 
@@ -65,20 +66,20 @@ def rows(site: Site) -> Iterator[Row]:
 
 def _lives(site: Site, job_id: str, saved: Callable[[], int]) -> Lives:
     """Preempt a job in each of its lives, and let none begin after the last."""
-    held = 0.0
+    held, begins = 0.0, []
     for number in range(LIVES):
         until("a life", lambda: state(site, job_id) == "RUNNING")
-        began = time.monotonic()
+        begins.append(time.time())
         time.sleep(LIFE)
         preempted.take_nodes(site)
         until("free nodes", partial(_free, site, job_id))
-        held += time.monotonic() - began
+        held += time.time() - begins[-1]
         if number + 1 < LIVES:
             _hurry(site, job_id)
     steps = saved()
     site.slurm_says("scancel", job_id)
     until("the job's end", lambda: not site.slurm_says("squeue", "--noheader"))
-    return Lives(held, steps)
+    return Lives(held, begins, steps)
 
 
 def _free(site: Site, job_id: str) -> bool:
@@ -98,15 +99,9 @@ def _ours(site: Site) -> tuple[Lives, float, float]:
     )
     found = _lives(site, job_id, lambda: ledger.newest_step(run))
     lives = range(1, LIVES + 1)
+    first = sum(records(run, n, "start")[0]["time"] for n in lives)
     steps = [r["step_s"] for n in lives for r in records(run, n, "train")]
-    return found, sum(_started(run, n) for n in lives), median(steps)
-
-
-def _started(run: RunDir, attempt: int) -> float:
-    """Seconds from a life's beginning, as its script notes it, to its first step's."""
-    facts = ledger.read(run.attempt(attempt))
-    assert facts
-    return float(records(run, attempt, "start")[0]["time"]) - facts.began
+    return found, first - sum(found.began), median(steps)
 
 
 def _submitit(site: Site) -> Lives:

@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 TAIL = 1 << 16  # bytes of the metrics file that are read
 LATEST = 10  # records of a kind that count
+RUNS = 20  # of a job that are looked at, the newest first
 MARGIN = 5.0  # seconds between the end of the last save and the time limit
 FEW = 3  # steps that a life should get to take before it saves and leaves
 MOST_LEAD = 65535  # seconds; sbatch takes no more
@@ -122,16 +124,16 @@ def advise(plan: Plan, runs: Iterable[RunDir]) -> list[str]:
     )
 
 
-def alike(plan: Plan, runs: Iterable[RunDir]) -> Iterable[RunDir]:
-    """Of these runs those of the plan's job, on the same backend."""
-    for run in runs:
-        if run.name.startswith(f"{plan.spec.name}-"):
-            try:
-                job = record.read(run)
-            except RunError:
-                continue
-            if (job.spec.get("name"), job.backend) == (plan.spec.name, plan.backend):
-                yield run
+def alike(plan: Plan, runs: Iterable[RunDir]) -> Iterator[RunDir]:
+    """Of these runs the first of the plan's job, on the same backend."""
+    named = (run for run in runs if run.name.startswith(f"{plan.spec.name}-"))
+    for run in itertools.islice(named, RUNS):
+        try:
+            job = record.read(run)
+        except RunError:
+            continue
+        if (job.spec.get("name"), job.backend) == (plan.spec.name, plan.backend):
+            yield run
 
 
 def measured(run: RunDir) -> Measured | None:
