@@ -12,7 +12,20 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from benchmarks import help, ranks, render, report, sampler, save, start, step, submit
+from benchmarks import (
+    agree,
+    goodput,
+    help,
+    leave,
+    ranks,
+    render,
+    report,
+    sampler,
+    save,
+    start,
+    step,
+    submit,
+)
 from benchmarks.measure import Row
 from benchmarks.site import Site
 from hpcddp.errors import HpcddpError
@@ -26,6 +39,9 @@ BENCHMARKS: dict[str, Callable[[Site], Iterator[Row]]] = {
     "start": start.rows,
     "step": step.rows,
     "save": save.rows,
+    "agree": agree.rows,
+    "leave": leave.rows,
+    "goodput": goodput.rows,
 }
 
 

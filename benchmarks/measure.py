@@ -56,8 +56,10 @@ class Row:
 
     Args:
         ours, floor: figures of the same rounds, in the same order.
-        unit: "s" or "B".
+        unit: "s", "B", or "" for a plain number.
         ratio_limit: the most that the ratio of the medians may be.
+        allowance: what ``ours`` may have beyond that, in units.
+        ratio_least: the least that the ratio of the medians may be, where more is better.
         limit: what the median of ``ours`` must stay below, in units.
     """
 
@@ -67,6 +69,8 @@ class Row:
     unit: str = "s"
     ratio_limit: float | None = None
     limit: float | None = None
+    allowance: float = 0.0
+    ratio_least: float | None = None
 
     @property
     def ratio(self) -> float:
@@ -82,7 +86,11 @@ class Row:
     @property
     def met(self) -> bool | None:
         """Whether the limits hold; None where there is none."""
-        if self.ratio_limit is None and self.limit is None:
+        if (self.ratio_limit, self.limit, self.ratio_least) == (None, None, None):
             return None
-        holds = self.ratio_limit is None or self.ratio <= self.ratio_limit
-        return holds and (self.limit is None or median(self.ours) < self.limit)
+        beyond = self.allowance / median(self.floor)
+        return (
+            (self.ratio_limit is None or self.ratio - beyond <= self.ratio_limit)
+            and (self.limit is None or median(self.ours) < self.limit)
+            and (self.ratio_least is None or self.ratio >= self.ratio_least)
+        )

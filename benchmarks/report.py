@@ -15,7 +15,8 @@ LEGEND = (
     "Medians (and quartiles). ratio: of the two medians, what the limit is for.\n"
     "pairs: the median of the ratios within each pair."
 )
-SCALES = {"s": ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")), "B": ((1e6, "MB"), (1e3, "kB"), (1, "B"))}
+SCALES = {"s": ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")), "B": ((1e6, "MB"), (1e3, "kB"), (1, "B")),
+          "": ((1.0, ""),)}  # fmt: skip
 SCHEMA_VERSION = 1
 
 
@@ -38,16 +39,28 @@ def _cells(row: Row) -> tuple[str, ...]:
     )
     verdict = ""
     if row.met is not None:
-        limit = f"{row.ratio_limit:.2f}" if row.limit is None else f"{row.limit / scale:g} {unit}"
-        verdict = f"{limit} {'met' if row.met else 'NOT MET'}"
+        verdict = f"{_limit(row, scale, unit)} {'met' if row.met else 'NOT MET'}"
     return (
-        f"{row.name}, {unit}",
+        f"{row.name}, {unit}" if unit else row.name,
         _figures(ours, scale),
         _figures(floor, scale),
-        f"{row.ratio:.2f}",
-        f"{row.pair_ratio:.2f}",
+        _ratio(row.ratio),
+        _ratio(row.pair_ratio),
         verdict,
     )
+
+
+def _limit(row: Row, scale: float, unit: str) -> str:
+    if row.limit is not None:
+        return f"{row.limit / scale:g} {unit}"
+    if row.ratio_limit is None:
+        return f">={row.ratio_least:.2f}"
+    more = f"+{row.allowance:g} {row.unit}" if row.allowance else ""
+    return f"{row.ratio_limit:.2f}{more}"
+
+
+def _ratio(value: float) -> str:
+    return f"{value:.2f}" if value >= 0.1 else f"{value:.3f}"
 
 
 def _figures(found: Spread, scale: float) -> str:

@@ -27,7 +27,7 @@ from hpcddp import codes, comeback, hostlist, ledger, record, requeue, site, slu
 from hpcddp.errors import HpcddpError, RunError, SlurmUnreachable
 from hpcddp.ledger import Attempt
 from hpcddp.requeue import End, Past, Policy
-from hpcddp.rundir import RunDir, read_json, write_json
+from hpcddp.rundir import RunDir, last_lines, read_json, write_json
 
 ASK = 4.0  # seconds for one question at the start: a controller that is away must not delay it
 LATE = 90.0  # seconds before the time limit: Slurm warns up to a minute early
@@ -237,8 +237,18 @@ def gather(run: RunDir, mine: Attempt, code: int) -> End:
     elif facts["ending"]:
         facts["state"] = "COMPLETING"
     facts["grace"] = mine.site.get("grace", 0) > 0
-    facts["late"] = bool(mine.deadline) and time.time() > (mine.deadline or 0) - LATE
+    facts["late"] = _late(run, mine)
     return End(**facts)
+
+
+def _late(run: RunDir, mine: Attempt) -> bool:
+    """Whether the time limit was near: by the clock, or as rank 0 says, which knows its saves."""
+    if not mine.deadline:
+        return False
+    if time.time() > mine.deadline - LATE - record.read(run).lead:
+        return True
+    lines = last_lines(run.attempt(mine.number).metrics, comeback.TAIL)
+    return any(line.get("event") == "end" and line.get("by") == "time limit" for line in lines)
 
 
 def _deaf() -> None:

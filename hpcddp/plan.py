@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcddp import checks, clusters, jobfile, launchers, shipped, site, slurm, spec
+from hpcddp.advice import Measured
 from hpcddp.clusters import Profile
 from hpcddp.errors import SlurmUnreachable, TemplateError
 from hpcddp.jobfile import Layer
@@ -28,7 +29,8 @@ from hpcddp.topology import NodeRange, Topology, parse_count, parse_gpus, parse_
 
 # Sent before the time limit, up to half a minute too early. The ranks know the limit, and stop as
 # late as they can; so it is asked for only where preemption sends it instead of TERM.
-SIGNAL = "USR2@30"
+SIGNAL = "USR2"
+LEAD = 30  # seconds, as long as nobody knows what the job's steps and saves take
 
 
 @dataclass
@@ -46,6 +48,7 @@ class Plan:
     workdir: Path
     notes: list[str]
     site: Site | None = None  # what Slurm says of itself
+    measured: Measured | None = None  # what an earlier run of the job took
 
     @property
     def topology(self) -> Topology:
@@ -55,6 +58,13 @@ class Plan:
     @property
     def backend(self) -> str:
         return self.profile.cluster.backend
+
+    @property
+    def signal(self) -> str:
+        """The signal before the time limit, and how many seconds before; "" for none."""
+        if "signal" in self.spec.slurm or not (self.site and self.site.user_signal):
+            return str(self.spec.slurm.get("signal", ""))
+        return f"{SIGNAL}@{self.measured.lead if self.measured else LEAD}"
 
     def worker_command(self, run: RunDir) -> list[str]:
         """How a rank starts without submitit."""
@@ -74,6 +84,7 @@ class Plan:
             launcher=self.launcher.name,
             host_suffix=cluster.host_suffix,
             poll_seconds=cluster.poll_seconds,
+            lead=int(self.signal.partition("@")[2] or 0),
             created=time.time() if created is None else created,
         )
 
@@ -116,8 +127,8 @@ class Plan:
             asked = gpus if cluster.gpu_option == "gpus-per-node" else f"gpu:{gpus}"
             others = [str(options.pop("gres"))] if cluster.gpu_option in options else []
             rows.insert(3, (cluster.gpu_option, ",".join([asked, *others])))
-        if self.site and self.site.user_signal:
-            options.setdefault("signal", SIGNAL)
+        if self.signal:
+            options["signal"] = self.signal
         return rows + sorted(options.items())
 
     def render(self, run: RunDir, command: list[str]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from hpcddp import hostapp, record
@@ -33,8 +33,17 @@ def renew(plan: Plan, run: RunDir, created: float) -> None:
     _fill(plan, run, text, created)
 
 
-def again(run: RunDir, flags: Layer, environ: Mapping[str, str]) -> Plan:
-    """Plan what a run was anew, under the flags, and put that into its folder."""
+def again(
+    run: RunDir,
+    flags: Layer,
+    environ: Mapping[str, str],
+    look: Callable[[Plan], None] = lambda made: None,
+) -> Plan:
+    """Plan what a run was anew, under the flags, and put that into its folder.
+
+    Args:
+        look: sees the plan before that.
+    """
     job = record.read(run)
     before = Layer().put_all(job.spec, str(run.job))
     if flags.values.get("cluster"):
@@ -43,6 +52,7 @@ def again(run: RunDir, flags: Layer, environ: Mapping[str, str]) -> Plan:
     else:
         before.put("cluster", job.cluster, str(run.job))
     made = plans.make([flags, before], [], environ=environ, folder=Path(job.workdir))
+    look(made)
     renew(made, run, job.created)
     return made
 

@@ -35,6 +35,7 @@ class JobRecord:
     host_suffix: str = ""  # of MASTER_ADDR
     poll_seconds: int = 30
     slurm_name: str = ""  # the job's name, where it is not the run's: in an array
+    lead: int = 0  # seconds before the time limit at which Slurm sends a signal
     created: float = 0.0  # seconds since the epoch
     version: str = __version__
     format: int = FORMAT

@@ -21,11 +21,17 @@ class Site:
     hold: int = 121  # seconds that a requeued job waits at least
     tracking: str = ""  # how processes are tracked: cgroup, linuxproc, pgid
     user_signal: bool = False  # preemption sends the job's own signal instead of TERM
+    limit: str = ""  # time limit of a job that asks for none, in Slurm's forms
 
     @property
     def outlives(self) -> bool:
         """Whether a process can outlive its job: where cgroups track processes it cannot."""
         return self.tracking in ("linuxproc", "pgid")
+
+    @property
+    def preempts(self) -> bool:
+        """Whether a preemption ends jobs of the partition; one that is suspended stays."""
+        return self.preempt_mode in ("REQUEUE", "CANCEL")
 
     @property
     def notice(self) -> int:
@@ -59,6 +65,7 @@ def read(partition: str = "", timeout: float = TIMEOUT) -> Site:
         tracking=said.get("ProctrackType", "").rpartition("/")[2],
         user_signal="preempt_send_user_signal" in said.get("SlurmctldParameters", "").lower()
         or "send_user_signal" in said.get("PreemptParameters", "").lower(),
+        limit=_limit(found),
     )  # fmt: skip
 
 
@@ -69,6 +76,12 @@ def _partition(rows: str, name: str) -> dict[str, str]:
         if fields.get("PartitionName") == name or (not name and fields.get("Default") == "YES"):
             return fields
     return {}
+
+
+def _limit(found: dict[str, str]) -> str:
+    """What a partition gives to a job that names no time limit."""
+    asked = found.get("DefaultTime", "NONE")
+    return found.get("MaxTime", "") if asked == "NONE" else asked
 
 
 def _number(text: str) -> int:

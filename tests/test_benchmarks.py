@@ -73,20 +73,37 @@ def test_verdict(
     assert Row("x", [ours], [1.0], ratio_limit=ratio_limit, limit=limit).met is met
 
 
+def test_a_limit_may_leave_so_much_beyond_the_floor() -> None:
+    assert Row("x", [3.5], [1.0], ratio_limit=1.5, allowance=2.0).met is True
+    assert Row("x", [3.6], [1.0], ratio_limit=1.5, allowance=2.0).met is False
+    assert Row("x", [7.2], [2.0], ratio_limit=1.5, allowance=2.0).met is False
+
+
+def test_where_more_is_better_the_limit_is_the_least() -> None:
+    assert Row("x", [0.75], [0.5], unit="", ratio_least=1.5).met is True
+    assert Row("x", [0.74], [0.5], unit="", ratio_least=1.5).met is False
+
+
 def test_the_table_fits_a_terminal_and_says_what_is_not_met() -> None:
     rows = [
         Row("help", [0.065, 0.066], [0.06, 0.06], ratio_limit=1.3),
         Row("start, submit", [12.3, 14.5], [10.1, 10.2], ratio_limit=1.1),
         Row("ranks memory", [2.3e6], [2.2e6], unit="B"),
         Row("ranks", [0.123], [0.02], limit=0.1),
+        Row("leave", [1.76], [0.91], ratio_limit=1.5, allowance=2.0),
+        Row("goodput, submitit", [0.7], [0.4], unit="", ratio_least=1.5),
+        Row("agree, 2 ranks", [2e-5], [5e-3], ratio_limit=0.01),
     ]
-    head, first, second, third, fourth = table(rows).splitlines()
+    head, first, second, third, fourth, leave, goodput, agree = table(rows).splitlines()
     assert max(map(len, table(rows).splitlines())) <= 80
     assert "ratio" in head
     assert first.startswith("help, ms") and first.endswith("1.30 met")
     assert second.startswith("start, submit, s") and second.endswith("1.10 NOT MET")
     assert third.split()[-2:] == ["1.05", "1.05"]
     assert fourth.endswith("100 ms NOT MET")
+    assert leave.endswith("1.50+2 s met")
+    assert " 0.70 (0.70-0.70) " in goodput and goodput.endswith(">=1.50 met")
+    assert agree.endswith("0.004 0.004 0.01 met")
 
 
 def test_the_data_holds_every_figure_and_the_verdict() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from conftest import Site, record_run
 
-from hpcddp import codes, host, ledger
+from hpcddp import codes, host, ledger, record
 from hpcddp.errors import RunError
 from hpcddp.ledger import Attempt
 from hpcddp.rundir import RunDir, read_json, write_json
@@ -272,3 +272,27 @@ def test_it_runs_without_the_users_own_modules(site: Site, run: RunDir) -> None:
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert done.stdout.startswith("1 127.0.0.1 ")
+
+
+@pytest.mark.parametrize(
+    ("left", "lead", "by", "late"),
+    [
+        (60.0, 0, "", True),
+        (300.0, 0, "", False),
+        (300.0, 0, "SIGUSR2", False),
+        (300.0, 0, "time limit", True),  # a save of two minutes: the ranks began in time
+        (300.0, 250, "SIGUSR2", True),
+    ],
+)
+def test_a_stop_before_the_time_limit_is_known(
+    site: Site, run: RunDir, left: float, lead: int, by: str, late: bool
+) -> None:
+    site.program("scontrol", "echo JobId=7 JobState=RUNNING Restarts=0 PreemptTime=None")
+    job = record.read(run)
+    job.lead = lead
+    record.write(run, job)
+    mine = ledger.life("7", 1, slurm=True)
+    mine.number, mine.deadline = 1, time.time() + left
+    run.attempt(1).path.mkdir()
+    run.attempt(1).metrics.write_text(f'{{"event": "end", "by": "{by}"}}\n')
+    assert host.gather(run, mine, 85).late is late

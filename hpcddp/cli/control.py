@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from hpcddp.cli.options import (
+    advise,
     complete_runs,
     flags,
     job_options,
@@ -72,7 +73,7 @@ def resume(run: str, runs: str | None, follow: bool | None, as_json: bool, **giv
 
     folder = submission.find(runs_root(runs), run)
     submission.check_ended(folder)
-    made = prepare.again(folder, flags(given), os.environ)
+    made = prepare.again(folder, flags(given), os.environ, lambda plan: advise(plan, [folder]))
     job_id = submission.submit(made, folder)
     announce(folder, job_id, as_json=as_json, parsable=False)
     if not (made.backend == "local" if follow is None else follow):

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from hpcddp import jobfile
 from hpcddp.errors import UserError
 from hpcddp.jobfile import Layer
+
+if TYPE_CHECKING:
+    from hpcddp.rundir import RunDir
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -109,4 +112,22 @@ def plan_job(job: str | None, given: dict[str, Any]) -> Any:
     made = plan.make(layers, notes, environ=os.environ, folder=folder)
     for note in made.notes:
         click.echo(f"note: {note}", err=True)
+    return made
+
+
+def advise(made: Any, runs: Iterable[RunDir]) -> None:
+    """Say on stderr what speaks against a plan, by what the first of these runs took before."""
+    from hpcddp import advice
+
+    for text in advice.advise(made, runs):
+        click.echo(f"warning: {text}", err=True)
+
+
+def plan_run(job: str | None, given: dict[str, Any], root: Path) -> Any:
+    """The checked plan of a new run below a folder, with advice from the job's earlier runs."""
+    from hpcddp import advice
+    from hpcddp.rundir import runs_in
+
+    made = plan_job(job, given)
+    advise(made, advice.alike(made, runs_in(root)))
     return made

@@ -12,6 +12,7 @@ from hpcddp.cli.options import (
     job_options,
     json_option,
     plan_job,
+    plan_run,
     runs_option,
     runs_root,
 )
@@ -26,7 +27,8 @@ def render(job: str | None, runs: str | None, **given: Any) -> None:
     from hpcddp import prepare
 
     given["cluster"] = given.get("cluster") or default_cluster()
-    run = prepare.new_run(plan_job(job, given), runs_root(runs))
+    root = runs_root(runs)
+    run = prepare.new_run(plan_run(job, given, root), root)
     click.echo(f"folder  {run.path}", err=True)
     click.echo(run.script.read_text(encoding="utf-8"), nl=False)
 

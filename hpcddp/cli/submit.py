@@ -12,7 +12,7 @@ from hpcddp.cli.options import (
     complete_jobs,
     job_options,
     json_option,
-    plan_job,
+    plan_run,
     runs_option,
     runs_root,
 )
@@ -42,7 +42,7 @@ def submit(job: str | None, runs: str | None, follow: bool | None, dry_run: bool
     """
     from hpcddp import prepare, submission
 
-    plan = plan_job(job, given)
+    plan = plan_run(job, given, runs_root(runs))
     if dry_run:
         return show(plan, runs)
     run = prepare.new_run(plan, runs_root(runs))

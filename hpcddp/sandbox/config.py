@@ -67,6 +67,8 @@ PreemptMode=$preempt_mode GraceTime=$grace MaxTime=UNLIMITED State=UP
 PartitionName=high Nodes=ALL PriorityTier=10 PreemptMode=OFF MaxTime=UNLIMITED State=UP
 """)
 GRES_CONF = Template("NodeName=$node_list Name=gpu File=$home/dev/nvidia$gpu_range\n")
+# Without it Slurm looks for cgroups where they were ten years ago.
+CGROUP_CONF = "CgroupMountpoint=/sys/fs/cgroup\nCgroupAutomount=no\n"
 SLURMDBD_CONF = Template("""\
 DbdHost=$controller_name
 DbdAddr=$address
@@ -154,6 +156,8 @@ def files(site: Site, settings: Settings) -> dict[str, str]:
     }
     if settings.gpus:
         texts["gres.conf"] = GRES_CONF.substitute(facts)
+    if any("cgroup" in value for value in settings.extra.values()):
+        texts["cgroup.conf"] = CGROUP_CONF
     if settings.accounting:
         texts["slurmdbd.conf"] = SLURMDBD_CONF.substitute(facts) + listen
     return texts

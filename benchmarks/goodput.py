@@ -1,0 +1,112 @@
+"""Useful step time over the time that nodes are held, with a preemption in each life of 30 s.
+
+On a real Slurm on this machine: 2 nodes x 2 ranks, steps that sleep 0.2 s, a checkpoint every 100
+steps (the default), on both sides. 30 s after a job has got its nodes, a job of higher priority
+needs them; each side is preempted three times. Useful are the steps in the newest checkpoint when
+the last of these lives has let go of its nodes, at the median time that a step takes on our side,
+for both; what was trained after it is lost. Nodes are held from the start of a life until Slurm has
+them back, looked at every 0.1 s. The time for which Slurm holds a job that it has queued again
+counts on neither side: it is cut short for both.
+
+The floor of the first row is submitit's way: a callable with a checkpoint() method, in
+submitit_job.py. submitit leaves TERM alone, so its job trains on until it is killed. The floor of
+the second is what start-up allows: as if every second that nodes were held from the beginning of
+a life's first step were useful.
+
+A round takes four minutes. There is one for every four --pairs, so three by default.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+from benchmarks import preempted
+from benchmarks.measure import Row
+from benchmarks.preempted import records, state, until
+from benchmarks.site import PYTHON, Site, output
+from hpcddp import ledger
+from hpcddp.comeback import SETTLE
+
+BESIDE, ALLOWED = 1.5, 0.9
+LIFE, LIVES = 30.0, 3  # seconds from the start of a life to its preemption
+WIDTH, EVERY, PAUSE = 256, 100, 0.2
+JOB = str(Path(__file__).with_name("submitit_job.py"))
+
+
+class Lives(NamedTuple):
+    """What came of a side's lives."""
+
+    held: float  # seconds for which the nodes were held
+    began: list[float]  # when each got its nodes, in seconds since the epoch
+    steps: int  # in the newest checkpoint
+
+
+def rows(site: Site) -> Iterator[Row]:
+    ours, beside, allowed = [], [], []
+    rounds = -(-site.pairs // 4)
+    for number in range(rounds):
+        print(f"goodput: {number + 1} of {rounds}", file=sys.stderr)
+        if number % 2 == 0:
+            (mine, started, step), other = _ours(site), _submitit(site)
+        else:
+            other, (mine, started, step) = _submitit(site), _ours(site)
+        ours.append(mine.steps * step / mine.held)
+        beside.append(other.steps * step / other.held)
+        allowed.append((mine.held - started) / mine.held)
+    yield Row("goodput, submitit", ours, beside, unit="", ratio_least=BESIDE)
+    yield Row("goodput, start-up", ours, allowed, unit="", ratio_least=ALLOWED)
+
+
+def _lives(site: Site, job_id: str, saved: Callable[[], int]) -> Lives:
+    """Preempt a job in each of its lives, and let none begin after the last."""
+    held, begins = 0.0, []
+    for number in range(LIVES):
+        until("a life", lambda: state(site, job_id) == "RUNNING")
+        begins.append(time.time())
+        time.sleep(LIFE)
+        preempted.take_nodes(site)
+        until("free nodes", partial(_free, site, job_id))
+        held += time.time() - begins[-1]
+        if number + 1 < LIVES:
+            _hurry(site, job_id)
+    steps = saved()
+    site.slurm_says("scancel", job_id)
+    until("the job's end", lambda: not site.slurm_says("squeue", "--noheader"))
+    return Lives(held, begins, steps)
+
+
+def _free(site: Site, job_id: str) -> bool:
+    return state(site, job_id) not in preempted.HOLDS
+
+
+def _hurry(site: Site, job_id: str) -> None:
+    """End the two minutes for which Slurm holds a job that it has queued again."""
+    if state(site, job_id) == "PENDING":
+        site.slurm_says("scontrol", "update", f"JobId={job_id}", f"StartTime=now+{SETTLE}")
+
+
+def _ours(site: Site) -> tuple[Lives, float, float]:
+    """Our lives, the seconds of them before the first step began, and those of a step."""
+    job_id, run = preempted.submit(
+        site, max_steps=100_000, model__width=WIDTH, dataset__width=WIDTH, dataset__pause=PAUSE
+    )
+    found = _lives(site, job_id, lambda: ledger.newest_step(run))
+    lives = range(1, LIVES + 1)
+    first = sum(records(run, n, "start")[0]["time"] for n in lives)
+    steps = [r["step_s"] for n in lives for r in records(run, n, "train")]
+    return found, first - sum(found.began), median(steps)
+
+
+def _submitit(site: Site) -> Lives:
+    """The lives of submitit's job."""
+    folder = site.fresh()
+    argv = [PYTHON, "-P", JOB, str(folder), str(WIDTH), str(EVERY), str(PAUSE)]
+    job_id = output(argv, site.slurm, folder).split()[-1]
+    step = folder / "step"
+    return _lives(site, job_id, lambda: int(step.read_text()) if step.exists() else 0)

@@ -1,0 +1,80 @@
+"""The other side of `goodput`: a DDP loop that submitit submits and queues again.
+
+python submitit_job.py FOLDER WIDTH EVERY PAUSE    submits it; prints the job's id
+
+Checkpoints are rank 0's, every EVERY steps, written aside and renamed. `checkpoint` hands the same
+call back, as submitit asks of what is to go on after a preemption or a time limit.
+"""
+
+import os
+import sys
+from importlib import util
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import submitit
+
+TASK = Path(__file__).with_name("heavy.py")
+
+
+class Training:
+    def __init__(self, task: str, folder: str, width: int, every: int, pause: float, port: int):
+        self.task, self.folder, self.width = task, Path(folder), width
+        self.every, self.pause, self.port = every, pause, port
+
+    def __call__(self) -> None:
+        import torch
+        import torch.distributed as dist
+        from torch.nn.parallel import DistributedDataParallel
+
+        me = submitit.JobEnvironment()
+        os.environ |= {"MASTER_ADDR": me.hostnames[0], "MASTER_PORT": str(self.port)}
+        dist.init_process_group("gloo", rank=me.global_rank, world_size=me.num_tasks)
+        task = self._load()
+        module = task.model(self.width)
+        model = DistributedDataParallel(module, gradient_as_bucket_view=True)
+        optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+        dataset = task.dataset("train", self.width, self.pause)
+        saved, first = self.folder / "saved.pt", 0
+        if saved.exists():
+            state = torch.load(saved, weights_only=True)
+            module.load_state_dict(state["model"])
+            optimizer.load_state_dict(state["optimizer"])
+            first = state["step"]
+        for step in count(first + 1):
+            batch, target = (x[None] for x in dataset[step % len(dataset)])
+            task.loss(model(batch), target).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if me.global_rank == 0 and step % self.every == 0:
+                state = {"model": module.state_dict(), "optimizer": optimizer.state_dict()}
+                torch.save(state | {"step": step}, saved.with_suffix(".new"))
+                saved.with_suffix(".new").replace(saved)
+                (self.folder / "step").write_text(str(step))
+
+    def _load(self) -> Any:
+        spec = util.spec_from_file_location("heavy", self.task)
+        assert spec and spec.loader
+        module = util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    def checkpoint(self) -> submitit.helpers.DelayedSubmission:
+        return submitit.helpers.DelayedSubmission(self)
+
+
+def main(folder: str, width: str, every: str, pause: str) -> None:
+    from hpcddp.host import free_port
+
+    executor = submitit.SlurmExecutor(folder=folder)
+    executor.update_parameters(
+        nodes=2, ntasks_per_node=2, gpus_per_node=2, cpus_per_task=1, time=60, partition="low",
+        setup=["export OMP_NUM_THREADS=1"],
+    )  # fmt: skip
+    training = Training(str(TASK), folder, int(width), int(every), float(pause), free_port())
+    print(executor.submit(training).job_id)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

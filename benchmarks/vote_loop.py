@@ -1,0 +1,75 @@
+"""One rank of `agree`: steps of a fixed length with an exchange of gradients, and the votes.
+
+python vote_loop.py FIGURES STEP_SECONDS STEPS    with torchrun's variables
+
+A step sleeps, then exchanges as DistributedDataParallel does. After a warm-up come STEPS steps with
+the agreement after each, then as many without. Every rank brings the seconds that it spent inside
+`StopVote.agreed` after each step, and those of a step without it. Rank 0 writes all to FIGURES.
+"""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from hpcddp.preempt import Preemption
+from hpcddp.rundir import RunDir
+from hpcddp.spec import TrainSpec
+from hpcddp.topology import Rank
+from hpcddp.train import world as worlds
+from hpcddp.train.guard import Guard
+from hpcddp.train.lease import Lease
+from hpcddp.train.meter import Meter
+from hpcddp.train.stop import StopVote
+from hpcddp.train.world import World
+
+WARM_UP = 100  # steps: by then votes are as far apart as they will be
+GRADIENTS = 100_000  # numbers that are exchanged in a step
+
+
+def main(figures: Path, length: float, steps: int) -> None:
+    rank = Rank.from_env(os.environ)
+    address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    world = worlds.join(rank, (1, 1), rank.world_size, local=True, address=address)
+    gradients = torch.ones(GRADIENTS)
+
+    def step() -> None:
+        time.sleep(length)
+        dist.all_reduce(gradients)
+
+    taken = _measured(world, figures.with_name("request.json"), step, steps)
+    everything: list[object] = [None] * world.size
+    dist.all_gather_object(everything, taken)
+    if world.is_main:
+        figures.write_text(json.dumps(everything))
+    world.barrier()
+    os._exit(0)  # tearing down gloo's threads can abort or hang; it is not measured
+
+
+def _measured(
+    world: World, request: Path, step: Callable[[], None], steps: int
+) -> tuple[list[float], float]:
+    guard = Guard(world, TrainSpec(), torch.nn.Linear(4, 4), Meter(world))
+    lease = Lease(RunDir(request.parent), 1)
+    lease.folder.mkdir(parents=True, exist_ok=True)
+    vote = StopVote(world, Preemption(), request, lease, guard)
+    inside = []
+    for now in range(1, WARM_UP + steps + 1):
+        step()
+        began = time.perf_counter()
+        stops = vote.agreed(now)
+        inside.append(time.perf_counter() - began)
+        assert not stops
+    began = time.perf_counter()
+    for _ in range(steps):
+        step()
+    return inside[WARM_UP:], (time.perf_counter() - began) / steps
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3]))

@@ -1,0 +1,96 @@
+"""What the real Slurm says of itself, and what follows from it."""
+
+import json
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hpcddp import site
+from hpcddp.errors import SandboxError
+from hpcddp.rundir import read_lines
+from hpcddp.sandbox.cluster import Sandbox, Settings
+
+from .conftest import clean_environ
+from .desk import LONG, Desk, Slurm, make_toy
+
+
+def test_what_a_partition_gives(slurm: Slurm, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in slurm.sandbox.environ().items():
+        monkeypatch.setenv(name, value)
+    low, high = site.read("low"), site.read("high")
+    assert (low.preempts, low.preempt_mode, low.grace, low.kill_wait) == (True, "REQUEUE", 5, 5)
+    assert (low.notice, low.hold, low.limit) == (10, 121, "UNLIMITED")
+    assert (low.outlives, low.user_signal) == (True, False)
+    assert (high.preempts, high.preempt_mode) == (False, "OFF")
+    assert low.version == high.version != ""
+    assert site.read() == low  # the default one
+
+
+def test_a_save_that_cannot_fit_is_told_before_submitting(desk: Desk) -> None:
+    asked = ("submit", "toy", "--partition", "low", "--dry-run")
+    run = json.loads(desk("submit", "toy", "--follow", "--json").splitlines()[0])["path"]
+    assert "warning" not in desk.result(*asked).stderr
+    metrics = Path(run, "attempts/1/metrics.jsonl")
+    slow = [{**line, "seconds": 95} if "seconds" in line else line for line in read_lines(metrics)]
+    metrics.write_text("".join(f"{json.dumps(line)}\n" for line in slow))
+    told = desk.result(*asked)
+    assert told.returncode == 0
+    assert "warning: saves take 95 s" in told.stderr
+    assert "this partition gives 10 s" in told.stderr
+    assert "warning" not in desk.result(*asked, "--partition", "high").stderr
+    refuses = desk.result(*asked, "--set", "requeue.enabled=false").stderr
+    assert "requeue.enabled is false" in refuses
+
+
+@pytest.fixture
+def tracked(slurm: Slurm, tmp_path: Path) -> Iterator[Desk]:
+    """A desk on a Slurm that tracks processes by cgroups, as nearly every site does."""
+    with tempfile.TemporaryDirectory(prefix="hpcddp-", dir="/tmp") as parent:
+        sandbox = Sandbox(Path(parent, "box"))
+        try:
+            extra = {"ProctrackType": "proctrack/cgroup"}
+            sandbox.up(Settings(nodes=2, gpus=2, accounting=False, extra=extra))
+        except SandboxError as error:
+            pytest.skip(f"no proctrack/cgroup here: {error.what}")
+        nodes = sandbox.nodes
+        try:
+            make_toy(tmp_path)
+            yield Desk(tmp_path, Slurm(sandbox, clean_environ(sandbox)))
+        finally:
+            sandbox.down()
+            for node in nodes:  # slurmd leaves them
+                left = Path(f"/sys/fs/cgroup/freezer/slurm_{node}")
+                for folder, _, _ in os.walk(left, topdown=False):
+                    Path(folder).rmdir()
+
+
+@pytest.mark.full
+def test_where_cgroups_track_processes_nothing_outlives_a_job(tracked: Desk) -> None:
+    beat = tracked.folder / "beat"
+    loop = f"trap '' TERM; while :; do date +%s >{beat}; sleep 0.1; done"
+    script = tracked.folder / "job.sh"
+    script.write_text(f'#!/bin/bash\nsetsid bash -c "{loop}" &>/dev/null &\nsleep 1\n')
+    tracked.slurm.run("sbatch", "--wait", "--output=/dev/null", str(script), check=True)
+    time.sleep(1)
+    last = beat.read_text()
+    time.sleep(2)
+    assert beat.read_text() == last
+
+
+@pytest.mark.full
+def test_where_cgroups_track_processes_a_follow_up_does_not_wait(tracked: Desk) -> None:
+    run = tracked.submit(*LONG, "--nodes", "2", "--gpus", "2")
+    tracked.training(run, step=10)
+    tracked.take_all_nodes()
+    again = tracked.training(run, attempt=2)
+    first, second = tracked.attempts(run)
+    assert (first.cause, first.site["tracking"]) == ("preempted", "cgroup")
+    assert again["job_id"] == first.successor != first.job_id
+    assert first.ended and second.began - first.ended < 20
+    assert again["step"] >= first.saved >= 10
+    tracked("cancel", run)
+    tracked.until(lambda s: s["state"] == "CANCELLED", run)
