@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -16,7 +17,7 @@ from hpcddp.cli import rehearse as command
 from hpcddp.errors import UserError
 from hpcddp.jobfile import Layer
 from hpcddp.rundir import STEP, RunDir, write_json
-from hpcddp.sandbox import compare, instants, outcome, setting
+from hpcddp.sandbox import compare, instants, outcome, rehearse, setting
 from hpcddp.sandbox.cluster import Sandbox
 from hpcddp.sandbox.instants import KINDS, Fault, Timeline
 from hpcddp.sandbox.outcome import Report, Row
@@ -223,6 +224,19 @@ def test_what_could_not_be_played_was_not_survived(tmp_path: Path) -> None:
     stage, _ = hit(run, "crash")
     (row,) = outcome.rows(stage, [Fault("hang", 55, 0.0, 0.5)])
     assert not row.survived and row.reason == "the run had ended before"
+
+
+def test_a_limit_that_the_start_up_used_up_has_come(tmp_path: Path) -> None:
+    """Else it would be waited for in a life that has no limit."""
+    run = run_of(tmp_path / "r", two(1, 50), [])
+    stage, _ = hit(run, "preempt")
+    run.attempt(2).step.unlink()
+    fault, now = Fault("timeout", 50, 0.0, 0.5), time.time()
+    for deadline, due in ((None, False), (now + 6e5, False), (now + 60, False), (now + 1, True)):
+        facts = ledger.life("2", 1)
+        facts.number, facts.began, facts.deadline = 2, now - 30, deadline
+        write_json(run.attempt(2).facts, asdict(facts))
+        assert rehearse._due(stage, fault) == due
 
 
 # --- what is shown

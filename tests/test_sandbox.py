@@ -140,6 +140,21 @@ def test_a_shell_that_points_at_a_sandbox_is_not_taken_for_its_job(tmp_path: Pat
         processes.end([shell, task], signal.SIGKILL, 10)
 
 
+def test_the_tasks_of_one_node_are_told_from_those_of_another(tmp_path: Path) -> None:
+    """n1 is not n10: a node that is killed takes no other with it."""
+    tasks = {}
+    try:
+        for name in ("n1", "n10"):
+            node = {**os.environ, "SLURM_CONF": f"{tmp_path}/d.conf", "SLURMD_NODENAME": name}
+            tasks[name] = processes.start(["sleep", "60"], node, tmp_path / "out")
+        for name, task in tasks.items():
+            assert processes.of_jobs(str(tmp_path), name) == [task]
+        processes.send([tasks["n1"]], signal.SIGSTOP)
+        assert all(task.alive() for task in tasks.values())
+    finally:
+        assert not processes.end(tasks.values(), signal.SIGKILL, 10)
+
+
 # --- the record
 
 

@@ -53,8 +53,8 @@ def _back(stage: Stage, node: str) -> bool:
 
 def timeout(stage: Stage, fault: Fault, watch: float) -> None:
     """The end of the time limit, which this life had from its beginning."""
-    deadline = stage.facts().deadline
-    if not deadline or deadline > time.time() + 3600:
+    deadline = stage.limited()
+    if not deadline:
         raise SandboxError("the job got no time limit", where=stage.run.name)
     with stage.held():
         stage.until(

@@ -6,18 +6,18 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from hpcddp import jobfile, plan, prepare, submission
-from hpcddp.errors import HpcddpError, SandboxError, UserError
+from hpcddp.errors import SandboxError, UserError
 from hpcddp.jobfile import Layer
 from hpcddp.plan import Plan
-from hpcddp.rundir import read_step
+from hpcddp.rundir import RunDir, read_step
 from hpcddp.sandbox import compare, daemons, faults, instants
 from hpcddp.sandbox.cluster import Sandbox
-from hpcddp.sandbox.instants import KINDS, Fault, Timeline
+from hpcddp.sandbox.instants import EARLY, KINDS, Fault, Timeline
 from hpcddp.sandbox.outcome import Report, rows
 from hpcddp.sandbox.setting import Say, sandbox_of, sandboxed, surroundings
 from hpcddp.sandbox.stage import Over, Stage
@@ -54,34 +54,49 @@ def rehearse(
         SandboxError: no sandbox can start here, or the job fails without any fault.
     """
     check(counts, watch)
+    nodes, gpus = _size(layers)
+    daemons.require(accounting=False)
+    begun = time.monotonic()
+    with _kept(runs, say) as root, ExitStack() as stack:
+        home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hp-", dir="/tmp")))
+        sandbox = stack.enter_context(sandbox_of(home, nodes + SPARE, gpus))
+        stack.enter_context(surroundings(sandbox))
+        own = sandboxed(layers, counts, home, say)
+        made = plan.make(own, [], environ=os.environ, folder=folder)
+        say(f"a Slurm of {nodes + SPARE} nodes is up; seed {seed}")
+        report = _Rehearsal(sandbox, made, root, say, watch).play(counts, seed)
+        report.seconds = time.monotonic() - begun
+        if report.passed and runs is None:
+            shutil.rmtree(root)
+    return report
+
+
+def _size(layers: list[Layer]) -> tuple[int, int]:
+    """Nodes, and ranks on each."""
     asked, sources = jobfile.merge(layers)
-    nodes, gpus = parse_nodes(asked.nodes), parse_gpus(asked.gpus)
+    nodes = parse_nodes(asked.nodes, where=sources.get("nodes", ""))
     if nodes.min != nodes.max:
         hint = "a rehearsal compares two runs of the same size"
         raise UserError(f"{asked.nodes} is a range", where=sources["nodes"], hint=hint)
-    daemons.require(accounting=False)
-    begun, root = time.monotonic(), (runs or Path(tempfile.mkdtemp(prefix="rehearsal-"))).absolute()
-    kept = runs is not None
+    return nodes.max, parse_gpus(asked.gpus, where=sources.get("gpus", ""))
+
+
+@contextmanager
+def _kept(runs: Path | None, say: Say) -> Iterator[Path]:
+    """The folder of the two runs: the given one, or one that is left where there is something to
+    look into."""
+    root = runs.absolute() if runs else Path(tempfile.mkdtemp(prefix="hpcddp-rehearsal-"))
     try:
-        with ExitStack() as stack:
-            home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hp-", dir="/tmp")))
-            sandbox = stack.enter_context(sandbox_of(home, nodes.max + SPARE, gpus))
-            stack.enter_context(surroundings(sandbox))
-            own = sandboxed(layers, counts, home, say)
-            made = plan.make(own, [], environ=os.environ, folder=folder)
-            say(f"a Slurm of {nodes.max + SPARE} nodes is up; seed {seed}")
-            report = _Rehearsal(sandbox, made, root, say, watch).play(counts, seed)
-            report.seconds = time.monotonic() - begun
-        kept = kept or not report.passed
-    except HpcddpError:
-        kept = kept or any(root.iterdir())
+        yield root
+    except KeyboardInterrupt:
+        if runs is None:
+            shutil.rmtree(root)
         raise
     finally:
-        if kept:
+        if root.is_dir() and any(root.iterdir()):
             say(f"the runs are in {root}")
-        else:
+        elif runs is None:
             shutil.rmtree(root, ignore_errors=True)
-    return report
 
 
 def check(counts: Mapping[str, int], watch: float) -> None:
@@ -116,15 +131,18 @@ class _Rehearsal:
             state=state, reason=reason,
         )  # fmt: skip
         report.faults = rows(stage, drawn)
-        report.steps_lost = compare.repeated(stage.run)
+        self._compare(reference.run, stage.run, report)
+        return report
+
+    def _compare(self, reference: RunDir, run: RunDir, report: Report) -> None:
+        """Fill in what both runs together tell."""
+        report.steps_lost = compare.repeated(run)
         cost = sum(row.steps_lost for row in report.faults if KINDS[row.fault] and row.survived)
         report.steps_needless = max(0, report.steps_lost - cost)
-        ranks = self.plan.topology.world_size
-        report.difference = compare.difference(reference.run, stage.run, ranks)
+        report.difference = compare.difference(reference, run, self.plan.topology.world_size)
         report.order_equal = not report.difference
-        weights = compare.digest(reference.run)
-        report.weights_equal = weights != "" and weights == compare.digest(stage.run)
-        return report
+        weights = compare.digest(reference)
+        report.weights_equal = weights != "" and weights == compare.digest(run)
 
     def _stage(self) -> Stage:
         return Stage(self.sandbox, prepare.new_run(self.plan, self.root), self.patience)
@@ -187,7 +205,12 @@ class _Rehearsal:
 def _due(stage: Stage, fault: Fault) -> bool:
     """Whether a fault's instant has come, in a life that still works."""
     number, step = stage.look()
-    if not number or stage.gone(number):
+    if not number:
+        return False
+    if fault.kind == "timeout" and (deadline := stage.limited()):
+        # A start-up that took far longer than the first one uses up the limit by itself.
+        return step >= fault.step or stage.gone(number) or time.time() > deadline - 2 * EARLY
+    if stage.gone(number):
         return False
     if fault.step:
         return step >= fault.step

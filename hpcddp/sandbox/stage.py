@@ -22,6 +22,7 @@ T = TypeVar("T")
 
 LOOK = 0.01  # seconds between two looks at a run's step
 TIME = "7-00:00:00"  # the time limit of a job that is to meet none
+UNLIMITED = 7 * 86400.0  # the same in seconds
 ASK = 2.0  # seconds between two questions to Slurm
 
 
@@ -145,6 +146,13 @@ class Stage:
         aside = self._limit.with_suffix(".new")
         aside.write_text(f"{seconds:.0f}")
         aside.replace(self._limit)
+
+    def limited(self) -> float:
+        """When the time limit of the newest attempt ends, in seconds since the epoch; 0 where
+        `limit_next` gave it none."""
+        facts = self.facts()
+        near = facts.deadline is not None and facts.deadline < facts.began + UNLIMITED / 2
+        return facts.deadline or 0.0 if near else 0.0
 
     @property
     def _limit(self) -> Path:

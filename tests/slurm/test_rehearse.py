@@ -54,7 +54,7 @@ def test_a_job_survives_and_is_what_it_would_have_been(
     assert causes["cancel"] == ("cancelled", True) and causes["preempt"] == ("preempted", True)
     cost = {f["fault"]: f["steps_lost"] for f in found["faults"]}
     assert (cost["preempt"], cost["cancel"]) == (0, 0)
-    assert found["steps_lost"] == cost["crash"] <= 20 + 12  # since the last save, up to the kill
+    assert found["steps_lost"] == cost["crash"] <= 20 + 40  # since the last save, up to the kill
     assert found["weights_equal"] and found["order_equal"]
     assert slurm.run("squeue", "--noheader", "--states=all").stdout == before
 
@@ -88,7 +88,7 @@ def test_a_job_that_fails_by_itself_is_told_with_its_reason(
     task = folder / "jobs/toy.py"
     task.write_text(task.read_text() + "\ndef model():\n    raise ValueError('no such layer')\n")
     done = subprocess.run(
-        [HPCDDP, "rehearse", "toy", "--crash", "1"],
+        [HPCDDP, "rehearse", "toy", "--crash", "1", "--runs", str(folder / "kept")],
         cwd=folder, env=environ, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 1 and not done.stdout
