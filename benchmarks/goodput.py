@@ -32,7 +32,6 @@ from benchmarks.preempted import records, state, until
 from benchmarks.site import PYTHON, Site, output
 from hpcddp import ledger
 from hpcddp.host import SETTLE
-from hpcddp.rundir import RunDir
 
 BESIDE, ALLOWED = 1.5, 0.9
 LIFE, LIVES = 30.0, 3  # seconds from the start of a life to its preemption
