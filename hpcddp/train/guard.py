@@ -130,7 +130,13 @@ class Guard:
         """
         if bad:
             self._answer(self._culprit(step, self._bad_weights()))
-        self._forget()
+        # A vote may be counted when losses of the next step are here already.
+        end = len(self._steps)
+        later = sum(at > step for at in self._steps)
+        self._losses[0] = 0
+        if later:
+            self._losses[:later] = self._losses[end - later : end].clone()
+        self._steps = self._steps[end - later :]
 
     def check(self, step: int) -> None:
         """Look at losses and weights before a save; a collective."""

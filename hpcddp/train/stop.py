@@ -3,8 +3,9 @@
 A signal reaches the ranks at different times, and one that left alone would leave the others in a
 collective. So they vote: each brings its own flag, and the maximum counts for all. A vote in every
 step would cost more than a short step, so votes are some steps apart, as many as take about
-``SECONDS``. Rank 0 chooses the distance and hands it out in the vote itself: every rank must enter
-the same vote. What the guard found (guard.py) is agreed in it too.
+``SECONDS``; and where steps are short a vote is counted one step after it was cast, so that it
+travels while the ranks compute. Rank 0 chooses the distance and hands it out in the vote itself:
+every rank must enter the same vote. What the guard found (guard.py) is agreed in it too.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import contextlib
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -26,8 +28,18 @@ from hpcddp.train.world import World
 
 SECONDS = 0.2  # between two votes; a stop is agreed within a quarter of a second, or one step
 REQUEST_SECONDS = 1.0  # between two looks at the run dir
+QUICK = 4  # ticks between two votes from which on a vote is counted one tick after it was cast
 GROWTH = 8  # one quick step among slow ones must not put the next vote far away
 GO, STOP, FENCED = range(3)  # what a rank can vote for; the greatest counts
+
+
+class _Cast(NamedTuple):
+    """A vote on its way."""
+
+    tick: int
+    step: int
+    votes: torch.Tensor
+    work: dist.Work | None
 
 
 class StopVote:
@@ -63,6 +75,7 @@ class StopVote:
         self._step_s = 0.0
         self._last: tuple[int, float] | None = None
         self._next = 0
+        self._cast: _Cast | None = None  # a vote that is not counted yet
 
     def agreed(self, tick: int, *, step: int | None = None, now: bool = False) -> bool:
         """Whether all ranks stop here. A collective where a vote is due.
@@ -76,21 +89,38 @@ class StopVote:
             Diverged, RollBack: on all ranks, when one met bad numbers.
             LeaseLost: on all ranks, if a newer attempt owns the run dir.
         """
+        if self._cast and self._count():
+            return True
         if tick < self._next and not now:
             return False
+        quick = self._interval >= QUICK and not now
+        self._vote(tick, tick if step is None else step)
+        return False if quick else self._count()
+
+    def _vote(self, tick: int, step: int) -> None:
+        """Cast this rank's vote. It is counted at once, or at the next tick."""
         clock = time.monotonic()
         ballot = [self._wish(clock), int(self._guard.bad()), self._choose(tick, clock)]
+        votes = torch.tensor(ballot if self._world.is_main else [*ballot[:2], 0])
+        work = None
         if self._world.size > 1:
-            votes = torch.tensor(ballot if self._world.is_main else [*ballot[:2], 0])
-            dist.all_reduce(votes, dist.ReduceOp.MAX, group=self._world.control)
-            ballot = votes.tolist()
-        wish, bad, self._interval = ballot
-        self._next = tick + self._interval
+            group = self._world.control
+            work = dist.all_reduce(votes, dist.ReduceOp.MAX, group=group, async_op=True)
+        self._cast = _Cast(tick, step, votes, work)
+
+    def _count(self) -> bool:
+        """What all ranks voted together."""
+        assert self._cast
+        cast, self._cast = self._cast, None
+        if cast.work:
+            cast.work.wait()
+        wish, bad, self._interval = cast.votes.tolist()
+        self._next = cast.tick + self._interval
         if wish == FENCED:
             self._lease.lost = True
             raise self._lease.error()
-        self._guard.settle(tick if step is None else step, bool(bad))
-        return wish == STOP
+        self._guard.settle(cast.step, bool(bad))
+        return bool(wish == STOP)
 
     def _choose(self, tick: int, clock: float) -> int:
         """Ticks until the next vote, from the time that the last ones took."""
