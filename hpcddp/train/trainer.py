@@ -316,13 +316,33 @@ def _wrap(module: torch.nn.Module, spec: JobSpec, device: torch.device) -> Distr
     """The model with its gradients averaged over ranks; the module itself stays plain."""
     if spec.train.compile:
         module.compile()
-    return DistributedDataParallel(
+    model = DistributedDataParallel(
         module,
         device_ids=[device] if device.type == "cuda" else None,
         gradient_as_bucket_view=True,
         static_graph=spec.ddp.static_graph,
         find_unused_parameters=spec.ddp.find_unused_parameters,
     )
+    if not (spec.ddp.static_graph or spec.ddp.find_unused_parameters):
+        _settle_buckets(model)
+    return model
+
+
+def _settle_buckets(model: DistributedDataParallel) -> None:
+    """Let DDP lay its buckets out before the first step.
+
+    It lays them out anew after a process's first backward pass. The sum over four or more ranks
+    depends on the layout in its last bit, so the first step after a resume would not be the one
+    that the uninterrupted run took. A backward pass over the bare parameters comes first instead,
+    in the same order in every life.
+    """
+    weights = [p for p in model.module.parameters() if p.requires_grad]
+    if any(getattr(m, "sparse", False) for m in model.module.modules()):
+        return  # gradients of another form
+    model.reducer.prepare_for_backward([])
+    torch.stack([p.reshape(-1)[:1].sum().to(torch.float32) for p in weights]).sum().backward()
+    for p in weights:
+        p.grad = None
 
 
 def _total_steps(spec: JobSpec, at: Position, data: TrainData) -> int:
