@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
+from torch.utils.data._utils import signal_handling
 
 from hpcddp.errors import JobFileError
 from hpcddp.preempt import ignore_stop_signals
@@ -91,6 +92,9 @@ class TrainData:
         self._generator.manual_seed(mix(self._seed, epoch, self._rank))
         for batch in self._loader:
             yield self._batches.taken.popleft(), batch
+
+    def close(self) -> None:
+        end_workers(self._loader)
 
     def step_at(self, consumed: int) -> Step:
         """The shape of the step after ``consumed`` samples of the epoch."""
@@ -177,6 +181,20 @@ def make_loader(
         pin_memory=device.type == "cuda",
         **options,
     )
+
+
+def end_workers(loader: DataLoader[Any]) -> None:
+    """End a loader's processes now. They have nothing to lose; garbage collection, in whatever
+    thread, would wait seconds for each that is busy."""
+    iterator: Any = loader._iterator
+    if iterator is None or not getattr(iterator, "_workers", None):
+        return
+    signal_handling._remove_worker_pids(id(iterator))  # else torch raises where one is killed
+    iterator._worker_pids_set = False
+    for process in iterator._workers:
+        process.kill()
+    iterator._shutdown_workers()
+    loader._iterator = None
 
 
 def to_device(batch: Any, device: torch.device) -> Any:

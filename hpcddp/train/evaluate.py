@@ -14,7 +14,7 @@ from torch.utils.data import Subset
 from hpcddp.errors import JobFileError
 from hpcddp.spec import JobSpec
 from hpcddp.train import seeding
-from hpcddp.train.data import make_loader, to_device
+from hpcddp.train.data import end_workers, make_loader, to_device
 from hpcddp.train.pulse import Pulse
 from hpcddp.train.samples import Samples
 from hpcddp.train.task import Task
@@ -83,6 +83,9 @@ class Evaluator:
             self.count,
             {name: round(values[name]) for name in counts},
         )
+
+    def close(self) -> None:
+        end_workers(self._loader)
 
     def _sums(
         self, model: nn.Module, stop: Callable[[], bool]

@@ -142,9 +142,10 @@ class StopVote:
         A signal that comes before Python has its handlers is lost; the run dir is not.
         """
         if not self.by:
-            self.by = self._preemption.signal or (
-                self._looked(clock) if self._world.is_main else ""
-            )
+            if self._preemption.requested:
+                self.by = self._preemption.signal or "asked"
+            elif self._world.is_main:
+                self.by = self._looked(clock)
             self.when = self._preemption.when or (time.time() if self.by else None)
         return bool(self.by)
 

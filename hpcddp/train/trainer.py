@@ -310,6 +310,9 @@ class Trainer:
         self.saver.close()
         del self.model
         self._trace.close()
+        self.data.close()
+        if self._evaluator:
+            self._evaluator.close()
 
 
 def _wrap(module: torch.nn.Module, spec: JobSpec, device: torch.device) -> DistributedDataParallel:
