@@ -86,7 +86,8 @@ def wait_for(found: Callable[[], Any], what: str, seconds: float = 60.0) -> Any:
 
 
 # Nothing that changes with the length of the run, and no evaluation.
-CALM = {"train__schedule": "constant", "dataset__held_out": 0, "checkpoint__best": ""}
+CALM = {"train__schedule": "constant", "dataset__held_out": 0, "checkpoint__best": "",
+        "train__explode": 0.0}  # fmt: skip
 
 
 def steps(run: RunDir) -> list[int | None]:

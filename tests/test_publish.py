@@ -10,7 +10,7 @@ from hpcddp.train import checkpoint, publish
 
 
 def test_many_stops_in_a_row_leave_a_bounded_number_of_checkpoints(tmp_path):
-    run = make_run(tmp_path, max_steps=10**6, train__schedule="constant")
+    run = make_run(tmp_path, max_steps=10**6, **CALM)
     for stop in range(1, 21):
         write_json(run.request, {"want": "stop"})
         assert one_rank(run, stop) == "stopped"

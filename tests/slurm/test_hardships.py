@@ -70,7 +70,7 @@ def test_without_a_grace_time_a_follow_up_goes_on(site: Site) -> None:
 
 def test_a_site_that_sends_the_jobs_own_signal(site: Site) -> None:
     desk = site(extra={"SlurmctldParameters": "preempt_send_user_signal"})
-    run = desk.submit(*SIZE)
+    run = desk.submit(*STEADY)
     assert "#SBATCH --signal=USR2@" in desk.run(run).script.read_text()
     desk.training(run, step=20)
     desk.take_all_nodes()
@@ -83,7 +83,7 @@ def test_a_site_that_sends_the_jobs_own_signal(site: Site) -> None:
 
 def test_a_site_that_forbids_requeueing(site: Site) -> None:
     desk = site(extra={"JobRequeue": "0"})
-    run = desk.submit(*SIZE)
+    run = desk.submit(*STEADY)
     job = desk.training(run, step=20)["job_id"]
     desk("preempt", run)
     assert desk.training(run, attempt=2)["job_id"] == job
@@ -101,7 +101,7 @@ def without(folder: Path, *programs: str) -> str:
 
 def test_without_scontrol_a_follow_up_goes_on(desk: Desk) -> None:
     path = without(desk.folder / "bin", "scontrol")
-    run = desk.submit(*SIZE, "--env", f"PATH={path}")
+    run = desk.submit(*STEADY, "--env", f"PATH={path}")
     job = desk.training(run, step=20)["job_id"]
     desk.take_all_nodes()
     again = desk.training(run, attempt=2)
@@ -117,7 +117,7 @@ def test_the_ranks_need_no_scontrol(desk: Desk) -> None:
         f"{{% block launch %}}export PATH={path}\n{{{{ super() }}}}export PATH=$real\n"
         "{% endblock %}"
     )
-    run = desk.submit(*SIZE, "--template", "mine.sh.j2")
+    run = desk.submit(*STEADY, "--template", "mine.sh.j2")
     job = desk.training(run, step=20)["job_id"]
     desk("preempt", run)
     assert desk.training(run, attempt=2)["job_id"] == job
@@ -128,7 +128,7 @@ def test_without_the_environment_the_decision_is_made_all_the_same(desk: Desk) -
     """Its Python is gone when the ranks leave; the system's decides."""
     python = desk.folder / "python"
     python.symlink_to(shutil.which("python") or "")
-    desk("render", "toy", *SIZE)
+    desk("render", "toy", *STEADY)
     run = desk.status()["run"]
     script = desk.run(run).script
     text = script.read_text()
@@ -145,7 +145,7 @@ def test_without_the_environment_the_decision_is_made_all_the_same(desk: Desk) -
 
 
 def test_a_controller_that_is_away_while_the_job_leaves(desk: Desk) -> None:
-    run = desk.submit(*SIZE)
+    run = desk.submit(*STEADY)
     job = desk.training(run, step=20)["job_id"]
     folder = desk.run(run)
     desk.slurm.sandbox.stop_daemon("slurmctld")

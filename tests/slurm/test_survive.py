@@ -13,7 +13,7 @@ from hpcddp.rundir import RunDir, read_lines
 
 from .desk import Desk
 
-STEPS = 400
+STEPS = 250
 # About 50 steps a second, so that a stop falls between many of them.
 STEADY = ("--set", f"max_steps={STEPS}", "--set", "dataset.pause=0.005", "--gpus", "2")
 SIZE = ("--nodes", "2", *STEADY)
