@@ -228,12 +228,13 @@ def test_the_time_limit_is_told(desk: Desk) -> None:
 
 
 def test_a_killed_rank_is_named_and_not_its_neighbour(desk: Desk) -> None:
-    run = desk.submit("--gpus", "2", *LONG)
+    run = desk.submit("--gpus", "2", *LONG, "--set", "requeue.enabled=false")
     found = desk.until(lambda s: s["state"] == "RUNNING" and s["step"] > 0, run)
     metrics = Path(found["path"], "attempts/1/metrics.jsonl").read_text().splitlines()
     os.kill(json.loads(metrics[0])["ranks"][1]["pid"], signal.SIGKILL)
     ended = desk.until(lambda s: s["state"] == "FAILED", run)
-    assert ended["reason"] == f"rank 1 on {desk.nodes[0]} was killed: out of memory?"
+    killed = f"rank 1 on {desk.nodes[0]} was killed: out of memory?"
+    assert ended["reason"] == f"{killed}; requeue.enabled is false"
 
 
 def test_dry_run_gives_slurms_verdict_and_leaves_nothing(desk: Desk) -> None:
