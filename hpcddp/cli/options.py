@@ -16,7 +16,7 @@ from hpcddp.jobfile import Layer
 if TYPE_CHECKING:
     from hpcddp.rundir import RunDir
 
-F = TypeVar("F", bound=Callable[..., Any])
+F = TypeVar("F", bound=Callable[..., Any])  # what a decorator of options is put on
 
 # Parameter -> the key it sets.
 SHORTCUTS = {

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from hpcddp import jobfile
-from hpcddp.cli.options import complete_jobs, flags, job_options, json_option
+from hpcddp.cli.options import F, complete_jobs, flags, job_options, json_option
 
 if TYPE_CHECKING:
     from hpcddp.sandbox.outcome import Report, Row
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 FAULTS = {
     "preempt": "Preemptions: a job of higher priority wants the nodes.",

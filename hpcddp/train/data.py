@@ -85,6 +85,12 @@ class TrainData:
         left = self.samples - consumed
         return left // self._global_batch if self._drop_last else -(-left // self._global_batch)
 
+    def steps_to(self, epochs: int, epoch: int, consumed: int) -> int:
+        """Optimizer steps from within ``epoch`` to the end of the last of ``epochs``."""
+        if epochs <= epoch:
+            return 0
+        return self.steps_left(consumed) + (epochs - epoch - 1) * self.steps_left(0)
+
     def batches(self, epoch: int, consumed: int) -> Iterator[tuple[list[int], Any]]:
         """This rank's micro-batches of an epoch after ``consumed`` of its samples, in order: the
         samples' numbers, padding last, and the batch."""

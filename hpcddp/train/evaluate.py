@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import Subset
 
 from hpcddp.errors import JobFileError
-from hpcddp.spec import JobSpec
+from hpcddp.spec import CheckpointSpec, JobSpec
 from hpcddp.train import seeding
 from hpcddp.train.data import end_workers, make_loader, to_device
 from hpcddp.train.pulse import Pulse
@@ -28,6 +29,23 @@ class Evaluation:
     metrics: dict[str, float]
     count: int
     counted: dict[str, int]
+
+
+def improved(best: dict[str, Any], metrics: dict[str, float], spec: CheckpointSpec) -> bool:
+    """Whether these metrics are the best so far, by ``checkpoint.best``."""
+    if not spec.best:
+        return False
+    if spec.best not in metrics:
+        raise JobFileError(
+            f"checkpoint.best is {spec.best!r}, but the evaluation gives {', '.join(metrics)}",
+            where="checkpoint.best",
+            hint='name one of them, or write best = ""',
+        )
+    sign = 1 if spec.best_mode == "max" else -1
+    known = best.get("metric") == spec.best
+    if math.isnan(metrics[spec.best]):
+        return False
+    return not known or sign * metrics[spec.best] > sign * float(best["value"])
 
 
 class Evaluator:

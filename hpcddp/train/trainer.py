@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import math
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
 
-from hpcddp.errors import CheckpointError, JobFileError
+from hpcddp.errors import CheckpointError
 from hpcddp.preempt import Preemption
-from hpcddp.spec import CheckpointSpec, JobSpec, TrainSpec
-from hpcddp.train import checkpoint, optim, seeding, snapshot
+from hpcddp.spec import JobSpec
+from hpcddp.train import checkpoint, model, optim, seeding, snapshot
 from hpcddp.train.data import Micro, Step, TrainData
-from hpcddp.train.evaluate import Evaluation, Evaluator
+from hpcddp.train.evaluate import Evaluation, Evaluator, improved
 from hpcddp.train.guard import Finding, Guard, RollBack
 from hpcddp.train.lease import Lease
 from hpcddp.train.meter import Meter
@@ -33,8 +30,6 @@ from hpcddp.train.trace import Trace
 from hpcddp.train.world import World
 
 LEAD = 5.0  # seconds between the end of the last save and the time limit
-
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Trainer:
@@ -64,7 +59,7 @@ class Trainer:
         self._meter = Meter(world)
         self.guard = Guard(world, spec.train, self.module, self._meter)
         self.resumed = self._load()
-        self.model = _wrap(self.module, spec, world.device)
+        self.model = model.wrap(self.module, spec, world.device)
         trace = self.run.attempt(lease.attempt).trace(world.rank.world_rank)
         self._trace = Trace(trace if spec.train.trace else None)
 
@@ -80,7 +75,7 @@ class Trainer:
         self.total_steps = _total_steps(self.spec, self.at, self.data)
         optimizer = optim.make_optimizer(self.task, self.module, self.spec.train)
         scheduler = optim.make_scheduler(self.task, optimizer, self.spec.train, self.total_steps)
-        scaler = _scaler(self.world.device, self.spec.train)
+        scaler = model.grad_scaler(self.world.device, self.spec.train)
         self.live = Live(self.module, optimizer, scheduler, scaler)
         if folder:
             snapshot.restore(folder, meta, self.world, self.live, self.task)
@@ -180,7 +175,7 @@ class Trainer:
         ranks and micro-batches is the mean over the step's samples."""
         ids, batch = taken
         inputs, targets = self.data.place(batch, micro)
-        with _autocast(self.world.device, self.spec.train.precision):
+        with model.autocast(self.world.device, self.spec.train.precision):
             loss: Tensor = self.task.loss(self.model(inputs), targets)
         weight = micro.real * self.world.size / step.samples
         self.live.scaler.scale(loss if weight == 1 else loss * weight).backward()
@@ -251,13 +246,13 @@ class Trainer:
                 if dataset is None:
                     return False
                 self._evaluator = Evaluator(dataset, self.task, self.spec, self.world, self.pulse)
-            with _autocast(self.world.device, self.spec.train.precision):
+            with model.autocast(self.world.device, self.spec.train.precision):
                 result = self.evaluation = self._evaluator(self.module, self._stops)
         self._owed = result is None
         if result is None:
             return False
         self.record("eval", step=self.at.step, epoch=self.at.epoch, **vars(result))
-        if not _improved(self.best, result.metrics, self.spec.checkpoint):
+        if not improved(self.best, result.metrics, self.spec.checkpoint):
             return False
         name = self.spec.checkpoint.best
         self.best = {"metric": name, "value": result.metrics[name], "step": self.at.step}
@@ -315,78 +310,10 @@ class Trainer:
             self._evaluator.close()
 
 
-def _wrap(module: torch.nn.Module, spec: JobSpec, device: torch.device) -> DistributedDataParallel:
-    """The model with its gradients averaged over ranks; the module itself stays plain."""
-    if spec.train.compile:
-        module.compile()
-    model = DistributedDataParallel(
-        module,
-        device_ids=[device] if device.type == "cuda" else None,
-        gradient_as_bucket_view=True,
-        static_graph=spec.ddp.static_graph,
-        find_unused_parameters=spec.ddp.find_unused_parameters,
-    )
-    if not (spec.ddp.static_graph or spec.ddp.find_unused_parameters):
-        _settle_buckets(model)
-    return model
-
-
-def _settle_buckets(model: DistributedDataParallel) -> None:
-    """Let DDP lay its buckets out before the first step.
-
-    It lays them out anew after a process's first backward pass. The sum over four or more ranks
-    depends on the layout in its last bit, so the first step after a resume would not be the one
-    that the uninterrupted run took. A backward pass over the bare parameters comes first instead,
-    in the same order in every life.
-    """
-    weights = [p for p in model.module.parameters() if p.requires_grad]
-    if any(getattr(m, "sparse", False) for m in model.module.modules()):
-        return  # gradients of another form
-    model.reducer.prepare_for_backward([])
-    torch.stack([p.reshape(-1)[:1].sum().to(torch.float32) for p in weights]).sum().backward()
-    for p in weights:
-        p.grad = None
-
-
 def _total_steps(spec: JobSpec, at: Position, data: TrainData) -> int:
     """The step at which the training ends, counted on from where it is."""
     limits = [spec.max_steps] if spec.max_steps else []
     epochs = spec.epochs or (0 if limits else 1)
-    if epochs > at.epoch:
-        here = data.steps_left(at.samples_consumed)
-        ahead = (epochs - at.epoch - 1) * data.steps_left(0)
-        limits.append(at.step + here + ahead)
-    elif epochs:
-        limits.append(at.step)
+    if epochs:
+        limits.append(at.step + data.steps_to(epochs, at.epoch, at.samples_consumed))
     return min(limits)
-
-
-def _autocast(device: torch.device, precision: str) -> contextlib.AbstractContextManager[Any]:
-    if precision == "fp32":
-        return contextlib.nullcontext()
-    return torch.autocast(device.type, DTYPES[precision])
-
-
-def _improved(best: dict[str, Any], metrics: dict[str, float], spec: CheckpointSpec) -> bool:
-    """Whether these metrics are the best so far, by ``checkpoint.best``."""
-    if not spec.best:
-        return False
-    if spec.best not in metrics:
-        raise JobFileError(
-            f"checkpoint.best is {spec.best!r}, but the evaluation gives {', '.join(metrics)}",
-            where="checkpoint.best",
-            hint='name one of them, or write best = ""',
-        )
-    sign = 1 if spec.best_mode == "max" else -1
-    known = best.get("metric") == spec.best
-    if math.isnan(metrics[spec.best]):
-        return False
-    return not known or sign * metrics[spec.best] > sign * float(best["value"])
-
-
-def _scaler(device: torch.device, train: TrainSpec) -> torch.amp.GradScaler:
-    """Loss scaling for fp16 (Micikevicius et al., 2018); for the rest it passes things through."""
-    enabled = train.precision == "fp16"
-    if enabled or train.on_divergence != "stop":  # a first step left out is remarked on
-        warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
-    return torch.amp.GradScaler(device.type, enabled=enabled)

@@ -34,8 +34,7 @@ class World:
     backend: str
     reports: list[dict[str, Any]]
     store: Store
-    _control: dist.ProcessGroup | None = field(default=None, repr=False)
-    _saving: dist.ProcessGroup | None = field(default=None, repr=False)
+    _groups: dict[str, dist.ProcessGroup | None] = field(default_factory=dict, repr=False)
 
     @property
     def size(self) -> int:
@@ -47,23 +46,19 @@ class World:
 
     @property
     def control(self) -> dist.ProcessGroup | None:
-        """A gloo group for votes, restores and barriers, beside the gradients' one.
-
-        Made when it is first needed, by all ranks together.
-        """
-        if self._control is None:
-            self._control = dist.new_group(backend="gloo")
-        return self._control
+        """A gloo group for votes, restores and barriers, beside the gradients' one."""
+        return self._group("control")
 
     @property
     def saving(self) -> dist.ProcessGroup | None:
-        """A gloo group for the threads that save; nothing else may use it.
+        """A gloo group for the threads that save; nothing else may use it."""
+        return self._group("saving")
 
-        Made when it is first needed, by all ranks together.
-        """
-        if self._saving is None:
-            self._saving = dist.new_group(backend="gloo")
-        return self._saving
+    def _group(self, name: str) -> dist.ProcessGroup | None:
+        """Made when it is first needed, by all ranks together."""
+        if name not in self._groups:
+            self._groups[name] = dist.new_group(backend="gloo")
+        return self._groups[name]
 
     def barrier(self) -> None:
         if self.size > 1:

@@ -1,0 +1,62 @@
+"""The model as the loop runs it: under DDP, in its precision, with its loss scaling."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from hpcddp.spec import JobSpec, TrainSpec
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def wrap(module: torch.nn.Module, spec: JobSpec, device: torch.device) -> DistributedDataParallel:
+    """The model with its gradients averaged over ranks; the module itself stays plain."""
+    if spec.train.compile:
+        module.compile()
+    model = DistributedDataParallel(
+        module,
+        device_ids=[device] if device.type == "cuda" else None,
+        gradient_as_bucket_view=True,
+        static_graph=spec.ddp.static_graph,
+        find_unused_parameters=spec.ddp.find_unused_parameters,
+    )
+    if not (spec.ddp.static_graph or spec.ddp.find_unused_parameters):
+        _settle_buckets(model)
+    return model
+
+
+def _settle_buckets(model: DistributedDataParallel) -> None:
+    """Let DDP lay its buckets out before the first step.
+
+    It lays them out anew after a process's first backward pass. The sum over four or more ranks
+    depends on the layout in its last bit, so the first step after a resume would not be the one
+    that the uninterrupted run took. A backward pass over the bare parameters comes first instead,
+    in the same order in every life.
+    """
+    weights = [p for p in model.module.parameters() if p.requires_grad]
+    if any(getattr(m, "sparse", False) for m in model.module.modules()):
+        return  # gradients of another form
+    model.reducer.prepare_for_backward([])
+    torch.stack([p.reshape(-1)[:1].sum().to(torch.float32) for p in weights]).sum().backward()
+    for p in weights:
+        p.grad = None
+
+
+def autocast(device: torch.device, precision: str) -> contextlib.AbstractContextManager[Any]:
+    """What a forward pass runs in."""
+    if precision == "fp32":
+        return contextlib.nullcontext()
+    return torch.autocast(device.type, DTYPES[precision])
+
+
+def grad_scaler(device: torch.device, train: TrainSpec) -> torch.amp.GradScaler:
+    """Loss scaling for fp16 (Micikevicius et al., 2018); for the rest it passes things through."""
+    enabled = train.precision == "fp16"
+    if enabled or train.on_divergence != "stop":  # a first step left out is remarked on
+        warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
+    return torch.amp.GradScaler(device.type, enabled=enabled)
