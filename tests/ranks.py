@@ -155,3 +155,14 @@ class Ranks:
             out, err = process.communicate(timeout=seconds)
             ends.append((process.returncode, out, err))
         return ends
+
+
+def global_steps(run: RunDir, attempt: int, ranks: int) -> dict[int, tuple[list[int], float]]:
+    """Each step's samples in their order, and its loss, from the traces of all ranks."""
+    found = {}
+    traces = [read_lines(run.attempt(attempt).trace(rank)) for rank in range(ranks)]
+    for parts in zip(*traces, strict=True):
+        assert len({(p["step"], p["epoch"]) for p in parts}) == 1
+        ids = [i for row in zip(*(p["ids"] for p in parts), strict=True) for i in row]
+        found[parts[0]["step"]] = (ids, sum(p["loss"] for p in parts) / ranks)
+    return found

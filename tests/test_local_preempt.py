@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from conftest import Site
 from test_local import Command, until
-from toy import TOY
+from toy import DEEP
 
 from hpcddp import ledger
 from hpcddp.rundir import RunDir, read_step
@@ -17,11 +17,6 @@ from hpcddp.sandbox import compare
 STEPS = 150
 SIZE = ("--nodes", "2", "--gpus", "2")
 KEYS = f"global_batch = 8\nmax_steps = {STEPS}\n[train]\ntrace = true\n[dataset]\npause = 0.005\n"
-
-
-# Several layers on four ranks: the last bit of a sum shows in which order it was added up.
-DEEP = """nn.Sequential(nn.Linear(4, 61), nn.ReLU(), nn.Dropout(0.1), nn.Linear(61, 37), nn.ReLU(),
-                         nn.Linear(37, 2))"""
 
 
 def submitted(command: Command) -> RunDir:
@@ -58,7 +53,7 @@ def wait_for_share(run: RunDir, share: float) -> None:
     "preemptions", [2, pytest.param(20, marks=[pytest.mark.full, pytest.mark.timeout(1200)])]
 )
 def test_preempted_here_a_run_loses_nothing(site: Site, command: Command, preemptions: int) -> None:
-    site.job("toy", KEYS, TOY.replace("nn.Linear(4, 2)", DEEP))
+    site.job("toy", KEYS, DEEP)
     seed = random.randrange(2**32)
     print("seed", seed)
     whole, run = play(command, seed, preemptions)

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 import torch
-from ranks import Ranks, make_run, one_rank
+from ranks import Ranks, global_steps, make_run, one_rank
 
 from hpcddp.preempt import Preemption
 from hpcddp.rundir import read_lines
@@ -129,17 +129,6 @@ def reshape(run, ranks, step):
     run.job.write_text(json.dumps(job | {"gpus_per_node": ranks}))
 
 
-def steps(run, attempt, ranks):
-    """Each step's samples in their order, and its loss, from the traces of all ranks."""
-    found = {}
-    for parts in zip(*(read_lines(run.attempt(attempt).trace(r)) for r in range(ranks)),
-                     strict=True):  # fmt: skip
-        assert len({(p["step"], p["epoch"]) for p in parts}) == 1
-        ids = [i for row in zip(*(p["ids"] for p in parts), strict=True) for i in row]
-        found[parts[0]["step"]] = (ids, sum(p["loss"] for p in parts) / ranks)
-    return found
-
-
 def moved(folder, worlds):
     """A run that goes on with other numbers of ranks: {ranks: from which step}."""
     job = LONG | {"checkpoint__every": 5, "checkpoint__keep": 20}
@@ -149,7 +138,7 @@ def moved(folder, worlds):
         reshape(run, ranks, step)
         with Ranks.of(run, ranks, attempt=attempt) as processes:
             assert [(code, err) for code, _, err in processes.wait()] == [(0, "")] * ranks
-        here = steps(run, attempt, ranks)
+        here = global_steps(run, attempt, ranks)
         assert list(here) == list(range(step + 1, 51))
         found |= here
     return found
@@ -164,7 +153,7 @@ def test_other_numbers_of_ranks_take_the_same_samples(tmp_path, worlds):
     """In the middle of an epoch: the same global batches in the same order, and their losses."""
     alone = make_run(tmp_path / "alone", **LONG)
     one_rank(alone)
-    expected, found = steps(alone, 1, 1), moved(tmp_path / "moved", worlds)
+    expected, found = global_steps(alone, 1, 1), moved(tmp_path / "moved", worlds)
     assert {n: ids for n, (ids, _) in found.items()} == {n: i for n, (i, _) in expected.items()}
     ours, theirs = ([loss for _, loss in x.values()] for x in (found, expected))
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=0)

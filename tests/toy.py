@@ -27,3 +27,12 @@ def loss(output, target):
 def metrics(output, target):
     return {"accuracy": output.argmax(1) == target}
 """
+
+# Several layers on four ranks: the last bit of a sum shows in which order it was added up.
+DEEP = TOY.replace(
+    "nn.Linear(4, 2)",
+    """nn.Sequential(
+        nn.Linear(4, 61), nn.ReLU(), nn.Dropout(0.1), nn.Linear(61, 37), nn.ReLU(),
+        nn.Linear(37, 2),
+    )""",
+)

@@ -144,7 +144,8 @@ def test_without_the_environment_the_decision_is_made_all_the_same(desk: Desk) -
     assert lost(finished(desk, run)) == 0
 
 
-def test_a_controller_that_is_away_while_the_job_leaves(desk: Desk) -> None:
+@pytest.mark.parametrize("seconds", [0, pytest.param(30, marks=pytest.mark.full)])
+def test_a_controller_that_is_away_while_the_job_leaves(desk: Desk, seconds: float) -> None:
     run = desk.submit(*STEADY)
     job = desk.training(run, step=20)["job_id"]
     folder = desk.run(run)
@@ -153,6 +154,7 @@ def test_a_controller_that_is_away_while_the_job_leaves(desk: Desk) -> None:
         for pid in pids(folder):
             os.kill(pid, signal.SIGUSR2)
         wait_for(lambda: "asking again" in folder.log.read_text())
+        time.sleep(seconds)
     finally:
         desk.slurm.sandbox.start_daemon("slurmctld")
     assert desk.training(run, attempt=2)["job_id"] == job

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from toy import DEEP
 
 from hpcddp.rundir import read_lines
 from hpcddp.sandbox import processes
@@ -140,3 +141,32 @@ def test_all_faults(user: tuple[Path, dict[str, str]]) -> None:
     )  # fmt: skip
     assert code == 0, (found, talk)
     assert len(found["faults"]) == 8 and all(f["survived"] for f in found["faults"])
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1500)
+def test_twenty_preemptions(user: tuple[Path, dict[str, str]]) -> None:
+    """From submission to the end: in start-ups, evaluations and saves too."""
+    (user[0] / "jobs/toy.py").write_text(DEEP)
+    size = ("--set", "max_steps=1500", "--set", "dataset.size=200", "--gpus", "2")
+    code, found, talk = rehearse(user, *size, "--preempt", "20")
+    assert code == 0, (found, talk)
+    assert [(f["cause"], f["survived"]) for f in found["faults"]] == [("preempted", True)] * 20
+    assert found["steps_lost"] == 0
+    assert found["weights_equal"] and found["order_equal"]
+    print(talk)
+
+
+@pytest.mark.timeout(400)
+def test_a_node_dies(user: tuple[Path, dict[str, str]]) -> None:
+    """With its daemon, its step daemon and its ranks. It costs what is not saved: steps are longer
+    than saves here, so that is the steps since the last one, and the one that was saving."""
+    code, found, talk = rehearse(
+        user, "--set", "max_steps=100", "--set", "dataset.pause=0.05", "--gpus", "2",
+        "--kill-node", "1", "--seed", "1",
+    )  # fmt: skip
+    assert code == 0, (found, talk)
+    (fault,) = found["faults"]
+    assert fault["survived"] and fault["cause"] == "node failure"
+    assert 0 < found["steps_lost"] <= 20
+    assert found["weights_equal"] and found["order_equal"]
