@@ -1,4 +1,4 @@
-"""Exit codes of a rank. None but 0 and 1 ever leaves the batch script."""
+"""Exit codes of a rank. The batch script itself leaves with 0 or 1."""
 
 DONE = 0
 FAILED = 1

@@ -49,10 +49,11 @@ def can_ask() -> bool:
 
 
 def bring_back(run: RunDir, mine: Attempt, found: Decision, job: JobRecord) -> str:
-    """Bring the run back, by the first way that works; what the script does then."""
+    """Bring the run back, by the first way that works; what the script does then. Empty if Slurm
+    has begun to end the job, so that the decision is to be made again."""
     if not mine.slurm:
         return "again"
-    exclude = bad_host(run, mine) if job.spec.get("requeue", {}).get("exclude_bad_nodes") else ""
+    exclude = excluded(run, job)
     ways = [follow] if found.action == requeue.FOLLOW else [back, follow]
     if found.action == requeue.AGAIN and prefers_follow(mine):
         ways.reverse()
@@ -62,10 +63,9 @@ def bring_back(run: RunDir, mine: Attempt, found: Decision, job: JobRecord) -> s
             try:
                 way(run, mine, exclude, found)
                 return "0"
-            except RunError as error:  # it has been ended meanwhile
-                ledger.end(run, mine.number, mine.exit_code or 1, requeue.CANCELLED, requeue.NONE)
+            except RunError as error:
                 print(f"hpcddp: {error.what}", flush=True)
-                return "1"
+                return ""
             except (SlurmUnreachable, SubmissionRefused) as error:
                 refused = error.what
             print(f"hpcddp: {way.__name__}: {refused}", flush=True)
@@ -73,7 +73,7 @@ def bring_back(run: RunDir, mine: Attempt, found: Decision, job: JobRecord) -> s
             break
         time.sleep(PAUSE)
     reason = f"could not be queued again ({refused}); hpcddp resume {run.name} goes on"
-    ledger.end(run, mine.number, mine.exit_code or 1, found.cause, requeue.NONE, reason)
+    ledger.end(run, mine.number, mine.exit_code or 0, found.cause, requeue.NONE, reason)
     return "1"
 
 
@@ -90,15 +90,16 @@ def back(run: RunDir, mine: Attempt, exclude: str, found: Decision) -> None:
     """Queue this very job again. Only while Slurm says that it runs.
 
     Raises:
-        RunError: somebody has ended the job.
+        RunError: Slurm ends the job.
         SlurmUnreachable, SubmissionRefused: Slurm did not queue it.
     """
     known = slurm.facts(mine.job_id)
-    if known and known.restarts > mine.restarts:
-        return
-    if known and not known.running:
-        raise RunError(f"the job is {known.state}: somebody ended it")
+    again = known is not None and known.restarts > mine.restarts
+    if known and not known.running and not again:
+        raise RunError(f"the job is {known.state} now")
     helper = shorten(run, mine, exclude)  # there before Slurm ends this script
+    if again:
+        return
     if refused := slurm.requeue(mine.job_id):
         helper.kill()
         helper.wait()
@@ -119,9 +120,25 @@ def follow(run: RunDir, mine: Attempt, exclude: str, found: Decision) -> None:
     """Submit the script as a new job that goes on when this one has left."""
     after = found.action == requeue.AGAIN
     facts = ledger.owner(run, mine.number) or mine
-    facts.successor = slurm.successor(run.script, mine.job_id, exclude=exclude, after=after)
+    facts.successor = slurm.successor(
+        run.script, mine.number, mine.job_id, exclude=exclude, after=after
+    )
     write_json(run.attempt(mine.number).facts, asdict(facts))
     print(f"hpcddp: job {facts.successor} goes on", flush=True)
+
+
+def excluded(run: RunDir, job: JobRecord) -> str:
+    """The nodes that the next attempt is to leave out, as Slurm takes them: what the job says, and
+    those that failed since there was progress. Empty if only the job's own count."""
+    if not job.spec.get("requeue", {}).get("exclude_bad_nodes"):
+        return ""
+    bad: list[str] = []
+    for attempt in reversed(ledger.attempts(run)):
+        bad += [host for host in [bad_host(run, attempt)] if host and host not in bad]
+        if attempt.progress:
+            break
+    own = str(job.spec.get("slurm", {}).get("exclude", ""))
+    return ",".join([*([own] if own else []), *bad]) if bad else ""
 
 
 def bad_host(run: RunDir, mine: Attempt) -> str:
@@ -164,7 +181,7 @@ def release(run: RunDir, number: int, exclude: str) -> None:
     while time.monotonic() < deadline:
         with contextlib.suppress(SlurmUnreachable):
             known = slurm.facts(mine.job_id)
-            if known is None or known.state not in ("RUNNING", "COMPLETING", "PENDING"):
+            if known is None or not (known.running or known.state in ("COMPLETING", "PENDING")):
                 return
             if known.state == "PENDING":
                 if said(mine) == requeue.CANCELLED:

@@ -6,7 +6,7 @@ import itertools
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from hpcddp import ledger
+from hpcddp import comeback, ledger, requeue
 from hpcddp.ledger import Attempt
 from hpcddp.rundir import AttemptDir, RunDir, last_lines, read_json, read_lines, read_step
 
@@ -47,9 +47,19 @@ class Row:
         return {**asdict(self), "done": self.done}
 
 
-def rows(run: RunDir) -> list[Row]:
-    """The attempts, oldest first."""
-    found = [_row(facts, run.attempt(facts.number)) for facts in ledger.attempts(run)]
+def rows(run: RunDir, *, over: bool = False) -> list[Row]:
+    """The attempts, oldest first.
+
+    Args:
+        over: nothing of the run works any more: an attempt that left no end, since its script was
+            killed, ended as Slurm wrote into its log.
+    """
+    attempts = ledger.attempts(run)
+    if over and attempts and attempts[-1].live:
+        last = attempts[-1]
+        last.cause = comeback.said(last) or requeue.UNKNOWN
+        last.action, last.saved = requeue.NONE, ledger.newest_step(run)
+    found = [_row(facts, run.attempt(facts.number)) for facts in attempts]
     for i, row in enumerate(found):
         # An attempt that never began to train takes no step again.
         later = next((r for r in found[i + 1 :] if r.last), None)

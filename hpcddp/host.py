@@ -1,7 +1,7 @@
 """What the batch script asks on its host, before and after the ranks: standard library only.
 
-    begin RUN PID        checks and claims the run dir; prints one line for the script: attempt,
-                         MASTER_ADDR, MASTER_PORT, end of the time limit, run dir
+    begin RUN PID [N]    checks and claims the run dir, to follow attempt N; prints one line for the
+                         script: attempt, MASTER_ADDR, MASTER_PORT, end of the time limit, run dir
     end RUN N CODE       decides what follows the end of attempt N, and does it; prints the exit
                          code of the job, or `again` where the script itself starts over
     release RUN N NODES  ends the wait of attempt N's job, which was just queued again
@@ -15,6 +15,8 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import re
+import shlex
 import signal
 import socket
 import stat
@@ -23,7 +25,7 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-from hpcddp import codes, comeback, hostlist, ledger, record, requeue, site, slurm
+from hpcddp import comeback, hostlist, ledger, record, requeue, site, slurm
 from hpcddp.errors import HpcddpError, RunError, SlurmUnreachable
 from hpcddp.ledger import Attempt
 from hpcddp.requeue import End, Past, Policy
@@ -31,6 +33,7 @@ from hpcddp.rundir import RunDir, last_lines, read_json, write_json
 
 ASK = 4.0  # seconds for one question at the start: a controller that is away must not delay it
 LATE = 90.0  # seconds before the time limit: Slurm warns up to a minute early
+LOOKS = 3  # at a job that changes while it is decided about
 FAILED = 3  # exit code of this program: it ran, and the answer is no
 
 
@@ -99,18 +102,26 @@ def element(run: RunDir) -> RunDir:
         with contextlib.suppress(FileExistsError):
             own.path.mkdir(mode=0o700)
         own.attempts.mkdir(exist_ok=True)
-        for name in ("host", "script"):
-            target = getattr(own, name)
-            if not target.exists():
-                target.write_bytes(getattr(run, name).read_bytes())
+        own.host.write_bytes(run.host.read_bytes())
+        own.script.write_bytes(_script_of(own, run.script.read_bytes()))
         job = record.read(run)
         job.slurm_name, job.run = job.name, own.name
         record.write(own, job)
     return own
 
 
-def begin(run: RunDir, pid: int) -> str:
-    """Claim the run dir for this life; empty if a person has asked this job to end."""
+def _script_of(run: RunDir, script: bytes) -> bytes:
+    """A script that works in another run dir: a follow-up of an element is in no array."""
+    line = b"readonly RUN=" + os.fsencode(shlex.quote(str(run.path)))
+    return re.sub(rb"^readonly RUN=.*$", lambda _: line, script, count=1, flags=re.MULTILINE)
+
+
+def begin(run: RunDir, pid: int, follows: int = 0) -> str:
+    """Claim the run dir for this life; empty if a person has asked this job to end.
+
+    Args:
+        follows: the attempt that this job was submitted to follow; 0 for none.
+    """
     check_owner(run)
     job = record.read(run)
     in_slurm = job.backend == "slurm"
@@ -122,6 +133,11 @@ def begin(run: RunDir, pid: int) -> str:
     if want := asked(run, facts.job_id):
         print(f"hpcddp: {want} was asked before the job began", file=sys.stderr)
         return ""
+    if reason := needless(run, facts.job_id, follows):
+        print(f"hpcddp: {reason}", file=sys.stderr)
+        return ""
+    if in_slurm and not follows:
+        check_awaited(run, facts.job_id)
     run.request.unlink(missing_ok=True)  # meant for an earlier job
     if not ledger.begin(run, facts, lambda earlier: works(earlier, run, facts), close):
         earlier = ledger.last(run)
@@ -134,6 +150,33 @@ def begin(run: RunDir, pid: int) -> str:
         provide_pickle(run, facts.job_id)
     first = hostlist.first_host(facts.nodes) + job.host_suffix if in_slurm else "127.0.0.1"
     return f"{facts.number} {first} {free_port()} {facts.deadline or 0:.0f} {run.path}"
+
+
+def needless(run: RunDir, job_id: str, follows: int) -> str:
+    """Why a follow-up job has nothing to do: sbatch may have been heard though it gave no answer,
+    and the run gone on, or ended, without it."""
+    newest = ledger.last(run)
+    if not follows or newest is None or newest.job_id == job_id:
+        return ""
+    if newest.number != follows:
+        return f"attempt {follows} was to be followed, and attempt {newest.number} has begun since"
+    return "" if newest.action in requeue.RETURNS else f"attempt {follows} is not to be followed"
+
+
+def check_awaited(run: RunDir, job_id: str) -> None:
+    """Refuse a job that takes the place of one that waits to come back."""
+    newest = ledger.last(run)
+    awaited = (newest.successor or newest.job_id) if newest else job_id
+    if not newest or newest.action not in requeue.RETURNS or awaited == job_id:
+        return
+    with contextlib.suppress(SlurmUnreachable):
+        row = slurm.job(awaited, record.read(run).name)
+        if row and row.live:
+            raise RunError(
+                f"job {awaited} waits to come back on this run",
+                where=str(run.path),
+                hint=f"hpcddp cancel {run.name} ends it",
+            )
 
 
 def asked(run: RunDir, job_id: str) -> str:
@@ -158,6 +201,7 @@ def here(job_id: str, pid: int) -> Attempt:
     nodes = os.environ.get("SLURM_JOB_NODELIST", os.uname().nodename)
     facts = ledger.life(job_id, pid, slurm=True, nodes=nodes)
     facts.restarts = int(os.environ.get("SLURM_RESTART_COUNT") or 0)
+    facts.deadline = float(os.environ.get("SLURM_JOB_END_TIME") or 0) or None
     with contextlib.suppress(OSError):  # the log that Slurm gave to the script
         facts.said = str(Path("/proc/self/fd/2").readlink())
         facts.said_size = os.fstat(2).st_size
@@ -196,20 +240,29 @@ def end(run: RunDir, number: int, code: int) -> str:
         return "1"
     job = record.read(run)
     policy = Policy.of(job.spec.get("requeue", {}))
-    past = [Past(a.cause or "", a.progress) for a in ledger.attempts(run)[:-1]]
-    facts = gather(run, mine, code)
-    found = requeue.decide(facts, past, policy)
-    ledger.end(run, number, code, found.cause, found.action, found.reason)
-    took, why = time.time() - mine.began, f" ({found.reason})" if found.reason else ""
-    print(f"hpcddp: attempt {number} ended after {took:.0f} s: {found.cause}, exit code {code}; "
-          f"next: {found.action}{why}", flush=True)  # fmt: skip
-    if found.action in (requeue.AGAIN, requeue.FOLLOW):
-        return comeback.bring_back(run, mine, found, job)
+    took = time.time() - mine.began
+    for _ in range(LOOKS):
+        found = requeue.decide(gather(run, mine, code), past(run), policy)
+        written = ledger.end(run, number, code, found.cause, found.action, found.reason)
+        next_ = found.action + (f" ({found.reason})" if found.reason else "")
+        print(f"hpcddp: attempt {number} ended after {took:.0f} s: {found.cause}, "
+              f"exit code {code}; next: {next_}", flush=True)  # fmt: skip
+        if written is None or found.action not in (requeue.AGAIN, requeue.FOLLOW):
+            break
+        if answer := comeback.bring_back(run, written, found, job):
+            return answer
     if found.action == requeue.LEFT:
         comeback.shorten(run, mine)
-    if found.cause in (requeue.DONE, requeue.ASKED) or found.action == requeue.LEFT:
-        return "0"
-    return "1" if code in (0, codes.STOPPED) else str(code)
+    well = found.cause in (requeue.DONE, requeue.ASKED) or found.action == requeue.LEFT
+    return "0" if well else "1"
+
+
+def past(run: RunDir) -> list[Past]:
+    """What counts of the earlier attempts: those since the run last ended and was resumed."""
+    earlier = ledger.attempts(run)[:-1]
+    ends = [i for i, attempt in enumerate(earlier) if attempt.action not in requeue.RETURNS]
+    since = earlier[ends[-1] + 1 :] if ends else earlier
+    return [Past(attempt.cause or "", attempt.progress) for attempt in since]
 
 
 def gather(run: RunDir, mine: Attempt, code: int) -> End:
@@ -261,7 +314,7 @@ def main(args: list[str]) -> int:
     verb, *rest = args
     try:
         if verb == "begin":
-            print(begin(RunDir(rest[0]), int(rest[1])))
+            print(begin(RunDir(rest[0]), int(rest[1]), int("".join(rest[2:]) or 0)))
         elif verb == "end":
             _deaf()  # a job that is queued again gets TERM at once
             # What is said on the way goes to the log; the answer alone to the script.

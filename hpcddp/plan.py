@@ -108,9 +108,8 @@ class Plan:
                 hint="take another folder for the runs: --runs",
             )
         options = dict(self.spec.slurm)
-        refused = options.pop("no-requeue", False)
-        requeue = options.pop("requeue", True) and not refused
-        options.pop("cpus-per-task", None)
+        for name in ("requeue", "no-requeue", "cpus-per-task"):
+            options.pop(name, None)
         cluster = self.profile.cluster
         gpus = f"{cluster.gpu_type}:{self.gpus}" if cluster.gpu_type else str(self.gpus)
         rows: list[tuple[str, Any]] = [
@@ -121,7 +120,7 @@ class Plan:
             ("chdir", self.workdir),
             ("output", str(run.path).replace("%", "%%") + "/job-%j.log"),
             ("open-mode", "append"),
-            ("requeue" if requeue else "no-requeue", True),
+            ("requeue" if self.spec.requeue.enabled else "no-requeue", True),
         ]
         if cluster.gpu_option != "none":
             asked = gpus if cluster.gpu_option == "gpus-per-node" else f"gpu:{gpus}"
@@ -173,6 +172,8 @@ def make(
     checks.batch(job, nodes, gpus, sources)
     checks.environment(job, sources, profile)
     checks.options(job, sources)
+    if job.slurm.get("no-requeue") or job.slurm.get("requeue") is False:
+        job.requeue.enabled = False
     checks.limits(job, nodes, gpus, profile)
     if profile.cluster.backend == "slurm":
         checks.variables(environ)

@@ -211,10 +211,13 @@ def release(job_id: str, when: str = "now", exclude: str = "") -> None:
     call("scontrol", "update", f"JobId={job_id}", f"StartTime={when}", *more)
 
 
-def successor(script: Path, parent: str, *, exclude: str = "", after: bool = True) -> str:
+def successor(
+    script: Path, attempt: int, parent: str, *, exclude: str = "", after: bool = True
+) -> str:
     """Submit a script as the follow-up of a job; the new job's id.
 
     Args:
+        attempt: the script's argument; it leaves at once if the run has gone on without it.
         after: it begins when its parent has left with 0, and is cancelled with it (afterany would
             revive what a person cancelled). Without, the parent is known to be ending.
 
@@ -223,7 +226,7 @@ def successor(script: Path, parent: str, *, exclude: str = "", after: bool = Tru
     """
     options = [f"--dependency=afterok:{parent}", "--kill-on-invalid-dep=yes"] if after else []
     options += [f"--exclude={exclude}"] if exclude else []
-    said = call("sbatch", "--parsable", *options, str(script))
+    said = call("sbatch", "--parsable", *options, str(script), str(attempt))
     if said.returncode:
         raise SubmissionRefused(first_line(said.stderr), where=str(script))
     return said.stdout.strip().partition(";")[0]

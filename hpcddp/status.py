@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcddp import ledger, record, requeue, slurm
+from hpcddp import comeback, ledger, record, requeue, slurm
 from hpcddp.backends import BACKENDS
 from hpcddp.errors import RunError, SlurmUnreachable
 from hpcddp.failure import is_peer
@@ -114,7 +114,9 @@ def find_row(run: RunDir, found: Status, queue: Callable[[], list[JobRow]] | Non
         return BACKENDS[found.backend].look(run, found.job_id) if found.job_id else None
     name = record.read(run).name
     rows = [r for r in queue() if r.name == name] if queue else slurm.queue(name=name)
-    return next((r for r in rows if found.job_id in (None, r.job_id)), None)
+    if found.job_id is None:  # an array's elements have run dirs of their own
+        return next((r for r in rows if not re.search(r"_\d+$", r.job_id)), None)
+    return next((r for r in rows if r.job_id == found.job_id), None)
 
 
 def status_all(root: Path) -> list[Status]:
@@ -146,13 +148,17 @@ def checked(run: RunDir, queue: Callable[[], list[JobRow]]) -> Status:
 
 def gone(run: RunDir, found: Status) -> Status:
     """A job that left no end and that its backend does not know any more."""
-    request = read_json(run.request) or {}
-    last = ledger.last(run)
-    if last and last.action in requeue.RETURNS and not request:
+    want, last = (read_json(run.request) or {}).get("want", ""), ledger.last(run)
+    told = comeback.said(last) if last and last.live else ""
+    if want in REQUESTS:
+        found.state, found.reason = REQUESTS[want], ""
+    elif last and last.action in requeue.RETURNS:
         found.state, found.reason = "CANCELLED", "while it waited to come back"
-        return found
-    found.state = REQUESTS.get(request.get("want", ""), "LOST")
-    found.reason = "" if request else "the job is gone and left no word; its log may tell"
+    elif told:
+        found.state, found.reason = STATES.get(told, "LOST"), ""
+    else:
+        found.state = "LOST"
+        found.reason = "the job is gone and left no word; its log may tell"
     return found
 
 

@@ -69,9 +69,10 @@ def find(root: Path, token: str) -> RunDir:
 
 
 def job_ids(run: RunDir) -> set[str]:
-    """Every job that has worked on a run."""
+    """Every job that has worked on a run, or waits to."""
     record = read_json(run.submission) or {}
-    return {a.job_id for a in ledger.attempts(run)} | {str(record.get("job_id"))}
+    known = {name for a in ledger.attempts(run) for name in (a.job_id, a.successor) if name}
+    return known | {str(record.get("job_id"))}
 
 
 # What a backend does about a request that lies in the run dir.

@@ -129,6 +129,19 @@ class Site:
         path.write_text(f"#!/bin/bash\n{text}\n")
         path.chmod(0o755)
 
+    def slurm(self, **answers: str) -> None:
+        """A Slurm that takes every job, and answers as told."""
+        programs = {
+            "sbatch": "case $1 in --version) exit 0;; --test-only) cat >/dev/null; "
+            "echo 'sbatch: Job 9 to start' >&2; exit;; esac; echo 'Submitted batch job 42'",
+            "srun": "exit 0",
+            "squeue": "exit 0",
+            "sinfo": "echo 'gpu*|32|gpu:4'",
+            "scancel": 'echo "$*" >>cancelled',
+        }
+        for name, text in (programs | answers).items():
+            self.program(name, text)
+
     def plan(self, layer: Layer | None = None, job: str = "toy", notes: Sequence[str] = ()) -> Plan:
         """The checked plan of a job under one layer of flags; on Slurm if it says nothing."""
         flags = layer or Layer()

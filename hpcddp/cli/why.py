@@ -25,7 +25,8 @@ def why(run: str, runs: str | None, as_json: bool) -> int:
     from hpcddp.status import status
 
     folder = submission.find(runs_root(runs), run)
-    found, rows = status(folder), history.rows(folder)
+    found = status(folder)
+    rows = history.rows(folder, over=found.final)
     lost = sum(row.lost for row in rows)
     if as_json:
         facts: dict[str, Any] = {"schema_version": 1, "run": folder.name, "state": found.state}
@@ -60,7 +61,7 @@ def _cells(row: Row) -> list[str]:
     return [
         str(row.attempt),
         time.strftime("%m-%d %H:%M:%S", time.localtime(row.began)),
-        f"{(row.ended or time.time()) - row.began:.0f} s",
+        f"{row.ended - row.began:.0f} s" if row.ended else _since(row),
         row.hosts or "here",
         row.cause or "works",
         row.by or "-",
@@ -71,9 +72,13 @@ def _cells(row: Row) -> list[str]:
     ]
 
 
+def _since(row: Row) -> str:
+    return "?" if row.cause else f"{time.time() - row.began:.0f} s"
+
+
 def words(row: Row) -> str:
     """What the first failing rank of an attempt wrote down."""
     error = row.error or {}
-    who = f"rank {error['rank']} on {error['host']}" if "rank" in error else "a rank"
+    who = f"rank {error['rank']} on {error['host']}" if error.get("rank") is not None else "a rank"
     text = error.get("traceback") or f"{error.get('type')}: {error.get('message')}"
     return f"attempt {row.attempt}, {who}:\n{text.rstrip()}"

@@ -70,12 +70,20 @@ class StopVote:
         self._deadline, self._lead = deadline, lead
         self.by = ""  # what asked this rank to stop: a signal, a request, the time limit
         self.when: float | None = None  # seconds since the epoch
+        self._stopped = 0.0  # when all agreed on it
         self._next_look = 0.0
         self._interval = 1
         self._step_s = 0.0
         self._last: tuple[int, float] | None = None
         self._next = 0
         self._cast: _Cast | None = None  # a vote that is not counted yet
+
+    def told(self) -> tuple[str, float]:
+        """What asked for the stop, and when, in seconds since the epoch. Where another rank was
+        asked first, this one's signal has mostly come while it saved."""
+        if not self.by and self._preemption.requested:
+            self.by, self.when = self._preemption.signal or "asked", self._preemption.when
+        return self.by or "another rank", self.when or self._stopped
 
     def agreed(self, tick: int, *, step: int | None = None, now: bool = False) -> bool:
         """Whether all ranks stop here. A collective where a vote is due.
@@ -120,6 +128,7 @@ class StopVote:
             self._lease.lost = True
             raise self._lease.error()
         self._guard.settle(cast.step, bool(bad))
+        self._stopped = time.time()
         return bool(wish == STOP)
 
     def _choose(self, tick: int, clock: float) -> int:

@@ -121,8 +121,7 @@ class Trainer:
             stopped = self._owed
         if not stopped:
             return self._end("done")
-        told = self._pause if self._owed else vote
-        return self._end("stopped", by=told.by, asked=told.when)
+        return self._end("stopped", self._pause if self._owed else vote)
 
     def _lead(self) -> float:
         """Seconds before the time limit at which to begin to save."""
@@ -283,7 +282,7 @@ class Trainer:
         with self._meter.paused(), self.pulse.patience():
             self.saver.save(self.at, self._facts())
 
-    def _end(self, outcome: str, **why: Any) -> str:
+    def _end(self, outcome: str, vote: StopVote | None = None) -> str:
         """Save, and say how it ended. A training that cannot be saved is not done."""
         self._save()
         with self.pulse.patience():
@@ -295,8 +294,14 @@ class Trainer:
                 hint="make room, and resume the run",
             )
         result = vars(self.evaluation) if outcome == "done" and self.evaluation else {}
-        facts = {"step": self.at.step, "saved": self.saver.saved, "seed": self.spec.seed}
-        self.record("end", outcome=outcome, **facts, **result, **why)
+        facts: dict[str, Any] = {
+            "step": self.at.step,
+            "saved": self.saver.saved,
+            "seed": self.spec.seed,
+        }
+        if vote:
+            facts["by"], facts["asked"] = vote.told()
+        self.record("end", outcome=outcome, **facts, **result)
         return outcome
 
     def close(self) -> None:
