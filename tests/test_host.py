@@ -228,7 +228,7 @@ def test_a_request_counts_for_the_job_that_it_names(
         (85, None, "stopped", "none", "0"),
         (85, "preempt", "preempted", "requeue", "again"),
         (85, "cancel", "cancelled", "none", "1"),
-        (143, "cancel", "cancelled", "none", "143"),
+        (143, "cancel", "cancelled", "none", "1"),
         (1, None, "crash", "requeue", "again"),
         (137, None, "crash", "requeue", "again"),
     ],
@@ -246,6 +246,15 @@ def test_how_a_life_ends(
     out, err = capsys.readouterr()
     assert out == f"{answer}\n"  # the script reads nothing else
     assert f": {cause}, exit code {code}; next: {action}" in err
+
+
+def test_a_resumed_run_has_its_budgets_anew(run: RunDir) -> None:
+    """Three crashes in a row ended it; a person mended it and went on."""
+    for number in (1, 2, 3):
+        host.begin(run, os.getpid())
+        assert host.end(run, number, 1) == ("again" if number < 3 else "1")
+    host.begin(run, os.getpid())
+    assert host.end(run, 4, 1) == "again"
 
 
 def test_an_older_life_writes_no_end(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:

@@ -147,6 +147,9 @@ def test_requeue_is_always_said(site: Site) -> None:
     assert directives(site)["requeue"] is True
     refused = directives(site, ("slurm.requeue", False))
     assert refused["no-requeue"] is True and "requeue" not in refused
+    disabled = directives(site, ("requeue.enabled", False))
+    assert disabled["no-requeue"] is True and "requeue" not in disabled
+    assert not site.plan(flags(("slurm.no-requeue", True))).spec.requeue.enabled
 
 
 @pytest.mark.parametrize("profile", ["", "[slurm]\nrequeue = true", "[slurm]\nrequeue = false"])

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from conftest import NASTY, Site
 
-from hpcddp import ledger, prepare
+from hpcddp import ledger, prepare, requeue
 from hpcddp.jobfile import Layer
 from hpcddp.rundir import RunDir
 
@@ -53,8 +53,8 @@ def script(site: Site, monkeypatch: pytest.MonkeyPatch) -> Callable[..., RunDir]
     return make
 
 
-def start(run: RunDir) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(["bash", run.script], capture_output=True, text=True, check=False)
+def start(run: RunDir, *args: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["bash", run.script, *args], capture_output=True, text=True, check=False)
 
 
 SEE = 'printf "%s\\0" "$@" >"$HPCDDP_RUN_DIR/arguments"; env -0 >"$HPCDDP_RUN_DIR/environ"'
@@ -125,6 +125,85 @@ def test_the_same_script_continues_a_run_that_ended(script: Callable[..., RunDir
     run = script(srun="exit 0")
     assert start(run).returncode == start(run).returncode == 0
     assert [a.number for a in ledger.attempts(run)] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("action", "newer", "begins"),
+    [(requeue.FOLLOW, False, True), (requeue.NONE, False, False), (requeue.FOLLOW, True, False)],
+)
+def test_a_follow_up_goes_on_only_where_the_run_waits_for_it(
+    script: Callable[..., RunDir], action: str, newer: bool, begins: bool
+) -> None:
+    """sbatch may be heard though it gave no answer: then there are two follow-ups, or the job was
+    queued again as well."""
+    run = script(srun="exit 0")
+    for number in (1, 2)[: 1 + newer]:
+        facts = ledger.life("6", 1, slurm=True, nodes="n1")
+        assert ledger.begin(run, facts, lambda earlier: False)
+        ledger.end(run, number, 85, requeue.PREEMPTED, action)
+    done = start(run, "1")
+    assert done.returncode == 0
+    assert len(ledger.attempts(run)) == 1 + newer + begins
+    assert ("to be followed" in done.stderr) is not begins
+
+
+def test_a_job_does_not_take_the_place_of_one_that_waits_to_come_back(
+    site: Site, script: Callable[..., RunDir]
+) -> None:
+    run = script(srun="exit 0")
+    assert ledger.begin(run, ledger.life("6", 1, slurm=True, nodes="n1"), lambda earlier: False)
+    ledger.end(run, 1, 85, requeue.PREEMPTED, requeue.AGAIN)
+    site.program("squeue", f"echo '6|PENDING|BeginTime|x|x||{run.name}'")
+    done = start(run)
+    assert done.returncode == 1 and "job 6 waits to come back" in done.stderr
+    site.program("squeue", f"echo '6|CANCELLED|None|x|x||{run.name}'")
+    assert start(run).returncode == 0
+    assert len(ledger.attempts(run)) == 2
+
+
+def test_an_arrays_element_has_a_script_of_its_own(
+    site: Site, script: Callable[..., RunDir], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its follow-up is in no array any more."""
+    run = script(srun="exit 0", root=site.folder / "it's")
+    monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "5")
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "1")
+    assert start(run).returncode == 0
+    own = RunDir(run.path.with_name(f"{run.name}_1"))
+    monkeypatch.delenv("SLURM_ARRAY_TASK_ID")
+    assert start(own).returncode == 0
+    assert [a.number for a in ledger.attempts(own)] == [1, 2]
+    assert ledger.attempts(run) == []
+
+
+ENDS = """
+case "$*" in
+  *config*) echo 'ProctrackType = proctrack/linuxproc' ;;
+  *job*)
+    echo look >>"${0%/*}/looks"
+    [ "$(wc -l <"${0%/*}/looks")" -lt 3 ] && state=RUNNING || state=COMPLETING
+    echo "JobState=$state Restarts=0 PreemptTime=None" ;;
+esac
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "cause"), [(" DUE TO PREEMPTION", "preempted"), ("", "cancelled")]
+)
+def test_slurm_begins_to_end_the_job_while_it_is_decided_about(
+    site: Site, script: Callable[..., RunDir], words: str, cause: str
+) -> None:
+    """It ran at the first look, and does not any more when it is to be queued again."""
+    log = site.folder / "log"
+    said = f"slurmstepd: error: *** JOB 7 ON n3 CANCELLED AT 2026-01-01T00:00:00{words} ***"
+    run = script(srun=f"echo '{said}' >>'{log}'; exit 85")
+    site.program("scontrol", ENDS)
+    site.program("sbatch", 'echo "$*" >>"${0%/*}/asked"; echo 8')
+    with log.open("a") as out:
+        subprocess.run(["bash", run.script], stdout=out, stderr=out, check=False)
+    (only,) = ledger.attempts(run)
+    assert only.cause == cause
+    assert (site.bin / "asked").exists() is (cause == "preempted") is (only.successor == "8")
 
 
 def test_a_run_that_others_can_write_to_is_not_started(script: Callable[..., RunDir]) -> None:

@@ -231,9 +231,9 @@ def test_it_is_queued_again_as_submitit_does_it(
 def test_a_follow_up_dies_with_its_parent(site: Site) -> None:
     log = site.folder / "asked"
     site.program("sbatch", f'echo "$*" >>{log}; echo "8;cluster"')
-    assert slurm.successor(Path("job.sbatch"), "7", exclude="n1") == "8"
-    assert slurm.successor(Path("job.sbatch"), "7", after=False) == "8"
+    assert slurm.successor(Path("job.sbatch"), 2, "7", exclude="n1") == "8"
+    assert slurm.successor(Path("job.sbatch"), 2, "7", after=False) == "8"
     assert log.read_text().splitlines() == [
-        "--parsable --dependency=afterok:7 --kill-on-invalid-dep=yes --exclude=n1 job.sbatch",
-        "--parsable job.sbatch",
+        "--parsable --dependency=afterok:7 --kill-on-invalid-dep=yes --exclude=n1 job.sbatch 2",
+        "--parsable job.sbatch 2",
     ]

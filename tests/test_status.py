@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from conftest import Site, record_run
 
-from hpcddp import ledger, requeue, slurm, status, submission
+from hpcddp import history, ledger, requeue, slurm, status, submission
 from hpcddp.errors import RunError
 from hpcddp.ledger import Attempt
 from hpcddp.rundir import RunDir, write_json
@@ -133,6 +133,18 @@ def test_a_job_that_is_gone_without_a_word(site: Site, request_: str | None, sta
     queue(site)
     found = status.status(run)
     assert (found.state, found.final) == (state, True)
+
+
+@pytest.mark.parametrize(("words", "state"), [("", "CANCELLED"), (" DUE TO TIME LIMIT", "TIMEOUT")])
+def test_slurm_may_have_left_a_word_where_the_script_could_not(
+    site: Site, words: str, state: str
+) -> None:
+    said = site.write("log", f"*** JOB 7 ON n1 CANCELLED AT 2026-01-01T00:00:00{words} ***\n")
+    run = begun(submitted(make(site)), said=str(said))
+    queue(site)
+    assert status.status(run).state == state
+    (row,) = history.rows(run, over=True)
+    assert row.cause == {"CANCELLED": "cancelled", "TIMEOUT": "time limit"}[state]
 
 
 def test_states_of_slurm_are_shown_as_they_are(site: Site) -> None:
