@@ -6,6 +6,7 @@ what else the machine does hits both. A figure of one run means nothing beside o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median, quantiles
@@ -50,6 +51,11 @@ def spread(figures: Sequence[float]) -> Spread:
     return Spread(low, middle, high)
 
 
+def over(ours: float, floor: float) -> float:
+    """A ratio; infinite where the floor is nothing."""
+    return ours / floor if floor else math.inf
+
+
 @dataclass(frozen=True)
 class Row:
     """One line of the table.
@@ -75,20 +81,20 @@ class Row:
     @property
     def ratio(self) -> float:
         """The ratio of the medians: the one that a limit is for."""
-        return median(self.ours) / median(self.floor)
+        return over(median(self.ours), median(self.floor))
 
     @property
     def pair_ratio(self) -> float:
         """The median of the ratios within a round; far from ``ratio`` where the machine was not
         steady."""
-        return median(a / b for a, b in zip(self.ours, self.floor, strict=True))
+        return median(over(a, b) for a, b in zip(self.ours, self.floor, strict=True))
 
     @property
     def met(self) -> bool | None:
         """Whether the limits hold; None where there is none."""
         if (self.ratio_limit, self.limit, self.ratio_least) == (None, None, None):
             return None
-        beyond = self.allowance / median(self.floor)
+        beyond = over(self.allowance, median(self.floor)) if self.allowance else 0.0
         return (
             (self.ratio_limit is None or self.ratio - beyond <= self.ratio_limit)
             and (self.limit is None or median(self.ours) < self.limit)

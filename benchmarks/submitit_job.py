@@ -2,8 +2,9 @@
 
 python submitit_job.py FOLDER WIDTH EVERY PAUSE    submits it; prints the job's id
 
-Checkpoints are rank 0's, every EVERY steps, written aside and renamed. `checkpoint` hands the same
-call back, as submitit asks of what is to go on after a preemption or a time limit.
+`checkpoint` saves and hands the same call back, as submitit asks of what is to go on after a
+preemption or a time limit. Rank 0 saves every EVERY steps as well, unless that is 0; written aside
+and renamed.
 """
 
 import os
@@ -20,8 +21,11 @@ TASK = Path(__file__).with_name("heavy.py")
 
 class Training:
     def __init__(self, task: str, folder: str, width: int, every: int, pause: float, port: int):
+        self.given = (task, folder, width, every, pause, port)
         self.task, self.folder, self.width = task, Path(folder), width
         self.every, self.pause, self.port = every, pause, port
+        self.at = 0  # the step
+        self.live: tuple[Any, Any] = (None, None)  # module and optimizer
 
     def __call__(self) -> None:
         import torch
@@ -35,6 +39,7 @@ class Training:
         module = task.model(self.width)
         model = DistributedDataParallel(module, gradient_as_bucket_view=True)
         optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+        self.live = (module, optimizer)
         dataset = task.dataset("train", self.width, self.pause)
         saved, first = self.folder / "saved.pt", 0
         if saved.exists():
@@ -42,16 +47,22 @@ class Training:
             module.load_state_dict(state["model"])
             optimizer.load_state_dict(state["optimizer"])
             first = state["step"]
-        for step in count(first + 1):
-            batch, target = (x[None] for x in dataset[step % len(dataset)])
+        for self.at in count(first + 1):
+            batch, target = (x[None] for x in dataset[self.at % len(dataset)])
             task.loss(model(batch), target).backward()
             optimizer.step()
             optimizer.zero_grad()
-            if me.global_rank == 0 and step % self.every == 0:
-                state = {"model": module.state_dict(), "optimizer": optimizer.state_dict()}
-                torch.save(state | {"step": step}, saved.with_suffix(".new"))
-                saved.with_suffix(".new").replace(saved)
-                (self.folder / "step").write_text(str(step))
+            if me.global_rank == 0 and self.every and self.at % self.every == 0:
+                self.save(module, optimizer)
+
+    def save(self, module: Any, optimizer: Any) -> None:
+        import torch
+
+        state = {"model": module.state_dict(), "optimizer": optimizer.state_dict()}
+        saved = self.folder / "saved.pt"
+        torch.save(state | {"step": self.at}, saved.with_suffix(".new"))
+        saved.with_suffix(".new").replace(saved)
+        (self.folder / "step").write_text(str(self.at))
 
     def _load(self) -> Any:
         spec = util.spec_from_file_location("heavy", self.task)
@@ -61,7 +72,8 @@ class Training:
         return module
 
     def checkpoint(self) -> submitit.helpers.DelayedSubmission:
-        return submitit.helpers.DelayedSubmission(self)
+        self.save(*self.live)  # rank 0's: submitit calls it there alone
+        return submitit.helpers.DelayedSubmission(Training(*self.given))
 
 
 def main(folder: str, width: str, every: str, pause: str) -> None:
