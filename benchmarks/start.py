@@ -20,8 +20,8 @@ from pathlib import Path
 
 from benchmarks.measure import Row
 from benchmarks.site import HPCDDP, PYTHON, Site, output
+from hpcddp.claim import free_port
 from hpcddp.errors import HpcddpError
-from hpcddp.host import free_port
 from hpcddp.rundir import RunDir, read_lines
 
 LIMIT = 1.10

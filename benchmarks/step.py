@@ -17,7 +17,7 @@ from pathlib import Path
 
 from benchmarks.measure import Row
 from benchmarks.site import HPCDDP, PYTHON, Site, output
-from hpcddp.host import free_port
+from hpcddp.claim import free_port
 from hpcddp.rundir import RunDir, read_lines
 
 LIMIT = 1.05

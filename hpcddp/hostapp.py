@@ -12,6 +12,7 @@ from importlib import resources
 from pathlib import Path
 
 MODULES = (
+    "claim",
     "codes",
     "comeback",
     "errors",

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from conftest import Site, record_run
 
-from hpcddp import codes, host, ledger, record
+from hpcddp import claim, codes, host, ledger, record
 from hpcddp.errors import RunError
 from hpcddp.ledger import Attempt
 from hpcddp.rundir import RunDir, read_json, write_json
@@ -92,7 +92,7 @@ def test_what_others_can_write_to_is_refused(
     pickle = run.submitit / "7_submitted.pkl"
     pickle.touch(0o600)
     paths = {"folder": run.path, "job": run.job, "pickles": run.submitit, "pickle": pickle}
-    host.check_owner(run)
+    claim.check_owner(run)
     paths[what].chmod(paths[what].stat().st_mode | mode)
     assert host.main(["begin", str(run.path), "1"]) == host.FAILED
     out, err = capsys.readouterr()
@@ -118,7 +118,7 @@ def test_a_run_that_was_deleted_is_no_traceback(
 def test_a_port_is_outside_of_what_the_kernel_gives_and_can_be_bound() -> None:
     text = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text()
     low, high = (int(n) for n in text.split())
-    ports = [host.free_port() for _ in range(20)]
+    ports = [claim.free_port() for _ in range(20)]
     assert len(set(ports)) > 1
     for port in ports:
         assert 1024 < port < 65536 and not low <= port <= high
@@ -128,7 +128,7 @@ def test_a_port_is_outside_of_what_the_kernel_gives_and_can_be_bound() -> None:
 
 def test_a_port_in_use_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as taken:
-        taken.bind(("", host.free_port()))
+        taken.bind(("", claim.free_port()))
         taken.listen()
         used = taken.getsockname()[1]
 
@@ -137,7 +137,7 @@ def test_a_port_in_use_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
                 return [used, *(p for p in ports if p != used)][:count]
 
         monkeypatch.setattr("random.SystemRandom", Next)
-        assert host.free_port() != used
+        assert claim.free_port() != used
 
 
 def test_a_process_is_known_by_its_start() -> None:

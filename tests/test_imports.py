@@ -7,7 +7,7 @@ import pytest
 from conftest import Site
 
 LAYER_0 = ("errors", "keys", "topology", "hostlist", "spec", "rundir", "record", "ledger", "slurm",
-           "site", "requeue", "codes", "comeback", "host", "spawn")  # fmt: skip
+           "site", "requeue", "codes", "claim", "comeback", "host", "spawn")  # fmt: skip
 HEAVY = {"torch", "numpy", "submitit", "rich", "sklearn"}
 
 # Runs one command and tells what was asked for on the way, found or not.

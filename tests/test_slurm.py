@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 from conftest import Site
 
-from hpcddp import host, slurm
+from hpcddp import claim, slurm
 from hpcddp.errors import SlurmUnreachable, UserError
 from hpcddp.slurm import JobFacts, JobRow, Partition
 
@@ -223,7 +223,7 @@ def test_it_is_queued_again_as_submitit_does_it(
         for name, value in names.items():
             monkeypatch.setenv(f"SLURM_{name}", value)
         SlurmJobEnvironment()._requeue(countdown=3)
-        assert slurm.requeue(host.my_job()) == ""
+        assert slurm.requeue(claim.my_job()) == ""
     theirs, ours = log.read_text().splitlines()[0::2], log.read_text().splitlines()[1::2]
     assert theirs == ours and ours[-1] == "requeue 11_1"
 

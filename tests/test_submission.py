@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from conftest import Site
 
-from hpcddp import host, ledger, prepare, record, requeue, status, submission
+from hpcddp import claim, ledger, prepare, record, requeue, status, submission
 from hpcddp.errors import HpcddpError, RunError, SlurmUnreachable, SubmissionRefused, TemplateError
 from hpcddp.jobfile import Layer
 from hpcddp.ledger import Attempt
@@ -121,7 +121,7 @@ def test_sbatch_gets_our_script_in_a_clean_environment(
     assert "#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=4\n" in text
     assert text.replace(run.name, "X").count("submitit.core._submit") == 1
     assert stat.S_IMODE(run.submitit.stat().st_mode) & 0o022 == 0
-    host.check_owner(run)  # also where new files are the group's to write to
+    claim.check_owner(run)  # also where new files are the group's to write to
 
 
 def test_the_two_scripts_differ_in_the_command_alone(site: Site) -> None:
