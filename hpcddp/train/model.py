@@ -7,6 +7,7 @@ import warnings
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from hpcddp.spec import JobSpec, TrainSpec
@@ -45,6 +46,15 @@ def _settle_buckets(model: DistributedDataParallel) -> None:
     torch.stack([p.reshape(-1)[:1].sum().to(torch.float32) for p in weights]).sum().backward()
     for p in weights:
         p.grad = None
+
+
+def share_buffers(model: DistributedDataParallel) -> None:
+    """Give all ranks rank 0's buffers, which are those that are saved; a collective.
+
+    DDP does so at the start of the next forward pass, so the training does not see it.
+    """
+    if dist.get_world_size() > 1 and model.will_sync_module_buffers():
+        model._sync_buffers()
 
 
 def autocast(device: torch.device, precision: str) -> contextlib.AbstractContextManager[Any]:

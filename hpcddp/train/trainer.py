@@ -14,7 +14,7 @@ from torch.nn.utils import clip_grad_norm_
 from hpcddp.errors import CheckpointError
 from hpcddp.preempt import Preemption
 from hpcddp.spec import JobSpec
-from hpcddp.train import checkpoint, model, optim, seeding, snapshot
+from hpcddp.train import checkpoint, evaluate, model, optim, seeding, snapshot
 from hpcddp.train.data import Micro, Step, TrainData
 from hpcddp.train.evaluate import Evaluation, Evaluator, improved
 from hpcddp.train.guard import Finding, Guard, RollBack
@@ -108,6 +108,7 @@ class Trainer:
                 self._roll_back(answer.found)
 
     def _train(self, preemption: Preemption, deadline: float) -> str:
+        self._preemption = preemption
         facts = (self.world, preemption, self.run.request, self.lease, self.guard)
         vote = StopVote(*facts, deadline, self._lead)
         self._pause = StopVote(*facts, deadline, self._lead)
@@ -238,16 +239,20 @@ class Trainer:
 
     def _evaluate(self) -> bool:
         """Evaluate on the held-out samples, if there are any; True when it is the best so far."""
-        with self._meter.paused():
+        with self._meter.paused(), contextlib.ExitStack() as start:
+            if self._evaluator is None:  # slow until its first batch is through
+                start.enter_context(self.pulse.patience())
+                self._evaluator = evaluate.make(self.task, self.spec, self.world, self.pulse)
+                self._preemption.renew()
             if self._evaluator is None:
-                with self.pulse.patience():
-                    dataset = self.task.dataset("eval")
-                if dataset is None:
-                    return False
-                self._evaluator = Evaluator(dataset, self.task, self.spec, self.world, self.pulse)
-            with model.autocast(self.world.device, self.spec.train.precision):
-                result = self.evaluation = self._evaluator(self.module, self._stops)
-        self._owed = result is None
+                return False
+            model.share_buffers(self.model)
+            with (
+                seeding.untouched(self.world.device),
+                model.autocast(self.world.device, self.spec.train.precision),
+            ):
+                result = self._evaluator(self.module, self._stops, start.close)
+        self.evaluation, self._owed = result, result is None
         if result is None:
             return False
         self.record("eval", step=self.at.step, epoch=self.at.epoch, **vars(result))
