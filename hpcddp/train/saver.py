@@ -193,6 +193,7 @@ class Saver:
             save.size = sizes[0]
         except _Failed as failed:
             save.reason = str(failed)
+        if save.reason:
             (held, *_) = self._together(self._undo)
             self._lease.lost = not held
 
