@@ -86,11 +86,12 @@ class Saver:
         self._current: _Save | None = None
         self._joined = True
 
-    def save(self, at: Position, facts: dict[str, Any]) -> None:
+    def save(self, at: Position, facts: dict[str, Any], looked: float = 0.0) -> None:
         """Begin to save this step, unless it is saved.
 
         Args:
             facts: more plain data for meta.json.
+            looked: seconds that the loop has waited for this save already.
 
         Raises:
             LeaseLost: a newer attempt owns the run dir.
@@ -109,7 +110,7 @@ class Saver:
         self._thread = threading.Thread(target=self._run, args=(self._current,), daemon=True)
         self._thread.start()
         self._joined = False
-        self._current.blocked = time.monotonic() - began
+        self._current.blocked = looked + time.monotonic() - began
 
     def join(self) -> None:
         """Wait until the weights may change."""
@@ -178,16 +179,16 @@ class Saver:
             self._write(save)
         except BaseException as error:  # a collective failed: the loop's thread shall say so
             save.error = error
+        finally:
+            self._staging.release()
         save.seconds = time.monotonic() - save.began
 
     def _write(self, save: _Save) -> None:
-        from hpcddp.train import shards
-
         aside = self._lease.folder / f"step-{save.step}"
         try:
             self._together(self._staging.copy)
             self._alike(self._together(lambda: self._prepare(aside, save)))
-            self._together(lambda: shards.write(aside, self._staging.ready(), self._world.saving))
+            self._together(lambda: self._write_share(aside))
             files = self._together(lambda: self._own_files(aside))
             sizes = self._together(lambda: self._publish(aside, save, files))
             save.size = sizes[0]
@@ -227,6 +228,11 @@ class Saver:
     def _alike(self, names: list[int]) -> None:
         if len(set(names)) > 1:  # a tensor might be written by nobody
             raise _Failed("the ranks' models or optimizers have not the same tensors")
+
+    def _write_share(self, aside: Path) -> None:
+        from hpcddp.train import shards  # after the copy, which the loop waits for: it takes long
+
+        shards.write(aside, self._staging.ready(), self._world.saving)
 
     def _own_files(self, aside: Path) -> dict[str, dict[str, Any]]:
         rank = self._world.rank.world_rank

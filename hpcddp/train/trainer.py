@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -282,10 +283,12 @@ class Trainer:
 
     def _save(self) -> None:
         """Begin to save this step, unless it is saved or its numbers are bad; a collective."""
+        began = time.monotonic()
         if self.saver.saved != self.at.step:
             self.guard.check(self.at.step)
+        looked = time.monotonic() - began
         with self._meter.paused(), self.pulse.patience():
-            self.saver.save(self.at, self._facts())
+            self.saver.save(self.at, self._facts(), looked)
 
     def _end(self, outcome: str, vote: StopVote | None = None) -> str:
         """Save, and say how it ended. A training that cannot be saved is not done."""
