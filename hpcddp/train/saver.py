@@ -71,20 +71,25 @@ class Saver:
     def __init__(
         self, lease: Lease, world: World, live: Live, record: Recorder, keep: int, saved: int | None
     ) -> None:
-        self.saved = saved  # the newest step that is on disk
         self.took = FIRST  # seconds of the last save
         self._lease, self._world, self._live, self._record = lease, world, live, record
         self._keep = keep
         self._folder = lease.run.checkpoints
-        self._passed: set[int] = set()  # newer steps whose checkpoints were passed over
         if world.is_main:
             publish.tidy(self._folder)
-            there = {checkpoint.step_of(p) or 0 for p in checkpoint.complete(self._folder)}
-            self._passed = {step for step in there if saved is None or step > saved}
+        self.begin_from(saved)
         self._staging = Staging(world.device)
         self._thread: threading.Thread | None = None
         self._current: _Save | None = None
         self._joined = True
+
+    def begin_from(self, saved: int | None) -> None:
+        """The training goes on from this step: newer checkpoints were passed over."""
+        self.saved = saved  # the newest step that is on disk
+        self._passed: set[int] = set()
+        if self._world.is_main:
+            there = {checkpoint.step_of(p) or 0 for p in checkpoint.complete(self._folder)}
+            self._passed = {step for step in there if saved is None or step > saved}
 
     def save(self, at: Position, facts: dict[str, Any], looked: float = 0.0) -> None:
         """Begin to save this step, unless it is saved.

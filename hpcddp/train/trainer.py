@@ -138,7 +138,8 @@ class Trainer:
             meta = checkpoint.read_meta(folder)
             self.at, self.best = snapshot.position(meta, folder), meta.get("best") or {}
             snapshot.restore(folder, meta, self.world, self.live, self.task)
-        self.saver.saved, self.evaluation = self.at.step, None
+            self.saver.begin_from(self.at.step)
+        self.evaluation = None
         self._meter.reset()
         name = str(folder.relative_to(self.run.path))
         self.record("rollback", **found.facts(), to=self.at.step, path=name)
