@@ -27,15 +27,15 @@ class Preemption:
         self.requested = False
         self.signal = ""  # the first one that came
         self.when: float | None = None  # seconds since the epoch
-        self._earlier: dict[int, object] = {}
+        self._earlier: dict[int, list[object]] = {}  # the handlers replaced, oldest first
 
     @property
     def installed(self) -> bool:
         return bool(self._earlier)
 
     def install(self) -> None:
-        """Take the stop signals over. A user's own handlers are kept and called; calling this
-        again takes in those that were set since. Main thread only."""
+        """Take the stop signals over. A user's own handlers are kept and called. Main thread
+        only."""
         if _is_submitit(signal.getsignal(signal.SIGCONT)):
             signal.signal(signal.SIGCONT, signal.SIG_DFL)
         for number in stop_signals():
@@ -43,20 +43,33 @@ class Preemption:
             if earlier == self._handle:
                 continue
             signal.signal(number, self._handle)
-            self._earlier[number] = signal.SIG_DFL if _is_submitit(earlier) else earlier
+            kept = signal.SIG_DFL if _is_submitit(earlier) else earlier
+            self._earlier.setdefault(number, []).append(kept)
+
+    def renew(self) -> None:
+        """If installed, take in the handlers that a user's code has set since."""
+        if self.installed:
+            self.install()
 
     def restore(self) -> None:
         """Put the earlier handlers back."""
-        for number, earlier in self._earlier.items():
+        for number, (*_, earlier) in self._earlier.items():
             signal.signal(number, earlier if earlier is not None else signal.SIG_DFL)  # type: ignore[arg-type]
         self._earlier.clear()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if not self.requested:
             self.requested, self.signal, self.when = True, signal.Signals(number).name, time.time()
-        earlier = self._earlier.get(number)
-        if callable(earlier):
-            earlier(number, frame)
+        chain = self._earlier.get(number)
+        if not chain:
+            return
+        *older, newest = chain
+        self._earlier[number] = older  # one that calls the handler it replaced comes here again
+        try:
+            if callable(newest):
+                newest(number, frame)
+        finally:
+            self._earlier[number] = chain
 
 
 def _is_submitit(handler: object) -> bool:

@@ -47,7 +47,9 @@ class TrainSpec:
 class DdpSpec:
     """DistributedDataParallel's own options."""
 
-    static_graph: bool = key(False, "the graph is the same in every step")
+    static_graph: bool = key(
+        False, "the graph is the same in every step; a resume is not exact to the last bit"
+    )
     find_unused_parameters: bool = key(False, "some parameters get no gradient in some steps")
 
 

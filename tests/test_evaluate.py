@@ -3,6 +3,17 @@
 import pytest
 from ranks import TASK, Ranks, make_run, records
 
+from hpcddp import record, spec
+from hpcddp.preempt import Preemption
+from hpcddp.topology import Rank
+from hpcddp.train import checkpoint, shards
+from hpcddp.train import task as tasks
+from hpcddp.train.evaluate import Evaluator
+from hpcddp.train.job import train
+from hpcddp.train.pulse import Pulse
+from hpcddp.train.stop import StopVote
+from hpcddp.train.world import leave
+
 BREAKS = """
 import os, signal, time
 batches = 0
@@ -10,13 +21,15 @@ good = metrics
 def metrics(output, target):
     global batches
     batches += 1
+    torch.rand(1)
     time.sleep(0.1)  # quicker batches are not worth a vote each
     if os.environ.get("BREAK") and os.environ["HPCDDP_ATTEMPT"] == "1" and batches == 3:
         if os.environ["RANK"] == "1":
             os.kill(os.getpid(), signal.SIGUSR2)
     return good(output, target)
 """
-KEYS = {"data__eval_batch": 2, "epochs": 2, "max_steps": 0, "dataset": {"size": 16, "held_out": 41}}
+KEYS = {"data__eval_batch": 2, "epochs": 2, "max_steps": 0, "model__dropout": 0.3,
+        "dataset": {"size": 16, "held_out": 41}}  # fmt: skip
 
 
 @pytest.fixture
@@ -46,3 +59,48 @@ def test_a_stop_breaks_an_evaluation_off_and_the_next_attempt_makes_up_for_it(
 
     assert told(run, 2) == told(whole, 1)
     assert [step for step, *_ in told(run, 2)] == [4, 8]
+
+
+NORM = """
+def model():
+    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 2)).double()
+"""
+
+
+def test_what_is_evaluated_is_what_is_saved(tmp_path):
+    """Each rank's BatchNorm has seen other samples."""
+    run = make_run(tmp_path, gpus=2, extra=NORM, global_batch=8, max_steps=5)
+    with Ranks.of(run, 2) as ranks:
+        assert [(code, err) for code, _, err in ranks.wait()] == [(0, ""), (0, "")]
+    job = record.read(run)
+    task = tasks.load(spec.from_dict(job.spec, ""), job.workdir)
+    saved = shards.read_all(checkpoint.complete(run.checkpoints)[0], "model.")
+    model = task.model()
+    model.load_state_dict({name.removeprefix("model."): t for name, t in saved.items()})
+    inputs, targets = task.dataset("eval").tensors
+    loss = task.loss(model.eval()(inputs), targets).item()
+    assert records(run, "eval")[-1]["metrics"]["loss"] == pytest.approx(loss, rel=1e-9)
+
+
+def test_the_watchdog_is_patient_until_a_new_evaluations_first_batch_is_through(
+    tmp_path, monkeypatch
+):
+    """The first vote waits for the slowest rank's dataset, and the first batch for its workers."""
+    pulse, seen = Pulse(), []
+    values, agreed = Evaluator._values, StopVote.agreed
+
+    def looked(self, output, targets):
+        seen.append(("batch", pulse.patient))
+        return values(self, output, targets)
+
+    def voted(self, tick, *, step=None, now=False):
+        if step is not None:  # in an evaluation
+            seen.append(("vote", pulse.patient))
+        return agreed(self, tick, step=step, now=now)
+
+    monkeypatch.setattr(Evaluator, "_values", looked)
+    monkeypatch.setattr(StopVote, "agreed", voted)
+    run = make_run(tmp_path, epochs=2, max_steps=0, data__eval_batch=4)
+    train(run, Rank(0, 1, 0, 1, 0), 1, Preemption(), pulse=pulse)
+    leave()
+    assert seen == [("vote", 1), ("batch", 1), *[("vote", 0), ("batch", 0)] * 3]

@@ -125,6 +125,25 @@ def test_without_the_bad_step_the_training_is_the_one_that_never_had_it(tmp_path
     assert saved(run)[0] == "step-6"
 
 
+def test_checkpoints_that_a_rollback_passed_over_push_no_good_one_out(tmp_path):
+    """Those of steps 2 and 3 are damaged just before it: it goes back to 1, and saves 2 anew."""
+    run = make(tmp_path, train__on_divergence="rollback", checkpoint__every=1, checkpoint__keep=3)
+    told = []
+
+    def events(record):
+        told.append(record["event"])
+        if record["event"] == "checkpoint" and record["step"] == 3 and "rollback" not in told:
+            for name in ("step-2", "step-3"):
+                shard = run.checkpoints / name / "__0_0.distcp"
+                shard.write_bytes(bytes(shard.stat().st_size))
+        if record["event"] == "checkpoint" and record["step"] == 2 and "rollback" in told:
+            told.append(saved(run))
+
+    one_rank(run, on_record=events)
+    assert [r["to"] for r in records(run, "rollback")] == [1]
+    assert ["step-2", "step-1"] in told
+
+
 def test_a_step_left_out_is_not_counted_by_batchnorm(tmp_path):
     run = make(tmp_path, "1", train__on_divergence="skip", model__norm=True, dataset__spoil=True)
     one_rank(run)

@@ -1,14 +1,15 @@
 """Two lives of one run: the newest attempt alone writes."""
 
+import errno
 import json
 import signal
 
 import pytest
-from ranks import Ranks, begin, make_run, one_rank, records, steps, wait_for
+from ranks import CALM, Ranks, begin, make_run, one_rank, records, steps, wait_for
 
 from hpcddp.errors import LeaseLost
-from hpcddp.rundir import read_lines
-from hpcddp.train import checkpoint
+from hpcddp.rundir import RunDir, read_lines
+from hpcddp.train import checkpoint, publish
 
 SLOW = """
 import time
@@ -72,3 +73,22 @@ def test_a_save_after_the_fence_publishes_nothing(tmp_path):
         one_rank(run, on_record=events)
     assert published(run) == {(4, 1)} and records(run, "end") == []
     assert [p.name for p in run.checkpoints.iterdir()] == ["step-4"]
+
+
+def test_a_file_system_that_is_away_for_a_moment_costs_one_save(tmp_path, monkeypatch):
+    run = make_run(tmp_path, max_steps=12, checkpoint__every=4, checkpoint__keep=9, **CALM)
+
+    def away(*arguments):
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    def events(record):
+        if record["event"] == "checkpoint" and record["step"] == 4:
+            monkeypatch.setattr(RunDir, "outlived", away)
+            monkeypatch.setattr(publish, "empty", away)
+        if record["event"] == "checkpoint_failed":
+            monkeypatch.undo()
+
+    assert one_rank(run, on_record=events) == "done"
+    (failed,) = records(run, "checkpoint_failed")
+    assert failed["step"] == 8 and "Stale file handle" in failed["reason"]
+    assert steps(run) == [12, 4]

@@ -2,11 +2,16 @@
 
 import os
 import signal
+import sys
 
 import pytest
+from ranks import make_run, records
 from submitit.core.job_environment import SignalHandler
 
 from hpcddp.preempt import STOP_SIGNALS, Preemption, ignore_stop_signals
+from hpcddp.topology import Rank
+from hpcddp.train.job import train
+from hpcddp.train.world import leave
 
 
 @pytest.fixture
@@ -49,6 +54,57 @@ def test_a_handler_that_was_set_later_is_taken_in_once(preemption):
     preemption.install()
     os.kill(os.getpid(), signal.SIGUSR2)
     assert preemption.requested and seen == [signal.SIGUSR2]
+
+
+def test_a_handler_that_calls_the_one_it_replaced_is_called_once_and_so_is_the_first(preemption):
+    seen = []
+    signal.signal(signal.SIGUSR2, lambda number, frame: seen.append("first"))
+    preemption.install()
+    ours = signal.getsignal(signal.SIGUSR2)
+
+    def polite(number, frame):
+        seen.append("polite")
+        ours(number, frame)
+
+    signal.signal(signal.SIGUSR2, polite)
+    preemption.renew()
+    for _ in range(2):
+        os.kill(os.getpid(), signal.SIGUSR2)
+    assert preemption.requested and seen == ["polite", "first"] * 2
+
+
+OWN = """
+import os, signal
+seen = []
+def own():
+    signal.signal(signal.SIGUSR2, lambda number, frame: seen.append(number))
+_model, _dataset, _loss = model, dataset, loss
+def model():
+    if WHERE == "model":
+        own()
+    return _model()
+def dataset(split):
+    if WHERE == split:
+        own()
+    return _dataset(split)
+def loss(output, target):
+    if not seen and output.requires_grad == (WHERE != "eval"):  # once, in evaluation or before
+        os.kill(os.getpid(), signal.SIGUSR2)
+    return _loss(output, target)
+"""
+
+
+@pytest.mark.parametrize("where", ["model", "train", "eval"])
+def test_a_handler_that_a_task_sets_as_it_goes_takes_no_stop_away(tmp_path, preemption, where):
+    run = make_run(tmp_path, extra=OWN + f"WHERE = {where!r}\n", epochs=2, max_steps=0)
+    sys.modules.pop("small_task", None)
+    preemption.install()
+    try:
+        assert train(run, Rank(0, 1, 0, 1, 0), 1, preemption) == "stopped"
+    finally:
+        leave()
+    assert sys.modules["small_task"].seen == [signal.SIGUSR2]
+    assert records(run, "end")[0]["step"] == (9 if where == "eval" else 1)
 
 
 def test_submitits_handlers_are_taken_off(preemption):

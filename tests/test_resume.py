@@ -8,7 +8,7 @@ import sys
 
 import pytest
 import torch
-from ranks import Ranks, global_steps, make_run, one_rank
+from ranks import Ranks, global_steps, make_run, one_rank, records
 
 from hpcddp.preempt import Preemption
 from hpcddp.rundir import read_lines
@@ -87,6 +87,41 @@ def test_four_lives_are_one(tmp_path, workers):
     assert live(parts, 4, 999) == "done"
     assert trace(parts, 1, 2, 3, 4) == trace(whole, 1)
     assert_equal(last(parts), last(whole))
+
+
+# The model samples in evaluation too, and the held-out samples are drawn.
+RESTLESS = """
+import random
+import numpy
+class Restless(nn.Sequential):
+    def forward(self, x):
+        return super().forward(x * numpy.random.uniform(0.9, 1.1) + 0.1 * torch.randn_like(x))
+
+_model, _dataset = model, dataset
+def model(dropout):
+    return Restless(_model(dropout))
+def dataset(split, size=37):
+    if split == "train":
+        return _dataset(split, size)
+    x = torch.randn(7, 4, dtype=torch.float64) * random.random()
+    return TensorDataset(x, (x.sum(1) > 0).long())
+"""
+
+
+def test_what_an_evaluation_draws_changes_nothing(tmp_path):
+    job = JOB | {"extra": RESTLESS, "model__dropout": 0.3}
+    whole, parts = make_run(tmp_path / "whole", **job), make_run(tmp_path / "parts", **job)
+    one_rank(whole)
+    for attempt in (1, 2, 3):
+        assert live(parts, attempt, 4) == "stopped"
+    assert live(parts, 4, 999) == "done"
+    assert trace(parts, 1, 2, 3, 4) == trace(whole, 1)
+    assert_equal(last(parts), last(whole))
+
+    def evals(run, *attempts):
+        return [(r["step"], r["metrics"]) for n in attempts for r in records(run, "eval", n)]
+
+    assert evals(parts, 1, 2, 3, 4) == evals(whole, 1)
 
 
 def test_the_number_of_workers_changes_nothing(tmp_path):

@@ -15,6 +15,8 @@ from ranks import CALM, Ranks, begin, make_run, one_rank, records, steps, wait_f
 from hpcddp.errors import CheckpointError
 from hpcddp.rundir import write_json
 from hpcddp.train import checkpoint, shards
+from hpcddp.train.guard import Guard
+from hpcddp.train.saver import Saver
 
 # The weights change a lot in each step, and everything is there that a forward pass changes.
 MODEL = """
@@ -195,6 +197,38 @@ def test_a_failure_while_a_save_runs_lets_it_end_and_is_the_one_that_is_heard(tm
     assert (code0, code1) == (1, 1)
     assert "ValueError: boom" in err1 and "rank 1 failed first" in err0
     assert steps(run) == [5]
+
+
+def test_the_loop_waits_for_no_import_in_a_first_save(tmp_path):
+    extra = """
+import sys
+from hpcddp.train.staging import Staging
+_copy = Staging.copy
+def copy(self):
+    print("dcp at the copy:", "torch.distributed.checkpoint" in sys.modules)
+    _copy(self)
+Staging.copy = copy
+"""
+    with Ranks.of(make_run(tmp_path, extra=extra, max_steps=1), 1) as ranks:
+        ((code, out, _),) = ranks.wait()
+    assert code == 0 and "dcp at the copy: False" in out
+
+
+def test_a_save_that_breaks_before_its_copy_blocks_nobody(tmp_path, monkeypatch):
+    def broken(self, save):
+        raise ImportError("no such library")
+
+    monkeypatch.setattr(Saver, "_write", broken)
+    with pytest.raises(ImportError, match="no such library"):
+        one_rank(make_run(tmp_path, checkpoint__every=2, **CALM))
+
+
+def test_a_look_at_the_weights_counts_as_time_that_a_save_took(tmp_path, monkeypatch):
+    monkeypatch.setattr(Guard, "check", lambda self, step: time.sleep(0.2))
+    run = make_run(tmp_path, max_steps=2, **CALM)
+    one_rank(run)
+    (saved,) = records(run, "checkpoint")
+    assert 0.2 <= saved["blocked_s"] <= saved["seconds"]
 
 
 # Imports once, and then lives as often as it is asked to; each life is a process of its own.

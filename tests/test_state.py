@@ -1,11 +1,14 @@
 """What a checkpoint holds, and who writes which part of it."""
 
+import json
+from collections import Counter
+
 import pytest
 import torch
 from torch import nn
 
 from hpcddp.errors import CheckpointError
-from hpcddp.train.state import State, parts, share
+from hpcddp.train.state import State, like, parts, share
 
 
 def tied():
@@ -59,6 +62,22 @@ def test_ranks_share_the_writing_and_each_tensor_is_written_once(ranks):
     assert sorted(name for part in shares for name in part) == sorted(tensors)
     loads = [sum(t.numel() for t in part.values()) for part in shares]
     assert max(loads) <= max(1000, 1.15 * sum(sizes) / ranks)
+
+
+def test_what_went_through_json_gets_its_types_back():
+    live = {
+        "counted": Counter({3: 1, 8: 2}),
+        "inner": [{"betas": (0.9, 0.99), "by_step": {0.5: None}}],
+        "rate": torch.tensor(0.5, dtype=torch.float64),
+        "empty": {},
+        "last": 4,
+    }
+    text = json.dumps(live, default=lambda tensor: tensor.tolist())
+    assert like(json.loads(text), live) == live
+    other = {"counted": Counter({5: 1}), "inner": [], "rate": 0.1, "empty": {1: 2}, "last": 0}
+    found = like(json.loads(text), other)
+    assert found["counted"] == {3: 1, 8: 2} and type(found["counted"]) is Counter
+    assert found["last"] == 4 and other["counted"] == {5: 1}
 
 
 def test_a_state_that_is_no_tensor_is_named():

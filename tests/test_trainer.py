@@ -138,6 +138,33 @@ def test_a_tasks_own_optimizer_and_schedule_go_on_after_a_resume(tmp_path):
     assert all(torch.equal(whole[name], again[name]) for name in whole)
 
 
+SCHEDULES = {
+    "milestones": "MultiStepLR(optimizer, [2, 4, 8], 0.5)",
+    "one after the other": "SequentialLR(optimizer, [LinearLR(optimizer, 0.1, total_iters=3), "
+    "MultiStepLR(optimizer, [5, 6], 0.5)], [3])",
+    "exponential": "ExponentialLR(optimizer, 0.9)",
+    "one cycle": "OneCycleLR(optimizer, max_lr=0.1, total_steps=total_steps)",
+}
+
+
+@pytest.mark.filterwarnings("ignore:The epoch parameter")  # SequentialLR's own
+@pytest.mark.parametrize("kind", SCHEDULES)
+def test_a_tasks_own_schedule_goes_on_after_a_resume(tmp_path, kind):
+    """Also over the optimizer that is not the task's own."""
+    extra = (
+        "\nfrom torch.optim.lr_scheduler import *\n"
+        f"def scheduler(optimizer, total_steps):\n    return {SCHEDULES[kind]}\n"
+    )
+    run = make_run(tmp_path, extra=extra, max_steps=9, checkpoint__every=3, checkpoint__keep=9)
+    one_rank(run)
+    for name in ("step-9", "step-6"):
+        (run.checkpoints / name / "COMPLETE").unlink()
+    one_rank(run, 2)
+    rates = [{r["step"]: r["lr"] for r in records(run, "train", n)} for n in (1, 2)]
+    assert len(set(rates[0].values())) > 2
+    assert rates[1] == {step: lr for step, lr in rates[0].items() if step > 3}
+
+
 def test_a_parameter_without_a_gradient_does_not_stop_a_resume(tmp_path):
     unused = (
         "\n_model = model\n"

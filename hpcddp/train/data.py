@@ -24,6 +24,8 @@ from hpcddp.train.samples import Samples
 from hpcddp.train.seeding import mix
 from hpcddp.train.world import World
 
+PIN_SECONDS = 5.0  # that the thread which pins memory gets to end
+
 
 class Micro(NamedTuple):
     """One forward pass: samples in it, and how many of them are real and not padding."""
@@ -195,12 +197,26 @@ def end_workers(loader: DataLoader[Any]) -> None:
     iterator: Any = loader._iterator
     if iterator is None or not getattr(iterator, "_workers", None):
         return
+    _end_pinning(iterator)
     signal_handling._remove_worker_pids(id(iterator))  # else torch raises where one is killed
     iterator._worker_pids_set = False
     for process in iterator._workers:
         process.kill()
     iterator._shutdown_workers()
     loader._iterator = None
+
+
+def _end_pinning(iterator: Any) -> None:
+    """End the thread that pins what the processes send, as torch does, but not for ever: a process
+    killed in the middle of a batch would leave it reading."""
+    if not hasattr(iterator, "_pin_memory_thread"):
+        return
+    iterator._pin_memory_thread_done_event.set()
+    iterator._worker_result_queue.put((None, None))
+    iterator._pin_memory_thread.join(PIN_SECONDS)
+    if iterator._pin_memory_thread.is_alive():
+        iterator._worker_result_queue.cancel_join_thread()
+        del iterator._pin_memory_thread  # torch would wait for it
 
 
 def to_device(batch: Any, device: torch.device) -> Any:

@@ -48,6 +48,15 @@ def improved(best: dict[str, Any], metrics: dict[str, float], spec: CheckpointSp
     return not known or sign * metrics[spec.best] > sign * float(best["value"])
 
 
+def make(task: Task, spec: JobSpec, world: World, pulse: Pulse) -> Evaluator | None:
+    """None without held-out samples. They are the same in every life and on all ranks, also where
+    the task draws them."""
+    with seeding.untouched(world.device):
+        seeding.seed_all(seeding.mix(spec.seed, -1))
+        dataset = task.dataset("eval")
+    return None if dataset is None else Evaluator(dataset, task, spec, world, pulse)
+
+
 class Evaluator:
     """This rank's part of the held-out samples: every world-size-th one, without padding."""
 
@@ -74,19 +83,23 @@ class Evaluator:
         )
 
     def __call__(
-        self, model: nn.Module, stop: Callable[[], bool] = lambda: False
+        self,
+        model: nn.Module,
+        stop: Callable[[], bool] = lambda: False,
+        after: Callable[[], object] = lambda: None,
     ) -> Evaluation | None:
         """Evaluate the model; a collective. None if it was broken off.
 
         Args:
             model: not wrapped, since ranks' batches differ.
             stop: asked before every batch that all ranks have; the same answer on all of them.
+            after: called after every batch.
         """
         training = model.training
         model.eval()
         try:
             with torch.inference_mode():
-                found = self._sums(model, stop)
+                found = self._sums(model, stop, after)
         finally:
             model.train(training)
         if found is None:
@@ -106,7 +119,7 @@ class Evaluator:
         end_workers(self._loader)
 
     def _sums(
-        self, model: nn.Module, stop: Callable[[], bool]
+        self, model: nn.Module, stop: Callable[[], bool], after: Callable[[], object]
     ) -> tuple[dict[str, Tensor], set[str]] | None:
         """Sums over this rank's samples, and the names of those that count truth values."""
         zero = torch.zeros((), dtype=torch.float64, device=self._world.device)
@@ -126,6 +139,7 @@ class Evaluator:
                 sums[name] = sums.get(name, zero) + value.double().sum()
                 if value.dtype == torch.bool:
                     counts.add(name)
+            after()
         return dict(sorted(sums.items())), counts
 
     def _values(self, output: Any, targets: Any) -> dict[str, Tensor]:

@@ -59,9 +59,9 @@ def train(
             lease.take(world)
             record("ranks", backend=world.backend, ranks=world.reports)
             task = tasks.load(spec, job.workdir)
-            if preemption.installed:
-                preemption.install()  # the task may have set handlers: they are kept and called
+            preemption.renew()  # the task may have set handlers: they are kept and called
             trainer = Trainer(lease, spec, task, world, record, pulse)
+            preemption.renew()  # so may its model and its data
             deadline = float(os.environ.get("HPCDDP_DEADLINE") or 0)
             return _train(trainer, preemption, deadline)
     finally:

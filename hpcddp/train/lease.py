@@ -52,17 +52,22 @@ class Lease:
             raise self.error()
 
     def held(self) -> bool:
-        """Look at the run dir whether the attempt may still publish; rank 0 only."""
-        if not self.folder.is_dir() or self.run.outlived(self.attempt):
+        """Look at the run dir whether the attempt may still publish; rank 0 only. A file system
+        that is out of reach for a moment takes nothing away."""
+        try:
+            self.folder.stat()
+            self.lost = self.lost or self.run.outlived(self.attempt)
+        except FileNotFoundError:
             self.lost = True
+        except OSError:
+            pass
         return not self.lost
 
     def look(self, clock: float) -> bool:
         """``held``, on disk once a second at most; by the monotonic clock."""
         if clock >= self._next_look:
             self._next_look = clock + LOOK_SECONDS
-            with contextlib.suppress(OSError):  # out of reach for now: a save will see
-                self.held()
+            self.held()
         return not self.lost
 
     def drop(self) -> None:

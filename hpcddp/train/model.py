@@ -7,6 +7,7 @@ import warnings
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from hpcddp.spec import JobSpec, TrainSpec
@@ -36,15 +37,25 @@ def _settle_buckets(model: DistributedDataParallel) -> None:
     It lays them out anew after a process's first backward pass. The sum over four or more ranks
     depends on the layout in its last bit, so the first step after a resume would not be the one
     that the uninterrupted run took. A backward pass over the bare parameters comes first instead,
-    in the same order in every life.
+    in the same order in every life. A static graph would take it for the one to learn, and sparse
+    gradients have another form: with these a resume differs in the last bit.
     """
     weights = [p for p in model.module.parameters() if p.requires_grad]
     if any(getattr(m, "sparse", False) for m in model.module.modules()):
-        return  # gradients of another form
+        return
     model.reducer.prepare_for_backward([])
     torch.stack([p.reshape(-1)[:1].sum().to(torch.float32) for p in weights]).sum().backward()
     for p in weights:
         p.grad = None
+
+
+def share_buffers(model: DistributedDataParallel) -> None:
+    """Give all ranks rank 0's buffers, which are those that are saved; a collective.
+
+    DDP does so at the start of the next forward pass, so the training does not see it.
+    """
+    if dist.get_world_size() > 1 and model.will_sync_module_buffers():
+        model._sync_buffers()
 
 
 def autocast(device: torch.device, precision: str) -> contextlib.AbstractContextManager[Any]:

@@ -126,7 +126,7 @@ def prune(checkpoints: Path, keep: int, best: int | None, passed: set[int]) -> N
     """Keep the newest `keep` checkpoints and the best; rank 0 only.
 
     Args:
-        passed: steps whose checkpoints were passed over when the attempt began: they go.
+        passed: steps whose checkpoints were passed over: they go.
     """
     good = [path for path in complete(checkpoints) if step_of(path) not in passed]
     kept = {path for i, path in enumerate(good) if i < keep or step_of(path) == best}

@@ -71,26 +71,32 @@ class Saver:
     def __init__(
         self, lease: Lease, world: World, live: Live, record: Recorder, keep: int, saved: int | None
     ) -> None:
-        self.saved = saved  # the newest step that is on disk
         self.took = FIRST  # seconds of the last save
         self._lease, self._world, self._live, self._record = lease, world, live, record
         self._keep = keep
         self._folder = lease.run.checkpoints
-        self._passed: set[int] = set()  # newer steps whose checkpoints were passed over
         if world.is_main:
             publish.tidy(self._folder)
-            there = {checkpoint.step_of(p) or 0 for p in checkpoint.complete(self._folder)}
-            self._passed = {step for step in there if saved is None or step > saved}
+        self.begin_from(saved)
         self._staging = Staging(world.device)
         self._thread: threading.Thread | None = None
         self._current: _Save | None = None
         self._joined = True
 
-    def save(self, at: Position, facts: dict[str, Any]) -> None:
+    def begin_from(self, saved: int | None) -> None:
+        """The training goes on from this step: newer checkpoints were passed over."""
+        self.saved = saved  # the newest step that is on disk
+        self._passed: set[int] = set()
+        if self._world.is_main:
+            there = {checkpoint.step_of(p) or 0 for p in checkpoint.complete(self._folder)}
+            self._passed = {step for step in there if saved is None or step > saved}
+
+    def save(self, at: Position, facts: dict[str, Any], looked: float = 0.0) -> None:
         """Begin to save this step, unless it is saved.
 
         Args:
             facts: more plain data for meta.json.
+            looked: seconds that the loop has waited for this save already.
 
         Raises:
             LeaseLost: a newer attempt owns the run dir.
@@ -109,7 +115,7 @@ class Saver:
         self._thread = threading.Thread(target=self._run, args=(self._current,), daemon=True)
         self._thread.start()
         self._joined = False
-        self._current.blocked = time.monotonic() - began
+        self._current.blocked = looked + time.monotonic() - began
 
     def join(self) -> None:
         """Wait until the weights may change."""
@@ -178,21 +184,22 @@ class Saver:
             self._write(save)
         except BaseException as error:  # a collective failed: the loop's thread shall say so
             save.error = error
+        finally:
+            self._staging.release()
         save.seconds = time.monotonic() - save.began
 
     def _write(self, save: _Save) -> None:
-        from hpcddp.train import shards
-
         aside = self._lease.folder / f"step-{save.step}"
         try:
             self._together(self._staging.copy)
             self._alike(self._together(lambda: self._prepare(aside, save)))
-            self._together(lambda: shards.write(aside, self._staging.ready(), self._world.saving))
+            self._together(lambda: self._write_share(aside))
             files = self._together(lambda: self._own_files(aside))
             sizes = self._together(lambda: self._publish(aside, save, files))
             save.size = sizes[0]
         except _Failed as failed:
             save.reason = str(failed)
+        if save.reason:
             (held, *_) = self._together(self._undo)
             self._lease.lost = not held
 
@@ -226,6 +233,11 @@ class Saver:
     def _alike(self, names: list[int]) -> None:
         if len(set(names)) > 1:  # a tensor might be written by nobody
             raise _Failed("the ranks' models or optimizers have not the same tensors")
+
+    def _write_share(self, aside: Path) -> None:
+        from hpcddp.train import shards  # after the copy, which the loop waits for: it takes long
+
+        shards.write(aside, self._staging.ready(), self._world.saving)
 
     def _own_files(self, aside: Path) -> dict[str, dict[str, Any]]:
         rank = self._world.rank.world_rank

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
 import json
 import random
 import struct
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import torch
@@ -124,6 +125,16 @@ def set_rng_state(state: dict[str, Tensor], device: torch.device) -> None:
         sys.modules["numpy"].random.set_state(("MT19937", *_unpack(state["numpy"])))
     if "cuda" in state and device.type == "cuda":
         torch.cuda.set_rng_state(state["cuda"], device)
+
+
+@contextlib.contextmanager
+def untouched(device: torch.device) -> Iterator[None]:
+    """What is drawn within changes nothing of what is drawn afterwards."""
+    state = rng_state(device)
+    try:
+        yield
+    finally:
+        set_rng_state(state, device)
 
 
 def _pack(data: Any) -> Tensor:

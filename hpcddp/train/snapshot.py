@@ -81,9 +81,10 @@ def position(meta: dict[str, Any], where: Path) -> Position:
 def restore(folder: Path, meta: dict[str, Any], world: World, live: Live, task: Task) -> None:
     """Put a checkpoint's state into the live objects; a collective.
 
-    A task's own optimizer and schedule get their options back. The others' follow from the job
-    file and the step, so a value changed for the rest of the run counts. A rank that the
-    checkpoint did not have keeps the random numbers that its seed gave it.
+    Where the optimizer or the schedule is the task's own, options come back as they were: a
+    schedule sets the learning rate only when it steps. Ours follow from the job file and the step,
+    so a value changed for the rest of the run counts. A rank that the checkpoint did not have
+    keeps the random numbers that its seed gave it.
     """
     from hpcddp.train import shards
 
@@ -91,9 +92,9 @@ def restore(folder: Path, meta: dict[str, Any], world: World, live: Live, task: 
     there.only(checkpoint.check_names(folder, there.tensors))
     rng = shards.empty(folder, f"rng.{world.rank.world_rank}.")
     checkpoint.load(folder, {**there.tensors, **rng}, world)
-    there.apply(meta["optimizer"], options=task.has("optimizer"))
+    there.apply(meta["optimizer"], options=task.has("optimizer") or task.has("scheduler"))
     if task.has("scheduler"):
-        live.scheduler.load_state_dict(meta["scheduler"])
+        live.scheduler.load_state_dict(state.like(meta["scheduler"], live.scheduler.state_dict()))
     elif isinstance(live.scheduler, LambdaLR):
         optim.go_to_step(live.scheduler, meta["step"])
     if live.scaler.is_enabled() and meta["scaler"]:

@@ -54,6 +54,10 @@ class Staging:
             self._later = {}
             self._copied.set()
 
+    def release(self) -> None:
+        """Nothing is copied any more, whatever happened."""
+        self._copied.set()
+
     def join(self) -> None:
         """Wait until the tensors may change."""
         self._copied.wait()

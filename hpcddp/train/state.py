@@ -10,6 +10,7 @@ getters and setters, which give the same names however the model is spread.
 
 from __future__ import annotations
 
+import copy
 import heapq
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -151,18 +152,36 @@ class State:
         for i, group in enumerate(self._optimizer.param_groups):
             group.update({k: v for k, v in live[i].items() if k != "params"})
             if options and len(saved) == len(live):
-                group.update({k: _like(v, live[i].get(k)) for k, v in saved[i].items()})
+                group.update(like(saved[i], live[i]))
 
 
 def _plain(value: Any) -> Any:
     return value.tolist() if isinstance(value, Tensor) else value
 
 
-def _like(value: Any, live: Any) -> Any:
-    """A value from JSON in the type that the optimizer had: tuples and tensors."""
+def like(value: Any, live: Any) -> Any:
+    """A value from JSON in the types that the live one has, whatever lies in it: JSON knows no
+    tensors, tuples or Counters, and no keys but text."""
     if isinstance(live, Tensor):
         return torch.as_tensor(value, dtype=live.dtype, device=live.device)
-    return tuple(value) if isinstance(live, tuple) else value
+    if isinstance(value, dict) and isinstance(live, dict):
+        return _like_dict(value, live)
+    if isinstance(value, list) and isinstance(live, list | tuple):
+        same = len(value) == len(live)
+        items = [like(v, o) for v, o in zip(value, live, strict=True)] if same else value
+        return tuple(items) if isinstance(live, tuple) else items
+    return value
+
+
+def _like_dict(value: dict[str, Any], live: dict[Any, Any]) -> dict[Any, Any]:
+    keys, kinds = {str(key): key for key in live}, {type(key) for key in live}
+    kind = kinds.pop() if kinds in ({int}, {float}) else str
+    made = copy.copy(live)
+    made.clear()
+    for name, item in value.items():
+        key = keys[name] if name in keys else kind(name)
+        made[key] = like(item, live.get(key))
+    return made
 
 
 def rng_tensors(rank: int, device: torch.device) -> dict[str, Tensor]:

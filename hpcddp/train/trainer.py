@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from torch.nn.utils import clip_grad_norm_
 from hpcddp.errors import CheckpointError
 from hpcddp.preempt import Preemption
 from hpcddp.spec import JobSpec
-from hpcddp.train import checkpoint, model, optim, seeding, snapshot
+from hpcddp.train import checkpoint, evaluate, model, optim, seeding, snapshot
 from hpcddp.train.data import Micro, Step, TrainData
 from hpcddp.train.evaluate import Evaluation, Evaluator, improved
 from hpcddp.train.guard import Finding, Guard, RollBack
@@ -108,6 +109,7 @@ class Trainer:
                 self._roll_back(answer.found)
 
     def _train(self, preemption: Preemption, deadline: float) -> str:
+        self._preemption = preemption
         facts = (self.world, preemption, self.run.request, self.lease, self.guard)
         vote = StopVote(*facts, deadline, self._lead)
         self._pause = StopVote(*facts, deadline, self._lead)
@@ -136,7 +138,8 @@ class Trainer:
             meta = checkpoint.read_meta(folder)
             self.at, self.best = snapshot.position(meta, folder), meta.get("best") or {}
             snapshot.restore(folder, meta, self.world, self.live, self.task)
-        self.saver.saved, self.evaluation = self.at.step, None
+            self.saver.begin_from(self.at.step)
+        self.evaluation = None
         self._meter.reset()
         name = str(folder.relative_to(self.run.path))
         self.record("rollback", **found.facts(), to=self.at.step, path=name)
@@ -238,16 +241,20 @@ class Trainer:
 
     def _evaluate(self) -> bool:
         """Evaluate on the held-out samples, if there are any; True when it is the best so far."""
-        with self._meter.paused():
+        with self._meter.paused(), contextlib.ExitStack() as start:
+            if self._evaluator is None:  # slow until its first batch is through
+                start.enter_context(self.pulse.patience())
+                self._evaluator = evaluate.make(self.task, self.spec, self.world, self.pulse)
+                self._preemption.renew()
             if self._evaluator is None:
-                with self.pulse.patience():
-                    dataset = self.task.dataset("eval")
-                if dataset is None:
-                    return False
-                self._evaluator = Evaluator(dataset, self.task, self.spec, self.world, self.pulse)
-            with model.autocast(self.world.device, self.spec.train.precision):
-                result = self.evaluation = self._evaluator(self.module, self._stops)
-        self._owed = result is None
+                return False
+            model.share_buffers(self.model)
+            with (
+                seeding.untouched(self.world.device),
+                model.autocast(self.world.device, self.spec.train.precision),
+            ):
+                result = self._evaluator(self.module, self._stops, start.close)
+        self.evaluation, self._owed = result, result is None
         if result is None:
             return False
         self.record("eval", step=self.at.step, epoch=self.at.epoch, **vars(result))
@@ -277,10 +284,12 @@ class Trainer:
 
     def _save(self) -> None:
         """Begin to save this step, unless it is saved or its numbers are bad; a collective."""
+        began = time.monotonic()
         if self.saver.saved != self.at.step:
             self.guard.check(self.at.step)
+        looked = time.monotonic() - began
         with self._meter.paused(), self.pulse.patience():
-            self.saver.save(self.at, self._facts())
+            self.saver.save(self.at, self._facts(), looked)
 
     def _end(self, outcome: str, vote: StopVote | None = None) -> str:
         """Save, and say how it ended. A training that cannot be saved is not done."""

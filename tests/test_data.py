@@ -1,0 +1,33 @@
+"""Loaders: how their processes end."""
+
+import threading
+
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+from hpcddp.train import data
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("stuck", [False, True])
+def test_the_thread_that_pins_memory_ends_before_the_processes_it_reads_from(monkeypatch, stuck):
+    """It stands for torch's own, which there is with a GPU only."""
+    monkeypatch.setattr(data, "PIN_SECONDS", 0.2)
+    loader = data.make_loader(TensorDataset(torch.arange(8.0)), 1, torch.device("cpu"))
+    iterator = iter(loader)
+    next(iterator)
+    over, alive = threading.Event(), []
+
+    def pin():
+        while stuck or not over.is_set():
+            iterator._worker_result_queue.get()
+
+    thread = threading.Thread(target=pin, daemon=True)
+    thread.start()
+    iterator._pin_memory_thread, iterator._pin_memory_thread_done_event = thread, over
+    (process,) = iterator._workers
+    kill = process.kill
+    process.kill = lambda: (alive.append(thread.is_alive()), kill())
+    data.end_workers(loader)
+    assert alive == [stuck] and not process.is_alive()
