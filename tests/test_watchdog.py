@@ -67,7 +67,8 @@ def test_a_stopped_rank_is_found_and_the_others_leave(tmp_path):
     told, by_rank, error = hang_of(run)
     host = told["suspect"]["host"]
     assert told["suspect"] == {"rank": 1, "host": host}
-    assert told["step"] == records(run, "train")[-1]["step"] and 2 <= told["seconds"] < 10
+    behind = told["step"] - records(run, "train")[-1]["step"]  # its record may wait for the other
+    assert behind in (0, 1) and 2 <= told["seconds"] < 10
     assert (by_rank[0]["state"], by_rank[1]["state"]) == ("running", "stopped")
     kept = run.attempt(1).stack(1).read_text()
     assert "State:\tT (stopped)" in kept and "written by rank 0" in kept
