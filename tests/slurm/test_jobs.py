@@ -219,7 +219,7 @@ def test_requeued_by_hand_it_waits_and_is_not_resumed_twice(desk: Desk) -> None:
 
 @pytest.mark.full
 def test_the_time_limit_is_told(desk: Desk) -> None:
-    run = desk.submit(*LONG, "--time", "1")
+    run = desk.submit(*LONG, "--time", "1", "--set", "requeue.enabled=false")
     deadline = time.monotonic() + 150
     while desk.status(run)["state"] in ("PENDING", "RUNNING", "COMPLETING"):
         assert time.monotonic() < deadline
