@@ -87,6 +87,7 @@ def test_four_ranks_then_two_then_eight(desk: Desk) -> None:
     alone = desk.submit(*job, "--set", "dataset.pause=0", "--nodes", "1", "--gpus", "1")
     run = desk.submit(*job, "--nodes", "2", "--gpus", "2")
     desk.training(run, step=10)
+    assert "is RUNNING" in desk.result("resume", run).stderr
     desk("stop", run)
     ended = desk.until(lambda s: s["state"] == "STOPPED", run)
     desk("resume", run, "--nodes", "1")
@@ -95,7 +96,8 @@ def test_four_ranks_then_two_then_eight(desk: Desk) -> None:
     ended = desk.until(lambda s: s["state"] == "STOPPED" and s["attempt"] == 2, run)
     assert ended["step"] < 100  # of the first epoch
     desk("resume", run, "--nodes", "2", "--gpus", "4", "--set", "dataset.pause=0")
-    desk.until(lambda s: s["state"] == "COMPLETED", run)
+    ended = desk.until(lambda s: s["state"] == "COMPLETED", run)
+    assert (ended["nodes"], ended["gpus_per_node"], ended["hosts"]) == ("2", 4, desk.hosts(2))
     desk.until(lambda s: s["state"] == "COMPLETED", alone)
     folder, expected = desk.run(run), global_steps(desk.run(alone), 1, 1)
     found = {}

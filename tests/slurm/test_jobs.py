@@ -120,20 +120,6 @@ def test_commands_in_every_state(desk: Desk) -> None:
     looks(killed, "CANCELLED")
 
 
-def test_stop_then_resume_on_another_world_size(desk: Desk) -> None:
-    run = desk.submit("--gpus", "2", *LONG)
-    desk.until(lambda s: s["state"] == "RUNNING" and s["step"] > 0, run)
-    assert "is RUNNING" in desk.result("resume", run).stderr
-    desk("stop", run)
-    stopped = desk.until(lambda s: s["state"] == "STOPPED", run)
-    more = stopped["step"] + 5
-    desk("resume", run, "--nodes", "2", "--gpus", "4", "--set", f"max_steps={more}", "--follow")
-    ended = desk.status(run)
-    assert (ended["state"], ended["step"], ended["attempt"]) == ("COMPLETED", more, 2)
-    assert (ended["nodes"], ended["gpus_per_node"], ended["hosts"]) == ("2", 4, desk.hosts(2))
-    assert f"step {stopped['step']}" in desk("logs", run, "--attempt", "2")
-
-
 def test_a_cluster_of_three_nodes_is_one_toml_file(desk: Desk) -> None:
     (desk.folder / "three.toml").write_text(
         'description = "three nodes"\nnodes = 3\ngpus_per_node = 4\ncpus_per_gpu = 1\n'
@@ -257,7 +243,7 @@ def test_submitting_from_inside_another_job(desk: Desk) -> None:
     assert (ended["step"], ended["gpus_per_node"]) == (12, 2)
 
 
-ODD_NAMES = ["a b", "it's", 'q"q', "$(touch x)", "a;touch x", "100%", "größe", "a #b"]
+ODD_NAMES = ['it\'s a "b" #1;touch x', "100% $(touch x) größe"]
 
 
 @pytest.mark.parametrize("name", ODD_NAMES)
