@@ -49,6 +49,8 @@ def end(run: RunDir, number: int, code: int) -> str:
             break
         if answer := comeback.bring_back(run, written, found, job):
             return answer
+    else:  # nobody brings it back: the ledger must not say so
+        ledger.end(run, number, code, found.cause, requeue.NONE, "Slurm begins to end the job")
     if found.action == requeue.LEFT:
         comeback.shorten(run, mine)
     well = found.cause in (requeue.DONE, requeue.ASKED) or found.action == requeue.LEFT

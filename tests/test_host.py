@@ -257,6 +257,18 @@ def test_a_resumed_run_has_its_budgets_anew(run: RunDir) -> None:
     assert host.end(run, 4, 1) == "again"
 
 
+def test_what_nobody_brought_back_is_not_said_to_come(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each time that it is decided the job runs, and each time that it is acted on it does not."""
+    looks: list[str] = []
+    monkeypatch.setattr("hpcddp.comeback.bring_back", lambda *args: looks.append("") or "")
+    host.begin(run, os.getpid())
+    assert host.end(run, 1, 1) == "1"
+    found = ledger.last(run)
+    assert found and (found.cause, found.action, len(looks)) == ("crash", "none", host.LOOKS)
+
+
 def test_an_older_life_writes_no_end(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
     host.begin(run, os.getpid())
     host.begin(run, os.getpid())
