@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 import zipfile
-from importlib import resources
 from pathlib import Path
 
 MODULES = (
@@ -30,7 +29,7 @@ MAIN = "import sys\n\nfrom hpcddp.host import main\n\nsys.exit(main(sys.argv[1:]
 
 def build() -> bytes:
     """The archive, of the installed version."""
-    package = Path(str(resources.files("hpcddp")))
+    package = Path(__file__).parent
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         archive.writestr("__main__.py", MAIN)

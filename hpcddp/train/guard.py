@@ -70,8 +70,7 @@ class Guard:
 
     def __init__(self, world: World, train: TrainSpec, module: nn.Module, meter: Meter) -> None:
         self._world, self._train, self._module, self._meter = world, train, module, meter
-        self._losses = torch.zeros(KEPT, dtype=torch.float32, device=world.device)
-        self._steps: list[int] = []  # of each loss
+        self._losses: list[tuple[int, Tensor]] = []  # of micro-batches, with their steps
         self._limit = LARGEST
         self.first_loss: float | None = None
         # A weight that begins with -inf is somebody's mask.
@@ -103,15 +102,15 @@ class Guard:
 
     def add(self, loss: Tensor, step: int) -> None:
         """Keep the loss of a micro-batch, without waiting for the device."""
-        if len(self._steps) == KEPT:  # nobody looked for long: the worst stands for all of them
-            self._losses[0] = self._worst()
-            del self._steps[1:]
-        self._losses[len(self._steps)].copy_(loss)
-        self._steps.append(step)
+        if len(self._losses) == KEPT:  # nobody looked for long: the worst stands for all of them
+            self._losses = [(self._losses[0][0], self._worst())]
+        self._losses.append((step, loss))
 
     def _worst(self) -> Tensor:
         """The largest loss so far, of any sign; nan if one is nan."""
-        return self._losses[: max(1, len(self._steps))].abs().max()
+        if not self._losses:
+            return torch.zeros((), device=self._world.device)
+        return torch.stack([loss for _, loss in self._losses]).float().abs().max()
 
     def flag(self) -> Tensor:
         """1 on the device if a loss is bad, else 0."""
@@ -131,12 +130,7 @@ class Guard:
         if bad:
             self._answer(self._culprit(step, self._bad_weights()))
         # A vote may be counted when losses of the next step are here already.
-        end = len(self._steps)
-        later = sum(at > step for at in self._steps)
-        self._losses[0] = 0
-        if later:
-            self._losses[:later] = self._losses[end - later : end].clone()
-        self._steps = self._steps[end - later :]
+        self._losses = [(at, loss) for at, loss in self._losses if at > step]
 
     def check(self, step: int) -> None:
         """Look at losses and weights before a save; a collective."""
@@ -146,13 +140,13 @@ class Guard:
             dist.all_reduce(bad, dist.ReduceOp.MAX, group=self._world.control)
         if bad.item():
             self._answer(self._culprit(step, weights))
-        self._forget()
+        self._losses.clear()
 
     def _bad_weights(self) -> bool:
         return not _finite(self._share)
 
     def _answer(self, found: Finding) -> None:
-        self._forget()
+        self._losses.clear()
         if self._train.on_divergence == "rollback":
             raise RollBack(found)
         raise self._diverged(found)
@@ -169,14 +163,14 @@ class Guard:
         """The first bad number of all ranks; a collective."""
         rank = self._world.rank.world_rank
         mine: Finding | None = None
-        kept = self._losses[: len(self._steps)].tolist()
-        for at, loss in zip(self._steps, kept, strict=True):
+        kept = [(at, loss.item()) for at, loss in self._losses]
+        for at, loss in kept:
             if not abs(loss) <= self._limit:
                 mine = Finding(at, rank, loss, "loss")
                 break
         else:
             if weights or gradient:
-                last = kept[-1] if kept else math.nan
+                last = kept[-1][1] if kept else math.nan
                 mine = Finding(step, rank, last, "weights" if weights else "gradient")
         found: list[Finding | None] = [mine]
         if self._world.size > 1:
@@ -184,10 +178,6 @@ class Guard:
             dist.all_gather_object(found, mine, group=self._world.control)
         # A bad loss makes all ranks' gradients bad: of one step, the loss is the cause.
         return min((f for f in found if f), key=lambda f: (f.step, f.what != "loss", f.rank))
-
-    def _forget(self) -> None:
-        self._steps.clear()
-        self._losses[0] = 0
 
     def leaves_out(self, step: int, *, scaled: bool) -> Finding | None:
         """Why this step must not change the weights, the same on all ranks; None if it may.
@@ -203,7 +193,7 @@ class Guard:
         """
         if not self._careful(step):
             return None
-        flags = torch.stack((self.flag(), torch.zeros_like(self._losses[0])))
+        flags = torch.stack((self.flag(), torch.zeros((), device=self._world.device)))
         if not scaled:
             flags[1] = (~_finite(self._gradients())).float()
         if self._world.size > 1:
@@ -215,7 +205,7 @@ class Guard:
             found = Finding(step, self._blamed_rank, math.nan, "loss")
         else:
             self._skips = 0
-            self._forget()
+            self._losses.clear()
             return None
         self._undo()
         self._skips += 1
@@ -230,7 +220,7 @@ class Guard:
 
     def _undo(self) -> None:
         """As if the step had not been begun; a BatchNorm has counted its batch."""
-        self._forget()
+        self._losses.clear()
         self._meter.drop()
         self._blamed = None
         with torch.no_grad():
@@ -250,7 +240,7 @@ class Guard:
             raise self._diverged(found, f", after {ROLLBACKS} rollbacks to {folder.name}")
         self._until, self._blamed, self._blamed_rank = found.step, found.step, found.rank
         self._skips = 0
-        self._forget()
+        self._losses.clear()
         return folder
 
 

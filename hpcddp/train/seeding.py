@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _random
 import contextlib
 import ctypes
 import hashlib
@@ -9,7 +10,7 @@ import json
 import random
 import struct
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import torch
@@ -38,7 +39,7 @@ class Generators:
 
     def __init__(self) -> None:
         self._torch = torch.default_generator.get_state()
-        self._python = random.getstate()
+        self._python = _python_state()
         self._numpy = _numpy_state()
 
     def moved(self, besides: Collection[str]) -> set[str]:
@@ -59,7 +60,8 @@ class Generators:
         return now.numpy().tobytes() == self._torch.numpy().tobytes()
 
     def same_python(self) -> bool:
-        return random.getstate() == self._python
+        now = _python_state()
+        return now is self._python or bool(now == self._python)
 
     def same_numpy(self) -> bool:
         a, b = _numpy_state(), self._numpy
@@ -74,24 +76,38 @@ _SAME = {
     "numpy": Generators.same_numpy,
 }
 MT_BYTES = 624 * 4 + 4  # of a Mersenne Twister in memory: its words and the place among them
-_known: tuple[bytes, Any] = (b"", None)  # those of NumPy's when it was last read, and its state
+_PYTHON: Any = random.random.__self__  # type: ignore[attr-defined]  # behind random's functions
+_HEAD = object.__basicsize__
+_known: dict[str, tuple[Any, Any]] = {}  # by generator: its words when last read, and its state
+
+
+def _state(name: str, words: Any, read: Callable[[], Any]) -> Any:
+    """The state, read anew if the words in memory changed: to look at these takes 2 us, to make
+    a state of Python's or NumPy's 20 us and more."""
+    if name not in _known or _known[name][0] != words:
+        _known[name] = words, read()
+    return _known[name][1]
+
+
+def _python_state() -> Any:
+    """What random.getstate() gives. The C object's own part is its words and the place there."""
+    words = ctypes.string_at(id(_PYTHON) + _HEAD, _random.Random.__basicsize__ - _HEAD)
+    return _state("python", (words, _PYTHON.gauss_next), random.getstate)
 
 
 def _numpy_state() -> Any:
     """What numpy.random.get_state() gives; None where nobody imported it, or put another in.
 
-    That takes 40 us. So the words are looked at first: if they are as they were, and no second
-    Gaussian was waiting, which is drawn without them, so is the state.
+    A second Gaussian that waits is drawn without the words, so then they tell nothing.
     """
-    global _known
     numpy = sys.modules.get("numpy.random")
     bits: Any = numpy.get_bit_generator() if numpy else None
     if numpy is None or type(bits) is not numpy.MT19937:
         return None
+    if "numpy" in _known and _known["numpy"][1][3]:
+        del _known["numpy"]
     words = ctypes.string_at(bits.ctypes.state_address, MT_BYTES)
-    if words != _known[0] or _known[1][3]:
-        _known = words, numpy.get_state()
-    return _known[1]
+    return _state("numpy", words, numpy.get_state)
 
 
 def seed_sample(names: Collection[str], seed: int, epoch: int, index: int) -> None:

@@ -101,9 +101,15 @@ class StopVote:
             return True
         if tick < self._next and not now:
             return False
-        quick = self._interval >= QUICK and not now
+        later = self.quick and not now
         self._vote(tick, tick if step is None else step)
-        return False if quick else self._count()
+        return False if later else self._count()
+
+    @property
+    def quick(self) -> bool:
+        """Whether ticks are so short that what ranks ask each other travels meanwhile; the same
+        on all ranks."""
+        return self._interval >= QUICK
 
     def _vote(self, tick: int, step: int) -> None:
         """Cast this rank's vote. It is counted at once, or at the next tick."""

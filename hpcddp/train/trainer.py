@@ -63,6 +63,7 @@ class Trainer:
         self.model = model.wrap(self.module, spec, world.device)
         trace = self.run.attempt(lease.attempt).trace(world.rank.world_rank)
         self._trace = Trace(trace if spec.train.trace else None)
+        self._untold: tuple[int, int] | None = None  # step and epoch of a record on its way
 
     def _load(self) -> Path | None:
         """Make optimizer and schedule, and put the newest checkpoint into them, if there is one."""
@@ -139,7 +140,7 @@ class Trainer:
             self.at, self.best = snapshot.position(meta, folder), meta.get("best") or {}
             snapshot.restore(folder, meta, self.world, self.live, self.task)
             self.saver.begin_from(self.at.step)
-        self.evaluation = None
+        self.evaluation = self._untold = None
         self._meter.reset()
         name = str(folder.relative_to(self.run.path))
         self.record("rollback", **found.facts(), to=self.at.step, path=name)
@@ -150,7 +151,7 @@ class Trainer:
         batches = self.data.batches(epoch, self.at.samples_consumed)
         while self.at.epoch == epoch and self.at.step < self.total_steps:
             self._run_batch(batches)
-            evaluated = self._after_step(epoch)
+            evaluated = self._after_step(epoch, vote)
             if self._owed:
                 return True
             if self.at.step < self.total_steps and vote.agreed(self.at.step, now=evaluated):
@@ -181,8 +182,9 @@ class Trainer:
             loss: Tensor = self.task.loss(self.model(inputs), targets)
         weight = micro.real * self.world.size / step.samples
         self.live.scaler.scale(loss if weight == 1 else loss * weight).backward()
-        self._meter.add(loss.detach(), micro.real)
-        self.guard.add(loss.detach(), self.at.step + 1)
+        kept = loss.detach()
+        self._meter.add(kept, micro.real)
+        self.guard.add(kept, self.at.step + 1)
         self._trace.add(ids, micro, loss)
 
     def _update(self) -> None:
@@ -218,26 +220,34 @@ class Trainer:
             self.at.epoch += 1
             self.at.samples_consumed = 0
 
-    def _after_step(self, epoch: int) -> bool:
+    def _after_step(self, epoch: int, vote: StopVote) -> bool:
         """Log, evaluate and save, where they are due; True when it evaluated."""
         self.saver.poll()
+        self._tell()
         step, end = self.at.step, self.at.step == self.total_steps
         if step % self.spec.train.log_every == 0 or end or self._meter.first:
-            self._log(epoch)
+            self._meter.add_up(self.guard.flag())
+            self._untold = step, epoch
         ended, each = self.at.epoch > epoch, self.spec.train.eval_every
         due = end or (ended and each > 0 and self.at.epoch % each == 0)
+        if due or not vote.quick:
+            self._tell()
         improved = self._evaluate() if due else False
         every = self.spec.checkpoint.every
         if every and (step % every == 0 or improved) and not self._owed:
             self._save()
         return due
 
-    def _log(self, epoch: int) -> None:
-        values, bad = self._meter.read(self.guard.flag())
-        self.guard.settle(self.at.step, bad)
+    def _tell(self) -> None:
+        """Write the record that is on its way, if one is."""
+        if self._untold is None:
+            return
+        (step, epoch), self._untold = self._untold, None
+        values, bad = self._meter.read()
+        self.guard.settle(step, bad)
         if values:  # else all steps were left out
             self.guard.refer_to(values["loss"])
-            self.record("train", step=self.at.step, epoch=epoch, **values)
+            self.record("train", step=step, epoch=epoch, **values)
 
     def _evaluate(self) -> bool:
         """Evaluate on the held-out samples, if there are any; True when it is the best so far."""
@@ -293,6 +303,7 @@ class Trainer:
 
     def _end(self, outcome: str, vote: StopVote | None = None) -> str:
         """Save, and say how it ended. A training that cannot be saved is not done."""
+        self._tell()
         self._save()
         with self.pulse.patience():
             saved = self.saver.finish(self.at, self._facts())
