@@ -1,10 +1,12 @@
-"""Loaders: how their processes end."""
+"""Loaders: how their processes begin and end."""
 
+import gc
+import os
 import threading
 
 import pytest
 import torch
-from torch.utils.data import TensorDataset
+from torch.utils.data import Dataset, TensorDataset
 
 from hpcddp.train import data
 
@@ -31,3 +33,37 @@ def test_the_thread_that_pins_memory_ends_before_the_processes_it_reads_from(mon
     process.kill = lambda: (alive.append(thread.is_alive()), kill())
     data.end_workers(loader)
     assert alive == [stuck] and not process.is_alive()
+
+
+class Garbage:
+    """What nothing but itself refers to; it notes in which process it ends."""
+
+    def __init__(self, path):
+        self.path, self.me = path, self
+
+    def __del__(self):
+        with open(self.path, "a") as file:
+            file.write(f"{os.getpid()}\n")
+
+
+class Collects(Dataset):
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, index):
+        gc.collect()
+        return index
+
+
+def test_a_process_collects_nothing_of_its_parent(tmp_path):
+    path = tmp_path / "ended"
+    loader = data.make_loader(Collects(), 1, torch.device("cpu"), multiprocessing_context="fork")
+    gc.disable()
+    try:
+        Garbage(path)
+        assert [batch.tolist() for batch in loader] == [[0]]
+    finally:
+        gc.enable()
+    data.end_workers(loader)
+    gc.collect()
+    assert path.read_text() == f"{os.getpid()}\n"

@@ -6,6 +6,9 @@ model in as few equal micro-batches as ``train.micro_batch`` allows.
 
 from __future__ import annotations
 
+import functools
+import gc
+import os
 from collections import deque
 from collections.abc import Iterator
 from itertools import islice
@@ -181,6 +184,8 @@ def make_loader(
     dataset: Any, workers: int, device: torch.device, **options: Any
 ) -> DataLoader[Any]:
     """A DataLoader whose worker processes leave stopping to the rank."""
+    if workers:
+        _leave_garbage()
     return DataLoader(
         dataset,
         num_workers=workers,
@@ -189,6 +194,13 @@ def make_loader(
         pin_memory=device.type == "cuda",
         **options,
     )
+
+
+@functools.cache
+def _leave_garbage() -> None:
+    """Let forked processes collect nothing of their parent's: the destructor of a process group
+    would wait there for threads that only the parent has. Memory stays shared, too."""
+    os.register_at_fork(before=gc.freeze, after_in_parent=gc.unfreeze)
 
 
 def end_workers(loader: DataLoader[Any]) -> None:
