@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 
 from hpcddp import slurm
+from hpcddp.errors import SlurmUnreachable
 from hpcddp.slurm import TIMEOUT
 
 
@@ -48,7 +49,10 @@ def read(partition: str = "", timeout: float = TIMEOUT) -> Site:
     Raises:
         SlurmUnreachable: nobody answers.
     """
-    config = slurm.call("scontrol", "show", "config", timeout=timeout).stdout
+    done = slurm.call("scontrol", "show", "config", timeout=timeout)
+    if done.returncode:  # installed, and not configured
+        raise SlurmUnreachable(slurm.first_line(done.stderr))
+    config = done.stdout
     said = dict(re.findall(r"^(\w+)\s*= ?(.*?)\s*$", config, re.MULTILINE))
     rows = slurm.call("scontrol", "--oneliner", "show", "partition", timeout=timeout).stdout
     found = _partition(rows, partition)

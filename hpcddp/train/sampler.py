@@ -19,7 +19,7 @@ from torch.utils.data import DistributedSampler
 from hpcddp.train.permutation import Order, shuffled
 
 FIRST_CHUNK = 1 << 10  # indices computed at a time, in the beginning
-CHUNK = 1 << 15  # and later: what fits into a core's cache
+CHUNK = 1 << 17  # indices that are computed at once afterwards
 
 
 class ResumableSampler(DistributedSampler[Any]):
