@@ -177,11 +177,12 @@ def make(
     checks.limits(job, nodes, gpus, profile)
     if profile.cluster.backend == "slurm":
         checks.variables(environ)
+    rules = _site(job, profile)
     return Plan(
         job, sources, profile, nodes, gpus,
         launchers.find(job.launcher, profile.cluster.backend, sources.get("launcher", "")),
         _template(job, profile, sources, folder),
-        _cpus(job, profile, nodes, gpus, sources), folder, notes, _site(job, profile),
+        _cpus(job, profile, nodes, gpus, sources, rules), folder, notes, rules,
     )  # fmt: skip
 
 
@@ -225,8 +226,9 @@ def _template(job: JobSpec, profile: Profile, sources: Mapping[str, str], folder
 
 
 def _cpus(
-    job: JobSpec, profile: Profile, nodes: NodeRange, gpus: int, sources: Mapping[str, str]
-) -> int:
+    job: JobSpec, profile: Profile, nodes: NodeRange, gpus: int, sources: Mapping[str, str],
+    rules: Site | None,
+) -> int:  # fmt: skip
     """CPUs of one rank: as asked, as the profile says, or an even share of what is there."""
     if profile.cluster.backend == "local":
         return max(1, len(os.sched_getaffinity(0)) // (nodes.max * gpus))
@@ -234,6 +236,8 @@ def _cpus(
     if asked is not None:
         where = sources.get("slurm.cpus-per-task", str(profile.path))
         return parse_count(asked, "CPUs per task", where=where)
+    if rules is None:  # nobody answers
+        return 1
     try:
         rows = slurm.partitions()
     except SlurmUnreachable:

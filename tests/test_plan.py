@@ -196,6 +196,7 @@ def test_what_else_a_node_has_is_asked_for_beside_its_gpus(
 
 
 def test_cpus_are_an_even_share_of_the_smallest_node(site: Site) -> None:
+    site.program("scontrol", "exit 0")
     site.program("sinfo", 'echo "gpu*|64|gpu:8"; echo "gpu*|32|gpu:4"; echo "cpu|12|(null)"')
     assert site.plan(flags(("gpus", 4))).cpus_per_task == 8
     assert site.plan(flags(("gpus", 4), ("slurm.partition", "cpu"))).cpus_per_task == 3
