@@ -8,8 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hpcddp import ledger, record, slurm
 from hpcddp.errors import RunError
@@ -28,8 +27,7 @@ FEW = 3  # steps that a life should get to take before it saves and leaves
 MOST_LEAD = 65535  # seconds; sbatch takes no more
 
 
-@dataclass(frozen=True)
-class Measured:
+class Measured(NamedTuple):
     """What an earlier run of a job took, in seconds: the slowest of its latest steps and saves."""
 
     step: float
@@ -48,8 +46,7 @@ class Measured:
         return min(math.ceil(2 * self.stop + MARGIN), MOST_LEAD)
 
 
-@dataclass(frozen=True)
-class Facts:
+class Facts(NamedTuple):
     """What a warning depends on."""
 
     site: Site = Site()

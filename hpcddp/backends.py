@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from hpcddp import ledger, record, slurm
 from hpcddp.errors import HpcddpError, SlurmUnreachable, SubmissionRefused
@@ -16,8 +16,7 @@ from hpcddp.rundir import RunDir
 from hpcddp.slurm import JobRow
 
 
-@dataclass(frozen=True)
-class Backend:
+class Backend(NamedTuple):
     """What the commands need of a backend."""
 
     submit: Callable[[Plan, RunDir], str]  # -> job id

@@ -198,7 +198,7 @@ def here(job_id: str, pid: int) -> Attempt:
         known = slurm.facts(job_id, ASK)
         if known:
             facts.restarts, facts.deadline = known.restarts, known.end
-        facts.site = asdict(site.read(os.environ.get("SLURM_JOB_PARTITION", ""), ASK))
+        facts.site = site.read(os.environ.get("SLURM_JOB_PARTITION", ""), ASK)._asdict()
     return facts
 
 

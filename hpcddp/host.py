@@ -16,7 +16,6 @@ import contextlib
 import signal
 import sys
 import time
-from dataclasses import asdict
 
 from hpcddp import comeback, ledger, record, requeue
 from hpcddp.claim import begin
@@ -80,7 +79,7 @@ def gather(run: RunDir, mine: Attempt, code: int) -> End:
     if not mine.slurm or code == 0:
         return common
     known = comeback.ask(mine.job_id)
-    facts = {**asdict(common), "ending": comeback.said(mine), "state": ""}
+    facts = {**common._asdict(), "ending": comeback.said(mine), "state": ""}
     if known:
         facts |= {
             "state": known.state,

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from hpcddp.errors import UserError
 from hpcddp.keys import nearest
 
 
-@dataclass(frozen=True)
-class Launcher:
+class Launcher(NamedTuple):
     """One way to start a job's processes: templates/launch/NAME.sh.j2."""
 
     name: str

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 from hpcddp import codes
 
@@ -48,8 +47,7 @@ BUDGETS = {CRASH: "crashes", OOM: "crashes", HANG: "hangs", TIMEOUT: "timeouts"}
 IDLE = {TIMEOUT: 3, SIGNALLED: 3}
 
 
-@dataclass(frozen=True)
-class Policy:
+class Policy(NamedTuple):
     """The job's [requeue] table."""
 
     enabled: bool = True
@@ -60,11 +58,10 @@ class Policy:
     @classmethod
     def of(cls, table: Mapping[str, Any]) -> Policy:
         """The policy in a job's table; other keys of it are not for this function."""
-        return cls(**{f.name: table[f.name] for f in fields(cls) if f.name in table})
+        return cls(**{name: table[name] for name in cls._fields if name in table})
 
 
-@dataclass(frozen=True)
-class End:
+class End(NamedTuple):
     """What is known when the ranks have left."""
 
     code: int  # the launcher's exit code
@@ -79,16 +76,14 @@ class End:
     progress: bool = False  # a complete checkpoint is newer than at the attempt's start
 
 
-@dataclass(frozen=True)
-class Past:
+class Past(NamedTuple):
     """What counts of an earlier attempt."""
 
     cause: str
     progress: bool
 
 
-@dataclass(frozen=True)
-class Decision:
+class Decision(NamedTuple):
     """Why an attempt ended, what is done, and why that."""
 
     cause: str

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from hpcddp import slurm
 from hpcddp.errors import SlurmUnreachable
 from hpcddp.slurm import TIMEOUT
 
 
-@dataclass(frozen=True)
-class Site:
+class Site(NamedTuple):
     """Rules of a site and of one partition; the defaults are Slurm's own."""
 
     version: str = ""

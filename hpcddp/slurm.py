@@ -12,8 +12,8 @@ import shutil
 import subprocess
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from hpcddp.errors import SlurmUnreachable, SubmissionRefused, UserError
 
@@ -37,8 +37,7 @@ LIVE = {
 _AWAY = ("Unable to contact", "timed out", "Connection refused", "Unexpected message")
 
 
-@dataclass(frozen=True)
-class JobRow:
+class JobRow(NamedTuple):
     """What squeue says of one job."""
 
     job_id: str
@@ -134,8 +133,7 @@ def cancel(job_id: str, *, state: str = "", signal: str = "") -> None:
     call("scancel", *(f"{name}={value}" for name, value in options.items() if value), job_id)
 
 
-@dataclass(frozen=True)
-class JobFacts:
+class JobFacts(NamedTuple):
     """What the controller says of one job now."""
 
     state: str
@@ -238,8 +236,7 @@ def verdict(script: str) -> tuple[bool, str]:
     return done.returncode == 0, first_line(done.stderr)
 
 
-@dataclass(frozen=True)
-class Partition:
+class Partition(NamedTuple):
     """What sinfo says of a partition's nodes; of several kinds the smallest."""
 
     name: str

@@ -1,6 +1,7 @@
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,12 @@ def test_the_version_is_one_line(hpcddp: Command) -> None:
     from hpcddp import __version__
 
     assert hpcddp("--version").out.split()[-1] == __version__
+
+
+def test_python_finds_the_same_command_line(hpcddp: Command) -> None:
+    module = [sys.executable, "-m", "hpcddp", "ranks", "--nodes", "2", "--gpus", "4"]
+    done = subprocess.run(module, capture_output=True, text=True, check=True)
+    assert done.stdout == hpcddp(*module[3:]).out != ""
 
 
 def complete(command: Command, *words: str) -> list[str]:

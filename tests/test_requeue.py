@@ -1,6 +1,5 @@
 """The decision after an attempt: every cause, every budget, and what is never revived."""
 
-from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -101,24 +100,24 @@ def every_end() -> list[End]:
 def test_what_a_person_cancelled_never_comes_back() -> None:
     """By Slurm's words, by our own request, or by a job that just ends without a reason."""
     for end in every_end():
-        told = replace(end, state=ENDED, ending=CANCELLED, requeued=False)
+        told = end._replace(state=ENDED, ending=CANCELLED, requeued=False)
         assert decide(told, [], Policy()).action == NONE
-        asked = replace(end, want="cancel", requeued=False)
+        asked = end._replace(want="cancel", requeued=False)
         assert decide(asked, [], Policy()).action == NONE
-        silent = replace(end, state=ENDED, preempted=False, requeued=False)
+        silent = end._replace(state=ENDED, preempted=False, requeued=False)
         assert decide(silent, [], Policy()).action == NONE
 
 
 def test_a_job_is_queued_again_only_while_it_runs() -> None:
     for end in every_end():
         for state in ("COMPLETING", "CANCELLED", "PENDING", "TIMEOUT", "SUSPENDED"):
-            assert decide(replace(end, state=state), [], Policy()).action != AGAIN
+            assert decide(end._replace(state=state), [], Policy()).action != AGAIN
 
 
 def test_numbers_gone_wrong_and_older_lives_never_come_back() -> None:
     for end in every_end():
         if end.code in (87, 88):
-            assert decide(replace(end, requeued=False), [], Policy()).action == NONE
+            assert decide(end._replace(requeued=False), [], Policy()).action == NONE
 
 
 def outcomes(*ends: End, policy: Policy | None = None) -> list[str]:
