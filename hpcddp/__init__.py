@@ -1,3 +1,37 @@
-"""hpcddp: distributed PyTorch training on Slurm, and the same command anywhere else."""
+"""hpcddp: distributed PyTorch training on Slurm, and the same command anywhere else.
+
+For a loop of your own: ``attach`` lets it go on with its run, ``Sampler`` is a DistributedSampler
+that begins where the loop was, ``init`` starts the process group and names ranks that are missing.
+``hpcddp.lightning`` has the callback of a Lightning Trainer.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hpcddp.train.attach import attach as attach
+    from hpcddp.train.attach import init as init
+    from hpcddp.train.loop import Run as Run
+    from hpcddp.train.sampler import ResumableSampler as Sampler
 
 __version__ = "0.1.0"
+JOB_FORMAT = 1  # of job.json
+__all__ = ["Run", "Sampler", "attach", "init"]
+
+# Name -> module and name there; imported when it is first asked for, since torch comes with it.
+_LAZY = {
+    "Run": ("hpcddp.train.loop", "Run"),
+    "attach": ("hpcddp.train.attach", "attach"),
+    "init": ("hpcddp.train.attach", "init"),
+    "Sampler": ("hpcddp.train.sampler", "ResumableSampler"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    module, own = _LAZY[name]
+    return getattr(import_module(module), own)

@@ -76,7 +76,7 @@ def submit_local(plan: Plan, run: RunDir) -> str:
     """Start the script on this machine in a session of its own; its process id."""
     with run.job_log("local").open("ab") as log:
         process = subprocess.Popen(
-            ["/bin/bash", str(run.script)], cwd=plan.workdir, env=slurm.clean(os.environ),
+            ["/bin/bash", str(run.script)], cwd=plan.folder(run), env=slurm.clean(os.environ),
             stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
         )  # fmt: skip
     return str(process.pid)

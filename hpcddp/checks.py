@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
+import shutil
+import sys
 from collections.abc import Mapping
+from pathlib import Path
 
-from hpcddp import slurm
+from hpcddp import launchers, slurm
 from hpcddp.clusters import Profile
 from hpcddp.errors import ClusterError, UserError
+from hpcddp.launchers import Launcher
 from hpcddp.spec import JobSpec
 from hpcddp.topology import NodeRange
 
@@ -52,6 +56,66 @@ def batch(job: JobSpec, nodes: NodeRange, gpus: int, sources: Mapping[str, str])
                 where=sources.get("global_batch", "default"),
                 hint=f"set global_batch to a multiple of {world}, such as {near}",
             )
+
+
+def command(job: JobSpec, sources: Mapping[str, str], profile: Profile, folder: Path) -> None:
+    """The program is there, and so is the script that Python is to run; where modules or a PATH of
+    the job's own come first nobody can know."""
+    if profile.cluster.modules or "PATH" in job.env:
+        return
+    for name in ("command", "resume_command"):
+        if words := getattr(job, name):
+            _program(words, sources.get(name, name), folder)
+
+
+def served(job: JobSpec, launcher: Launcher, profile: Profile) -> None:
+    """The site has what a launcher needs, and the command is one that it can start."""
+    if missing := launcher.missing(job, profile):
+        missing, _, hint = missing.partition("\n")
+        raise UserError(
+            f"the launcher {launcher.name} cannot start processes here: {missing}",
+            where="launcher",
+            hint=hint or f"{launchers.own(profile.cluster.backend)} works",
+        )
+    if launcher.python:
+        _forked(job, launcher)
+
+
+def _forked(job: JobSpec, launcher: Launcher) -> None:
+    """A launcher that runs scripts in its own processes has scripts to run, in this Python."""
+    from hpcddp.script import Script
+
+    for words in filter(None, (job.command, job.resume_command)):
+        python = Script(words).python
+        theirs, ours = Path(shutil.which(python) or python), Path(sys.executable)
+        if theirs.absolute().parent != ours.parent:
+            raise UserError(
+                f"the launcher {launcher.name} runs scripts in the Python of hpcddp, {ours}, and "
+                f"the command names {theirs}",
+                where="launcher",
+                hint="install hpcddp in that Python too, or take another launcher",
+            )
+
+
+def _program(words: list[str], where: str, folder: Path) -> None:
+    program, *rest = words
+    if not shutil.which(program if "/" not in program else folder / program):
+        there = Path(folder, program).is_file()
+        hint = "make it executable, or start it with its interpreter" if there else "is it on PATH?"
+        raise UserError(f"there is no program {program!r} here", where=where, hint=hint)
+    if Path(program).name == "env":
+        while rest and "=" in rest[0]:
+            rest.pop(0)
+        if rest and not rest[0].startswith("-"):
+            _program(rest, where, folder)
+        return
+    python = re.fullmatch(r"python[\d.]*", Path(program).name)
+    while python and rest and re.fullmatch(r"-[bBdEIOPqsSuvx]+", rest[0]):  # flags of Python's
+        rest.pop(0)
+    script = rest[0] if rest else ""
+    if python and script and not script.startswith("-") and not Path(folder, script).exists():
+        hint = f"the job works in {folder}"
+        raise UserError(f"there is no script {script!r} here", where=where, hint=hint)
 
 
 def environment(job: JobSpec, sources: Mapping[str, str], profile: Profile) -> None:

@@ -6,3 +6,5 @@ STOPPED = 85  # saved, and left because it was asked to
 HUNG = 86  # no step for too long
 DIVERGED = 87  # the numbers went wrong; nothing was saved
 FENCED = 88  # a newer attempt owns the run: nothing of this life may be written any more
+
+PRIVATE = (STOPPED, HUNG, DIVERGED, FENCED)

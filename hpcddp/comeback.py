@@ -26,6 +26,11 @@ PATIENCE = 100.0  # seconds for which a controller that is away is asked again
 PAUSE = 3.0  # seconds between two such questions
 HOLD = 60.0  # seconds for which a job that was queued again is looked for
 TAIL = 1 << 16  # bytes of a log that are searched
+KILLED = re.compile(
+    r"^(?:srun: error: (\S+): tasks? \S+ Killed"
+    r"|(?: *\d+: )?hpcddp: rank \d+ on (\S+) was ended by SIGKILL)",
+    re.MULTILINE,
+)
 SETTLE = 4  # seconds from the end of one life to the next: clocks of nodes differ a little
 
 
@@ -147,8 +152,8 @@ def bad_host(run: RunDir, mine: Attempt) -> str:
     failure = read_json(attempt.error) or {}
     if failure and failure.get("kind") != "peer":
         return str(failure["host"])
-    killed = re.search(r"^srun: error: (\S+): tasks? \S+ Killed", tail(attempt.log), re.MULTILINE)
-    return killed[1] if killed else ""
+    killed = KILLED.search(tail(attempt.log))
+    return (killed[1] or killed[2]) if killed else ""
 
 
 def said(attempt: Attempt) -> str:

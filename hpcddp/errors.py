@@ -13,6 +13,7 @@
     ├── CheckpointError     1   a checkpoint is damaged, foreign or missing
     ├── Diverged            1   the loss or the weights are no numbers any more, or exploded
     ├── LeaseLost           1   a newer attempt owns the run dir
+    ├── RankError           1   a rank on a Dask worker has failed
     └── SandboxError        1   the sandbox cannot start or stop
 
 The number is the exit code of the command line.
@@ -108,6 +109,10 @@ class Diverged(HpcddpError):
 
 class LeaseLost(HpcddpError):
     kind = "lease"
+
+
+class RankError(HpcddpError):
+    pass
 
 
 class SandboxError(HpcddpError):

@@ -4,6 +4,7 @@
                          script: attempt, MASTER_ADDR, MASTER_PORT, end of the time limit, run dir
     end RUN N CODE       decides what follows the end of attempt N, and does it; prints the exit
                          code of the job, or `again` where the script itself starts over
+    watch RUN N PID      tells when the ranks that PID started never meet
     release RUN N NODES  ends the wait of attempt N's job, which was just queued again
 
 It runs from RUN/host.pyz with whatever Python there is, beside a container too, and when the
@@ -13,11 +14,13 @@ environment of the job is gone.
 from __future__ import annotations
 
 import contextlib
+import os
+import re
 import signal
 import sys
 import time
 
-from hpcddp import comeback, ledger, record, requeue
+from hpcddp import codes, comeback, ledger, meeting, record, requeue
 from hpcddp.claim import begin
 from hpcddp.errors import HpcddpError
 from hpcddp.ledger import Attempt
@@ -27,6 +30,13 @@ from hpcddp.rundir import RunDir, last_lines, read_json
 LATE = 90.0  # seconds before the time limit: Slurm warns up to a minute early
 LOOKS = 3  # at a job that changes while it is decided about
 FAILED = 3  # exit code of this program: it ran, and the answer is no
+TERMINATED, KILLED = 128 + 15, 128 + 9  # exit codes of what a signal ended
+# srun's word on a task that did not end well: an exit code, or a signal by its description.
+_LEFT = re.compile(
+    r"^srun: error: \S+: tasks? \S+: (?:Exited with exit code (\d+)|(.+?)(?: \(core dumped\))?)$",
+    re.M,
+)
+_SIGNALS = {signal.strsignal(number): 128 + number for number in signal.valid_signals()}
 
 
 def end(run: RunDir, number: int, code: int) -> str:
@@ -36,6 +46,8 @@ def end(run: RunDir, number: int, code: int) -> str:
         print(f"hpcddp: a newer attempt works on this run: attempt {number} is over")
         return "1"
     job = record.read(run)
+    if job.spec.get("command"):
+        code = _first_code(run, mine, code)
     policy = Policy.of(job.spec.get("requeue", {}))
     took = time.time() - mine.began
     for _ in range(LOOKS):
@@ -69,14 +81,18 @@ def gather(run: RunDir, mine: Attempt, code: int) -> End:
     log = comeback.tail(run.attempt(mine.number).log)
     failure = read_json(run.attempt(mine.number).error) or {}
     oom = "oom_kill" in log or "oom-kill" in log or "Out Of Memory" in log
+    want = (read_json(run.request) or {}).get("want", "")
+    program = bool(record.read(run).spec.get("command")) and not _finished(run, mine, code)
+    if program:
+        code = _code_of_program(run, mine, code, want)
     common = End(
         code,
         state=requeue.LOCAL,
-        want=(read_json(run.request) or {}).get("want", ""),
+        want=want,
         kind="oom" if oom and code else str(failure.get("kind", "crash") if failure else ""),
         progress=ledger.newest_step(run) > mine.checkpoint,
     )
-    if not mine.slurm or code == 0:
+    if not mine.slurm or (code == 0 and not program):
         return common
     known = comeback.ask(mine.job_id)
     facts = {**common._asdict(), "ending": comeback.said(mine), "state": ""}
@@ -90,7 +106,41 @@ def gather(run: RunDir, mine: Attempt, code: int) -> End:
         facts["state"] = "COMPLETING"
     facts["grace"] = mine.site.get("grace", 0) > 0
     facts["late"] = _late(run, mine)
+    told = facts["preempted"] or facts["requeued"] or facts["ending"] or _warned(run, mine)
+    if code == 0 and told:  # it was to leave, and may have more to do
+        facts["code"] = TERMINATED
     return End(**facts)
+
+
+def _finished(run: RunDir, mine: Attempt, code: int) -> bool:
+    """Whether a program says that it has come to its end: a loop that is attached does. Of others
+    nobody knows: told to leave, some save and leave with 0."""
+    attempt = run.attempt(mine.number)
+    if code or attempt.left.exists():
+        return False
+    ends = [x for x in last_lines(attempt.metrics, comeback.TAIL) if x.get("event") == "end"]
+    return bool(ends) and ends[-1].get("outcome") == "done"
+
+
+def _first_code(run: RunDir, mine: Attempt, code: int) -> int:
+    """The exit code of the rank that failed first. srun's own is the largest of all, of those too
+    that it ended because one had failed; that one it names first."""
+    first = _LEFT.search(comeback.tail(run.attempt(mine.number).log))
+    if first is None or code not in (TERMINATED, KILLED):
+        return code
+    return int(first[1]) if first[1] else _SIGNALS.get(first[2], code)
+
+
+def _code_of_program(run: RunDir, mine: Attempt, code: int, want: str) -> int:
+    """A program's exit code means what it says in the run dir, if that says something: its ranks
+    saved and left. Told to leave, it does so with any code. Our own codes mean nothing where it
+    came upon them by chance."""
+    left = read_json(run.attempt(mine.number).left)
+    if left:
+        return int(left["code"])
+    if want in ("stop", "preempt"):
+        return TERMINATED
+    return codes.FAILED if code in codes.PRIVATE else code
 
 
 def _late(run: RunDir, mine: Attempt) -> bool:
@@ -103,13 +153,19 @@ def _late(run: RunDir, mine: Attempt) -> bool:
     return any(line.get("event") == "end" and line.get("by") == "time limit" for line in lines)
 
 
+def _warned(run: RunDir, mine: Attempt) -> bool:
+    """Whether Slurm has sent the signal that the job asks for before its time limit."""
+    lead = record.read(run).lead
+    return bool(lead and mine.deadline and time.time() > mine.deadline - lead)
+
+
 def _deaf() -> None:
     """Slurm's TERM at the end of a job is for others."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def main(args: list[str]) -> int:
-    """Dispatch `begin`, `end` and `release`."""
+    """Dispatch `begin`, `end`, `watch` and `release`."""
     verb, *rest = args
     try:
         if verb == "begin":
@@ -120,6 +176,8 @@ def main(args: list[str]) -> int:
             with contextlib.redirect_stdout(sys.stderr):
                 answer = end(RunDir(rest[0]), int(rest[1]), int(rest[2]))
             print(answer)
+        elif verb == "watch":
+            meeting.watch(RunDir(rest[0]), int(rest[1]), int(rest[2]), os.environ)
         else:
             comeback.release(RunDir(rest[0]), int(rest[1]), rest[2])
     except (HpcddpError, OSError) as error:

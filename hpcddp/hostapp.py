@@ -6,6 +6,7 @@ upgraded or removed while the job waits. A host's own Python may be older: 3.9 i
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import zipfile
 from pathlib import Path
@@ -15,15 +16,18 @@ MODULES = (
     "codes",
     "comeback",
     "errors",
+    "failure",
     "host",
     "hostlist",
     "ledger",
+    "meeting",
     "record",
     "requeue",
     "rundir",
     "site",
     "slurm",
 )
+UNCHECKED = (1).to_bytes(4, "little")
 MAIN = "import sys\n\nfrom hpcddp.host import main\n\nsys.exit(main(sys.argv[1:]))\n"
 
 
@@ -34,5 +38,24 @@ def build() -> bytes:
     with zipfile.ZipFile(buffer, "w") as archive:
         archive.writestr("__main__.py", MAIN)
         for name in ("__init__", *MODULES):
-            archive.writestr(f"hpcddp/{name}.py", (package / f"{name}.py").read_bytes())
+            source = package / f"{name}.py"
+            archive.writestr(f"hpcddp/{name}.py", source.read_bytes())
+            if code := compiled(source):
+                archive.writestr(f"hpcddp/{name}.pyc", code)
     return buffer.getvalue()
+
+
+def compiled(source: Path) -> bytes:
+    """What this Python keeps of a module, if that is fresh, marked as not to be compared with its
+    source (PEP 552); another Python takes the source."""
+    kept = Path(importlib.util.cache_from_source(str(source)))
+    try:
+        data, facts = kept.read_bytes(), source.stat()
+    except OSError:
+        return b""
+    fresh = (0).to_bytes(4, "little")
+    fresh += (int(facts.st_mtime) & 0xFFFFFFFF).to_bytes(4, "little")
+    fresh += (facts.st_size & 0xFFFFFFFF).to_bytes(4, "little")
+    if data[:16] != importlib.util.MAGIC_NUMBER + fresh:
+        return b""
+    return importlib.util.MAGIC_NUMBER + UNCHECKED + bytes(8) + data[16:]

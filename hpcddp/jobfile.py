@@ -6,6 +6,7 @@ profile, defaults.
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from hpcddp.errors import JobFileError, UserError
 from hpcddp.keys import nearest
 from hpcddp.spec import KEYS, JobSpec
 
+PROGRAM = "a program comes after --, such as: hpcddp submit -- python train.py"
 # HPCDDP_* variables that are settings of the tool or facts of a run, not keys of a job.
 RESERVED = {
     "HPCDDP_RUNS",
@@ -24,6 +26,11 @@ RESERVED = {
     "HPCDDP_SANDBOX",
     "HPCDDP_RUN_DIR",
     "HPCDDP_ATTEMPT",
+    "HPCDDP_DEADLINE",
+    "HPCDDP_SIGNAL",
+    "HPCDDP_START_TIMEOUT",
+    "HPCDDP_FORKED",
+    "HPCDDP_DASK",
 }
 
 # What a user may have set for every sbatch of his; anything else of SBATCH_* is not for us.
@@ -73,7 +80,15 @@ def read_toml(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise JobFileError(f"cannot be read: {error.strerror}", where=str(path)) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise JobFileError(f"is not TOML: {error}", where=str(path)) from None
+        hint = "a line is KEY = VALUE, with texts in quotes, or a [TABLE]"
+        raise JobFileError(f"is not TOML: {error}", where=str(path), hint=hint) from None
+
+
+def is_program(word: str) -> bool:
+    """Whether a word in the place of a job looks like a program or a script."""
+    import shutil
+
+    return word.endswith((".py", ".sh")) or bool(shutil.which(word))
 
 
 def _named(folder: Path) -> dict[str, Path]:
@@ -116,7 +131,7 @@ def find(job: str | None, folder: Path) -> tuple[Path | str, list[str]]:
         raise JobFileError(
             f"unknown job {job!r}",
             where=str(folder / "jobs"),
-            hint=nearest(job, jobs, what="job"),
+            hint=PROGRAM if is_program(job) else nearest(job, jobs, what="job"),
         )
     return jobs[job], []
 
@@ -130,18 +145,36 @@ def file_layer(source: Path | str) -> Layer:
         return layer
     where = str(source)
     layer.put_all(read_toml(source), where)
+    if "name" not in layer.values:
+        layer.put("name", source.stem, where)
+    if layer.values.get("command"):
+        if layer.values.get("task"):
+            raise JobFileError(
+                "names a task and a command", where=where, hint="leave one of them out"
+            )
+        return layer
     beside = source.with_suffix(".py")
     task = layer.values.get("task") or (beside.name if beside.is_file() else "")
     if not task:
         raise JobFileError(
             "names no task",
             where=where,
-            hint=f'put {beside.name} beside it, or set task = "package.module:object"',
+            hint=f'put {beside.name} beside it, or set task = "package.module:object", or command',
         )
     layer.values["task"] = task_reference(task, source.parent, where)
     layer.sources.setdefault("task", f"{beside.name} beside the job file")
-    if "name" not in layer.values:
-        layer.put("name", source.stem, where)
+    return layer
+
+
+def command_layer(command: list[str]) -> Layer:
+    """The name of a job that is a program alone: of its first script, or of itself."""
+    script = next((word for word in command if word.endswith((".py", ".sh"))), command[0])
+    layer = Layer()
+    layer.put(
+        "name",
+        re.sub(r"^\W+|[^\w.+-]+", "-", Path(script).stem).strip("-") or "job",
+        "command line",
+    )
     return layer
 
 
@@ -197,6 +230,12 @@ def load(
     job: str | None, flags: Layer, environ: Mapping[str, str], folder: Path
 ) -> tuple[list[Layer], list[str]]:
     """The layers of a job above its cluster's profile, the highest first, and notes."""
+    layers = [flags, environment_layer(environ), sbatch_layer(environ)]
+    command = flags.values.get("command")
+    if command and job is None:
+        return [*layers, command_layer(command)], []
     source, notes = find(job, folder)
-    layers = [flags, environment_layer(environ), sbatch_layer(environ), file_layer(source)]
-    return layers, notes
+    below = file_layer(source)
+    if command:
+        below.values.pop("task", None)
+    return [*layers, below], notes

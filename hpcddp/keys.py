@@ -105,7 +105,10 @@ class Keys(Generic[T]):
         table, _, rest = name.partition(".")
         if (name in self.rows and name not in self.tables) or (table in self.tables and rest):
             return name
-        hint = nearest(name, self.rows)
+        phrase = name.rpartition(".")[2].replace("_", " ")  # "learning_rate" means "train.lr"
+        told = (n for n, row in self.rows.items() if " " in phrase and phrase in row.text)
+        likely = next(told, "")
+        hint = f"did you mean {likely}?" if likely else nearest(name, self.rows)
         if name in self.tables or name in self.sections:
             hint = f"{name} is a table: set a key in it, such as {name}.KEY"
         raise JobFileError(f"unknown key {name!r}", where=where, hint=hint)
@@ -188,7 +191,17 @@ def _convert(kind: str, value: str) -> Any:
         return value
     if kind == "bool":
         return {"true": True, "false": False}.get(value.lower(), value)
-    return value.split(",") if kind == "list[str]" else value
+    return _words(value) if kind == "list[str]" else value
+
+
+def _words(text: str) -> Any:
+    """Words as a shell reads them, without expanding anything."""
+    import shlex
+
+    try:
+        return shlex.split(text)
+    except ValueError:
+        return text
 
 
 def _from_text(table: Key, value: str) -> Any:

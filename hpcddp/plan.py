@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hpcddp import checks, clusters, jobfile, launchers, shipped, site, slurm, spec
 from hpcddp.advice import Measured
@@ -26,6 +26,9 @@ from hpcddp.rundir import RunDir
 from hpcddp.site import Site
 from hpcddp.spec import JobSpec
 from hpcddp.topology import NodeRange, Topology, parse_count, parse_gpus, parse_nodes
+
+if TYPE_CHECKING:
+    from hpcddp.frozen import Inputs
 
 # Sent before the time limit, up to half a minute too early. The ranks know the limit, and stop as
 # late as they can; so it is asked for only where preemption sends it instead of TERM.
@@ -49,6 +52,7 @@ class Plan:
     notes: list[str]
     site: Site | None = None  # what Slurm says of itself
     measured: Measured | None = None  # what an earlier run of the job took
+    inputs: Inputs | None = None  # what a run's working folder is made of, if it has one
 
     @property
     def topology(self) -> Topology:
@@ -58,6 +62,10 @@ class Plan:
     @property
     def backend(self) -> str:
         return self.profile.cluster.backend
+
+    def folder(self, run: RunDir) -> Path:
+        """Where the job works."""
+        return run.work / self.inputs.below if self.inputs else self.workdir
 
     @property
     def signal(self) -> str:
@@ -79,7 +87,7 @@ class Plan:
             nodes=[self.nodes.min, self.nodes.max],
             gpus_per_node=self.gpus,
             backend=self.backend,
-            workdir=str(self.workdir),
+            workdir=str(self.folder(run)),
             cluster=str(self.profile.path),
             launcher=self.launcher.name,
             host_suffix=cluster.host_suffix,
@@ -117,7 +125,7 @@ class Plan:
             ("nodes", self.nodes),
             ("ntasks-per-node", self.gpus),
             ("cpus-per-task", self.cpus_per_task),
-            ("chdir", self.workdir),
+            ("chdir", self.folder(run)),
             ("output", str(run.path).replace("%", "%%") + "/job-%j.log"),
             ("open-mode", "append"),
             ("requeue" if self.spec.requeue.enabled else "no-requeue", True),
@@ -146,7 +154,14 @@ class Plan:
             "ENVIRONMENT": [f"{n}={v}" for n, v in self.environment().items()],
             "COMMAND": command,
         }
-        facts = Facts(self.directives(run), variables, self.launcher.fragment, bool(modules))
+        facts = Facts(
+            self.directives(run),
+            variables,
+            self.launcher.fragment,
+            modules=bool(modules),
+            program=bool(self.spec.command),
+            backend=self.backend,
+        )
         return render(self.template, shipped.folder("templates"), facts)
 
 
@@ -169,7 +184,10 @@ def make(
     nodes = parse_nodes(job.nodes, where=sources["nodes"])
     gpus = parse_gpus(job.gpus, where=sources["gpus"])
     checks.name(job, sources)
-    checks.batch(job, nodes, gpus, sources)
+    if job.command:
+        checks.command(job, sources, profile, folder)
+    else:
+        checks.batch(job, nodes, gpus, sources)
     checks.environment(job, sources, profile)
     checks.options(job, sources)
     if job.slurm.get("no-requeue") or job.slurm.get("requeue") is False:
@@ -177,11 +195,11 @@ def make(
     checks.limits(job, nodes, gpus, profile)
     if profile.cluster.backend == "slurm":
         checks.variables(environ)
+    launcher = launchers.find(job.launcher, profile.cluster.backend, sources.get("launcher", ""))
+    checks.served(job, launcher, profile)
     rules = _site(job, profile)
     return Plan(
-        job, sources, profile, nodes, gpus,
-        launchers.find(job.launcher, profile.cluster.backend, sources.get("launcher", "")),
-        _template(job, profile, sources, folder),
+        job, sources, profile, nodes, gpus, launcher, _template(job, profile, sources, folder),
         _cpus(job, profile, nodes, gpus, sources, rules), folder, notes, rules,
     )  # fmt: skip
 

@@ -6,11 +6,14 @@ handler sets the flag and returns; the trainer looks at the flag between two ste
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
+from pathlib import Path
 from types import FrameType
 
+PR_SET_PDEATHSIG = 1
 STOP_SIGNALS = (signal.SIGUSR2, signal.SIGTERM)
 
 
@@ -72,6 +75,14 @@ class Preemption:
             self._earlier[number] = chain
 
 
+def die_with_parent() -> None:
+    """Let the kernel end this process when its parent is gone, however that ended; also after an
+    exec (prctl(2))."""
+    import ctypes
+
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def _is_submitit(handler: object) -> bool:
     """submitit's handlers log, pickle and requeue by themselves: they must not run."""
     return getattr(handler, "__module__", None) == "submitit.core.job_environment"
@@ -84,3 +95,12 @@ def ignore_stop_signals(worker_id: int = 0) -> None:
     """
     for number in (*stop_signals(), signal.SIGUSR1, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
+
+
+def ignores(pid: int, number: int) -> bool:
+    """Whether a process ignores a signal (proc(5), status)."""
+    with contextlib.suppress(OSError):
+        status = Path(f"/proc/{pid}/status").read_text()
+        mask = status.partition("SigIgn:")[2].split()[0]
+        return bool(int(mask, 16) >> (number - 1) & 1)
+    return False

@@ -2,23 +2,59 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from hpcddp import hostapp, record
 from hpcddp import plan as plans
+from hpcddp.errors import UserError
 from hpcddp.jobfile import Layer
 from hpcddp.plan import Plan
-from hpcddp.rundir import RunDir, new_id, write_bytes, write_text
+from hpcddp.rundir import RunDir, new_id, write_bytes, write_json, write_text
 
 
 def new_run(plan: Plan, root: Path) -> RunDir:
     """A new run dir, ready for plain sbatch; nothing is made if the script cannot be rendered."""
     run = RunDir(root / new_id(plan.spec.name))
+    if plan.inputs is None:
+        freeze(plan, root)
     text = plan.render(run, plan.worker_command(run))
     run.create()
-    _fill(plan, run, text)
+    try:
+        if plan.inputs:
+            from hpcddp import frozen
+
+            frozen.copy(plan.inputs, root, run.work)
+        _record_versions(plan, run)
+        _fill(plan, run, text)
+    except UserError:
+        shutil.rmtree(run.path)
+        raise
     return run
+
+
+def _record_versions(plan: Plan, run: RunDir) -> None:
+    """Which Python and packages a command has; where modules or a PATH of the job's own come first,
+    its first attempt sees it."""
+    if plan.spec.command and not plan.profile.cluster.modules and "PATH" not in plan.spec.env:
+        from hpcddp import versions
+
+        environ = {**os.environ, **plan.environment()}
+        write_json(run.versions, versions.installed(plan.spec.command[0], environ))
+
+
+def freeze(plan: Plan, root: Path) -> list[str]:
+    """Look what a command's working folder is made of, unless it works in the folder itself; what
+    of the code it will not read from there."""
+    if not (plan.spec.command and plan.spec.snapshot):
+        return []
+    from hpcddp import frozen
+
+    plan.inputs = frozen.find(plan.workdir, root)
+    frozen.check(plan.inputs, plan.spec.snapshot_mb * 10**6)
+    return frozen.bypassed(plan.inputs, plan.spec.command)
 
 
 def _fill(plan: Plan, run: RunDir, text: str, created: float | None = None) -> None:

@@ -6,11 +6,10 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-from hpcddp import __version__
+from hpcddp import JOB_FORMAT, __version__
 from hpcddp.errors import RunError
 from hpcddp.rundir import RunDir, read_json, write_json
 
-FORMAT = 1
 TYPES: dict[str, Any] = {
     "str": str,
     "int": int,
@@ -38,7 +37,7 @@ class JobRecord:
     lead: int = 0  # seconds before the time limit at which Slurm sends a signal
     created: float = 0.0  # seconds since the epoch
     version: str = __version__
-    format: int = FORMAT
+    format: int = JOB_FORMAT
 
     @property
     def name(self) -> str:
@@ -61,9 +60,9 @@ def read(run: RunDir) -> JobRecord:
     if data is None:
         hint = "was its folder deleted?"
         raise RunError("there is no run here: job.json is missing", where=str(run.path), hint=hint)
-    if data.get("format") != FORMAT:
+    if data.get("format") != JOB_FORMAT:
         raise RunError(
-            f"is of format {data.get('format')}, but this hpcddp reads format {FORMAT}",
+            f"is of format {data.get('format')}, but this hpcddp reads format {JOB_FORMAT}",
             where=str(run.job),
             hint="use the version that made it",
         )

@@ -42,12 +42,16 @@ class Facts:
         variables: name -> text, whole number or list of texts, for the shell.
         launcher: the fragment that starts the processes.
         modules: whether the site loads modules.
+        program: whether the ranks run a program of the user's.
+        backend: who takes the script.
     """
 
     directives: list[tuple[str, Any]]
     variables: dict[str, str | int | Sequence[str]]
     launcher: str
     modules: bool = False
+    program: bool = False
+    backend: str = "slurm"
 
 
 def check_text(value: str, where: str) -> str:
@@ -148,6 +152,8 @@ def render(template: Path, shipped: Path, facts: Facts) -> str:
             variables=lambda: Text("\n".join(variable(n, v) for n, v in facts.variables.items())),
             launcher=facts.launcher,
             modules=facts.modules,
+            program=facts.program,
+            backend=facts.backend,
         )
     except jinja2.TemplateNotFound as error:
         raise TemplateError(f"unknown template {error.name!r}", where=str(template)) from None
@@ -156,7 +162,7 @@ def render(template: Path, shipped: Path, facts: Facts) -> str:
             error.message or "cannot be read", where=f"{error.filename}:{error.lineno}"
         ) from None
     except jinja2.UndefinedError as error:
-        names = "sbatch, variables, directives, launcher, modules"
+        names = "sbatch, variables, directives, launcher, modules, program, backend"
         raise TemplateError(
             error.message or "undefined name",
             where=_line(error.__traceback__),

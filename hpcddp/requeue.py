@@ -60,6 +60,16 @@ class Policy(NamedTuple):
         """The policy in a job's table; other keys of it are not for this function."""
         return cls(**{name: table[name] for name in cls._fields if name in table})
 
+    def told(self) -> str:
+        """The policy in one line, for a person."""
+        if not self.enabled:
+            return "stays ended, whatever ends it: requeue.enabled is false"
+        limits = [f"{self.crashes} crashes", f"{self.hangs} hangs"]
+        limits += [] if self.timeouts else [f"{IDLE[TIMEOUT]} time limits in a row"]
+        ends = " or ".join(limits) + " without progress"
+        ends += f", or {self.timeouts} time limits" if self.timeouts else ""
+        return f"comes back after preemptions, lost nodes and time limits; stays ended after {ends}"
+
 
 class End(NamedTuple):
     """What is known when the ranks have left."""
@@ -137,10 +147,12 @@ def _within(action: str, why: str, end: End, history: Sequence[Past], policy: Po
         used = _used(why, end, history)
         if used >= limit:
             return Decision(why, NONE, _spent(why, used))
-    if why in IDLE and not end.progress:
+    asked = why == TIMEOUT and policy.timeouts  # a program's own progress is not seen here
+    if why in IDLE and not end.progress and not asked:
         idle = _row({why}, end, history)
         if idle >= IDLE[why]:
-            return Decision(why, NONE, f"{idle} attempts in a row ended so without progress")
+            more = "; requeue.timeouts allows more" if why == TIMEOUT else ""
+            return Decision(why, NONE, f"{idle} attempts in a row ended so without progress{more}")
     return Decision(why, action)
 
 

@@ -16,8 +16,12 @@
         step              the last step, and when                           written by rank 0
         trace-R.jsonl     each step's samples and loss, if asked for        written by rank R
         error.json        the first failing rank's traceback                written by that rank
+        left.json         a program's ranks saved and left, to come back    written by rank 0
         hang.json         which rank hangs, and where                       written by the first
         stacks/           rank-R.txt: its threads or its state in a hang    written by it, or beside
+        dask/             a cluster's certificate and address, while it is  written by rank 0
+      work/               a command's working folder: the code as it was  written by submit
+      versions.json       its Python and packages                         written by submit
       checkpoints/
         step-N/           complete, with COMPLETE in it                     published by rename
         .saving-N/        of attempt N, not yet published; the next attempt takes it away
@@ -53,8 +57,10 @@ class AttemptDir:
         self.metrics = path / "metrics.jsonl"
         self.error = path / "error.json"
         self.step = path / "step"
+        self.left = path / "left.json"
         self.hang = path / "hang.json"
         self.stacks = path / "stacks"
+        self.dask = path / "dask"
 
     def stack(self, rank: int) -> Path:
         """What rank was doing in a hang."""
@@ -79,6 +85,8 @@ class RunDir:
         self.submitit = self.path / "submitit"
         self.attempts = self.path / "attempts"
         self.checkpoints = self.path / "checkpoints"
+        self.work = self.path / "work"
+        self.versions = self.path / "versions.json"
 
     def attempt(self, number: int) -> AttemptDir:
         return AttemptDir(self.attempts / str(number))

@@ -25,8 +25,12 @@ LEAKING = (
 )  # fmt: skip
 LEAKING_NAMES = {
     "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK",
-    "CUDA_VISIBLE_DEVICES", "HPCDDP_RUN_DIR", "HPCDDP_ATTEMPT",
+    "CUDA_VISIBLE_DEVICES", "HPCDDP_RUN_DIR", "HPCDDP_ATTEMPT", "HPCDDP_DEADLINE", "HPCDDP_SIGNAL",
+    "HPCDDP_FORKED", "HPCDDP_DASK",
 }  # fmt: skip
+
+# What a surrounding run tells its tracker, unless a person has.
+TRACKING = ("WANDB_RUN_ID", "WANDB_RESUME", "COMET_EXPERIMENT_KEY")
 
 # States in which a job may still run or come back; squeue -t all also shows the ended ones.
 LIVE = {
@@ -55,10 +59,13 @@ class JobRow(NamedTuple):
 
 def leaking(environ: Mapping[str, str]) -> list[str]:
     """The variables that must not reach a submitted job."""
+    names = set(LEAKING_NAMES)
+    if environ.get("WANDB_RUN_ID") == environ.get("TORCHELASTIC_RUN_ID"):
+        names.update(TRACKING)
     return [
         name
         for name in environ
-        if name != "SLURM_CONF" and (name in LEAKING_NAMES or name.startswith(LEAKING))
+        if name != "SLURM_CONF" and (name in names or name.startswith(LEAKING))
     ]
 
 

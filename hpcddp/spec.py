@@ -88,6 +88,13 @@ class JobSpec:
 
     name: str = key("", "the run's name; the job's by default")
     task: str = key("", "task module: a .py file beside the job file, or package.module:object")
+    command: list[str] = key([], "what each rank runs in place of a task; also given after --")
+    resume_command: list[str] = key([], "what it runs from the second attempt on; command if empty")
+    start_seconds: float = key(
+        0.0, "seconds in which a command's ranks must meet; 0 for no limit, and a word", least=0
+    )
+    snapshot: bool = key(True, "a command works on a copy of the code as it was at submission")
+    snapshot_mb: int = key(100, "most megabytes of that copy", least=1)
     nodes: str = key("1", "nodes: a number, or a range such as 1-4")
     gpus: int = key(1, "GPUs (ranks) of one node", least=1)
     cluster: str = key("auto", "auto, local, slurm, or a cluster profile")

@@ -5,9 +5,7 @@ What is known lies in the run dir; a backend is asked only about a run that has 
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import os
 import re
 import time
 from collections.abc import Callable
@@ -15,10 +13,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcddp import comeback, ledger, record, requeue, slurm
+from hpcddp import comeback, ledger, reason, record, requeue, slurm
 from hpcddp.backends import BACKENDS
 from hpcddp.errors import RunError, SlurmUnreachable
-from hpcddp.failure import is_peer
+from hpcddp.record import JobRecord
 from hpcddp.rundir import RunDir, last_lines, read_json, read_lines, runs_in
 from hpcddp.slurm import JobRow
 
@@ -64,6 +62,7 @@ class Status:
     epoch: int = 0
     loss: float | None = None
     metrics: dict[str, float] | None = None
+    policy: str = ""  # when it comes back
     stale: bool = False  # Slurm did not answer: this is the last known state
 
     @property
@@ -178,6 +177,7 @@ def known(run: RunDir) -> Status:
         gpus_per_node=job.gpus_per_node,
         created=job.created,
         attempt=0,
+        policy=policy(job),
     )
     last = ledger.last(run)
     if last:
@@ -195,6 +195,15 @@ def known(run: RunDir) -> Status:
     return found
 
 
+def policy(job: JobRecord) -> str:
+    """When a job comes back, and how a program begins then."""
+    told = requeue.Policy.of(job.spec.get("requeue", {})).told()
+    if not job.spec.get("command"):
+        return told
+    again = "later attempts run resume_command" if job.spec.get("resume_command") else "begins anew"
+    return f"{told}; {again}"
+
+
 def ended(run: RunDir, last: ledger.Attempt) -> tuple[str, str]:
     """A run's state after its last attempt, and the reason."""
     if last.cause is None:
@@ -202,34 +211,8 @@ def ended(run: RunDir, last: ledger.Attempt) -> tuple[str, str]:
     if last.action in requeue.RETURNS:
         return "PENDING", f"comes back after {last.cause}"
     state = STATES.get(last.cause, "FAILED")
-    failed = failure(run, last.number) if state in ("FAILED", "OUT_OF_MEMORY") else ""
+    failed = reason.of(run, last) if state in ("FAILED", "OUT_OF_MEMORY") else ""
     return state, "; ".join(filter(None, (failed, last.reason)))
-
-
-def failure(run: RunDir, number: int) -> str:
-    """Why an attempt failed, in one line."""
-    error = read_json(run.attempt(number).error)
-    if not error or is_peer(error):
-        killed = killed_rank(run.attempt(number).log)
-        if killed or not error:
-            return killed or "no rank said why; the log may tell"
-    message = error["message"].partition("\n")[0]
-    who = "" if error["rank"] is None else f"rank {error['rank']} on {error['host']}: "
-    return f"{who}{error['type']}: {message}"
-
-
-def killed_rank(log: Path) -> str:
-    """The first rank that a signal ended, as the launcher says it; its neighbours only complain."""
-    with contextlib.suppress(OSError), log.open("rb") as f:
-        f.seek(max(0, f.seek(0, os.SEEK_END) - TAIL))
-        text = f.read().decode("utf-8", "replace")
-        found = re.search(r"^srun: error: (\S+): tasks? (\d+): Killed", text, re.MULTILINE)
-        if found:
-            return f"rank {found[2]} on {found[1]} was killed: out of memory?"
-        found = re.search(r"^hpcddp: (rank \d+) was ended by SIGKILL", text, re.MULTILINE)
-        if found:
-            return f"{found[1]} was killed: out of memory?"
-    return ""
 
 
 def progress(run: RunDir, number: int, found: Status) -> None:
@@ -242,7 +225,7 @@ def progress(run: RunDir, number: int, found: Status) -> None:
         found.epoch = found.epoch or line.get("epoch", 0)
         if line.get("event") == "train" and found.loss is None:
             found.loss = line["loss"]
-        if line.get("event") == "eval" and found.metrics is None:
+        if line.get("event") in ("eval", "log") and found.metrics is None:
             found.metrics = line["metrics"]
 
 

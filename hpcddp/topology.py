@@ -5,8 +5,8 @@ laid out in blocks: node 0 holds the first ``gpus_per_node`` ranks, node 1 the n
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import repeat
+from typing import NamedTuple
 
 from hpcddp.errors import RankMapError, TopologyError
 
@@ -52,8 +52,7 @@ Row = tuple[int, int, str | None, int]
 """One rank of a map: global rank, node, host, local rank."""
 
 
-@dataclass(frozen=True, slots=True)
-class NodeRange:
+class NodeRange(NamedTuple):
     """How many nodes were asked for: exactly ``max``, or anything from ``min`` to ``max``."""
 
     min: int
@@ -102,17 +101,27 @@ def _whole(value: object) -> int | None:
     return value if type(value) is int and value >= 0 else None  # a bool is not a number here
 
 
-@dataclass(frozen=True, slots=True)
-class Rank:
-    """Where one process stands. All numbers count from 0; sizes are numbers of processes."""
-
+class _Rank(NamedTuple):
     world_rank: int
     world_size: int
     local_rank: int
     local_size: int
     node: int
 
-    def __post_init__(self) -> None:
+
+class Rank(_Rank):
+    """Where one process stands. All numbers count from 0; sizes are numbers of processes."""
+
+    __slots__ = ()
+
+    def __new__(
+        cls, world_rank: int, world_size: int, local_rank: int, local_size: int, node: int
+    ) -> "Rank":
+        self = super().__new__(cls, world_rank, world_size, local_rank, local_size, node)
+        self._check()
+        return self
+
+    def _check(self) -> None:
         if not 1 <= self.local_size <= self.world_size:
             raise TopologyError(
                 f"a world of {self.world_size} ranks with {self.local_size} on a node cannot be",
@@ -180,20 +189,23 @@ class Rank:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Topology:
-    """The planned map: as many ranks as there are nodes times GPUs. It keeps two numbers only."""
-
+class _Topology(NamedTuple):
     nodes: int
     gpus_per_node: int
 
-    def __post_init__(self) -> None:
-        sizes = (self.nodes, self.gpus_per_node)
-        if any(type(size) is not int or size < 1 for size in sizes):
+
+class Topology(_Topology):
+    """The planned map: as many ranks as there are nodes times GPUs. It keeps two numbers only."""
+
+    __slots__ = ()
+
+    def __new__(cls, nodes: int, gpus_per_node: int) -> "Topology":
+        if any(type(size) is not int or size < 1 for size in (nodes, gpus_per_node)):
             raise TopologyError(
-                f"{self.nodes!r:.60} nodes with {self.gpus_per_node!r:.60} GPUs each are not a map",
+                f"{nodes!r:.60} nodes with {gpus_per_node!r:.60} GPUs each are not a map",
                 hint="both are whole numbers from 1 on",
             )
+        return super().__new__(cls, nodes, gpus_per_node)
 
     def __str__(self) -> str:
         return f"{self.nodes} nodes x {self.gpus_per_node} GPUs"
@@ -217,6 +229,14 @@ class Topology:
     def ranks(self) -> Iterator[Rank]:
         """All ranks in order, made one by one."""
         return map(self.rank_of, range(self.world_size))
+
+
+def check_map(rank: Rank, nodes: tuple[int, int], gpus_per_node: int) -> None:
+    """Refuse a place that the plan does not have. Slurm may give fewer nodes of a range."""
+    here, rest = divmod(rank.world_size, gpus_per_node)
+    if rest or not nodes[0] <= here <= nodes[1]:
+        here = nodes[1]  # no allowed map has this world size: let the check name the planned one
+    rank.check(Topology(here, gpus_per_node))
 
 
 def map_rows(topology: Topology, hosts: Sequence[str] | None = None) -> Iterator[Row]:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from hpcddp import codes
-from hpcddp.preempt import Preemption
+from hpcddp.preempt import Preemption, die_with_parent
 
 if TYPE_CHECKING:
     from hpcddp.rundir import RunDir
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 # By the kind of a failure, see failure.py.
 CODES = {"diverged": codes.DIVERGED}
+# Set where a launcher's process of its own has started the rank: torch's agent, a Dask worker.
+PARENTS = {"TORCHELASTIC_USE_AGENT_STORE", "HPCDDP_DASK"}
 
 
 class Worker:
@@ -35,9 +37,11 @@ class Worker:
     def __call__(self) -> NoReturn:
         preemption = Preemption()
         preemption.install()
+        if os.environ.keys() & PARENTS:
+            die_with_parent()
         # An array's element has a run dir of its own, which its script names.
         folder = os.environ.get("HPCDDP_RUN_DIR") or self.run_dir
-        _leave(_live(folder, os.environ, preemption))
+        _leave(_start(folder, os.environ, preemption))
 
 
 def run(
@@ -62,6 +66,15 @@ def run(
     outcome = train(run, rank, attempt, Preemption(), max_steps, on_record)
     leave()
     return outcome
+
+
+def _start(run_dir: str, environ: Mapping[str, str], preemption: Preemption) -> int:
+    """A rank of a task lives in this process; one of a command becomes it."""
+    from hpcddp.command import become, job_of
+
+    if job := job_of(run_dir):
+        return become(job, run_dir, environ, preemption)
+    return _live(run_dir, environ, preemption)
 
 
 def _live(run_dir: str, environ: Mapping[str, str], preemption: Preemption) -> int:

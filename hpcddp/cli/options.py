@@ -24,12 +24,14 @@ SHORTCUTS = {
     "gpus": "gpus",
     "name": "name",
     "cluster": "cluster",
+    "launcher": "launcher",
     "template": "template",
     "time": "slurm.time",
     "partition": "slurm.partition",
     "account": "slurm.account",
     "qos": "slurm.qos",
 }
+STARTERS = "srun, spawn, fork, mpi, torchrun, horovod, dask"  # to import the table takes time
 # Parameter -> the prefix of the keys that its KEY=VALUE pairs set.
 PAIRS = {"set": "", "sbatch": "slurm.", "env": "env."}
 
@@ -52,6 +54,33 @@ def complete_jobs(ctx: click.Context, parameter: click.Parameter, begun: str) ->
     return sorted(n for n in jobfile.known(Path.cwd()) if n.startswith(begun))
 
 
+class JobCommand(click.Command):
+    """A command on a job, which may be any program: all that comes after the first ``--``."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Take the program off before click reads the rest: of its words nothing is ours."""
+        words: list[str] = []
+        if "--" in args:
+            split = args.index("--")
+            args, words = args[:split], args[split + 1 :]
+            if not words:
+                raise click.UsageError("there is no command after --", ctx)
+        given = list(args)
+        try:
+            rest = super().parse_args(ctx, args)
+        except click.UsageError as error:
+            if not words and any(map(jobfile.is_program, given)):
+                told = f"{error.format_message()}\n  {jobfile.PROGRAM}"
+                raise click.UsageError(told, ctx) from None
+            raise
+        ctx.params["command"] = tuple(words)
+        return rest
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        """The pieces of the usage line."""
+        return [*super().collect_usage_pieces(ctx), "[-- COMMAND...]"]
+
+
 def job_options(function: F) -> F:
     """The options that change a job."""
     for option in reversed(
@@ -67,6 +96,10 @@ def job_options(function: F) -> F:
             click.option("--set", multiple=True, metavar="K=V", help="Set any key of the job."),
             click.option("--sbatch", multiple=True, metavar="KEY=VALUE", help="Any sbatch option."),
             click.option("--env", multiple=True, metavar="NAME=VALUE", help="Job environment."),
+            click.option("--launcher", metavar="L", help=f"How processes start: {STARTERS}."),
+            click.option(
+                "--no-snapshot", is_flag=True, help="Work in the folder itself, uncopied."
+            ),
             click.option("--template", metavar="FILE", help="Script template of your own."),
         )
     ):
@@ -88,6 +121,10 @@ def pairs(flag: str, words: Sequence[str]) -> dict[str, str]:
 def flags(given: dict[str, Any]) -> Layer:
     """The layer of the flags that were given; what was not given sets nothing."""
     layer = Layer()
+    if given.get("command"):
+        layer.put("command", list(given["command"]), "command line")
+    if given.get("no_snapshot"):
+        layer.put("snapshot", False, "--no-snapshot")
     for parameter, prefix in PAIRS.items():
         flag = f"--{parameter}"
         for name, text in pairs(flag, given.get(parameter) or ()).items():
@@ -125,9 +162,11 @@ def advise(made: Any, runs: Iterable[RunDir]) -> None:
 
 def plan_run(job: str | None, given: dict[str, Any], root: Path) -> Any:
     """The checked plan of a new run below a folder, with advice from the job's earlier runs."""
-    from hpcddp import advice
+    from hpcddp import advice, prepare
     from hpcddp.rundir import runs_in
 
     made = plan_job(job, given)
+    for what in prepare.freeze(made, root):
+        click.echo(f"warning: the job reads {what} where it lies, not from its copy", err=True)
     advise(made, advice.alike(made, runs_in(root)))
     return made

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hpcddp import jobfile
-from hpcddp.cli.options import F, complete_jobs, flags, job_options, json_option
+from hpcddp.cli.options import F, JobCommand, complete_jobs, flags, job_options, json_option
 
 if TYPE_CHECKING:
     from hpcddp.sandbox.outcome import Report, Row
@@ -33,7 +33,7 @@ def fault_options(function: F) -> F:
     return function
 
 
-@click.command()
+@click.command(cls=JobCommand)
 @click.argument("job", required=False, shell_complete=complete_jobs)
 @fault_options
 @click.option("--seed", type=int, help="Of the instants.  [default: a new one, which is shown]")
@@ -70,7 +70,7 @@ COLUMNS = ("fault", "step", "attempt", "cause", "survived", "steps lost", "secon
 
 def table(report: Report) -> str:
     """The report for a person."""
-    cells = [COLUMNS, *(_cells(row) for row in report.faults)]
+    cells = [COLUMNS, *(_cells(row, clock=not report.steps) for row in report.faults)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(COLUMNS))]
     lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip()
              for row in cells]  # fmt: skip
@@ -87,10 +87,11 @@ def table(report: Report) -> str:
     ])  # fmt: skip
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _cells(row: Row, *, clock: bool) -> tuple[str, ...]:
+    step = f"{row.step / 10:.1f} s" if clock else str(row.step)
     return (
         row.fault,
-        str(row.step or "start"),
+        step if row.step else "start",
         str(row.attempt or "-"),
         row.cause or "-",
         _yes(row.survived) + (f": {row.reason}" if row.reason else ""),
@@ -99,5 +100,5 @@ def _cells(row: Row) -> tuple[str, ...]:
     )
 
 
-def _yes(good: bool) -> str:
-    return "yes" if good else "NO"
+def _yes(good: bool | None) -> str:
+    return "-" if good is None else "yes" if good else "NO"

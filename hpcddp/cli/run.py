@@ -28,7 +28,11 @@ def run(job: str | None, steps: int | None, runs: str | None, **given: Any) -> N
             hint = "hpcddp submit --cluster local starts several"
             raise UserError("there is one rank", where=f"--{name}", hint=hint)
     given |= {"cluster": "local", "nodes": "1", "gpus": "1"}
-    folder = prepare.new_run(plan_job(job, given), runs_root(runs))
+    plan = plan_job(job, given)
+    if plan.spec.command:
+        hint = "hpcddp submit --cluster local starts it; a debugger starts its script by itself"
+        raise UserError("the job has a command, and no task", where="command", hint=hint)
+    folder = prepare.new_run(plan, runs_root(runs))
     facts = ledger.life(str(os.getpid()), os.getpid())
     ledger.begin(folder, facts, lambda earlier: False)
     click.echo(f"run     {folder.name}\nfolder  {folder.path}", err=True)

@@ -73,6 +73,7 @@ def lines(found: Status) -> list[tuple[str, str]]:
         ("step", step(found) if found.step else ""),
         ("loss", f"{found.loss:.4g}" if found.loss is not None else ""),
         ("metrics", ", ".join(f"{n} {v:.4f}" for n, v in (found.metrics or {}).items())),
+        ("policy", "" if found.final else found.policy),
         ("folder", found.path),
     ]
     return [(name, value) for name, value in rows if value]

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from hpcddp.cli.options import (
+    JobCommand,
     complete_jobs,
     job_options,
     json_option,
@@ -18,7 +19,7 @@ from hpcddp.cli.options import (
 )
 
 
-@click.command()
+@click.command(cls=JobCommand)
 @click.argument("job", required=False, shell_complete=complete_jobs)
 @job_options
 @runs_option
@@ -40,7 +41,7 @@ def default_cluster() -> str | None:
     return None if os.environ.get("HPCDDP_CLUSTER") else "slurm"
 
 
-@click.command()
+@click.command(cls=JobCommand)
 @click.argument("job", required=False, shell_complete=complete_jobs)
 @job_options
 @json_option

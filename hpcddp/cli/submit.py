@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hpcddp.cli.options import (
+    JobCommand,
     complete_jobs,
     job_options,
     json_option,
@@ -25,24 +26,28 @@ if TYPE_CHECKING:
 FOLLOW = "Show the log to the end, or return at once.  [default: return on Slurm, follow here]"
 
 
-@click.command()
+@click.command(cls=JobCommand)
 @click.argument("job", required=False, shell_complete=complete_jobs)
 @job_options
 @runs_option
 @click.option("--follow/--detach", default=None, help=FOLLOW)
 @click.option("--dry-run", is_flag=True, help="Show script and rank map; submit nothing.")
+@click.option("--show-snapshot", is_flag=True, help="List what of the code would be copied.")
 @click.option("--parsable", is_flag=True, help="Print the job id alone.")
 @json_option
-def submit(job: str | None, runs: str | None, follow: bool | None, dry_run: bool, parsable: bool,
-           as_json: bool, **given: Any) -> int:  # fmt: skip
+def submit(job: str | None, runs: str | None, follow: bool | None, dry_run: bool,
+           show_snapshot: bool, parsable: bool, as_json: bool, **given: Any) -> int:  # fmt: skip
     """Submit JOB, or train here where there is no Slurm.
 
     JOB is the name of a job file in ./jobs or of a shipped job, a path, or package.module:object.
-    Without JOB the only one in ./jobs is taken.
+    Without JOB the only one in ./jobs is taken. After -- comes a program of your own, which each
+    rank runs as it stands: hpcddp submit --nodes 2 --gpus 4 -- python train.py --lr 0.1
     """
     from hpcddp import prepare, submission
 
     plan = plan_run(job, given, runs_root(runs))
+    if show_snapshot:
+        return list_code(plan)
     if dry_run:
         return show(plan, runs)
     run = prepare.new_run(plan, runs_root(runs))
@@ -69,6 +74,17 @@ def announce(run: RunDir, job_id: str, *, as_json: bool, parsable: bool) -> None
         click.echo(f"run     {run.name}\njob     {job_id}\nfolder  {run.path}\nlog     {run.log}")
         click.echo(f"next    hpcddp status {run.name}\n        hpcddp logs -f {run.name}")
         click.echo(f"        hpcddp stop {run.name}")
+
+
+def list_code(plan: Plan) -> int:
+    """What a command's working folder would hold."""
+    from hpcddp import frozen
+
+    for line in frozen.rows(plan.inputs) if plan.inputs else ():
+        click.echo(line)
+    if not plan.inputs:
+        click.echo("nothing is copied: the job works in the folder itself", err=True)
+    return 0
 
 
 def show(plan: Plan, runs: str | None) -> int:

@@ -29,6 +29,7 @@ SlurmctldLogFile=$home/log/slurmctld.log
 SlurmctldSyslogDebug=quiet
 SlurmdSpoolDir=$home/spool/%n
 SlurmdPidFile=$home/slurmd-%n.pid
+TmpFS=$home/spool/%n
 SlurmdLogFile=$home/log/slurmd-%n.log
 SlurmdSyslogDebug=quiet
 SlurmdParameters=config_overrides

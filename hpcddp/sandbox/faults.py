@@ -56,10 +56,10 @@ def timeout(stage: Stage, fault: Fault, watch: float) -> None:
     deadline = stage.limited()
     if not deadline:
         raise SandboxError("the job got no time limit", where=stage.run.name)
+    # A program that knows no limit stands still until Slurm ends it, which can take Slurm a while.
+    near = float("inf") if stage.clock else deadline - EARLY
     with stage.held():
-        stage.until(
-            lambda: time.time() > deadline - EARLY or stage.gone(fault.attempt), "the time is up"
-        )
+        stage.until(lambda: time.time() > near or stage.gone(fault.attempt), "the time is up")
     stage.until(lambda: stage.gone(fault.attempt), "the time limit ends it", NOTICE + EARLY)
     stage.until(lambda: _unlimited(stage, fault), "the job has its old time limit")
 

@@ -33,6 +33,7 @@ class Timeline:
     startup: float  # seconds from the begin of its attempt to its first step
     per_step: float  # seconds
     steps: int
+    clock: bool = False  # its program tells no steps, and these are ticks of a clock
 
     @property
     def seconds(self) -> float:

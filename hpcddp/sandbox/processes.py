@@ -137,6 +137,16 @@ def of_jobs(home: str, node: str = "") -> list[Process]:
     return [*of_pids(roots), *descendants(roots)]
 
 
+def of_steps(folder: str) -> list[Process]:
+    """The tasks of a run's steps, by number, and what has its environment from them."""
+    mark, tasks = f"HPCDDP_RUN_DIR={folder}".encode(), []
+    for pid in _pids():
+        environ = _read(pid, "environ").split(b"\0")
+        if mark in environ and any(entry.startswith(b"SLURM_STEP_ID=") for entry in environ):
+            tasks += [(int(e[13:]), pid) for e in environ if e.startswith(b"SLURM_PROCID=")]
+    return of_pids(pid for _, pid in sorted(tasks))
+
+
 def _is_step_daemon(pid: int, home: str, node: str) -> bool:
     if _read(pid, "comm") != b"slurmstepd\n":
         return False

@@ -7,7 +7,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from hpcddp import jobfile, plan, prepare, submission
@@ -20,7 +20,7 @@ from hpcddp.sandbox.cluster import Sandbox
 from hpcddp.sandbox.instants import EARLY, KINDS, Fault, Timeline
 from hpcddp.sandbox.outcome import Report, rows
 from hpcddp.sandbox.setting import Say, sandbox_of, sandboxed, surroundings
-from hpcddp.sandbox.stage import Over, Stage
+from hpcddp.sandbox.stage import TICK, Over, Stage
 from hpcddp.topology import parse_gpus, parse_nodes
 
 SPARE = 1  # nodes beside the job's: one that was killed is not waited for
@@ -123,15 +123,25 @@ class _Rehearsal:
         """Both runs, one after the other, and the comparison."""
         reference = self._stage()
         line = self._undisturbed(reference)
+        clock = line.clock
+        if clock and counts.get("hang"):
+            raise UserError(
+                "the program tells no steps, so nobody sees that it hangs",
+                where="--hang",
+                hint="hpcddp.attach in its loop tells them",
+            )
         drawn = instants.draw(counts, seed, line)
-        stage = self._stage()
+        stage = self._stage(clock=clock)
         state, reason = self._disturbed(stage, drawn, line)
         report = Report(
-            self.plan.spec.name, seed, self.plan.nodes.max, self.plan.gpus, line.steps,
-            state=state, reason=reason,
+            self.plan.spec.name, seed, self.plan.nodes.max, self.plan.gpus,
+            0 if clock else line.steps, state=state, reason=reason,
         )  # fmt: skip
         report.faults = rows(stage, drawn)
-        self._compare(reference.run, stage.run, report)
+        if clock:
+            report.weights_equal = report.order_equal = None
+        else:
+            self._compare(reference.run, stage.run, report)
         return report
 
     def _compare(self, reference: RunDir, run: RunDir, report: Report) -> None:
@@ -144,12 +154,14 @@ class _Rehearsal:
         weights = compare.digest(reference)
         report.weights_equal = weights != "" and weights == compare.digest(run)
 
-    def _stage(self) -> Stage:
-        return Stage(self.sandbox, prepare.new_run(self.plan, self.root), self.patience)
+    def _stage(self, *, clock: bool = False) -> Stage:
+        run = prepare.new_run(self.plan, self.root)
+        return Stage(self.sandbox, run, self.patience, clock=clock)
 
     def _undisturbed(self, stage: Stage) -> Timeline:
         """The run without faults; it must come to its end in one life."""
         submission.submit(self.plan, stage.run)
+        began = self._start_of(stage)
         found = _end(stage)
         if found != ("COMPLETED", "") or stage.number != 1:
             raise SandboxError(
@@ -158,6 +170,10 @@ class _Rehearsal:
                 hint=found[1],
             )
         last, when = read_step(stage.run.attempt(1))
+        if not last:
+            seconds = (stage.facts().ended or began) - began
+            self.say(f"the program tells no steps: it ran {seconds:.1f} s, and is to come back")
+            return Timeline(0.0, TICK, int(seconds / TICK), clock=True)
         first, since = stage.first_steps.get(1, (last, when))
         per_step = max(when - since, 1e-3) / max(1, last - first)
         line = Timeline(max(0.0, since - stage.facts().began), per_step, last)
@@ -167,6 +183,13 @@ class _Rehearsal:
         )
         return line
 
+    def _start_of(self, stage: Stage) -> float:
+        """When the ranks of a program were there; one that is over before is as good as now."""
+        with suppress(Over):
+            if self.plan.spec.command:
+                stage.until(lambda: bool(stage.tasks()), "its ranks start")
+        return time.time()
+
     def _disturbed(self, stage: Stage, drawn: list[Fault], line: Timeline) -> tuple[str, str]:
         """The run with the faults; its last state, and the reason."""
         coming = [*drawn, None]
@@ -175,7 +198,7 @@ class _Rehearsal:
         try:
             for fault, later in zip(drawn, coming[1:], strict=True):
                 self._come(stage, fault)
-                self._prepare(stage, later, fault.at, line)
+                self._prepare(stage, later, 0 if stage.clock else fault.at, line)
                 faults.PLAY[fault.kind](stage, fault, self.watch)
                 stage.until_after(fault.attempt)
         except Over as end:
@@ -198,7 +221,8 @@ class _Rehearsal:
         stage.until(lambda: _due(stage, fault), f"step {fault.step}")
         fault.attempt, fault.at = stage.look()
         fault.when = time.time()
-        place = f"at step {fault.at}" if fault.at else "while it starts"
+        at = f"after {fault.at * TICK:.1f} s" if stage.clock else f"at step {fault.at}"
+        place = at if fault.at else "while it starts"
         self.say(f"{fault.kind} {place}, attempt {fault.attempt}")
 
 

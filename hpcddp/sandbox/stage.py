@@ -20,6 +20,7 @@ from hpcddp.status import Status, status
 
 T = TypeVar("T")
 
+TICK = 0.1  # seconds
 LOOK = 0.01  # seconds between two looks at a run's step
 TIME = "7-00:00:00"  # the time limit of a job that is to meet none
 UNLIMITED = 7 * 86400.0  # the same in seconds
@@ -39,11 +40,15 @@ class Stage:
 
     Args:
         patience: seconds that a run may need for its next life.
+        clock: its program tells no steps: each TICK of a life counts as one.
     """
 
-    def __init__(self, sandbox: Sandbox, run: RunDir, patience: float) -> None:
-        self.sandbox, self.run, self.patience = sandbox, run, patience
+    def __init__(
+        self, sandbox: Sandbox, run: RunDir, patience: float, *, clock: bool = False
+    ) -> None:
+        self.sandbox, self.run, self.patience, self.clock = sandbox, run, patience, clock
         self.first_steps: dict[int, tuple[int, float]] = {}  # attempt -> step, seconds since epoch
+        self._born: dict[int, float] = {}  # attempt -> when its ranks were seen first
         self._asked = 0.0
 
     @property
@@ -61,10 +66,19 @@ class Stage:
         newest = self.attempt
         if newest is None:
             return 0, 0
-        step, when = read_step(newest)
+        step, when = self._ticks(newest.number) if self.clock else read_step(newest)
         if step:
             self.first_steps.setdefault(newest.number, (step, when))
         return newest.number, step
+
+    def _ticks(self, number: int) -> tuple[int, float]:
+        """How long the ranks of an attempt have lived, in ticks, and now."""
+        if number not in self._born:
+            if self.number != number or not self.tasks():
+                return 0, 0.0
+            self._born[number] = time.time()
+        now = time.time()
+        return int((now - self._born[number]) / TICK) + 1, now
 
     def facts(self) -> ledger.Attempt:
         """The newest attempt's facts."""
@@ -121,11 +135,17 @@ class Stage:
         """The processes of the newest attempt's ranks, by rank; none while it starts."""
         if self.attempt is None:
             return []
+        if self.clock:
+            return self.tasks()
         lines = read_lines(self.attempt.metrics)
         for line in lines:
             if line["event"] == "ranks":
                 return processes.of_pids(rank["pid"] for rank in line["ranks"])
         return []
+
+    def tasks(self) -> list[Process]:
+        """What Slurm has started for the run, whether it tells of itself or not."""
+        return processes.of_steps(str(self.run.path))
 
     def hosts(self) -> list[str]:
         """The nodes of the newest attempt."""

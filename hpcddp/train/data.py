@@ -185,7 +185,7 @@ def make_loader(
 ) -> DataLoader[Any]:
     """A DataLoader whose worker processes leave stopping to the rank."""
     if workers:
-        _leave_garbage()
+        leave_garbage()
     return DataLoader(
         dataset,
         num_workers=workers,
@@ -197,7 +197,7 @@ def make_loader(
 
 
 @functools.cache
-def _leave_garbage() -> None:
+def leave_garbage() -> None:
     """Let forked processes collect nothing of their parent's: the destructor of a process group
     would wait there for threads that only the parent has. Memory stays shared, too."""
     os.register_at_fork(before=gc.freeze, after_in_parent=gc.unfreeze)

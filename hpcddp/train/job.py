@@ -50,7 +50,7 @@ def train(
     spec = jobspec.from_dict(job.spec, str(run.job))
     if max_steps:
         spec.max_steps = min(max_steps, spec.max_steps or max_steps)
-    world = _join(rank, job, os.environ)
+    world = join(rank, job, os.environ)
     print(f"{rank} on {host()}, {world.device}", flush=True)
     pulse, folder, lease = pulse or Pulse(), run.attempt(attempt), Lease(run, attempt)
     record = Recorder(folder, active=world.is_main, on_record=on_record, lease=lease)
@@ -83,7 +83,12 @@ def _train(trainer: Trainer, preemption: Preemption, deadline: float) -> str:
         trainer.close()
 
 
-def _join(rank: Rank, job: JobRecord, environ: Mapping[str, str]) -> World:
+def join(rank: Rank, job: JobRecord, environ: Mapping[str, str]) -> World:
+    """Meet the other ranks of a job where its script says, and start the process group.
+
+    Raises:
+        RankMapError: a rank is wrong, doubled or missing.
+    """
     address = None
     if environ.get("MASTER_ADDR") and environ.get("MASTER_PORT", "").isdecimal():
         address = environ["MASTER_ADDR"], int(environ["MASTER_PORT"])

@@ -115,6 +115,8 @@ def _ranks(r: Mapping[str, Any]) -> str:
 
 
 def _start(r: Mapping[str, Any]) -> str:
+    if "total_steps" not in r:  # a loop of a person's own
+        return f"resumed from {r['resumed']}" if r["resumed"] else ""
     batch = f"global batch {r['global_batch']}"
     if r["accumulation"] > 1:
         batch += f" ({r['accumulation']} micro-batches of {r['micro_batch']} a rank)"
@@ -131,8 +133,15 @@ def _train(r: Mapping[str, Any]) -> str:
 
 
 def _eval(r: Mapping[str, Any]) -> str:
-    values = "  ".join(f"{name} {value:.4f}" for name, value in r["metrics"].items())
-    return f"step {r['step']}  epoch {r['epoch']}  eval  {values}"
+    return f"step {r['step']}  epoch {r['epoch']}  eval  {_values(r)}"
+
+
+def _log(r: Mapping[str, Any]) -> str:
+    return f"step {r['step']}  epoch {r['epoch']}  {_values(r)}"
+
+
+def _values(r: Mapping[str, Any]) -> str:
+    return "  ".join(f"{name} {value:.4f}" for name, value in r["metrics"].items())
 
 
 def _checkpoint(r: Mapping[str, Any]) -> str:
@@ -177,6 +186,7 @@ _LINES = {
     "start": _start,
     "train": _train,
     "eval": _eval,
+    "log": _log,
     "checkpoint": _checkpoint,
     "skipped": _skipped,
     "rollback": _rollback,

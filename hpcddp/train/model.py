@@ -26,12 +26,11 @@ def wrap(module: torch.nn.Module, spec: JobSpec, device: torch.device) -> Distri
         static_graph=spec.ddp.static_graph,
         find_unused_parameters=spec.ddp.find_unused_parameters,
     )
-    if not (spec.ddp.static_graph or spec.ddp.find_unused_parameters):
-        _settle_buckets(model)
+    settle_buckets(model)
     return model
 
 
-def _settle_buckets(model: DistributedDataParallel) -> None:
+def settle_buckets(model: DistributedDataParallel) -> None:
     """Let DDP lay its buckets out before the first step.
 
     It lays them out anew after a process's first backward pass. The sum over four or more ranks
@@ -41,6 +40,8 @@ def _settle_buckets(model: DistributedDataParallel) -> None:
     gradients have another form: with these a resume differs in the last bit.
     """
     weights = [p for p in model.module.parameters() if p.requires_grad]
+    if model.static_graph or model.find_unused_parameters:
+        return
     if any(getattr(m, "sparse", False) for m in model.module.modules()):
         return
     model.reducer.prepare_for_backward([])

@@ -108,7 +108,8 @@ class Saver:
         world, rank = self._world, self._world.rank.world_rank
         parts = state.parts(self._live.module, self._live.optimizer)
         meta = snapshot.meta(self._lease, world, self._live, at, facts, parts.plain)
-        now = state.rng_tensors(rank, world.device) | (parts.loose if world.is_main else {})
+        loose = parts.loose | (state.pack(self._live.more) if self._live.more else {})
+        now = state.rng_tensors(rank, world.device) | (loose if world.is_main else {})
         self._staging.take(now, state.share(parts.stepped, rank, world.size))
         self._current = _Save(at.step, json.loads(json.dumps(meta)), _names(parts), began)
         _ = world.saving  # made by all ranks in the same place

@@ -10,13 +10,12 @@ from typing import Any
 import torch
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR, LRScheduler
+from torch.optim.lr_scheduler import LambdaLR
 
 import hpcddp
 from hpcddp.errors import CheckpointError
 from hpcddp.train import checkpoint, optim, state
 from hpcddp.train.lease import Lease
-from hpcddp.train.task import Task
 from hpcddp.train.world import World
 
 
@@ -35,8 +34,9 @@ class Live:
 
     module: nn.Module
     optimizer: Optimizer
-    scheduler: LRScheduler
-    scaler: torch.amp.GradScaler
+    scheduler: Any  # an LRScheduler, or what has its state_dict
+    scaler: Any  # a GradScaler, likewise
+    more: Any = None  # what else has a state_dict, of tensors and plain data
 
 
 def meta(
@@ -78,26 +78,40 @@ def position(meta: dict[str, Any], where: Path) -> Position:
         raise CheckpointError("meta.json says no position", where=str(where)) from None
 
 
-def restore(folder: Path, meta: dict[str, Any], world: World, live: Live, task: Task) -> None:
+def restore(
+    folder: Path,
+    meta: dict[str, Any],
+    world: World,
+    live: Live,
+    *,
+    optimizer: bool = False,
+    schedule: bool = False,
+) -> None:
     """Put a checkpoint's state into the live objects; a collective.
 
-    Where the optimizer or the schedule is the task's own, options come back as they were: a
-    schedule sets the learning rate only when it steps. Ours follow from the job file and the step,
-    so a value changed for the rest of the run counts. A rank that the checkpoint did not have
-    keeps the random numbers that its seed gave it.
+    Where optimizer or schedule are a person's own, options come back as they were: a schedule sets
+    the learning rate only when it steps. Ours follow from the job file and the step, so a value
+    changed for the rest of the run counts. A rank that the checkpoint did not have keeps the random
+    numbers that its seed gave it.
+
+    Args:
+        optimizer, schedule: whether it is a person's own.
     """
     from hpcddp.train import shards
 
     there = state.State(live.module, live.optimizer)
     there.only(checkpoint.check_names(folder, there.tensors))
     rng = shards.empty(folder, f"rng.{world.rank.world_rank}.")
-    checkpoint.load(folder, {**there.tensors, **rng}, world)
-    there.apply(meta["optimizer"], options=task.has("optimizer") or task.has("scheduler"))
-    if task.has("scheduler"):
+    more = shards.empty(folder, state.MORE) if live.more else {}
+    checkpoint.load(folder, {**there.tensors, **rng, **more}, world)
+    there.apply(meta["optimizer"], options=optimizer or schedule)
+    if schedule:
         live.scheduler.load_state_dict(state.like(meta["scheduler"], live.scheduler.state_dict()))
     elif isinstance(live.scheduler, LambdaLR):
         optim.go_to_step(live.scheduler, meta["step"])
     if live.scaler.is_enabled() and meta["scaler"]:
         live.scaler.load_state_dict(meta["scaler"])
+    if more:
+        live.more.load_state_dict(state.unpack(more))
     if rng:
         state.set_rng(rng, world.device)

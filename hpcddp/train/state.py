@@ -3,6 +3,7 @@
     model.<name>                 parameters and buffers, named as the plain module names them
     optim.<name>.<state>         the optimizer's tensors, by the parameter they belong to
     rng.<rank>.<generator>       the random generators of every rank
+    more                         what else a loop has, as torch.save wrote it
 
 A save names the live tensors itself (`parts`), in a millisecond. A restore goes through torch's own
 getters and setters, which give the same names however the model is spread.
@@ -12,16 +13,21 @@ from __future__ import annotations
 
 import copy
 import heapq
-from collections.abc import Mapping
+import io
+import pickle
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from hpcddp.errors import CheckpointError
 from hpcddp.train import seeding
+
+MORE = "more"
 
 
 @dataclass
@@ -45,24 +51,36 @@ def parts(module: nn.Module, optimizer: Optimizer) -> Parts:
     Raises:
         CheckpointError: the module's state holds something else than tensors.
     """
-    found = Parts()
+    found, name_of = Parts(), _naming(module)
     trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
     own = dict(module.named_parameters(remove_duplicate=False))
     for name, value in module.state_dict().items():
         kind = found.stepped if id(own.get(name)) in trained else found.loose
-        kind[f"model.{_name(name)}"] = _tensor(name, value)
+        kind[f"model.{name_of(name)}"] = _tensor(name, value)
     for name, parameter in module.named_parameters():
         for key, value in optimizer.state.get(parameter, {}).items():
             if isinstance(value, Tensor):
-                found.stepped[f"optim.{_name(name)}.{key}"] = value
+                found.stepped[f"optim.{name_of(name)}.{key}"] = value
             else:
-                found.plain.setdefault(_name(name), {})[key] = value
+                found.plain.setdefault(name_of(name), {})[key] = value
     return found
 
 
-def _name(name: str) -> str:
-    """A name without what torch.compile puts in."""
-    return name.replace("_orig_mod.", "")
+def _naming(module: nn.Module) -> Callable[[str], str]:
+    """What makes a name plain: without what DDP around a part and torch.compile put in."""
+    inner = [
+        f"{name}.module."
+        for name, part in module.named_modules()
+        if isinstance(part, DistributedDataParallel)
+    ]
+
+    def plain(name: str) -> str:
+        for prefix in inner:
+            if name.startswith(prefix):
+                name = prefix.removesuffix("module.") + name.removeprefix(prefix)
+        return name.replace("_orig_mod.", "")
+
+    return plain
 
 
 def _tensor(name: str, value: Any) -> Tensor:
@@ -193,3 +211,29 @@ def set_rng(tensors: Mapping[str, Tensor], device: torch.device) -> None:
     """Put back what ``rng_tensors`` gave."""
     state = {name.rsplit(".", 1)[1]: tensor for name, tensor in tensors.items()}
     seeding.set_rng_state(state, device)
+
+
+def pack(more: Any) -> dict[str, Tensor]:
+    """What else has a state_dict, as one tensor of bytes.
+
+    Raises:
+        CheckpointError: it holds what nobody could read without running it.
+    """
+    file = io.BytesIO()
+    torch.save(more.state_dict(), file)
+    tensor = torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8)
+    try:
+        unpack({MORE: tensor})
+    except pickle.UnpicklingError as error:
+        first = str(error).strip().splitlines()[0]
+        raise CheckpointError(
+            f"the state of {type(more).__name__} cannot be saved: {first}",
+            hint="checkpoints hold tensors, numbers, texts, lists and dictionaries",
+        ) from None
+    return {MORE: tensor}
+
+
+def unpack(tensors: Mapping[str, Tensor]) -> Any:
+    """The state that ``pack`` took; nothing in it is run."""
+    data = io.BytesIO(bytes(tensors[MORE].numpy()))
+    return torch.load(data, map_location="cpu", weights_only=True)

@@ -14,7 +14,7 @@ import contextlib
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
@@ -22,7 +22,6 @@ import torch.distributed as dist
 from hpcddp.errors import RunError
 from hpcddp.preempt import Preemption
 from hpcddp.rundir import read_json
-from hpcddp.train.guard import Guard
 from hpcddp.train.lease import Lease
 from hpcddp.train.world import World
 
@@ -31,6 +30,16 @@ REQUEST_SECONDS = 1.0  # between two looks at the run dir
 QUICK = 4  # ticks between two votes from which on a vote is counted one tick after it was cast
 GROWTH = 8  # one quick step among slow ones must not put the next vote far away
 GO, STOP, FENCED = range(3)  # what a rank can vote for; the greatest counts
+
+
+class Judge(Protocol):
+    """Who looks at the training's numbers: guard.py."""
+
+    def bad(self) -> bool:
+        """Whether this rank met bad ones."""
+
+    def settle(self, step: int, bad: bool) -> None:
+        """What all ranks together found, up to a step."""
 
 
 class _Cast(NamedTuple):
@@ -59,7 +68,7 @@ class StopVote:
         preemption: Preemption,
         request: Path,
         lease: Lease,
-        guard: Guard,
+        guard: Judge,
         deadline: float = 0.0,
         lead: Callable[[], float] = lambda: 0.0,
     ) -> None:

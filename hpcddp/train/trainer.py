@@ -80,10 +80,14 @@ class Trainer:
         scaler = model.grad_scaler(self.world.device, self.spec.train)
         self.live = Live(self.module, optimizer, scheduler, scaler)
         if folder:
-            snapshot.restore(folder, meta, self.world, self.live, self.task)
+            self._restore(folder, meta)
         saved, keep = self.at.step if folder else None, self.spec.checkpoint.keep
         self.saver = Saver(self.lease, self.world, self.live, self.record, keep, saved)
         return folder
+
+    def _restore(self, folder: Path, meta: dict[str, Any]) -> None:
+        own = {"optimizer": self.task.has("optimizer"), "schedule": self.task.has("scheduler")}
+        snapshot.restore(folder, meta, self.world, self.live, **own)
 
     def train(self, preemption: Preemption, deadline: float = 0.0) -> str:
         """Train to the end, or until all ranks agree to stop: "done" or "stopped".
@@ -138,7 +142,7 @@ class Trainer:
             folder = self.guard.go_back(found, newest)
             meta = checkpoint.read_meta(folder)
             self.at, self.best = snapshot.position(meta, folder), meta.get("best") or {}
-            snapshot.restore(folder, meta, self.world, self.live, self.task)
+            self._restore(folder, meta)
             self.saver.begin_from(self.at.step)
         self.evaluation = self._untold = None
         self._meter.reset()

@@ -22,7 +22,7 @@ from torch.distributed import HashStore, Store, TCPStore
 from hpcddp.errors import RankMapError
 from hpcddp.failure import host
 from hpcddp.ledger import process_start
-from hpcddp.topology import Rank, Topology
+from hpcddp.topology import Rank, check_map
 
 
 @dataclass
@@ -113,8 +113,31 @@ def join(
     return World(rank, device, backend, reports, store)
 
 
+def adopt(device: torch.device) -> World:
+    """The world of a program that has its process group already.
+
+    Raises:
+        RankMapError: its ranks are not those of the environment.
+    """
+    size = dist.get_world_size()
+    if "HPCDDP_RUN_DIR" in os.environ:
+        rank = Rank.from_env(os.environ)
+    else:  # whoever started it may have told nobody
+        rank = Rank(dist.get_rank(), size, dist.get_rank(), size, 0)
+    if (dist.get_rank(), size) != (rank.world_rank, rank.world_size):
+        raise RankMapError(
+            f"the process group says rank {dist.get_rank()}({size}), the environment {rank}",
+            where=f"rank {rank.world_rank} on {host()}",
+            hint="take rank and world size from RANK and WORLD_SIZE",
+        )
+    world = World(rank, device, dist.get_backend(), [{}] * rank.world_size, HashStore())
+    # Over gloo: NCCL would open on the current device, which a script need not have set.
+    dist.all_gather_object(world.reports, _report(rank, device), group=world.control)
+    return world
+
+
 def _store(rank: Rank, address: tuple[str, int] | None, timeout: float) -> Store:
-    """The store where ranks meet; rank 0 hosts it."""
+    """The store where ranks meet; rank 0 hosts it, or torch's agent that started it."""
     if rank.world_size == 1:
         return HashStore()
     where = f"rank {rank.world_rank} on {host()}"
@@ -130,7 +153,7 @@ def _store(rank: Rank, address: tuple[str, int] | None, timeout: float) -> Store
         return TCPStore(
             name,
             port,
-            is_master=main,
+            is_master=main and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True",
             wait_for_workers=False,
             timeout=timedelta(seconds=timeout),
         )
@@ -146,14 +169,6 @@ def _store(rank: Rank, address: tuple[str, int] | None, timeout: float) -> Store
 
 def _first_line(error: BaseException) -> str:
     return str(error).split("\n", 1)[0]
-
-
-def check_map(rank: Rank, nodes: tuple[int, int], gpus_per_node: int) -> None:
-    """Refuse a place that the plan does not have. Slurm may give fewer nodes of a range."""
-    here, rest = divmod(rank.world_size, gpus_per_node)
-    if rest or not nodes[0] <= here <= nodes[1]:
-        here = nodes[1]  # no allowed map has this world size: let the check name the planned one
-    rank.check(Topology(here, gpus_per_node))
 
 
 def pick_device(rank: Rank, count: int, *, local: bool) -> torch.device:

@@ -1,0 +1,38 @@
+"""Training on the workers of a Dask cluster, and a Dask cluster in a job (the launcher `dask`).
+
+``run(client, fn, ...)`` calls a function on every worker of any cluster at once, as the ranks of
+one process group; ``start`` does not wait. ``DaskResultsHandler`` brings files from the ranks.
+
+Under `hpcddp submit --launcher dask` the job's command is what it is under any other launcher:
+each rank runs it, so that a script for DDP need not know of Dask. Beside each rank there is a Dask
+worker of the same number. A program that is the client of them all, with ``client()`` in it, is
+started as `python -m hpcddp.dask PROGRAM`: rank 0 runs it, and the others leave the place to their
+workers.
+
+Nothing here imports Dask or torch before it is called.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from hpcddp.dask.ranks import Ranks, run, start
+from hpcddp.dask.results import DaskResultsHandler
+from hpcddp.topology import Rank
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+__all__ = ["DaskResultsHandler", "Ranks", "client", "run", "start"]
+
+
+def client() -> Client:
+    """A client of the job's own cluster, when all of its workers are there; outside of a job what
+    ``distributed.Client()`` gives, which is a cluster on this machine."""
+    import distributed
+
+    found = distributed.Client()
+    if "HPCDDP_DASK" in os.environ:
+        found.wait_for_workers(Rank.from_env(os.environ).world_size)
+    return found

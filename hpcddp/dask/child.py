@@ -1,0 +1,71 @@
+"""A rank of ``run``: python -P -m hpcddp.dask.child PIPE, a child of its Dask worker."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+import traceback
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from typing import NoReturn
+
+from hpcddp.dask import results
+from hpcddp.dask.task import Answer, Job
+from hpcddp.failure import host, kind_of
+from hpcddp.preempt import die_with_parent
+
+
+def call(job: Job) -> bytes:
+    """Start the process group, call the function, end the group."""
+    import cloudpickle
+    import torch
+    import torch.distributed as dist
+
+    fn, args, kwargs = pickle.loads(job.call)
+    dist.init_process_group(job.backend or _backend(job))
+    value = fn(*args, **kwargs)
+    result: bytes = cloudpickle.dumps(value)
+    if dist.is_initialized():  # the function may have ended it
+        if torch.cuda.is_available() and dist.get_backend() == "nccl":
+            dist.barrier(device_ids=[torch.cuda.current_device()])
+        else:
+            dist.barrier()  # nobody leaves while others still talk to him
+        dist.destroy_process_group()
+    return result
+
+
+def _backend(job: Job) -> str:
+    import torch
+
+    return "nccl" if job.gpus and torch.cuda.is_available() else "gloo"
+
+
+def main(pipe: int) -> NoReturn:
+    """Leaves at once when its answer is out: tearing down a group that lost a rank can hang."""
+    die_with_parent()
+    results.outbox = outbox = Connection(pipe)
+    sys.path[:], job = outbox.recv()
+    try:
+        answer = Answer(job.rank.world_rank, call(job))
+    except BaseException as error:
+        peer = kind_of(error, stepped=True) == "peer"
+        answer = Answer.failure(job.rank, host(), f"failed\n{_told(error)}", peer=peer)
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    outbox.send(answer)
+    os._exit(bool(answer.error))
+
+
+def _told(error: BaseException) -> str:
+    """A traceback that begins with the user's function, if it got there."""
+    trace = error.__traceback__
+    while trace and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    shown = traceback.format_exception(type(error), error, trace or error.__traceback__)
+    return "".join(shown).rstrip()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

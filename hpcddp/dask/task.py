@@ -1,0 +1,139 @@
+"""The worker's half of ``run``: a task of Dask that starts a rank and sees to it.
+
+A rank is a process and no thread of the worker: it can be ended, it may take over signals and fork
+data workers, and it leaves nothing behind for the next call.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, Pipe
+from typing import Any
+
+from hpcddp.failure import host
+from hpcddp.topology import Rank
+
+LOOK = 0.2  # seconds between two looks at the rank, and at whether anybody wants it
+KILL_WAIT = 5.0  # seconds between TERM and KILL
+
+
+@dataclass
+class Job:
+    """What a worker gets of the client."""
+
+    rank: Rank
+    environ: dict[str, str]
+    pid: int  # of the worker that is meant
+    backend: str
+    gpus: bool  # each rank has one of its own
+    call: bytes  # function and arguments, pickled
+
+
+@dataclass
+class Answer:
+    """How a rank has ended. What it returned stays pickled until it is with the client."""
+
+    rank: int
+    result: bytes = b""
+    error: str = ""
+    peer: bool = False  # it only says that another rank is gone
+    time: float = 0.0  # of a failure, seconds since the epoch
+
+    @classmethod
+    def failure(cls, rank: Rank, where: str, what: str, *, peer: bool = False) -> Answer:
+        error = f"rank {rank.world_rank} on {where} {what}"
+        return cls(rank.world_rank, error=error, peer=peer, time=time.time())
+
+
+def live(job: Job) -> Answer:
+    """Runs on a worker, for as long as the rank lives."""
+    if os.getpid() != job.pid:  # a nanny has started it anew: the other ranks wait for the old one
+        return Answer.failure(job.rank, host(), "was ended with its Dask worker")
+    ours, theirs = Pipe()
+    with ours:
+        with theirs:
+            child = subprocess.Popen(
+                [sys.executable, "-P", "-m", "hpcddp.dask.child", str(theirs.fileno())],
+                env=_environ(job), pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL,
+            )  # fmt: skip
+        try:
+            return _listen(job, ours, child)
+        finally:
+            _end(child)
+
+
+def _environ(job: Job) -> dict[str, str]:
+    found = {**os.environ, **job.environ}
+    if job.environ["MASTER_ADDR"].startswith("127."):
+        found.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    return found
+
+
+def _listen(job: Job, pipe: Connection, child: subprocess.Popen[bytes]) -> Answer:
+    """Pass on what the rank sends, until it has ended or is not wanted any more."""
+    wanted, queues = _wanted(), {}
+    with suppress(ConnectionError):  # it has left already
+        pipe.send((sys.path, job))
+    while wanted():
+        gone = child.poll() is not None  # before the look: what it has sent is still there
+        if not pipe.poll(0 if gone else LOOK):
+            if gone:  # its data workers may still hold the pipe
+                return _left(job, child)
+            continue
+        try:
+            sent = pickle.loads(pipe.recv_bytes())
+        except (EOFError, ConnectionError):
+            return _left(job, child)
+        if isinstance(sent, Answer):
+            return sent
+        key, item = sent
+        if key not in queues:
+            queues[key] = _queue(key)
+        queues[key].put(item)
+    child.terminate()
+    return Answer.failure(job.rank, host(), "was cancelled")
+
+
+def _left(job: Job, child: subprocess.Popen[bytes]) -> Answer:
+    """A rank that has left without a word."""
+    code = child.wait()
+    how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+    return Answer.failure(job.rank, host(), f"was ended by {how}, and left no traceback")
+
+
+def _wanted() -> Any:
+    """Whether Dask still waits for this task: a client can cancel it, or be gone."""
+    from distributed import get_worker
+
+    worker = get_worker()
+    key = worker.get_current_task()
+
+    def wanted() -> bool:
+        mine = worker.state.tasks.get(key)
+        return mine is not None and mine.state == "executing"
+
+    return wanted
+
+
+def _queue(key: str) -> Any:
+    from distributed import Queue
+
+    return Queue(key)
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """TERM, and KILL after a while, for what has not ended by itself."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            child.wait(KILL_WAIT)
+            return
+        except subprocess.TimeoutExpired:
+            child.send_signal(number)
+    child.wait()

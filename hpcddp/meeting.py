@@ -1,0 +1,79 @@
+"""Whether the ranks of a program meet: the first of them listens at MASTER_PORT (layer 0).
+
+A script that never starts a process group trains as many copies as there are ranks, and each of
+them looks well. It is said in the log, and ended where the job has a limit. It runs on the host of
+the batch script, which is the first rank's. A launcher that listens there itself hides it, and
+ranks that use Horovod or run functions of a Dask program meet elsewhere.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from hpcddp import failure, record
+from hpcddp.errors import UserError
+from hpcddp.rundir import RunDir
+
+SAY = 300.0  # seconds after which it is said
+LOOK = 1.0  # seconds between two looks
+TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
+LISTENS = "0A"  # Linux, include/net/tcp_states.h
+
+
+def watch(run: RunDir, number: int, launched: int, environ: Mapping[str, str]) -> None:
+    """Until the ranks have met or are gone, or their time is over.
+
+    Args:
+        number: of the attempt.
+        launched: process id of what started the ranks; it passes a signal on to them.
+    """
+    job = record.read(run)
+    alone = job.nodes[1] * job.gpus_per_node == 1
+    elsewhere = job.launcher == "horovod" or "hpcddp.dask" in job.spec["command"]
+    if alone or elsewhere or environ.get("SLURM_NODEID", "0") != "0":
+        return
+    port, limit = int(environ["MASTER_PORT"]), float(job.spec.get("start_seconds", 0))
+    began, said = time.monotonic(), False
+    while alive(launched) and not listening(port):
+        waited = time.monotonic() - began
+        if limit and waited >= limit:
+            error = UserError(
+                f"no process group after {limit:g} s: nobody listens at MASTER_PORT {port}",
+                where="start_seconds",
+                hint="the script calls torch.distributed.init_process_group, or one rank is enough",
+            )
+            print(f"hpcddp: {failure.report(error, run.attempt(number), None)}", flush=True)
+            with suppress(ProcessLookupError):
+                os.kill(launched, signal.SIGTERM)
+            return
+        if waited >= SAY and not said:
+            said = True
+            print(f"hpcddp: no process group after {SAY:g} s: until the script calls torch."
+                  f"distributed.init_process_group, each rank trains a copy of its own (nobody "
+                  f"listens at MASTER_PORT {port})", flush=True)  # fmt: skip
+        time.sleep(LOOK)
+
+
+def alive(pid: int) -> bool:
+    """Whether a process of ours is there."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def listening(port: int) -> bool:
+    """Whether somebody on this host listens at a TCP port (proc(5), /proc/net/tcp)."""
+    for table in TABLES:
+        with suppress(OSError):
+            for line in Path(table).read_text().splitlines()[1:]:
+                _, local, _, state, *_ = line.split()
+                if state == LISTENS and int(local.rpartition(":")[2], 16) == port:
+                    return True
+    return False

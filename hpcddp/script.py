@@ -1,0 +1,89 @@
+"""A script of Python's, run in a process that is there, as the interpreter would run it."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+import types
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from hpcddp.errors import UserError
+
+FLAGS = ("-P", "-u")  # of Python, that can be had without a new one
+EARLY = ("PYTHON", "LD_", "OMP_", "MKL_", "KMP_")  # variables that are read at the start
+
+
+class Script:
+    """A command of Python's that can run in a process that is there, also behind `env NAME=VALUE`.
+
+    Raises:
+        UserError: it is another program, or has flags that only a new Python can have.
+    """
+
+    def __init__(self, words: Sequence[str]) -> None:
+        rest = list(words)
+        self.environ: dict[str, str] = {}
+        if Path(rest[0]).name == "env":
+            rest.pop(0)
+            while rest and "=" in rest[0]:
+                name, _, self.environ[name] = rest.pop(0).partition("=")
+            if early := [n for n in self.environ if n.startswith(EARLY)]:
+                raise UserError(
+                    f"{early[0]} is read when a Python or its packages start, and under the "
+                    f"launcher fork they have",
+                    where="launcher",
+                    hint=f"--env {early[0]}=VALUE sets it for the job",
+                )
+        self.python = rest.pop(0) if rest else ""
+        self.flags = []
+        while rest and rest[0] in FLAGS:
+            self.flags.append(rest.pop(0))
+        self.module = rest[0] == "-m" if rest else False
+        if self.module:
+            rest.pop(0)
+        if not Path(self.python).name.startswith("python") or not rest or rest[0].startswith("-"):
+            raise UserError(
+                f"the launcher fork runs `python SCRIPT ...` or `python -m MODULE ...`, and not "
+                f"{' '.join(words):.60}",
+                where="launcher",
+                hint="the launcher srun (on this machine: spawn) starts any program",
+            )
+        self.name, self.arguments = rest[0], rest[1:]
+
+    def run(self) -> NoReturn:
+        """Run it as `__main__`, and leave as Python would."""
+        os.environ.update(self.environ)
+        sys.argv = [self.name, *self.arguments]
+        if "-P" not in self.flags:
+            own = Path.cwd() if self.module else Path(self.name).resolve().parent
+            sys.path.insert(0, str(own))
+        try:
+            if self.module:
+                runpy.run_module(self.name, run_name="__main__", alter_sys=True)
+            else:
+                _execute(self.name)
+        except Exception:
+            _tell(sys.exc_info())
+            sys.exit(1)
+        sys.exit(0)
+
+
+def _execute(path: str) -> None:
+    """A script in a module of its own that stays, as the interpreter has it."""
+    main: Any = types.ModuleType("__main__")
+    file = Path(path).absolute()
+    main.__file__, main.__builtins__ = str(file), __builtins__
+    sys.modules["__main__"] = main
+    exec(compile(file.read_bytes(), file, "exec", dont_inherit=True), main.__dict__)
+
+
+def _tell(found: Any) -> None:
+    """Show a failure as the interpreter would, without the frames that lie above the script's."""
+    kind, error, trace = found
+    ours = (__file__, runpy.__file__, "<frozen runpy>")
+    while trace and trace.tb_frame.f_code.co_filename in ours:
+        trace = trace.tb_next
+    sys.excepthook(kind, error.with_traceback(trace), trace)

@@ -1,0 +1,58 @@
+"""Which Python and which packages a command runs with, and what of it changed since."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+LOOK = """
+import json, sys
+from importlib.metadata import distributions
+found = {d.metadata["Name"]: d.version for d in distributions() if d.metadata["Name"]}
+version = ".".join(map(str, sys.version_info[:3]))
+print(json.dumps({"executable": sys.executable, "python": version, "packages": found}))
+"""
+TIMEOUT = 60  # seconds
+
+
+def installed(program: str, environ: Mapping[str, str]) -> dict[str, Any]:
+    """Executable, version and packages of a Python, or of this one where the program is another;
+    nothing if it does not say."""
+    is_python = Path(program).name.startswith("python")
+    python = shutil.which(program, path=environ.get("PATH")) if is_python else None
+    return ask(python or sys.executable, LOOK, environ, folder=os.sep)
+
+
+def ask(
+    python: str, text: str, environ: Mapping[str, str], folder: str | None = None
+) -> dict[str, Any]:
+    """What a program prints, as JSON, in a Python; nothing if that one does not say.
+
+    Args:
+        folder: where it runs, and imports from.
+    """
+    try:
+        done = subprocess.run(
+            [python, "-c", text],
+            capture_output=True, check=True, timeout=TIMEOUT, env=environ, cwd=folder,
+        )  # fmt: skip
+        found: dict[str, Any] = json.loads(done.stdout)
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return {}
+    return found
+
+
+def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """What differs, a text each: `torch 2.12.0 -> 2.13.0`."""
+    if not before or not now:
+        return []
+    rows = [("Python", before["python"], now["python"])]
+    names = sorted({*before["packages"], *now["packages"]}, key=str.lower)
+    rows += [(n, before["packages"].get(n, "-"), now["packages"].get(n, "-")) for n in names]
+    return [f"{name} {old} -> {new}" for name, old, new in rows if old != new]
