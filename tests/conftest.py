@@ -1,6 +1,7 @@
 """What the tests of the plan half share: a user's own folder, and the command itself."""
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -142,7 +143,9 @@ class Site:
         for name, text in (programs | answers).items():
             self.program(name, text)
 
-    def plan(self, layer: Layer | None = None, job: str = "toy", notes: Sequence[str] = ()) -> Plan:
+    def plan(
+        self, layer: Layer | None = None, job: str | None = "toy", notes: Sequence[str] = ()
+    ) -> Plan:
         """The checked plan of a job under one layer of flags; on Slurm if it says nothing."""
         flags = layer or Layer()
         if "cluster" not in flags.values:
@@ -193,3 +196,13 @@ def command(site: Site) -> Callable[..., Outcome]:
         return Outcome(done.returncode, done.stdout, done.stderr)
 
     return run
+
+
+@pytest.fixture(scope="session")
+def built_horovod() -> str:
+    """The folder of Horovod for this torch. The first time it is built, which takes minutes."""
+    for tool in ("c++", "cmake"):
+        if not shutil.which(tool):
+            pytest.skip(f"no {tool} to build Horovod with")
+    script = Path(__file__).parents[1] / "scripts" / "horovod"
+    return subprocess.run([script], stdout=subprocess.PIPE, text=True, check=True).stdout.strip()

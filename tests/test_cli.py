@@ -22,6 +22,9 @@ Command = Callable[..., Outcome]
         (["submit", "--nodse", "2"], ["No such option", "--nodes"]),
         (["logs", "last", "--rank", "-1"], ["--rank"]),
         (["render", "a", "b"], ["unexpected extra argument"]),
+        (["submit", "train.py"], ["unknown job", "comes after --, such as: hpcddp submit --"]),
+        (["submit", "python", "train.py"], ["unexpected extra", "a program comes after --"]),
+        (["submit", "python", "train.py", "--lr", "1"], ["--lr", "a program comes after --"]),
         (["export", "last"], ["Missing argument"]),
     ],
 )

@@ -1,3 +1,4 @@
+import json
 import os
 import re
 import signal
@@ -162,7 +163,9 @@ def test_a_second_life_leaves_while_the_first_one_works(run: RunDir) -> None:
     assert len(ledger.attempts(run)) == 1
 
 
-@pytest.mark.parametrize("start", ["1", ledger.process_start(os.getpid()) + "1"])
+@pytest.mark.parametrize(
+    "start", ["1", ledger.process_start(os.getpid()) + "1"], ids=["gone", "another"]
+)
 def test_a_life_whose_process_is_gone_is_taken_over(run: RunDir, start: str) -> None:
     """Also when its process id was given to another process since."""
     earlier(run, pid_start=start)
@@ -317,3 +320,78 @@ def test_a_stop_before_the_time_limit_is_known(
     run.attempt(1).path.mkdir()
     run.attempt(1).metrics.write_text(f'{{"event": "end", "by": "{by}"}}\n')
     assert host.gather(run, mine, 85).late is late
+
+
+@pytest.mark.parametrize(
+    ("code", "told", "found"),
+    [
+        (143, "n2: task 3: Exited with exit code 7", 7),  # the others were ended for it
+        (143, "n1: task 0: Terminated\nsrun: error: n2: task 3: Exited with exit code 7", 143),
+        (143, "n2: task 3: Aborted (core dumped)\nsrun: error: n1: task 0: Terminated", 134),
+        (143, "n2: tasks 2-3: Segmentation fault", 139),
+        (143, "n2: task 3: Out Of Memory", 143),
+        (143, "", 143),
+        (3, "n2: task 3: Exited with exit code 2", 3),
+    ],
+)
+def test_the_rank_that_failed_first_gives_a_program_its_exit_code(
+    run: RunDir, code: int, told: str, found: int
+) -> None:
+    record_run(run, backend="local", spec={"command": ["python", "train.py"]})
+    earlier(run)
+    run.attempt(1).log.write_text(f"1: step 1\nsrun: error: {told}\n")
+    assert host.main(["end", str(run.path), "1", str(code)]) == 0
+    (ended,) = ledger.attempts(run)
+    assert ended.exit_code == found
+
+
+@pytest.mark.parametrize(
+    ("code", "want", "events", "found"),
+    [
+        (3, "", [], 3),
+        (codes.STOPPED, "", [], codes.FAILED),  # by chance
+        (3, "preempt", [], 143),
+        (0, "stop", [], 143),  # it may have more to do
+        (0, "stop", [{"event": "end", "outcome": "done"}], 0),
+        (
+            0,
+            "stop",
+            [{"event": "end", "outcome": "done"}, {"event": "end", "outcome": "stopped"}],
+            143,
+        ),
+        (0, "", [], 0),
+    ],
+)
+def test_what_the_exit_code_of_a_program_means(
+    run: RunDir, code: int, want: str, events: list[dict[str, str]], found: int
+) -> None:
+    record_run(run, backend="local", spec={"command": ["python", "train.py"]})
+    earlier(run)
+    if want:
+        write_json(run.request, {"want": want})
+    run.attempt(1).metrics.write_text("".join(json.dumps(event) + "\n" for event in events))
+    mine = ledger.last(run)
+    assert mine and host.gather(run, mine, code).code == found
+
+
+def test_a_loop_that_saved_and_left_is_not_done_whatever_it_said_before(run: RunDir) -> None:
+    record_run(run, backend="local", spec={"command": ["python", "train.py"]})
+    earlier(run)
+    run.attempt(1).metrics.write_text('{"event": "end", "outcome": "done"}\n')
+    write_json(run.attempt(1).left, {"code": codes.STOPPED, "step": 3})
+    mine = ledger.last(run)
+    assert mine and host.gather(run, mine, 0).code == codes.STOPPED
+
+
+@pytest.mark.parametrize(
+    ("lead", "left", "found"), [(120, 60.0, 143), (120, 200.0, 0), (0, 60.0, 0)]
+)
+def test_a_program_that_was_warned_of_its_time_limit_may_have_more_to_do(
+    site: Site, run: RunDir, lead: int, left: float, found: int
+) -> None:
+    site.program("scontrol", "echo JobId=7 JobState=RUNNING Restarts=0 PreemptTime=None")
+    record_run(run, spec={"command": ["python", "train.py"]}, lead=lead)
+    mine = ledger.life("7", 1, slurm=True)
+    mine.number, mine.deadline = 1, time.time() + left
+    run.attempt(1).path.mkdir()
+    assert host.gather(run, mine, 0).code == found

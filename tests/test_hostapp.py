@@ -1,6 +1,7 @@
 """host.pyz, away from the package that made it."""
 
 import ast
+import py_compile
 import subprocess
 import sys
 import zipfile
@@ -24,5 +25,24 @@ def test_it_runs_alone(tmp_path: Path) -> None:
 
 def test_an_older_python_can_read_it() -> None:
     with zipfile.ZipFile(BytesIO(hostapp.build())) as archive:
-        for name in archive.namelist():
+        names = [name for name in archive.namelist() if name.endswith(".py")]
+        assert {f"hpcddp/{name}.py" for name in hostapp.MODULES} < set(names)
+        for name in names:
             ast.parse(archive.read(name), name, feature_version=(3, 9))
+
+
+def test_what_is_compiled_is_taken_as_long_as_it_is_of_this_source(tmp_path: Path) -> None:
+    """Nobody compares it later, so it must be that of the source."""
+    source = tmp_path / "some.py"
+    source.write_text("VALUE = 1\n")
+    assert hostapp.compiled(source) == b""
+    py_compile.compile(str(source))
+    kept = hostapp.compiled(source)
+    source.write_text("VALUE = 22\n")
+    assert hostapp.compiled(source) == b""
+    (tmp_path / "alone.pyc").write_bytes(kept)
+    done = subprocess.run(
+        [sys.executable, "-c", "import alone; print(alone.VALUE)"],
+        cwd=tmp_path, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout == "1\n"

@@ -7,7 +7,8 @@ import pytest
 from conftest import Site
 
 LAYER_0 = ("errors", "keys", "topology", "hostlist", "spec", "rundir", "record", "ledger", "slurm",
-           "site", "requeue", "codes", "claim", "comeback", "host", "spawn")  # fmt: skip
+           "site", "requeue", "codes", "preempt", "claim", "comeback", "failure", "host", "meeting",
+           "group", "spawn")  # fmt: skip
 HEAVY = {"torch", "numpy", "submitit", "rich", "sklearn"}
 
 # Runs one command and tells what was asked for on the way, found or not.

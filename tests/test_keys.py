@@ -38,7 +38,7 @@ KEYS = Keys(Cake, {"oven": Oven})
         ("oven.heat", "2e2", 200.0),
         ("oven.fan", "true", True),
         ("oven.fan", "False", False),
-        ("notes", "a,b", ["a", "b"]),
+        ("notes", "a 'b c'", ["a", "b c"]),
         ("name", "3", "3"),
         ("model.width", "16", 16),
         ("model.rate", "1e-3", 1e-3),

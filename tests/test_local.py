@@ -16,6 +16,8 @@ from conftest import COMMAND, Outcome, Site
 from toy import TOY
 
 Command = Callable[..., Outcome]
+PATIENCE = 150  # seconds: two cores, four ranks, and each imports a framework
+OVER = 20  # looks at a run that has ended, which a `resume` may yet begin again
 LONG = ("--set", "max_steps=100000", "--set", "dataset.pause=0.01")
 
 
@@ -23,11 +25,17 @@ LONG = ("--set", "max_steps=100000", "--set", "dataset.pause=0.01")
 def toy(site: Site, command: Command) -> Iterator[Site]:
     site.job("toy", "global_batch = 8\nmax_steps = 12\n", TOY)
     yield site
+    end_all(site)
+
+
+def end_all(site: Site) -> None:
+    """End what still runs, by the id of its session."""
     for path in site.runs.glob("*/submission.json"):
         job_id = json.loads(path.read_text())["job_id"]
         attempt = path.parent / "attempts/1/attempt.json"
         if not attempt.exists() or not json.loads(attempt.read_text())["cause"]:
-            os.killpg(int(job_id), signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(int(job_id), signal.SIGKILL)
 
 
 def status(command: Command) -> dict[str, Any]:
@@ -36,12 +44,13 @@ def status(command: Command) -> dict[str, Any]:
 
 
 def until(command: Command, good: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
+    deadline, over = time.monotonic() + PATIENCE, 0
+    while time.monotonic() < deadline and over < OVER:
         found = status(command)
         if good(found):
             return found
-        time.sleep(0.1)
+        over = over + 1 if found["state"] in ("COMPLETED", "FAILED", "CANCELLED") else 0
+        time.sleep(0.8)  # each look is a process, and takes CPU time from the ranks
     raise AssertionError(f"never so: {found}\n{command('logs').text}")
 
 

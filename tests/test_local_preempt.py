@@ -19,18 +19,18 @@ SIZE = ("--nodes", "2", "--gpus", "2")
 KEYS = f"global_batch = 8\nmax_steps = {STEPS}\n[train]\ntrace = true\n[dataset]\npause = 0.005\n"
 
 
-def submitted(command: Command) -> RunDir:
-    done = command("submit", *SIZE, "--detach", "--json")
+def submitted(command: Command, launcher: str) -> RunDir:
+    done = command("submit", *SIZE, "--launcher", launcher, "--detach", "--json")
     return RunDir(json.loads(done.out)["path"])
 
 
-def play(command: Command, seed: int, preemptions: int) -> tuple[RunDir, RunDir]:
+def play(command: Command, launcher: str, seed: int, preemptions: int) -> tuple[RunDir, RunDir]:
     """A run without and one with preemptions, at instants uniform from its start to its end."""
-    whole = submitted(command)
+    whole = submitted(command, launcher)
     began = time.monotonic()
     until(command, lambda s: s["state"] == "COMPLETED")
     length, dice = time.monotonic() - began, random.Random(seed)
-    run = submitted(command)
+    run = submitted(command, launcher)
     for instant in sorted(dice.uniform(0, length) for _ in range(preemptions)):
         wait_for_share(run, instant / length)
         command("preempt", run.name)  # refused where it is starting over: it is being preempted
@@ -50,13 +50,19 @@ def wait_for_share(run: RunDir, share: float) -> None:
 
 
 @pytest.mark.parametrize(
-    "preemptions", [2, pytest.param(20, marks=[pytest.mark.full, pytest.mark.timeout(1200)])]
+    ("launcher", "preemptions"),
+    [
+        ("fork", 2),
+        pytest.param("spawn", 20, marks=[pytest.mark.full, pytest.mark.timeout(1200)]),
+    ],
 )
-def test_preempted_here_a_run_loses_nothing(site: Site, command: Command, preemptions: int) -> None:
+def test_preempted_here_a_run_loses_nothing(
+    site: Site, command: Command, launcher: str, preemptions: int
+) -> None:
     site.job("toy", KEYS, DEEP)
     seed = random.randrange(2**32)
     print("seed", seed)
-    whole, run = play(command, seed, preemptions)
+    whole, run = play(command, launcher, seed, preemptions)
     causes = [a.cause for a in ledger.attempts(run)]
     assert causes[-1] == "done" and set(causes[:-1]) <= {"preempted"}
     assert len(causes) > 1 or preemptions == 0

@@ -180,6 +180,20 @@ def test_a_job_that_is_not_to_come_back_does_not() -> None:
         assert (found.action, found.reason) == (NONE, "requeue.enabled is false")
 
 
+def test_time_limits_that_were_allowed_need_no_progress() -> None:
+    """A program's progress is not seen."""
+    late = End(85, late=True)
+    assert outcomes(*[late] * 3)[-1] == NONE
+    assert outcomes(*[late] * 5, policy=Policy(timeouts=5)) == [AGAIN] * 4 + [NONE]
+
+
+def test_the_policy_is_told_in_a_line() -> None:
+    told = Policy(hangs=5, timeouts=9).told()
+    assert "3 crashes or 5 hangs without progress, or 9 time limits" in told
+    assert "3 time limits in a row" in Policy().told()
+    assert "false" in Policy(enabled=False).told()
+
+
 def test_the_policy_is_the_jobs_table() -> None:
     assert Policy.of({"crashes": 5, "exclude_bad_nodes": True}) == Policy(crashes=5)
 

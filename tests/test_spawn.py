@@ -1,5 +1,6 @@
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -8,20 +9,26 @@ from pathlib import Path
 
 import pytest
 
-from hpcddp import ledger, spawn
+from hpcddp import ledger
+from hpcddp.group import Group
 from hpcddp.topology import Topology
 
 # The wait between TERM and KILL is shortened, all else is as the script starts it.
 QUICK = """
 import sys
-from hpcddp import spawn
-spawn.KILL_WAIT = 0.3
+from hpcddp import group, spawn
+group.KILL_WAIT = 0.3
 sys.exit(spawn.main(sys.argv[1:]))
 """
 
 
-def arguments(nodes: int, gpus: int, script: str) -> list[str]:
-    return [sys.executable, "-P", "-c", QUICK, str(nodes), str(gpus), "bash", "-c", script]
+AS_STARTED = ("-m", "hpcddp.spawn")
+
+
+def arguments(
+    nodes: int, gpus: int, script: str, how: tuple[str, str] = ("-c", QUICK)
+) -> list[str]:
+    return [sys.executable, "-P", *how, str(nodes), str(gpus), "bash", "-c", script]
 
 
 FOREVER = "while :; do sleep 0.05; done"
@@ -50,10 +57,17 @@ def started(tmp_path: Path) -> Iterator[list[subprocess.Popen[str]]]:
 
 
 def start(
-    started: list[subprocess.Popen[str]], nodes: int, gpus: int, script: str
+    started: list[subprocess.Popen[str]],
+    nodes: int,
+    gpus: int,
+    script: str,
+    how: tuple[str, str] = ("-c", QUICK),
 ) -> subprocess.Popen[str]:
     process = subprocess.Popen(
-        arguments(nodes, gpus, script), stdout=subprocess.PIPE, text=True, start_new_session=True
+        arguments(nodes, gpus, script, how),
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
     started.append(process)
     return process
@@ -62,6 +76,10 @@ def start(
 def read(process: subprocess.Popen[str], count: int) -> list[str]:
     assert process.stdout
     return sorted(process.stdout.readline() for _ in range(count))
+
+
+def piped(script: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(["bash", "-c", script], stdout=subprocess.PIPE)
 
 
 def test_every_rank_has_its_place_and_its_label() -> None:
@@ -100,8 +118,9 @@ def test_lines_longer_than_a_pipe_and_bytes_of_any_kind() -> None:
 def test_a_last_line_without_its_end_is_not_lost(tmp_path: Path) -> None:
     """Nor when its process ends before anybody has looked, and another one keeps the pipe open."""
     with (tmp_path / "out").open("wb") as out:
-        group = spawn.Group(Topology(1, 1), ["bash", "-c", "sleep 60 & printf $!"], out)
+        group = Group(list(Topology(1, 1).ranks()), lambda rank: piped("sleep 60 & printf $!"), out)
         for process in group.processes.values():
+            assert isinstance(process, subprocess.Popen)
             process.wait()
         try:
             assert group.run() == 0
@@ -115,6 +134,21 @@ def test_a_last_line_without_its_end_is_not_lost(tmp_path: Path) -> None:
     assert text.endswith("\n")
 
 
+def test_a_rank_that_stays_when_another_has_left_is_ended(tmp_path: Path) -> None:
+    with (tmp_path / "out").open("wb") as out:
+        words = {0: "exit 0", 1: "echo last; exec sleep 600"}
+        ranks = list(Topology(1, 2).ranks())
+        group = Group(ranks, lambda rank: piped(words[rank.world_rank]), out, wait=1)
+        assert group.run() == 128 + signal.SIGTERM
+        for process in group.processes.values():
+            assert process.stdout
+            process.stdout.close()
+        group.selector.close()
+    told = (tmp_path / "out").read_text()
+    assert re.search(r"^hpcddp: rank 1 on \S+ still ran 1 s after another left$", told, re.M)
+    assert re.search(r"^hpcddp: rank 1 on \S+ was ended by SIGTERM$", told, re.M)
+
+
 def test_the_first_bad_code_is_the_one_and_ends_the_others(tmp_path: Path) -> None:
     done = run(1, 3, f"{MEET}; trap 'echo asked; exit 3' TERM; >up$RANK; {FOREVER}", tmp_path)
     assert done.returncode == 7
@@ -124,7 +158,7 @@ def test_the_first_bad_code_is_the_one_and_ends_the_others(tmp_path: Path) -> No
 def test_a_rank_that_a_signal_ended_is_named() -> None:
     done = run(1, 2, "[ $RANK = 1 ] && kill -SEGV $$; exec sleep 60")
     assert done.returncode == 128 + signal.SIGSEGV
-    assert "hpcddp: rank 1 was ended by SIGSEGV" in done.stdout
+    assert f"hpcddp: rank 1 on {os.uname().nodename} was ended by SIGSEGV" in done.stdout
 
 
 def test_ranks_that_do_not_listen_are_killed_and_nothing_is_left(tmp_path: Path) -> None:
@@ -138,9 +172,8 @@ def test_ranks_that_do_not_listen_are_killed_and_nothing_is_left(tmp_path: Path)
 def test_a_stop_is_passed_on_and_waited_for(
     started: list[subprocess.Popen[str]], number: signal.Signals
 ) -> None:
-    process = start(
-        started, 2, 2, f"trap 'sleep 0.1; echo saved; exit 85' TERM; echo up; {FOREVER}"
-    )
+    script = f"trap 'sleep 0.1; echo saved; exit 85' TERM; echo up; {FOREVER}"
+    process = start(started, 2, 2, script, AS_STARTED)
     assert len(read(process, 4)) == 4
     process.send_signal(number)
     assert read(process, 4) == [f"{rank}: saved\n" for rank in range(4)]

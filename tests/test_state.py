@@ -1,14 +1,17 @@
 """What a checkpoint holds, and who writes which part of it."""
 
 import json
+import subprocess
 from collections import Counter
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from hpcddp.errors import CheckpointError
-from hpcddp.train.state import State, like, parts, share
+from hpcddp.train.state import State, like, pack, parts, share, unpack
 
 
 def tied():
@@ -43,6 +46,21 @@ def test_a_save_gives_the_names_that_a_restore_looks_for(model, optimizer):
     ours, theirs = found.stepped | found.loose, State(module, steps).tensors
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_a_part_under_ddp_has_plain_names():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        module = nn.Sequential(nn.Linear(3, 3), DistributedDataParallel(nn.Linear(3, 3)))
+        steps = torch.optim.AdamW(module.parameters())
+        for parameter in module.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        steps.step()
+        found = parts(module, steps)
+        assert (found.stepped | found.loose).keys() == State(module, steps).tensors.keys()
+        del module, steps, found, parameter
+    finally:
+        dist.destroy_process_group()
 
 
 def test_what_a_forward_pass_changes_is_told_apart():
@@ -91,3 +109,19 @@ def test_a_state_that_is_no_tensor_is_named():
     module = Odd(2, 2)
     with pytest.raises(CheckpointError, match="_extra_state is not a tensor"):
         parts(module, torch.optim.SGD(module.parameters(), lr=0.1))
+
+
+class Holds:
+    def __init__(self, value):
+        self.value = value
+
+    def state_dict(self):
+        return {"value": self.value, "plain": [1, {"two": (3.5, None)}]}
+
+
+def test_what_else_there_is_comes_back_and_runs_nothing():
+    back = unpack(pack(Holds(torch.arange(3))))
+    assert back.pop("value").tolist() == [0, 1, 2]
+    assert back == {"plain": [1, {"two": (3.5, None)}]}
+    with pytest.raises(CheckpointError, match="the state of Holds cannot be saved"):
+        pack(Holds(subprocess.Popen))

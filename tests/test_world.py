@@ -6,6 +6,7 @@ import pytest
 from ranks import Ranks, make_run
 from torch.distributed import HashStore
 
+from hpcddp import topology
 from hpcddp.errors import RankMapError
 from hpcddp.topology import Rank
 from hpcddp.train import world
@@ -80,10 +81,10 @@ def test_slurm_may_give_fewer_nodes_of_a_range_and_no_other_number(size, allowed
     local = 2 if size % 2 == 0 else 1
     rank = Rank(0, size, 0, local, 0)
     if allowed:
-        world.check_map(rank, (1, 2), 2)
+        topology.check_map(rank, (1, 2), 2)
     else:
         with pytest.raises(RankMapError, match="not on the map"):
-            world.check_map(rank, (1, 2), 2)
+            topology.check_map(rank, (1, 2), 2)
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,7 @@ class Desk:
             found = self.status(run)
             if good(found):
                 return found
-            time.sleep(0.3)  # each look is a process
+            time.sleep(0.8)  # each look is a process, and takes CPU time from the ranks
         raise AssertionError(f"never so: {found}\n{self('logs', run)}")
 
     def submit(self, *args: str) -> str:

@@ -20,6 +20,7 @@ from .test_survive import STEADY, finished, lost, resumed
 BIG = TOY.replace("nn.Linear(4, 2)", "nn.Sequential(nn.Linear(4, 60_000), nn.Linear(60_000, 2))")
 
 
+@pytest.mark.full
 def test_a_truncated_checkpoint_is_passed_over(desk: Desk) -> None:
     run = desk.submit(*STEADY, "--set", "checkpoint.every=20")
     folder = RunDir(Path(desk.training(run, step=50)["path"]))
@@ -46,7 +47,11 @@ def disk(desk: Desk) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", folder], check=True)
 
 
-@pytest.mark.parametrize("leave", [100_000, 2_000_000], ids=["before a save", "in the middle"])
+@pytest.mark.parametrize(
+    "leave",
+    [pytest.param(100_000, marks=pytest.mark.full), 2_000_000],
+    ids=["before a save", "in the middle"],
+)
 def test_a_disk_that_is_full_for_a_while(desk: Desk, disk: Path, leave: int) -> None:
     """The logs still have room in the first case; the second is full within a file."""
     (desk.folder / "jobs/toy.py").write_text(BIG)
@@ -80,6 +85,7 @@ def failed(run: RunDir) -> list[int]:
     return [line["step"] for line in lines if line["event"] == "checkpoint_failed"]
 
 
+@pytest.mark.full
 def test_four_ranks_then_two_then_eight(desk: Desk) -> None:
     """Stopped in the middle of an epoch each time: the same global batches in the same order."""
     keys = ("max_steps=150", "dataset.size=811", "dataset.pause=0.02", "train.trace=true")

@@ -68,6 +68,7 @@ def test_without_a_grace_time_a_follow_up_goes_on(site: Site) -> None:
     assert folder.name == run
 
 
+@pytest.mark.full
 def test_a_site_that_sends_the_jobs_own_signal(site: Site) -> None:
     desk = site(extra={"SlurmctldParameters": "preempt_send_user_signal"})
     run = desk.submit(*STEADY)
@@ -99,6 +100,7 @@ def without(folder: Path, *programs: str) -> str:
     return str(folder)
 
 
+@pytest.mark.full
 def test_without_scontrol_a_follow_up_goes_on(desk: Desk) -> None:
     path = without(desk.folder / "bin", "scontrol")
     run = desk.submit(*STEADY, "--env", f"PATH={path}")
@@ -110,6 +112,7 @@ def test_without_scontrol_a_follow_up_goes_on(desk: Desk) -> None:
     assert [a.cause for a in desk.attempts(run)] == ["preempted", "done"]
 
 
+@pytest.mark.full
 def test_the_ranks_need_no_scontrol(desk: Desk) -> None:
     path = without(desk.folder / "bin", "scontrol", "sbatch", "squeue", "scancel")
     (desk.folder / "mine.sh.j2").write_text(
@@ -170,7 +173,7 @@ def wait_for(found: Callable[[], object], seconds: float = 60.0) -> None:
 
 def test_each_element_of_an_array_comes_back_alone(desk: Desk) -> None:
     script = desk.folder / "job.sbatch"
-    script.write_text(desk("render", "toy", *STEADY, "--set", "max_steps=150"))
+    script.write_text(desk("render", "toy", *STEADY, "--set", "max_steps=300"))
     done = desk.slurm.run(
         "sbatch", "--parsable", "--array=0-1", str(script), cwd=desk.folder, check=True
     )
@@ -183,12 +186,13 @@ def test_each_element_of_an_array_comes_back_alone(desk: Desk) -> None:
     desk.training(f"{name}_1", attempt=2)
     for task in (0, 1):
         ended = desk.until(lambda s: s["state"] == "COMPLETED", f"{name}_{task}")
-        assert (ended["step"], ended["job_id"]) == (150, f"{array}_{task}")
+        assert (ended["step"], ended["job_id"]) == (300, f"{array}_{task}")
     assert [a.cause for a in desk.attempts(f"{name}_0")] == ["done"]
     assert [a.cause for a in desk.attempts(f"{name}_1")] == ["signalled", "done"]
     assert lost(desk.run(f"{name}_1")) == 0
 
 
+@pytest.mark.full
 def test_a_rank_that_stands_still_is_found_and_the_job_comes_back(desk: Desk) -> None:
     keys = ("train.hang_seconds=3", "checkpoint.every=10", "requeue.exclude_bad_nodes=true")
     run = desk.submit(*STEADY, *(word for key in keys for word in ("--set", key)))

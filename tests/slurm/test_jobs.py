@@ -15,19 +15,21 @@ from .conftest import Slurm
 from .desk import HPCDDP, LONG, Desk, make_toy
 
 
-def test_submit_and_render_run_the_same_job(desk: Desk) -> None:
-    out = desk("submit", "toy", "--nodes", "2", "--gpus", "4", "--follow", "--json").splitlines()
+def test_submit_and_render_run_the_same_job(desk: Desk, pytestconfig: pytest.Config) -> None:
+    gpus = 4 if pytestconfig.getoption("--full") else 2
+    size, last_rank = ("--nodes", "2", "--gpus", str(gpus)), 2 * gpus - 1
+    out = desk("submit", "toy", *size, "--follow", "--json").splitlines()
     first, last = json.loads(out[0]), json.loads(out[-1])
     assert set(first) == {"run", "job_id", "path"}
     assert (last["state"], last["step"], last["hosts"]) == ("COMPLETED", 12, desk.hosts(2))
-    lines = desk("logs", first["run"], "--rank", "5").splitlines()
+    lines = desk("logs", first["run"], "--rank", str(last_rank)).splitlines()
     assert lines
     for line in lines:
-        assert line.startswith("5: ")
-        assert "rank 5(8), node 1(2), local 1(4)" in line
+        assert line.startswith(f"{last_rank}: ")
+        assert f"rank {last_rank}({2 * gpus}), node 1(2), local {gpus - 1}({gpus})" in line
         assert f"on {desk.nodes[1]}" in line
 
-    script = desk("render", "toy", "--nodes", "2", "--gpus", "4")
+    script = desk("render", "toy", *size)
     job = desk.slurm.run("sbatch", "--parsable", input=script, cwd=desk.folder).stdout.strip()
     ended = desk.until(lambda s: s["state"] not in ("PENDING", "RUNNING", "RENDERED", "COMPLETING"))
     assert (ended["state"], ended["job_id"], ended["step"]) == ("COMPLETED", job, 12)
@@ -54,7 +56,8 @@ def test_wrong_distribution_is_refused(desk: Desk) -> None:
         '{% extends "slurm.sh.j2" %}{% block launch %}'
         'srun --distribution=cyclic --label --kill-on-bad-exit=1 "${COMMAND[@]}" &\n{% endblock %}'
     )
-    run = desk.submit("--nodes", "2", "--gpus", "2", "--template", "cyclic.sh.j2")
+    once = ("--set", "requeue.crashes=1")
+    run = desk.submit("--nodes", "2", "--gpus", "2", "--template", "cyclic.sh.j2", *once)
     ended = desk.until(lambda s: s["state"] == "FAILED", run)
     assert "RankMapError" in ended["reason"]
     assert "rank 1" in ended["reason"] or "rank 2" in ended["reason"]

@@ -17,7 +17,7 @@ from .desk import Desk
 STEPS = 250
 # About 50 steps a second, so that a stop falls between many of them.
 STEADY = ("--set", f"max_steps={STEPS}", "--set", "dataset.pause=0.005", "--gpus", "2")
-SIZE = ("--nodes", "2", *STEADY)
+SIZE = (*STEADY[:-1], "1", "--nodes", "2")
 
 
 def lost(run: RunDir) -> int:
@@ -55,15 +55,19 @@ def test_a_preempted_job_comes_back_and_loses_nothing(desk: Desk) -> None:
 
 
 def test_a_requeued_job_does_not_wait(desk: Desk) -> None:
-    """Slurm holds a requeued job for two minutes; the nodes are free at once."""
+    """Slurm holds a requeued job for two minutes; the nodes are free at once.
+
+    What the ranks' own start takes is a matter of the benchmarks.
+    """
     run = desk.submit(*SIZE, "--set", "train.log_every=1")
     desk.training(run, step=30)
     desk("preempt", run)
     desk.training(run, attempt=2)
-    assert desk.attempts(run)[0].cause == "preempted"
+    before, after = desk.attempts(run)
+    assert before.cause == "preempted" and before.ended
+    assert after.began - before.ended <= 10
     (*_, last), (first, *_) = (steps(desk.run(run), attempt) for attempt in (1, 2))
     assert first["step"] == last["step"] + 1
-    assert first["time"] - last["time"] <= 20
     desk("cancel", run)
     desk.until(lambda s: s["state"] == "CANCELLED", run)
 

@@ -1,0 +1,238 @@
+"""A function on the workers of Dask clusters as ranks, with real processes."""
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import dask_ranks
+import pytest
+from distributed import Client, LocalCluster
+
+import hpcddp.dask
+from hpcddp import ledger
+from hpcddp.dask import DaskResultsHandler, places, results
+from hpcddp.dask.places import Place
+from hpcddp.errors import RankError, UserError
+
+NO_PORT = "127.0.0.1:0"  # of a web server: any
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=NO_PORT) as made:
+        yield made
+
+
+@pytest.fixture
+def client(cluster: LocalCluster) -> Iterator[Client]:
+    with Client(cluster) as made:
+        made.wait_for_workers(2)  # a test may have ended one
+        yield made
+
+
+def up(folder: Path, count: int = 2) -> list[int]:
+    """The process ids of the ranks that have said so, when there are so many."""
+    deadline = time.monotonic() + 60
+    while len(found := [int(p.name.partition("-")[2]) for p in folder.iterdir()]) < count:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return found
+
+
+def gone(pids: list[int]) -> bool:
+    """Whether these processes end, within a time."""
+    deadline = time.monotonic() + 60
+    while any(ledger.process_start(pid) for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return not any(ledger.process_start(pid) for pid in pids)
+
+
+def test_the_ranks_meet_and_answer_in_their_order(client: Client) -> None:
+    client.run(lambda: __import__("os").environ.update(CUDA_VISIBLE_DEVICES="4,5"))
+    found = hpcddp.dask.run(client, dask_ranks.tell, 1, backend="gloo", b="c")
+    common = {"WORLD_SIZE": "2", "GROUP_RANK": "0", "backend": "gloo", "sum": 1.0}
+    assert found == [
+        {"RANK": str(i), "LOCAL_RANK": str(i), "got": [(1,), {"b": "c"}], **common,
+         "CUDA_VISIBLE_DEVICES": devices}
+        for i, devices in enumerate(("4,5", "5,4"))
+    ]  # fmt: skip
+    left = client.run(lambda: __import__("os").environ.get("RANK"))
+    assert list(left.values()) == [None, None]  # the workers are as they were
+
+
+def test_workers_that_are_threads_have_ranks_that_are_processes() -> None:
+    with Client(n_workers=2, processes=False, dashboard_address=NO_PORT) as client:
+        found = hpcddp.dask.run(client, dask_ranks.tell, backend="gloo")
+    assert [rank["sum"] for rank in found] == [1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        ("kill", "was ended by SIGKILL"),
+        ("worker", "was ended with its Dask worker"),
+    ],
+)
+def test_a_rank_that_fails_ends_all_and_is_named(
+    client: Client, tmp_path: Path, how: str, told: str
+) -> None:
+    with pytest.raises(RankError, match=f"(?s)^rank 1 on .*{told}"):
+        hpcddp.dask.run(client, dask_ranks.fail, str(tmp_path), how)
+    assert gone(up(tmp_path))
+
+
+def test_ranks_end_when_they_are_cancelled_or_their_client_is_gone(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    for end in ("cancel", "close"):
+        (tmp_path / end).mkdir()
+        with Client(cluster) as client:
+            client.wait_for_workers(2)
+            ranks = hpcddp.dask.start(client, dask_ranks.wait, str(tmp_path / end))
+            pids = up(tmp_path / end)
+            if end == "cancel":
+                ranks.cancel()
+                assert gone(pids)
+        assert gone(pids)
+
+
+@pytest.mark.parametrize("part", ["function", "argument 1", "argument key"])
+def test_what_cannot_be_pickled_is_told_before_anything_runs(client: Client, part: str) -> None:
+    held = threading.Lock()
+
+    def fn(*args: object, **kwargs: object) -> bool:
+        return held.locked()
+
+    with pytest.raises(UserError, match=r"cannot be pickled: .*lock") as caught:
+        if part == "function":
+            hpcddp.dask.run(client, fn)
+        elif part == "argument 1":
+            hpcddp.dask.run(client, dask_ranks.tell, held)
+        else:
+            hpcddp.dask.run(client, dask_ranks.tell, key=held)
+    assert part in caught.value.what
+    assert "inside of the function" in caught.value.hint
+
+
+def test_a_result_that_cannot_be_pickled_is_told(client: Client) -> None:
+    with pytest.raises(RankError, match=r"cannot pickle '_thread.lock' object"):
+        hpcddp.dask.run(client, dask_ranks.lock)
+
+
+def test_a_cluster_without_workers_is_told() -> None:
+    with (
+        LocalCluster(n_workers=0, dashboard_address=NO_PORT) as empty,
+        Client(empty) as client,
+        pytest.raises(UserError, match="no workers"),
+    ):
+        hpcddp.dask.run(client, dask_ranks.tell)
+
+
+def test_results_arrive_once_each(client: Client, tmp_path: Path) -> None:
+    handler = DaskResultsHandler()
+    ranks = hpcddp.dask.start(client, dask_ranks.submit, handler, 200)
+    handler.process_results(tmp_path / "new", ranks)
+    found = {p.relative_to(tmp_path / "new").as_posix(): p.read_bytes() for p in files(tmp_path)}
+    expected = {
+        f"rank-{r}/{i}.txt": f"größe {r} {i}".encode() for r in range(2) for i in range(200)
+    }
+    assert found == expected | {f"last-{r}": b"\0" + str(r).encode() for r in range(2)}
+
+
+def files(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]
+
+
+def test_a_rank_that_raises_is_told_with_its_traceback_and_leaves_what_it_sent(
+    client: Client, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "up").mkdir()
+    handler = DaskResultsHandler("mine")
+    ranks = hpcddp.dask.start(client, dask_ranks.fail, str(tmp_path / "up"), "raise", handler)
+    told = r"(?s)^rank 1 on .* in fail\n.*\nValueError: no such luck$"
+    with pytest.raises(RankError, match=told):
+        handler.process_results(tmp_path / "out", ranks)
+    assert [path.read_text() for path in files(tmp_path / "out")] == ["it failed"]
+    assert gone(up(tmp_path / "up"))
+    handler.process_results(tmp_path / "out", ranks, raise_errors=False)
+    assert "ValueError: no such luck" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("path", ["../x", "/x", "a/../../x", "", ".", "a\0b"])
+def test_a_path_cannot_leave_its_folder(tmp_path: Path, path: str) -> None:
+    for send in (
+        lambda: DaskResultsHandler("k").submit_result(path, "x"),
+        lambda: results.place(tmp_path / "out", path, b"x"),  # whoever has sent it
+    ):
+        with pytest.raises(UserError, match="leaves the folder"):
+            send()
+    assert not files(tmp_path)
+
+
+def test_nor_through_a_link(tmp_path: Path) -> None:
+    for name in ("out", "else"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "out/link").symlink_to(tmp_path / "else")
+    with pytest.raises(UserError, match="a link leads out"):
+        results.place(tmp_path / "out", "link/x/y", b"x")
+    assert list((tmp_path / "else").iterdir()) == []
+
+
+def test_a_result_is_bytes_or_text() -> None:
+    with pytest.raises(UserError, match="not dict"):
+        DaskResultsHandler().submit_result("x", {})  # type: ignore[arg-type]
+
+
+def made(host: str, number: int = 0, name: str = "", visible: str = "", job: str = "1") -> Place:
+    return Place(host, job, name, number, visible.split(",") if visible else [], 1, 1)
+
+
+def test_workers_that_a_launcher_numbered_keep_their_ranks() -> None:
+    found = places.ranks({"a": made("n2", 2), "b": made("n1", 1), "c": made("n1", 0)})
+    rows = [(a, r.world_rank, r.local_rank, r.local_size, r.node) for a, r in found.items()]
+    assert rows == [("c", 0, 0, 2, 0), ("b", 1, 1, 2, 0), ("a", 2, 0, 1, 1)]
+
+
+def test_workers_of_batch_scripts_are_ranked_host_by_host() -> None:
+    found = places.ranks(
+        {"a": made("n1", name="10"), "b": made("n2", name="1"), "c": made("n1", name="9")}
+    )
+    rows = [(a, r.world_rank, r.local_rank, r.node) for a, r in found.items()]
+    assert rows == [("c", 0, 0, 0), ("a", 1, 1, 0), ("b", 2, 0, 1)]
+
+
+@pytest.mark.parametrize(
+    ("visible", "own", "gpus"),
+    [
+        (("0,1,2", "0,1,2", "0,1,2"), ["0,1,2", "1,2,0", "2,0,1"], True),
+        (("0,1,2", "1,2,0", "2,0,1"), ["0,1,2", "1,2,0", "2,0,1"], True),  # by dask-cuda
+        (("GPU-a", "GPU-b", "GPU-c"), ["GPU-a", "GPU-b", "GPU-c"], True),  # by Slurm
+        (("0,1", "0,1", "0,1"), ["0,1", "1,0", "0,1"], False),
+        (("", "", ""), ["", "", ""], False),
+    ],
+)
+def test_each_rank_begins_with_a_device_of_its_own(
+    visible: tuple[str, ...], own: list[str], gpus: bool
+) -> None:
+    here = [made("n1", visible=names) for names in visible]
+    assert [",".join(names) for names in places.devices(here)] == own
+    assert places.has_gpus(here) is gpus
+
+
+def test_jobs_of_one_host_see_other_devices_under_the_same_numbers() -> None:
+    here = [made("n1", visible="0", job=job) for job in ("1", "2")]
+    assert places.devices(here) == [["0"], ["0"]] and places.has_gpus(here)
+
+
+def test_neither_dask_nor_torch_is_imported_before_it_is_needed() -> None:
+    code = "import sys, hpcddp.dask; sys.exit(bool({'torch', 'distributed'} & {*sys.modules}))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_results_of_ranks_that_have_ended_cannot_be_waited_for() -> None:
+    with pytest.raises(UserError, match="no running ranks, but a list") as caught:
+        hpcddp.dask.DaskResultsHandler().process_results("results", [1])  # type: ignore[arg-type]
+    assert "hpcddp.dask.start" in caught.value.hint

@@ -1,0 +1,229 @@
+"""A person's own loop on a run: it comes back where it was, and ends as if nothing had happened."""
+
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from conftest import Site
+from test_local import Command, until
+
+from hpcddp import history, ledger
+from hpcddp.rundir import RunDir, read_lines
+from hpcddp.sandbox import compare
+
+SCRIPT = str(Path(__file__).with_name("loop_script.py"))
+TRACE = ("--set", "train.trace=true")
+SIZE = ("--nodes", "1", "--gpus", "2")
+
+
+def start(
+    command: Command,
+    *words: str,
+    size: tuple[str, ...] = SIZE,
+    script: str = SCRIPT,
+    at: tuple[int, ...] = (),
+) -> None:
+    """Submit a script that has itself preempted at some steps."""
+    more = ("--env", "PREEMPT_AT=" + ",".join(map(str, at)), "--detach")
+    done = command("submit", *size, *TRACE, *more, "--", sys.executable, script, *words)
+    assert done.code == 0, done.text
+
+
+def both(
+    site: Site, command: Command, script: str, *words: str, at: tuple[int, ...]
+) -> tuple[RunDir, RunDir]:
+    """A run that nothing disturbs, and one that is preempted at some steps: as far as anybody can
+    tell from outside they did the same, each batch once."""
+    start(command, *words, "0", script=script)
+    until(command, lambda s: s["state"] == "COMPLETED")
+    start(command, *words, "0.1", script=script, at=at)
+    until(command, lambda s: s["state"] == "COMPLETED")
+    reference, run = runs(site)
+    assert [a.cause for a in ledger.attempts(run)] == [*["preempted"] * len(at), "done"]
+    assert sum(row.lost for row in history.rows(run)) == compare.repeated(run) == 0
+    assert compare.digest(run) == compare.digest(reference) != ""
+    assert said(run, "took") == said(reference, "took")
+    assert set(said(run, "took").values()) == {1}
+    return reference, run
+
+
+def said(run: RunDir, word: str) -> Counter[str]:
+    """The lines of all attempts' logs from a word on."""
+    logs = "".join(attempt.log.read_text() for attempt in run.all_attempts())
+    return Counter(re.findall(rf"\b{word} .*", logs))
+
+
+def runs(site: Site) -> list[RunDir]:
+    """Oldest first."""
+    return [RunDir(p) for p in sorted(site.runs.glob("*-*"), key=lambda p: p.stat().st_ctime)]
+
+
+def preempt_at(command: Command, *steps: int) -> None:
+    for attempt, step in enumerate(steps, 1):
+        until(command, lambda s, a=attempt, n=step: s["attempt"] == a and s["step"] >= n)  # type: ignore[misc]
+        assert command("preempt", "last").code == 0
+        until(command, lambda s, a=attempt: s["attempt"] > a)  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("kind", "workers"),
+    [
+        pytest.param("plain", "0", marks=pytest.mark.full),
+        pytest.param("own", "0", marks=pytest.mark.full),
+        pytest.param("own", "2", marks=pytest.mark.full),
+        ("shuffle", "0"),
+    ],
+)
+def test_preempted_it_loses_no_step_and_ends_as_if_undisturbed(
+    site: Site, command: Command, kind: str, workers: str
+) -> None:
+    start(command, "4", "0", kind, workers)
+    until(command, lambda s: s["state"] == "COMPLETED")
+    start(command, "4", "0.1", kind, workers, at=(1, 20))
+    until(command, lambda s: s["state"] == "COMPLETED")
+    reference, run = runs(site)
+    assert [a.cause for a in ledger.attempts(run)] == ["preempted", "preempted", "done"]
+    assert sum(row.lost for row in history.rows(run)) == compare.repeated(run) == 0
+    if workers == "0":  # processes draw by themselves: see hpcddp.Sampler
+        assert compare.difference(reference, run, 2) == ""
+        assert compare.digest(run) == compare.digest(reference) != ""
+    over = [x for x in command("logs").out.splitlines() if "over" in x]
+    steps, rate = (104, 0.0034867844) if kind == "shuffle" else (52, 0.0059049)
+    assert over == [f"0: over {steps} [0, 1, 2, 3] {round(rate, 9)}"]
+
+
+def test_it_goes_on_with_more_ranks(site: Site, command: Command) -> None:
+    start(command, "2", "0.1", "own", size=("--gpus", "1"))
+    until(command, lambda s: s["step"] >= 1)
+    command("stop", "last")
+    until(command, lambda s: s["state"] == "STOPPED")
+    assert command("resume", "last", "--gpus", "3", "--follow").code == 0
+    (run,) = runs(site)
+    before = compare.traces(run)[1][-1]["step"]
+    lines = list(read_lines(run.attempt(2).metrics))
+    (begun,) = [x["step"] for x in lines if x["event"] == "start"]
+    # 103 samples: 4 a step on one rank, then 12 a step on three, in each epoch.
+    rest = -(-(103 - 4 * before) // 12)
+    assert begun == before
+    assert [x["step"] for x in lines if x["event"] == "end"] == [before + rest + 9]
+
+
+@pytest.mark.parametrize("told", [{}, {"RANK": "0", "WORLD_SIZE": "1"}])
+def test_outside_of_a_job_it_is_a_plain_loop(tmp_path: Path, told: dict[str, str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(Path(SCRIPT).parent)!r})\n"
+         "import loop_script as s; import torch.distributed as d\n"
+         "d.init_process_group = lambda *a, o=d.init_process_group: "
+         "o('gloo', store=d.HashStore(), rank=0, world_size=1)\n"
+         "s.main(1, 0)"],
+        cwd=tmp_path, env={**os.environ, **told}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "over 26 [0]" in done.stdout and "nothing is saved" in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+MANY = """
+import sys, torch
+import hpcddp
+model = torch.nn.Linear(2, 1)
+run = hpcddp.attach(model, torch.optim.SGD(model.parameters(), 0.1), leave=False, save_every=0)
+print("state", run.resumed, run.state)
+run.state["seen"] = run.steps
+while run.steps < 100000:
+    if run.step():
+        sys.exit(0)
+    if run.resumed:
+        break
+run.finish()
+"""
+
+
+def test_a_program_that_leaves_by_itself_comes_back_whatever_its_exit_code(
+    site: Site, command: Command
+) -> None:
+    site.write("many.py", MANY.replace("while", "import time\nwhile").replace(
+        "    if run.res", "    time.sleep(0.01)\n    if run.res"))  # fmt: skip
+    command("submit", "--detach", "--", sys.executable, "many.py")
+    preempt_at(command, 1)
+    until(command, lambda s: s["state"] == "COMPLETED")
+    (run,) = runs(site)
+    ends = [(a.cause, a.exit_code) for a in ledger.attempts(run)]
+    assert ends == [("preempted", 0), ("done", 0)]
+    told = [x for x in command("logs", "last").out.splitlines() if "state" in x]
+    assert told == ["0: state False {}", "0: state True {'seen': 0}"]
+
+
+LOG = """
+import torch, hpcddp
+model = torch.nn.Linear(2, 1)
+run = hpcddp.attach(model, torch.optim.SGD(model.parameters(), 0.1))
+run.step()
+run.log(accuracy=torch.tensor(0.5), count=3)
+try:
+    run.log(accuracy=torch.zeros(2))
+except Exception as error:
+    print("refused", error)
+"""
+
+
+def test_numbers_of_a_loops_own_are_recorded(site: Site, command: Command) -> None:
+    site.write("log.py", LOG)
+    assert command("submit", "--", sys.executable, "log.py").code == 0
+    (run,) = runs(site)
+    (line,) = [x for x in read_lines(run.attempt(1).metrics) if x["event"] == "log"]
+    assert (line["step"], line["metrics"]) == (1, {"accuracy": 0.5, "count": 3.0})
+    told = command("logs").out
+    assert "step 1  epoch 0  accuracy 0.5000  count 3.0000" in told
+    assert "refused Run.log: accuracy is a Tensor, and not one number" in told
+    done = subprocess.run([sys.executable, "log.py"], cwd=site.folder, check=False)
+    assert done.returncode == 0  # outside of a job
+
+
+TWICE = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+import hpcddp
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+loader = DataLoader(TensorDataset(torch.rand(8, 2)), num_workers=1, persistent_workers=True)
+run = hpcddp.attach(model, optimizer)
+for count in (1, 3):
+    for epoch in run.epochs(count):
+        for (x,) in run.batches(loader):
+            model(x).sum().backward()
+            optimizer.step()
+            run.step()
+    print("stops", run.should_stop(), run.steps)
+held = iter(loader)
+{more}
+"""
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ("print('end')", "0: end"),
+        ("next(run.batches(loader)); next(run.batches(loader))", "epoch 3 was read already"),
+        (
+            "run.state['x'] = model.weight; run.save()",
+            "run.state['x'] is a Parameter, and not plain",
+        ),
+    ],
+)
+def test_two_phases_and_mistakes(site: Site, command: Command, more: str, told: str) -> None:
+    """Its data workers, which live as long as the loader, do not keep it from ending."""
+    site.write("twice.py", TWICE.replace("{more}", more))
+    done = command("submit", "--set", "requeue.crashes=1", "--", sys.executable, "twice.py")
+    assert "0: stops False 8" in done.text and "0: stops False 24" in done.text
+    assert told in done.text and done.code == (told != "0: end")
+
+
+def test_nothing_is_imported_before_it_is_asked_for() -> None:
+    code = "import sys, hpcddp; assert 'torch' not in sys.modules and hpcddp.attach; import torch"
+    code += "; assert 'lightning' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
