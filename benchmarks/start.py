@@ -27,7 +27,9 @@ from hpcddp.rundir import RunDir, read_lines
 LIMIT = 1.10
 NODES, GPUS = "2", "4"
 BATCH, WIDTH = "12", "24"  # as in jobs/digits.toml: 96 samples over 8 ranks
-JOB = ["--nodes", NODES, "--gpus", GPUS, "--sbatch", "cpus-per-task=1", "--set", "max_steps=1"]
+SHAPE = ["--nodes", NODES, "--gpus", GPUS, "--sbatch", "cpus-per-task=1"]
+JOB = [*SHAPE, "--set", "max_steps=1"]
+LINE = str(Path(__file__).with_name("first_line.py"))
 LOOP = str(Path(__file__).with_name("ddp_loop.py"))
 BARE = """\
 #!/bin/bash
@@ -39,7 +41,7 @@ srun --cpus-per-task=1 --distribution=block {command}
 
 
 def rows(site: Site) -> Iterator[Row]:
-    cluster = _Cluster(site)
+    cluster = Cluster(site)
     rendered, submitted, bare = site.interleave(
         "start", cluster.rendered, cluster.submitted, cluster.bare
     )
@@ -47,8 +49,8 @@ def rows(site: Site) -> Iterator[Row]:
     yield Row("start, submit", submitted, bare, ratio_limit=LIMIT)
 
 
-class _Cluster:
-    """The three ways to a first step, each returning its seconds."""
+class Cluster:
+    """The ways to a first step, each returning its seconds."""
 
     def __init__(self, site: Site) -> None:
         self.site = site
@@ -63,9 +65,7 @@ class _Cluster:
 
     def rendered(self) -> float:
         folder = self.site.fresh()
-        script = folder / "job.sbatch"
-        script.write_text(output([HPCDDP, "render", *JOB], self.environ, folder))
-        self._sbatch(script)
+        self._sbatch(folder, output([HPCDDP, "render", *JOB], self.environ, folder))
         (run,) = (folder / "runs").iterdir()
         return self._since_call(_first_step(RunDir(run)))
 
@@ -76,20 +76,56 @@ class _Cluster:
         return self._since_call(_first_step(RunDir(said["path"])))
 
     def bare(self) -> float:
-        folder = self.site.fresh()
-        script, stamps = folder / "bare.sbatch", folder / "stamps"
-        command = shlex.join([PYTHON, LOOP, str(stamps), "1", BATCH, WIDTH])
-        text = BARE.format(nodes=NODES, gpus=GPUS, port=free_port(), command=command)
-        script.write_text(text)
-        self._sbatch(script)
-        return self._since_call(json.loads(stamps.read_text())[0])
+        return self._since_call(self.by_hand(LOOP, "1", BATCH, WIDTH)[0])
 
-    def _sbatch(self, script: Path) -> None:
-        job_id = output(["sbatch", "--parsable", str(script)], self.environ, script.parent)
-        self.site.wait(job_id)
+    def program(self, launcher: str) -> float:
+        """The floor's loop, which `hpcddp render` puts behind a launcher."""
+        return self._since_call(self.carried(launcher, LOOP, "1", BATCH, WIDTH)[0])
+
+    def by_hand(self, script: str, *arguments: str) -> list[float]:
+        """The figures that a script of Python's writes to its first argument, under a bare srun."""
+        folder = self.site.fresh()
+        command = shlex.join([PYTHON, script, str(folder / "said"), *arguments])
+        self._sbatch(folder, BARE.format(nodes=NODES, gpus=GPUS, port=free_port(), command=command))
+        return figures(folder)
+
+    def carried(self, launcher: str, script: str, *arguments: str) -> list[float]:
+        """The same of a script that hpcddp carries."""
+        folder = self.site.fresh()
+        shape = [*SHAPE, "--launcher", launcher, "--name", "carried"]
+        command = [PYTHON, script, str(folder / "said"), *arguments]
+        rendered = output([HPCDDP, "render", *shape, "--", *command], self.environ, folder)
+        self._sbatch(folder, rendered)
+        return figures(folder)
+
+    def first_line(self, launcher: str) -> float:
+        """From the batch script's start, which Slurm lets wait up to a second for its turn, until
+        the last rank comes to the first line of a script; by hand without a launcher."""
+        folder = self.site.fresh()
+        command = [PYTHON, LINE, str(folder / "line")]
+        text = BARE.format(nodes=NODES, gpus=GPUS, port=free_port(), command=shlex.join(command))
+        if launcher:
+            shape = [*SHAPE, "--launcher", launcher, "--name", "carried"]
+            text = output([HPCDDP, "render", *shape, "--", *command], self.environ, folder)
+        began = folder / "began"
+        heads = [line for line in text.splitlines() if line.startswith("#SBATCH")]
+        self._sbatch(folder, text.replace(heads[-1], f"{heads[-1]}\ndate +%s.%N >{began}", 1))
+        lines = [float(path.read_text()) for path in folder.glob("line.*")]
+        return max(lines) - float(began.read_text())
+
+    def _sbatch(self, folder: Path, text: str) -> None:
+        script = folder / "job.sbatch"
+        script.write_text(text)
+        self.site.wait(output(["sbatch", "--parsable", str(script)], self.environ, folder))
 
     def _since_call(self, moment: float) -> float:
         return moment - float(self.called.read_text())
+
+
+def figures(folder: Path) -> list[float]:
+    """What a script wrote."""
+    found: list[float] = json.loads((folder / "said").read_text())
+    return found
 
 
 def _first_step(run: RunDir) -> float:
