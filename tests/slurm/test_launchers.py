@@ -181,9 +181,8 @@ def test_mpirun_starts_them_where_slurm_has_no_pmix(desk: Desk, gpus: int) -> No
     own.parent.mkdir()
     own.write_text(f'#!/bin/sh\ncase "$*" in *--mpi=pmix*) exit 1; esac\nexec {srun} "$@"\n')
     own.chmod(0o755)
-    slow = own.with_name(
-        "sed"
-    )  # as on a busy node: what labels the lines comes after the ranks' end
+    # As on a busy node: what labels the lines comes after the ranks' end.
+    slow = own.with_name("sed")
     slow.write_text(f'#!/bin/sh\nsleep 4\nexec {shutil.which("sed")} "$@"\n')
     slow.chmod(0o755)
     path = f"PATH={own.parent}:{os.environ['PATH']}"
