@@ -25,7 +25,17 @@ class TrainSpec:
     clip_norm: float = key(0.0, "largest gradient norm; 0 does not clip", least=0)
     micro_batch: int = key(0, "most samples of one forward pass on a rank; 0 for no limit", least=0)
     drop_last: bool = key(True, "leave out an epoch's incomplete last global batch")
-    precision: str = key("fp32", "autocast", choices=("fp32", "bf16", "fp16"))
+    find_micro_batch: bool = key(
+        False, "try at start-up which is the largest micro-batch that fits into memory"
+    )
+    precision: str = key(
+        "fp32",
+        "bf16 and fp16 by autocast; fp64 throughout",
+        choices=("fp32", "bf16", "fp16", "fp64"),
+    )
+    tf32: bool = key(False, "float32 products with TF32's 10 bits, where a GPU has it")
+    deterministic: bool = key(False, "algorithms that give the same bits in each run, or an error")
+    recompute: bool = key(False, "keep no activations of a block but compute them again (slower)")
     compile: bool = key(False, "torch.compile the model")
     log_every: int = key(10, "steps between two metric lines", least=1)
     eval_every: int = key(1, "epochs between two evaluations; 0 for one at the end", least=0)
@@ -40,6 +50,7 @@ class TrainSpec:
     explode: float = key(
         1000.0, "times the first loss at which it counts as diverged; 0 never", least=0
     )
+    measure: bool = key(False, "tell memory by part and bytes sent, with each metric line")
     trace: bool = key(False, "write every step's sample ids and loss, rank by rank")
 
 
@@ -51,6 +62,24 @@ class DdpSpec:
         False, "the graph is the same in every step; a resume is not exact to the last bit"
     )
     find_unused_parameters: bool = key(False, "some parameters get no gradient in some steps")
+    bucket_mb: int = key(25, "megabytes of gradients that travel together", least=1)
+    join: bool = key(False, "compute no padding where an epoch's last batch is uneven (Join)")
+    hook: str = key(
+        "none",
+        "how gradients travel",
+        choices=("none", "fp16", "bf16", "powersgd", "local_sgd"),
+    )
+    rank: int = key(1, "rank of PowerSGD's approximation", least=1)
+    after: int = key(100, "steps with plain averages before powersgd or local_sgd begins", least=2)
+    period: int = key(8, "steps between two averages of the weights under local_sgd", least=1)
+
+
+@dataclass
+class PipelineSpec:
+    """How micro-batches go through the stages of a pipeline."""
+
+    schedule: str = key("1f1b", "their order", choices=("gpipe", "1f1b", "interleaved"))
+    chunks: int = key(0, "least micro-batches of a step; 0 for one per stage", least=0)
 
 
 @dataclass
@@ -100,12 +129,15 @@ class JobSpec:
     cluster: str = key("auto", "auto, local, slurm, or a cluster profile")
     template: str = key("", "script template; the cluster's by default")
     launcher: str = key("", "how processes start; the cluster's by default")
+    strategy: str = key("ddp", "how the model is spread: ddp, fsdp, pp=2,ddp=4, ...")
+    start_from: str = key("", "file of weights that a new run starts from; see hpcddp import")
     global_batch: int = key(32, "samples of one optimizer step, over all ranks", least=1)
     epochs: int = key(0, "passes over the training set; 0 for as many as max_steps takes", least=0)
     max_steps: int = key(0, "stop after this many optimizer steps; 0 for no limit", least=0)
     seed: int = key(0, "seed of weights, order and augmentation", least=0)
     train: TrainSpec = dataclasses.field(default_factory=TrainSpec)
     ddp: DdpSpec = dataclasses.field(default_factory=DdpSpec)
+    pp: PipelineSpec = dataclasses.field(default_factory=PipelineSpec)
     data: DataSpec = dataclasses.field(default_factory=DataSpec)
     checkpoint: CheckpointSpec = dataclasses.field(default_factory=CheckpointSpec)
     requeue: RequeueSpec = dataclasses.field(default_factory=RequeueSpec)
@@ -120,6 +152,7 @@ KEYS = Keys(
     {
         "train": TrainSpec,
         "ddp": DdpSpec,
+        "pp": PipelineSpec,
         "data": DataSpec,
         "checkpoint": CheckpointSpec,
         "requeue": RequeueSpec,

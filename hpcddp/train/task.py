@@ -8,6 +8,12 @@ A task is a .py file beside the job file, or ``package.module:object``. It gives
     optimizer(model, train) -> Optimizer                 optional; train is the job's TrainSpec
     scheduler(optimizer, total_steps) -> LRScheduler     optional; stepped after every step
     metrics(output, target) -> {name: one value per sample}        optional; truth values count
+
+and how the model is cut, where its own structure does not say it:
+
+    blocks(model) -> names of the modules that fsdp divides and train.recompute computes again
+    parts(model) -> names of modules that called one after the other are the model, for pp
+    tp_plan(model) -> {name of a module: "colwise", "rowwise" or a ParallelStyle}, for tp
 """
 
 from __future__ import annotations
@@ -26,7 +32,8 @@ from hpcddp.errors import JobFileError
 from hpcddp.spec import JobSpec
 
 REQUIRED = ("model", "dataset", "loss")
-OPTIONAL = ("optimizer", "scheduler", "metrics")
+CUTS = ("blocks", "parts", "tp_plan")
+OPTIONAL = ("optimizer", "scheduler", "metrics", *CUTS)
 SIGNATURES = {
     "model": "model(**options)",
     "dataset": "dataset(split, **options)",
@@ -34,6 +41,7 @@ SIGNATURES = {
     "optimizer": "optimizer(model, train)",
     "scheduler": "scheduler(optimizer, total_steps)",
     "metrics": "metrics(output, target)",
+    **{name: f"{name}(model)" for name in CUTS},
 }
 _NODE_FOLDERS = re.compile(
     r"\$(?:(SCRATCH|SLURM_TMPDIR|TMPDIR)\b|\{(SCRATCH|SLURM_TMPDIR|TMPDIR)\})"
@@ -80,6 +88,13 @@ class Task:
     def scheduler(self, optimizer: Any, total_steps: int) -> Any:
         self._check("scheduler", optimizer, total_steps)
         return self._get("scheduler")(optimizer, total_steps)
+
+    def cut(self, name: str, model: Any) -> Any:
+        """What the task says of the model's structure, None if nothing; see CUTS."""
+        if not self.has(name):
+            return None
+        self._check(name, model)
+        return self._get(name)(model)
 
     def _get(self, function: str) -> Callable[..., Any]:
         found: Callable[..., Any] = self._functions[function]  # type: ignore[assignment]
