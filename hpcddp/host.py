@@ -138,7 +138,7 @@ def _code_of_program(run: RunDir, mine: Attempt, code: int, want: str) -> int:
     left = read_json(run.attempt(mine.number).left)
     if left:
         return int(left["code"])
-    if want in ("stop", "preempt"):
+    if want:
         return TERMINATED
     return codes.FAILED if code in codes.PRIVATE else code
 

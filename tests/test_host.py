@@ -351,6 +351,7 @@ def test_the_rank_that_failed_first_gives_a_program_its_exit_code(
         (3, "", [], 3),
         (codes.STOPPED, "", [], codes.FAILED),  # by chance
         (3, "preempt", [], 143),
+        (0, "cancel", [], 143),
         (0, "stop", [], 143),  # it may have more to do
         (0, "stop", [{"event": "end", "outcome": "done"}], 0),
         (
