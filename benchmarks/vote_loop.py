@@ -25,6 +25,7 @@ from hpcddp.train import world as worlds
 from hpcddp.train.guard import Guard
 from hpcddp.train.lease import Lease
 from hpcddp.train.meter import Meter
+from hpcddp.train.spread import replicas
 from hpcddp.train.stop import StopVote
 from hpcddp.train.world import World
 
@@ -54,7 +55,7 @@ def main(figures: Path, length: float, steps: int) -> None:
 def _measured(
     world: World, request: Path, step: Callable[[], None], steps: int
 ) -> tuple[list[float], float]:
-    guard = Guard(world, TrainSpec(), torch.nn.Linear(4, 4), Meter(world))
+    guard = Guard(replicas(world), TrainSpec(), torch.nn.Linear(4, 4), Meter(world))
     lease = Lease(RunDir(request.parent), 1)
     lease.folder.mkdir(parents=True, exist_ok=True)
     vote = StopVote(world, Preemption(), request, lease, guard)

@@ -17,6 +17,7 @@ from hpcddp.train import checkpoint, shards
 from hpcddp.train.guard import KEPT, Finding, Guard
 from hpcddp.train.meter import Meter
 from hpcddp.train.sampler import ResumableSampler
+from hpcddp.train.spread import replicas
 from hpcddp.train.world import World
 
 # Each sample carries a factor of its loss; a bad one may also spoil what BatchNorm counts.
@@ -196,7 +197,7 @@ def test_a_scaler_that_looks_for_its_scale_is_no_divergence(tmp_path):
 
 def guard_of(**keys):
     world = World(Rank(0, 1, 0, 1, 0), torch.device("cpu"), "gloo", [], HashStore())
-    return Guard(world, TrainSpec(**keys), nn.Linear(2, 2), Meter(world))
+    return Guard(replicas(world), TrainSpec(**keys), nn.Linear(2, 2), Meter(world))
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from hpcddp.spec import DataSpec, JobSpec
 from hpcddp.topology import Rank
 from hpcddp.train.data import TrainData
 from hpcddp.train.samples import Samples
+from hpcddp.train.spread import replicas
 from hpcddp.train.world import World
 
 SIZE = 20
@@ -137,7 +138,7 @@ def test_the_epoch_reaches_those_who_load(workers):
     """A worker lives longer than an epoch."""
     spec = JobSpec(global_batch=4, seed=3, data=DataSpec(workers=workers))
     world = World(Rank(0, 1, 0, 1, 0), torch.device("cpu"), "gloo", [], HashStore())
-    data, samples = TrainData(Random(), spec, world), Samples(Random(), 3)
+    data, samples = TrainData(Random(), spec, replicas(world)), Samples(Random(), 3)
     for epoch in (0, 1, 5):
         for ids, batch in data.batches(epoch, 8):
             assert batch[0].tolist() == ids

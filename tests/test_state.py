@@ -8,10 +8,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.nn.parallel import DistributedDataParallel
 
 from hpcddp.errors import CheckpointError
-from hpcddp.train.state import State, like, pack, parts, share, unpack
+from hpcddp.train.state import Where, begin, like, pack, parts, share, unpack
 
 
 def tied():
@@ -36,29 +37,65 @@ OPTIMIZERS = {
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_a_save_gives_the_names_that_a_restore_looks_for(model, optimizer):
-    module = MODELS[model]()
-    steps = OPTIMIZERS[optimizer](module.parameters())
+def test_a_restore_has_the_tensors_that_were_saved(model, optimizer):
+    """Under the names that torch's own getter gives them."""
+    module, steps = stepped(MODELS[model](), OPTIMIZERS[optimizer])
+    saved = parts(module, steps)
+    assert saved.tensors.keys() == names_of(module, steps)
+    fresh = MODELS[model]()
+    before = {name: value.clone() for name, value in fresh.state_dict().items()}
+    begun = OPTIMIZERS[optimizer](fresh.parameters())
+    begin(fresh, begun, set(saved.tensors))
+    there = parts(fresh, begun)
+    assert {n: t.shape for n, t in there.tensors.items()} == {
+        n: t.shape for n, t in saved.tensors.items()
+    }
+    assert there.where == saved.where
+    assert all(torch.equal(value, before[name]) for name, value in fresh.state_dict().items())
+    assert all(p.grad is None for p in fresh.parameters())
+
+
+def test_a_parameter_without_a_state_there_has_none_after_a_restore():
+    module, steps = stepped(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)), OPTIMIZERS["adam"])
+    first = {name for name in parts(module, steps).tensors if "optim.1" not in name}
+    fresh = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    fresh[1].weight.grad = torch.ones(3, 3)
+    begun = torch.optim.AdamW(fresh.parameters())
+    begin(fresh, begun, first)
+    assert parts(fresh, begun).tensors.keys() == first
+    assert fresh[1].weight.grad.sum() == 9  # what was there stays
+    begin(module, steps, first)  # also where the optimizer has it
+    assert parts(module, steps).tensors.keys() == first
+
+
+def stepped(module, kind):
+    """A module and its optimizer after a step."""
+    steps = kind(module.parameters())
     for parameter in module.parameters():
         parameter.grad = torch.ones_like(parameter)
     steps.step()
-    found = parts(module, steps)
-    ours, theirs = found.stepped | found.loose, State(module, steps).tensors
-    assert ours.keys() == theirs.keys()
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    return module, steps
+
+
+def names_of(module, steps):
+    model, optim = get_state_dict(module, steps)
+    found = {
+        f"optim.{name}.{key}"
+        for name, state in optim["state"].items()
+        for key, value in state.items()
+        if isinstance(value, torch.Tensor)
+    }
+    return found | {f"model.{name}" for name in model}
 
 
 def test_a_part_under_ddp_has_plain_names():
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         module = nn.Sequential(nn.Linear(3, 3), DistributedDataParallel(nn.Linear(3, 3)))
-        steps = torch.optim.AdamW(module.parameters())
-        for parameter in module.parameters():
-            parameter.grad = torch.ones_like(parameter)
-        steps.step()
+        module, steps = stepped(module, torch.optim.AdamW)
         found = parts(module, steps)
-        assert (found.stepped | found.loose).keys() == State(module, steps).tensors.keys()
-        del module, steps, found, parameter
+        assert found.tensors.keys() == names_of(module, steps)
+        del module, steps, found
     finally:
         dist.destroy_process_group()
 
@@ -76,7 +113,8 @@ def test_what_a_forward_pass_changes_is_told_apart():
 def test_ranks_share_the_writing_and_each_tensor_is_written_once(ranks):
     sizes = [1000, 1000, 990, 500, 500, 20, 3, 1, 1, 1]
     tensors = {f"t{i}": torch.zeros(size) for i, size in enumerate(sizes)}
-    shares = [share(tensors, rank, ranks) for rank in range(ranks)]
+    where = {name: Where(t.shape, (0,), tuple(range(ranks))) for name, t in tensors.items()}
+    shares = [share(tensors, where, rank) for rank in range(ranks)]
     assert sorted(name for part in shares for name in part) == sorted(tensors)
     loads = [sum(t.numel() for t in part.values()) for part in shares]
     assert max(loads) <= max(1000, 1.15 * sum(sizes) / ranks)

@@ -14,6 +14,7 @@ from hpcddp.topology import Rank
 from hpcddp.train import checkpoint, optim, shards
 from hpcddp.train.data import Micro, TrainData, split
 from hpcddp.train.sampler import ResumableSampler
+from hpcddp.train.spread import replicas
 from hpcddp.train.world import World
 
 
@@ -215,7 +216,8 @@ def test_data_that_makes_no_step_is_refused(job, world, told):
     spec = JobSpec(task="small.py", **job)
     place = Rank(0, world, 0, 1, 0)
     with pytest.raises(JobFileError, match=told):
-        TrainData(range(37), spec, World(place, torch.device("cpu"), "gloo", [], HashStore()))
+        ranks = World(place, torch.device("cpu"), "gloo", [], HashStore())
+        TrainData(range(37), spec, replicas(ranks))
 
 
 @pytest.mark.parametrize(
@@ -225,6 +227,20 @@ def test_accumulation_is_the_fewest_equal_micro_batches(share, limit, expected):
     assert split(share, limit) == expected
 
 
+@pytest.mark.parametrize(
+    "share, limit, least, multiple, expected",
+    [(12, 0, 4, 1, 4), (12, 2, 4, 1, 6), (10, 0, 4, 1, 5), (3, 0, 4, 1, 3), (12, 0, 4, 4, 4),
+     (24, 5, 4, 4, 8), (12, 1, 2, 2, 12)],
+)  # fmt: skip
+def test_a_pipeline_has_a_micro_batch_for_each_stage(share, limit, least, multiple, expected):
+    assert split(share, limit, least, multiple) == expected
+
+
+def test_a_share_that_makes_no_rounds_is_refused():
+    with pytest.raises(JobFileError, match="share of 5 samples cannot be cut into a multiple of 2"):
+        split(5, 0, 2, 2)
+
+
 @pytest.mark.parametrize("left", range(1, 13))
 def test_the_last_steps_shapes_add_up(left):
     """Micro-batches of all ranks: as many, of the same sizes, with all samples and no other."""
@@ -232,7 +248,7 @@ def test_the_last_steps_shapes_add_up(left):
     steps = []
     for rank in range(3):
         world = World(Rank(rank, 3, rank, 3, 0), torch.device("cpu"), "gloo", [], HashStore())
-        steps.append(TrainData(range(24 + left), spec, world).step_at(24))
+        steps.append(TrainData(range(24 + left), spec, replicas(world)).step_at(24))
     assert {step.samples for step in steps} == {left}
     assert len({tuple(micro.size for micro in step.micros) for step in steps}) == 1
     assert sum(micro.real for step in steps for micro in step.micros) == left

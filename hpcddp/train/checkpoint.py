@@ -37,6 +37,7 @@ CHUNK = 1 << 20  # bytes hashed at a time
 # What every meta.json has, and of which kind.
 NUMBERS = ("step", "epoch", "samples_consumed")
 OBJECTS = ("optimizer", "scheduler", "scaler")
+NAMED = 3  # tensors that an error names
 
 
 def step_of(folder: Path) -> int | None:
@@ -152,11 +153,7 @@ def _judged(folder: Path, world: World) -> str:
     mine = damage(folder, world.rank.world_rank, world.size)
     if not mine and world.is_main:
         mine = unreadable(folder)
-    said: list[Any] = [mine]
-    if world.size > 1:
-        said = [None] * world.size
-        dist.all_gather_object(said, mine, group=world.control)
-    return next((reason for reason in said if reason), "")
+    return next((reason for reason in world.gather(mine) if reason), "")
 
 
 def unreadable(folder: Path) -> str:
@@ -207,27 +204,34 @@ def read_meta(folder: Path) -> dict[str, Any]:
 
 
 def load(folder: Path, tensors: Mapping[str, Tensor], world: World) -> None:
-    """Fill the tensors of this rank in place; a collective."""
+    """Fill the tensors of this rank, whole ones or ``shards.Slice``, in place; a collective."""
     from hpcddp.train import shards
 
     shards.read(folder, tensors, world.control, alone=False)
 
 
-def check_names(folder: Path, tensors: Mapping[str, Tensor]) -> set[str]:
-    """All names in a checkpoint; CheckpointError when its model is not this one."""
+def check_names(folder: Path, sizes: Mapping[str, torch.Size]) -> set[str]:
+    """All names in a checkpoint; CheckpointError when its model is not this one.
+
+    Args:
+        sizes: of all the model's tensors, by name.
+    """
     from hpcddp.train import shards
 
     there = shards.shapes(folder)
-    ours = {n: t.shape for n, t in tensors.items() if n.startswith("model.")}
     theirs = {n: shape for n, (shape, _) in there.items() if n.startswith("model.")}
-    for name in sorted(ours.keys() | theirs.keys()):
-        if ours.get(name) != theirs.get(name):
-            here, saved = (_shape(d.get(name)) for d in (ours, theirs))
-            raise CheckpointError(
-                f"it is of another model: {name} is {saved} there and {here} here",
-                where=str(folder),
-                hint="submit a new run for another model",
-            )
+    differ = [n for n in sorted(sizes.keys() | theirs.keys()) if sizes.get(n) != theirs.get(n)]
+    if differ:
+        said = [
+            f"{n} is {_shape(theirs.get(n))} there and {_shape(sizes.get(n))} here"
+            for n in differ[:NAMED]
+        ]
+        more = f"; and {len(differ) - NAMED} more" if len(differ) > NAMED else ""
+        raise CheckpointError(
+            f"it is of another model: {'; '.join(said)}{more}",
+            where=str(folder),
+            hint="submit a new run for another model",
+        )
     return set(there)
 
 

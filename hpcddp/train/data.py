@@ -22,10 +22,11 @@ from torch.utils.data._utils import signal_handling
 from hpcddp.errors import JobFileError
 from hpcddp.preempt import ignore_stop_signals
 from hpcddp.spec import JobSpec
+from hpcddp.strategy import Layout
 from hpcddp.train.sampler import ResumableSampler
 from hpcddp.train.samples import Samples
 from hpcddp.train.seeding import mix
-from hpcddp.train.world import World
+from hpcddp.train.spread import Spread
 
 PIN_SECONDS = 5.0  # that the thread which pins memory gets to end
 
@@ -44,30 +45,58 @@ class Step(NamedTuple):
     micros: tuple[Micro, ...]
 
 
-def split(share: int, limit: int) -> int:
-    """Micro-batches of a rank's share: the fewest that are equal and at most ``limit`` samples."""
-    if limit == 0:
-        return 1
-    return next(k for k in range(1, share + 1) if share % k == 0 and share // k <= limit)
+def split(share: int, limit: int, least: int = 1, multiple: int = 1) -> int:
+    """Micro-batches of a rank's share: the fewest that are equal and at most ``limit`` samples.
+
+    Args:
+        share: samples of a rank in a step.
+        limit: 0 for none.
+        least: at least so many, if there are.
+        multiple: so many or a multiple of it.
+
+    Raises:
+        JobFileError: there is no such number.
+    """
+    least = min(least, share)
+    for count in range(least, share + 1):
+        small = limit == 0 or share // count <= limit
+        if share % count == 0 and count % multiple == 0 and small:
+            return count
+    raise JobFileError(
+        f"a rank's share of {share} samples cannot be cut into a multiple of {multiple} "
+        "micro-batches",
+        where="global_batch",
+        hint="take another global_batch, or another pp.schedule than interleaved",
+    )
+
+
+def chunks(spec: JobSpec, layout: Layout) -> tuple[int, int]:
+    """Fewest micro-batches of a step, and of what their number is a multiple: a pipeline without
+    one for each stage stands still, and an interleaved one has rounds of as many as ranks."""
+    if layout.pp == 1:
+        return 1, 1
+    return spec.pp.chunks or layout.pp, layout.pp if spec.pp.schedule == "interleaved" else 1
 
 
 class TrainData:
     """The training set, seen from one rank."""
 
-    def __init__(self, dataset: Any, spec: JobSpec, world: World) -> None:
-        self.samples = _check(dataset, spec, world.size)
+    def __init__(self, dataset: Any, spec: JobSpec, spread: Spread) -> None:
+        size = spread.data_size
+        self.samples = _check(dataset, spec, size)
         self._global_batch = spec.global_batch
         self._drop_last = spec.train.drop_last
-        self._rank, self._world_size = world.rank.world_rank, world.size
+        self._rank, self._ranks = spread.data_rank, size
         self._seed = spec.seed
-        self.device = world.device
-        share = spec.global_batch // world.size
-        self.accumulation = split(share, spec.train.micro_batch)
+        self._double = spec.train.precision == "fp64"
+        self.device = spread.world.device
+        share = spec.global_batch // size
+        self.accumulation = split(share, spec.train.micro_batch, *chunks(spec, spread.layout))
         self.micro_batch = share // self.accumulation
         self._full = (Micro(self.micro_batch, self.micro_batch),) * self.accumulation
         self._sampler = ResumableSampler(
             dataset,
-            world.size,
+            size,
             self._rank,
             seed=spec.seed,
             drop_last=spec.train.drop_last,
@@ -80,7 +109,7 @@ class TrainData:
         self._loader: DataLoader[Any] = make_loader(
             Samples(dataset, spec.seed),
             spec.data.workers,
-            world.device,
+            self.device,
             batch_sampler=self._batches,
             generator=self._generator,
         )
@@ -112,8 +141,8 @@ class TrainData:
         left = self.samples - consumed
         if left >= self._global_batch:
             return Step(self._global_batch, self._full)
-        padded = -(-left // self._world_size)
-        real = -(-(left - self._rank) // self._world_size)  # padding comes last, on the last ranks
+        padded = -(-left // self._ranks)
+        real = -(-(left - self._rank) // self._ranks)  # padding comes last, on the last ranks
         sizes = [
             min(self.micro_batch, padded - done) for done in range(0, padded, self.micro_batch)
         ]
@@ -127,7 +156,7 @@ class TrainData:
         """A micro-batch on the device, without its padding (unless there is nothing else)."""
         if 0 < micro.real < micro.size:
             batch = _map(batch, lambda t: t[: micro.real])
-        return to_device(batch, self.device)
+        return placed(batch, self.device, double=self._double)
 
 
 class _Batches:
@@ -231,8 +260,14 @@ def _end_pinning(iterator: Any) -> None:
         del iterator._pin_memory_thread  # torch would wait for it
 
 
-def to_device(batch: Any, device: torch.device) -> Any:
-    """A batch, or what holds tensors, on the device; on the CPU it is there already."""
+def placed(batch: Any, device: torch.device, *, double: bool = False) -> Any:
+    """A batch, or what holds tensors, on the device; on the CPU it is there already.
+
+    Args:
+        double: numbers with a fraction become float64.
+    """
+    if double:
+        batch = _map(batch, lambda t: t.double() if t.is_floating_point() else t)
     if device.type == "cpu":
         return batch
     return _map(batch, lambda t: t.to(device, non_blocking=True))

@@ -8,18 +8,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import Subset
 
 from hpcddp.errors import JobFileError
 from hpcddp.spec import CheckpointSpec, JobSpec
 from hpcddp.train import seeding
-from hpcddp.train.data import end_workers, make_loader, to_device
+from hpcddp.train.data import end_workers, make_loader, placed
+from hpcddp.train.engine import Engine
 from hpcddp.train.pulse import Pulse
 from hpcddp.train.samples import Samples
+from hpcddp.train.spread import Spread
 from hpcddp.train.task import Task
-from hpcddp.train.world import World
 
 
 @dataclass(frozen=True)
@@ -48,20 +48,23 @@ def improved(best: dict[str, Any], metrics: dict[str, float], spec: CheckpointSp
     return not known or sign * metrics[spec.best] > sign * float(best["value"])
 
 
-def make(task: Task, spec: JobSpec, world: World, pulse: Pulse) -> Evaluator | None:
+def make(task: Task, spec: JobSpec, spread: Spread, pulse: Pulse) -> Evaluator | None:
     """None without held-out samples. They are the same in every life and on all ranks, also where
     the task draws them."""
-    with seeding.untouched(world.device):
+    with seeding.untouched(spread.world.device):
         seeding.seed_all(seeding.mix(spec.seed, -1))
         dataset = task.dataset("eval")
-    return None if dataset is None else Evaluator(dataset, task, spec, world, pulse)
+    return None if dataset is None else Evaluator(dataset, task, spec, spread, pulse)
 
 
 class Evaluator:
-    """This rank's part of the held-out samples: every world-size-th one, without padding."""
+    """This rank's part of the held-out samples: every n-th of n data ranks, without padding."""
 
-    def __init__(self, dataset: Any, task: Task, spec: JobSpec, world: World, pulse: Pulse) -> None:
-        self._task, self._world, self._pulse = task, world, pulse
+    def __init__(
+        self, dataset: Any, task: Task, spec: JobSpec, spread: Spread, pulse: Pulse
+    ) -> None:
+        self._task, self._spread, self._pulse = task, spread, pulse
+        self._world, self._double = spread.world, spec.train.precision == "fp64"
         self.count = len(dataset)
         if self.count == 0:
             raise JobFileError(
@@ -69,59 +72,58 @@ class Evaluator:
                 where=task.name,
                 hint="return None where there is nothing to evaluate on",
             )
-        mine = range(world.rank.world_rank, self.count, world.size)
-        self._common = -(-(self.count // world.size) // spec.data.eval_batch)  # batches of all
+        ranks, size = spread.data_size, spec.data.eval_batch
+        mine = range(spread.data_rank, self.count, ranks)
+        self._common = math.ceil(self.count // ranks / size)  # batches that all ranks have
+        self._most = math.ceil(math.ceil(self.count / ranks) / size)  # of the rank that has most
         # A rank without a sample takes one that does not count, to have the metrics' names.
-        self._weight = 1 if mine else 0
+        self._counts = bool(mine) and spread.speaks
         samples = Samples(dataset, seeding.mix(spec.seed, -1))  # draws other numbers than training
         self._loader = make_loader(
             Subset(samples, mine or range(1)),
             spec.data.workers,
-            world.device,
-            batch_size=spec.data.eval_batch,
+            self._world.device,
+            batch_size=size,
             generator=torch.Generator().manual_seed(0),
         )
 
     def __call__(
         self,
-        model: nn.Module,
+        engine: Engine,
         stop: Callable[[], bool] = lambda: False,
         after: Callable[[], object] = lambda: None,
     ) -> Evaluation | None:
         """Evaluate the model; a collective. None if it was broken off.
 
         Args:
-            model: not wrapped, since ranks' batches differ.
             stop: asked before every batch that all ranks have; the same answer on all of them.
             after: called after every batch.
         """
-        training = model.training
-        model.eval()
-        try:
-            with torch.inference_mode():
-                found = self._sums(model, stop, after)
-        finally:
-            model.train(training)
+        with engine.evaluating():
+            found = self._sums(engine, stop, after)
         if found is None:
             return None
         sums, counts = found
-        totals = torch.stack(list(sums.values())).mul_(self._weight)
-        if self._world.size > 1:
-            dist.all_reduce(totals)
-        values = dict(zip(sums, totals.tolist(), strict=True))
+        mine = {name: float(value) for name, value in sums.items()} if self._counts else {}
+        values: dict[str, float] = {}
+        truths = set[str]()
+        for theirs, names in self._world.gather((mine, counts)):
+            values |= {name: values.get(name, 0.0) + value for name, value in theirs.items()}
+            truths |= names
         return Evaluation(
-            {name: value / self.count for name, value in values.items()},
+            {name: value / self.count for name, value in sorted(values.items())},
             self.count,
-            {name: round(values[name]) for name in counts},
+            {name: round(values[name]) for name in sorted(truths)},
         )
 
     def close(self) -> None:
         end_workers(self._loader)
 
     def _sums(
-        self, model: nn.Module, stop: Callable[[], bool], after: Callable[[], object]
+        self, engine: Engine, stop: Callable[[], bool], after: Callable[[], object]
     ) -> tuple[dict[str, Tensor], set[str]] | None:
         """Sums over this rank's samples, and the names of those that count truth values."""
+        inputs: Any = None
         zero = torch.zeros((), dtype=torch.float64, device=self._world.device)
         sums: dict[str, Tensor] = {}
         counts: set[str] = set()
@@ -129,8 +131,11 @@ class Evaluator:
             if i < self._common and stop():
                 return None
             self._pulse.touch()
-            inputs, targets = to_device(batch, self._world.device)
-            output = model(inputs)
+            inputs, targets = placed(batch, self._world.device, double=self._double)
+            output = engine.infer(inputs)
+            if not self._spread.last:
+                after()
+                continue
             values = self._values(output, targets)
             size = next((len(v) for v in values.values()), _size(targets, inputs))
             loss = self._task.loss(output, targets)
@@ -140,7 +145,10 @@ class Evaluator:
                 if value.dtype == torch.bool:
                     counts.add(name)
             after()
-        return dict(sorted(sums.items())), counts
+        if not self._spread.layout.plain:  # others need this rank for their last batch
+            for _ in range(len(self._loader), self._most):
+                engine.infer(inputs)
+        return sums, counts
 
     def _values(self, output: Any, targets: Any) -> dict[str, Tensor]:
         """The task's metrics of one batch, one value per sample."""

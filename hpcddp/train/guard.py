@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from hpcddp.errors import Diverged
 from hpcddp.spec import TrainSpec
 from hpcddp.train.meter import Meter
-from hpcddp.train.world import World
+from hpcddp.train.spread import Spread, local
 
 LARGEST = torch.finfo(torch.float32).max
 KEPT = 1024  # losses that wait to be looked at
@@ -68,13 +68,15 @@ class Guard:
         meter: forgets the loss of a step that is left out.
     """
 
-    def __init__(self, world: World, train: TrainSpec, module: nn.Module, meter: Meter) -> None:
-        self._world, self._train, self._module, self._meter = world, train, module, meter
+    def __init__(self, spread: Spread, train: TrainSpec, module: nn.Module, meter: Meter) -> None:
+        self._world, self._train, self._module, self._meter = spread.world, train, module, meter
         self._losses: list[tuple[int, Tensor]] = []  # of micro-batches, with their steps
         self._limit = LARGEST
         self.first_loss: float | None = None
+        mine = list(module.parameters())
+        if spread.layout.plain:  # equal on all ranks: each looks at some
+            mine = mine[spread.world.rank.world_rank :: spread.world.size]
         # A weight that begins with -inf is somebody's mask.
-        mine = list(module.parameters())[world.rank.world_rank :: world.size]
         self._share = [p for p in mine if _finite([p])]
         self._buffers: list[tuple[Tensor, Tensor]] = []  # before this step
         self._skips = 0
@@ -172,10 +174,7 @@ class Guard:
             if weights or gradient:
                 last = kept[-1][1] if kept else math.nan
                 mine = Finding(step, rank, last, "weights" if weights else "gradient")
-        found: list[Finding | None] = [mine]
-        if self._world.size > 1:
-            found = [None] * self._world.size
-            dist.all_gather_object(found, mine, group=self._world.control)
+        found = self._world.gather(mine)
         # A bad loss makes all ranks' gradients bad: of one step, the loss is the cause.
         return min((f for f in found if f), key=lambda f: (f.step, f.what != "loss", f.rank))
 
@@ -248,7 +247,7 @@ def _finite(tensors: Sequence[Tensor]) -> Tensor:
     """Whether all numbers are finite, on the device: a sum keeps nan and inf, and is ten times as
     fast as a look at each. Half precision is summed in float32, or the sum would overflow."""
     sums = [
-        t.detach().sum(dtype=torch.promote_types(t.dtype, torch.float32)).isfinite()
+        local(t.detach()).sum(dtype=torch.promote_types(t.dtype, torch.float32)).isfinite()
         for t in tensors
     ]
     return torch.stack(sums).all() if sums else torch.tensor(True)

@@ -28,7 +28,7 @@ from torch import Tensor
 from hpcddp import codes
 from hpcddp import record as records
 from hpcddp.errors import UserError
-from hpcddp.preempt import Preemption
+from hpcddp.preempt import Preemption, ignore_stop_signals
 from hpcddp.rundir import RunDir, write_json
 from hpcddp.train import checkpoint, snapshot, state
 from hpcddp.train.data import Micro
@@ -38,6 +38,7 @@ from hpcddp.train.meter import Meter
 from hpcddp.train.metrics import Recorder
 from hpcddp.train.saver import Saver
 from hpcddp.train.snapshot import Live, Position
+from hpcddp.train.spread import replicas
 from hpcddp.train.stop import StopVote
 from hpcddp.train.trace import Trace
 from hpcddp.train.world import World
@@ -98,18 +99,21 @@ class Run:
         self._lease.take(self.world)
         self._preemption = Preemption()
         self._preemption.install()
+        atexit.register(
+            ignore_stop_signals
+        )  # Python takes the handlers away, and one may come late
         self._record("ranks", backend=self.world.backend, ranks=self.world.reports)
-        newest = checkpoint.newest(folder, self.world)
+        newest, ranks = checkpoint.newest(folder, self.world), replicas(self.world)
         if newest:
             meta = checkpoint.read_meta(newest)
             self._at, self.resumed = snapshot.position(meta, newest), True
             self.state = meta.get("own") or {}
-            snapshot.restore(newest, meta, self.world, live, optimizer=True, schedule=True)
+            snapshot.restore(newest, meta, ranks, live, optimizer=True, schedule=True)
             self._random = state.rng_tensors(self.world.rank.world_rank, self.world.device)
         path = str(newest.relative_to(folder.path)) if newest else None
         self._record("start", step=self._at.step, epoch=self._at.epoch, resumed=path)
         saved = self._at.step if newest else None
-        self._saver = Saver(self._lease, self.world, live, self._record, keep, saved)
+        self._saver = Saver(self._lease, ranks, live, self._record, keep, saved)
         live.optimizer.register_step_pre_hook(lambda *_: self._saver.join())
         deadline = float(os.environ.get("HPCDDP_DEADLINE") or 0)
         facts = (self.world, self._preemption, folder.request, self._lease, _NoGuard())

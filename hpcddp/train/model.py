@@ -11,17 +11,24 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from hpcddp.spec import JobSpec, TrainSpec
+from hpcddp.train.spread import Scaler, Spread
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def wrap(module: torch.nn.Module, spec: JobSpec, device: torch.device) -> DistributedDataParallel:
-    """The model with its gradients averaged over ranks; the module itself stays plain."""
-    if spec.train.compile:
-        module.compile()
+def wrap(module: torch.nn.Module, spec: JobSpec, spread: Spread) -> torch.nn.Module:
+    """The model with its gradients averaged over replicas, if there are any that fully_shard does
+    not look after; the module itself stays plain."""
+    layout, device = spread.layout, spread.world.device
+    if layout.threads and device.type == "cuda":
+        return torch.nn.DataParallel(module)
+    if layout.ddp == 1 or spread.divided:
+        return module
     model = DistributedDataParallel(
         module,
         device_ids=[device] if device.type == "cuda" else None,
+        process_group=None if layout.pp == 1 else spread.group("ddp"),
+        bucket_cap_mb=spec.ddp.bucket_mb,
         gradient_as_bucket_view=True,
         static_graph=spec.ddp.static_graph,
         find_unused_parameters=spec.ddp.find_unused_parameters,
@@ -61,14 +68,14 @@ def share_buffers(model: DistributedDataParallel) -> None:
 
 def autocast(device: torch.device, precision: str) -> contextlib.AbstractContextManager[Any]:
     """What a forward pass runs in."""
-    if precision == "fp32":
+    if precision not in DTYPES:
         return contextlib.nullcontext()
     return torch.autocast(device.type, DTYPES[precision])
 
 
-def grad_scaler(device: torch.device, train: TrainSpec) -> torch.amp.GradScaler:
+def grad_scaler(device: torch.device, train: TrainSpec) -> Scaler:
     """Loss scaling for fp16 (Micikevicius et al., 2018); for the rest it passes things through."""
     enabled = train.precision == "fp16"
     if enabled or train.on_divergence != "stop":  # a first step left out is remarked on
         warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
-    return torch.amp.GradScaler(device.type, enabled=enabled)
+    return Scaler(device.type, enabled=enabled)

@@ -6,10 +6,12 @@ import math
 from collections.abc import Callable
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
+from hpcddp.errors import JobFileError
 from hpcddp.spec import TrainSpec
 from hpcddp.train.task import Task
 
@@ -24,6 +26,30 @@ def make_optimizer(task: Task, model: nn.Module, train: TrainSpec) -> Optimizer:
     return torch.optim.AdamW(
         parameters, lr=train.lr, weight_decay=train.weight_decay, fused=fused or None
     )
+
+
+def divided(optimizer: Optimizer, group: dist.ProcessGroup) -> Optimizer:
+    """An optimizer whose state is divided over the ranks of a group (Rajbhandari et al., 2020,
+    stage 1): each steps some of the parameters, and gives them to the others.
+
+    Raises:
+        JobFileError: it cannot be made again with another list of parameters.
+    """
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    try:
+        return ZeroRedundancyOptimizer(
+            [dict(params) for params in optimizer.param_groups],
+            type(optimizer),
+            process_group=group,
+            **optimizer.defaults,
+        )
+    except (TypeError, ValueError) as error:
+        raise JobFileError(
+            f"zero1 cannot divide a {type(optimizer).__name__}: {error}",
+            where="optimizer()",
+            hint="take one of torch.optim's, or fsdp, which divides any optimizer's state",
+        ) from None
 
 
 def make_scheduler(

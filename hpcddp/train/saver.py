@@ -25,20 +25,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch.distributed as dist
+from torch import Tensor
 
 from hpcddp.errors import HpcddpError
 from hpcddp.train import checkpoint, publish, snapshot, state
 from hpcddp.train.lease import Lease
 from hpcddp.train.metrics import Recorder
 from hpcddp.train.snapshot import Live, Position
+from hpcddp.train.spread import Spread
 from hpcddp.train.staging import Staging
-from hpcddp.train.world import World
 
 FIRST = 5.0  # seconds that a save is thought to take before the first one
 GRACE = 5.0  # seconds that a running save gets when the training failed
 
 T = TypeVar("T")
+# Checksums of a rank's tensors by their holders, and the numbers in its optimizer's state.
+_Known = tuple[dict[tuple[int, ...], int], dict[str, dict[str, Any]]]
 
 
 class _Failed(Exception):
@@ -51,7 +53,7 @@ class _Save:
 
     step: int
     meta: dict[str, Any]
-    names: int  # a checksum of the tensors that all ranks have
+    parts: state.Parts
     began: float
     blocked: float = 0.0  # seconds that the loop's thread waited
     seconds: float = 0.0
@@ -69,16 +71,22 @@ class Saver:
     """
 
     def __init__(
-        self, lease: Lease, world: World, live: Live, record: Recorder, keep: int, saved: int | None
+        self,
+        lease: Lease,
+        spread: Spread,
+        live: Live,
+        record: Recorder,
+        keep: int,
+        saved: int | None,
     ) -> None:
         self.took = FIRST  # seconds of the last save
-        self._lease, self._world, self._live, self._record = lease, world, live, record
-        self._keep = keep
+        self._lease, self._spread, self._live, self._record = lease, spread, live, record
+        self._world, self._keep = spread.world, keep
         self._folder = lease.run.checkpoints
-        if world.is_main:
+        if self._world.is_main:
             publish.tidy(self._folder)
         self.begin_from(saved)
-        self._staging = Staging(world.device)
+        self._staging = Staging(self._world.device)
         self._thread: threading.Thread | None = None
         self._current: _Save | None = None
         self._joined = True
@@ -105,18 +113,27 @@ class Saver:
         if self.saved == at.step:
             return
         began = time.monotonic()
-        world, rank = self._world, self._world.rank.world_rank
-        parts = state.parts(self._live.module, self._live.optimizer)
-        meta = snapshot.meta(self._lease, world, self._live, at, facts, parts.plain)
-        loose = parts.loose | (state.pack(self._live.more) if self._live.more else {})
-        now = state.rng_tensors(rank, world.device) | (loose if world.is_main else {})
-        self._staging.take(now, state.share(parts.stepped, rank, world.size))
-        self._current = _Save(at.step, json.loads(json.dumps(meta)), _names(parts), began)
-        _ = world.saving  # made by all ranks in the same place
+        parts = state.parts(self._live.module, self._live.optimizer, self._spread.holders)
+        meta = snapshot.meta(self._lease, self._spread, self._live, at, facts)
+        rank = self._world.rank.world_rank
+        self._staging.take(self._now(parts), state.share(parts.stepped, parts.where, rank))
+        self._current = _Save(at.step, json.loads(json.dumps(meta)), parts, began)
+        _ = self._world.saving  # made by all ranks in the same place
         self._thread = threading.Thread(target=self._run, args=(self._current,), daemon=True)
         self._thread.start()
         self._joined = False
         self._current.blocked = looked + time.monotonic() - began
+
+    def _now(self, parts: state.Parts) -> dict[str, Tensor]:
+        """What this rank writes of what the next forward pass changes. Ranks that draw the same
+        random numbers have one writer. Where buffers differ between holders, the first's count."""
+        rank, place = self._world.rank.world_rank, self._spread.place
+        mine = {n: t for n, t in parts.loose.items() if parts.where[n].holders[0] == rank}
+        if place.tp == 0:
+            mine |= state.rng_tensors(self._spread.stream, self._world.device)
+        if self._world.is_main and self._live.more:
+            mine |= state.pack(self._live.more)
+        return mine
 
     def join(self) -> None:
         """Wait until the weights may change."""
@@ -193,8 +210,8 @@ class Saver:
         aside = self._lease.folder / f"step-{save.step}"
         try:
             self._together(self._staging.copy)
-            self._alike(self._together(lambda: self._prepare(aside, save)))
-            self._together(lambda: self._write_share(aside))
+            self._alike(self._together(lambda: self._prepare(aside, save)), save)
+            self._together(lambda: self._write_share(aside, save))
             files = self._together(lambda: self._own_files(aside))
             sizes = self._together(lambda: self._publish(aside, save, files))
             save.size = sizes[0]
@@ -206,7 +223,7 @@ class Saver:
 
     def _together(self, work: Callable[[], T]) -> list[T]:
         """What each rank's work came to, by rank; _Failed on all of them if it failed on one."""
-        rank, size = self._world.rank.world_rank, self._world.size
+        rank = self._world.rank.world_rank
         mine: tuple[T | None, str]
         try:
             mine = work(), ""
@@ -214,31 +231,41 @@ class Saver:
             mine = None, error.what
         except Exception as error:
             mine = None, f"rank {rank}: {type(error).__name__}: {error}"
-        everyone: list[Any] = [mine]
-        if size > 1:
-            everyone = [None] * size
-            dist.all_gather_object(everyone, mine, group=self._world.saving)
+        everyone: list[Any] = self._world.gather(mine, self._world.saving)
         if reason := next((reason for _, reason in everyone if reason), ""):
             raise _Failed(reason)
         return [result for result, _ in everyone]
 
-    def _prepare(self, aside: Path, save: _Save) -> int:
-        """Make the folder, if this attempt may; which tensors this rank knows of."""
+    def _prepare(self, aside: Path, save: _Save) -> _Known:
+        """Make the folder, if this attempt may; what this rank knows of."""
         if self._world.is_main:
             if not self._lease.held():
                 raise self._lease.error()
             publish.empty(self._lease.folder)
             aside.mkdir()
-        return save.names
+        return _names(save.parts), save.parts.plain
 
-    def _alike(self, names: list[int]) -> None:
-        if len(set(names)) > 1:  # a tensor might be written by nobody
-            raise _Failed("the ranks' models or optimizers have not the same tensors")
+    def _alike(self, known: list[_Known], save: _Save) -> None:
+        """Take in the numbers of all ranks' optimizers, which have the same tensors where they
+        should: else one might be written by nobody."""
+        sums: dict[tuple[int, ...], int] = {}
+        for names, plain in known:
+            save.meta["optimizer"]["state"].update(plain)
+            for holders, found in names.items():
+                if sums.setdefault(holders, found) != found:
+                    raise _Failed("the ranks' models or optimizers have not the same tensors")
 
-    def _write_share(self, aside: Path) -> None:
+    def _write_share(self, aside: Path, save: _Save) -> None:
         from hpcddp.train import shards  # after the copy, which the loop waits for: it takes long
 
-        shards.write(aside, self._staging.ready(), self._world.saving)
+        where, copies = save.parts.where, self._staging.ready()
+        slices = {
+            name: shards.Slice.of(copy, where[name].size, where[name].offsets)
+            if name in where
+            else copy
+            for name, copy in copies.items()
+        }
+        shards.write(aside, slices, self._world.saving)
 
     def _own_files(self, aside: Path) -> dict[str, dict[str, Any]]:
         rank = self._world.rank.world_rank
@@ -267,8 +294,11 @@ class Saver:
         return self._lease.held()
 
 
-def _names(parts: state.Parts) -> int:
-    """A checksum of which tensors there are."""
-    tensors = {**parts.stepped, **parts.loose}
-    text = " ".join(f"{name} {tuple(tensors[name].shape)}" for name in sorted(tensors))
-    return zlib.crc32(text.encode())
+def _names(parts: state.Parts) -> dict[tuple[int, ...], int]:
+    """A checksum of which tensors there are, by who holds them."""
+    sums: dict[tuple[int, ...], int] = {}
+    for name in sorted(parts.where):
+        size, offsets, holders = parts.where[name]
+        text = f"{name} {tuple(size)} {offsets}"
+        sums[holders] = zlib.crc32(text.encode(), sums.get(holders, 0))
+    return sums

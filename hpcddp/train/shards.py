@@ -14,7 +14,7 @@ import io
 import logging
 import pickle
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PosixPath
 from typing import Any
 
@@ -28,6 +28,7 @@ from torch.distributed.checkpoint.filesystem import (
     FileSystemReader,
     FileSystemWriter,
 )
+from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
@@ -59,6 +60,49 @@ ALLOWED: dict[tuple[str, str], Any] = {
         )
     },
 }
+
+
+class Slice(Tensor):
+    """A rank's part of a tensor, as DCP reads and writes it: in place, by its offsets.
+
+    It has the memory of the part, and the size of the whole.
+    """
+
+    part: Tensor
+    whole: torch.Size
+    offsets: torch.Size
+
+    @staticmethod
+    def of(part: Tensor, whole: torch.Size, offsets: Sequence[int]) -> Tensor:
+        """The part itself where it is the whole."""
+        part = part.detach()
+        if part.shape == whole:
+            return part
+        made: Slice = Tensor._make_subclass(Slice, part)
+        made.part, made.whole, made.offsets = part, whole, torch.Size(offsets)
+        return made
+
+    def size(self) -> torch.Size:  # type: ignore[override]
+        return self.whole
+
+    # torch.distributed._checkpointable: what DCP asks of a tensor that ranks have parts of.
+
+    def __create_chunk_list__(self) -> list[metadata.ChunkStorageMetadata]:
+        return [metadata.ChunkStorageMetadata(self.offsets, self.part.shape)]
+
+    def __create_write_items__(self, name: str, _: Any) -> list[WriteItem]:
+        (chunk,) = self.__create_chunk_list__()
+        properties = metadata.TensorProperties.create_from_tensor(self.part)
+        return [
+            WriteItem(
+                index=metadata.MetadataIndex(name, self.offsets),
+                type=WriteItemType.SHARD,
+                tensor_data=TensorWriteData(chunk, properties, self.whole),
+            )
+        ]
+
+    def __get_tensor_shard__(self, _: Any) -> Tensor:
+        return self.part
 
 
 class _Unpickler(pickle.Unpickler):
@@ -147,9 +191,9 @@ def empty(folder: Path, prefix: str) -> dict[str, Tensor]:
 
 
 def write(folder: Path, tensors: Mapping[str, Tensor], group: dist.ProcessGroup | None) -> None:
-    """Write all ranks' tensors into a folder that is there, fsynced; a collective.
+    """Write all ranks' tensors and slices into a folder that is there, fsynced; a collective.
 
-    A tensor that several ranks bring is written once.
+    What several ranks bring is written once.
 
     Raises:
         CheckpointError: on all ranks, with the first rank's reason.

@@ -16,7 +16,7 @@ import hpcddp
 from hpcddp.errors import CheckpointError
 from hpcddp.train import checkpoint, optim, state
 from hpcddp.train.lease import Lease
-from hpcddp.train.world import World
+from hpcddp.train.spread import Spread
 
 
 @dataclass
@@ -41,25 +41,24 @@ class Live:
 
 def meta(
     lease: Lease,
-    world: World,
+    spread: Spread,
     live: Live,
     at: Position,
     facts: dict[str, Any],
-    plain: dict[str, dict[str, Any]],
 ) -> dict[str, Any]:
-    """What meta.json says, as plain data.
+    """What meta.json says, as plain data, but for the numbers in the optimizer's state.
 
     Args:
         facts: more of it.
-        plain: the numbers in the optimizer's state.
     """
     return {
         **vars(at),
         **facts,
         "run": lease.run.name,
         "attempt": lease.attempt,
-        "world": world.size,
-        "optimizer": {"param_groups": state.groups(live.optimizer), "state": plain},
+        "world": spread.world.size,
+        "strategy": str(spread.layout),
+        "optimizer": {"param_groups": state.groups(live.optimizer), "state": {}},
         "scheduler": live.scheduler.state_dict(),
         "scaler": live.scaler.state_dict(),
         "versions": {
@@ -81,7 +80,7 @@ def position(meta: dict[str, Any], where: Path) -> Position:
 def restore(
     folder: Path,
     meta: dict[str, Any],
-    world: World,
+    spread: Spread,
     live: Live,
     *,
     optimizer: bool = False,
@@ -92,19 +91,26 @@ def restore(
     Where optimizer or schedule are a person's own, options come back as they were: a schedule sets
     the learning rate only when it steps. Ours follow from the job file and the step, so a value
     changed for the rest of the run counts. A rank that the checkpoint did not have keeps the random
-    numbers that its seed gave it.
+    numbers that its seed gave it. How the ranks spread the model may have been another way.
 
     Args:
         optimizer, schedule: whether it is a person's own.
     """
     from hpcddp.train import shards
 
-    there = state.State(live.module, live.optimizer)
-    there.only(checkpoint.check_names(folder, there.tensors))
-    rng = shards.empty(folder, f"rng.{world.rank.world_rank}.")
+    names = _check(folder, live, spread)
+    state.begin(live.module, live.optimizer, names)
+    there = state.parts(live.module, live.optimizer, spread.holders)
+    slices = {
+        name: shards.Slice.of(tensor, there.where[name].size, there.where[name].offsets)
+        for name, tensor in there.tensors.items()
+        if not there.where[name].nothing(tensor)
+    }
+    rng = shards.empty(folder, f"rng.{spread.stream}.")
     more = shards.empty(folder, state.MORE) if live.more else {}
-    checkpoint.load(folder, {**there.tensors, **rng, **more}, world)
-    there.apply(meta["optimizer"], options=optimizer or schedule)
+    checkpoint.load(folder, {**slices, **rng, **more}, spread.world)
+    live.module.load_state_dict(there.module)  # a module may have more to do then
+    state.apply(live.module, live.optimizer, meta["optimizer"], options=optimizer or schedule)
     if schedule:
         live.scheduler.load_state_dict(state.like(meta["scheduler"], live.scheduler.state_dict()))
     elif isinstance(live.scheduler, LambdaLR):
@@ -114,4 +120,14 @@ def restore(
     if more:
         live.more.load_state_dict(state.unpack(more))
     if rng:
-        state.set_rng(rng, world.device)
+        state.set_rng(rng, spread.world.device)
+
+
+def _check(folder: Path, live: Live, spread: Spread) -> set[str]:
+    """All names in a checkpoint; CheckpointError on all ranks when its model is not this one. A
+    collective where ranks have different tensors."""
+    where = state.parts(live.module, live.optimizer, spread.holders).where
+    sizes = {name: part.size for name, part in where.items() if name.startswith("model.")}
+    if spread.layout.pp > 1:
+        sizes = {name: size for some in spread.world.gather(sizes) for name, size in some.items()}
+    return checkpoint.check_names(folder, sizes)

@@ -2,11 +2,11 @@
 
     model.<name>                 parameters and buffers, named as the plain module names them
     optim.<name>.<state>         the optimizer's tensors, by the parameter they belong to
-    rng.<rank>.<generator>       the random generators of every rank
+    rng.<stream>.<generator>     the random generators of every rank; ranks of a tp group are one
     more                         what else a loop has, as torch.save wrote it
 
-A save names the live tensors itself (`parts`), in a millisecond. A restore goes through torch's own
-getters and setters, which give the same names however the model is spread.
+The names are the same however the model is spread; a rank has some of the tensors, or parts of
+them. ``parts`` gives the live ones, in a millisecond: a save copies them, a restore fills them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import io
 import pickle
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -26,44 +26,94 @@ from torch.optim import Optimizer
 
 from hpcddp.errors import CheckpointError
 from hpcddp.train import seeding
+from hpcddp.train.spread import local
 
 MORE = "more"
 
 
+class Where(NamedTuple):
+    """Of which tensor a rank has which part, and who else has it."""
+
+    size: torch.Size
+    offsets: tuple[int, ...]
+    holders: tuple[int, ...]  # global ranks, this one among them
+
+    def nothing(self, part: Tensor) -> bool:
+        """Whether this rank has none of it: there were more ranks than rows."""
+        return part.numel() == 0 and self.size.numel() > 0
+
+
+Holders = Callable[[Tensor, bool], tuple[int, ...]]  # of a tensor; whether it is the optimizer's
+
+
 @dataclass
 class Parts:
-    """A training's tensors, live, by what changes them; and the numbers in the optimizer's state.
+    """A rank's tensors, live, by what changes them; and the numbers in the optimizer's state.
 
     Args:
         stepped: only an optimizer step: parameters that the optimizer has, and its own tensors.
         loose: also a forward pass: buffers, and parameters that the optimizer has not.
+        where: of each tensor.
         plain: by parameter and name.
+        module: the module's state_dict, which has the same tensors.
     """
 
     stepped: dict[str, Tensor] = field(default_factory=dict)
     loose: dict[str, Tensor] = field(default_factory=dict)
+    where: dict[str, Where] = field(default_factory=dict)
     plain: dict[str, dict[str, Any]] = field(default_factory=dict)
+    module: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        return {**self.stepped, **self.loose}
+
+    def add(self, kind: dict[str, Tensor], name: str, tensor: Tensor, who: tuple[int, ...]) -> None:
+        kind[name] = local(tensor)
+        self.where[name] = Where(tensor.size(), _offsets(tensor), who)
 
 
-def parts(module: nn.Module, optimizer: Optimizer) -> Parts:
+def alone(tensor: Tensor, optim: bool) -> tuple[int, ...]:
+    """The holders where there is one rank."""
+    return (0,)
+
+
+@torch.no_grad()
+def parts(module: nn.Module, optimizer: Optimizer, holders: Holders = alone) -> Parts:
     """The tensors of a module and its optimizer, without a copy.
 
     Raises:
         CheckpointError: the module's state holds something else than tensors.
     """
-    found, name_of = Parts(), _naming(module)
+    found, name_of, inner = Parts(module=module.state_dict()), _naming(module), own(optimizer)
     trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    own = dict(module.named_parameters(remove_duplicate=False))
-    for name, value in module.state_dict().items():
-        kind = found.stepped if id(own.get(name)) in trained else found.loose
-        kind[f"model.{name_of(name)}"] = _tensor(name, value)
+    parameters = dict(module.named_parameters(remove_duplicate=False))
+    for name, value in found.module.items():
+        kind = found.stepped if id(parameters.get(name)) in trained else found.loose
+        tensor = _tensor(name, value)
+        found.add(kind, f"model.{name_of(name)}", tensor, holders(tensor, False))
     for name, parameter in module.named_parameters():
-        for key, value in optimizer.state.get(parameter, {}).items():
+        for key, value in inner.state.get(parameter, {}).items():
             if isinstance(value, Tensor):
-                found.stepped[f"optim.{name_of(name)}.{key}"] = value
+                full = f"optim.{name_of(name)}.{key}"
+                found.add(found.stepped, full, value, holders(value, True))
             else:
                 found.plain.setdefault(name_of(name), {})[key] = value
     return found
+
+
+def own(optimizer: Optimizer) -> Optimizer:
+    """The optimizer of this rank's parameters, where a ZeroRedundancyOptimizer divides them."""
+    inner: Optimizer = getattr(optimizer, "optim", optimizer)
+    return inner if isinstance(inner, Optimizer) else optimizer
+
+
+def _offsets(tensor: Tensor) -> tuple[int, ...]:
+    """Where a rank's part begins in the whole tensor."""
+    if hasattr(tensor, "placements"):
+        (chunk,) = tensor.__create_chunk_list__()  # type: ignore[attr-defined]
+        return tuple(chunk.offsets)
+    return (0,) * tensor.dim()
 
 
 def _naming(module: nn.Module) -> Callable[[str], str]:
@@ -92,14 +142,20 @@ def _tensor(name: str, value: Any) -> Tensor:
     return value
 
 
-def share(tensors: Mapping[str, Tensor], rank: int, ranks: int) -> dict[str, Tensor]:
-    """The part of tensors that all ranks have alike which this rank writes; all write about as
-    much. Every rank comes to the same division: largest first, to whoever has least."""
-    loads = [(0, r) for r in range(ranks)]
+def share(
+    tensors: Mapping[str, Tensor], where: Mapping[str, Where], rank: int
+) -> dict[str, Tensor]:
+    """The tensors that this rank writes, of those that others have as well; all write about as
+    much. Every holder comes to the same division: largest first, to whoever has least."""
+    loads: dict[tuple[int, ...], list[tuple[int, int]]] = {}
     mine = {}
     for name in sorted(tensors, key=lambda n: (-tensors[n].nbytes, n)):
-        load, owner = heapq.heappop(loads)
-        heapq.heappush(loads, (load + tensors[name].nbytes, owner))
+        holders = where[name].holders
+        if where[name].nothing(tensors[name]):
+            continue
+        heap = loads.setdefault(holders, [(0, r) for r in holders])
+        load, owner = heapq.heappop(heap)
+        heapq.heappush(heap, (load + tensors[name].nbytes, owner))
         if owner == rank:
             mine[name] = tensors[name]
     return mine
@@ -113,64 +169,68 @@ def groups(optimizer: Optimizer) -> list[dict[str, Any]]:
     ]
 
 
-class State:
-    """A module and its optimizer as flat tensors, which are the live ones: reading into them
-    and then calling ``apply`` restores the training.
+@torch.no_grad()
+def begin(module: nn.Module, optimizer: Optimizer, names: set[str]) -> None:
+    """Let the optimizer have the state that a checkpoint holds tensors of, and no other.
 
-    On an optimizer that took no step yet, this makes its state.
+    A step with a learning rate and gradients of 0 makes it; it is overwritten next.
+
+    Args:
+        names: of the checkpoint's tensors.
     """
+    inner, name_of = own(optimizer), _naming(module)
+    saved = {name.removeprefix("optim.").rpartition(".")[0] for name in names if "optim." in name}
+    mine = {id(p) for group in inner.param_groups for p in group["params"]}
+    lacking = [
+        p
+        for name, p in module.named_parameters()
+        if id(p) in mine and name_of(name) in saved and not inner.state.get(p)
+    ]
+    if lacking:
+        _step_nowhere(inner, lacking)
+    for name, p in module.named_parameters():
+        state = inner.state.get(p, {})
+        for key in [k for k, value in state.items() if isinstance(value, Tensor)]:
+            if f"optim.{name_of(name)}.{key}" not in names:
+                del state[key]
+        if p in inner.state and not state:
+            del inner.state[p]
 
-    def __init__(self, module: nn.Module, optimizer: Optimizer) -> None:
-        from torch.distributed.checkpoint.state_dict import get_state_dict
 
-        self._module, self._optimizer = module, optimizer
-        self._model, self._optim = get_state_dict(module, optimizer)
-        self.tensors: dict[str, Tensor] = {
-            f"model.{name}": _tensor(name, value) for name, value in self._model.items()
-        }
-        for name, states in self._states.items():
-            for key, value in states.items():
-                if isinstance(value, Tensor):
-                    self.tensors[f"optim.{name}.{key}"] = value
+def _step_nowhere(optimizer: Optimizer, parameters: list[nn.Parameter]) -> None:
+    everyone = [p for group in optimizer.param_groups for p in group["params"]]
+    gradients, rates = [p.grad for p in everyone], [g["lr"] for g in optimizer.param_groups]
+    for p in everyone:
+        p.grad = None
+    for p in parameters:
+        p.grad = torch.zeros_like(p)
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = torch.zeros_like(rate) if isinstance(rate, Tensor) else 0.0
+    optimizer.step()
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
+    for p, gradient in zip(everyone, gradients, strict=True):
+        p.grad = gradient
 
-    @property
-    def _states(self) -> dict[str, dict[str, Any]]:
-        states: dict[str, dict[str, Any]] = self._optim["state"]  # type: ignore[assignment]
-        return states
 
-    def only(self, names: set[str]) -> None:
-        """Forget optimizer state that a checkpoint has not: its parameters had no gradient."""
-        for name, states in list(self._states.items()):
-            for key in list(states):
-                if isinstance(states[key], Tensor) and f"optim.{name}.{key}" not in names:
-                    del states[key], self.tensors[f"optim.{name}.{key}"]
-            if not states:
-                del self._states[name]
+def apply(
+    module: nn.Module, optimizer: Optimizer, meta: Mapping[str, Any], *, options: bool
+) -> None:
+    """Put the numbers of a checkpoint into an optimizer whose tensors were read.
 
-    def apply(self, meta: Mapping[str, Any], *, options: bool) -> None:
-        """Put the state into module and optimizer.
-
-        Args:
-            meta: what ``groups`` and ``Parts.plain`` were when it was saved.
-            options: restore the optimizer's options too; without, the job file's count.
-        """
-        from torch.distributed.checkpoint.state_dict import StateDictOptions, set_state_dict
-
-        for name, values in meta["state"].items():
-            self._states.setdefault(name, {}).update(values)
-        live = [dict(group) for group in self._optimizer.param_groups]
-        set_state_dict(
-            self._module,
-            self._optimizer,
-            model_state_dict=self._model,
-            optim_state_dict=self._optim,
-            options=StateDictOptions(strict=False),  # see `only`; names were compared before
-        )
-        saved = meta["param_groups"]
-        for i, group in enumerate(self._optimizer.param_groups):
-            group.update({k: v for k, v in live[i].items() if k != "params"})
-            if options and len(saved) == len(live):
-                group.update(like(saved[i], live[i]))
+    Args:
+        meta: what ``groups`` and ``Parts.plain`` were when it was saved.
+        options: restore the optimizer's options too; without, the job file's count.
+    """
+    inner, name_of = own(optimizer), _naming(module)
+    mine = {id(p) for group in inner.param_groups for p in group["params"]}
+    for name, p in module.named_parameters():
+        if id(p) in mine and (values := meta["state"].get(name_of(name))):
+            inner.state[p].update(values)
+    saved, live = meta["param_groups"], optimizer.param_groups
+    if options and len(saved) == len(live):
+        for group, values in zip(live, saved, strict=True):
+            group.update(like(values, {k: v for k, v in group.items() if k != "params"}))
 
 
 def _plain(value: Any) -> Any:
@@ -202,9 +262,9 @@ def _like_dict(value: dict[str, Any], live: dict[Any, Any]) -> dict[Any, Any]:
     return made
 
 
-def rng_tensors(rank: int, device: torch.device) -> dict[str, Tensor]:
+def rng_tensors(stream: int, device: torch.device) -> dict[str, Tensor]:
     """This rank's random generators, by their names in a checkpoint."""
-    return {f"rng.{rank}.{k}": v for k, v in seeding.rng_state(device).items()}
+    return {f"rng.{stream}.{k}": v for k, v in seeding.rng_state(device).items()}
 
 
 def set_rng(tensors: Mapping[str, Tensor], device: torch.device) -> None:

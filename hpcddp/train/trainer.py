@@ -8,14 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
-from torch.nn.utils import clip_grad_norm_
 
 from hpcddp.errors import CheckpointError
 from hpcddp.preempt import Preemption
 from hpcddp.spec import JobSpec
-from hpcddp.train import checkpoint, evaluate, model, optim, seeding, snapshot
+from hpcddp.train import checkpoint, evaluate, model, optim, seeding, snapshot, spread
 from hpcddp.train.data import Micro, Step, TrainData
 from hpcddp.train.evaluate import Evaluation, Evaluator, improved
 from hpcddp.train.guard import Finding, Guard, RollBack
@@ -24,6 +22,7 @@ from hpcddp.train.meter import Meter
 from hpcddp.train.metrics import Recorder
 from hpcddp.train.pulse import Pulse
 from hpcddp.train.saver import Saver
+from hpcddp.train.setup import Model
 from hpcddp.train.snapshot import Live, Position
 from hpcddp.train.stop import StopVote
 from hpcddp.train.task import Task
@@ -53,14 +52,14 @@ class Trainer:
         self._evaluator: Evaluator | None = None
         self._owed = False  # an evaluation was broken off by a stop
         self._batches = 0  # of evaluations
-        seeding.seed_all(spec.seed)  # the same weights on all ranks
-        self.module: torch.nn.Module = task.model().to(world.device)
-        seeding.seed_all(seeding.mix(spec.seed, world.rank.world_rank))
-        self.data = TrainData(task.dataset("train"), spec, world)
+        self.spread = spread.of(spec, world)
+        made = Model(task, spec, self.spread)
+        self.module = made.module
+        self.data = TrainData(task.dataset("train"), spec, self.spread)
         self._meter = Meter(world)
-        self.guard = Guard(world, spec.train, self.module, self._meter)
+        self.guard = Guard(self.spread, spec.train, self.module, self._meter)
         self.resumed = self._load()
-        self.model = model.wrap(self.module, spec, world.device)
+        self.engine = made.engine(self.data)
         trace = self.run.attempt(lease.attempt).trace(world.rank.world_rank)
         self._trace = Trace(trace if spec.train.trace else None)
         self._untold: tuple[int, int] | None = None  # step and epoch of a record on its way
@@ -76,18 +75,20 @@ class Trainer:
             self.guard.refer_to(meta.get("first_loss"))
         self.total_steps = _total_steps(self.spec, self.at, self.data)
         optimizer = optim.make_optimizer(self.task, self.module, self.spec.train)
+        if self.spread.layout.zero:
+            optimizer = optim.divided(optimizer, self.spread.group("ddp"))
         scheduler = optim.make_scheduler(self.task, optimizer, self.spec.train, self.total_steps)
         scaler = model.grad_scaler(self.world.device, self.spec.train)
         self.live = Live(self.module, optimizer, scheduler, scaler)
         if folder:
             self._restore(folder, meta)
         saved, keep = self.at.step if folder else None, self.spec.checkpoint.keep
-        self.saver = Saver(self.lease, self.world, self.live, self.record, keep, saved)
+        self.saver = Saver(self.lease, self.spread, self.live, self.record, keep, saved)
         return folder
 
     def _restore(self, folder: Path, meta: dict[str, Any]) -> None:
         own = {"optimizer": self.task.has("optimizer"), "schedule": self.task.has("scheduler")}
-        snapshot.restore(folder, meta, self.world, self.live, **own)
+        snapshot.restore(folder, meta, self.spread, self.live, **own)
 
     def train(self, preemption: Preemption, deadline: float = 0.0) -> str:
         """Train to the end, or until all ranks agree to stop: "done" or "stopped".
@@ -104,6 +105,7 @@ class Trainer:
             micro_batch=self.data.micro_batch,
             accumulation=self.data.accumulation,
             global_batch=self.spec.global_batch,
+            strategy=str(self.spread.layout),
             resumed=str(self.resumed.relative_to(self.run.path)) if self.resumed else None,
             seed=self.spec.seed,
         )
@@ -165,30 +167,18 @@ class Trainer:
     def _run_batch(self, batches: Iterator[tuple[list[int], Any]]) -> None:
         """One optimizer step, on this rank's share of a global batch."""
         step = self.data.step_at(self.at.samples_consumed)
-        last = len(step.micros) - 1
         self.guard.begin(self.at.step + 1)
-        # A static graph is learned in a first backward that synchronises, or DDP fails.
-        always = self.spec.ddp.static_graph and self._meter.first
-        for i, micro in enumerate(step.micros):
-            with contextlib.nullcontext() if i == last or always else self.model.no_sync():
-                self._run_micro(next(batches), micro, step)
+        self.engine.run(batches, step, self.live.scaler, self._seen)
         self._update()
-        self._trace.step(self.at.step + 1, self.at.epoch)
+        if self.spread.speaks:
+            self._trace.step(self.at.step + 1, self.at.epoch)
         self._advance(step)
         self.pulse.beat(self.at.step)
 
-    def _run_micro(self, taken: tuple[list[int], Any], micro: Micro, step: Step) -> None:
-        """Forward and backward. DDP divides by the world size; with the weight, the sum over
-        ranks and micro-batches is the mean over the step's samples."""
-        ids, batch = taken
-        inputs, targets = self.data.place(batch, micro)
-        with model.autocast(self.world.device, self.spec.train.precision):
-            loss: Tensor = self.task.loss(self.model(inputs), targets)
-        weight = micro.real * self.world.size / step.samples
-        self.live.scaler.scale(loss if weight == 1 else loss * weight).backward()
-        kept = loss.detach()
-        self._meter.add(kept, micro.real)
-        self.guard.add(kept, self.at.step + 1)
+    def _seen(self, ids: list[int], micro: Micro, loss: Tensor) -> None:
+        """A micro-batch went forward and backward."""
+        self._meter.add(loss, micro.real)
+        self.guard.add(loss, self.at.step + 1)
         self._trace.add(ids, micro, loss)
 
     def _update(self) -> None:
@@ -200,9 +190,10 @@ class Trainer:
         if found:
             self._leave_out(found)
             return
-        if self.spec.train.clip_norm:
+        if self.spec.train.clip_norm or not self.spread.layout.plain:
             live.scaler.unscale_(live.optimizer)
-            norm = clip_grad_norm_(self.module.parameters(), self.spec.train.clip_norm)
+        if self.spec.train.clip_norm:
+            norm = self.spread.clip(self.module, self.spec.train.clip_norm)
         live.scaler.step(live.optimizer)
         live.scaler.update()
         live.optimizer.zero_grad(set_to_none=True)
@@ -258,16 +249,16 @@ class Trainer:
         with self._meter.paused(), contextlib.ExitStack() as start:
             if self._evaluator is None:  # slow until its first batch is through
                 start.enter_context(self.pulse.patience())
-                self._evaluator = evaluate.make(self.task, self.spec, self.world, self.pulse)
+                self._evaluator = evaluate.make(self.task, self.spec, self.spread, self.pulse)
                 self._preemption.renew()
             if self._evaluator is None:
                 return False
-            model.share_buffers(self.model)
+            self.engine.share_buffers()
             with (
                 seeding.untouched(self.world.device),
                 model.autocast(self.world.device, self.spec.train.precision),
             ):
-                result = self._evaluator(self.module, self._stops, start.close)
+                result = self._evaluator(self.engine, self._stops, start.close)
         self.evaluation, self._owed = result, result is None
         if result is None:
             return False
@@ -332,7 +323,7 @@ class Trainer:
         """Let a running save end; drop the DDP wrapper: after the process group its destructor
         can wait for ever."""
         self.saver.close()
-        del self.model
+        self.engine.close()
         self._trace.close()
         self.data.close()
         if self._evaluator:

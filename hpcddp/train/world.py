@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -23,6 +23,8 @@ from hpcddp.errors import RankMapError
 from hpcddp.failure import host
 from hpcddp.ledger import process_start
 from hpcddp.topology import Rank, check_map
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -59,6 +61,14 @@ class World:
         if name not in self._groups:
             self._groups[name] = dist.new_group(backend="gloo")
         return self._groups[name]
+
+    def gather(self, value: T, group: dist.ProcessGroup | None = None) -> list[T]:
+        """Every rank's value, by rank; a collective of ``control`` or another gloo group."""
+        if self.size == 1:
+            return [value]
+        everyone: list[Any] = [None] * self.size
+        dist.all_gather_object(everyone, value, group=group or self.control)
+        return everyone
 
     def barrier(self) -> None:
         if self.size > 1:

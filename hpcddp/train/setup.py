@@ -1,0 +1,101 @@
+"""The model as this rank holds it: made, converted, cut, and given to its engine."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+from torch import nn
+
+from hpcddp.spec import JobSpec, TrainSpec
+from hpcddp.train import cut, seeding
+from hpcddp.train.data import TrainData
+from hpcddp.train.engine import Engine, Plain
+from hpcddp.train.spread import Spread
+from hpcddp.train.task import Task
+
+
+class Model:
+    """A rank's share of the model.
+
+    Args:
+        task, spec, spread: what is trained, how, and on which ranks.
+
+    ``module`` has the rank's parameters under the names that they have in the whole model.
+    """
+
+    def __init__(self, task: Task, spec: JobSpec, spread: Spread) -> None:
+        self._task, self._spec, self._spread = task, spec, spread
+        set_modes(spec.train, spread.world.device)
+        seeding.seed_all(spec.seed)  # the same weights on all ranks
+        whole: nn.Module = task.model()
+        if spec.train.precision == "fp64":
+            whole.double()
+        self.chains: list[nn.Module] = []  # the stages of a pipeline
+        self.module = self._cut(whole)
+        seeding.seed_all(seeding.mix(spec.seed, spread.stream))
+
+    def _cut(self, whole: nn.Module) -> nn.Module:
+        """The rank's part of the model, on its device."""
+        task, spread, train, layout = (
+            self._task,
+            self._spread,
+            self._spec.train,
+            self._spread.layout,
+        )
+        blocks = cut.blocks(task, whole)
+        plan = cut.tp_plan(task, whole, layout.tp) if layout.tp > 1 else {}
+        module, roots = whole, [whole]
+        if layout.pp > 1:
+            module, self.chains = self._stages(whole)
+            roots = self.chains
+        if plan:
+            cut.share_layers(module, plan, spread.mesh["tp"])
+        blocks = cut.held(module, blocks)
+        if train.recompute:
+            cut.recompute(module, blocks)
+        if train.compile:
+            self._compile(module, blocks)
+        module.to(spread.world.device)
+        if spread.divided and layout.data_size > 1:
+            mesh = spread.mesh["fsdp"] if layout.ddp == 1 else spread.mesh["ddp", "fsdp"]
+            for root in roots:
+                cut.shard(root, cut.held(root, blocks), mesh)
+        return module
+
+    def _stages(self, whole: nn.Module) -> tuple[nn.Module, list[nn.Module]]:
+        """The parts of this rank's stages, and each stage."""
+        from hpcddp.train.pipeline import stages_of
+
+        ranks, here = self._spread.layout.pp, self._spread.place.pp
+        stages = cut.stages(self._task, whole, stages_of(self._spec, ranks))[here::ranks]
+        names = [name for stage in stages for name in stage]
+        return cut.Chain(whole, names), [cut.Chain(whole, stage) for stage in stages]
+
+    def _compile(self, module: nn.Module, blocks: list[str]) -> None:
+        """Whole where nothing hooks into its parts, else block by block."""
+        if self._spread.layout.plain:
+            module.compile()
+        for name in [] if self._spread.layout.plain else blocks:
+            module.get_submodule(name).compile()
+
+    def engine(self, data: TrainData) -> Engine:
+        """What runs it; after its state is restored. A collective."""
+        rest: tuple[Any, ...] = (self._task, self._spec, self._spread, data)
+        if not self.chains:
+            return Plain(self.module, *rest)
+        from hpcddp.train.pipeline import Pipeline
+
+        return Pipeline(self.chains, *rest)
+
+
+def set_modes(train: TrainSpec, device: torch.device) -> None:
+    """How exact products are, and whether the same input gives the same bits."""
+    if device.type == "cuda":
+        torch.set_float32_matmul_precision("high" if train.tf32 else "highest")
+        torch.backends.cudnn.allow_tf32 = train.tf32
+    if train.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS, Reproducibility
+        torch.backends.cudnn.benchmark = False
+        torch.use_deterministic_algorithms(True)
