@@ -1,6 +1,6 @@
 """The launcher `torchrun`: torch's own agent on each node, which starts and watches its ranks.
 
-    python -P -m hpcddp.agent GPUS_PER_NODE COMMAND...
+    python -P -m hpcddp.agent RANKS_PER_NODE COMMAND...
 
 Started once on each node, by srun or by hpcddp.spawn. The nodes meet at the store of the first one,
 by their numbers and not by their names, so ranks are those of the map. What the program `torchrun`
@@ -37,13 +37,13 @@ def main(args: list[str]) -> int:
                 signal.signal(number, pass_on)
             return super().reify(envs)
 
-    gpus, *command = args
+    ranks, *command = args
     node = Rank.from_env(os.environ)
     logs = Path(os.environ["HPCDDP_RUN_DIR"], "attempts", os.environ["HPCDDP_ATTEMPT"], "torchrun")
     config = LaunchConfig(
         min_nodes=node.world_size,
         max_nodes=node.world_size,
-        nproc_per_node=int(gpus),
+        nproc_per_node=int(ranks),
         run_id=Path(os.environ["HPCDDP_RUN_DIR"]).name,
         rdzv_backend="static",
         rdzv_endpoint=f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}",

@@ -8,11 +8,11 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from hpcddp import launchers, slurm
+from hpcddp import launchers, slurm, strategy
 from hpcddp.clusters import Profile
 from hpcddp.errors import ClusterError, UserError
 from hpcddp.launchers import Launcher
-from hpcddp.spec import JobSpec
+from hpcddp.spec import KEYS, JobSpec
 from hpcddp.topology import NodeRange
 
 # The map decides these; anything else of sbatch's options passes through.
@@ -45,22 +45,36 @@ def name(job: JobSpec, sources: Mapping[str, str]) -> None:
 
 
 def batch(job: JobSpec, nodes: NodeRange, gpus: int, sources: Mapping[str, str]) -> None:
+    """On any number of nodes the strategy has a mesh, over which a global batch divides."""
     for count in range(nodes.min, nodes.max + 1):
-        world = count * gpus
-        if job.global_batch % world:
-            batch = f"global_batch {job.global_batch}"
-            low = job.global_batch // world * world
-            near = f"{low} or {low + world}" if low else str(world)
+        mesh = strategy.layout(job.strategy, count, gpus, _strategy(sources))
+        if job.global_batch % (ranks := mesh.data_size):
+            low = job.global_batch // ranks * ranks
+            near = f"{low} or {low + ranks}" if low else str(ranks)
+            over = f"{mesh}: {ranks} data ranks"
+            over = f"{count} x {gpus} = {ranks} ranks" if mesh.plain else over
             raise UserError(
-                f"{batch} does not divide over {count} x {gpus} = {world} ranks",
+                f"global_batch {job.global_batch} does not divide over {over}",
                 where=sources.get("global_batch", "default"),
-                hint=f"set global_batch to a multiple of {world}, such as {near}",
+                hint=f"set global_batch to a multiple of {ranks}, such as {near}",
             )
+
+
+def _strategy(sources: Mapping[str, str]) -> str:
+    """Where the strategy was asked for: what multiplies wrong does not name its key by itself."""
+    source = sources.get("strategy", "default")
+    return source if "strategy" in source.lower() else f"{source}: strategy"
 
 
 def command(job: JobSpec, sources: Mapping[str, str], profile: Profile, folder: Path) -> None:
     """The program is there, and so is the script that Python is to run; where modules or a PATH of
-    the job's own come first nobody can know."""
+    the job's own come first nobody can know. What it does with its model is its own affair."""
+    if job.strategy != KEYS.rows["strategy"].default:
+        raise UserError(
+            f"strategy is {job.strategy!r}, but a command spreads its model over the ranks itself",
+            where=sources.get("strategy", "strategy"),
+            hint="leave the strategy out; it is for a job with a task",
+        )
     if profile.cluster.modules or "PATH" in job.env:
         return
     for name in ("command", "resume_command"):

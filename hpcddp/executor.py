@@ -34,7 +34,9 @@ class TemplateExecutor(submitit.SlurmExecutor):
         limit = slurm.seconds(str(plan.spec.slurm.get("time", "0")), "time")
         minutes = int(min(limit, 366 * 86400) // 60)
         # submitit writes none of these into the script, but counts tasks and minutes by them.
-        self.update_parameters(nodes=plan.nodes.max, ntasks_per_node=plan.gpus, time=minutes)
+        self.update_parameters(
+            nodes=plan.nodes.max, ntasks_per_node=plan.ranks_per_node, time=minutes
+        )
 
     def _make_submission_file_text(self, command: str, uid: str) -> str:
         environ = ["SUBMITIT_EXECUTOR=slurm", "SUBMITIT_LOG_LEVEL=WARNING"]

@@ -1,6 +1,6 @@
 """The launcher `fork`: one process of a node imports torch, and its ranks are forked from it.
 
-    python -P -m hpcddp.fork GPUS_PER_NODE COMMAND...
+    python -P -m hpcddp.fork RANKS_PER_NODE COMMAND...
 
 Started once on each node, by srun or by hpcddp.spawn. Imports are all that comes before the fork: a
 CUDA context, a thread or a parallel region of OpenMP would not be whole in the ranks. The command
@@ -124,12 +124,12 @@ def _is_program(environ: Mapping[str, str]) -> bool:
 
 def main(args: list[str]) -> int:
     """Import, fork the node's ranks, and see to them."""
-    gpus, *command = args
+    here, *command = args
     script = Script(command)
     node = Rank.from_env(os.environ)
-    topology = Topology(node.world_size, int(gpus))
+    topology = Topology(node.world_size, int(here))
     preload(os.environ)
-    ranks = [topology.rank_of(topology.rank(node.world_rank, i)) for i in range(int(gpus))]
+    ranks = [topology.rank_of(topology.rank(node.world_rank, i)) for i in range(int(here))]
     gc.collect()
     gc.freeze()  # the ranks share this memory as long as nobody writes there
     signal.pthread_sigmask(signal.SIG_BLOCK, stops := {*stop_signals(), signal.SIGINT})

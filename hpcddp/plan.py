@@ -15,7 +15,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpcddp import checks, clusters, jobfile, launchers, shipped, site, slurm, spec
+from hpcddp import (
+    checks,
+    clashes,
+    clusters,
+    jobfile,
+    launchers,
+    shipped,
+    site,
+    slurm,
+    spec,
+    strategy,
+)
 from hpcddp.advice import Measured
 from hpcddp.clusters import Profile
 from hpcddp.errors import SlurmUnreachable, TemplateError
@@ -25,6 +36,7 @@ from hpcddp.record import JobRecord
 from hpcddp.rundir import RunDir
 from hpcddp.site import Site
 from hpcddp.spec import JobSpec
+from hpcddp.strategy import Layout
 from hpcddp.topology import NodeRange, Topology, parse_count, parse_gpus, parse_nodes
 
 if TYPE_CHECKING:
@@ -57,7 +69,17 @@ class Plan:
     @property
     def topology(self) -> Topology:
         """The map at its largest."""
-        return Topology(self.nodes.max, self.gpus)
+        return Topology(self.nodes.max, self.ranks_per_node)
+
+    @property
+    def ranks_per_node(self) -> int:
+        """How many processes train on a node: one per GPU, or one that drives them all."""
+        return strategy.processes(self.spec.strategy, self.gpus)
+
+    @property
+    def layout(self) -> Layout:
+        """The mesh at its largest."""
+        return strategy.layout(self.spec.strategy, self.nodes.max, self.gpus)
 
     @property
     def backend(self) -> str:
@@ -123,7 +145,7 @@ class Plan:
         rows: list[tuple[str, Any]] = [
             ("job-name", run.name),
             ("nodes", self.nodes),
-            ("ntasks-per-node", self.gpus),
+            ("ntasks-per-node", self.ranks_per_node),
             ("cpus-per-task", self.cpus_per_task),
             ("chdir", self.folder(run)),
             ("output", str(run.path).replace("%", "%%") + "/job-%j.log"),
@@ -147,7 +169,7 @@ class Plan:
             "RUN": str(run.path),
             "PYTHON": sys.executable,
             "NODES": str(self.nodes.max),
-            "GPUS_PER_NODE": self.gpus,
+            "GPUS_PER_NODE": self.ranks_per_node,  # what a launcher starts there
             "CPUS_PER_TASK": self.cpus_per_task,
             **({"MODULES": modules} if modules else {}),
             **{n: _env_text(v) for n, v in self.profile.cluster.variables.items()},
@@ -188,6 +210,7 @@ def make(
         checks.command(job, sources, profile, folder)
     else:
         checks.batch(job, nodes, gpus, sources)
+        clashes.check(job, strategy.layout(job.strategy, nodes.max, gpus), sources)
     checks.environment(job, sources, profile)
     checks.options(job, sources)
     if job.slurm.get("no-requeue") or job.slurm.get("requeue") is False:
@@ -247,13 +270,17 @@ def _cpus(
     job: JobSpec, profile: Profile, nodes: NodeRange, gpus: int, sources: Mapping[str, str],
     rules: Site | None,
 ) -> int:  # fmt: skip
-    """CPUs of one rank: as asked, as the profile says, or an even share of what is there."""
+    """CPUs of one rank: as asked, or those of its GPUs."""
+    ranks = strategy.processes(job.strategy, gpus)
     if profile.cluster.backend == "local":
-        return max(1, len(os.sched_getaffinity(0)) // (nodes.max * gpus))
-    asked = job.slurm.get("cpus-per-task", profile.cluster.cpus_per_gpu or None)
-    if asked is not None:
-        where = sources.get("slurm.cpus-per-task", str(profile.path))
-        return parse_count(asked, "CPUs per task", where=where)
+        return max(1, len(os.sched_getaffinity(0)) // (nodes.max * ranks))
+    if (asked := job.slurm.get("cpus-per-task")) is not None:
+        return parse_count(asked, "CPUs per task", where=sources["slurm.cpus-per-task"])
+    return gpus // ranks * (profile.cluster.cpus_per_gpu or _share(job, gpus, rules))
+
+
+def _share(job: JobSpec, gpus: int, rules: Site | None) -> int:
+    """CPUs of one GPU: an even share of what the partition's smallest node has."""
     if rules is None:  # nobody answers
         return 1
     try:

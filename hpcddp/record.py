@@ -45,9 +45,16 @@ class JobRecord:
         return self.slurm_name or self.run
 
     @property
+    def ranks_per_node(self) -> int:
+        """How many processes train on a node: one per GPU, or one that drives them all."""
+        from hpcddp.strategy import processes  # host.pyz does without
+
+        return processes(self.spec.get("strategy", "ddp"), self.gpus_per_node)
+
+    @property
     def world_size(self) -> int:
         """Ranks on the most nodes."""
-        return self.nodes[1] * self.gpus_per_node
+        return self.nodes[1] * self.ranks_per_node
 
 
 def read(run: RunDir) -> JobRecord:

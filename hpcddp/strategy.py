@@ -13,6 +13,9 @@ Samples are divided over ddp x fsdp. Ranks that differ in pp or tp alone work on
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Iterator
+from itertools import product
 from typing import NamedTuple
 
 from hpcddp.errors import UserError
@@ -94,6 +97,18 @@ class Layout(NamedTuple):
         place = self.place(rank)
         return place.ddp * self.fsdp + place.fsdp
 
+    def columns(self) -> tuple[list[str], Iterator[tuple[int, ...]]]:
+        """What a table of the ranks says of their places: names, and numbers rank by rank. Where
+        each rank holds the whole model its number says all: there is nothing more to tell."""
+        if self.plain:
+            return [], iter(())
+        shown = [i for i, size in enumerate(self[:4]) if size > 1]
+        rows = (
+            (*(place[i] for i in shown), place[1] * self.fsdp + place[2])
+            for place in product(*map(range, self[:4]))
+        )
+        return [*(FACTORS[i] for i in shown), "data"], rows
+
     def stream(self, rank: int) -> int:
         """Which random numbers a global rank draws: ranks of one tp group draw the same."""
         return rank // self.tp
@@ -113,7 +128,7 @@ def parse(text: str, where: str = "strategy") -> dict[str, int | None]:
                             hint=nearest(name, STRATEGIES, what="strategy"))  # fmt: skip
         if name in found:
             raise UserError(f"{name} is there twice in {text!r}", where=where, hint=_HINT)
-        if equals and not (size.isascii() and size.isdecimal() and int(size) > 0):
+        if equals and not (_SIZE.fullmatch(size) and int(size)):
             raise UserError(f"{name}={size} has no size", where=where, hint=_HINT)
         found[name] = int(size) if equals else None
     for name in ALONE:
@@ -127,6 +142,7 @@ def parse(text: str, where: str = "strategy") -> dict[str, int | None]:
     return found
 
 
+_SIZE = re.compile(r"[0-9]{1,9}")
 _HINT = "write names and sizes, such as fsdp=4,tp=2; one size may be left out"
 _CLASHES = (
     ("zero1", "ddp", "zero1 is ddp, with its optimizer state divided"),
@@ -156,7 +172,7 @@ def layout(text: str, nodes: int, gpus: int, where: str = "strategy") -> Layout:
             )
         return Layout(threads=True)
     if "single" in asked:
-        if world > 1:
+        if world > 1 or asked["single"] not in (None, 1):
             raise UserError(f"single is one process, but there are {ranks}", where=where,
                             hint="ask for --nodes 1 --gpus 1, or take ddp")  # fmt: skip
         return Layout()

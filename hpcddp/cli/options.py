@@ -22,6 +22,7 @@ F = TypeVar("F", bound=Callable[..., Any])  # what a decorator of options is put
 SHORTCUTS = {
     "nodes": "nodes",
     "gpus": "gpus",
+    "strategy": "strategy",
     "name": "name",
     "cluster": "cluster",
     "launcher": "launcher",
@@ -87,6 +88,9 @@ def job_options(function: F) -> F:
         (
             click.option("-N", "--nodes", metavar="N", help="Nodes: a number, or a range as 1-4."),
             click.option("--gpus", metavar="G", help="GPUs of one node."),
+            click.option(
+                "--strategy", metavar="S", help="How the model is spread: ddp, fsdp, pp=2,ddp=4."
+            ),
             click.option("-t", "--time", metavar="TIME", help="Time limit, in Slurm's forms."),
             click.option("-p", "--partition", metavar="NAME", help="Slurm partition."),
             click.option("-A", "--account", metavar="NAME", help="Slurm account."),

@@ -96,7 +96,7 @@ def show(plan: Plan, runs: str | None) -> int:
     run = RunDir(runs_root(runs) / new_id(plan.spec.name))
     text = plan.render(run, plan.worker_command(run))
     click.echo(text)
-    click.echo("".join(table(plan.topology)), nl=False)
+    click.echo("".join(table(plan.topology, mesh=plan.layout)), nl=False)
     if plan.backend != "slurm":
         return 0
     accepted, words = slurm.verdict(text)
