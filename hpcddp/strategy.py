@@ -134,6 +134,8 @@ def parse(text: str, where: str = "strategy") -> dict[str, int | None]:
     for name in ALONE:
         if name in found and len(found) > 1:
             raise UserError(f"{name} multiplies with nothing: {text!r}", where=where, hint=_HINT)
+    if found.get("single") not in (None, 1):
+        raise UserError(f"single is one process: {text!r}", where=where, hint=_HINT)
     if len([n for n, size in found.items() if size is None and n != "hsdp"]) > 1:
         raise UserError(f"only one size can be left out in {text!r}", where=where, hint=_HINT)
     for first, second, why in _CLASHES:
@@ -172,7 +174,7 @@ def layout(text: str, nodes: int, gpus: int, where: str = "strategy") -> Layout:
             )
         return Layout(threads=True)
     if "single" in asked:
-        if world > 1 or asked["single"] not in (None, 1):
+        if world > 1:
             raise UserError(f"single is one process, but there are {ranks}", where=where,
                             hint="ask for --nodes 1 --gpus 1, or take ddp")  # fmt: skip
         return Layout()
@@ -207,7 +209,7 @@ def _sizes(
         if nodes == 1 or group < 2:
             raise UserError(
                 "hsdp divides within a node and copies between nodes, and there "
-                + ("is one node" if nodes == 1 else "is one rank on a node"),
+                + ("is one node" if nodes == 1 else "is one rank of a node left"),
                 where=where,
                 hint="write how many ranks divide, such as hsdp=2, or take fsdp or ddp",
             )

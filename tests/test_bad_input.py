@@ -49,6 +49,19 @@ BAD = {
     "variable of the ranks": (["--env", "RANK=1"], ["--env", "RANK", "launcher"]),
     "batch that does not divide": (["--gpus", "5"], ["global_batch 96", "such as 95 or 100"]),
     "folder in the way of a file": (["--runs", "file/runs"], ["file", "--runs", "HPCDDP_RUNS"]),
+    "unknown strategy": (["--strategy", "fspd"], ["--strategy", "'fspd'", "did you mean fsdp?"]),
+    "sizes that do not multiply": (
+        ["--gpus", "4", "--strategy", "pp=3,ddp"],
+        ["--strategy", "pp=3 = 3", "1 x 4 = 4 ranks"],
+    ),
+    "strategy of a command": (
+        ["--strategy", "fsdp", "--no-snapshot", "--", "bash", "-c", "true"],
+        ["--strategy", "'fsdp'", "a command spreads its model", "leave the strategy out"],
+    ),
+    "option without its strategy": (
+        ["--gpus", "4", "--strategy", "fsdp", "--set", "ddp.hook=bf16"],
+        ["--set", "ddp.hook is bf16", "without DDP", "leave ddp.hook out, or take ddp"],
+    ),
     "too many nodes": (["--cluster", "small", "--nodes", "4"], ["small.toml", "4 nodes", "has 3"]),
 }
 

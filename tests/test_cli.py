@@ -188,6 +188,22 @@ def test_a_dry_run_shows_script_map_and_verdict_and_leaves_nothing(
     assert not site.runs.exists()
 
 
+def test_a_dry_run_shows_each_ranks_place_in_the_mesh(site: Site, hpcddp: Command) -> None:
+    site.slurm()
+    done = hpcddp("submit", "--gpus", "4", "--strategy", "pp=2,ddp", "--dry-run")
+    assert "local rank    pp   ddp  data\n" in done.out
+    assert done.out.endswith("   3     0  -              3     1     1     1\n")
+    found = hpcddp("submit", "--gpus", "4", "--strategy", "dp", "--dry-run")
+    assert found.out.endswith("local rank\n   0     0  -              0\n")
+
+
+def test_config_tells_who_asked_for_a_strategy(site: Site, hpcddp: Command) -> None:
+    done = hpcddp("config", "--gpus", "4", "--strategy", "fsdp=2,tp=2", "--json")
+    keys = json.loads(done.out)["keys"]
+    assert keys["strategy"] == {"value": "fsdp=2,tp=2", "source": "--strategy"}
+    assert keys["pp.schedule"] == {"value": "1f1b", "source": "default"}
+
+
 def test_a_refusal_shows_slurms_words_and_the_script(site: Site, hpcddp: Command) -> None:
     refuse = "[ $1 = --version ] || { echo 'sbatch: error: no such qos' >&2; exit 1; }"
     site.slurm(sbatch=refuse)

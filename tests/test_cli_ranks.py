@@ -5,7 +5,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from hpcddp.cli.ranks import ranks
-from hpcddp.errors import TopologyError
+from hpcddp.errors import UserError
 
 
 def show(*arguments: str) -> Result:
@@ -50,6 +50,36 @@ def test_of_a_range_the_largest_map_is_shown_and_that_is_said() -> None:
     assert result.stderr == "1-3 nodes: this is the map of 3\n"
 
 
+def test_places_in_the_mesh_are_columns_of_what_is_wider_than_one() -> None:
+    assert show("--gpus", "4", "--strategy", "pp=2,ddp").output.splitlines() == [
+        "rank  node  host  local rank    pp   ddp  data",
+        "   0     0  -              0     0     0     0",
+        "   1     0  -              1     0     1     1",
+        "   2     0  -              2     1     0     0",
+        "   3     0  -              3     1     1     1",
+    ]
+
+
+def test_places_in_the_mesh_are_in_json_too() -> None:
+    found = json.loads(show("-N", "2", "--gpus", "2", "--strategy", "fsdp,tp=2", "--json").stdout)
+    assert found["strategy"] == "fsdp=2,tp=2"
+    assert [(row["fsdp"], row["tp"], row["data"]) for row in found["ranks"]] == [
+        (0, 0, 0), (0, 1, 0), (1, 0, 1), (1, 1, 1),
+    ]  # fmt: skip
+    assert "pp" not in found["ranks"][0]
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "zero1"])
+def test_a_replica_a_rank_needs_no_more_columns(strategy: str) -> None:
+    asked = ("-N", "2", "--gpus", "2")
+    assert show(*asked, "--strategy", strategy).output == show(*asked).output
+
+
+def test_one_process_that_drives_all_gpus_is_one_rank() -> None:
+    found = json.loads(show("--gpus", "4", "--strategy", "dp", "--json").stdout)
+    assert (found["gpus_per_node"], found["world_size"], len(found["ranks"])) == (4, 1, 1)
+
+
 @pytest.mark.parametrize(
     ("arguments", "where"),
     [
@@ -57,12 +87,15 @@ def test_of_a_range_the_largest_map_is_shown_and_that_is_said() -> None:
         (["--gpus", "0"], "--gpus"),
         (["--nodes", "2", "--hosts", "a"], "host list"),
         (["--hosts", "n[1"], "host list"),
+        (["--strategy", "dd"], "--strategy"),
+        (["--gpus", "4", "--strategy", "tp=3,ddp"], "--strategy"),
+        (["--nodes", "2", "--strategy", "dp"], "--strategy"),
     ],
 )
 def test_bad_input_prints_no_map(
     arguments: list[str], where: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(TopologyError) as caught:
+    with pytest.raises(UserError) as caught:
         ranks.main(arguments, standalone_mode=False)
     assert caught.value.where == where
     assert capsys.readouterr().out == ""

@@ -10,6 +10,7 @@ from hpcddp import spec
 from hpcddp.errors import ClusterError, TopologyError, UserError
 from hpcddp.jobfile import Layer
 from hpcddp.rundir import RunDir
+from hpcddp.strategy import Layout
 
 
 def flags(*pairs: tuple[str, Any], where: str = "--set") -> Layer:
@@ -58,6 +59,10 @@ def flags(*pairs: tuple[str, Any], where: str = "--set") -> Layer:
         ("template", "slrum.sh.j2", "unknown template"),
         ("template", "x" * 300, "unknown template"),
         ("cluster", "slrum", "unknown cluster"),
+        ("strategy", "fspd", "unknown strategy 'fspd'"),
+        ("strategy", "dp", "dp is one process on one node"),
+        ("strategy", "single", "single is one process, but there are 2 x 4 = 8 ranks"),
+        ("strategy", "pp=3,ddp", "pp=3 = 3, but there are 2 x 4 = 8 ranks"),
     ],
 )
 def test_what_cannot_be_planned(site: Site, name: str, value: Any, what: str) -> None:
@@ -81,6 +86,36 @@ def test_a_batch_that_divides_is_offered(site: Site) -> None:
     with pytest.raises(UserError) as caught:
         site.plan(flags(("gpus", 100)))
     assert "such as 100" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("strategy", "nodes", "good", "bad", "over"),
+    [
+        ("pp=2,ddp=5", "5", 95, 96, "pp=2,ddp=5: 5 data ranks"),
+        ("fsdp,tp=2", "5", 95, 96, "fsdp=5,tp=2: 5 data ranks"),
+        ("pp=2,ddp", "1-3", 96, 94, "pp=2,ddp=3: 3 data ranks"),
+        ("zero1", "1-3", 96, 94, "2 x 2 = 4 ranks"),
+        ("hsdp=2", "1-4", 24, 28, "ddp=3,fsdp=2: 6 data ranks"),
+    ],
+)
+def test_a_batch_divides_over_the_ranks_that_have_samples_of_their_own(
+    site: Site, strategy: str, nodes: str, good: int, bad: int, over: str
+) -> None:
+    asked = (("strategy", strategy), ("nodes", nodes), ("gpus", 2))
+    assert str(site.plan(flags(*asked, ("global_batch", good))).nodes) == nodes
+    with pytest.raises(UserError) as caught:
+        site.plan(flags(*asked, ("global_batch", bad), where="--set"))
+    assert caught.value.what == f"global_batch {bad} does not divide over {over}"
+    assert caught.value.where == "--set"
+
+
+def test_any_number_of_nodes_of_a_range_has_a_mesh(site: Site) -> None:
+    path = site.job("wide", "global_batch = 96\nnodes = '1-3'\nstrategy = 'pp=4,ddp'\n")
+    with pytest.raises(UserError) as caught:
+        site.plan(flags(("gpus", 2)), job="wide")
+    assert caught.value.what == "pp=4 = 4, but there are 1 x 2 = 2 ranks"
+    assert caught.value.where == f"{path}: strategy"
+    assert site.plan(flags(("gpus", 4)), job="wide").layout == Layout(pp=4, ddp=3)
 
 
 @pytest.mark.parametrize(
@@ -205,6 +240,30 @@ def test_cpus_are_an_even_share_of_the_smallest_node(site: Site) -> None:
     assert site.plan(flags(("cluster", "mine"))).cpus_per_task == 6
     site.program("sinfo", "echo 'Unable to contact slurm controller' >&2; exit 1")
     assert site.plan().cpus_per_task == 1
+
+
+def test_one_process_that_drives_all_gpus_has_their_cpus(site: Site) -> None:
+    site.program("scontrol", "exit 0")
+    site.program("sinfo", 'echo "gpu*|32|gpu:4"')
+    dp = (("strategy", "dp"), ("gpus", 4))
+    assert site.plan(flags(*dp)).cpus_per_task == 32
+    assert site.plan(flags(*dp, ("slurm.cpus-per-task", 5))).cpus_per_task == 5
+    site.profile("mine", "cpus_per_gpu = 6")
+    assert site.plan(flags(*dp, ("cluster", "mine"))).cpus_per_task == 24
+    here = site.plan(flags(*dp, ("cluster", "local")))
+    assert here.cpus_per_task == len(os.sched_getaffinity(0))
+
+
+def test_one_process_that_drives_all_gpus_is_one_rank_with_all_devices(site: Site) -> None:
+    plan = site.plan(flags(("strategy", "dp"), ("gpus", 4), ("global_batch", 7)))
+    found = dict(plan.directives(RunDir("/runs/toy-1")))
+    assert (found["ntasks-per-node"], found["gpus-per-node"]) == (1, "4")
+    job = plan.record(RunDir("/runs/toy-1"))
+    assert (job.gpus_per_node, job.ranks_per_node, job.world_size) == (4, 1, 1)
+    assert plan.topology.world_size == plan.layout.world_size == 1
+    site.profile("small", "gpus_per_node = 3")
+    with pytest.raises(ClusterError, match="4 GPUs per node"):
+        site.plan(flags(("strategy", "dp"), ("gpus", 4), ("cluster", "small")))
 
 
 def test_threads_follow_the_cpus_and_a_user_may_say_otherwise(site: Site) -> None:

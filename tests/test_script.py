@@ -83,6 +83,32 @@ def test_values_reach_srun_byte_for_byte_and_nothing_of_them_runs(
 
 
 @pytest.mark.parametrize(
+    ("launcher", "words"),
+    [
+        ("srun", []),
+        ("fork", ["hpcddp.fork", "1"]),
+        ("torchrun", ["hpcddp.agent", "1"]),
+        ("dask", ["hpcddp.dask.gang", "8"]),
+    ],
+)
+def test_a_process_that_drives_all_gpus_is_started_once_with_their_cpus(
+    site: Site, script: Callable[..., RunDir], monkeypatch: pytest.MonkeyPatch,
+    launcher: str, words: list[str],
+) -> None:  # fmt: skip
+    monkeypatch.setenv("SLURM_JOB_NUM_NODES", "1")
+    site.profile("mine", "cpus_per_gpu = 2")
+    asked = (("strategy", "dp"), ("nodes", "1"), ("cluster", "mine"), ("launcher", launcher))
+    run = script(*asked, srun=SEE)
+    assert start(run).returncode == 0
+    assert "#SBATCH --ntasks-per-node=1\n#SBATCH --gpus-per-node=4\n" in run.script.read_text()
+    found = (run.path / "arguments").read_text().split("\0")
+    assert {"--ntasks=1", "--ntasks-per-node=1", "--cpus-per-task=8"} < set(found)
+    if words:
+        at = found.index(words[0])
+        assert found[at : at + 2] == words
+
+
+@pytest.mark.parametrize(
     ("code", "left", "cause", "asked"),
     [
         (0, 0, "done", ""),
