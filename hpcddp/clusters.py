@@ -31,7 +31,7 @@ class Cluster:
     launcher: str = key("", "how processes start; the backend's by default")
     nodes: int = key(0, "most nodes of one job; 0 for no limit", least=0)
     gpus_per_node: int = key(0, "GPUs of one node; 0 for no limit", least=0)
-    cpus_per_gpu: int = key(0, "CPUs of one rank; 0 for what the partition has", least=0)
+    cpus_per_gpu: int = key(0, "CPUs for each GPU; 0 for what the partition has", least=0)
     max_time: str = key("", "longest time limit, in Slurm's forms")
     gpu_option: str = key("gpus-per-node", "how GPUs are asked for", choices=GPU_OPTIONS)
     gpu_type: str = key("", "type of GPU to ask for, such as a100")
