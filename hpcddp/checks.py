@@ -66,6 +66,19 @@ def _strategy(sources: Mapping[str, str]) -> str:
     return source if "strategy" in source.lower() else f"{source}: strategy"
 
 
+def weights(job: JobSpec, sources: Mapping[str, str], *, begun: bool) -> None:
+    """What a new run starts from is there; one that has begun reads it no more."""
+    where, path = sources.get("start_from", "start_from"), Path(job.start_from)
+    if job.command:
+        hint = "let the program read it, and leave start_from out"
+        raise UserError("start_from is for a task, and the job has a command", where=where,
+                        hint=hint)  # fmt: skip
+    if not begun and not path.is_file():
+        what = "is a folder" if path.is_dir() else "is not there"
+        raise UserError(f"start_from is {str(path)!r}, which {what}", where=where,
+                        hint="name a file of weights, such as hpcddp export writes")  # fmt: skip
+
+
 def command(job: JobSpec, sources: Mapping[str, str], profile: Profile, folder: Path) -> None:
     """The program is there, and so is the script that Python is to run; where modules or a PATH of
     the job's own come first nobody can know. What it does with its model is its own affair."""

@@ -137,7 +137,7 @@ def find(job: str | None, folder: Path) -> tuple[Path | str, list[str]]:
 
 
 def file_layer(source: Path | str) -> Layer:
-    """The job file's values; its task and name are made explicit."""
+    """The job file's values; its task, name and paths are made explicit."""
     layer = Layer()
     if isinstance(source, str):
         layer.put("task", source, "command line")
@@ -147,6 +147,8 @@ def file_layer(source: Path | str) -> Layer:
     layer.put_all(read_toml(source), where)
     if "name" not in layer.values:
         layer.put("name", source.stem, where)
+    if weights := layer.values.get("start_from"):
+        layer.values["start_from"] = str((source.parent / weights).absolute())
     if layer.values.get("command"):
         if layer.values.get("task"):
             raise JobFileError(

@@ -188,7 +188,12 @@ class Plan:
 
 
 def make(
-    layers: list[Layer], notes: list[str], *, environ: Mapping[str, str], folder: Path
+    layers: list[Layer],
+    notes: list[str],
+    *,
+    environ: Mapping[str, str],
+    folder: Path,
+    begun: bool = False,
 ) -> Plan:
     """The plan from layers of values, or the first error that a user can mend.
 
@@ -196,6 +201,7 @@ def make(
         layers: job values, the highest precedence first; the cluster's come below them here.
         environ: the user's environment.
         folder: the current folder, where the job will work.
+        begun: the run has saved a checkpoint; what only a new one reads may be gone.
     """
     asked, _ = jobfile.merge(layers)
     profile = clusters.load(_backend(asked.cluster, notes), environ)
@@ -211,6 +217,9 @@ def make(
     else:
         checks.batch(job, nodes, gpus, sources)
         clashes.check(job, strategy.layout(job.strategy, nodes.max, gpus), sources)
+    if job.start_from:
+        job.start_from = str(folder / job.start_from)
+        checks.weights(job, sources, begun=begun)
     checks.environment(job, sources, profile)
     checks.options(job, sources)
     if job.slurm.get("no-requeue") or job.slurm.get("requeue") is False:

@@ -87,7 +87,8 @@ def again(
             before.values.pop(name)
     else:
         before.put("cluster", job.cluster, str(run.job))
-    made = plans.make([flags, before], [], environ=environ, folder=Path(job.workdir))
+    begun = any(run.checkpoints.glob("step-*/COMPLETE"))
+    made = plans.make([flags, before], [], environ=environ, folder=Path(job.workdir), begun=begun)
     look(made)
     renew(made, run, job.created)
     return made

@@ -11,7 +11,7 @@ from ranks import TASK, Ranks, make_run, one_rank, records
 from torch.distributed.checkpoint import metadata
 
 from hpcddp.errors import CheckpointError, JobFileError, UserError
-from hpcddp.train import checkpoint, shards
+from hpcddp.train import checkpoint, plainfile, shards
 
 
 def names(run):
@@ -155,7 +155,7 @@ def test_loading_executes_nothing(tmp_path, kind):
         marker.rmdir()
     malicious(folder, payload)
     with pytest.raises(CheckpointError, match="not a checkpoint's metadata"):
-        checkpoint.export(run, tmp_path / "out.pt")
+        plainfile.export(run, tmp_path / "out.pt")
     again(run, max_steps=3)
     with pytest.raises(CheckpointError, match="not a checkpoint's metadata"):
         one_rank(run, 2)  # it is the only one: a restart from the beginning is a person's decision
@@ -186,7 +186,7 @@ def test_what_is_unreadable_in_whole_files_is_passed_over_too(tmp_path, capsys, 
         if kind in ("another step", "other kinds"):
             text = json.dumps(meta | json.loads(text)).encode()
         malicious(folder, text, "meta.json")
-    assert checkpoint.export(run, tmp_path / "out.pt") == 2
+    assert plainfile.export(run, tmp_path / "out.pt") == 2
     assert resumed(run) == "checkpoints/step-2"
     assert "step-3 is damaged" in capsys.readouterr().out and not marker.exists()
     assert checkpoint.unreadable(folder) == ""  # written again
@@ -216,7 +216,7 @@ def test_a_tensor_file_that_runs_something_is_not_run(tmp_path):
     mark["files"][data.name] = checkpoint.digest(data)
     (folder / "COMPLETE").write_text(json.dumps(mark))
     with pytest.raises(CheckpointError):
-        checkpoint.export(run, tmp_path / "out.pt")
+        plainfile.export(run, tmp_path / "out.pt")
     assert not marker.exists()
 
 
@@ -224,7 +224,7 @@ def test_export_is_a_file_that_a_plain_model_loads(tmp_path):
     run = make_run(tmp_path, max_steps=5)
     one_rank(run)
     target = tmp_path / "model.pt"
-    assert checkpoint.export(run, target) == 5
+    assert plainfile.export(run, target) == 5
     module = sys.modules["small_task"]
     plain = module.model()
     plain.load_state_dict(torch.load(target, weights_only=True))
@@ -238,10 +238,10 @@ def test_export_is_a_file_that_a_plain_model_loads(tmp_path):
 def test_export_without_a_checkpoint_or_a_folder_is_told(tmp_path):
     run = make_run(tmp_path, max_steps=1)
     with pytest.raises(CheckpointError, match="no complete checkpoint"):
-        checkpoint.export(run, tmp_path / "model.pt")
+        plainfile.export(run, tmp_path / "model.pt")
     one_rank(run)
     with pytest.raises(UserError, match="cannot be written"):
-        checkpoint.export(run, tmp_path / "nowhere" / "model.pt")
+        plainfile.export(run, tmp_path / "nowhere" / "model.pt")
 
 
 def test_a_checkpoint_of_another_model_is_refused_by_name(tmp_path):

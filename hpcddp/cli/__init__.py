@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from importlib import import_module
+from keyword import iskeyword
 from typing import Any
 
 import click
@@ -31,7 +32,8 @@ COMMANDS = {
     "preempt": ("control", "Save a checkpoint, leave, and come back: what a preemption does."),
     "cancel": ("control", "End a run now."),
     "resume": ("control", "Go on with a run that has ended."),
-    "export": ("control", "Write the weights as one plain file."),
+    "export": ("weights", "Write the weights as one plain file."),
+    "import": ("weights", "Submit a job that starts from the weights of a file."),
     "rehearse": ("rehearse", "Play preemptions, crashes and other faults on a job beforehand."),
     "sandbox": ("sandbox", "A whole real Slurm on this machine."),
 }
@@ -49,7 +51,9 @@ class LazyCommand(click.Command):
 
     def load(self) -> click.Command:
         """The command itself."""
-        found: click.Command = getattr(import_module(f"hpcddp.cli.{self.module}"), self.name or "")
+        name = self.name or ""
+        attribute = f"{name}_" if iskeyword(name) else name
+        found: click.Command = getattr(import_module(f"hpcddp.cli.{self.module}"), attribute)
         return found
 
     def make_context(self, *args: Any, **kwargs: Any) -> click.Context:

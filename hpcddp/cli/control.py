@@ -1,10 +1,9 @@
-"""`hpcddp stop`, `preempt`, `cancel`, `resume` and `export`."""
+"""`hpcddp stop`, `preempt`, `cancel` and `resume`."""
 
 from __future__ import annotations
 
 import json
 import os
-from pathlib import Path
 from typing import Any
 
 import click
@@ -81,18 +80,3 @@ def resume(run: str, runs: str | None, follow: bool | None, as_json: bool, **giv
     from hpcddp.cli.follow import follow_run
 
     return follow_run(folder, as_json=as_json)
-
-
-@click.command()
-@click.argument("run", shell_complete=complete_runs)
-@click.argument("file", type=click.Path(dir_okay=False, writable=True))
-@runs_option
-def export(run: str, file: str, runs: str | None) -> None:
-    """Write RUN's newest weights to FILE, for a plain model.load_state_dict(torch.load(FILE))."""
-    from hpcddp import submission
-
-    folder = submission.find(runs_root(runs), run)
-    from hpcddp.train.checkpoint import export as write
-
-    step = write(folder, Path(file))
-    click.echo(f"{file}: the weights of {folder.name} at step {step}", err=True)

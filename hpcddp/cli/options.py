@@ -136,6 +136,8 @@ def flags(given: dict[str, Any]) -> Layer:
     for parameter, name in SHORTCUTS.items():
         if given.get(parameter) is not None:
             layer.put(name, given[parameter], f"--{parameter}", text=name == "gpus")
+    if given.get("start_from"):
+        layer.put("start_from", given["start_from"], "command line")
     return layer
 
 

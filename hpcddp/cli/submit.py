@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hpcddp.cli.options import (
+    F,
     JobCommand,
     complete_jobs,
     job_options,
@@ -26,28 +27,40 @@ if TYPE_CHECKING:
 FOLLOW = "Show the log to the end, or return at once.  [default: return on Slurm, follow here]"
 
 
+def submit_options(function: F) -> F:
+    """The options of a command that submits a job."""
+    for option in reversed((
+        job_options,
+        runs_option,
+        click.option("--follow/--detach", default=None, help=FOLLOW),
+        click.option("--dry-run", is_flag=True, help="Show script and rank map; submit nothing."),
+        click.option("--parsable", is_flag=True, help="Print the job id alone."),
+        json_option,
+    )):  # fmt: skip
+        function = option(function)
+    return function
+
+
 @click.command(cls=JobCommand)
 @click.argument("job", required=False, shell_complete=complete_jobs)
-@job_options
-@runs_option
-@click.option("--follow/--detach", default=None, help=FOLLOW)
-@click.option("--dry-run", is_flag=True, help="Show script and rank map; submit nothing.")
+@submit_options
 @click.option("--show-snapshot", is_flag=True, help="List what of the code would be copied.")
-@click.option("--parsable", is_flag=True, help="Print the job id alone.")
-@json_option
-def submit(job: str | None, runs: str | None, follow: bool | None, dry_run: bool,
-           show_snapshot: bool, parsable: bool, as_json: bool, **given: Any) -> int:  # fmt: skip
+def submit(job: str | None, runs: str | None, show_snapshot: bool, **given: Any) -> int:
     """Submit JOB, or train here where there is no Slurm.
 
     JOB is the name of a job file in ./jobs or of a shipped job, a path, or package.module:object.
     Without JOB the only one in ./jobs is taken. After -- comes a program of your own, which each
     rank runs as it stands: hpcddp submit --nodes 2 --gpus 4 -- python train.py --lr 0.1
     """
+    plan = plan_run(job, given, runs_root(runs))
+    return list_code(plan) if show_snapshot else carry_out(plan, runs, **given)
+
+
+def carry_out(plan: Plan, runs: str | None, *, follow: bool | None, dry_run: bool, parsable: bool,
+              as_json: bool, **given: Any) -> int:  # fmt: skip
+    """Submit a plan as the options say; those in `given` are in the plan already."""
     from hpcddp import prepare, submission
 
-    plan = plan_run(job, given, runs_root(runs))
-    if show_snapshot:
-        return list_code(plan)
     if dry_run:
         return show(plan, runs)
     run = prepare.new_run(plan, runs_root(runs))

@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,7 +25,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hpcddp.errors import CheckpointError, RunError, UserError
+from hpcddp.errors import CheckpointError, RunError
 from hpcddp.rundir import RunDir, read_json
 from hpcddp.train.world import World
 
@@ -237,42 +236,3 @@ def check_names(folder: Path, sizes: Mapping[str, torch.Size]) -> set[str]:
 
 def _shape(size: torch.Size | None) -> str:
     return "missing" if size is None else str(list(size))
-
-
-def export(run: RunDir, target: Path) -> int:
-    """Write {parameter name: tensor} of the newest complete checkpoint, without a process group.
-
-    ``model.load_state_dict(torch.load(target, weights_only=True))`` reads it.
-
-    Returns: the checkpoint's step.
-
-    Raises:
-        CheckpointError: there is no complete, undamaged checkpoint.
-        UserError: the target cannot be written.
-    """
-    from hpcddp.train import shards
-
-    reason = ""
-    for folder in complete(run.checkpoints):
-        if reason := damage(folder) or unreadable(folder):
-            continue
-        tensors = shards.read_all(folder, "model.")
-        _write_plain({name.removeprefix("model."): t for name, t in tensors.items()}, target)
-        return step_of(folder) or 0
-    if reason:
-        raise CheckpointError(f"no checkpoint is whole: {reason}", where=str(run.checkpoints))
-    raise CheckpointError(
-        "there is no complete checkpoint",
-        where=str(run.checkpoints),
-        hint="the first one is saved after checkpoint.every steps, or at the end",
-    )
-
-
-def _write_plain(tensors: dict[str, Tensor], target: Path) -> None:
-    aside = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
-        torch.save(tensors, aside)
-        aside.replace(target)
-    except (OSError, RuntimeError) as error:  # torch says a missing folder with RuntimeError
-        aside.unlink(missing_ok=True)
-        raise UserError(f"cannot be written: {error}", where=str(target)) from None
