@@ -44,6 +44,6 @@ def import_(file: str, job: str | None, runs: str | None, **given: Any) -> int:
     from hpcddp.train.plainfile import read
 
     tensors = read(Path(plan.spec.start_from))
-    size = sum(tensor.nbytes for tensor in tensors.values()) / 1e6
-    click.echo(f"{file}: {len(tensors)} tensors, {size:.1f} MB", err=True)
+    values = sum(tensor.numel() for tensor in tensors.values())
+    click.echo(f"{file}: {len(tensors)} tensors, {values:,} values", err=True)
     return carry_out(plan, runs, **given)

@@ -7,6 +7,7 @@ pickle, torch takes tensors and plain containers, and refuses everything else.
 from __future__ import annotations
 
 import os
+import pickle
 import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping
@@ -79,7 +80,10 @@ def write(tensors: Mapping[str, Tensor], path: Path) -> None:
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         try:
+            aside.touch()
+            mode = aside.stat().st_mode  # as the user's umask says; safetensors takes 0600
             save(dict(tensors), aside)
+            aside.chmod(mode)
             with aside.open("rb") as f:
                 os.fsync(f.fileno())
             aside.replace(path)
@@ -151,11 +155,13 @@ def _safetensors_file(path: Path) -> Any:
 
 def _torch_file(path: Path, head: bytes) -> Any:
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), path.open("rb") as f:
             warnings.simplefilter("ignore")  # of old forms; what cannot be read is an error
-            # Files from before torch 1.6 are no zip, and cannot be mapped.
-            mapped = head.startswith(b"PK")
-            return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+            # Files from before torch 1.6 are no zip, and cannot be mapped. Torch takes a path's
+            # suffix for the form, and maps nothing but paths.
+            mapped = head.startswith(b"PK\x03\x04") and path.suffix != SUFFIX
+            source = path if mapped else f
+            return torch.load(source, map_location="cpu", weights_only=True, mmap=mapped)
     except Exception as error:  # a damaged pickle raises anything
         if named := re.search(r"GLOBAL ([\w.]+)", str(error)):
             what = f"it names {named[1]}, which is no tensor; nothing in it was run"
@@ -164,9 +170,10 @@ def _torch_file(path: Path, head: bytes) -> Any:
 
 
 def _damaged(path: Path, error: Exception) -> CheckpointError:
-    """Torch's own words beyond the first line advise to run what the file holds."""
-    reason = next(iter(str(error).splitlines()), "") or type(error).__name__
-    reason = reason.partition(" In PyTorch 2.6")[0].partition(". This file can still be")[0]
+    """Torch's words go on with advice, such as to run what the file holds: the first are enough."""
+    reason = re.split(r"\. |\.?\n", str(error) or type(error).__name__, maxsplit=1)[0]
+    if isinstance(error, pickle.UnpicklingError):
+        reason = "it holds no tensors by name"
     return CheckpointError(
         f"no file of weights, or a damaged one: {reason:.200}",
         where=str(path),
