@@ -68,7 +68,7 @@ def test_the_shell_completes_commands_and_options(site: Site, command: Command) 
     assert complete(command, "s") == ["sandbox", "status", "stop", "submit"]
     assert complete(command, "submit", "--par") == ["--partition", "--parsable"]
     assert complete(command, "sandbox", "d") == ["down"]
-    assert complete(command, "submit", "") == ["digits", "toy"]
+    assert complete(command, "submit", "") == ["charlm", "digits", "resnet", "toy"]
     run = RunDir(site.runs / "toy-1")
     run.create()
     record_run(run)
