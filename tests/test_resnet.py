@@ -41,6 +41,15 @@ def torchvisions(classes):
 
 
 @pytest.fixture(autouse=True)
+def one_thread():
+    """Threads that wait for each other cost more than they bring where tests share the cores."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
 def no_torchvision(monkeypatch):
     """Whether it is installed or not."""
     monkeypatch.setitem(sys.modules, "torchvision.models", None)
@@ -318,10 +327,10 @@ def test_it_learns_two_classes_of_small_images(folder, pretrained, tmp_path):
     text = (shipped.folder("jobs") / "resnet.py").read_text()
     options = {"dataset__root": str(folder), "dataset__size": 32, "model__classes": 2,
                "model__weights": str(pretrained)}  # fmt: skip
-    run = make_run(tmp_path, text, max_steps=0, epochs=6, global_batch=8, train__lr=1e-3,
+    run = make_run(tmp_path, text, max_steps=0, epochs=3, global_batch=8, train__lr=1e-3,
                    train__eval_every=0, checkpoint__every=0, checkpoint__best="accuracy",
                    checkpoint__best_mode="max", **options)  # fmt: skip
     assert one_rank(run) == "done"
     losses = [r["loss"] for r in records(run, "train")]
-    assert len(losses) == 18 and sum(losses[-3:]) < 0.7 * sum(losses[:3])
+    assert len(losses) == 9 and sum(losses[-3:]) < 0.7 * sum(losses[:3])
     assert records(run, "eval")[-1]["metrics"]["accuracy"] > 0.8
