@@ -96,7 +96,7 @@ def join(rank: Rank, job: JobRecord, environ: Mapping[str, str]) -> World:
     return worlds.join(
         rank,
         (least, most),
-        job.gpus_per_node,
+        job.ranks_per_node,
         local=job.backend == "local",
         address=address,
         timeout=float(environ.get("HPCDDP_START_TIMEOUT", START_TIMEOUT)),

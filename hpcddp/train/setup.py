@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from hpcddp.spec import JobSpec, TrainSpec
-from hpcddp.train import cut, seeding
+from hpcddp.train import cut, plainfile, seeding
 from hpcddp.train.data import TrainData
 from hpcddp.train.engine import Engine, Plain
 from hpcddp.train.spread import Spread
@@ -21,17 +21,20 @@ class Model:
 
     Args:
         task, spec, spread: what is trained, how, and on which ranks.
+        new: there is no checkpoint to go on from.
 
     ``module`` has the rank's parameters under the names that they have in the whole model.
     """
 
-    def __init__(self, task: Task, spec: JobSpec, spread: Spread) -> None:
+    def __init__(self, task: Task, spec: JobSpec, spread: Spread, *, new: bool) -> None:
         self._task, self._spec, self._spread = task, spec, spread
         set_modes(spec.train, spread.world.device)
         seeding.seed_all(spec.seed)  # the same weights on all ranks
         whole: nn.Module = task.model()
         if spec.train.precision == "fp64":
             whole.double()
+        if new:
+            plainfile.start(whole, spec)
         self.chains: list[nn.Module] = []  # the stages of a pipeline
         self.module = self._cut(whole)
         seeding.seed_all(seeding.mix(spec.seed, spread.stream))

@@ -53,20 +53,21 @@ class Trainer:
         self._owed = False  # an evaluation was broken off by a stop
         self._batches = 0  # of evaluations
         self.spread = spread.of(spec, world)
-        made = Model(task, spec, self.spread)
+        newest = checkpoint.newest(self.run, world)
+        made = Model(task, spec, self.spread, new=newest is None)
         self.module = made.module
         self.data = TrainData(task.dataset("train"), spec, self.spread)
         self._meter = Meter(world)
         self.guard = Guard(self.spread, spec.train, self.module, self._meter)
-        self.resumed = self._load()
+        self.resumed = newest
+        self._load(newest)
         self.engine = made.engine(self.data)
         trace = self.run.attempt(lease.attempt).trace(world.rank.world_rank)
         self._trace = Trace(trace if spec.train.trace else None)
         self._untold: tuple[int, int] | None = None  # step and epoch of a record on its way
 
-    def _load(self) -> Path | None:
-        """Make optimizer and schedule, and put the newest checkpoint into them, if there is one."""
-        folder = checkpoint.newest(self.run, self.world)
+    def _load(self, folder: Path | None) -> None:
+        """Make optimizer and schedule, and put a checkpoint into them, if there is one."""
         meta = checkpoint.read_meta(folder) if folder else {}
         if folder:
             self.at = snapshot.position(meta, folder)
@@ -84,7 +85,6 @@ class Trainer:
             self._restore(folder, meta)
         saved, keep = self.at.step if folder else None, self.spec.checkpoint.keep
         self.saver = Saver(self.lease, self.spread, self.live, self.record, keep, saved)
-        return folder
 
     def _restore(self, folder: Path, meta: dict[str, Any]) -> None:
         own = {"optimizer": self.task.has("optimizer"), "schedule": self.task.has("scheduler")}
