@@ -54,8 +54,8 @@ class Meter:
     def _total(self) -> Tensor:
         """This rank's sum over samples."""
         if not self._losses:
-            return torch.zeros((), device=self._world.device)
-        losses = [loss.float() for loss in self._losses]
+            return torch.zeros((), dtype=torch.float64, device=self._world.device)
+        losses = [loss.to(torch.promote_types(loss.dtype, torch.float32)) for loss in self._losses]
         return torch.stack(torch._foreach_mul(losses, self._samples)).sum()
 
     def step(self, lr: float, norm: Tensor | None) -> None:
@@ -83,6 +83,7 @@ class Meter:
         """
         loss = self._total()
         totals = torch.stack((loss, torch.full_like(loss, sum(self._samples)), bad.to(loss)))
+        totals = totals.double()  # ranks of a pipeline without losses do not know their precision
         work = dist.all_reduce(totals, async_op=True) if self._world.size > 1 else None
         seconds = max(time.monotonic() - self._began, 1e-9)
         sums = _Sums(totals, work, self._steps, seconds, self.lr, self.norm)

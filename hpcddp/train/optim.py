@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -28,6 +30,22 @@ def make_optimizer(task: Task, model: nn.Module, train: TrainSpec) -> Optimizer:
     )
 
 
+GROUP = "group"  # in a param group: which one it was before it was split
+
+
+def split_groups(optimizer: Optimizer) -> None:
+    """Put parameters that lie on different meshes into groups of their own: torch's fast
+    optimizers take one kind at a time."""
+    found: list[dict[str, Any]] = []
+    for i, group in enumerate(optimizer.param_groups):
+        kinds: dict[Any, list[Any]] = {}
+        for parameter in group["params"]:
+            kinds.setdefault(getattr(parameter, "device_mesh", None), []).append(parameter)
+        found += [{**group, "params": params, GROUP: i} for params in kinds.values()]
+    if len(found) > len(optimizer.param_groups):
+        optimizer.param_groups[:] = found
+
+
 def divided(optimizer: Optimizer, group: dist.ProcessGroup) -> Optimizer:
     """An optimizer whose state is divided over the ranks of a group (Rajbhandari et al., 2020,
     stage 1): each steps some of the parameters, and gives them to the others.
@@ -37,16 +55,19 @@ def divided(optimizer: Optimizer, group: dist.ProcessGroup) -> Optimizer:
     """
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
+    kind = type(optimizer)
+    takes = inspect.signature(kind).parameters  # AdamW's defaults hold more than it takes
+    defaults = {name: value for name, value in optimizer.defaults.items() if name in takes}
     try:
         return ZeroRedundancyOptimizer(
             [dict(params) for params in optimizer.param_groups],
-            type(optimizer),
+            kind,
             process_group=group,
-            **optimizer.defaults,
+            **defaults,
         )
     except (TypeError, ValueError) as error:
         raise JobFileError(
-            f"zero1 cannot divide a {type(optimizer).__name__}: {error}",
+            f"zero1 cannot divide a {kind.__name__}: {error}",
             where="optimizer()",
             hint="take one of torch.optim's, or fsdp, which divides any optimizer's state",
         ) from None

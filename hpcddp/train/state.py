@@ -26,6 +26,7 @@ from torch.optim import Optimizer
 
 from hpcddp.errors import CheckpointError
 from hpcddp.train import seeding
+from hpcddp.train.optim import GROUP
 from hpcddp.train.spread import local
 
 MORE = "more"
@@ -163,10 +164,11 @@ def share(
 
 def groups(optimizer: Optimizer) -> list[dict[str, Any]]:
     """The optimizer's options by parameter group, as plain data."""
-    return [
-        {k: _plain(v) for k, v in group.items() if k != "params"}
-        for group in optimizer.param_groups
-    ]
+    found = {
+        group.get(GROUP, i): {k: _plain(v) for k, v in group.items() if k not in ("params", GROUP)}
+        for i, group in enumerate(optimizer.param_groups)
+    }
+    return list(found.values())
 
 
 @torch.no_grad()
@@ -227,10 +229,11 @@ def apply(
     for name, p in module.named_parameters():
         if id(p) in mine and (values := meta["state"].get(name_of(name))):
             inner.state[p].update(values)
-    saved, live = meta["param_groups"], optimizer.param_groups
-    if options and len(saved) == len(live):
-        for group, values in zip(live, saved, strict=True):
-            group.update(like(values, {k: v for k, v in group.items() if k != "params"}))
+    saved = meta["param_groups"]
+    if options and len(saved) == len(groups(optimizer)):
+        for i, group in enumerate(optimizer.param_groups):
+            live = {k: v for k, v in group.items() if k != "params"}
+            group.update(like(saved[group.get(GROUP, i)], live))
 
 
 def _plain(value: Any) -> Any:

@@ -76,6 +76,8 @@ class Trainer:
             self.guard.refer_to(meta.get("first_loss"))
         self.total_steps = _total_steps(self.spec, self.at, self.data)
         optimizer = optim.make_optimizer(self.task, self.module, self.spec.train)
+        if self.spread.divided:
+            optim.split_groups(optimizer)
         if self.spread.layout.zero:
             optimizer = optim.divided(optimizer, self.spread.group("ddp"))
         scheduler = optim.make_scheduler(self.task, optimizer, self.spec.train, self.total_steps)

@@ -1,0 +1,66 @@
+"""Ranks that train one run after the other in one process group: a start costs seconds.
+
+python spread_ranks.py RANK SIZE STORE RUNS, the runs a JSON list of [run dir, attempt, steps].
+"""
+
+import json
+import sys
+import traceback
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from hpcddp import record, spec
+from hpcddp.preempt import Preemption
+from hpcddp.rundir import RunDir
+from hpcddp.topology import Rank
+from hpcddp.train import task as tasks
+from hpcddp.train.lease import Lease
+from hpcddp.train.metrics import Recorder
+from hpcddp.train.pulse import Pulse
+from hpcddp.train.trainer import Trainer
+from hpcddp.train.world import World
+
+
+def train(run: RunDir, attempt: int, steps: int, rank: Rank) -> None:
+    """One attempt, which is to stop after some of its steps if they are not 0."""
+    job = record.read(run)
+    asked = spec.from_dict(job.spec)
+    store, here = dist.HashStore(), [{"host": f"h{r}"} for r in range(rank.world_size)]
+    world = World(rank, torch.device("cpu"), "gloo", here, store)
+    preemption, lease = Preemption(), Lease(run, attempt)
+    lease.take(world)
+
+    def look(told: dict[str, object]) -> None:
+        preemption.requested = told["event"] == "train" and told["step"] == steps
+
+    records = Recorder(run.attempt(attempt), active=world.is_main, lease=lease, on_record=look)
+    task = tasks.load(asked, job.workdir)
+    trainer = Trainer(lease, asked, task, world, records, Pulse())
+    try:
+        trainer.train(preemption)
+        world.barrier()
+    finally:
+        trainer.close()
+        records.close()
+        if world.is_main:
+            lease.drop()
+
+
+def main(rank: int, size: int, store: str, runs: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
+    for path, attempt, steps in json.loads(Path(runs).read_text()):
+        try:
+            train(RunDir(path), attempt, steps, Rank(rank, size, rank, size, 0))
+        except Exception:
+            print(f"{path}, rank {rank}:", file=sys.stderr)
+            traceback.print_exc()
+            sys.stderr.flush()
+            raise
+    dist.barrier()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4])
