@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -166,3 +168,41 @@ def global_steps(run: RunDir, attempt: int, ranks: int) -> dict[int, tuple[list[
         ids = [i for row in zip(*(p["ids"] for p in parts), strict=True) for i in row]
         found[parts[0]["step"]] = (ids, sum(p["loss"] for p in parts) / ranks)
     return found
+
+
+def train_all(folder: Path, size: int, runs: Sequence[tuple[RunDir, int, int, str]]) -> None:
+    """Train runs one after the other in one process group of so many ranks.
+
+    Args:
+        folder: for what the ranks need to meet.
+        runs: each with its attempt, the step at which it is to stop, 0 for never, and its
+            strategy, "" for the job's own.
+    """
+    here, program = Path(tempfile.mkdtemp(dir=folder)), Path(__file__).with_name("spread_ranks.py")
+    (here / "runs").write_text(json.dumps([[str(run.path), *how] for run, *how in runs]))
+    words = [sys.executable, "-P", str(program)]
+    environ = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    processes = [
+        subprocess.Popen(
+            [*words, str(rank), str(size), str(here / "store"), str(here / "runs")],
+            env=environ,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(size)
+    ]
+    try:
+        while any(process.poll() is None for process in processes):
+            if any(process.poll() for process in processes):
+                break
+            time.sleep(0.05)
+        failed = [process for process in processes if process.poll()]
+        for process in processes:
+            process.kill()
+        said = "\n".join(process.communicate()[1] for process in failed)
+        assert not failed, said[-4000:]
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()

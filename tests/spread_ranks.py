@@ -1,6 +1,7 @@
 """Ranks that train one run after the other in one process group: a start costs seconds.
 
-python spread_ranks.py RANK SIZE STORE RUNS, the runs a JSON list of [run dir, attempt, steps].
+python spread_ranks.py RANK SIZE STORE RUNS, the runs a JSON list of [run dir, attempt, step at
+which it stops or 0, strategy or "" for the job's own].
 """
 
 import json
@@ -23,17 +24,18 @@ from hpcddp.train.trainer import Trainer
 from hpcddp.train.world import World
 
 
-def train(run: RunDir, attempt: int, steps: int, rank: Rank) -> None:
-    """One attempt, which is to stop after some of its steps if they are not 0."""
+def train(run: RunDir, attempt: int, stop: int, strategy: str, rank: Rank) -> None:
+    """One attempt."""
     job = record.read(run)
     asked = spec.from_dict(job.spec)
+    asked.strategy = strategy or asked.strategy
     store, here = dist.HashStore(), [{"host": f"h{r}"} for r in range(rank.world_size)]
     world = World(rank, torch.device("cpu"), "gloo", here, store)
     preemption, lease = Preemption(), Lease(run, attempt)
     lease.take(world)
 
     def look(told: dict[str, object]) -> None:
-        preemption.requested = told["event"] == "train" and told["step"] == steps
+        preemption.requested = told["event"] == "train" and told["step"] == stop
 
     records = Recorder(run.attempt(attempt), active=world.is_main, lease=lease, on_record=look)
     task = tasks.load(asked, job.workdir)
@@ -51,9 +53,9 @@ def train(run: RunDir, attempt: int, steps: int, rank: Rank) -> None:
 def main(rank: int, size: int, store: str, runs: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
-    for path, attempt, steps in json.loads(Path(runs).read_text()):
+    for path, *how in json.loads(Path(runs).read_text()):
         try:
-            train(RunDir(path), attempt, steps, Rank(rank, size, rank, size, 0))
+            train(RunDir(path), *how, Rank(rank, size, rank, size, 0))
         except Exception:
             print(f"{path}, rank {rank}:", file=sys.stderr)
             traceback.print_exc()

@@ -1,0 +1,136 @@
+"""However the ranks spread a model: the same losses, weights and checkpoints."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import record_run
+from ranks import one_rank, records, train_all
+
+from hpcddp import spec
+from hpcddp.rundir import RunDir
+from hpcddp.train import checkpoint, plainfile, shards
+
+SIZE = 4
+# A GPT of four blocks, in float64: what differs is no rounding.
+KEYS = {
+    "task": str(Path(__file__).parents[1] / "jobs/charlm.py"),
+    "global_batch": 8,
+    "max_steps": 6,
+    "model.layers": 4,
+    "model.width": 16,
+    "model.heads": 4,
+    "model.context": 16,
+    "dataset.context": 16,
+    "train.precision": "fp64",
+    "train.clip_norm": 0.5,
+    "train.lr": 1e-2,
+    "train.warmup_steps": 2,
+    "train.log_every": 1,
+    "train.trace": True,
+    "data.eval_batch": 100,
+    "checkpoint.best": "",
+}
+LAYOUTS = [
+    ("ddp", {}),
+    ("zero1", {}),
+    ("fsdp", {}),
+    ("hsdp=2", {}),
+    ("tp", {}),
+    ("pp", {"pp.schedule": "1f1b"}),
+    ("pp", {"pp.schedule": "gpipe", "pp.chunks": 8}),
+    ("pp=2,ddp=2", {"pp.schedule": "interleaved"}),
+    ("pp=2,fsdp=2", {}),
+    ("pp=2,zero1=2", {}),
+    ("pp=2,tp=2", {}),
+    ("fsdp=2,tp=2", {}),
+    ("ddp=2,tp=2", {}),
+    # Two micro-batches, and activations computed again.
+    ("ddp", {"train.micro_batch": 1, "train.recompute": True}),
+    ("fsdp", {"train.micro_batch": 1, "train.recompute": True}),
+    ("pp=2,ddp=2", {"train.recompute": True}),
+]
+# Save under one, go on under the next, two steps each.
+CHAIN = ["ddp", "fsdp", "pp=2,ddp=2", "fsdp=2,tp=2", "zero1", "tp", "ddp"]
+
+
+def make(folder: Path, strategy: str, gpus: int = SIZE, **more: object) -> RunDir:
+    run = RunDir(folder)
+    run.attempts.mkdir(parents=True)
+    return asks(run, strategy, gpus, **more)
+
+
+def asks(run: RunDir, strategy: str, gpus: int = SIZE, **more: object) -> RunDir:
+    """Let a run's next attempt have another strategy."""
+    job = spec.to_dict(spec.KEYS.build({**KEYS, **more, "strategy": strategy}))
+    return record_run(run, (1, 1), gpus, "local", spec=job, workdir=str(run.path))
+
+
+def losses(run: RunDir) -> list[float]:
+    attempts = sorted(int(path.name) for path in run.attempts.iterdir())
+    return [r["loss"] for number in attempts for r in records(run, "train", number)]
+
+
+def weights(run: RunDir) -> dict[str, torch.Tensor]:
+    return shards.read_all(checkpoint.complete(run.checkpoints)[0], "model.")
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
+    """One process, and nothing spread."""
+    run = make(tmp_path_factory.mktemp("alone") / "run", "single", 1)
+    assert one_rank(run) == "done"
+    return run
+
+
+@pytest.fixture(scope="module")
+def spread(tmp_path_factory: pytest.TempPathFactory) -> list[RunDir]:
+    """All layouts, and last a run that changes its strategy again and again."""
+    folder = tmp_path_factory.mktemp("spread")
+    made = [make(folder / f"run{i}", text, **more) for i, (text, more) in enumerate(LAYOUTS)]
+    chain = make(folder / "chain", "ddp", max_steps=2 * len(CHAIN))
+    lives = [(chain, i + 1, 2 * (i + 1), text) for i, text in enumerate(CHAIN)]
+    train_all(folder, SIZE, [*((run, 1, 0, "") for run in made), *lives])
+    return [*made, chain]
+
+
+@pytest.mark.parametrize("number", range(len(LAYOUTS)), ids=[f"{t} {m}" for t, m in LAYOUTS])
+def test_losses_weights_and_evaluation_are_those_of_one_process(
+    alone: RunDir, spread: list[RunDir], number: int
+) -> None:
+    run = spread[number]
+    assert losses(run) == pytest.approx(losses(alone), rel=1e-9)
+    (want,), (found,) = records(alone, "eval"), records(run, "eval")
+    assert found["metrics"] == pytest.approx(want["metrics"], rel=1e-9)
+    assert found["count"] == want["count"]
+    norms = [[r["grad_norm"] for r in records(r_, "train")] for r_ in (run, alone)]
+    assert norms[0] == pytest.approx(norms[1], rel=1e-9)
+    ours, theirs = weights(run), weights(alone)
+    assert ours.keys() == theirs.keys()
+    for name, value in theirs.items():
+        torch.testing.assert_close(ours[name], value, rtol=1e-9, atol=1e-12)
+
+
+def test_a_run_goes_on_under_any_other_strategy(spread: list[RunDir], tmp_path: Path) -> None:
+    chain = spread[-1]
+    begun = [records(chain, "start", number)[0] for number in range(1, 1 + len(CHAIN))]
+    assert [row["strategy"] for row in begun] == [
+        "ddp=4", "fsdp=4", "pp=2,ddp=2", "fsdp=2,tp=2", "zero1=4", "tp=4", "ddp=4"
+    ]  # fmt: skip
+    assert [row["step"] for row in begun] == list(range(0, 2 * len(CHAIN), 2))
+    alone = make(tmp_path / "run", "single", 1, max_steps=2 * len(CHAIN))
+    assert one_rank(alone) == "done"
+    assert losses(chain) == pytest.approx(losses(alone), rel=1e-9)
+    for name, value in weights(alone).items():
+        torch.testing.assert_close(weights(chain)[name], value, rtol=1e-9, atol=1e-12)
+
+
+def test_what_was_saved_in_parts_is_exported_whole(spread: list[RunDir], tmp_path: Path) -> None:
+    """And a run that starts from it begins where the other one ended."""
+    divided = spread[[text for text, _ in LAYOUTS].index("fsdp=2,tp=2")]
+    plainfile.export(divided, tmp_path / "weights.pt")
+    run = make(tmp_path / "run", "single", 1, start_from=str(tmp_path / "weights.pt"), max_steps=1)
+    assert one_rank(run) == "done"
+    (end,) = records(divided, "eval")
+    assert losses(run)[0] < losses(divided)[0] - 0.2  # it has learned something
+    assert end["metrics"]["loss"] == pytest.approx(losses(run)[0], abs=0.3)
