@@ -182,27 +182,21 @@ def train_all(folder: Path, size: int, runs: Sequence[tuple[RunDir, int, int, st
     (here / "runs").write_text(json.dumps([[str(run.path), *how] for run, *how in runs]))
     words = [sys.executable, "-P", str(program)]
     environ = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    processes = [
-        subprocess.Popen(
-            [*words, str(rank), str(size), str(here / "store"), str(here / "runs")],
-            env=environ,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(size)
-    ]
+    processes = []
     try:
-        while any(process.poll() is None for process in processes):
-            if any(process.poll() for process in processes):
-                break
+        for rank in range(size):
+            given = [str(rank), str(size), str(here / "store"), str(here / "runs")]
+            with (here / f"said-{rank}").open("w") as said:
+                processes.append(
+                    subprocess.Popen([*words, *given], env=environ, stdout=said, stderr=said)
+                )
+        while all(process.poll() in (None, 0) for process in processes):
+            if all(process.poll() == 0 for process in processes):
+                return
             time.sleep(0.05)
-        failed = [process for process in processes if process.poll()]
-        for process in processes:
-            process.kill()
-        said = "\n".join(process.communicate()[1] for process in failed)
-        assert not failed, said[-4000:]
     finally:
         for process in processes:
             process.kill()
-            process.communicate()
+            process.wait()
+    failed = [rank for rank, process in enumerate(processes) if process.returncode > 0]
+    raise AssertionError("\n".join((here / f"said-{r}").read_text()[-3000:] for r in failed))

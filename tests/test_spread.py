@@ -50,6 +50,29 @@ LAYOUTS = [
     ("fsdp", {"train.micro_batch": 1, "train.recompute": True}),
     ("pp=2,ddp=2", {"train.recompute": True}),
 ]
+# As exact as their numbers are.
+MIXED = [
+    ("fsdp", "bf16"), ("fsdp", "fp16"), ("tp", "fp16"), ("pp=2,ddp=2", "fp16"),
+    ("pp=2,tp=2", "bf16"),
+]  # fmt: skip
+# Micro-batches of two change its statistics one by one, in a pipeline too.
+NORM = """
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+def model():
+    def layers(size):
+        return [nn.Linear(6, size), nn.BatchNorm1d(size), nn.ReLU()]
+    return nn.Sequential(*layers(6), *layers(6), *layers(6), nn.Linear(6, 2))
+
+def dataset(split):
+    x = torch.randn(64, 6, generator=torch.Generator().manual_seed(len(split)))
+    return TensorDataset(x, (x.sum(1) > 0).long())
+
+def loss(output, target):
+    return nn.functional.cross_entropy(output, target)
+"""
 # Save under one, go on under the next, two steps each.
 CHAIN = ["ddp", "fsdp", "pp=2,ddp=2", "fsdp=2,tp=2", "zero1", "tp", "ddp"]
 
@@ -94,6 +117,28 @@ def spread(tmp_path_factory: pytest.TempPathFactory) -> list[RunDir]:
     return [*made, chain]
 
 
+@pytest.fixture(scope="module")
+def others(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunDir]:
+    """Runs that have a one-process sibling each."""
+    folder = tmp_path_factory.mktemp("others")
+    (folder / "norm.py").write_text(NORM)
+    norm = {"task": str(folder / "norm.py"), "model": {}, "dataset": {}, "train.micro_batch": 2}
+    found = {
+        "dropout": make(folder / "dropout", "tp", **DROPOUT),
+        "norm": make(folder / "norm", "pp", **norm),
+        "norm alone": make(folder / "norm alone", "single", 1, **norm),
+    }
+    for text, precision in MIXED:
+        name = f"{text} {precision}"
+        found[name] = make(folder / name, text, **{"train.precision": precision})
+    train_all(folder, SIZE, [(run, 1, 0, "") for n, run in found.items() if "alone" not in n])
+    one_rank(found["norm alone"])
+    return found
+
+
+DROPOUT = {"model.dropout": 0.3}
+
+
 @pytest.mark.parametrize("number", range(len(LAYOUTS)), ids=[f"{t} {m}" for t, m in LAYOUTS])
 def test_losses_weights_and_evaluation_are_those_of_one_process(
     alone: RunDir, spread: list[RunDir], number: int
@@ -134,3 +179,30 @@ def test_what_was_saved_in_parts_is_exported_whole(spread: list[RunDir], tmp_pat
     (end,) = records(divided, "eval")
     assert losses(run)[0] < losses(divided)[0] - 0.2  # it has learned something
     assert end["metrics"]["loss"] == pytest.approx(losses(run)[0], abs=0.3)
+
+
+def test_ranks_that_share_a_layer_draw_the_same(others: dict[str, RunDir], tmp_path: Path) -> None:
+    alone = make(tmp_path / "run", "single", 1, **DROPOUT)
+    assert one_rank(alone) == "done"
+    assert losses(others["dropout"]) == pytest.approx(losses(alone), rel=1e-9)
+    for name, value in weights(alone).items():
+        torch.testing.assert_close(weights(others["dropout"])[name], value, rtol=1e-9, atol=1e-12)
+
+
+def test_a_pipeline_leaves_a_batch_norm_the_statistics_of_its_micro_batches(
+    others: dict[str, RunDir],
+) -> None:
+    assert losses(others["norm"]) == pytest.approx(losses(others["norm alone"]), rel=1e-9)
+    found, wanted = weights(others["norm"]), weights(others["norm alone"])
+    assert any("running_var" in name for name in wanted)
+    for name, value in wanted.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("layout", MIXED, ids=" ".join)
+def test_half_precision_stays_near(
+    others: dict[str, RunDir], alone: RunDir, layout: tuple[str, str]
+) -> None:
+    run = others[" ".join(layout)]
+    assert losses(run) == pytest.approx(losses(alone), rel=5e-3)
+    assert losses(run) != pytest.approx(losses(alone), rel=1e-7)  # and it is half precision

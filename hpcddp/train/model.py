@@ -73,9 +73,9 @@ def autocast(device: torch.device, precision: str) -> contextlib.AbstractContext
     return torch.autocast(device.type, DTYPES[precision])
 
 
-def grad_scaler(device: torch.device, train: TrainSpec) -> Scaler:
+def grad_scaler(spread: Spread, train: TrainSpec) -> Scaler:
     """Loss scaling for fp16 (Micikevicius et al., 2018); for the rest it passes things through."""
     enabled = train.precision == "fp16"
     if enabled or train.on_divergence != "stop":  # a first step left out is remarked on
         warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
-    return Scaler(device.type, enabled=enabled)
+    return Scaler(spread.world.device.type, enabled=enabled, alike=spread.layout.plain)

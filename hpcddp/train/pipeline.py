@@ -78,6 +78,8 @@ class Pipeline:
             self._schedule = self._make_schedule(placed[0][0], len(placed))
         inputs, targets = (_joined([pair[i] for pair in placed]) for i in (0, 1))
         first, last = self._spread.place.pp == 0, self._spread.last
+        if not last:
+            scaler.scale(torch.zeros((), device=device))  # it begins with the first loss
         with model.autocast(device, precision):
             self._schedule.step(
                 *([inputs] if first else []), **({"target": targets} if last else {})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -136,11 +135,23 @@ def local(tensor: Tensor) -> Tensor:
 
 
 class Scaler(torch.amp.GradScaler):
-    """Loss scaling whose steps all ranks take or none: each rank sees its own gradients only."""
+    """Loss scaling whose steps all ranks take or none.
 
-    def unscale_(self, optimizer: Optimizer) -> None:
-        super().unscale_(optimizer)
-        if self.is_enabled():
-            state: Any = self._per_optimizer_states[id(optimizer)]
-            for found in state["found_inf_per_device"].values():
-                dist.all_reduce(local(found), dist.ReduceOp.MAX)
+    Args:
+        alike: all ranks have the same gradients. Where they have not, each looks at its own.
+    """
+
+    def __init__(self, device: str, *, enabled: bool, alike: bool) -> None:
+        super().__init__(device, enabled=enabled)
+        self._alike = alike
+
+    def _unscale_grads_(
+        self, optimizer: Optimizer, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool
+    ) -> dict[torch.device, Tensor]:
+        if self._alike:
+            return super()._unscale_grads_(optimizer, inv_scale, found_inf, allow_fp16)
+        everyone = [p for group in optimizer.param_groups for p in group["params"]]
+        gradients = [local(p.grad) for p in everyone if p.grad is not None]
+        torch._amp_foreach_non_finite_check_and_unscale_(gradients, found_inf, inv_scale)
+        dist.all_reduce(found_inf, dist.ReduceOp.MAX)
+        return {found_inf.device: found_inf}

@@ -81,7 +81,7 @@ class Trainer:
         if self.spread.layout.zero:
             optimizer = optim.divided(optimizer, self.spread.group("ddp"))
         scheduler = optim.make_scheduler(self.task, optimizer, self.spec.train, self.total_steps)
-        scaler = model.grad_scaler(self.world.device, self.spec.train)
+        scaler = model.grad_scaler(self.spread, self.spec.train)
         self.live = Live(self.module, optimizer, scheduler, scaler)
         if folder:
             self._restore(folder, meta)
