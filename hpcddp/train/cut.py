@@ -175,9 +175,11 @@ def tp_plan(task: Task, module: nn.Module, ranks: int) -> dict[str, ParallelStyl
             where=task.name,
             hint='define tp_plan(model) -> {name of a layer: "colwise" or "rowwise"}',
         )
-    for name in _known(plan, module, task, "tp_plan"):
+    names = _known(plan, module, task, "tp_plan")
+    styles = {name: _style(plan[name], name, task) for name in names}
+    for name in names:
         _divisible(module.get_submodule(name), plan[name], name, ranks, task)
-    return {name: _style(style, name, task) for name, style in plan.items()}
+    return styles
 
 
 def share_layers(module: nn.Module, plan: dict[str, ParallelStyle], mesh: DeviceMesh) -> None:
