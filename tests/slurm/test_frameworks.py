@@ -15,4 +15,5 @@ def test_it_trains_on_two_nodes(desk: Desk, script: str, gpus: str) -> None:
     path = str(FOLDER / script)
     size = ("--nodes", "2", "--gpus", gpus)
     desk("submit", *size, "--follow", "--", sys.executable, path, *words)
-    assert sorted(TRAINED.findall(desk("logs"))) == trained(2 * int(gpus))
+    log = desk("logs")
+    assert sorted(TRAINED.findall(log)) == trained(2 * int(gpus)), log

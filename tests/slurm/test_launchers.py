@@ -83,8 +83,9 @@ def test_every_launcher_ends_with_the_same_weights(desk: Desk, gpus: int) -> Non
         assert found[launcher]["places"] == places(gpus)
         (desk.folder / "told.json").unlink()
         last = str(size - 1)
-        (line,) = [x for x in desk("logs", "--rank", last).splitlines() if "local rank" in x]
-        assert line.partition("on ")[0] == f"{last}: rank {last} of {size}, local rank {gpus - 1} "
+        lines = [x for x in desk("logs", "--rank", last).splitlines() if "local rank" in x]
+        said = [f"{last}: rank {last} of {size}, local rank {gpus - 1} "]
+        assert [line.partition("on ")[0] for line in lines] == said, desk("logs")
     here = ("--cluster", "local", "--nodes", "1", "--gpus", str(size))
     found["spawn"] = submit(desk, "spawn", here, SCRIPT, "told.json")
     assert found["spawn"]["places"] == [[rank, rank, 0] for rank in range(size)]
