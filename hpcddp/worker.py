@@ -41,7 +41,7 @@ class Worker:
             die_with_parent()
         # An array's element has a run dir of its own, which its script names.
         folder = os.environ.get("HPCDDP_RUN_DIR") or self.run_dir
-        _leave(_start(folder, os.environ, preemption))
+        end(_start(folder, os.environ, preemption))
 
 
 def run(
@@ -91,7 +91,7 @@ def _live(run_dir: str, environ: Mapping[str, str], preemption: Preemption) -> i
         rank = Rank.from_env(environ)
         from hpcddp.train.job import train  # imports torch
 
-        outcome = train(folder, rank, attempt, preemption, pulse=pulse, on_hang=_hung)
+        outcome = train(folder, rank, attempt, preemption, pulse=pulse, on_hang=hung)
     except LeaseLost as error:  # nothing of this life may be written any more
         print(error, file=sys.stderr)
         return codes.FENCED
@@ -103,7 +103,7 @@ def _live(run_dir: str, environ: Mapping[str, str], preemption: Preemption) -> i
     return codes.DONE if outcome == "done" else codes.STOPPED
 
 
-def _leave(code: int) -> NoReturn:
+def end(code: int) -> NoReturn:
     """End the process at once: tearing down a process group that lost a rank can hang."""
     _end_children()
     for stream in (sys.stdout, sys.stderr):
@@ -114,7 +114,7 @@ def _leave(code: int) -> NoReturn:
     os._exit(code)
 
 
-def _hung() -> NoReturn:
+def hung() -> NoReturn:
     """End the process from the watchdog's thread: the main one may hold any lock, print's too."""
     with contextlib.suppress(Exception):
         _end_children()

@@ -16,11 +16,7 @@ from hpcddp import record, spec
 from hpcddp.preempt import Preemption
 from hpcddp.rundir import RunDir
 from hpcddp.topology import Rank
-from hpcddp.train import task as tasks
-from hpcddp.train.lease import Lease
-from hpcddp.train.metrics import Recorder
-from hpcddp.train.pulse import Pulse
-from hpcddp.train.trainer import Trainer
+from hpcddp.train.job import train_in
 from hpcddp.train.world import World
 
 
@@ -31,23 +27,12 @@ def train(run: RunDir, attempt: int, stop: int, strategy: str, rank: Rank) -> No
     asked.strategy = strategy or asked.strategy
     store, here = dist.HashStore(), [{"host": f"h{r}"} for r in range(rank.world_size)]
     world = World(rank, torch.device("cpu"), "gloo", here, store)
-    preemption, lease = Preemption(), Lease(run, attempt)
-    lease.take(world)
+    preemption = Preemption()
 
     def look(told: dict[str, object]) -> None:
         preemption.requested = told["event"] == "train" and told["step"] == stop
 
-    records = Recorder(run.attempt(attempt), active=world.is_main, lease=lease, on_record=look)
-    task = tasks.load(asked, job.workdir)
-    trainer = Trainer(lease, asked, task, world, records, Pulse())
-    try:
-        trainer.train(preemption)
-        world.barrier()
-    finally:
-        trainer.close()
-        records.close()
-        if world.is_main:
-            lease.drop()
+    train_in(world, run, attempt, asked, job.workdir, preemption, look)
 
 
 def main(rank: int, size: int, store: str, runs: str) -> None:

@@ -65,7 +65,7 @@ def complete(command: Command, *words: str) -> list[str]:
 
 def test_the_shell_completes_commands_and_options(site: Site, command: Command) -> None:
     assert "complete -o nosort -F _hpcddp" in command(_HPCDDP_COMPLETE="bash_source").out
-    assert complete(command, "s") == ["sandbox", "status", "stop", "submit"]
+    assert complete(command, "s") == ["sandbox", "status", "stop", "strategies", "submit"]
     assert complete(command, "submit", "--par") == ["--partition", "--parsable"]
     assert complete(command, "sandbox", "d") == ["down"]
     assert complete(command, "submit", "") == ["charlm", "digits", "resnet", "toy"]

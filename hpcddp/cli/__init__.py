@@ -34,6 +34,7 @@ COMMANDS = {
     "resume": ("control", "Go on with a run that has ended."),
     "export": ("weights", "Write the weights as one plain file."),
     "import": ("weights", "Submit a job that starts from the weights of a file."),
+    "strategies": ("strategies", "Compare how a job's model can be spread, in one table."),
     "rehearse": ("rehearse", "Play preemptions, crashes and other faults on a job beforehand."),
     "sandbox": ("sandbox", "A whole real Slurm on this machine."),
 }

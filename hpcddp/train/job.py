@@ -12,6 +12,7 @@ from hpcddp.failure import host
 from hpcddp.preempt import Preemption
 from hpcddp.record import JobRecord
 from hpcddp.rundir import RunDir
+from hpcddp.spec import JobSpec
 from hpcddp.topology import Rank
 from hpcddp.train import task as tasks
 from hpcddp.train import world as worlds
@@ -52,13 +53,37 @@ def train(
         spec.max_steps = min(max_steps, spec.max_steps or max_steps)
     world = join(rank, job, os.environ)
     print(f"{rank} on {host()}, {world.device}", flush=True)
+    return train_in(
+        world, run, attempt, spec, job.workdir, preemption, on_record, pulse=pulse, on_hang=on_hang
+    )
+
+
+def train_in(
+    world: World,
+    run: RunDir,
+    attempt: int,
+    spec: JobSpec,
+    workdir: str,
+    preemption: Preemption,
+    on_record: OnRecord | None = None,
+    *,
+    pulse: Pulse | None = None,
+    on_hang: Callable[[], object] | None = None,
+    evaluates: bool = True,
+) -> str:
+    """``train`` in a process group that is there, and that may train several runs in turn.
+
+    Args:
+        evaluates: else no samples are held out.
+    """
     pulse, folder, lease = pulse or Pulse(), run.attempt(attempt), Lease(run, attempt)
     record = Recorder(folder, active=world.is_main, on_record=on_record, lease=lease)
     try:
         with watching(pulse, world, folder, spec.train.hang_seconds, on_hang):
             lease.take(world)
             record("ranks", backend=world.backend, ranks=world.reports)
-            task = tasks.load(spec, job.workdir)
+            task = tasks.load(spec, workdir)
+            task.held_out = evaluates
             preemption.renew()  # the task may have set handlers: they are kept and called
             trainer = Trainer(lease, spec, task, world, record, pulse)
             preemption.renew()  # so may its model and its data

@@ -53,6 +53,7 @@ class Task:
 
     def __init__(self, source: object, name: str, spec: JobSpec) -> None:
         self.name = name
+        self.held_out = True  # whether there are samples to evaluate on, if the task has them
         self._spec = spec
         self._functions = {f: getattr(source, f, None) for f in REQUIRED + OPTIONAL}
         for function, found in self._functions.items():
@@ -77,6 +78,8 @@ class Task:
 
     def dataset(self, split: str) -> Any:
         """The dataset of a split; None when the task has no such split."""
+        if split == "eval" and not self.held_out:
+            return None
         options = {key: _expand(key, value) for key, value in self._spec.dataset.items()}
         self._check("dataset", split, **options)
         return self._get("dataset")(split, **options)

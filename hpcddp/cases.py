@@ -1,0 +1,70 @@
+"""The rows of `hpcddp strategies`: every strategy on some ranks, and products that they allow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from hpcddp import strategy
+from hpcddp.errors import UserError
+from hpcddp.keys import nearest
+
+
+class Case(NamedTuple):
+    """A row of the table: its name, the strategy's text, and the keys that make it."""
+
+    name: str
+    strategy: str
+    keys: Mapping[str, Any] = {}
+
+    @property
+    def alone(self) -> bool:
+        return self.strategy in strategy.ALONE
+
+
+ALONE = tuple(Case(name, name) for name in strategy.ALONE)
+PAIRS = ("pp,ddp", "pp,zero1", "pp,fsdp", "pp,tp", "ddp,tp", "fsdp,tp")
+TRIPLES = ("pp,fsdp,tp", "ddp,fsdp,tp")
+
+
+def cases(ranks: int) -> list[Case]:
+    """Every strategy on so many ranks, and the products of two and three that they allow."""
+    part = next((n for n in range(2, ranks) if ranks % n == 0), ranks)  # the smallest
+    hybrid = [f"hsdp={part}"] if part < ranks else []
+    found = [Case(name, name) for name in ("ddp", "zero1", "fsdp", *hybrid, "tp")]
+    found += [Case(f"pp {name}", "pp", {"pp.schedule": name})
+              for name in ("1f1b", "gpipe", "interleaved")]  # fmt: skip
+    for names in (*PAIRS, *TRIPLES):
+        *outer, last = names.split(",")
+        rest, odd = divmod(ranks, part ** len(outer))
+        if rest > 1 and not odd:
+            sizes = [f"{name}={part}" for name in outer] + [f"{last}={rest}"]
+            found.append(Case(",".join(sizes), ",".join(sizes)))
+    return [*ALONE, *found]
+
+
+def chosen(ranks: int, words: Sequence[str]) -> list[Case]:
+    """The rows that somebody names: by their names, by a strategy, or any other strategy.
+
+    Raises:
+        UserError: a word is none of these.
+    """
+    every = cases(ranks)
+    if not words:
+        return every
+    found: list[Case] = []
+    for word in words:
+        named = [case for case in every if word in (case.name, case.strategy)]
+        if not named:
+            _check(word, every)
+            named = [Case(word, word)]
+        found += [case for case in named if case not in found]
+    return [case for case in found if case.alone] + [case for case in found if not case.alone]
+
+
+def _check(word: str, every: Sequence[Case]) -> None:
+    try:
+        strategy.parse(word, "--only")
+    except UserError as error:
+        hint = nearest(word, [case.name for case in every], what="row")
+        raise UserError(error.what, where="--only", hint=hint) from None

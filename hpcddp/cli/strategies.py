@@ -1,0 +1,153 @@
+"""`hpcddp strategies`: one table of every strategy on this machine, row by row as it comes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hpcddp import jobfile
+from hpcddp.cli.options import complete_jobs, flags, json_option
+
+if TYPE_CHECKING:
+    from hpcddp.trial import Trial
+
+SCHEMA_VERSION = 1
+PARTS = ("parameters", "gradients", "optimizer", "peak")
+HEAD = ("float64", "float32", "params", "grads", "optim", "peak", "sent", "step")
+UNITS = ("", "", "MB", "MB", "MB", "MB", "MB", "ms")
+WIDTH = 9
+LEGEND = """\
+float64, float32  loss of the last step beside one process in float64: relative difference
+params to peak    memory of the rank that has most
+sent              bytes of a step, over all ranks"""
+
+
+@click.command()
+@click.argument("job", required=False, shell_complete=complete_jobs)
+@click.option("--ranks", type=click.IntRange(min=2), default=4, show_default=True,
+              help="Processes of a strategy.")  # fmt: skip
+@click.option("--steps", type=click.IntRange(min=4), default=50, show_default=True,
+              help="Optimizer steps of each training.")  # fmt: skip
+@click.option("--only", multiple=True, metavar="NAME", help="This row, or strategy.  [repeatable]")
+@click.option("--set", multiple=True, metavar="K=V", help="Set any key of the job.")
+@click.option("--keep", metavar="FOLDER", help="Keep logs and metrics in this new folder.")
+@json_option
+def strategies(job: str | None, ranks: int, steps: int, only: tuple[str, ...],
+               keep: str | None, as_json: bool, **given: Any) -> int:  # fmt: skip
+    """Train JOB for some steps with each strategy, on processes of this machine.
+
+    Each is trained in float32, which is timed and measured, and in float64, where its loss is that
+    of one process but for rounding. What cannot be for the job is a row with the reason. The exit
+    code is 4 if a strategy failed.
+    """
+    from hpcddp import cases, trial
+
+    chosen = cases.chosen(ranks, only)
+    if not any(case.strategy == "single" for case in chosen):
+        chosen = [cases.ALONE[0], *chosen]  # the reference
+    layers, notes = jobfile.load(job, flags(given), os.environ, Path.cwd())
+    for text in notes:
+        _note(text)
+    with _folder(keep) as root:
+        trials = [trial.prepare(layers, case, ranks, steps, root) for case in chosen]
+        played = trial.play(trials, root, _note)
+        show = _print_json if as_json else _print_table
+        show(played, ranks, steps, [case.name for case in chosen])
+    if any(t.failed for t in trials):
+        click.echo("some failed: --keep FOLDER keeps what their ranks said", err=True)
+        return 4
+    return 0
+
+
+def _note(text: str) -> None:
+    click.echo(f"note: {text}", err=True)
+
+
+@contextlib.contextmanager
+def _folder(keep: str | None) -> Iterator[Path]:
+    """A new folder for runs and logs, which is kept if it has a name."""
+    if keep is None:
+        with tempfile.TemporaryDirectory(prefix="hpcddp-strategies-") as made:
+            yield Path(made)
+        return
+    folder = Path(keep).absolute()
+    try:
+        folder.mkdir(parents=True)
+    except FileExistsError:
+        raise click.BadParameter(f"{keep} is there already", param_hint="--keep") from None
+    yield folder
+
+
+def _rows(played: Iterator[Trial]) -> Iterator[tuple[Trial, dict[str, Any]]]:
+    """Each trial with its row as plain data."""
+    from hpcddp.trial import figures
+
+    reference: float | None = None
+    for trial in played:
+        row: dict[str, Any] = {
+            "name": trial.case.name,
+            "strategy": trial.case.strategy,
+            "ranks": trial.ranks,
+            "ended": "failed" if trial.failed else "refused" if trial.reason else "done",
+            "reason": trial.reason,
+        }
+        if not trial.reason:
+            found = figures(trial)
+            if trial.case.strategy == "single":
+                reference = found.loss.get("fp64")
+            row |= {"loss": found.loss, "memory": found.memory, "sent": found.sent,
+                    "step_s": found.step,
+                    "difference": {p: _difference(loss, reference)
+                                   for p, loss in found.loss.items()}}  # fmt: skip
+        yield trial, row
+
+
+def _difference(loss: float, reference: float | None) -> float | None:
+    """Relative to the reference, if there is one."""
+    return abs(loss - reference) / abs(reference) if reference else None
+
+
+def _print_json(played: Iterator[Trial], ranks: int, steps: int, names: Sequence[str]) -> None:
+    """One object over many lines, a row a line."""
+    head = json.dumps({"schema_version": SCHEMA_VERSION, "ranks": ranks, "steps": steps})
+    click.echo(head.removesuffix("}") + ', "rows": [', nl=False)
+    before = "\n"
+    for _, row in _rows(played):
+        click.echo(before + json.dumps(row), nl=False)
+        before = ",\n"
+    click.echo("\n]}")
+
+
+def _print_table(played: Iterator[Trial], ranks: int, steps: int, names: Sequence[str]) -> None:
+    """Aligned lines, units below the head."""
+    wide = max(len("strategy"), *map(len, names))
+    for head in (("strategy", *HEAD), (f"{ranks} ranks", *UNITS)):
+        click.echo(_line(wide, head))
+    for trial, row in _rows(played):
+        words = f"{row['ended']}: {trial.reason}" if trial.reason else ""
+        text = f"{row['name']:{wide}}  {words}" if words else _line(wide, _cells(row))
+        click.echo(text + "  one process" * (trial.ranks == 1))
+    click.echo(LEGEND, err=True)
+
+
+def _line(wide: int, cells: Sequence[str]) -> str:
+    first, *rest = cells
+    return (f"{first:{wide}}" + "".join(f"{cell:>{WIDTH}}" for cell in rest)).rstrip()
+
+
+def _cells(row: dict[str, Any]) -> tuple[str, ...]:
+    differences = [_text(row["difference"].get(p), 1, ".1e") for p in ("fp64", "fp32")]
+    memory = [_text(row["memory"].get(part), 1e6, ".2f") for part in PARTS]
+    last = _text(row["sent"], 1e6, ".2f"), _text(row["step_s"], 1e-3, ".1f")
+    return (row["name"], *differences, *memory, *last)
+
+
+def _text(value: float | None, unit: float, how: str) -> str:
+    return "-" if value is None else f"{value / unit:{how}}"
