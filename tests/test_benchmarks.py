@@ -1,13 +1,16 @@
 """Benchmarks: taking in turn, what the figures come to, the verdict, and a run of the program."""
 
 import json
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
+from benchmarks import spread_loop
 from benchmarks.measure import Row, interleave, spread
 from benchmarks.report import data, table
 from benchmarks.site import Site, output, wall
@@ -147,6 +150,24 @@ def test_the_program_measures_prints_and_leaves_with_the_verdict(tmp_path: Path)
     found = json.loads(file.read_text())
     assert [len(row["ours"]) for row in found["rows"]] == [2, 2]
     assert done.returncode == int(any(row["met"] is False for row in found["rows"]))
+
+
+def test_what_is_sent_is_counted_for_this_process_alone() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        with socket.create_connection(server.getsockname()) as mine, server.accept()[0] as other:
+            before = spread_loop.sent()
+            mine.sendall(b"x" * 100_000)
+            while len(other.recv(1 << 20, socket.MSG_PEEK)) < 100_000:
+                pass
+            other.sendall(b"y" * 500)
+            mine.recv(500, socket.MSG_WAITALL)
+            assert spread_loop.sent() - before == 100_500  # both ends are ours here
+
+
+def test_a_storage_counts_once_and_one_given_back_not_at_all() -> None:
+    whole, gone = torch.zeros(8, 16), torch.zeros(1000)
+    gone.untyped_storage().resize_(0)
+    assert spread_loop._bytes([whole, whole[:2], gone, torch.zeros(3)]) == 4 * 8 * 16 + 12
 
 
 def test_an_unknown_name_is_refused() -> None:
