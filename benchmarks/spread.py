@@ -1,14 +1,13 @@
 """Each strategy's step beside the shortest loop of the same strategy in plain torch, at 2 ranks.
 
-Both sides take their turns in the same two processes on this machine, on the model and the data of
-jobs/charlm; a take is a training from its start, of which a window of steps is timed behind the
-optimizer's step of rank 0. Our side trains a run as any other, with its loader, its records and its
-votes. The loop has its data in memory and does nothing besides.
+Both sides take their turns in the same two processes on this machine, with the model and the data
+of jobs/charlm. A take is a training from its start; the clock is read behind optimizer steps of
+rank 0. Ours is a run as any other, with its loader, its records and its votes. The loop slices its
+data out of memory and does nothing besides.
 
 Memory is of live tensors, of the rank that has most: all parameters between two steps under fsdp,
-the optimizer's state under zero1; the floor is half of the whole, and a hundredth of it is 1 per
-cent too much. What is sent is counted by the kernel, for each process and step; the floor sends
-whole gradients.
+the optimizer's state under zero1; the floor is a rank's share of the whole. What is sent is counted
+by the kernel, for each process and step; the floor sends whole gradients.
 """
 
 from __future__ import annotations

@@ -4,13 +4,14 @@ import json
 import socket
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from benchmarks import spread_loop
 from benchmarks.measure import Row, interleave, spread
 from benchmarks.report import data, table
 from benchmarks.site import Site, output, wall
@@ -152,19 +153,30 @@ def test_the_program_measures_prints_and_leaves_with_the_verdict(tmp_path: Path)
     assert done.returncode == int(any(row["met"] is False for row in found["rows"]))
 
 
-def test_what_is_sent_is_counted_for_this_process_alone() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        with socket.create_connection(server.getsockname()) as mine, server.accept()[0] as other:
-            before = spread_loop.sent()
-            mine.sendall(b"x" * 100_000)
-            while len(other.recv(1 << 20, socket.MSG_PEEK)) < 100_000:
-                pass
-            other.sendall(b"y" * 500)
-            mine.recv(500, socket.MSG_WAITALL)
-            assert spread_loop.sent() - before == 100_500  # both ends are ours here
+@pytest.fixture
+def spread_loop() -> Any:
+    """The ranks' half of `spread`."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*torch.jit", category=DeprecationWarning)
+        from benchmarks import spread_loop
+    return spread_loop
 
 
-def test_a_storage_counts_once_and_one_given_back_not_at_all() -> None:
+def test_what_this_process_sends_is_counted(spread_loop: Any) -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()) as mine,
+        server.accept()[0] as other,
+    ):
+        before = spread_loop.sent()
+        mine.sendall(b"x" * 100_000)
+        assert len(other.recv(100_000, socket.MSG_WAITALL)) == 100_000
+        other.sendall(b"y" * 500)
+        assert len(mine.recv(500, socket.MSG_WAITALL)) == 500
+        assert spread_loop.sent() - before == 100_500  # both ends are ours here
+
+
+def test_a_storage_counts_once_and_one_given_back_not_at_all(spread_loop: Any) -> None:
     whole, gone = torch.zeros(8, 16), torch.zeros(1000)
     gone.untyped_storage().resize_(0)
     assert spread_loop._bytes([whole, whole[:2], gone, torch.zeros(3)]) == 4 * 8 * 16 + 12
