@@ -7,14 +7,18 @@ compute.
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from hpcddp.train.gauge import PARTS, Gauge
+from hpcddp.train.snapshot import Live
+from hpcddp.train.wire import Wire
 from hpcddp.train.world import World
 
 KEPT = 1024  # losses of micro-batches that are kept, before they become one
@@ -23,8 +27,10 @@ KEPT = 1024  # losses of micro-batches that are kept, before they become one
 class _Sums(NamedTuple):
     """What was counted up to a record."""
 
-    totals: Tensor  # loss over samples, samples, whether numbers are bad; of all ranks after work
-    work: dist.Work | None
+    # Loss over samples, whether numbers are bad, samples, bytes sent; of all ranks after works.
+    totals: Tensor
+    most: Tensor  # bytes held by part, of the rank that has most of it
+    works: list[dist.Work | None]
     steps: int
     seconds: float
     lr: float
@@ -45,6 +51,12 @@ class Meter:
         self.first = True
         self.lr = 0.0
         self.norm: Tensor | None = None
+        self._gauge: Gauge | None = None
+        self._wire: Wire | None = None
+
+    def measure(self, live: Live) -> None:
+        """Tell memory and bytes sent from now on, too."""
+        self._gauge, self._wire = Gauge(live, self._world.device), Wire(self._world.backend)
 
     def add(self, loss: Tensor, samples: int) -> None:
         """Count a micro-batch: its mean loss and its samples."""
@@ -59,8 +71,11 @@ class Meter:
         return torch.stack(torch._foreach_mul(losses, self._samples)).sum()
 
     def step(self, lr: float, norm: Tensor | None) -> None:
-        """Count an optimizer step, taken with this learning rate and gradient norm."""
+        """Count an optimizer step, taken with this learning rate and gradient norm, before its
+        gradients are dropped."""
         self._steps += 1
+        if self._gauge:
+            self._gauge.look()
         self.lr, self.norm = lr, norm
         if len(self._losses) > KEPT:
             total, samples = self._total(), sum(self._samples)
@@ -82,22 +97,28 @@ class Meter:
             bad: 1 if this rank met bad numbers, on the device.
         """
         loss = self._total()
-        totals = torch.stack((loss, torch.full_like(loss, sum(self._samples)), bad.to(loss)))
-        totals = totals.double()  # ranks of a pipeline without losses do not know their precision
-        work = dist.all_reduce(totals, async_op=True) if self._world.size > 1 else None
+        counts = [sum(self._samples), *([self._wire.take()] if self._wire else [])]
+        told = (loss, bad.to(loss), *(torch.full_like(loss, count) for count in counts))
+        totals = torch.stack(told).double()  # ranks without losses do not know their precision
+        most = totals.new_tensor(self._gauge.read() if self._gauge else [])
+        works = [self._reduce(totals, dist.ReduceOp.SUM), self._reduce(most, dist.ReduceOp.MAX)]
         seconds = max(time.monotonic() - self._began, 1e-9)
-        sums = _Sums(totals, work, self._steps, seconds, self.lr, self.norm)
+        sums = _Sums(totals, most, works, self._steps, seconds, self.lr, self.norm)
         self.reset()
         self._sums = sums
 
-    def read(self) -> tuple[dict[str, float], bool]:
+    def _reduce(self, values: Tensor, how: dist.ReduceOp.RedOpType) -> dist.Work | None:
+        several = self._world.size > 1 and values.numel() > 0
+        return dist.all_reduce(values, how, async_op=True) if several else None
+
+    def read(self) -> tuple[dict[str, Any], bool]:
         """What was added up: the record's values over all ranks, none if all steps were left out;
         and whether any rank met bad numbers."""
         sums, self._sums = self._sums, None
         assert sums
-        if sums.work:
-            sums.work.wait()
-        loss, samples, bad = sums.totals.tolist()
+        for work in filter(None, sums.works):
+            work.wait()
+        loss, bad, samples, *sent = sums.totals.tolist()
         if not samples:
             return {}, bool(bad)
         values = {
@@ -108,18 +129,29 @@ class Meter:
         }
         if sums.norm is not None:
             values["grad_norm"] = float(sums.norm)
+        if sent:
+            values["memory"] = dict(zip(PARTS, map(_known, sums.most.tolist()), strict=True))
+            values["sent"] = _known(sent[0] / sums.steps)
         self.first = False
         return values, bool(bad)
 
     def reset(self) -> None:
         """Forget what was counted."""
+        if self._wire:
+            self._wire.forget()
         self._losses, self._samples, self._marked = [], [], 0
         self._steps, self._sums = 0, None
         self._began = time.monotonic()
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Leave this time out of the steps' time."""
+        """Leave this out of the steps' time and of what they send."""
         began = time.monotonic()
-        yield
+        with self._wire.paused() if self._wire else contextlib.nullcontext():
+            yield
         self._began += time.monotonic() - began
+
+
+def _known(value: float) -> int | None:
+    """Whole bytes; None for what a rank could not know."""
+    return round(value) if math.isfinite(value) else None

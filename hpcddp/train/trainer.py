@@ -62,6 +62,8 @@ class Trainer:
         self.resumed = newest
         self._load(newest)
         self.engine = made.engine(self.data)
+        if spec.train.measure:
+            self._meter.measure(self.live)
         trace = self.run.attempt(lease.attempt).trace(world.rank.world_rank)
         self._trace = Trace(trace if spec.train.trace else None)
         self._untold: tuple[int, int] | None = None  # step and epoch of a record on its way
@@ -198,8 +200,8 @@ class Trainer:
             norm = self.spread.clip(self.module, self.spec.train.clip_norm)
         live.scaler.step(live.optimizer)
         live.scaler.update()
-        live.optimizer.zero_grad(set_to_none=True)
         self._meter.step(live.optimizer.param_groups[0]["lr"], norm)
+        live.optimizer.zero_grad(set_to_none=True)
         live.scheduler.step()
 
     def _leave_out(self, found: Finding) -> None:

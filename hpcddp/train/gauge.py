@@ -1,0 +1,94 @@
+"""Bytes that this rank holds, by what they are for (``train.measure``)."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hpcddp.train.snapshot import Live
+from hpcddp.train.spread import local
+from hpcddp.train.state import own
+
+PARTS = ("parameters", "gradients", "optimizer", "buffers", "peak")
+STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+RESET_PEAK = "5"  # proc(5), clear_refs
+
+
+class Gauge:
+    """What a rank's tensors take, and the most that its process took beside what was there when
+    the gauge was made: before the first step gradients, activations and, in a new run, the
+    optimizer's state are not."""
+
+    def __init__(self, live: Live, device: torch.device) -> None:
+        self._live = live
+        self._peak: _Cuda | _Process = _Cuda(device) if device.type == "cuda" else _Process()
+        self._gradients = 0
+
+    def look(self) -> None:
+        """A step was taken, and its gradients are still there."""
+        found = (p.grad for p in self._live.module.parameters() if p.grad is not None)
+        self._gradients = max(self._gradients, held(found))
+
+    def read(self) -> list[float]:
+        """Bytes in the order of PARTS; inf where they cannot be known."""
+        module, state = self._live.module, own(self._live.optimizer).state
+        values = (value for kept in state.values() for value in kept.values())
+        return [
+            held(module.parameters()),
+            self._gradients,
+            held(value for value in values if isinstance(value, Tensor)),
+            held(module.buffers()),
+            self._peak.read(),
+        ]
+
+
+def held(tensors: Iterable[Tensor]) -> int:
+    """Bytes of what lies behind tensors, each piece of memory once."""
+    pieces = (local(tensor.detach()).untyped_storage() for tensor in tensors)
+    return sum({piece.data_ptr(): piece.nbytes() for piece in pieces}.values())
+
+
+class _Cuda:
+    """The most that torch's allocator has given out."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        torch.cuda.reset_peak_memory_stats(device)
+        self._before = torch.cuda.memory_allocated(device)
+
+    def read(self) -> float:
+        return torch.cuda.max_memory_allocated(self._device) - self._before
+
+
+class _Process:
+    """The most that Linux has given the process, all of it, not for tensors alone. What is mapped
+    from files, libraries above all, does not count: more of it is read as more of it is used."""
+
+    def __init__(self) -> None:
+        gc.collect()
+        with contextlib.suppress(OSError, AttributeError):  # glibc's: give freed memory back
+            ctypes.CDLL(None).malloc_trim(0)
+        self._before = math.nan
+        with contextlib.suppress(OSError, KeyError):
+            CLEAR.write_text(RESET_PEAK)
+            self._before = _status()["RssAnon"]
+
+    def read(self) -> float:
+        if math.isnan(self._before):  # not Linux, or the kernel keeps no such account
+            return math.inf
+        now = _status()
+        return max(0, now["VmHWM"] - now["RssFile"] - now["RssShmem"] - self._before)
+
+
+def _status() -> dict[str, int]:
+    """What Linux says of this process's memory, in bytes."""
+    rows: list[list[Any]] = [line.split() for line in STATUS.read_text().splitlines()]
+    return {row[0].rstrip(":"): int(row[1]) * 1024 for row in rows if row[-1] == "kB"}
