@@ -35,6 +35,7 @@ class Cluster:
     max_time: str = key("", "longest time limit, in Slurm's forms")
     gpu_option: str = key("gpus-per-node", "how GPUs are asked for", choices=GPU_OPTIONS)
     gpu_type: str = key("", "type of GPU to ask for, such as a100")
+    gpu_memory: str = key("", "memory of one GPU, such as 80G; hpcddp plan goes by it")
     host_suffix: str = key("", "added to the first host's name for MASTER_ADDR, such as -ib0")
     interface: str = key("", "network interface of gloo and NCCL, such as ib0")
     modules: list[str] = key([], "environment modules that a job loads")

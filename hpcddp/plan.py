@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hpcddp import (
     checks,
@@ -187,6 +187,28 @@ class Plan:
         return render(self.template, shipped.folder("templates"), facts)
 
 
+class Asked(NamedTuple):
+    """What was asked, value by value; what the values mean together is not checked yet."""
+
+    spec: JobSpec
+    sources: dict[str, str]
+    profile: Profile
+    nodes: NodeRange
+    gpus: int
+
+
+def read(layers: list[Layer], notes: list[str], environ: Mapping[str, str]) -> Asked:
+    """What layers of values ask for, the highest precedence first; the cluster's come below."""
+    asked, _ = jobfile.merge(layers)
+    profile = clusters.load(_backend(asked.cluster, notes), environ)
+    job, sources = jobfile.merge([*layers, profile.layer()])
+    sources.setdefault("nodes", "default")
+    sources.setdefault("gpus", "default")
+    job.cluster = profile.name if asked.cluster in ("auto", profile.name) else str(profile.path)
+    nodes = parse_nodes(job.nodes, where=sources["nodes"])
+    return Asked(job, sources, profile, nodes, parse_gpus(job.gpus, where=sources["gpus"]))
+
+
 def make(
     layers: list[Layer],
     notes: list[str],
@@ -198,19 +220,12 @@ def make(
     """The plan from layers of values, or the first error that a user can mend.
 
     Args:
-        layers: job values, the highest precedence first; the cluster's come below them here.
+        layers: job values, as for `read`.
         environ: the user's environment.
         folder: the current folder, where the job will work.
         begun: the run has saved a checkpoint; what only a new one reads may be gone.
     """
-    asked, _ = jobfile.merge(layers)
-    profile = clusters.load(_backend(asked.cluster, notes), environ)
-    job, sources = jobfile.merge([*layers, profile.layer()])
-    sources.setdefault("nodes", "default")
-    sources.setdefault("gpus", "default")
-    job.cluster = profile.name if asked.cluster in ("auto", profile.name) else str(profile.path)
-    nodes = parse_nodes(job.nodes, where=sources["nodes"])
-    gpus = parse_gpus(job.gpus, where=sources["gpus"])
+    job, sources, profile, nodes, gpus = read(layers, notes, environ)
     checks.name(job, sources)
     if job.command:
         checks.command(job, sources, profile, folder)

@@ -22,6 +22,7 @@ COMMANDS = {
     "submit": ("submit", "Submit a training job, or train here where there is no Slurm."),
     "run": ("run", "Train in this one process, for a debugger."),
     "render": ("show", "Print the script that sbatch takes."),
+    "plan": ("plan", "Estimate what each strategy takes of a GPU, and say which to take."),
     "ranks": ("ranks", "Print the map of nodes, GPUs and ranks."),
     "config": ("show", "Print each value of a job and where it comes from."),
     "ls": ("runs", "List the runs."),

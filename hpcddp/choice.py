@@ -1,0 +1,210 @@
+"""Which strategy a job should take on so many GPUs: what each needs, and the simplest that fits."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from hpcddp import budget, checks, clashes, spec, strategy
+from hpcddp.budget import Estimate, Facts
+from hpcddp.errors import HpcddpError, JobFileError, UserError
+from hpcddp.spec import JobSpec
+from hpcddp.strategy import Layout
+from hpcddp.topology import NodeRange
+
+FITS = 0.8  # of a GPU's memory: the rest is CUDA's own, work space of products, and gaps
+UNITS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}  # of 1024
+_MEMORY = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([KMGT]?)(?:i?B)?", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One strategy, and what it takes, or why it cannot be."""
+
+    text: str
+    layout: Layout | None
+    estimate: Estimate | None = None
+    reason: str = ""
+
+    def fits(self, memory: int) -> bool:
+        """Whether each rank has room, as far as its memory is known."""
+        return self.estimate is not None and self.estimate.most.sum <= FITS * memory
+
+
+def bytes_of(text: str, where: str) -> int:
+    """A size such as 80G in bytes; 0 if it is empty.
+
+    Raises:
+        UserError: it is none.
+    """
+    found = _MEMORY.fullmatch(text.strip())
+    if text and not (found and float(found[1])):
+        raise UserError(f"{text!r} is no size of memory", where=where,
+                        hint="write a number and a unit, such as 80G")  # fmt: skip
+    return int(float(found[1]) * 1024 ** UNITS[found[2].upper()]) if found else 0
+
+
+def candidates(nodes: int, gpus: int) -> list[str]:
+    """The strategies to look at, the simplest first. Ranks of tp talk all the time: they are of
+    one node; stages of a pipeline say least, and lie between nodes."""
+    if nodes * gpus == 1:
+        return ["single"]
+    found = ["dp"] * (nodes == 1) + ["ddp", "zero1"] + ["hsdp"] * (nodes > 1 < gpus) + ["fsdp"]
+    inside = [gpus] if nodes == 1 or gpus == 1 else []
+    for tp in (size for size in (2, gpus) if gpus % size == 0 < gpus - 1):
+        alone = tp == nodes * gpus
+        found += [f"tp={tp}"] if alone else [f"tp={tp},ddp", f"tp={tp},fsdp"]
+    for pp in {2, nodes, *inside}:
+        if pp > 1 and nodes * gpus % pp == 0:
+            found += [f"pp={pp}"] if pp == nodes * gpus else [f"pp={pp},ddp", f"pp={pp},fsdp"]
+    if nodes > 1 < gpus:
+        found.append(f"pp={nodes},tp={gpus}")
+    return list(dict.fromkeys(found))
+
+
+def look(
+    job: JobSpec, sources: Mapping[str, str], texts: Sequence[str], nodes: NodeRange, gpus: int,
+    folder: Path,
+) -> tuple[list[Row], Facts]:  # fmt: skip
+    """A row for each strategy, and what is known of the model.
+
+    Args:
+        nodes: the largest number is looked at.
+        folder: where the job works.
+    """
+    meshes = {text: _mesh(job, sources, text, nodes, gpus) for text in texts}
+    layouts = [mesh for mesh in meshes.values() if isinstance(mesh, Layout)]
+    facts = ask(job, folder, layouts)
+    rows = []
+    for text, mesh in meshes.items():
+        if isinstance(mesh, str):
+            rows.append(Row(text, None, reason=mesh))
+            continue
+        found = budget.estimate(facts, mesh, job, gpus)
+        made = Row(text, mesh, reason=found) if isinstance(found, str) else Row(text, mesh, found)
+        rows.append(made)
+    return rows, facts
+
+
+def _mesh(
+    job: JobSpec, sources: Mapping[str, str], text: str, nodes: NodeRange, gpus: int
+) -> Layout | str:
+    """The mesh of a strategy, or what in the job is against it."""
+    mine = dataclasses.replace(job, strategy=text)
+    try:
+        checks.batch(mine, nodes, gpus, sources)
+        mesh = strategy.layout(text, nodes.max, gpus)
+        clashes.check(mine, mesh, sources)
+    except UserError as error:
+        return error.what
+    return mesh
+
+
+def ask(job: JobSpec, folder: Path, layouts: Sequence[Layout]) -> Facts:
+    """Look at the job's model in the Python that runs the job, in a process of its own.
+
+    Raises:
+        UserError: there is no torch, or the task or its model is wrong.
+    """
+    if find_spec("torch") is None:
+        raise UserError("there is no torch in this Python", where=sys.executable,
+                        hint="the model is looked at with it: pip install torch")  # fmt: skip
+    asked = {
+        "spec": spec.to_dict(job),
+        "workdir": str(folder),
+        "meshes": layouts,
+        "stages": [budget.stages_of(job, layout) for layout in layouts],
+    }
+    environ = {**os.environ, **{name: str(value) for name, value in job.env.items()}}
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "hpcddp.train.sketch"],
+        input=json.dumps(asked), capture_output=True, encoding="utf-8", errors="replace",
+        env=environ, cwd=folder, check=False,
+    )  # fmt: skip
+    if done.returncode or not done.stdout:
+        last = (done.stderr.strip().splitlines() or ["it says nothing"])[-1]
+        raise HpcddpError(f"the model cannot be looked at: {last}", where=job.task,
+                          hint="hpcddp run shows whether it trains")  # fmt: skip
+    told = json.loads(done.stdout)
+    if "error" in told:
+        raise JobFileError(told["error"].pop("what"), **told["error"])
+    return Facts.load(told)
+
+
+def recommend(rows: Sequence[Row], memory: int) -> tuple[str, str]:
+    """The simplest strategy that fits, "" for none; and why, in a sentence or two.
+
+    Args:
+        memory: bytes of a GPU; 0 if nobody knows.
+    """
+    able = [row for row in rows if row.estimate and row.text != "dp"]  # ddp is faster than dp
+    if not able:
+        return "", "None of these can be: the reasons are in the table."
+    unsure = "" if _known(able) else " Activations are not in these numbers: leave room."
+    least = min(able, key=_sum)
+    if not memory:
+        told = f"{_need(able[0])}, and {_need(least)}" if least is not able[0] else _need(least)
+        return "", (f"The memory of a GPU is not known (--memory 80G): with a quarter more for "
+                    f"what is not counted, {told}.{unsure}")  # fmt: skip
+    first = able[0]
+    if first.fits(memory):
+        return first.text, (f"{first.text} is the simplest, and fits: {size(_sum(first))} of "
+                            f"{size(memory)}.{unsure}")  # fmt: skip
+    if micro := smaller(first, memory):
+        return first.text, (
+            f"{first.text} is the simplest, and fits with --set train.micro_batch={micro}: it "
+            f"takes {size(_sum(first))} of {size(memory)} because of its activations.{unsure}"
+        )
+    fitting = next((row for row in able if row.fits(memory)), None)
+    if fitting:
+        return fitting.text, (
+            f"{first.text} needs {size(_sum(first))} of {size(memory)}, which leaves too little "
+            f"room; {fitting.text} is the simplest that fits, with {size(_sum(fitting))}.{unsure}"
+        )
+    return "", (
+        f"None fits into {size(memory)}: {least.text} needs least, {size(_sum(least))}. More GPUs, "
+        f"a smaller train.micro_batch or train.recompute=true make it less.{unsure}"
+    )
+
+
+def smaller(row: Row, memory: int) -> int:
+    """The largest micro-batch, of those that divide a rank's share, with which a plain strategy
+    fits; 0 for none."""
+    assert row.estimate
+    need, (micro, count) = row.estimate.most, row.estimate.micro
+    if need.activations is None or not row.layout or not row.layout.plain:
+        return 0
+    room = FITS * memory - (need.sum - need.activations)
+    share = micro * count
+    fitting = (n for n in range(micro, 0, -1) if share % n == 0)
+    return next((n for n in fitting if need.activations * n / micro <= room), 0)
+
+
+def _known(rows: Sequence[Row]) -> bool:
+    return all(row.estimate and row.estimate.most.activations is not None for row in rows)
+
+
+def _sum(row: Row) -> float:
+    return row.estimate.most.sum if row.estimate else math.inf
+
+
+def _need(row: Row) -> str:
+    return f"{row.text} needs a GPU with {size(_sum(row) / FITS)}"
+
+
+def size(count: float) -> str:
+    """Bytes for a person, in powers of 1024: three digits and a unit."""
+    power = 0
+    while round(count) >= 1000 and power < len(UNITS) - 1:
+        count, power = count / 1024, power + 1
+    unit = list(UNITS)[power] or "B"
+    return f"{count:.0f}{unit}" if power == 0 or count >= 99.95 else f"{count:.3g}{unit}"

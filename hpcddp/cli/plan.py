@@ -1,0 +1,180 @@
+"""`hpcddp plan`: what each strategy takes on so many GPUs, and which to take."""
+
+from __future__ import annotations
+
+import json
+import os
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+
+from hpcddp.cli.options import complete_jobs, flags, json_option
+from hpcddp.errors import UserError
+
+if TYPE_CHECKING:
+    from hpcddp.budget import Facts
+    from hpcddp.choice import Row
+    from hpcddp.clusters import Profile
+    from hpcddp.plan import Asked
+
+WIDE = 80
+COLUMNS = ("strategy", "weights", "grads", "optim", "activ", "other", "sum", "batch", "sent")
+
+
+@click.command()
+@click.argument("job", required=False, shell_complete=complete_jobs)
+@click.option("-N", "--nodes", metavar="N", help="Nodes; of a range the largest number.")
+@click.option("--gpus", metavar="G", help="GPUs of one node.")
+@click.option("--memory", metavar="M", help="Memory of one GPU, such as 80G.")
+@click.option("--strategy", metavar="S", help="Look at this one alone.")
+@click.option("--cluster", metavar="C", help="auto, local, slurm, or a profile.")
+@click.option("--set", multiple=True, metavar="K=V", help="Set any key of the job.")
+@json_option
+def plan(job: str | None, memory: str | None, as_json: bool, **given: Any) -> None:
+    """Estimate what JOB takes under each strategy, and say which to take.
+
+    Bytes are those of the rank that needs most: weights, gradients, the optimizer's state,
+    activations, and what else there is: buffers, and what travels. "batch" is the samples of a
+    micro-batch, and how many of them make a step; "sent" is what all ranks together send in a
+    step. The model is looked at here, without the memory that it takes; nothing is submitted.
+    """
+    from hpcddp import choice, jobfile
+    from hpcddp import plan as plans
+
+    folder = Path.cwd()
+    memory_given = choice.bytes_of(memory or "", "--memory")
+    layers, notes = jobfile.load(job, flags(given), os.environ, folder)
+    asked = plans.read(layers, notes, os.environ)
+    if asked.spec.command:
+        raise UserError("the job has a command: what it does with its model is its own affair",
+                        where="command", hint="plan a job with a task")  # fmt: skip
+    if asked.nodes.min != asked.nodes.max:
+        notes.append(f"{asked.nodes} nodes: this is the plan of {asked.nodes.max}")
+    rows, facts = _look(asked, given["strategy"], folder)
+    for note in [*notes, *facts.notes, *_unknown(facts)]:
+        click.echo(f"note: {note}", err=True)
+    site = asked.profile.cluster
+    device = facts.memory if site.backend == "local" else 0
+    found = memory_given or choice.bytes_of(site.gpu_memory, str(asked.profile.path)) or device
+    told = _Told(asked, rows, found, _backend(asked.profile, facts), *choice.recommend(rows, found))
+    if as_json:
+        click.echo(json.dumps(_plain(told)))
+        return
+    for line in _table(told):
+        click.echo(line)
+
+
+class _Told(NamedTuple):
+    """What there is to say."""
+
+    asked: Asked
+    rows: list[Row]
+    memory: int
+    backend: str
+    recommended: str
+    why: str
+
+
+def _look(asked: Asked, text: str | None, folder: Path) -> tuple[list[Row], Facts]:
+    """The rows of the strategies in question: one that was asked for must be possible."""
+    from hpcddp import choice
+
+    texts = choice.candidates(asked.nodes.max, asked.gpus)
+    if asked.spec.strategy != "ddp":
+        texts.append(asked.spec.strategy)
+    texts = [text] if text else list(dict.fromkeys(texts))
+    rows, facts = choice.look(asked.spec, asked.sources, texts, asked.nodes, asked.gpus, folder)
+    if text and rows[0].reason:
+        raise UserError(rows[0].reason, where="--strategy")
+    return rows, facts
+
+
+def _backend(profile: Profile, facts: Facts) -> str:
+    """Over what the ranks will talk."""
+    if profile.cluster.backend == "local":
+        return "nccl" if facts.memory else "gloo"
+    return "gloo" if profile.cluster.gpu_option == "none" else "nccl"
+
+
+def _unknown(facts: Facts) -> list[str]:
+    """Why activations are not estimated, where they are not."""
+    from hpcddp.budget import View
+
+    whys = {view.unknown: 1 for view in facts.views.values() if isinstance(view, View)}
+    return [f"activations are not estimated: {why}" for why in whys if why]
+
+
+def _table(told: _Told) -> Iterator[str]:
+    """The rows as aligned lines, then those that cannot be, then the advice."""
+    lines = [COLUMNS, *(_cells(row, told.backend) for row in told.rows if row.estimate)]
+    wide = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for name, *cells in lines:
+        numbers = "  ".join(f"{cell:>{w}}" for cell, w in zip(cells, wide[1:], strict=True))
+        yield f"{name:<{wide[0]}}  {numbers}"
+    yield ""
+    for row in told.rows:
+        if row.reason:
+            yield from _wrapped(f"{row.text}: {row.reason}", "  ")
+    yield from _wrapped(told.why)
+
+
+def _wrapped(text: str, indent: str = "") -> list[str]:
+    return textwrap.wrap(
+        text, WIDE, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
+
+
+def _cells(row: Row, backend: str) -> tuple[str, ...]:
+    from hpcddp.choice import size
+
+    assert row.estimate
+    need, (micro, count) = row.estimate.most, row.estimate.micro
+    other, sent = need.buffers + need.other, row.estimate.sent[backend]
+    sizes = (need.parameters, need.gradients, need.optimizer, need.activations, other, need.sum)
+    batch = f"{micro}x{count}" if count > 1 else str(micro)
+    return (row.text, *("?" if n is None else size(n) for n in sizes), batch,
+            "?" if sent is None else size(sent))  # fmt: skip
+
+
+def _plain(told: _Told) -> dict[str, Any]:
+    """All of it as plain data."""
+    from hpcddp.choice import FITS
+
+    asked = told.asked
+    return {
+        "schema_version": 1,
+        "job": asked.spec.name,
+        "nodes": asked.nodes.max,
+        "gpus_per_node": asked.gpus,
+        "global_batch": asked.spec.global_batch,
+        "backend": told.backend,
+        "gpu_memory": told.memory or None,
+        "usable": FITS,
+        "rows": [_plain_row(row, told.memory) for row in told.rows],
+        "recommended": told.recommended or None,
+        "why": told.why,
+    }
+
+
+def _plain_row(row: Row, memory: int) -> dict[str, Any]:
+    if row.estimate is None:
+        return {"strategy": row.text, "reason": row.reason}
+    need, (micro, count) = row.estimate.most, row.estimate.micro
+    sizes = {name: _whole(value) for name, value in need._asdict().items()}
+    return {
+        "strategy": row.text,
+        "layout": str(row.layout),
+        "reason": None,
+        "memory": {**sizes, "sum": _whole(need.sum)},
+        "fits": row.fits(memory) if memory else None,
+        "micro_batch": micro,
+        "accumulation": count,
+        "sent": {name: _whole(value) for name, value in row.estimate.sent.items()},
+    }
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None else round(value)

@@ -1,0 +1,288 @@
+"""What a budget needs of a model, found without the memory that it takes: its tensors have shapes
+and no numbers (FakeTensorMode). Where that does not work it is made on the CPU.
+
+python -m hpcddp.train.sketch reads an Ask as JSON from stdin, and writes budget.py's Facts to
+stdout, or an error. No process group and no GPU are used, and of the data one sample.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
+from torch.optim import Optimizer
+from torch.utils import _pytree as pytree
+from torch.utils.data import default_collate
+
+from hpcddp import spec as specs
+from hpcddp.budget import Amount, Facts, View, Weight
+from hpcddp.errors import HpcddpError, JobFileError
+from hpcddp.spec import JobSpec
+from hpcddp.strategy import Layout
+from hpcddp.train import cut, data, model, optim
+from hpcddp.train import task as tasks
+from hpcddp.train.saved import Watch, size_of
+from hpcddp.train.task import Task
+
+SAMPLES = 2, 4  # of the micro-batches that are tried: two points make a line
+ADAMW = 2  # numbers that it keeps for each one
+
+
+class Ask(NamedTuple):
+    """What is asked.
+
+    Args:
+        spec: the job's.
+        workdir: the folder of submission.
+        meshes: the layouts to be estimated.
+        stages: how many a pipeline may have.
+    """
+
+    spec: dict[str, Any]
+    workdir: str
+    meshes: list[list[Any]]
+    stages: list[int]
+
+
+class Sketcher:
+    """Makes a job's model as often as it is needed, and looks at it.
+
+    Raises:
+        JobFileError: the task or its model() is wrong.
+    """
+
+    def __init__(self, task: Task, job: JobSpec) -> None:
+        self._task, self._job = task, job
+        self._mode: Any = FakeTensorMode(allow_non_fake_inputs=True)
+        self.notes: list[str] = []
+        self.module = self._first()
+        self.parts, self._no_parts = self._find_parts()
+        self._blocks = cut.blocks(task, self.module)
+        self._sample = self._take_sample()
+
+    def _first(self) -> nn.Module:
+        try:
+            return self._make()
+        except HpcddpError:
+            raise
+        except Exception as error:
+            self.notes.append(f"the model was made on the CPU: {_told(error)}")
+            self._mode = contextlib.nullcontext()
+        try:
+            return self._make()
+        except HpcddpError:
+            raise
+        except Exception as error:
+            raise JobFileError(f"model() fails: {_told(error)}", where=self._task.name,
+                               hint="hpcddp run shows where") from None  # fmt: skip
+
+    def _make(self) -> nn.Module:
+        with self._mode:
+            made: nn.Module = self._task.model()
+            return made.double() if self._job.train.precision == "fp64" else made
+
+    def _find_parts(self) -> tuple[list[str], str]:
+        """The model's parts, and why it has none: then it is one."""
+        try:
+            return cut.parts(self._task, self.module), ""
+        except JobFileError as error:
+            return [""], error.what
+
+    def _take_sample(self) -> Any:
+        """A sample of the training set; a text that says why there is none."""
+        try:
+            return self._task.dataset("train")[0]
+        except Exception as error:
+            return f"no sample could be read: {_told(error)}"
+
+    def weights(self) -> list[Weight]:
+        """The parameters, with what the optimizer keeps of each."""
+        kept, groups = self._state()
+        return [
+            Weight(name, p.element_size(), p.requires_grad, *kept[id(p)], groups.get(id(p), -1),
+                   max(0, _place(name, self.parts)), _place(name, self._blocks))
+            for name, p in self.module.named_parameters()
+        ]  # fmt: skip
+
+    def _state(self) -> tuple[dict[int, tuple[float, float]], dict[int, int]]:
+        """Bytes of state for each number of a parameter, and beside, by what a step leaves; and
+        each one's group in the optimizer."""
+        kept = {id(p): (0.0, 0.0) for p in self.module.parameters()}
+        with self._mode:
+            optimizer = optim.make_optimizer(self._task, self.module, self._job.train)
+            groups = enumerate(optimizer.param_groups)
+            found = {id(p): i for i, group in groups for p in group["params"]}
+            try:
+                return kept | _step(optimizer), found
+            except Exception as error:
+                self.notes.append(f"the optimizer was taken for an AdamW: {_told(error)}")
+        every = [p for group in optimizer.param_groups for p in group["params"]]
+        return kept | {id(p): (ADAMW * float(p.element_size()), 0.0) for p in every}, found
+
+    def buffers(self) -> list[int]:
+        """Bytes of buffers, by part."""
+        found = [0] * len(self.parts)
+        for name, buffer in self.module.named_buffers():
+            found[max(0, _place(name, self.parts))] += size_of(buffer)
+        return found
+
+    def stages(self, count: int) -> list[list[int]]:
+        """The parts of each of so many stages."""
+        if count == 1:
+            return [list(range(len(self.parts)))]
+        if self._no_parts:
+            raise JobFileError(self._no_parts)
+        stages = cut.stages(self._task, self.module, count)
+        return [[self.parts.index(name) for name in stage] for stage in stages]
+
+    def view(self, ranks: int) -> View:
+        """The model as one of so many ranks of tp has it."""
+        module = self._make() if ranks > 1 else self.module
+        plan = cut.tp_plan(self._task, module, ranks) if ranks > 1 else {}
+        with self._mode:
+            for name, style in plan.items():
+                _narrow(module.get_submodule(name), style, ranks)
+        shapes = [list(p.shape) for p in module.parameters()]
+        view = View(shapes, unknown=self._sample if isinstance(self._sample, str) else "")
+        if view.unknown:
+            return view
+        try:
+            adds = {name: isinstance(style, RowwiseParallel) for name, style in plan.items()}
+            small, large = (self._pass(module, count, adds) for count in SAMPLES)
+        except HpcddpError:  # training would not get further
+            raise
+        except Exception as error:
+            return dataclasses.replace(view, unknown=f"a forward pass fails: {_told(error)}")
+        lines: dict[str, Any] = {n: _lines(getattr(small, n), getattr(large, n)) for n in _LISTS}
+        return View(shapes, **lines, inner=_lines([small.inner], [large.inner])[0])
+
+    def _pass(self, module: nn.Module, count: int, plan: dict[str, bool]) -> Watch:
+        """A forward pass of so many samples, as training takes it."""
+        train, cpu = self._job.train, torch.device("cpu")
+        batch = data.placed(default_collate([self._sample] * count), cpu,
+                            double=train.precision == "fp64")  # fmt: skip
+        if isinstance(self._mode, FakeTensorMode):
+            batch = pytree.tree_map_only(Tensor, self._mode.from_tensor, batch)
+        inputs, targets = batch
+        watch = Watch(module, self.parts, self._blocks if train.recompute else (), plan)
+        with self._mode, model.autocast(cpu, train.precision), watch.watching():
+            self._task.loss(module(inputs), targets)
+        return watch
+
+
+_LISTS = ("saved", "passed", "reduced")
+
+
+def _step(optimizer: Optimizer) -> dict[int, tuple[float, float]]:
+    """What an optimizer keeps after a step: bytes for each number of a parameter, and beside."""
+    found = {}
+    every = [p for group in optimizer.param_groups for p in group["params"]]
+    for parameter in every:
+        parameter.grad = torch.empty_like(parameter) if parameter.requires_grad else None
+    optimizer.step()
+    for parameter in every:
+        values = [v for v in optimizer.state[parameter].values() if isinstance(v, Tensor)]
+        like = [v for v in values if v.shape == parameter.shape and v.dim()]
+        per_number = sum(v.element_size() for v in like)
+        found[id(parameter)] = float(per_number), float(size_of(values) - size_of(like))
+        parameter.grad = None
+    return found
+
+
+def _narrow(part: nn.Module, style: Any, ranks: int) -> None:
+    """Leave a layer what one of the ranks has of it; other styles divide no parameters."""
+    if not isinstance(style, ColwiseParallel | RowwiseParallel):
+        return
+    rows = isinstance(style, ColwiseParallel) == isinstance(part, nn.Linear)
+    for name, weight in part.named_parameters():
+        if weight.dim() == 1 and isinstance(style, RowwiseParallel):
+            continue  # a bias that is added once
+        dim = 0 if rows or weight.dim() == 1 else 1
+        shape = list(weight.shape)
+        shape[dim] = -(-shape[dim] // ranks)
+        setattr(part, name, nn.Parameter(weight.new_empty(shape), weight.requires_grad))
+
+
+def _lines(small: Sequence[float], large: Sequence[float]) -> list[Amount]:
+    """Bytes at two sizes of a micro-batch as what is fixed and what each sample adds."""
+    begin, step = SAMPLES[0], SAMPLES[1] - SAMPLES[0]
+    each = [(b - a) / step for a, b in zip(small, large, strict=True)]
+    return [Amount(a - begin * more, more) for a, more in zip(small, each, strict=True)]
+
+
+def _place(name: str, modules: Iterable[str]) -> int:
+    """Which of some modules a tensor of this name is in; -1 for none."""
+    inside = (i for i, module in enumerate(modules) if not module or name.startswith(f"{module}."))
+    return next(inside, -1)
+
+
+def _told(error: Exception) -> str:
+    """An exception in a line."""
+    text = error.what if isinstance(error, HpcddpError) else str(error).strip().partition("\n")[0]
+    return text if isinstance(error, HpcddpError) else f"{type(error).__name__}: {text}"[:200]
+
+
+def _or_why(find: Callable[..., Any], *args: Any) -> Any:
+    """What is found, or what a person did that stands against it."""
+    try:
+        return find(*args)
+    except HpcddpError as error:
+        return error.what
+
+
+def _micro(job: JobSpec, mesh: Layout) -> tuple[int, int]:
+    """Samples of a micro-batch on a rank, and micro-batches of a step."""
+    share = job.global_batch // mesh.data_size
+    count = data.split(share, job.train.micro_batch, *data.chunks(job, mesh))
+    return share // count, count
+
+
+def sketch(ask: Ask) -> Facts:
+    """The facts.
+
+    Raises:
+        JobFileError: the task or its model() is wrong.
+    """
+    job = specs.from_dict(ask.spec)
+    try:
+        task = tasks.load(job, ask.workdir)
+    except HpcddpError:
+        raise
+    except Exception as error:
+        raise JobFileError(f"cannot be imported: {_told(error)}", where=job.task) from None
+    found = Sketcher(task, job)
+    meshes = [Layout(*mesh) for mesh in ask.meshes]
+    return Facts(
+        found.weights(),
+        found.buffers(),
+        {count: _or_why(found.stages, count) for count in {1, *ask.stages}},
+        {ranks: _or_why(found.view, ranks) for ranks in {1, *(mesh.tp for mesh in meshes)}},
+        {str(mesh): _or_why(_micro, job, mesh) for mesh in meshes},
+        torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else 0,
+        found.notes,
+    )
+
+
+def main() -> None:
+    """Answer the one question on stdin. What the task prints goes to stderr."""
+    answer = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    try:
+        told = dataclasses.asdict(sketch(Ask(**json.load(sys.stdin))))
+    except HpcddpError as error:
+        told = {"error": {"what": error.what, "where": error.where, "hint": error.hint}}
+    with answer:
+        json.dump(told, answer)
+
+
+if __name__ == "__main__":
+    main()
