@@ -63,7 +63,7 @@ class DdpSpec:
     )
     find_unused_parameters: bool = key(False, "some parameters get no gradient in some steps")
     bucket_mb: int = key(25, "megabytes of gradients that travel together", least=1)
-    join: bool = key(False, "compute no padding where an epoch's last batch is uneven (Join)")
+    join: bool = key(False, "compute no padding where an epoch's last batch is uneven")
     hook: str = key(
         "none",
         "how gradients travel",

@@ -40,7 +40,8 @@ def main(rank: int, size: int, store: str, runs: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
     for path, *how in json.loads(Path(runs).read_text()):
         try:
-            train(RunDir(path), *how, Rank(rank, size, rank, size, 0))
+            node, local = divmod(rank, here := record.read(RunDir(path)).ranks_per_node)
+            train(RunDir(path), *how, Rank(rank, size, local, here, node))
         except Exception:
             print(f"{path}, rank {rank}:", file=sys.stderr)
             traceback.print_exc()

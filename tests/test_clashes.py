@@ -42,19 +42,25 @@ REFUSED = {
     ("ddp", 4, "pp.schedule=gpipe", "pp.schedule"): "no pipeline",
     ("fsdp", 4, "pp.chunks=4", "pp.chunks"): "no pipeline",
     ("pp=2,ddp", 4, UNEVEN, "train.drop_last"): "micro-batches of a pipeline are of one size",
-    ("pp=2,ddp", 4, "train.precision=fp16", "train.precision"): "scales no gradients",
     ("pp=2", 2, "train.find_micro_batch=true", "train.find_micro_batch"): "follow from pp.chunks",
+    ("fsdp", 4, "train.find_micro_batch=true", "train.find_micro_batch"): "that lacks the memory",
+    ("tp=2,ddp", 4, "train.find_micro_batch=true", "train.find_micro_batch"): "lacks the memory",
     ("ddp", 4, "train.find_micro_batch=true train.micro_batch=4", "train.find_micro_batch"): (
         "train.micro_batch says"
     ),
     ("zero1", 4, "ddp.hook=local_sgd", "ddp.hook"): "these ranks step alone",
     ("ddp", 4, "ddp.hook=fp16 train.precision=fp64", "ddp.hook"): "train.precision is fp64",
     ("ddp", 4, "ddp.hook=bf16 train.precision=fp64", "ddp.hook"): "train.precision is fp64",
-    ("ddp", 4, f"ddp.join=true ddp.hook=local_sgd {UNEVEN}", "ddp.join"): "there is a ddp.hook",
-    ("ddp", 4, f"ddp.join=true ddp.hook=fp16 {UNEVEN}", "ddp.join"): "there is a ddp.hook",
+    ("ddp", 4, "ddp.hook=powersgd train.precision=fp16", "ddp.hook"): "loss scaling throws away",
+    ("ddp", 4, "ddp.hook=powersgd ddp.static_graph=true", "ddp.hook"): "lays these anew",
+    ("ddp", 4, "ddp.hook=local_sgd", "ddp.hook"): "one node average in every step anyway",
+    ("ddp", 4, f"ddp.join=true ddp.static_graph=true {UNEVEN}", "ddp.join"): "which parameters",
+    ("ddp", 4, f"ddp.join=true ddp.find_unused_parameters=true {UNEVEN}", "ddp.join"): (
+        "which parameters were used"
+    ),
     ("ddp", 4, "ddp.join=true", "ddp.join"): "drop_last leaves out what is uneven",
     ("ddp", 4, "ddp.rank=2", "ddp.rank"): "PowerSGD's",
-    ("ddp", 4, "ddp.rank=2 ddp.hook=local_sgd", "ddp.rank"): "PowerSGD's",
+    ("ddp", 4, "ddp.rank=2 ddp.hook=bf16", "ddp.rank"): "PowerSGD's",
     ("ddp", 4, "ddp.after=5", "ddp.after"): "nothing to begin with",
     ("ddp", 4, "ddp.after=5 ddp.hook=bf16", "ddp.after"): "nothing to begin with",
     ("ddp", 4, "ddp.period=5 ddp.hook=powersgd", "ddp.period"): "local SGD's",
@@ -81,8 +87,10 @@ def test_no_row_stands_there_for_nothing() -> None:
     ("strategy", "gpus", "keys"),
     [
         ("ddp", 4, "ddp.hook=powersgd ddp.rank=2 ddp.after=5 train.precision=fp64"),
-        ("ddp", 4, "ddp.hook=local_sgd ddp.after=5 ddp.period=2"),
-        ("ddp", 4, f"ddp.join=true ddp.bucket_mb=5 {UNEVEN}"),
+        ("ddp", 4, "nodes=2 ddp.hook=local_sgd ddp.after=5 ddp.period=2"),
+        ("ddp", 4, f"ddp.join=true ddp.hook=powersgd ddp.bucket_mb=5 {UNEVEN}"),
+        ("ddp", 4, "ddp.hook=powersgd ddp.find_unused_parameters=true train.precision=bf16"),
+        ("zero1", 4, "train.find_micro_batch=true"),
         ("zero1", 4, "ddp.hook=bf16 ddp.static_graph=true"),
         ("ddp", 1, "ddp.find_unused_parameters=true"),  # facts of a model, tried on one rank
         ("ddp", 1, "ddp.static_graph=true"),

@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset, default_collate
 from torch.utils.data._utils import signal_handling
 
-from hpcddp.errors import JobFileError
+from hpcddp.errors import HpcddpError, JobFileError
 from hpcddp.preempt import ignore_stop_signals
 from hpcddp.spec import JobSpec
 from hpcddp.strategy import Layout
@@ -85,15 +85,12 @@ class TrainData:
         size = spread.data_size
         self.samples = _check(dataset, spec, size)
         self._global_batch = spec.global_batch
-        self._drop_last = spec.train.drop_last
+        self._drop_last, self._join = spec.train.drop_last, spec.ddp.join
         self._rank, self._ranks = spread.data_rank, size
         self._seed = spec.seed
         self._double = spec.train.precision == "fp64"
         self.device = spread.world.device
-        share = spec.global_batch // size
-        self.accumulation = split(share, spec.train.micro_batch, *chunks(spec, spread.layout))
-        self.micro_batch = share // self.accumulation
-        self._full = (Micro(self.micro_batch, self.micro_batch),) * self.accumulation
+        self._chunks = chunks(spec, spread.layout)
         self._sampler = ResumableSampler(
             dataset,
             size,
@@ -102,7 +99,8 @@ class TrainData:
             drop_last=spec.train.drop_last,
             multiple=spec.global_batch,
         )
-        self._batches = _Batches(self._sampler, self.samples, self.micro_batch)
+        self._batches = _Batches(self._sampler, self.samples)
+        self.cut(spec.train.micro_batch)
         # A generator of its own: an iterator draws a seed, and drawn from the default generator
         # that would change dropout after a resume.
         self._generator = torch.Generator()
@@ -113,6 +111,14 @@ class TrainData:
             batch_sampler=self._batches,
             generator=self._generator,
         )
+
+    def cut(self, limit: int) -> None:
+        """Let a micro-batch have at most so many samples, 0 for no limit, from the next ``batches``
+        on."""
+        share = self._global_batch // self._ranks
+        self.accumulation = split(share, limit, *self._chunks)
+        self.micro_batch = self._batches.size = share // self.accumulation
+        self._full = (Micro(self.micro_batch, self.micro_batch),) * self.accumulation
 
     def steps_left(self, consumed: int) -> int:
         """Optimizer steps of an epoch after ``consumed`` of its samples."""
@@ -130,14 +136,15 @@ class TrainData:
         samples' numbers, padding last, and the batch."""
         self._sampler.set_position(epoch, consumed)
         self._generator.manual_seed(mix(self._seed, epoch, self._rank))
-        for batch in self._loader:
+        for batch in read(self._loader):
             yield self._batches.taken.popleft(), batch
 
     def close(self) -> None:
         end_workers(self._loader)
 
     def step_at(self, consumed: int) -> Step:
-        """The shape of the step after ``consumed`` samples of the epoch."""
+        """The shape of the step after ``consumed`` samples of the epoch. Under ``ddp.join`` without
+        micro-batches of padding alone, so that a rank may have none."""
         left = self.samples - consumed
         if left >= self._global_batch:
             return Step(self._global_batch, self._full)
@@ -150,7 +157,7 @@ class TrainData:
             Micro(size, max(0, min(size, real - i * self.micro_batch)))
             for i, size in enumerate(sizes)
         ]
-        return Step(left, tuple(micros))
+        return Step(left, tuple(micro for micro in micros if micro.real or not self._join))
 
     def place(self, batch: Any, micro: Micro) -> Any:
         """A micro-batch on the device, without its padding (unless there is nothing else)."""
@@ -165,18 +172,19 @@ class _Batches:
     ``taken`` has the indices of those that the loader took and that have not arrived yet.
     """
 
-    def __init__(self, sampler: ResumableSampler, samples: int, size: int) -> None:
-        self._sampler, self._samples, self._size = sampler, samples, size
+    def __init__(self, sampler: ResumableSampler, samples: int) -> None:
+        self._sampler, self._samples = sampler, samples
+        self.size = 1
         self.taken: deque[list[int]] = deque()
 
     def __len__(self) -> int:
-        return -(-len(self._sampler) // self._size)
+        return -(-len(self._sampler) // self.size)
 
     def __iter__(self) -> Iterator[list[int]]:
         self.taken.clear()
         epoch = self._sampler.epoch * self._samples
         indices = iter(self._sampler)
-        while ids := list(islice(indices, self._size)):
+        while ids := list(islice(indices, self.size)):
             self.taken.append(ids)
             yield [epoch + index for index in ids]
 
@@ -212,17 +220,52 @@ def _check(dataset: Any, spec: JobSpec, world_size: int) -> int:
 def make_loader(
     dataset: Any, workers: int, device: torch.device, **options: Any
 ) -> DataLoader[Any]:
-    """A DataLoader whose worker processes leave stopping to the rank."""
+    """A DataLoader whose worker processes leave stopping to the rank; for ``read``."""
     if workers:
         leave_garbage()
     return DataLoader(
-        dataset,
+        _Telling(dataset),
+        collate_fn=_collated,
         num_workers=workers,
         worker_init_fn=ignore_stop_signals if workers else None,
         persistent_workers=workers > 0,
         pin_memory=device.type == "cuda",
         **options,
     )
+
+
+def read(loader: DataLoader[Any]) -> Iterator[Any]:
+    """The batches of a ``make_loader``.
+
+    Raises:
+        HpcddpError: as it was raised, also in a worker process: torch brings its traceback alone.
+    """
+    for batch in loader:
+        if isinstance(batch, HpcddpError):
+            raise batch
+        yield batch
+
+
+class _Telling(Dataset[Any]):
+    """A dataset whose own errors stand in the place of a batch."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitems__(self, indices: list[int]) -> Any:
+        try:
+            if whole := getattr(self._dataset, "__getitems__", None):
+                return whole(indices)
+            return [self._dataset[index] for index in indices]
+        except HpcddpError as error:
+            return error
+
+
+def _collated(samples: Any) -> Any:
+    return samples if isinstance(samples, HpcddpError) else default_collate(samples)
 
 
 @functools.cache

@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from hpcddp.spec import JobSpec
 from hpcddp.train import model
 from hpcddp.train.data import Micro, Step, TrainData
+from hpcddp.train.hooks import Hook
 from hpcddp.train.spread import Spread
 from hpcddp.train.task import Task
 
@@ -52,16 +53,22 @@ class Plain:
 
     Args:
         module: the model, plain or divided.
-        first: whether no step was taken yet in this process.
+        hook: how gradients travel.
     """
 
     def __init__(
-        self, module: nn.Module, task: Task, spec: JobSpec, spread: Spread, data: TrainData
+        self,
+        module: nn.Module,
+        task: Task,
+        spec: JobSpec,
+        spread: Spread,
+        data: TrainData,
+        hook: Hook,
     ) -> None:
         self._module, self._task, self._spec = module, task, spec
         self._spread, self._data = spread, data
-        self._model: nn.Module = model.wrap(module, spec, spread)
-        self._first = True
+        self._model: nn.Module = model.wrap(module, spec, spread, hook)
+        self._first = True  # no step was taken yet in this process
 
     def run(self, batches: Batches, step: Step, scaler: Any, on_loss: OnLoss) -> None:
         last = len(step.micros) - 1
@@ -70,6 +77,8 @@ class Plain:
         for i, micro in enumerate(step.micros):
             with self._synchronised(i == last or always):
                 self._run_micro(next(batches), micro, step, scaler, on_loss)
+        if not step.micros and isinstance(self._model, DistributedDataParallel):
+            model.answer(self._model, scaler)
         self._first = False
 
     def _synchronised(self, yes: bool) -> contextlib.AbstractContextManager[Any]:

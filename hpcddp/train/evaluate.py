@@ -14,7 +14,7 @@ from torch.utils.data import Subset
 from hpcddp.errors import JobFileError
 from hpcddp.spec import CheckpointSpec, JobSpec
 from hpcddp.train import seeding
-from hpcddp.train.data import end_workers, make_loader, placed
+from hpcddp.train.data import end_workers, make_loader, placed, read
 from hpcddp.train.engine import Engine
 from hpcddp.train.pulse import Pulse
 from hpcddp.train.samples import Samples
@@ -127,7 +127,7 @@ class Evaluator:
         zero = torch.zeros((), dtype=torch.float64, device=self._world.device)
         sums: dict[str, Tensor] = {}
         counts: set[str] = set()
-        for i, batch in enumerate(self._loader):
+        for i, batch in enumerate(read(self._loader)):
             if i < self._common and stop():
                 return None
             self._pulse.touch()

@@ -124,6 +124,13 @@ def _start(r: Mapping[str, Any]) -> str:
     return f"{text}\nresumed from {r['resumed']}, step {r['step']}" if r["resumed"] else text
 
 
+def _micro_batch(r: Mapping[str, Any]) -> str:
+    tried = ", ".join(map(str, r["tried"]))
+    return (
+        f"micro-batches of {r['size']} fit into memory, {r['accumulation']} a step (tried {tried})"
+    )
+
+
 def _train(r: Mapping[str, Any]) -> str:
     norm = f"  grad norm {r['grad_norm']:.3g}" if "grad_norm" in r else ""
     return (
@@ -184,6 +191,7 @@ def _end(r: Mapping[str, Any]) -> str:
 _LINES = {
     "ranks": _ranks,
     "start": _start,
+    "micro_batch": _micro_batch,
     "train": _train,
     "eval": _eval,
     "log": _log,

@@ -8,17 +8,28 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from hpcddp.spec import JobSpec, TrainSpec
+from hpcddp.spec import JobSpec
+from hpcddp.train.hooks import Hook, check_dense
 from hpcddp.train.spread import Scaler, Spread
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def wrap(module: torch.nn.Module, spec: JobSpec, spread: Spread) -> torch.nn.Module:
+def wrap(
+    module: torch.nn.Module, spec: JobSpec, spread: Spread, hook: Hook | None = None
+) -> torch.nn.Module:
     """The model with its gradients averaged over replicas, if there are any that fully_shard does
-    not look after; the module itself stays plain."""
+    not look after; the module itself stays plain.
+
+    Args:
+        hook: how gradients travel; plain averages without one.
+
+    Raises:
+        JobFileError: on all ranks, where sparse gradients cannot travel so.
+    """
     layout, device = spread.layout, spread.world.device
     if layout.threads and device.type == "cuda":
         return torch.nn.DataParallel(module)
@@ -34,6 +45,10 @@ def wrap(module: torch.nn.Module, spec: JobSpec, spread: Spread) -> torch.nn.Mod
         find_unused_parameters=spec.ddp.find_unused_parameters,
     )
     settle_buckets(model)
+    if spec.ddp.join:
+        check_dense(module, "ddp.join")
+    if hook:
+        hook.register(model)
     return model
 
 
@@ -52,9 +67,26 @@ def settle_buckets(model: DistributedDataParallel) -> None:
     if any(getattr(m, "sparse", False) for m in model.module.modules()):
         return
     model.reducer.prepare_for_backward([])
-    torch.stack([p.reshape(-1)[:1].sum().to(torch.float32) for p in weights]).sum().backward()
+    _touched(model).backward()
     for p in weights:
         p.grad = None
+
+
+def _touched(model: DistributedDataParallel) -> Tensor:
+    """A number that each parameter has a part in."""
+    weights = [p for p in model.module.parameters() if p.requires_grad]
+    return torch.stack([p.reshape(-1)[:1].sum().to(torch.float32) for p in weights]).sum()
+
+
+def answer(model: DistributedDataParallel, scaler: Any) -> None:
+    """Take part in the one backward pass of a step in which this rank has no sample: its share of
+    the averages is 0, and it gets them as all do. A collective with the others' passes.
+
+    Ranks that have left torch's Join do not get them: their optimizers would miss the step.
+    """
+    model._pre_forward(torch.zeros(()))
+    nothing = model._post_forward(_touched(model) * 0)
+    scaler.scale(nothing).backward()
 
 
 def share_buffers(model: DistributedDataParallel) -> None:
@@ -73,9 +105,10 @@ def autocast(device: torch.device, precision: str) -> contextlib.AbstractContext
     return torch.autocast(device.type, DTYPES[precision])
 
 
-def grad_scaler(spread: Spread, train: TrainSpec) -> Scaler:
+def grad_scaler(spread: Spread, spec: JobSpec) -> Scaler:
     """Loss scaling for fp16 (Micikevicius et al., 2018); for the rest it passes things through."""
-    enabled = train.precision == "fp16"
-    if enabled or train.on_divergence != "stop":  # a first step left out is remarked on
+    enabled = spec.train.precision == "fp16"
+    if enabled or spec.train.on_divergence != "stop":  # a first step left out is remarked on
         warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
-    return Scaler(spread.world.device.type, enabled=enabled, alike=spread.layout.plain)
+    alike = spread.layout.plain and spec.ddp.hook != "local_sgd"
+    return Scaler(spread.world.device.type, enabled=enabled, alike=alike)

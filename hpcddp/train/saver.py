@@ -117,7 +117,9 @@ class Saver:
         meta = snapshot.meta(self._lease, self._spread, self._live, at, facts)
         rank = self._world.rank.world_rank
         self._staging.take(self._now(parts), state.share(parts.stepped, parts.where, rank))
-        self._current = _Save(at.step, json.loads(json.dumps(meta)), parts, began)
+        self._current = _Save(
+            at.step, json.loads(json.dumps(meta, default=Tensor.tolist)), parts, began
+        )
         _ = self._world.saving  # made by all ranks in the same place
         self._thread = threading.Thread(target=self._run, args=(self._current,), daemon=True)
         self._thread.start()
@@ -133,6 +135,8 @@ class Saver:
             mine |= state.rng_tensors(self._spread.stream, self._world.device)
         if self._world.is_main and self._live.more:
             mine |= state.pack(self._live.more)
+        if self._live.hook:
+            mine |= self._live.hook.memory()
         return mine
 
     def join(self) -> None:

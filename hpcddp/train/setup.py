@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from typing import Any
 
 import torch
 from torch import nn
@@ -12,6 +11,7 @@ from hpcddp.spec import JobSpec, TrainSpec
 from hpcddp.train import cut, plainfile, seeding
 from hpcddp.train.data import TrainData
 from hpcddp.train.engine import Engine, Plain
+from hpcddp.train.hooks import Hook
 from hpcddp.train.spread import Spread
 from hpcddp.train.task import Task
 
@@ -83,14 +83,13 @@ class Model:
         for name in [] if self._spread.layout.plain else blocks:
             module.get_submodule(name).compile()
 
-    def engine(self, data: TrainData) -> Engine:
+    def engine(self, data: TrainData, hook: Hook) -> Engine:
         """What runs it; after its state is restored. A collective."""
-        rest: tuple[Any, ...] = (self._task, self._spec, self._spread, data)
         if not self.chains:
-            return Plain(self.module, *rest)
+            return Plain(self.module, self._task, self._spec, self._spread, data, hook)
         from hpcddp.train.pipeline import Pipeline
 
-        return Pipeline(self.chains, *rest)
+        return Pipeline(self.chains, self._task, self._spec, self._spread, data)
 
 
 def set_modes(train: TrainSpec, device: torch.device) -> None:

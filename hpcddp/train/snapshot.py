@@ -15,6 +15,7 @@ from torch.optim.lr_scheduler import LambdaLR
 import hpcddp
 from hpcddp.errors import CheckpointError
 from hpcddp.train import checkpoint, optim, state
+from hpcddp.train.hooks import PREFIX, Hook
 from hpcddp.train.lease import Lease
 from hpcddp.train.spread import Spread
 
@@ -37,6 +38,7 @@ class Live:
     scheduler: Any  # an LRScheduler, or what has its state_dict
     scaler: Any  # a GradScaler, likewise
     more: Any = None  # what else has a state_dict, of tensors and plain data
+    hook: Hook | None = None  # how gradients travel
 
 
 def meta(
@@ -61,6 +63,7 @@ def meta(
         "optimizer": {"param_groups": state.groups(live.optimizer), "state": {}},
         "scheduler": live.scheduler.state_dict(),
         "scaler": live.scaler.state_dict(),
+        "hook": live.hook.fits if live.hook else None,
         "versions": {
             "hpcddp": hpcddp.__version__,
             "torch": torch.__version__,
@@ -108,7 +111,9 @@ def restore(
     }
     rng = shards.empty(folder, f"rng.{spread.stream}.")
     more = shards.empty(folder, state.MORE) if live.more else {}
-    checkpoint.load(folder, {**slices, **rng, **more}, spread.world)
+    fits = live.hook and live.hook.fits == meta.get("hook")
+    memory = shards.empty(folder, f"{PREFIX}.{spread.world.rank.world_rank}.") if fits else {}
+    checkpoint.load(folder, {**slices, **rng, **more, **memory}, spread.world)
     live.module.load_state_dict(there.module)  # a module may have more to do then
     state.apply(live.module, live.optimizer, meta["optimizer"], options=optimizer or schedule)
     if schedule:
@@ -119,6 +124,8 @@ def restore(
         live.scaler.load_state_dict(meta["scaler"])
     if more:
         live.more.load_state_dict(state.unpack(more))
+    if live.hook:
+        live.hook.remember(memory)
     if rng:
         state.set_rng(rng, spread.world.device)
 

@@ -4,6 +4,7 @@
     optim.<name>.<state>         the optimizer's tensors, by the parameter they belong to
     rng.<stream>.<generator>     the random generators of every rank; ranks of a tp group are one
     more                         what else a loop has, as torch.save wrote it
+    hook.<rank>.<bucket>.<what>  what PowerSGD remembers
 
 The names are the same however the model is spread; a rank has some of the tensors, or parts of
 them. ``parts`` gives the live ones, in a millisecond: a save copies them, a restore fills them.
@@ -11,11 +12,12 @@ them. ``parts`` gives the live ones, in a millisecond: a save copies them, a res
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import heapq
 import io
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -197,6 +199,25 @@ def begin(module: nn.Module, optimizer: Optimizer, names: set[str]) -> None:
                 del state[key]
         if p in inner.state and not state:
             del inner.state[p]
+
+
+@contextlib.contextmanager
+def reserved(optimizer: Optimizer) -> Iterator[None]:
+    """Within, the optimizer has all the state that it will have after a step; afterwards what it
+    had before."""
+    inner = own(optimizer)
+    options = [{k: v for k, v in g.items() if k != "params"} for g in inner.param_groups]
+    everyone = [p for group in inner.param_groups for p in group["params"] if p.requires_grad]
+    lacking = [p for p in everyone if not inner.state.get(p)]
+    try:
+        if lacking:
+            _step_nowhere(inner, lacking)
+        yield
+    finally:
+        for p in lacking:
+            inner.state.pop(p, None)
+        for group, before in zip(inner.param_groups, options, strict=True):
+            group.update(before)
 
 
 def _step_nowhere(optimizer: Optimizer, parameters: list[nn.Parameter]) -> None:

@@ -13,10 +13,11 @@ from torch import Tensor
 from hpcddp.errors import CheckpointError
 from hpcddp.preempt import Preemption
 from hpcddp.spec import JobSpec
-from hpcddp.train import checkpoint, evaluate, model, optim, seeding, snapshot, spread
+from hpcddp.train import checkpoint, evaluate, fit, model, optim, seeding, snapshot, spread
 from hpcddp.train.data import Micro, Step, TrainData
 from hpcddp.train.evaluate import Evaluation, Evaluator, improved
 from hpcddp.train.guard import Finding, Guard, RollBack
+from hpcddp.train.hooks import Hook
 from hpcddp.train.lease import Lease
 from hpcddp.train.meter import Meter
 from hpcddp.train.metrics import Recorder
@@ -48,6 +49,7 @@ class Trainer:
         self.task, self.world, self.record, self.pulse = task, world, record, pulse
         self.at = Position()
         self.best: dict[str, Any] = {}
+        self._fit: dict[str, Any] = {}  # what fits into memory
         self.evaluation: Evaluation | None = None  # of the weights as they are now
         self._evaluator: Evaluator | None = None
         self._owed = False  # an evaluation was broken off by a stop
@@ -59,9 +61,15 @@ class Trainer:
         self.data = TrainData(task.dataset("train"), spec, self.spread)
         self._meter = Meter(world)
         self.guard = Guard(self.spread, spec.train, self.module, self._meter)
+        self.hook = Hook(spec, self.spread)
         self.resumed = newest
         self._load(newest)
-        self.engine = made.engine(self.data)
+        if spec.train.find_micro_batch:
+            with pulse.patience():
+                self._fit = fit.settle(
+                    self._fit, task, spec, self.spread, self.data, self.live, record
+                )
+        self.engine = made.engine(self.data, self.hook)
         if spec.train.measure:
             self._meter.measure(self.live)
         trace = self.run.attempt(lease.attempt).trace(world.rank.world_rank)
@@ -74,6 +82,7 @@ class Trainer:
         if folder:
             self.at = snapshot.position(meta, folder)
             self.best = meta.get("best") or {}
+            self._fit = meta.get("fit") or {}
             self._owed = bool(meta.get("owed"))
             self.guard.refer_to(meta.get("first_loss"))
         self.total_steps = _total_steps(self.spec, self.at, self.data)
@@ -83,8 +92,8 @@ class Trainer:
         if self.spread.layout.zero:
             optimizer = optim.divided(optimizer, self.spread.group("ddp"))
         scheduler = optim.make_scheduler(self.task, optimizer, self.spec.train, self.total_steps)
-        scaler = model.grad_scaler(self.spread, self.spec.train)
-        self.live = Live(self.module, optimizer, scheduler, scaler)
+        scaler = model.grad_scaler(self.spread, self.spec)
+        self.live = Live(self.module, optimizer, scheduler, scaler, hook=self.hook)
         if folder:
             self._restore(folder, meta)
         saved, keep = self.at.step if folder else None, self.spec.checkpoint.keep
@@ -172,11 +181,13 @@ class Trainer:
         """One optimizer step, on this rank's share of a global batch."""
         step = self.data.step_at(self.at.samples_consumed)
         self.guard.begin(self.at.step + 1)
+        self.hook.begin(self.at.step)
         self.engine.run(batches, step, self.live.scaler, self._seen)
         self._update()
         if self.spread.speaks:
             self._trace.step(self.at.step + 1, self.at.epoch)
         self._advance(step)
+        self.hook.end(self.at.step, self.module)
         self.pulse.beat(self.at.step)
 
     def _seen(self, ids: list[int], micro: Micro, loss: Tensor) -> None:
@@ -200,7 +211,7 @@ class Trainer:
             norm = self.spread.clip(self.module, self.spec.train.clip_norm)
         live.scaler.step(live.optimizer)
         live.scaler.update()
-        self._meter.step(live.optimizer.param_groups[0]["lr"], norm)
+        self._meter.step(float(live.optimizer.param_groups[0]["lr"]), norm)
         live.optimizer.zero_grad(set_to_none=True)
         live.scheduler.step()
 
@@ -208,6 +219,7 @@ class Trainer:
         """The weights stay; the schedule and the position follow from the number of steps."""
         self.live.optimizer.zero_grad(set_to_none=True)
         self.live.scheduler.step()
+        self.hook.forget()
         self.record("skipped", epoch=self.at.epoch, **found.facts())
 
     def _advance(self, step: Step) -> None:
@@ -257,6 +269,7 @@ class Trainer:
                 self._preemption.renew()
             if self._evaluator is None:
                 return False
+            self.hook.level(self.module, self.live.optimizer)
             self.engine.share_buffers()
             with (
                 seeding.untouched(self.world.device),
@@ -288,6 +301,7 @@ class Trainer:
             "best": self.best,
             "metrics": self.evaluation.metrics if self.evaluation else {},
             "owed": self._owed,
+            "fit": self._fit,
             "first_loss": self.guard.first_loss,
         }
 
@@ -295,6 +309,7 @@ class Trainer:
         """Begin to save this step, unless it is saved or its numbers are bad; a collective."""
         began = time.monotonic()
         if self.saver.saved != self.at.step:
+            self.hook.level(self.module, self.live.optimizer)
             self.guard.check(self.at.step)
         looked = time.monotonic() - began
         with self._meter.paused(), self.pulse.patience():
