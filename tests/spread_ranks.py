@@ -20,12 +20,17 @@ from hpcddp.train.job import train_in
 from hpcddp.train.world import World
 
 
+def told(rank: int) -> dict[str, object]:
+    """What a rank shows of itself."""
+    return {"rank": rank, "node": 0, "local": rank, "host": f"h{rank}", "device": "cpu", "cpus": ""}
+
+
 def train(run: RunDir, attempt: int, stop: int, strategy: str, rank: Rank) -> None:
     """One attempt."""
     job = record.read(run)
     asked = spec.from_dict(job.spec)
     asked.strategy = strategy or asked.strategy
-    store, here = dist.HashStore(), [{"host": f"h{r}"} for r in range(rank.world_size)]
+    store, here = dist.HashStore(), [told(r) for r in range(rank.world_size)]
     world = World(rank, torch.device("cpu"), "gloo", here, store)
     preemption = Preemption()
 
