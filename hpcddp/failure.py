@@ -33,6 +33,8 @@ LOST_PEER = re.compile(
     r"gloo/transport|[Cc]onnection (closed|reset|refused)|NCCL|Dist(Backend|Network|Store)Error"
 )
 NO_MEMORY = re.compile(r"out of memory|can't allocate memory|not enough memory")
+# torch's word for an operation that train.deterministic does not allow; it names the operation.
+NO_ALGORITHM = re.compile(r"does not have a deterministic implementation")
 # What a network, a disk or a device can have done. Before any step, anything else comes again.
 MAY_PASS = (RuntimeError, OSError, EOFError)
 
@@ -89,6 +91,8 @@ def kind_of(error: BaseException, *, stepped: bool) -> str:
     # torch's own are RuntimeErrors; a ConnectionError is from the user's network.
     if isinstance(error, RuntimeError) and LOST_PEER.search(text):
         return "peer"
+    if NO_ALGORITHM.search(text):
+        return "mistake"
     return "mistake" if not stepped and not isinstance(error, MAY_PASS) else "crash"
 
 

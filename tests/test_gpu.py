@@ -65,3 +65,44 @@ def test_a_copy_beside_the_gpus_work_is_of_one_instant() -> None:
         assert all(copy.is_pinned() for copy in copies.values())
         places.add(copies["weights"].data_ptr())
     assert len(places) == 1
+
+
+@pytest.mark.parametrize("tf32", [False, True])
+def test_tf32_products_have_ten_bits(tf32: bool) -> None:
+    import torch
+
+    from hpcddp.spec import TrainSpec
+    from hpcddp.train.setup import set_modes
+
+    device = torch.device("cuda", GPUS - 1)
+    products, cudnn = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    try:
+        set_modes(TrainSpec(tf32=tf32), device)
+        a, b = (torch.randn(512, 512, device=device) for _ in range(2))
+        exact = a.double() @ b.double()
+        error = ((a @ b - exact).abs().max() / exact.abs().max()).item()
+    finally:
+        torch.set_float32_matmul_precision(products)
+        torch.backends.cudnn.allow_tf32 = cudnn
+    short = tf32 and torch.cuda.get_device_capability(device) >= (8, 0)
+    assert (error > 1e-5) is short
+
+
+def test_what_has_no_deterministic_form_is_refused() -> None:
+    """And what has one gives the same bits twice."""
+    import torch
+
+    from hpcddp.spec import TrainSpec
+    from hpcddp.train.setup import set_modes
+
+    device = torch.device("cuda", GPUS - 1)
+    index = torch.randint(0, 8, (1 << 20,), device=device)
+    values = torch.randn(1 << 20, device=device)
+    try:
+        set_modes(TrainSpec(deterministic=True), device)
+        one, two = (torch.zeros(8, device=device).index_add_(0, index, values) for _ in range(2))
+        assert torch.equal(one, two)
+        with pytest.raises(RuntimeError, match=r"put_ does not have a deterministic"):
+            torch.zeros(8, device=device).put_(index[:9], values[:9])
+    finally:
+        torch.use_deterministic_algorithms(False)
