@@ -6,8 +6,10 @@ import threading
 
 import pytest
 import torch
+from ranks import make_run, one_rank
 from torch.utils.data import Dataset, TensorDataset
 
+from hpcddp.errors import JobFileError
 from hpcddp.train import data
 
 
@@ -67,3 +69,29 @@ def test_a_process_collects_nothing_of_its_parent(tmp_path):
     data.end_workers(loader)
     gc.collect()
     assert path.read_text() == f"{os.getpid()}\n"
+
+
+TELLS = """
+from hpcddp.errors import JobFileError
+
+class Tells(TensorDataset):
+    def __getitem__(self, index):
+        if index == 5:
+            raise JobFileError("there is no image 5", where="s3://bucket", hint="put it there")
+        return super().__getitem__(index)
+
+_dataset = dataset
+def dataset(split, bad):
+    found = _dataset(split)
+    return Tells(*found.tensors) if split == bad else found
+"""
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("split", ["train", "eval"])
+def test_an_error_of_a_worker_process_is_told_as_it_was_raised(tmp_path, split, workers):
+    keys = {"epochs": 1, "max_steps": 0, "dataset": {"bad": split}}
+    run = make_run(tmp_path, extra=TELLS, data__workers=workers, **keys)
+    with pytest.raises(JobFileError) as caught:
+        one_rank(run)
+    assert str(caught.value) == "s3://bucket: there is no image 5\n  put it there"
