@@ -6,10 +6,15 @@ import pytest
 import torch
 from conftest import record_run
 from ranks import records, train_all
+from torch.distributed import HashStore
 
 from hpcddp import spec
+from hpcddp.errors import JobFileError
 from hpcddp.rundir import RunDir, read_lines
-from hpcddp.train import checkpoint, shards
+from hpcddp.topology import Rank
+from hpcddp.train import checkpoint, hooks, shards
+from hpcddp.train.spread import replicas
+from hpcddp.train.world import World
 
 SIZE = 2
 STEPS = 20
@@ -27,15 +32,17 @@ class Notes(nn.Sequential):
     def forward(self, x):
         if self.training:
             self.seen += len(x)
+            self.calls += 1
+            x = x * (torch.nan if self.calls == self.bad else 1)
             line = {"size": len(x), "weight": self[0].weight.sum().item()}
             with Path(f"{self.path}-{dist.get_rank()}").open("a") as file:
                 file.write(json.dumps(line) + "\\n")
         return super().forward(x)
 
-def model(path, norm=False, dropout=0.0):
+def model(path, norm=False, dropout=0.0, bad=0):
     first = nn.Linear(16, 32), nn.BatchNorm1d(32) if norm else nn.Identity(), nn.Tanh()
     made = Notes(*first, nn.Dropout(dropout), nn.Linear(32, 4))
-    made.path = path
+    made.path, made.calls, made.bad = path, 0, bad
     made.register_buffer("seen", torch.zeros(()))
     return made
 
@@ -123,6 +130,7 @@ def trained(tmp_path_factory):
     asked |= {"joined zero1": {**JOINED, "train__precision": "fp64", "strategy": "zero1"}}
     asked |= {"joined half": {**JOINED, "train__precision": "fp16", "ddp__hook": "fp16"}}
     asked |= {"joined powersgd": {**JOINED, **POWERSGD}}
+    asked["skipped"] = {**POWERSGD, "train__on_divergence": "skip", "model__bad": 9}
     runs = {name: make(folder / name, **keys) for name, keys in asked.items()}
     for name in RESUMED:
         first, second = runs[f"{name} first"].checkpoints, runs[f"{name} second"].checkpoints
@@ -162,6 +170,28 @@ def test_powersgds_memory_is_of_each_rank(trained):
     assert mine.abs().sum() > 0 and not torch.equal(mine, other)
     assert torch.equal(saved["hook.0.0.q"], saved["hook.1.0.q"])
     assert not any(name.startswith("hook") for name in state(trained["none"]))
+
+
+def test_powersgd_remembers_nothing_of_a_step_that_was_left_out(trained):
+    """Or the gradients of all later ones would be no numbers either."""
+    assert [r["step"] for r in records(trained["skipped"], "skipped")] == [9]
+    assert losses(trained["skipped"])[-1] == pytest.approx(losses(trained["none"])[-1], rel=0.3)
+
+
+def test_powersgd_is_refused_where_it_would_wait_for_a_gpu_that_it_has_not(monkeypatch):
+    world = World(Rank(0, 2, 0, 2, 0), torch.device("cpu"), "gloo", [], HashStore())
+    job = spec.KEYS.build({"ddp.hook": "powersgd"})
+    hooks.Hook(job, replicas(world))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with pytest.raises(JobFileError, match="the ranks are on the CPU"):
+        hooks.Hook(job, replicas(world))
+
+
+def test_sparse_gradients_are_refused():
+    model = torch.nn.Sequential(torch.nn.Embedding(4, 4, sparse=True))
+    with pytest.raises(JobFileError, match="the gradient of 0 is sparse") as caught:
+        hooks.check_dense(model, "ddp.join")
+    assert caught.value.where == "ddp.join"
 
 
 def test_local_ranks_differ_between_two_averages_and_in_no_save(trained):
