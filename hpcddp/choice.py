@@ -11,7 +11,6 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 
 from hpcddp import budget, checks, clashes, spec, strategy
@@ -115,9 +114,6 @@ def ask(job: JobSpec, folder: Path, layouts: Sequence[Layout]) -> Facts:
     Raises:
         UserError: there is no torch, or the task or its model is wrong.
     """
-    if find_spec("torch") is None:
-        raise UserError("there is no torch in this Python", where=sys.executable,
-                        hint="the model is looked at with it: pip install torch")  # fmt: skip
     asked = {
         "spec": spec.to_dict(job),
         "workdir": str(folder),
@@ -131,13 +127,21 @@ def ask(job: JobSpec, folder: Path, layouts: Sequence[Layout]) -> Facts:
         env=environ, cwd=folder, check=False,
     )  # fmt: skip
     if done.returncode or not done.stdout:
-        last = (done.stderr.strip().splitlines() or ["it says nothing"])[-1]
-        raise HpcddpError(f"the model cannot be looked at: {last}", where=job.task,
-                          hint="hpcddp run shows whether it trains")  # fmt: skip
+        raise _failed(done.stderr, job)
     told = json.loads(done.stdout)
     if "error" in told:
         raise JobFileError(told["error"].pop("what"), **told["error"])
     return Facts.load(told)
+
+
+def _failed(said: str, job: JobSpec) -> HpcddpError:
+    """What ended the process that looks at the model."""
+    last = (said.strip().splitlines() or ["it says nothing"])[-1]
+    if last.startswith("ModuleNotFoundError") and "'torch'" in last:
+        return UserError("there is no torch in this Python", where=sys.executable,
+                         hint="the model is looked at with it: pip install torch")  # fmt: skip
+    return HpcddpError(f"the model cannot be looked at: {last}", where=job.task,
+                       hint="hpcddp run shows whether it trains")  # fmt: skip
 
 
 def recommend(rows: Sequence[Row], memory: int) -> tuple[str, str]:
@@ -167,11 +171,13 @@ def recommend(rows: Sequence[Row], memory: int) -> tuple[str, str]:
     fitting = next((row for row in able if row.fits(memory)), None)
     if fitting:
         return fitting.text, (
-            f"{first.text} needs {size(_sum(first))} of {size(memory)}, which leaves too little "
-            f"room; {fitting.text} is the simplest that fits, with {size(_sum(fitting))}.{unsure}"
+            f"{first.text} needs {size(_sum(first))}, and of {size(memory)} it can have "
+            f"{size(FITS * memory)}; {fitting.text} is the simplest that fits, with "
+            f"{size(_sum(fitting))}.{unsure}"
         )
     return "", (
-        f"None fits into {size(memory)}: {least.text} needs least, {size(_sum(least))}. More GPUs, "
+        f"None fits into {size(memory)}, of which a job can have {size(FITS * memory)}: "
+        f"{least.text} needs least, {size(_sum(least))}. More GPUs, "
         f"a smaller train.micro_batch or train.recompute=true make it less.{unsure}"
     )
 

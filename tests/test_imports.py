@@ -8,7 +8,7 @@ from conftest import Site
 
 LAYER_0 = ("errors", "keys", "topology", "hostlist", "spec", "rundir", "record", "ledger", "slurm",
            "site", "requeue", "codes", "preempt", "claim", "comeback", "failure", "host", "meeting",
-           "group", "spawn", "strategy")  # fmt: skip
+           "group", "spawn", "strategy", "budget")  # fmt: skip
 HEAVY = {"torch", "numpy", "submitit", "rich", "sklearn"}
 
 # Runs one command and tells what was asked for on the way, found or not.
@@ -56,7 +56,9 @@ def test_a_script_is_rendered_without_anything_heavy(site: Site, arguments: list
     assert not roots(names) & HEAVY
 
 
-@pytest.mark.parametrize("arguments", [["ls"], ["ls", "--json"], ["config"], ["ranks"]])
+@pytest.mark.parametrize(
+    "arguments", [["ls"], ["ls", "--json"], ["config"], ["ranks"], ["plan", "digits"]]
+)
 def test_what_only_reads_needs_no_templates(site: Site, arguments: list[str]) -> None:
     assert not roots(imported(CALL, *arguments)) & (HEAVY | {"jinja2"})
 

@@ -2,6 +2,10 @@
 
 Where steps are short, ``add_up`` and ``read`` are a step apart: the sums travel while the ranks
 compute.
+
+With ``train.measure`` a record also has ``memory``, bytes by part of the rank that has most of it
+(gauge.py), and ``sent``, bytes of a step over all ranks (wire.py). Records, evaluations and saves
+do not count there; votes on stopping do, some hundred bytes each.
 """
 
 from __future__ import annotations
