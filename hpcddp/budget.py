@@ -4,16 +4,18 @@ Pure arithmetic on what sketch.py found. Memory by Rajbhandari et al. (2020, ZeR
 gradients and optimizer state, each whole or divided; pipelines by Narayanan et al. (2021): a rank
 keeps the activations of the micro-batches that it has in flight. On the wire a ring all-reduce
 over n ranks sends 2(n-1) times the data in all, an all-gather, a reduce-scatter and a broadcast
-n-1 times (Patarasuk and Yuan, 2009); gloo's reduce-scatter is an all-reduce.
+n-1 times (Patarasuk and Yuan, 2009); gloo's reduce-scatter is an all-reduce. Hooks count as they
+are once they have begun (``ddp.after``); PowerSGD by Vogels et al. (2019).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple
 
+from hpcddp.facts import Facts, View, Weight
 from hpcddp.spec import JobSpec
 from hpcddp.strategy import Layout
 
@@ -21,110 +23,12 @@ BACKENDS = ("nccl", "gloo")
 HALF = ("fp16", "bf16")  # of ddp.hook
 
 
-class Amount(NamedTuple):
-    """Bytes that follow from the samples of a micro-batch."""
-
-    fixed: float = 0.0
-    each: float = 0.0
-
-    def of(self, samples: float) -> float:
-        return self.fixed + self.each * samples
-
-
-@dataclass(frozen=True)
-class Weight:
-    """One parameter.
-
-    Args:
-        size: bytes of a number.
-        state: bytes that the optimizer keeps for each number.
-        extra: bytes that it keeps beside, however many numbers there are.
-        group: the optimizer's, -1 for none.
-        part, block: where it is in the model; a block of -1 is none.
-    """
-
-    name: str
-    size: int
-    trained: bool
-    state: float = 0.0
-    extra: float = 0.0
-    group: int = -1
-    part: int = 0
-    block: int = -1
-
-
-@dataclass(frozen=True)
-class View:
-    """The model as one of several ranks of tp has it; lists go by part.
-
-    Args:
-        shapes: of each parameter.
-        saved: what the backward pass needs of the forward pass.
-        passed: what a part gives to the next.
-        reduced: what the ranks of tp add up in a forward and backward pass.
-        inner: what train.recompute computes again, of the largest block.
-        unknown: why activations are not known; empty if they are.
-    """
-
-    shapes: list[list[int]]
-    saved: list[Amount] = field(default_factory=list)
-    passed: list[Amount] = field(default_factory=list)
-    reduced: list[Amount] = field(default_factory=list)
-    inner: Amount = Amount()
-    unknown: str = ""
-
-    @classmethod
-    def load(cls, data: dict[str, Any]) -> View:
-        lists = {n: [Amount(*row) for row in data[n]] for n in ("saved", "passed", "reduced")}
-        return cls(data["shapes"], **lists, inner=Amount(*data["inner"]), unknown=data["unknown"])
-
-
-@dataclass(frozen=True)
-class Facts:
-    """A model, as far as a budget needs it. A text in place of a value says why there is none.
-
-    Args:
-        buffers: bytes, by part.
-        stages: number of a pipeline's stages -> the parts of each.
-        views: ranks of tp -> the model as one of them has it.
-        micros: a mesh -> samples of a micro-batch, and micro-batches of a step.
-        memory: bytes of this machine's GPU; 0 without one.
-        notes: what a person should know of how they were found.
-    """
-
-    weights: list[Weight]
-    buffers: list[int]
-    stages: dict[int, list[list[int]] | str]
-    views: dict[int, View | str]
-    micros: dict[str, tuple[int, int] | str]
-    memory: int = 0
-    notes: list[str] = field(default_factory=list)
-
-    @classmethod
-    def load(cls, data: dict[str, Any]) -> Facts:
-        """What sketch.py wrote."""
-        views = {int(n): _or_text(v, View.load) for n, v in data["views"].items()}
-        return cls(
-            [Weight(**row) for row in data["weights"]],
-            data["buffers"],
-            {int(n): found for n, found in data["stages"].items()},
-            views,
-            {mesh: _or_text(found, tuple) for mesh, found in data["micros"].items()},
-            data["memory"],
-            data["notes"],
-        )
-
-
-def _or_text(value: Any, make: Any) -> Any:
-    return value if isinstance(value, str) else make(value)
-
-
 class Need(NamedTuple):
     """Bytes of one rank.
 
     Args:
         activations: at the end of a forward pass; None where nobody knows.
-        other: parameters that fully_shard has gathered, and gradients on their way.
+        other: parameters that fully_shard has gathered, gradients on their way, PowerSGD's memory.
     """
 
     parameters: float
@@ -163,7 +67,7 @@ def estimate(facts: Facts, layout: Layout, job: JobSpec, gpus: int) -> Estimate 
     """What a mesh takes, or why the model cannot have it.
 
     Args:
-        gpus: of a node; dp divides a micro-batch over them.
+        gpus: of a node.
     """
     view, micro = facts.views[layout.tp], facts.micros[str(layout)]
     stages = facts.stages[stages_of(job, layout)]
@@ -171,7 +75,7 @@ def estimate(facts: Facts, layout: Layout, job: JobSpec, gpus: int) -> Estimate 
         if isinstance(found, str):
             return found
     assert not isinstance(view, str) and not isinstance(micro, str) and not isinstance(stages, str)
-    made = _Reckoning(facts, layout, job, view, stages, micro, gpus if layout.threads else 1)
+    made = _Reckoning(facts, layout, job, view, stages, micro, gpus)
     needs = [made.need(rank) for rank in range(layout.pp)]
     return Estimate(needs, {backend: made.sent(backend) for backend in BACKENDS}, micro)
 
@@ -191,7 +95,7 @@ class _Reckoning:
     view: View
     stages: list[list[int]]
     micro: tuple[int, int]
-    threads: int
+    gpus: int
 
     def _parts(self, rank: int) -> set[int]:
         """The parts of a rank of the pipeline."""
@@ -219,7 +123,7 @@ class _Reckoning:
             optimizer=self._zero(held) if self.layout.zero else sum(size for _, size in state),
             buffers=sum(self.facts.buffers[part] for part in self._parts(rank)),
             activations=None if self.view.unknown else self._activations(rank),
-            other=self._gathered(rows) if self._sharded else 0.0,
+            other=self._gathered(rows) if self._sharded else self._remembered(rows),
         )
 
     def _zero(self, held: Iterable[tuple[Weight, int]]) -> float:
@@ -234,14 +138,15 @@ class _Reckoning:
         return max(bytes_)
 
     def _activations(self, rank: int) -> float:
-        samples, count = self.micro[0] / self.threads, self.micro[1]
+        samples, count = self.micro
+        shared = samples / (self.gpus if self.layout.threads else 1)
         flying = _flying(self.job.pp.schedule, rank, self.layout.pp, count)
         mine = self.stages[rank :: self.layout.pp]
-        kept = sum(self.view.saved[part].of(samples) for stage in mine for part in stage)
+        kept = sum(self.view.saved[part].of(shared) for stage in mine for part in stage)
         kept *= flying / len(mine)
         if self.layout.pp > 1 and rank == self.layout.pp - 1:  # torch keeps a step's outputs
-            kept += self.view.passed[-1].of(samples) * count
-        return kept + self.view.inner.of(samples)
+            kept += self.view.passed[-1].of(shared) * count
+        return kept + self.view.inner.of(shared)
 
     def _gathered(self, rows: Sequence[tuple[Weight, list[int]]]) -> float:
         """The rest of the model, a block and the next one, its gradients and their copy that is
@@ -251,6 +156,12 @@ class _Reckoning:
         adding = sum(w.size * math.prod(s) for w, s in rows if w.trained)
         found = root + 2 * largest + 2 * max(largest, root)
         return found + (adding if self.micro[1] > 1 else 0.0)
+
+    def _remembered(self, rows: Sequence[tuple[Weight, list[int]]]) -> float:
+        """What PowerSGD has not sent yet: as much as the gradients."""
+        if self.job.ddp.hook != "powersgd":
+            return 0.0
+        return sum(w.size * math.prod(s) for w, s in rows if w.trained)
 
     def sent(self, backend: str) -> float | None:
         """Bytes of a step on the wire, all ranks together."""
@@ -273,8 +184,14 @@ class _Reckoning:
         rows, others = self._rows(rank), self.layout.ddp - 1
         stepped = sum(w.size * math.prod(s) for w, s in rows if w.group >= 0)
         buffers = sum(self.facts.buffers[part] for part in self._parts(rank))
-        travels = 2 * _hooked(self.job, [(w, s) for w, s in rows if w.trained]) + buffers
-        return others * (travels + stepped * self.layout.zero)
+        trained = [(w, s) for w, s in rows if w.trained]
+        if self.job.ddp.hook == "local_sgd" and self.gpus <= others:
+            nodes = self.layout.ddp // self.gpus
+            whole = 2 * sum(w.size * math.prod(s) for w, s in trained)
+            averaged = whole * (nodes * (self.gpus - 1) + others / self.job.ddp.period)
+        else:
+            averaged = 2 * others * _hooked(self.job, trained)
+        return averaged + others * (buffers + stepped * self.layout.zero)
 
     def _shard_traffic(self, rows: Sequence[tuple[Weight, list[int]]], backend: str) -> float:
         """fully_shard: a block is gathered forward and backward, what is in no block once; then
@@ -303,7 +220,7 @@ class _Reckoning:
         """nn.DataParallel: the model to the other GPUs in each pass, their gradients back."""
         rows = zip(self.facts.weights, self.view.shapes, strict=True)
         sizes = [w.size * math.prod(s) * (1 + w.trained) for w, s in rows]
-        return (self.threads - 1) * self.micro[1] * (sum(sizes) + sum(self.facts.buffers))
+        return (self.gpus - 1) * self.micro[1] * (sum(sizes) + sum(self.facts.buffers))
 
 
 def _share(shape: Sequence[int], ranks: int) -> int:
@@ -338,7 +255,8 @@ def _hooked(job: JobSpec, rows: Iterable[tuple[Weight, list[int]]]) -> float:
     found = 0.0
     for weight, shape in rows:
         numbers = math.prod(shape)
-        if job.ddp.hook == "powersgd" and len(shape) > 1:  # two factors (Vogels et al., 2019)
-            numbers = min(numbers, job.ddp.rank * (shape[0] + numbers // shape[0]))
+        if job.ddp.hook == "powersgd" and len(shape) > 1:  # two factors, if they are half at most
+            factors = job.ddp.rank * (shape[0] + numbers // shape[0])
+            numbers = factors if 2 * factors < numbers else numbers
         found += numbers * (2 if job.ddp.hook in HALF else weight.size)
-    return found / job.ddp.period if job.ddp.hook == "local_sgd" else found
+    return found

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcddp import budget, checks, clashes, spec, strategy
-from hpcddp.budget import Estimate, Facts
+from hpcddp.budget import Estimate
 from hpcddp.errors import HpcddpError, JobFileError, UserError
+from hpcddp.facts import Facts
 from hpcddp.spec import JobSpec
 from hpcddp.strategy import Layout
 from hpcddp.topology import NodeRange

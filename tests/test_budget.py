@@ -10,7 +10,8 @@ from conftest import record_run
 from ranks import one_rank, records, train_all
 
 from hpcddp import budget, record, shipped, spec, strategy
-from hpcddp.budget import Amount, Estimate, Facts, View, Weight
+from hpcddp.budget import Estimate
+from hpcddp.facts import Amount, Facts, View, Weight
 from hpcddp.rundir import RunDir
 from hpcddp.spec import JobSpec
 from hpcddp.train import sketch
@@ -169,12 +170,23 @@ def test_what_a_step_sends(text: str, nodes: int, gpus: int, nccl: int, gloo: in
     [
         ({"ddp__hook": "fp16"}, TOTAL / 2),
         ({"ddp__hook": "bf16"}, TOTAL / 2),
-        ({"ddp__hook": "local_sgd", "ddp__period": 4}, TOTAL / 4),
         ({"ddp__hook": "powersgd", "ddp__rank": 2}, 4 * (3 * 2 * 110 + 100)),
+        ({"ddp__hook": "powersgd", "ddp__rank": 5}, TOTAL),  # more would travel than half
     ],
 )
 def test_a_hook_sends_less(keys: dict[str, Any], bytes_: float) -> None:
     assert reckon("ddp", 1, 2, **keys).sent["nccl"] == 2 * bytes_ + 40
+
+
+def test_local_sgd_averages_within_a_node_and_now_and_then_all() -> None:
+    found = reckon("ddp", 2, 2, ddp__hook="local_sgd", ddp__period=4).sent["nccl"]
+    assert found == 2 * 2 * TOTAL + 3 * 2 * TOTAL / 4 + 3 * 40
+    alone = reckon("ddp", 1, 4, ddp__hook="local_sgd", ddp__period=4).sent
+    assert alone == reckon("ddp", 1, 4).sent
+
+
+def test_powersgd_remembers_as_much_as_the_gradients() -> None:
+    assert reckon("ddp", 1, 2, ddp__hook="powersgd").most.other == TOTAL
 
 
 def test_what_is_divided_is_divided() -> None:

@@ -7,8 +7,8 @@ import pytest
 from ranks import TASK
 
 from hpcddp import spec
-from hpcddp.budget import Facts, View
 from hpcddp.errors import JobFileError
+from hpcddp.facts import Facts, View
 from hpcddp.strategy import Layout
 from hpcddp.train.sketch import Ask, sketch
 

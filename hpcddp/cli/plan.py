@@ -15,9 +15,9 @@ from hpcddp.cli.options import complete_jobs, flags, json_option
 from hpcddp.errors import UserError
 
 if TYPE_CHECKING:
-    from hpcddp.budget import Facts
     from hpcddp.choice import Row
     from hpcddp.clusters import Profile
+    from hpcddp.facts import Facts
     from hpcddp.plan import Asked
 
 WIDE = 80
@@ -80,8 +80,10 @@ class _Told(NamedTuple):
 
 def _look(asked: Asked, text: str | None, folder: Path) -> tuple[list[Row], Facts]:
     """The rows of the strategies in question: one that was asked for must be possible."""
-    from hpcddp import choice
+    from hpcddp import choice, strategy
 
+    if text:
+        strategy.layout(text, asked.nodes.max, asked.gpus, "--strategy")
     texts = choice.candidates(asked.nodes.max, asked.gpus)
     if asked.spec.strategy != "ddp":
         texts.append(asked.spec.strategy)
@@ -101,7 +103,7 @@ def _backend(profile: Profile, facts: Facts) -> str:
 
 def _unknown(facts: Facts) -> list[str]:
     """Why activations are not estimated, where they are not."""
-    from hpcddp.budget import View
+    from hpcddp.facts import View
 
     whys = {view.unknown: 1 for view in facts.views.values() if isinstance(view, View)}
     return [f"activations are not estimated: {why}" for why in whys if why]

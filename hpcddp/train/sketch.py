@@ -1,7 +1,7 @@
 """What a budget needs of a model, found without the memory that it takes: its tensors have shapes
 and no numbers (FakeTensorMode). Where that does not work it is made on the CPU.
 
-python -m hpcddp.train.sketch reads an Ask as JSON from stdin, and writes budget.py's Facts to
+python -m hpcddp.train.sketch reads an Ask as JSON from stdin, and writes Facts (facts.py) to
 stdout, or an error. No process group and no GPU are used, and of the data one sample.
 """
 
@@ -24,8 +24,8 @@ from torch.utils import _pytree as pytree
 from torch.utils.data import default_collate
 
 from hpcddp import spec as specs
-from hpcddp.budget import Amount, Facts, View, Weight
 from hpcddp.errors import HpcddpError, JobFileError
+from hpcddp.facts import Amount, Facts, View, Weight
 from hpcddp.spec import JobSpec
 from hpcddp.strategy import Layout
 from hpcddp.train import cut, data, model, optim
