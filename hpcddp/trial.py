@@ -80,12 +80,17 @@ def prepare(layers: Sequence[Layer], case: Case, ranks: int, steps: int, root: P
 
     Args:
         layers: the job's values, the highest precedence first.
+
+    Raises:
+        UserError: one process cannot train the job either.
     """
     trial = Trial(case, 1 if case.alone else ranks)
     for precision in PRECISIONS:
         try:
             made = _plan(layers, case, ranks, steps, precision)
         except UserError as error:
+            if case.strategy == "single":  # the job itself is wrong
+                raise
             trial.reason = trial.reason or ("" if trial.runs else error.what)
             continue
         run = RunDir(root / case.name.replace(" ", "-") / precision)
@@ -215,7 +220,7 @@ class Figures:
     """
 
     loss: dict[str, float]
-    memory: dict[str, int]
+    memory: dict[str, int | None]
     sent: float | None
     step: float | None
 
@@ -228,10 +233,8 @@ def figures(trial: Trial) -> Figures:
     }
     loss = {precision: records[-1]["loss"] for precision, records in found.items() if records}
     timed = found.get(PRECISIONS[0], [])[FIRST:]
-    memory = dict(timed[-1].get("memory", {})) if timed else {}
-    if "peak" in memory:
-        memory["peak"] = max(r["memory"]["peak"] for r in timed)
-    sent = [r["sent"] for r in timed if "sent" in r]
+    memory = timed[-1].get("memory", {}) if timed else {}
+    sent = [r["sent"] for r in timed if r.get("sent") is not None]
     return Figures(
         loss, memory, median(sent) if sent else None,
         median(r["step_s"] for r in timed) if timed else None,
