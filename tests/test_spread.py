@@ -8,7 +8,7 @@ from conftest import record_run
 from ranks import one_rank, records, train_all
 
 from hpcddp import spec
-from hpcddp.rundir import RunDir
+from hpcddp.rundir import RunDir, read_lines
 from hpcddp.train import checkpoint, plainfile, shards
 
 SIZE = 4
@@ -139,11 +139,22 @@ def others(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunDir]:
 DROPOUT = {"model.dropout": 0.3}
 
 
-@pytest.mark.parametrize("number", range(len(LAYOUTS)), ids=[f"{t} {m}" for t, m in LAYOUTS])
-def test_losses_weights_and_evaluation_are_those_of_one_process(
-    alone: RunDir, spread: list[RunDir], number: int
+def test_however_a_model_is_spread_it_trains_the_same(
+    alone: RunDir, spread: list[RunDir], tmp_path: Path
 ) -> None:
-    run = spread[number]
+    """One test, since what it looks at takes a while to make."""
+    for run, (text, more) in zip(spread[:-1], LAYOUTS, strict=True):
+        print(f"--- {text} {more}")
+        it_trains_as_one_process(run, alone)
+    for text in ("pp=2,ddp=2", "fsdp=2,tp=2"):
+        run = spread[[found for found, _ in LAYOUTS].index(text)]
+        all_ranks_tell_of_their_steps_and_each_sample_is_told_once(run, alone)
+    it_goes_on_under_any_other_strategy(spread[-1], tmp_path / "chain")
+    divided = spread[[text for text, _ in LAYOUTS].index("fsdp=2,tp=2")]
+    what_was_saved_in_parts_is_exported_whole(divided, tmp_path)
+
+
+def it_trains_as_one_process(run: RunDir, alone: RunDir) -> None:
     assert losses(run) == pytest.approx(losses(alone), rel=1e-9)
     (want,), (found,) = records(alone, "eval"), records(run, "eval")
     assert found["metrics"] == pytest.approx(want["metrics"], rel=1e-9)
@@ -156,40 +167,56 @@ def test_losses_weights_and_evaluation_are_those_of_one_process(
         torch.testing.assert_close(ours[name], value, rtol=1e-9, atol=1e-12)
 
 
-def test_a_run_goes_on_under_any_other_strategy(spread: list[RunDir], tmp_path: Path) -> None:
-    chain = spread[-1]
+def all_ranks_tell_of_their_steps_and_each_sample_is_told_once(run: RunDir, alone: RunDir) -> None:
+    traces = [read_lines(run.attempt(1).trace(rank)) for rank in range(SIZE)]
+    whole = read_lines(alone.attempt(1).trace(0))
+    for line, *lines in zip(whole, *traces, strict=True):
+        assert {told["step"] for told in lines} == {line["step"]}
+        assert sorted(i for told in lines for i in told["ids"]) == sorted(line["ids"])
+        assert sum(told["loss"] is None for told in lines) == 2
+
+
+def it_goes_on_under_any_other_strategy(chain: RunDir, folder: Path) -> None:
     begun = [records(chain, "start", number)[0] for number in range(1, 1 + len(CHAIN))]
     assert [row["strategy"] for row in begun] == [
         "ddp=4", "fsdp=4", "pp=2,ddp=2", "fsdp=2,tp=2", "zero1=4", "tp=4", "ddp=4"
     ]  # fmt: skip
     assert [row["step"] for row in begun] == list(range(0, 2 * len(CHAIN), 2))
-    alone = make(tmp_path / "run", "single", 1, max_steps=2 * len(CHAIN))
+    alone = make(folder, "single", 1, max_steps=2 * len(CHAIN))
     assert one_rank(alone) == "done"
     assert losses(chain) == pytest.approx(losses(alone), rel=1e-9)
     for name, value in weights(alone).items():
         torch.testing.assert_close(weights(chain)[name], value, rtol=1e-9, atol=1e-12)
 
 
-def test_what_was_saved_in_parts_is_exported_whole(spread: list[RunDir], tmp_path: Path) -> None:
+def what_was_saved_in_parts_is_exported_whole(divided: RunDir, folder: Path) -> None:
     """And a run that starts from it begins where the other one ended."""
-    divided = spread[[text for text, _ in LAYOUTS].index("fsdp=2,tp=2")]
-    plainfile.export(divided, tmp_path / "weights.pt")
-    run = make(tmp_path / "run", "single", 1, start_from=str(tmp_path / "weights.pt"), max_steps=1)
+    plainfile.export(divided, folder / "weights.pt")
+    run = make(folder / "run", "single", 1, start_from=str(folder / "weights.pt"), max_steps=1)
     assert one_rank(run) == "done"
     (end,) = records(divided, "eval")
     assert losses(run)[0] < losses(divided)[0] - 0.2  # it has learned something
     assert end["metrics"]["loss"] == pytest.approx(losses(run)[0], abs=0.3)
 
 
-def test_ranks_that_share_a_layer_draw_the_same(others: dict[str, RunDir], tmp_path: Path) -> None:
-    alone = make(tmp_path / "run", "single", 1, **DROPOUT)
+def test_dropout_batch_norm_and_half_precision(
+    others: dict[str, RunDir], alone: RunDir, tmp_path: Path
+) -> None:
+    ranks_that_share_a_layer_draw_the_same(others, tmp_path / "run")
+    a_pipeline_leaves_a_batch_norm_the_statistics_of_its_micro_batches(others)
+    for layout in MIXED:
+        half_precision_stays_near(others[" ".join(layout)], alone)
+
+
+def ranks_that_share_a_layer_draw_the_same(others: dict[str, RunDir], folder: Path) -> None:
+    alone = make(folder, "single", 1, **DROPOUT)
     assert one_rank(alone) == "done"
     assert losses(others["dropout"]) == pytest.approx(losses(alone), rel=1e-9)
     for name, value in weights(alone).items():
         torch.testing.assert_close(weights(others["dropout"])[name], value, rtol=1e-9, atol=1e-12)
 
 
-def test_a_pipeline_leaves_a_batch_norm_the_statistics_of_its_micro_batches(
+def a_pipeline_leaves_a_batch_norm_the_statistics_of_its_micro_batches(
     others: dict[str, RunDir],
 ) -> None:
     assert losses(others["norm"]) == pytest.approx(losses(others["norm alone"]), rel=1e-9)
@@ -199,10 +226,6 @@ def test_a_pipeline_leaves_a_batch_norm_the_statistics_of_its_micro_batches(
         torch.testing.assert_close(found[name], value, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("layout", MIXED, ids=" ".join)
-def test_half_precision_stays_near(
-    others: dict[str, RunDir], alone: RunDir, layout: tuple[str, str]
-) -> None:
-    run = others[" ".join(layout)]
+def half_precision_stays_near(run: RunDir, alone: RunDir) -> None:
     assert losses(run) == pytest.approx(losses(alone), rel=5e-3)
     assert losses(run) != pytest.approx(losses(alone), rel=1e-7)  # and it is half precision

@@ -206,8 +206,9 @@ def test_an_interrupt_leaves_no_process(site: Site) -> None:
     site.job("toy", JOB, TASK)
     words = ("toy", "--ranks", "2", "--steps", "4", "--keep", str(site.folder / "kept"))
     slow = ("--only", "ddp", "--set", "dataset.pause=0.1")
-    process = subprocess.Popen([COMMAND, "strategies", *words, *slow], stdout=subprocess.PIPE,
-                               stderr=subprocess.PIPE, text=True)  # fmt: skip
+    hears = ("env", "--default-signal=INT")  # what a shell runs in the background ignores it
+    process = subprocess.Popen([*hears, COMMAND, "strategies", *words, *slow], text=True,
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
     assert process.stdout
     head = [process.stdout.readline() for _ in range(2)]
     assert head[0].startswith("strategy"), head

@@ -38,6 +38,7 @@ class Watch:
         self._kept: list[Tensor] = []  # so that no other tensor takes its place in memory
         self._seen: set[int] = set()
         self._part, self._block = 0, ""
+        self._last = 0  # bytes that the newest layer of the block has added up
         self._inside: dict[str, int] = {}
         self.saved, self.passed, self.reduced = ([0] * len(parts) for _ in range(3))
         self._hooks: list[Any] = []
@@ -99,13 +100,15 @@ class Watch:
         return begin
 
     def _end_block(self, module: nn.Module, given: Any, made: Any) -> None:
-        self._block = ""
+        self._block, self._last = "", 0
 
     def _add_up(self, outputs: bool) -> Callable[..., None]:
         def end(module: nn.Module, given: Any, made: Any) -> None:
-            found = made if outputs else [t for t in tensors(given) if t.requires_grad]
-            twice = 2 if outputs and self._block else 1  # computed again
-            self.reduced[self._part] += size_of(found) * twice
+            size = size_of(made if outputs else [t for t in tensors(given) if t.requires_grad])
+            self.reduced[self._part] += size
+            if outputs and self._block:  # computed again, but for the last one: nothing needs it
+                self.reduced[self._part] += self._last
+                self._last = size
 
         return end
 

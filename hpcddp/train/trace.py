@@ -4,7 +4,8 @@
 
 step counts from 1; ids are the samples that this rank took in it, in order, over all micro-batches
 and without padding, so that those of all ranks together are the step's samples, each once. loss is
-the mean over them, null without any. Waiting for it makes steps on a GPU slower.
+the mean over them, null without any. Of ranks that work on the same samples one has them, the
+first that computes their loss; the others have none. Waiting for it makes steps on a GPU slower.
 """
 
 from __future__ import annotations

@@ -184,8 +184,7 @@ class Trainer:
         self.hook.begin(self.at.step)
         self.engine.run(batches, step, self.live.scaler, self._seen)
         self._update()
-        if self.spread.speaks:
-            self._trace.step(self.at.step + 1, self.at.epoch)
+        self._trace.step(self.at.step + 1, self.at.epoch)
         self._advance(step)
         self.hook.end(self.at.step, self.module)
         self.pulse.beat(self.at.step)
