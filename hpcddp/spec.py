@@ -62,7 +62,9 @@ class DdpSpec:
         False, "the graph is the same in every step; a resume is not exact to the last bit"
     )
     find_unused_parameters: bool = key(False, "some parameters get no gradient in some steps")
-    bucket_mb: int = key(25, "megabytes of gradients that travel together", least=1)
+    bucket_mb: int = key(
+        0, "megabytes of gradients that travel together; 0 for torch's own choice", least=0
+    )
     join: bool = key(False, "compute no padding where an epoch's last batch is uneven")
     hook: str = key(
         "none",

@@ -39,7 +39,7 @@ def wrap(
         module,
         device_ids=[device] if device.type == "cuda" else None,
         process_group=None if layout.pp == 1 else spread.group("ddp"),
-        bucket_cap_mb=spec.ddp.bucket_mb,
+        bucket_cap_mb=spec.ddp.bucket_mb or None,
         gradient_as_bucket_view=True,
         static_graph=spec.ddp.static_graph,
         find_unused_parameters=spec.ddp.find_unused_parameters,
