@@ -18,6 +18,7 @@ LONG = 200  # characters of a line that are shown
 # A launcher puts the rank before a line, and torch puts it before a traceback's once more.
 LINE = re.compile(r"^ *(\d+): (?:\[rank\d+\]: ?)?(.*)$", re.M)
 RAISED = re.compile(r"[A-Za-z_][\w.]*(: .*)?$")
+ABORTED = re.compile(r"^ *(\d+): terminate called without an active exception$", re.M)
 EXITED = re.compile(r"^srun: error: (\S+): task (\d+): Exited with exit code (\d+)", re.M)
 KILLED = (
     (re.compile(r"^srun: error: (\S+): tasks? (\d+): Killed", re.M), "rank {1} on {0}"),
@@ -31,7 +32,7 @@ def of(run: RunDir, attempt: ledger.Attempt) -> str:
     if not error or is_peer(error):
         text = _tail(run.attempt(attempt.number).log)
         one_each = record.read(run).launcher not in ("fork", "torchrun")
-        first = killed(text) or raised(text) or (left(text) if one_each else "")
+        first = killed(text) or raised(text) or aborted(text) or (left(text) if one_each else "")
         if first or not error:
             return first or f"exit code {attempt.exit_code}{_last(text) or '; the log is empty'}"
     message = error["message"].partition("\n")[0]
@@ -72,6 +73,17 @@ def raised(text: str) -> str:
         if count[rank] - at < LAST:  # and not one that the script went on from
             return f"rank {rank}: {line[:LONG]}"
     return ""
+
+
+def aborted(text: str) -> str:
+    """The rank that a thread of gloo ended when Python was leaving: hpcddp.train.gloo has why."""
+    found = ABORTED.search(text)
+    if not found:
+        return ""
+    return (
+        f"rank {found[1]} was ended by a thread of gloo that outlived Python: import torch."
+        "distributed.nn.functional before init_process_group, and destroy_process_group at the end"
+    )
 
 
 def left(text: str) -> str:

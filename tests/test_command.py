@@ -55,11 +55,23 @@ def test_a_program_gets_its_words_and_its_rank(site: Site, command: Command) -> 
         assert environ["MASTER_PORT"].isdecimal()
 
 
+# Each of two ranks waits until the other has spoken: the first to leave ends both.
+LEAVE = """
+import os, sys, time
+name = "spoke-{HPCDDP_ATTEMPT}-{RANK}".format_map(os.environ)
+print("here", flush=True)
+open(name, "w").close()
+while not os.path.exists(name[:-1] + str(1 - int(os.environ["RANK"]))):
+    time.sleep(0.01)
+sys.exit(int(sys.argv[1]))
+"""
+
+
 @pytest.mark.parametrize("code", [3, 85])
 def test_its_exit_code_is_its_own(site: Site, command: Command, code: int) -> None:
     """85 is what a rank leaves with that was asked to stop: not here."""
-    site.write("train.py", f"import sys; print('here'); sys.exit({code})")
-    done = submit(command, sys.executable, "train.py", nodes="1")
+    site.write("train.py", LEAVE)
+    done = submit(command, sys.executable, "train.py", str(code), nodes="1")
     assert done.code == 1 and "0: here\n" in done.err + done.out
     (path,) = site.runs.iterdir()
     attempts = ledger.attempts(RunDir(path))

@@ -43,6 +43,12 @@ def test_the_exception_that_ended_the_first_rank(text: str, told: str) -> None:
     assert reason.raised(text) == told
 
 
+def test_a_rank_that_gloo_ended() -> None:
+    text = " 0: step 3\n11: terminate called without an active exception\n"
+    assert reason.aborted(text).startswith("rank 11 was ended by a thread of gloo")
+    assert reason.aborted(" 0: why terminate called without an active exception\n") == ""
+
+
 @pytest.mark.parametrize(
     ("script", "told"),
     [

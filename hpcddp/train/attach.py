@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ from torch.optim import Optimizer
 from hpcddp import record as records
 from hpcddp.rundir import RunDir
 from hpcddp.topology import Rank
+from hpcddp.train import gloo
 from hpcddp.train import job as jobs
 from hpcddp.train import model as models
 from hpcddp.train import world as worlds
@@ -104,6 +106,7 @@ def attach(
     module, wrapper = _unwrapped(model)
     device = next((p.device for p in module.parameters()), torch.device("cpu"))
     world = worlds.adopt(device) if dist.is_initialized() else init()
+    atexit.register(gloo.rest)
     folder = os.environ.get("HPCDDP_RUN_DIR")
     if not folder and world.is_main:
         print("hpcddp: not in a job: nothing is saved, and nothing stops", file=sys.stderr)
