@@ -50,6 +50,8 @@ LAYOUTS = [
     ("fsdp", {"train.micro_batch": 1, "train.recompute": True}),
     ("pp=2,ddp=2", {"train.recompute": True}),
 ]
+COMPILED = ["pp=2,fsdp=2"]
+ALL_COMPILED = ["ddp", "zero1", "tp", "pp", "fsdp=2,tp=2", "pp=2,tp=2"]
 # As exact as their numbers are.
 MIXED = [
     ("fsdp", "bf16"), ("fsdp", "fp16"), ("tp", "fp16"), ("pp=2,ddp=2", "fp16"),
@@ -73,6 +75,26 @@ def dataset(split):
 def loss(output, target):
     return nn.functional.cross_entropy(output, target)
 """
+# The same, but what goes in is a dictionary, and so is what should come out.
+FORMS = (
+    NORM
+    + """
+_model, _dataset, _loss = model, dataset, loss
+
+class Join(nn.Module):
+    def forward(self, given):
+        return torch.cat([given["a"], given["b"]], 1)
+
+def model():
+    return nn.Sequential(Join(), *_model())
+
+def dataset(split):
+    return [({"a": x[:2], "b": x[2:]}, {"y": y}) for x, y in _dataset(split)]
+
+def loss(output, target):
+    return _loss(output, target["y"])
+"""
+)
 # Save under one, go on under the next, two steps each.
 CHAIN = ["ddp", "fsdp", "pp=2,ddp=2", "fsdp=2,tp=2", "zero1", "tp", "ddp"]
 
@@ -122,11 +144,14 @@ def others(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunDir]:
     """Runs that have a one-process sibling each."""
     folder = tmp_path_factory.mktemp("others")
     (folder / "norm.py").write_text(NORM)
+    (folder / "forms.py").write_text(FORMS)
     norm = {"task": str(folder / "norm.py"), "model": {}, "dataset": {}, "train.micro_batch": 2}
+    forms = {**norm, "task": str(folder / "forms.py")}
     found = {
         "dropout": make(folder / "dropout", "tp", **DROPOUT),
         "norm": make(folder / "norm", "pp", **norm),
         "norm alone": make(folder / "norm alone", "single", 1, **norm),
+        "forms": make(folder / "forms", "pp", **forms),
     }
     for text, precision in MIXED:
         name = f"{text} {precision}"
@@ -199,11 +224,20 @@ def what_was_saved_in_parts_is_exported_whole(divided: RunDir, folder: Path) -> 
     assert end["metrics"]["loss"] == pytest.approx(losses(run)[0], abs=0.3)
 
 
+@pytest.mark.parametrize("texts", [COMPILED, pytest.param(ALL_COMPILED, marks=pytest.mark.full)])
+def test_compiled_it_trains_the_same(texts: list[str], alone: RunDir, tmp_path: Path) -> None:
+    made = [make(tmp_path / text, text, **{"train.compile": True}) for text in texts]
+    train_all(tmp_path, SIZE, [(run, 1, 0, "") for run in made])
+    for run in made:
+        it_trains_as_one_process(run, alone)
+
+
 def test_dropout_batch_norm_and_half_precision(
     others: dict[str, RunDir], alone: RunDir, tmp_path: Path
 ) -> None:
     ranks_that_share_a_layer_draw_the_same(others, tmp_path / "run")
     a_pipeline_leaves_a_batch_norm_the_statistics_of_its_micro_batches(others)
+    assert losses(others["forms"]) == losses(others["norm"])
     for layout in MIXED:
         half_precision_stays_near(others[" ".join(layout)], alone)
 

@@ -19,6 +19,7 @@ from torch.distributed.tensor.parallel import (
     RowwiseParallel,
     parallelize_module,
 )
+from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
 from hpcddp.errors import JobFileError
@@ -141,7 +142,12 @@ _NEVER = 1 << 62
 
 
 class Chain(nn.Module):
-    """Some parts of a model under their own names, called one after the other."""
+    """Some parts of a model under their own names, called one after the other.
+
+    Args of a call: the tensors of its input, which is of the form ``form``; None is one tensor.
+    """
+
+    form: Any = None
 
     def __init__(self, module: nn.Module, names: Sequence[str]) -> None:
         super().__init__()
@@ -155,7 +161,8 @@ class Chain(nn.Module):
                 parent = parent.get_submodule(step)
             parent.add_module(last, module.get_submodule(name))
 
-    def forward(self, value: Any) -> Any:
+    def forward(self, *leaves: Any) -> Any:
+        value = leaves[0] if self.form is None else pytree.tree_unflatten(leaves, self.form)
         for name in self._parts:
             value = self.get_submodule(name)(value)
         return value

@@ -26,6 +26,7 @@ from torch.utils import _pytree as pytree
 from hpcddp.errors import JobFileError
 from hpcddp.spec import JobSpec
 from hpcddp.train import model, seeding
+from hpcddp.train.cut import Chain
 from hpcddp.train.data import Step, TrainData
 from hpcddp.train.engine import Batches, OnLoss, evaluating
 from hpcddp.train.spread import Spread
@@ -49,7 +50,7 @@ class Pipeline:
 
     def __init__(
         self,
-        chains: Sequence[nn.Module],
+        chains: Sequence[Chain],
         task: Task,
         spec: JobSpec,
         spread: Spread,
@@ -64,6 +65,7 @@ class Pipeline:
         self._weight = 1.0  # of a micro-batch's mean loss
         self._scaler: Any = None
         self._losses: list[Tensor] = []
+        self._targets: list[Any] = []
 
     def run(self, batches: Batches, step: Step, scaler: Any, on_loss: OnLoss) -> None:
         taken = [next(batches) for _ in step.micros]
@@ -76,20 +78,22 @@ class Pipeline:
         device, precision = self._spread.world.device, self._spec.train.precision
         if self._schedule is None:
             self._schedule = self._make_schedule(placed[0][0], len(placed))
-        inputs, targets = (_joined([pair[i] for pair in placed]) for i in (0, 1))
+        self._targets = [targets for _, targets in placed]
         first, last = self._spread.place.pp == 0, self._spread.last
         if not last:
             scaler.scale(torch.zeros((), device=device))  # it begins with the first loss
         with model.autocast(device, precision):
             self._schedule.step(
-                *([inputs] if first else []), **({"target": targets} if last else {})
+                *(_joined([inputs for inputs, _ in placed]) if first else []),
+                **({"target": torch.arange(len(placed))} if last else {}),
             )
         for (ids, _), micro, loss in zip(taken, step.micros, self._losses, strict=False):
             if self._spread.speaks:
                 on_loss(ids, micro, loss)
 
-    def _loss(self, output: Any, target: Any) -> Tensor:
-        loss: Tensor = self._task.loss(output, target)
+    def _loss(self, output: Any, number: Tensor) -> Tensor:
+        """Of a micro-batch, whose targets may be of any form: torch passes its number on."""
+        loss: Tensor = self._task.loss(output, self._targets[int(number)])
         self._losses.append(loss.detach())
         scaled: Tensor = self._scaler.scale(loss if self._weight == 1 else loss * self._weight)
         return scaled
@@ -100,7 +104,7 @@ class Pipeline:
         Shapes are found by a forward pass of our own: torch's takes a training pass on memory that
         nobody has written, which changes a BatchNorm.
         """
-        seen: list[tuple[Any, Any]] = []
+        seen: list[tuple[tuple[Tensor, ...], Any]] = []
         with (
             seeding.untouched(self._spread.world.device),
             self.evaluating(),
@@ -114,7 +118,7 @@ class Pipeline:
                 self._spread.place.pp + i * self._ranks,
                 total,
                 self._spread.world.device,
-                input_args=_like(given, grad=self._spread.place.pp + i > 0),
+                input_args=tuple(_like(x, grad=self._spread.place.pp + i > 0) for x in given),
                 output_args=_like(made, grad=True),
                 group=self._group,
             )
@@ -130,15 +134,18 @@ class Pipeline:
     def evaluating(self) -> contextlib.AbstractContextManager[None]:
         return evaluating(self._chains, plain=False)
 
-    def _forward(self, value: Any, seen: list[tuple[Any, Any]]) -> Any:
+    def _forward(self, value: Any, seen: list[tuple[tuple[Tensor, ...], Any]]) -> Any:
         """One forward pass through all stages, the output on the last one's rank; a collective of
         the pipeline's ranks. ``seen`` gets what goes into and comes out of this rank's stages."""
         here = self._spread.place.pp
         for i, chain in enumerate(self._chains):
             if here > 0 or i > 0:
                 value = self._receive((here - 1) % self._ranks)
-            output = chain(value)
-            seen.append((value, output))
+            else:
+                chain.form = pytree.tree_structure(value)
+            given = tuple(pytree.tree_leaves(value))
+            output = chain(*given)
+            seen.append((given, output))
             if here < self._ranks - 1 or i < len(self._chains) - 1:
                 self._send(output, (here + 1) % self._ranks)
             value = output
@@ -174,14 +181,13 @@ class Pipeline:
         del self._models, self._schedule
 
 
-def _joined(values: Sequence[Any]) -> Any:
-    """Micro-batches of one size as one batch, which the schedule takes apart again."""
-    leaves = [pytree.tree_flatten(value) for value in values]
-    joined = [torch.cat(parts) for parts in zip(*(found for found, _ in leaves), strict=True)]
-    return pytree.tree_unflatten(joined, leaves[0][1])
+def _joined(values: Sequence[Any]) -> list[Tensor]:
+    """The tensors of micro-batches of one size as one batch's, which the schedule takes apart."""
+    leaves = [pytree.tree_leaves(value) for value in values]
+    return [torch.cat(parts) for parts in zip(*leaves, strict=True)]
 
 
-def _like(value: Any, *, grad: bool) -> Any:
+def _like(value: Tensor, *, grad: bool) -> Tensor:
     """A tensor's shape and dtype, and nothing in it."""
     made = torch.empty_like(value, device="meta")
     return made.requires_grad_(grad and made.is_floating_point())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
 import torch
 from torch import nn
@@ -35,7 +36,7 @@ class Model:
             whole.double()
         if new:
             plainfile.start(whole, spec)
-        self.chains: list[nn.Module] = []  # the stages of a pipeline
+        self.chains: list[cut.Chain] = []  # the stages of a pipeline
         self.module = self._cut(whole)
         seeding.seed_all(seeding.mix(spec.seed, spread.stream))
 
@@ -49,10 +50,9 @@ class Model:
         )
         blocks = cut.blocks(task, whole)
         plan = cut.tp_plan(task, whole, layout.tp) if layout.tp > 1 else {}
-        module, roots = whole, [whole]
+        module = whole
         if layout.pp > 1:
             module, self.chains = self._stages(whole)
-            roots = self.chains
         if plan:
             cut.share_layers(module, plan, spread.mesh["tp"])
         blocks = cut.held(module, blocks)
@@ -60,14 +60,14 @@ class Model:
             cut.recompute(module, blocks)
         if train.compile:
             self._compile(module, blocks)
-        module.to(spread.world.device)
-        if spread.divided and layout.data_size > 1:
+        if spread.divided and layout.data_size > 1:  # to the device too, block by block
             mesh = spread.mesh["fsdp"] if layout.ddp == 1 else spread.mesh["ddp", "fsdp"]
+            roots: Sequence[nn.Module] = self.chains or [whole]
             for root in roots:
                 cut.shard(root, cut.held(root, blocks), mesh)
-        return module
+        return module.to(spread.world.device)
 
-    def _stages(self, whole: nn.Module) -> tuple[nn.Module, list[nn.Module]]:
+    def _stages(self, whole: nn.Module) -> tuple[nn.Module, list[cut.Chain]]:
         """The parts of this rank's stages, and each stage."""
         from hpcddp.train.pipeline import stages_of
 
