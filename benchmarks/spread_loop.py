@@ -15,6 +15,7 @@ import gc
 import json
 import os
 import socket
+import stat
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -110,9 +111,11 @@ def sent() -> int:
     total = 0
     for file in list(Path("/proc/self/fd").iterdir()):
         try:
+            if not stat.S_ISSOCK(file.stat().st_mode):
+                continue
             with socket.socket(fileno=os.dup(int(file.name))) as s:
                 facts = s.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
-        except OSError:  # no socket, or closed meanwhile
+        except OSError:  # not of TCP, or closed meanwhile
             continue
         if len(facts) >= BYTES_SENT + 8:
             total += int.from_bytes(facts[BYTES_SENT : BYTES_SENT + 8], sys.byteorder)
