@@ -67,7 +67,12 @@ def nearest(word: str, known: Iterable[str], *, what: str = "key") -> str:
     close = [n for n in names if n.rsplit(".", 1)[-1] == word][:1]  # "lr" may mean "train.lr"
     import difflib  # after an error only
 
-    close = close or difflib.get_close_matches(word, names, n=1, cutoff=0.6)
+    table = word[: word.rfind(".") + 1]
+    inside = [n for n in names if n.startswith(table)]
+    names, table = (inside, table) if inside else (names, "")  # what is right is no likeness
+    rest = [n.removeprefix(table) for n in names]
+    found = difflib.get_close_matches(word.removeprefix(table), rest, n=1, cutoff=0.6)
+    close = close or [names[rest.index(n)] for n in found]
     if close:
         return f"did you mean {close[0]}?"
     return f"known {what}s: {', '.join(names)}" if names else f"there is no {what} yet"

@@ -4,7 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -206,3 +206,14 @@ def built_horovod() -> str:
             pytest.skip(f"no {tool} to build Horovod with")
     script = Path(__file__).parents[1] / "scripts" / "horovod"
     return subprocess.run([script], stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Threads that wait for each other cost more than they bring where tests share the cores."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

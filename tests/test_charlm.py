@@ -14,17 +14,9 @@ from hpcddp import jobfile, shipped, spec
 from hpcddp.errors import JobFileError
 from hpcddp.train import task
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 charlm = import_module("hpcddp.jobs.charlm")
 SMALL = {"layers": 2, "width": 16, "heads": 4, "context": 12}
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Threads that wait for each other cost more than they bring where tests share the cores."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

@@ -100,6 +100,9 @@ def test_a_number_may_be_written_without_a_point() -> None:
     [
         ("egs", "did you mean eggs?"),
         ("heat", "did you mean oven.heat?"),
+        ("oven.haet", "did you mean oven.heat?"),
+        ("ovne.heat", "did you mean oven.heat?"),
+        ("oven.zzz", "known keys: oven."),
         ("oven", "oven is a table"),
         ("slurm", "slurm is a table"),
         ("slurm.", "did you mean slurm?"),

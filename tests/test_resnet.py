@@ -14,6 +14,7 @@ from hpcddp import jobfile, shipped, spec
 from hpcddp.errors import JobFileError
 from hpcddp.train import task
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 resnet = import_module("hpcddp.jobs.resnet")
 LAST = ["fc.weight", "fc.bias"]
 
@@ -38,15 +39,6 @@ def torchvisions(classes):
                 found |= norm(f"{block}.downsample.1", width)
             before = width
     return found | {"fc.weight": (classes, 512), "fc.bias": (classes,)}
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Threads that wait for each other cost more than they bring where tests share the cores."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(autouse=True)

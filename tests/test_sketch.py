@@ -1,5 +1,8 @@
 """What is found of a model without its memory."""
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +39,30 @@ def test_a_model_larger_than_any_memory_is_looked_at(tmp_path: Path) -> None:
     found = facts(tmp_path, huge)
     assert view(found).shapes == [[1 << 40, 4], [1 << 40]] and not found.notes
     assert not view(found).unknown
+
+
+def test_in_float64_too(tmp_path: Path) -> None:
+    """In a process of its own, where more looks at a tensor."""
+    tied = """
+def model():
+    made = nn.Sequential(nn.Linear(4, 1 << 40), nn.BatchNorm1d(4), nn.Linear(4, 1 << 40))
+    made[2].weight = made[0].weight
+    return made
+"""
+    (tmp_path / "looked_at.py").write_text(TASK + tied)
+    keys = {"task": str(tmp_path / "looked_at.py"), "global_batch": 8, "train.precision": "fp64"}
+    ask = Ask(spec.to_dict(spec.KEYS.build(keys)), str(tmp_path), ALONE, [1])
+    done = subprocess.run(
+        [sys.executable, "-m", "hpcddp.train.sketch"],
+        input=json.dumps(ask._asdict()), capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    told = json.loads(done.stdout)
+    assert not [note for note in told["notes"] if "made on the CPU" in note], told["notes"]
+    assert [(w["name"], w["state"]) for w in told["weights"]][:2] == [
+        ("0.weight", 16),
+        ("0.bias", 16),
+    ]
+    assert "2.weight" not in [w["name"] for w in told["weights"]]
 
 
 def test_weights_tell_what_the_optimizer_keeps(tmp_path: Path) -> None:

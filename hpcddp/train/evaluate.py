@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,13 +13,17 @@ from torch import Tensor
 from torch.utils.data import Subset
 
 from hpcddp.errors import JobFileError
+from hpcddp.preempt import Preemption
 from hpcddp.spec import CheckpointSpec, JobSpec
-from hpcddp.train import seeding
+from hpcddp.train import model, seeding
 from hpcddp.train.data import end_workers, make_loader, placed, read
 from hpcddp.train.engine import Engine
+from hpcddp.train.metrics import Recorder
 from hpcddp.train.pulse import Pulse
 from hpcddp.train.samples import Samples
+from hpcddp.train.snapshot import Position
 from hpcddp.train.spread import Spread
+from hpcddp.train.stop import StopVote
 from hpcddp.train.task import Task
 
 
@@ -55,6 +60,80 @@ def make(task: Task, spec: JobSpec, spread: Spread, pulse: Pulse) -> Evaluator |
         seeding.seed_all(seeding.mix(spec.seed, -1))
         dataset = task.dataset("eval")
     return None if dataset is None else Evaluator(dataset, task, spec, spread, pulse)
+
+
+class Evaluations:
+    """Those of a training.
+
+    ``newest`` is of the weights as they are now, or None; ``owed`` is one that a stop broke off: it
+    is made up for when the run goes on; ``best`` is what ``checkpoint.best`` asks for.
+    """
+
+    def __init__(
+        self, task: Task, spec: JobSpec, spread: Spread, pulse: Pulse, record: Recorder
+    ) -> None:
+        self._task, self._spec, self._spread = task, spec, spread
+        self._pulse, self._record = pulse, record
+        self.newest: Evaluation | None = None
+        self.best: dict[str, Any] = {}
+        self.owed = False
+        self._evaluator: Evaluator | None = None  # without held-out samples
+        self._made = False
+        self._batches = 0
+
+    def go_on(self, meta: dict[str, Any]) -> None:
+        """From a checkpoint."""
+        self.newest, self.best, self.owed = None, meta.get("best") or {}, bool(meta.get("owed"))
+
+    def facts(self) -> dict[str, Any]:
+        """For a checkpoint."""
+        metrics = self.newest.metrics if self.newest else {}
+        return {"best": self.best, "metrics": metrics, "owed": self.owed}
+
+    def run(
+        self, engine: Engine, at: Position, preemption: Preemption, vote: StopVote,
+        prepare: Callable[[], None],
+    ) -> bool:  # fmt: skip
+        """Evaluate on the held-out samples, if there are any; True when it is the best so far.
+
+        Args:
+            vote: whether all ranks break it off.
+            prepare: is called before the first batch, if there is one.
+        """
+        with contextlib.ExitStack() as start:
+            if not self._made:  # slow until its first batch is through
+                start.enter_context(self._pulse.patience())
+                self._evaluator = make(self._task, self._spec, self._spread, self._pulse)
+                preemption.renew()
+                self._made = True
+            if self._evaluator is None:
+                return False
+            prepare()
+            device = self._spread.world.device
+            with (
+                seeding.untouched(device),
+                model.autocast(device, self._spec.train.precision),
+            ):
+                self.newest = self._evaluator(engine, lambda: self._stops(vote, at), start.close)
+        self.owed = self.newest is None
+        return self.newest is not None and self._judge(self.newest, at)
+
+    def _stops(self, vote: StopVote, at: Position) -> bool:
+        self._batches += 1
+        return vote.agreed(self._batches, step=at.step)
+
+    def _judge(self, found: Evaluation, at: Position) -> bool:
+        """Record it; True when it is the best so far."""
+        self._record("eval", step=at.step, epoch=at.epoch, **vars(found))
+        better = improved(self.best, found.metrics, self._spec.checkpoint)
+        if better:
+            name = self._spec.checkpoint.best
+            self.best = {"metric": name, "value": found.metrics[name], "step": at.step}
+        return better
+
+    def close(self) -> None:
+        if self._evaluator:
+            self._evaluator.close()
 
 
 class Evaluator:

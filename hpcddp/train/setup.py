@@ -9,10 +9,11 @@ import torch
 from torch import nn
 
 from hpcddp.spec import JobSpec, TrainSpec
-from hpcddp.train import cut, plainfile, seeding
+from hpcddp.train import cut, model, optim, plainfile, seeding
 from hpcddp.train.data import TrainData
 from hpcddp.train.engine import Engine, Plain
 from hpcddp.train.hooks import Hook
+from hpcddp.train.snapshot import Live
 from hpcddp.train.spread import Spread
 from hpcddp.train.task import Task
 
@@ -82,6 +83,19 @@ class Model:
             module.compile()
         for name in [] if self._spread.layout.plain else blocks:
             module.get_submodule(name).compile()
+
+    def live(self, hook: Hook, total_steps: int) -> Live:
+        """What a checkpoint restores: the model with its optimizer and schedule."""
+        task, spread, train = self._task, self._spread, self._spec.train
+        optimizer = optim.make_optimizer(task, self.module, train)
+        if spread.divided:
+            optim.split_groups(optimizer)
+        if spread.layout.zero:
+            optimizer = optim.divided(optimizer, spread.group("ddp"))
+        scheduler = optim.make_scheduler(task, optimizer, train, total_steps)
+        return Live(
+            self.module, optimizer, scheduler, model.grad_scaler(spread, self._spec), hook=hook
+        )
 
     def engine(self, data: TrainData, hook: Hook) -> Engine:
         """What runs it; after its state is restored. A collective."""

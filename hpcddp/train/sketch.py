@@ -88,7 +88,9 @@ class Sketcher:
     def _make(self) -> nn.Module:
         with self._mode:
             made: nn.Module = self._task.model()
-            return made.double() if self._job.train.precision == "fp64" else made
+            if self._job.train.precision == "fp64":
+                _double(made)
+            return made
 
     def _find_parts(self) -> tuple[list[str], str]:
         """The model's parts, and why it has none: then it is one."""
@@ -180,6 +182,21 @@ class Sketcher:
 
 
 _LISTS = ("saved", "passed", "reduced")
+
+
+def _double(module: nn.Module) -> None:
+    """As nn.Module.double, which cannot exchange a tensor without memory that something watches."""
+    made: dict[int, Tensor] = {}  # by the one before: a tied parameter stays so
+    for part in module.modules():
+        tables: list[dict[str, Any]] = [part._parameters, part._buffers]
+        for table in tables:
+            for name, tensor in table.items():
+                if tensor is None or not tensor.is_floating_point():
+                    continue
+                double = tensor.detach().double()
+                if isinstance(tensor, nn.Parameter):
+                    double = nn.Parameter(double, tensor.requires_grad)
+                table[name] = made.setdefault(id(tensor), double)
 
 
 def _step(optimizer: Optimizer) -> dict[int, tuple[float, float]]:

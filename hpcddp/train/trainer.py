@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,9 +12,9 @@ from torch import Tensor
 from hpcddp.errors import CheckpointError
 from hpcddp.preempt import Preemption
 from hpcddp.spec import JobSpec
-from hpcddp.train import checkpoint, evaluate, fit, model, optim, seeding, snapshot, spread
+from hpcddp.train import checkpoint, fit, snapshot, spread
 from hpcddp.train.data import Micro, Step, TrainData
-from hpcddp.train.evaluate import Evaluation, Evaluator, improved
+from hpcddp.train.evaluate import Evaluations
 from hpcddp.train.guard import Finding, Guard, RollBack
 from hpcddp.train.hooks import Hook
 from hpcddp.train.lease import Lease
@@ -24,7 +23,7 @@ from hpcddp.train.metrics import Recorder
 from hpcddp.train.pulse import Pulse
 from hpcddp.train.saver import Saver
 from hpcddp.train.setup import Model
-from hpcddp.train.snapshot import Live, Position
+from hpcddp.train.snapshot import Position
 from hpcddp.train.stop import StopVote
 from hpcddp.train.task import Task
 from hpcddp.train.trace import Trace
@@ -48,13 +47,9 @@ class Trainer:
         self.run, self.lease, self.spec = lease.run, lease, spec
         self.task, self.world, self.record, self.pulse = task, world, record, pulse
         self.at = Position()
-        self.best: dict[str, Any] = {}
         self._fit: dict[str, Any] = {}  # what fits into memory
-        self.evaluation: Evaluation | None = None  # of the weights as they are now
-        self._evaluator: Evaluator | None = None
-        self._owed = False  # an evaluation was broken off by a stop
-        self._batches = 0  # of evaluations
         self.spread = spread.of(spec, world)
+        self.evaluations = Evaluations(task, spec, self.spread, pulse, record)
         newest = checkpoint.newest(self.run, world)
         made = Model(task, spec, self.spread, new=newest is None)
         self.module = made.module
@@ -63,7 +58,7 @@ class Trainer:
         self.guard = Guard(self.spread, spec.train, self.module, self._meter)
         self.hook = Hook(spec, self.spread)
         self.resumed = newest
-        self._load(newest)
+        self._load(made, newest)
         if spec.train.find_micro_batch:
             with pulse.patience():
                 self._fit = fit.settle(
@@ -76,24 +71,16 @@ class Trainer:
         self._trace = Trace(trace if spec.train.trace else None)
         self._untold: tuple[int, int] | None = None  # step and epoch of a record on its way
 
-    def _load(self, folder: Path | None) -> None:
+    def _load(self, made: Model, folder: Path | None) -> None:
         """Make optimizer and schedule, and put a checkpoint into them, if there is one."""
         meta = checkpoint.read_meta(folder) if folder else {}
         if folder:
             self.at = snapshot.position(meta, folder)
-            self.best = meta.get("best") or {}
             self._fit = meta.get("fit") or {}
-            self._owed = bool(meta.get("owed"))
+            self.evaluations.go_on(meta)
             self.guard.refer_to(meta.get("first_loss"))
         self.total_steps = _total_steps(self.spec, self.at, self.data)
-        optimizer = optim.make_optimizer(self.task, self.module, self.spec.train)
-        if self.spread.divided:
-            optim.split_groups(optimizer)
-        if self.spread.layout.zero:
-            optimizer = optim.divided(optimizer, self.spread.group("ddp"))
-        scheduler = optim.make_scheduler(self.task, optimizer, self.spec.train, self.total_steps)
-        scaler = model.grad_scaler(self.spread, self.spec)
-        self.live = Live(self.module, optimizer, scheduler, scaler, hook=self.hook)
+        self.live = made.live(self.hook, self.total_steps)
         if folder:
             self._restore(folder, meta)
         saved, keep = self.at.step if folder else None, self.spec.checkpoint.keep
@@ -133,17 +120,17 @@ class Trainer:
         facts = (self.world, preemption, self.run.request, self.lease, self.guard)
         vote = StopVote(*facts, deadline, self._lead)
         self._pause = StopVote(*facts, deadline, self._lead)
-        if self._owed:  # broken off by the last stop
+        if self.evaluations.owed:
             self._evaluate()
-        stopped = self._owed
+        stopped = self.evaluations.owed
         while not stopped and self.at.step < self.total_steps:
             stopped = self._run_epoch(vote)
-        if not stopped and self.evaluation is None:  # resumed at the end
+        if not stopped and self.evaluations.newest is None:  # resumed at the end
             self._evaluate()
-            stopped = self._owed
+            stopped = self.evaluations.owed
         if not stopped:
             return self._end("done")
-        return self._end("stopped", self._pause if self._owed else vote)
+        return self._end("stopped", self._pause if self.evaluations.owed else vote)
 
     def _lead(self) -> float:
         """Seconds before the time limit at which to begin to save."""
@@ -156,10 +143,11 @@ class Trainer:
             newest = checkpoint.newest(self.run, self.world)
             folder = self.guard.go_back(found, newest)
             meta = checkpoint.read_meta(folder)
-            self.at, self.best = snapshot.position(meta, folder), meta.get("best") or {}
+            self.at = snapshot.position(meta, folder)
+            self.evaluations.go_on({**meta, "owed": False})  # this life has made up for it
             self._restore(folder, meta)
             self.saver.begin_from(self.at.step)
-        self.evaluation = self._untold = None
+        self._untold = None
         self._meter.reset()
         name = str(folder.relative_to(self.run.path))
         self.record("rollback", **found.facts(), to=self.at.step, path=name)
@@ -171,7 +159,7 @@ class Trainer:
         while self.at.epoch == epoch and self.at.step < self.total_steps:
             self._run_batch(batches)
             evaluated = self._after_step(epoch, vote)
-            if self._owed:
+            if self.evaluations.owed:
                 return True
             if self.at.step < self.total_steps and vote.agreed(self.at.step, now=evaluated):
                 return True
@@ -222,7 +210,7 @@ class Trainer:
         self.record("skipped", epoch=self.at.epoch, **found.facts())
 
     def _advance(self, step: Step) -> None:
-        self.evaluation = None
+        self.evaluations.newest = None
         self.at.step += 1
         self.record.took(self.at.step)
         self.at.samples_consumed += step.samples
@@ -244,7 +232,7 @@ class Trainer:
             self._tell()
         improved = self._evaluate() if due else False
         every = self.spec.checkpoint.every
-        if every and (step % every == 0 or improved) and not self._owed:
+        if every and (step % every == 0 or improved) and not self.evaluations.owed:
             self._save()
         return due
 
@@ -260,35 +248,15 @@ class Trainer:
             self.record("train", step=step, epoch=epoch, **values)
 
     def _evaluate(self) -> bool:
-        """Evaluate on the held-out samples, if there are any; True when it is the best so far."""
-        with self._meter.paused(), contextlib.ExitStack() as start:
-            if self._evaluator is None:  # slow until its first batch is through
-                start.enter_context(self.pulse.patience())
-                self._evaluator = evaluate.make(self.task, self.spec, self.spread, self.pulse)
-                self._preemption.renew()
-            if self._evaluator is None:
-                return False
-            self.hook.level(self.module, self.live.optimizer)
-            self.engine.share_buffers()
-            with (
-                seeding.untouched(self.world.device),
-                model.autocast(self.world.device, self.spec.train.precision),
-            ):
-                result = self._evaluator(self.engine, self._stops, start.close)
-        self.evaluation, self._owed = result, result is None
-        if result is None:
-            return False
-        self.record("eval", step=self.at.step, epoch=self.at.epoch, **vars(result))
-        if not improved(self.best, result.metrics, self.spec.checkpoint):
-            return False
-        name = self.spec.checkpoint.best
-        self.best = {"metric": name, "value": result.metrics[name], "step": self.at.step}
-        return True
+        """Evaluate, if there is anything to do it on; True when it is the best so far."""
+        with self._meter.paused():
+            how = self._preemption, self._pause, self._level
+            return self.evaluations.run(self.engine, self.at, *how)
 
-    def _stops(self) -> bool:
-        """Whether all ranks break the evaluation off: it is made up for when the run goes on."""
-        self._batches += 1
-        return self._pause.agreed(self._batches, step=self.at.step)
+    def _level(self) -> None:
+        """All ranks have the same weights and buffers."""
+        self.hook.level(self.module, self.live.optimizer)
+        self.engine.share_buffers()
 
     def _facts(self) -> dict[str, Any]:
         """What a checkpoint says of this step, beside the state."""
@@ -297,9 +265,7 @@ class Trainer:
             "seed": self.spec.seed,
             "schedule": self.spec.train.schedule,
             "total_steps": self.total_steps,
-            "best": self.best,
-            "metrics": self.evaluation.metrics if self.evaluation else {},
-            "owed": self._owed,
+            **self.evaluations.facts(),
             "fit": self._fit,
             "first_loss": self.guard.first_loss,
         }
@@ -326,7 +292,8 @@ class Trainer:
                 where=str(self.run.checkpoints),
                 hint="make room, and resume the run",
             )
-        result = vars(self.evaluation) if outcome == "done" and self.evaluation else {}
+        newest = self.evaluations.newest
+        result = vars(newest) if outcome == "done" and newest else {}
         facts: dict[str, Any] = {
             "step": self.at.step,
             "saved": self.saver.saved,
@@ -344,8 +311,7 @@ class Trainer:
         self.engine.close()
         self._trace.close()
         self.data.close()
-        if self._evaluator:
-            self._evaluator.close()
+        self.evaluations.close()
 
 
 def _total_steps(spec: JobSpec, at: Position, data: TrainData) -> int:

@@ -76,6 +76,16 @@ def submit(desk: Desk, launcher: str, size: tuple[str, ...], *words: str) -> dic
     return found
 
 
+def start_waiting(desk: Desk, gpus: int, *how: str) -> str:
+    """Submit a job whose ranks wait to be stopped; the run's name when all of them do."""
+    (desk.folder / "wait.py").write_text(WAIT)
+    words = ("--json", "--detach", "--", sys.executable, "wait.py")
+    out = desk("submit", "--no-snapshot", *size_of(gpus), *how, *words)
+    wait_for(lambda: len(list(desk.folder.glob("up-*"))) == 2 * gpus)
+    run: str = json.loads(out.splitlines()[0])["run"]
+    return run
+
+
 def test_every_launcher_ends_with_the_same_weights(desk: Desk, gpus: int) -> None:
     found, size = {}, 2 * gpus
     for launcher in LAUNCHERS:
@@ -109,20 +119,7 @@ def test_a_program_runs_a_function_on_each_worker_of_its_dask_cluster(
 def test_a_signal_reaches_each_rank_and_the_job_comes_back(
     desk: Desk, launcher: str, gpus: int
 ) -> None:
-    (desk.folder / "wait.py").write_text(WAIT)
-    words = ("--", sys.executable, "wait.py")
-    out = desk(
-        "submit",
-        "--no-snapshot",
-        *size_of(gpus),
-        "--launcher",
-        launcher,
-        "--json",
-        "--detach",
-        *words,
-    )
-    run = json.loads(out.splitlines()[0])["run"]
-    wait_for(lambda: len(list(desk.folder.glob("up-*"))) == 2 * gpus)
+    run = start_waiting(desk, gpus, "--launcher", launcher)
     desk.take_all_nodes()
     desk.until(lambda s: s["state"] == "COMPLETED", run)
     assert len(list(desk.folder.glob("left-?-1"))) == 2 * gpus
@@ -155,20 +152,7 @@ def alive(run: str) -> list[Path]:
 def test_a_job_that_is_cancelled_stays_so_and_leaves_nothing(
     desk: Desk, launcher: str, gpus: int
 ) -> None:
-    (desk.folder / "wait.py").write_text(WAIT)
-    words = ("--", sys.executable, "wait.py")
-    out = desk(
-        "submit",
-        "--no-snapshot",
-        *size_of(gpus),
-        "--launcher",
-        launcher,
-        "--json",
-        "--detach",
-        *words,
-    )
-    run = json.loads(out.splitlines()[0])["run"]
-    wait_for(lambda: len(list(desk.folder.glob("up-*"))) == 2 * gpus)
+    run = start_waiting(desk, gpus, "--launcher", launcher)
     desk("cancel", run)
     desk.until(lambda s: s["state"] == "CANCELLED", run)
     wait_for(lambda: [a.action for a in ledger.attempts(desk.run(run))] == ["none"])
@@ -187,17 +171,22 @@ def test_mpirun_starts_them_where_slurm_has_no_pmix(desk: Desk, gpus: int) -> No
     slow.write_text(f'#!/bin/sh\nsleep 4\nexec {shutil.which("sed")} "$@"\n')
     slow.chmod(0o755)
     path = f"PATH={own.parent}:{os.environ['PATH']}"
-    (desk.folder / "wait.py").write_text(WAIT)
-    how = ("--no-snapshot", "--launcher", "mpi", "--env", path)
-    desk("submit", *size_of(gpus), *how, "--follow", "--", sys.executable, SCRIPT, "told.json")
+    how = ("--launcher", "mpi", "--env", path)
+    desk(
+        "submit",
+        "--no-snapshot",
+        *size_of(gpus),
+        *how,
+        "--follow",
+        "--",
+        sys.executable,
+        SCRIPT,
+        "told.json",
+    )
     assert json.loads((desk.folder / "told.json").read_text())["places"] == places(gpus)
     last = 2 * gpus - 1
     assert f"{last}: rank {last} of {2 * gpus}, local rank" in desk("logs", "--rank", str(last))
-    out = desk(
-        "submit", *size_of(gpus), *how, "--json", "--detach", "--", sys.executable, "wait.py"
-    )
-    run = json.loads(out.splitlines()[0])["run"]
-    wait_for(lambda: len(list(desk.folder.glob("up-*"))) == 2 * gpus)
+    run = start_waiting(desk, gpus, *how)
     desk.take_all_nodes()
     desk.until(lambda s: s["state"] == "COMPLETED", run)
     assert [a.cause for a in ledger.attempts(desk.run(run))] == ["preempted", "done"]
