@@ -112,6 +112,12 @@ class _Reckoning:
         mesh = self.layout
         return (mesh.fsdp > 1 or mesh.tp > 1) and mesh.data_size > 1
 
+    @property
+    def _copies(self) -> int:
+        """Of the gradients: those of several micro-batches add up beside DDP's buckets."""
+        wrapped = self.layout.ddp > 1 and not self._sharded
+        return 2 if wrapped and self.micro[1] > 1 else 1
+
     def need(self, rank: int) -> Need:
         """Bytes of a rank of the pipeline."""
         rows, by = self._rows(rank), self.layout.fsdp
@@ -119,7 +125,7 @@ class _Reckoning:
         state = [(w, count * w.state + w.extra) for w, count in held]
         return Need(
             parameters=sum(w.size * count for w, count in held),
-            gradients=sum(w.size * count for w, count in held if w.trained),
+            gradients=self._copies * sum(w.size * count for w, count in held if w.trained),
             optimizer=self._zero(held) if self.layout.zero else sum(size for _, size in state),
             buffers=sum(self.facts.buffers[part] for part in self._parts(rank)),
             activations=None if self.view.unknown else self._activations(rank),
@@ -172,12 +178,20 @@ class _Reckoning:
         for rank in range(mesh.pp):
             rows = self._rows(rank)
             each = self._shard_traffic(rows, backend) if self._sharded else self._averages(rank)
-            found += mesh.tp * each
+            found += mesh.tp * each + self._shared(rank)
         if mesh.tp > 1 or mesh.pp > 1:
             if self.view.unknown:
                 return None
             found += mesh.data_size * self.micro[1] * self._along()
         return found
+
+    def _shared(self, rank: int) -> float:
+        """The first rank's buffers, where DDP does not give them to the others."""
+        if self.layout.plain:
+            return 0.0
+        sizes = self.layout.ddp, self.layout.fsdp, self.layout.tp
+        links = sum(math.prod(sizes) * (size - 1) / size for size in sizes)
+        return links * sum(self.facts.buffers[part] for part in self._parts(rank))
 
     def _averages(self, rank: int) -> float:
         """DDP: gradients are averaged, buffers are rank 0's; zero1 hands new parameters out."""
@@ -191,6 +205,7 @@ class _Reckoning:
             averaged = whole * (nodes * (self.gpus - 1) + others / self.job.ddp.period)
         else:
             averaged = 2 * others * _hooked(self.job, trained)
+        buffers *= self.layout.plain  # else they go by another way
         return averaged + others * (buffers + stepped * self.layout.zero)
 
     def _shard_traffic(self, rows: Sequence[tuple[Weight, list[int]]], backend: str) -> float:

@@ -38,6 +38,8 @@ CLASHES = (
           "take ddp or zero1"),
     Clash(PP, lambda job, mesh: mesh.pp == 1, "the strategy has no pipeline",
           "take one with pp, such as pp=2,ddp"),
+    Clash(("train.recompute", "train.compile"), lambda job, mesh: mesh.threads,
+          "dp's copies of the model would call the first one's layers", "take ddp"),
     # what a pipeline cannot do
     Clash(("train.drop_last",), lambda job, mesh: mesh.pp > 1,
           "the micro-batches of a pipeline are of one size"),

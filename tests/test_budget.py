@@ -154,9 +154,9 @@ def reckon(text: str, nodes: int, gpus: int, **keys: Any) -> Estimate:
         ("ddp", 1, 4, 3 * (2 * TOTAL + 40), 3 * (2 * TOTAL + 40)),
         ("zero1", 2, 2, 3 * (3 * TOTAL + 40), 3 * (3 * TOTAL + 40)),
         # What is in no block stays gathered between the passes.
-        ("fsdp", 1, 4, 3 * (3 * TOTAL - 400), 3 * (4 * TOTAL - 400)),
-        ("hsdp", 2, 2, 2 * (3 * TOTAL - 400) + 2 * TOTAL, 2 * (4 * TOTAL - 400) + 2 * TOTAL),
-        ("tp", 1, 4, 2 * 3 * 8 * (3 + 3), 2 * 3 * 8 * (3 + 3)),
+        ("fsdp", 1, 4, 3 * (3 * TOTAL - 360), 3 * (4 * TOTAL - 360)),
+        ("hsdp", 2, 2, 2 * (4 * TOTAL - 320), 2 * (5 * TOTAL - 320)),
+        ("tp", 1, 4, 2 * 3 * 8 * (3 + 3) + 3 * 40, 2 * 3 * 8 * (3 + 3) + 3 * 40),
         ("pp", 1, 2, 2 * 8 * 5, 2 * 8 * 5),
         ("dp", 1, 4, 3 * (2 * TOTAL + 40), 0),  # on a CPU it is one model
     ],

@@ -1,18 +1,22 @@
 """Where a model is cut, and what is said where it cannot be."""
 
+import gc
 from collections import OrderedDict
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 
 from hpcddp.errors import JobFileError
 from hpcddp.spec import JobSpec
 from hpcddp.train import cut
+from hpcddp.train.model import autocast
 from hpcddp.train.task import Task
 
 
@@ -111,6 +115,61 @@ def test_blocks_are_the_tasks_or_the_members_of_the_largest_list() -> None:
     assert cut.blocks(task(blocks=lambda model: ["b"]), Two()) == ["b"]
     with pytest.raises(JobFileError, match=r"blocks\(\) names 'x'"):
         cut.blocks(task(blocks=lambda model: ["x"]), Two())
+
+
+def test_a_block_is_something_that_is_called() -> None:
+    """A list of modules is not: what is in it is."""
+    pairs = nn.ModuleList(nn.ModuleList([nn.Linear(9, 9), nn.Linear(9, 9)]) for _ in range(2))
+    deep = nn.ModuleDict({"layers": pairs, "head": nn.Linear(9, 2)})
+    assert cut.blocks(task(), deep) == ["layers.0.0", "layers.0.1", "layers.1.0", "layers.1.1"]
+    with pytest.raises(JobFileError, match=r"blocks\(\) names layers.0, which is never called"):
+        cut.blocks(task(blocks=lambda model: ["layers.0"]), deep)
+
+
+def test_a_module_that_is_used_twice_is_a_part_twice() -> None:
+    act, norm, x = nn.GELU(), nn.LayerNorm(4), torch.randn(3, 4)
+    whole = nn.Sequential(nn.Linear(4, 4), act, nn.Linear(4, 4), act, norm, nn.Linear(4, 4), norm)
+    assert cut.parts(task(), whole) == list("0123456")
+    value = x
+    for names in (["0", "1", "2"], ["3", "4", "5", "6"]):
+        value = cut.Chain(whole, names)(value)
+    assert torch.equal(value, whole(x))
+    assert cut.pairs(nn.Sequential(nn.Linear(4, 4), norm, nn.Linear(4, 4))) == {}
+    assert cut.pairs(nn.Sequential(norm, nn.Linear(4, 4), norm, nn.Linear(4, 4))) == {}
+    assert cut.pairs(nn.Sequential(whole[0], act, whole[2], act, whole[0])) == {}
+
+
+def test_a_tied_layer_is_not_divided() -> None:
+    model = nn.ModuleDict({"embed": nn.Embedding(4, 4), "head": nn.Linear(4, 4)})
+    model["head"].weight = model["embed"].weight
+    plan = {"head": "colwise"}
+    with pytest.raises(JobFileError, match=r"divide head: embed\.weight is the same parameter"):
+        cut.tp_plan(task(tp_plan=lambda model: plan), model, 2)
+
+
+def test_of_blocks_that_are_computed_again_no_half_precision_copy_stays() -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        whole = nn.Sequential(*(nn.Sequential(nn.Linear(32, 32), nn.Tanh()) for _ in range(3)))
+        names, mesh = ["0", "1", "2"], init_device_mesh("cpu", (1,))
+        cut.recompute(whole, names)
+        cut.shard(whole, names, mesh)
+        with autocast(torch.device("cpu"), "bf16", divided=True):
+            loss = whole(torch.ones(4, 32)).sum()
+            alive = [t for t in gc.get_objects() if type(t) is torch.Tensor]
+            assert not [t for t in alive if t.dtype is torch.bfloat16 and t.numel() == 32 * 32]
+        loss.backward()
+        assert all(p.grad is not None and p.grad.dtype is torch.float32 for p in whole.parameters())
+        with pytest.raises(JobFileError, match=r"fsdp cannot divide the model: .*scalar"):
+            cut.shard(Scaled(), [], mesh)
+    finally:
+        dist.destroy_process_group()
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
 
 
 def test_two_layers_with_a_function_between_them_are_shared() -> None:

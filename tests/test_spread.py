@@ -1,6 +1,7 @@
 """However the ranks spread a model: the same losses, weights and checkpoints."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -95,6 +96,26 @@ def loss(output, target):
     return _loss(output, target["y"])
 """
 )
+# A weight that two layers share, groups with options and rates of their own, and a schedule.
+OWN = (
+    NORM
+    + """
+def model():
+    inner = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 6))
+    made = nn.Sequential(nn.Linear(6, 6), inner, nn.Linear(6, 6), nn.Linear(6, 2))
+    made[2].weight = made[0].weight
+    return made
+
+def optimizer(model, train):
+    kinds = [[p for p in model.parameters() if p.ndim == n] for n in (1, 2)]
+    groups = [{"params": kinds[0], "weight_decay": 0}, {"params": kinds[1]}]
+    return torch.optim.AdamW(groups, lr=0.1)
+
+def scheduler(optimizer, total_steps):
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, [lambda s: 1 / (1 + s), lambda s: 0.9**s])
+"""
+)
+OWN_CHAIN = ["fsdp=2,tp=2", "ddp", "tp", "fsdp", "ddp=2,tp=2"]
 # Save under one, go on under the next, two steps each.
 CHAIN = ["ddp", "fsdp", "pp=2,ddp=2", "fsdp=2,tp=2", "zero1", "tp", "ddp"]
 
@@ -152,12 +173,23 @@ def others(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunDir]:
         "norm": make(folder / "norm", "pp", **norm),
         "norm alone": make(folder / "norm alone", "single", 1, **norm),
         "forms": make(folder / "forms", "pp", **forms),
+        "norm fsdp": make(folder / "norm fsdp", "fsdp", **norm),
+        "norm pp,ddp": make(folder / "norm pp", "pp=2,ddp=2", **norm),
     }
     for text, precision in MIXED:
         name = f"{text} {precision}"
         found[name] = make(folder / name, text, **{"train.precision": precision})
-    train_all(folder, SIZE, [(run, 1, 0, "") for n, run in found.items() if "alone" not in n])
+    (folder / "own.py").write_text(OWN)
+    steps = 2 * len(OWN_CHAIN)
+    own = {**norm, "task": str(folder / "own.py"), "max_steps": steps, "train.micro_batch": 0}
+    run = make(folder / "own", "ddp", **own)
+    lives = [(run, i + 1, 2 * (i + 1), text)
+             for i, text in enumerate(OWN_CHAIN)]  # fmt: skip
+    whole = [(run, 1, 0, "") for name, run in found.items() if "alone" not in name]
+    train_all(folder, SIZE, [*whole, *lives])
+    found |= {"own": lives[0][0], "own alone": make(folder / "own alone", "single", 1, **own)}
     one_rank(found["norm alone"])
+    one_rank(found["own alone"])
     return found
 
 
@@ -238,6 +270,9 @@ def test_dropout_batch_norm_and_half_precision(
     ranks_that_share_a_layer_draw_the_same(others, tmp_path / "run")
     a_pipeline_leaves_a_batch_norm_the_statistics_of_its_micro_batches(others)
     assert losses(others["forms"]) == losses(others["norm"])
+    for name in ("norm fsdp", "norm pp,ddp"):
+        what_is_evaluated_is_what_is_saved(others[name])
+    a_schedule_of_ones_own_goes_on_whatever_the_groups(others)
     for layout in MIXED:
         half_precision_stays_near(others[" ".join(layout)], alone)
 
@@ -258,6 +293,24 @@ def a_pipeline_leaves_a_batch_norm_the_statistics_of_its_micro_batches(
     assert any("running_var" in name for name in wanted)
     for name, value in wanted.items():
         torch.testing.assert_close(found[name], value, rtol=1e-9, atol=1e-12)
+
+
+def what_is_evaluated_is_what_is_saved(run: RunDir) -> None:
+    """Each rank had statistics of its own."""
+    told: dict[str, Any] = {}
+    exec(NORM, told)
+    model, data = told["model"]().double(), told["dataset"]("eval")
+    saved = {n.removeprefix("model."): value for n, value in weights(run).items()}
+    model.load_state_dict(saved)
+    x, y = data.tensors
+    with torch.no_grad():
+        loss = told["loss"](model.eval()(x.double()), y).item()
+    assert records(run, "eval")[-1]["metrics"]["loss"] == pytest.approx(loss, rel=1e-9)
+
+
+def a_schedule_of_ones_own_goes_on_whatever_the_groups(others: dict[str, RunDir]) -> None:
+    assert losses(others["own"]) == pytest.approx(losses(others["own alone"]), rel=1e-9)
+    assert len(losses(others["own"])) == 2 * len(OWN_CHAIN)
 
 
 def half_precision_stays_near(run: RunDir, alone: RunDir) -> None:

@@ -36,7 +36,15 @@ def blocks(task: Task, module: nn.Module) -> list[str]:
     modules. None if there is no such list."""
     own = task.cut("blocks", module)
     if own is not None:
-        return _known(own, module, task, "blocks")
+        names = _known(own, module, task, "blocks")
+        for name in names:
+            if not _has_forward(module.get_submodule(name)):
+                raise JobFileError(
+                    f"blocks() names {name}, which is never called: it has no forward",
+                    where=task.name,
+                    hint="name the modules in it",
+                )
+        return names
     lists = {
         name: part
         for name, part in module.named_modules()
@@ -45,8 +53,20 @@ def blocks(task: Task, module: nn.Module) -> list[str]:
     if not lists:
         return []
     largest = max(lists, key=lambda name: _size(lists[name]))
-    prefix = f"{largest}." if largest else ""
-    return [f"{prefix}{n}" for n, part in lists[largest].named_children() if _size(part)]
+    return [name for name in _called(lists[largest], largest) if _size(module.get_submodule(name))]
+
+
+def _called(group: nn.Module, path: str) -> list[str]:
+    """Names of a group's members; a list among them is not called itself, but its members are."""
+    found: list[str] = []
+    for name, part in group.named_children():
+        here = f"{path}.{name}" if path else name
+        found += [here] if _has_forward(part) else _called(part, here)
+    return found
+
+
+def _has_forward(part: nn.Module) -> bool:
+    return type(part).forward is not nn.Module.forward
 
 
 def parts(task: Task, module: nn.Module) -> list[str]:
@@ -63,7 +83,7 @@ def parts(task: Task, module: nn.Module) -> list[str]:
             hint="give an nn.Sequential, or define parts(model): names of modules that called one "
             "after the other are the model",
         )
-    names = [n for n, _ in module.named_children()]
+    names = [n for n, _ in members(module)]
     names = names if own is None else _known(own, module, task, "parts")
     inside = {id(p) for name in names for p in _tensors(module.get_submodule(name))}
     for name, tensor in _named_tensors(module):
@@ -76,8 +96,13 @@ def parts(task: Task, module: nn.Module) -> list[str]:
     return names
 
 
+def members(module: nn.Module) -> list[tuple[str, nn.Module]]:
+    """A module's own modules; named_children leaves out the second use of one."""
+    return [(name, part) for name, part in module._modules.items() if part is not None]
+
+
 def _known(names: Any, module: nn.Module, task: Task, function: str) -> list[str]:
-    known = dict(module.named_modules())
+    known = dict(module.named_modules(remove_duplicate=False))
     for name in names:
         if name not in known:
             raise JobFileError(
@@ -186,7 +211,22 @@ def tp_plan(task: Task, module: nn.Module, ranks: int) -> dict[str, ParallelStyl
     styles = {name: _style(plan[name], name, task) for name in names}
     for name in names:
         _divisible(module.get_submodule(name), plan[name], name, ranks, task)
+        if tied := _tied(module, name):
+            raise JobFileError(
+                f"tp cannot divide {name}: {tied} is the same parameter",
+                where=task.name,
+                hint="leave it out of tp_plan(), or let each have its own",
+            )
     return styles
+
+
+def _tied(module: nn.Module, name: str) -> str:
+    """A parameter of another module that is also one of this one; "" if there is none."""
+    part = module.get_submodule(name)
+    inside, mine = {id(m) for m in part.modules()}, {id(p) for p in part.parameters()}
+    others = ((n, m) for n, m in module.named_modules() if id(m) not in inside)
+    every = ((f"{n}.{key}", p) for n, m in others for key, p in m._parameters.items())
+    return next((key for key, p in every if id(p) in mine), "")
 
 
 def share_layers(module: nn.Module, plan: dict[str, ParallelStyle], mesh: DeviceMesh) -> None:
@@ -197,7 +237,7 @@ def share_layers(module: nn.Module, plan: dict[str, ParallelStyle], mesh: Device
 
 def held(module: nn.Module, names: Iterable[str]) -> list[str]:
     """Those of the whole model's modules that a stage has."""
-    known = dict(module.named_modules())
+    known = dict(module.named_modules(remove_duplicate=False))
     return [name for name in names if name in known]
 
 
@@ -233,9 +273,11 @@ def pairs(module: nn.Module) -> dict[str, str]:
         if not isinstance(part, nn.Sequential):
             continue
         first = ""
-        for name, child in part.named_children():
+        inside = members(part)
+        for name, child in inside:
             path = f"{prefix}.{name}" if prefix else name
-            if isinstance(child, nn.Linear):
+            once = sum(other is child for _, other in inside) == 1 and not _tied(module, path)
+            if isinstance(child, nn.Linear) and once:
                 if first:
                     plan |= {first: "colwise", path: "rowwise"}
                 first = "" if first else path
@@ -249,10 +291,20 @@ def shard(module: nn.Module, names: Iterable[str], mesh: DeviceMesh) -> None:
 
     Args:
         mesh: of one dimension, or of two, along the first of which parameters are copied.
+
+    Raises:
+        JobFileError: fully_shard does not take the model.
     """
-    for name in names:
-        fully_shard(module.get_submodule(name), mesh=mesh)
-    fully_shard(module, mesh=mesh)
+    parts = [module.get_submodule(name) for name in names if not _tied(module, name)]
+    try:
+        for part in dict.fromkeys([*parts, module]):
+            fully_shard(part, mesh=mesh)
+    except (ValueError, NotImplementedError, AssertionError) as error:
+        raise JobFileError(
+            f"fsdp cannot divide the model: {error}",
+            where="strategy",
+            hint="take ddp or zero1, or change the model",
+        ) from None
 
 
 def recompute(module: nn.Module, names: Sequence[str]) -> None:

@@ -68,9 +68,12 @@ class Plain:
         self._module, self._task, self._spec = module, task, spec
         self._spread, self._data = spread, data
         self._model: nn.Module = model.wrap(module, spec, spread, hook)
+        self._buffers = [] if spread.layout.plain else model.saved_buffers([module])
         self._first = True  # no step was taken yet in this process
 
     def run(self, batches: Batches, step: Step, scaler: Any, on_loss: OnLoss) -> None:
+        if not self._spread.layout.plain:
+            self.share_buffers()
         last = len(step.micros) - 1
         # A static graph is learned in a first backward that synchronises, or DDP fails.
         always = self._spec.ddp.static_graph and self._first
@@ -97,7 +100,8 @@ class Plain:
         and micro-batches is the mean over the step's samples."""
         ids, batch = taken
         inputs, targets = self._data.place(batch, micro)
-        with model.autocast(self._spread.world.device, self._spec.train.precision):
+        divided, device = self._spread.divided, self._spread.world.device
+        with model.autocast(device, self._spec.train.precision, divided=divided):
             loss: Tensor = self._task.loss(self._model(inputs), targets)
         weight = micro.real * self._spread.data_size / step.samples
         scaler.scale(loss if weight == 1 else loss * weight).backward()
@@ -113,6 +117,8 @@ class Plain:
     def share_buffers(self) -> None:
         if isinstance(self._model, DistributedDataParallel):
             model.share_buffers(self._model)
+        elif not self._spread.layout.plain:
+            self._spread.share(self._buffers)
 
     def close(self) -> None:
         del self._model

@@ -112,7 +112,7 @@ class Evaluations:
             device = self._spread.world.device
             with (
                 seeding.untouched(device),
-                model.autocast(device, self._spec.train.precision),
+                model.autocast(device, self._spec.train.precision, divided=self._spread.divided),
             ):
                 self.newest = self._evaluator(engine, lambda: self._stops(vote, at), start.close)
         self.owed = self.newest is None

@@ -50,7 +50,8 @@ def settle(
     """
     train, share = spec.train, data.micro_batch * data.accumulation
     on = spread.world.gather(_device(spread.world.device))
-    holds = [share, train.precision, train.recompute, train.compile, on]
+    mesh, hook = str(spread.layout), spec.ddp.hook
+    holds = [share, train.precision, train.recompute, train.compile, on, mesh, hook]
     if known.get("holds") != holds:
         size, tried = _search(_Tries(task, spec, spread, data, live), share)
         if not size:
@@ -103,7 +104,7 @@ class _Tries:
         self, task: Task, spec: JobSpec, spread: Spread, data: TrainData, live: Live
     ) -> None:
         self._task, self._spec, self._data, self._live = task, spec, data, live
-        self._world = spread.world
+        self._world, self._ranks = spread.world, spread.layout.ddp
         self._model = (
             model.wrap(live.module, spec, spread) if spread.layout.threads else live.module
         )
@@ -119,7 +120,7 @@ class _Tries:
     def __call__(self, size: int) -> bool:
         mine = True
         try:
-            with self._as_in_training():
+            with self._as_in_training(adds=size < self._data.micro_batch * self._data.accumulation):
                 self._pass(size)
         except Exception as error:
             if kind_of(error, stepped=True) != "oom":
@@ -138,8 +139,12 @@ class _Tries:
         loss.backward()
 
     @contextlib.contextmanager
-    def _as_in_training(self) -> Iterator[None]:
-        """What lies in memory during a step lies there within; afterwards all is as before."""
+    def _as_in_training(self, *, adds: bool) -> Iterator[None]:
+        """What lies in memory during a step lies there within; afterwards all is as before.
+
+        Args:
+            adds: gradients of several micro-batches add up, beside DDP's buckets.
+        """
         module, live = self._live.module, self._live
         trained = [p for p in module.parameters() if p.requires_grad]
         before = [buffer.detach().clone() for buffer in module.buffers()]
@@ -147,8 +152,9 @@ class _Tries:
             with seeding.untouched(self._world.device), state.reserved(live.optimizer):
                 for p in trained:
                     p.grad = torch.zeros_like(p)
-                # PowerSGD's memory.
-                _held = [torch.zeros_like(p) for p in trained if live.hook and live.hook.fits]
+                # PowerSGD's memory, and the buckets.
+                more = bool(live.hook and live.hook.fits) + (adds and self._ranks > 1)
+                _held = [torch.zeros_like(p) for p in trained for _ in range(more)]
                 yield
         finally:
             for p in trained:

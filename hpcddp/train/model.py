@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -89,6 +90,15 @@ def answer(model: DistributedDataParallel, scaler: Any) -> None:
     scaler.scale(nothing).backward()
 
 
+def saved_buffers(modules: Iterable[torch.nn.Module]) -> list[Tensor]:
+    """Those of the buffers that go into a checkpoint."""
+    found = []
+    for module in modules:
+        saved = module.state_dict(keep_vars=True)
+        found += [buffer for name, buffer in module.named_buffers() if name in saved]
+    return [buffer for buffer in found if not hasattr(buffer, "to_local")]
+
+
 def share_buffers(model: DistributedDataParallel) -> None:
     """Give all ranks rank 0's buffers, which are those that are saved; a collective.
 
@@ -98,11 +108,18 @@ def share_buffers(model: DistributedDataParallel) -> None:
         model._sync_buffers()
 
 
-def autocast(device: torch.device, precision: str) -> contextlib.AbstractContextManager[Any]:
-    """What a forward pass runs in."""
+def autocast(
+    device: torch.device, precision: str, *, divided: bool = False
+) -> contextlib.AbstractContextManager[Any]:
+    """What a forward pass runs in.
+
+    Args:
+        divided: ranks gather parameters block by block: torch's cache of what it made of each one,
+            for a second use, would keep the whole model.
+    """
     if precision not in DTYPES:
         return contextlib.nullcontext()
-    return torch.autocast(device.type, DTYPES[precision])
+    return torch.autocast(device.type, DTYPES[precision], cache_enabled=not divided)
 
 
 def grad_scaler(spread: Spread, spec: JobSpec) -> Scaler:

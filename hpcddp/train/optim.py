@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -33,9 +33,14 @@ def make_optimizer(task: Task, model: nn.Module, train: TrainSpec) -> Optimizer:
 GROUP = "group"  # in a param group: which one it was before it was split
 
 
-def split_groups(optimizer: Optimizer) -> None:
+# What a schedule keeps of each param group.
+PER_GROUP = ("base_lrs", "max_lrs", "min_lrs", "_last_lr", "lr_lambdas", "base_momentums",
+             "max_momentums")  # fmt: skip
+
+
+def split_groups(optimizer: Optimizer, scheduler: Any) -> None:
     """Put parameters that lie on different meshes into groups of their own: torch's fast
-    optimizers take one kind at a time."""
+    optimizers take one kind at a time. The schedule, made before, has the new ones then."""
     found: list[dict[str, Any]] = []
     for i, group in enumerate(optimizer.param_groups):
         kinds: dict[Any, list[Any]] = {}
@@ -44,6 +49,45 @@ def split_groups(optimizer: Optimizer) -> None:
         found += [{**group, "params": params, GROUP: i} for params in kinds.values()]
     if len(found) > len(optimizer.param_groups):
         optimizer.param_groups[:] = found
+        _split_schedule(scheduler, found)
+
+
+def _split_schedule(scheduler: Any, groups: Sequence[dict[str, Any]]) -> None:
+    for inner in getattr(scheduler, "_schedulers", []):
+        _split_schedule(inner, groups)
+    kept = {name: getattr(scheduler, name, None) for name in PER_GROUP}
+    for name, values in by_new_groups(kept, groups).items():
+        if values is not None:
+            setattr(scheduler, name, values)
+
+
+def by_new_groups(state: dict[str, Any], groups: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """A schedule's state for the groups that there are after a split."""
+    before = [group.get(GROUP, i) for i, group in enumerate(groups)]
+    found: dict[str, Any] = _per_group(state, before, max(before) + 1)
+    return found
+
+
+def by_old_groups(state: dict[str, Any], groups: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """A schedule's state for the groups that there were before a split."""
+    before = [group.get(GROUP, i) for i, group in enumerate(groups)]
+    firsts = [before.index(number) for number in sorted(set(before))]
+    found: dict[str, Any] = _per_group(state, firsts, len(groups))
+    return found
+
+
+def _per_group(state: Any, which: Sequence[int], count: int) -> Any:
+    """The state with lists of so many groups' values changed to those of other ones."""
+    if isinstance(state, list):
+        return [_per_group(item, which, count) for item in state]
+    if type(state) is not dict:
+        return state
+    return {
+        name: [item[i] for i in which]
+        if name in PER_GROUP and isinstance(item, list) and len(item) == count
+        else _per_group(item, which, count)
+        for name, item in state.items()
+    }
 
 
 def divided(optimizer: Optimizer, group: dist.ProcessGroup) -> Optimizer:

@@ -20,7 +20,6 @@ from torch.distributed.pipelining import (
     ScheduleGPipe,
     ScheduleInterleaved1F1B,
 )
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _pytree as pytree
 
 from hpcddp.errors import JobFileError
@@ -60,6 +59,7 @@ class Pipeline:
         self._ranks = spread.layout.pp
         self._group = spread.group("pp")
         self._chains = list(chains)
+        self._buffers = model.saved_buffers(chains)
         self._models: list[nn.Module] = [model.wrap(chain, spec, spread) for chain in chains]
         self._schedule: Any = None
         self._weight = 1.0  # of a micro-batch's mean loss
@@ -68,6 +68,7 @@ class Pipeline:
         self._targets: list[Any] = []
 
     def run(self, batches: Batches, step: Step, scaler: Any, on_loss: OnLoss) -> None:
+        self.share_buffers()
         taken = [next(batches) for _ in step.micros]
         placed = [
             self._data.place(batch, micro)
@@ -82,7 +83,7 @@ class Pipeline:
         first, last = self._spread.place.pp == 0, self._spread.last
         if not last:
             scaler.scale(torch.zeros((), device=device))  # it begins with the first loss
-        with model.autocast(device, precision):
+        with model.autocast(device, precision, divided=self._spread.divided):
             self._schedule.step(
                 *(_joined([inputs for inputs, _ in placed]) if first else []),
                 **({"target": torch.arange(len(placed))} if last else {}),
@@ -173,9 +174,7 @@ class Pipeline:
         return value
 
     def share_buffers(self) -> None:
-        for wrapped in self._models:
-            if isinstance(wrapped, DistributedDataParallel):
-                model.share_buffers(wrapped)
+        self._spread.share(self._buffers)
 
     def close(self) -> None:
         del self._models, self._schedule

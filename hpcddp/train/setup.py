@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
+from hpcddp.errors import JobFileError
 from hpcddp.spec import JobSpec, TrainSpec
 from hpcddp.train import cut, model, optim, plainfile, seeding
 from hpcddp.train.data import TrainData
@@ -87,12 +88,21 @@ class Model:
     def live(self, hook: Hook, total_steps: int) -> Live:
         """What a checkpoint restores: the model with its optimizer and schedule."""
         task, spread, train = self._task, self._spread, self._spec.train
-        optimizer = optim.make_optimizer(task, self.module, train)
-        if spread.divided:
-            optim.split_groups(optimizer)
+        try:
+            optimizer = optim.make_optimizer(task, self.module, train)
+        except AttributeError as error:
+            if not self.chains:
+                raise
+            raise JobFileError(
+                f"optimizer() asks for what is on another rank of the pipeline: {error}",
+                where=task.name,
+                hint="take parameters by model.named_parameters(), of those that are there",
+            ) from None
         if spread.layout.zero:
             optimizer = optim.divided(optimizer, spread.group("ddp"))
         scheduler = optim.make_scheduler(task, optimizer, train, total_steps)
+        if spread.divided:
+            optim.split_groups(optimizer, scheduler)
         return Live(
             self.module, optimizer, scheduler, model.grad_scaler(spread, self._spec), hook=hook
         )

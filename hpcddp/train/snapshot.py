@@ -61,7 +61,7 @@ def meta(
         "world": spread.world.size,
         "strategy": str(spread.layout),
         "optimizer": {"param_groups": state.groups(live.optimizer), "state": {}},
-        "scheduler": live.scheduler.state_dict(),
+        "scheduler": optim.by_old_groups(live.scheduler.state_dict(), live.optimizer.param_groups),
         "scaler": live.scaler.state_dict(),
         "hook": live.hook.fits if live.hook else None,
         "versions": {
@@ -117,7 +117,8 @@ def restore(
     live.module.load_state_dict(there.module)  # a module may have more to do then
     state.apply(live.module, live.optimizer, meta["optimizer"], options=optimizer or schedule)
     if schedule:
-        live.scheduler.load_state_dict(state.like(meta["scheduler"], live.scheduler.state_dict()))
+        saved = optim.by_new_groups(meta["scheduler"], live.optimizer.param_groups)
+        live.scheduler.load_state_dict(state.like(saved, live.scheduler.state_dict()))
     elif isinstance(live.scheduler, LambdaLR):
         optim.go_to_step(live.scheduler, meta["step"])
     if live.scaler.is_enabled() and meta["scaler"]:

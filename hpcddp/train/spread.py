@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
@@ -100,6 +101,15 @@ class Spread:
             places = itertools.starmap(Place, itertools.product(*ranges))
             self._holders[cut] = tuple(map(self.layout.rank, places))
         return self._holders[cut]
+
+    def share(self, buffers: Sequence[Tensor]) -> None:
+        """Give all ranks that have the same part of the model the first one's buffers, which are
+        those that are saved; a collective. DDP does so by itself."""
+        for name in FACTORS[1:] if buffers else ():
+            if self.layout[FACTORS.index(name)] > 1:
+                group = self.group(name)
+                for buffer in buffers:
+                    dist.broadcast(buffer, group_src=0, group=group)
 
     def clip(self, module: nn.Module, most: float) -> Tensor:
         """Scale gradients down to a norm over all ranks; that norm. A collective."""
