@@ -19,7 +19,7 @@ from pathlib import Path
 from types import FrameType
 
 from hpcddp.failure import host
-from hpcddp.preempt import ignore_stop_signals, stop_signals
+from hpcddp.preempt import children, ignore_stop_signals, stop_signals
 from hpcddp.topology import Rank
 
 START = 600  # seconds in which all nodes must be there
@@ -78,16 +78,6 @@ def pass_on(number: int, frame: FrameType | None) -> None:
     for pid in children(os.getpid()):
         with suppress(ProcessLookupError):
             os.kill(pid, number)
-
-
-def children(parent: int) -> list[int]:
-    """The processes that a process has started (proc(5), stat)."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):
-            if int(path.read_text().rpartition(")")[2].split()[1]) == parent:
-                found.append(int(path.parent.name))
-    return found
 
 
 if __name__ == "__main__":

@@ -19,8 +19,9 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import IO
 
-from hpcddp.group import KILL_WAIT, Group
-from hpcddp.preempt import die_with_parent, ignore_stop_signals, stop_signals
+from hpcddp.command import job_of
+from hpcddp.group import KILL_WAIT, Group, patience
+from hpcddp.preempt import adopt_orphans, die_with_parent, ignore_stop_signals, stop_signals
 from hpcddp.script import Script
 from hpcddp.topology import Rank, Topology
 
@@ -104,22 +105,12 @@ def preload(environ: Mapping[str, str]) -> None:
     weight = torch.nn.Parameter(torch.zeros(()))
     weight.grad = torch.zeros(())
     torch.optim.SGD([weight]).step()  # imports a good deal more; Adam's step looks for a GPU
-    if not _is_program(environ):
+    if not job_of(environ["HPCDDP_RUN_DIR"]):
         import hpcddp.train.job  # noqa: F401
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         raise SystemExit(
             "hpcddp: CUDA is in use before the ranks are forked; take another launcher"
         )
-
-
-def _is_program(environ: Mapping[str, str]) -> bool:
-    from hpcddp import record
-    from hpcddp.errors import RunError
-    from hpcddp.rundir import RunDir
-
-    with suppress(RunError):  # the ranks will tell
-        return bool(record.read(RunDir(environ["HPCDDP_RUN_DIR"])).spec.get("command"))
-    return False
 
 
 def main(args: list[str]) -> int:
@@ -129,13 +120,15 @@ def main(args: list[str]) -> int:
     node = Rank.from_env(os.environ)
     topology = Topology(node.world_size, int(here))
     preload(os.environ)
+    adopt_orphans()
     ranks = [topology.rank_of(topology.rank(node.world_rank, i)) for i in range(int(here))]
     gc.collect()
     gc.freeze()  # the ranks share this memory as long as nobody writes there
     signal.pthread_sigmask(signal.SIG_BLOCK, stops := {*stop_signals(), signal.SIGINT})
     try:
         wait = SLURM_KILL_WAIT if "SLURM_JOB_ID" in os.environ else KILL_WAIT
-        group = Group(ranks, start, io.FileIO(1, "w", closefd=False), kill_wait=wait)
+        out = io.FileIO(1, "w", closefd=False)
+        group = Group(ranks, start, out, kill_wait=wait, wait=patience(os.environ))
     except _Born as born:
         mine = born.rank
     else:

@@ -210,8 +210,8 @@ def _take(found: Inputs, path: str) -> None:
     if full.is_symlink():
         target = full.readlink()
         there = Path(os.path.normpath(full.parent / target))
-        inside = not target.is_absolute() and there.is_relative_to(found.root)
-        found.links[path] = str(target if inside else there)
+        inside = there.is_relative_to(found.root)
+        found.links[path] = os.path.relpath(there, full.parent) if inside else str(there)
     elif full.is_file():
         found.files[path] = full.stat().st_size
 
@@ -290,6 +290,24 @@ def _place(source: Path, store: Path, path: Path) -> None:
         path.hardlink_to(stored)
     except OSError:  # a file system without hard links, or too many of them
         shutil.copy(stored, path)
+
+
+def check_paths(found: Inputs, words: Sequence[str]) -> None:
+    """Refuse relative paths of a command that lead out of what is copied: from the copy they lead
+    into the run's own folder.
+
+    Raises:
+        UserError: names the first.
+    """
+    for word in words:
+        for text in (word, word.partition("=")[2]):
+            there = Path(os.path.normpath(found.root / found.below / text))
+            if PurePath(text).parts[:1] == ("..",) and not there.is_relative_to(found.root):
+                raise UserError(
+                    f"{text} leads out of {found.root}, and the job works in a copy of it",
+                    where="command",
+                    hint=f"say {there}, or take --no-snapshot",
+                )
 
 
 def bypassed(found: Inputs, words: Sequence[str]) -> list[str]:

@@ -7,23 +7,31 @@ import os
 import selectors
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Protocol
 
+from hpcddp.command import job_of
 from hpcddp.errors import RunError
 from hpcddp.failure import host
+from hpcddp.preempt import children, running
 from hpcddp.rundir import read_json
 from hpcddp.topology import Rank
 
 KILL_WAIT = 10.0  # seconds between TERM and KILL
 WAIT = 600.0  # seconds between the first rank's end and the last's, as for srun in the templates
-LOOK = 0.5  # seconds between two looks at the run dir
+LOOK = 0.5  # seconds between two looks at the run dir, or for orphans
+
+
+def patience(environ: Mapping[str, str]) -> float:
+    """WAIT for a task, whose ranks leave together; a program's may do what they like."""
+    return float("inf") if job_of(environ.get("HPCDDP_RUN_DIR", os.devnull)) else WAIT
 
 
 class Process(Protocol):
     """What a group needs of a process; subprocess.Popen has it."""
 
+    pid: int
     stdout: IO[bytes] | None
 
     def poll(self) -> int | None:
@@ -68,6 +76,11 @@ class Group:
         self.next_look = 0.0  # at the request; never again once it was there
         self.selector = selectors.DefaultSelector()
         self.processes: dict[int, Process] = {}
+        self.told: list[int] = []  # the signals that they were sent
+        self.orphans: dict[int, int] = {}  # what ranks left behind -> how many of them it got
+        self.next_search = 0.0
+        self.others = set(children(os.getpid()))
+        self.alone = float("inf")  # since when no rank runs
         try:
             for rank in ranks:
                 self._add(rank, start(rank))
@@ -91,10 +104,32 @@ class Group:
                 process.stdout.close()
 
     def signal(self, number: int) -> None:
-        """Send a signal to every rank that still runs."""
+        """Send a signal to every rank that still runs, and to what others have left behind."""
+        if number not in self.told:
+            self.told.append(number)
         for process in self.processes.values():
             if process.poll() is None:
                 process.send_signal(number)
+        self._tell_orphans()
+
+    def _tell_orphans(self) -> None:
+        """Each signal, once to each: a shell that died of it leaves its program running."""
+        for pid, got in self.orphans.items():
+            for number in self.told[got:]:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
+        self.orphans = dict.fromkeys(self.orphans, len(self.told))
+
+    def _search(self) -> None:
+        """Look for processes whose parents, ranks or their children, have left: they are this
+        one's, where it has called adopt_orphans."""
+        mine = self.others | {process.pid for process in self.processes.values()}
+        found = [pid for pid in children(os.getpid()) if pid not in mine]
+        for pid in found:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+        self.orphans = {pid: self.orphans.get(pid, 0) for pid in found if running(pid)}
+        self._tell_orphans()
 
     def end(self) -> None:
         """TERM now, KILL after a while."""
@@ -104,14 +139,25 @@ class Group:
 
     def run(self) -> int:
         """Until every rank has left; the first bad exit code, 128 + N for signal N, or 0."""
-        while self._watch():
+        while self._watch() or self._leaves():
             for key, _ in self.selector.select(timeout=0.1):
                 self._read(key)
+        for pid in self.orphans:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         for key in list(self.selector.get_map().values()):
             self._read(key)
             if key.data[1]:  # a last line without its end, in a pipe that a grandchild holds open
                 self._write_lines(key.data[0], [key.data[1]])
         return self.code
+
+    def _leaves(self) -> bool:
+        """Whether there is something to wait for that was told to leave, though no rank runs."""
+        now = time.monotonic()
+        self.alone = min(self.alone, now)
+        self._search()
+        waits = now < min(self.alone + self.kill_wait, self.deadline)
+        return bool(self.told and self.orphans) and waits
 
     def _watch(self) -> bool:
         """Look at every rank; whether one still runs."""
@@ -126,6 +172,9 @@ class Group:
                 self._write(f"hpcddp: {where} was ended by {name}\n".encode())
             self.end()
         self._pass_on()
+        if self.told and (clock := time.monotonic()) >= self.next_search:
+            self.next_search = clock + LOOK
+            self._search()
         self._wait_for_the_rest(codes)
         if os.getppid() != self.parent:  # the script is gone: nobody would wait for the ranks
             self.end()

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import FrameType
 
 PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
 STOP_SIGNALS = (signal.SIGUSR2, signal.SIGTERM)
 
 
@@ -81,6 +82,30 @@ def die_with_parent() -> None:
     import ctypes
 
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def adopt_orphans() -> None:
+    """Let what this process's children leave behind be its own children (prctl(2))."""
+    import ctypes
+
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def children(parent: int) -> list[int]:
+    """The processes that a process has started (proc(5), stat)."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            if int(path.read_text().rpartition(")")[2].split()[1]) == parent:
+                found.append(int(path.parent.name))
+    return found
+
+
+def running(pid: int) -> bool:
+    """Whether there is such a process, and more of it than its exit code."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    return False
 
 
 def _is_submitit(handler: object) -> bool:

@@ -54,6 +54,7 @@ def freeze(plan: Plan, root: Path) -> list[str]:
 
     plan.inputs = frozen.find(plan.workdir, root)
     frozen.check(plan.inputs, plan.spec.snapshot_mb * 10**6)
+    frozen.check_paths(plan.inputs, plan.spec.command)
     return frozen.bypassed(plan.inputs, plan.spec.command)
 
 

@@ -23,6 +23,9 @@ TIMEOUT = 8.0  # seconds; Slurm's own time-out of one message is 10
 LEAKING = (
     "SLURM_", "SBATCH_", "SRUN_", "PMI", "OMPI_", "TORCHELASTIC_", "MASTER_",
 )  # fmt: skip
+# A person's settings of an MPI, but for those that an mpirun has for its own ranks.
+SETTINGS = ("OMPI_MCA_", "PMIX_MCA_")
+LEAKING_SETTINGS = ("OMPI_MCA_ess", "OMPI_MCA_orte", "OMPI_MCA_pmix")
 LEAKING_NAMES = {
     "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK",
     "CUDA_VISIBLE_DEVICES", "HPCDDP_RUN_DIR", "HPCDDP_ATTEMPT", "HPCDDP_DEADLINE", "HPCDDP_SIGNAL",
@@ -62,11 +65,9 @@ def leaking(environ: Mapping[str, str]) -> list[str]:
     names = set(LEAKING_NAMES)
     if environ.get("WANDB_RUN_ID") == environ.get("TORCHELASTIC_RUN_ID"):
         names.update(TRACKING)
-    return [
-        name
-        for name in environ
-        if name != "SLURM_CONF" and (name in names or name.startswith(LEAKING))
-    ]
+    names.update(name for name in environ if name.startswith(LEAKING))
+    own = {n for n in names if n.startswith(SETTINGS) and not n.startswith(LEAKING_SETTINGS)}
+    return [name for name in environ if name in names - own - {"SLURM_CONF"}]
 
 
 def clean(environ: Mapping[str, str]) -> dict[str, str]:

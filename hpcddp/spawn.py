@@ -17,8 +17,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from hpcddp.group import Group
-from hpcddp.preempt import ignore_stop_signals
+from hpcddp.group import Group, patience
+from hpcddp.preempt import adopt_orphans, ignore_stop_signals
 from hpcddp.topology import Rank, Topology
 
 
@@ -29,6 +29,8 @@ def main(args: list[str]) -> int:
     ended: list[int] = []  # a signal during the start of the ranks must not miss those to come
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, frame: ended.append(number))
+
+    adopt_orphans()
 
     def start(rank: Rank) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
@@ -42,6 +44,7 @@ def main(args: list[str]) -> int:
         io.FileIO(1, "w", closefd=False),  # unbuffered: what is lost must not come up at exit
         label=label,
         request=Path(os.environ.get("HPCDDP_RUN_DIR", os.devnull), "request.json"),
+        wait=patience(os.environ),
     )
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, frame: group.end())

@@ -83,6 +83,7 @@ def ranks(tmp_path_factory):
     for name in ("adam", "own"):
         (runs[name].checkpoints / "step-4" / "COMPLETE").unlink()
     train_all(folder, 2, [(runs[name], 2, 0, "") for name in ("adam", "own")])
+    train_all(folder, 2, [(runs["own"], 3, 0, "zero1")])
     return runs
 
 
@@ -106,6 +107,12 @@ def test_nothing_of_the_tries_stays_and_a_resume_knows_the_answer(ranks, name):
     one, two = (shards.read_all(run.checkpoints / "step-4") for run in (found, known))
     assert one.keys() == two.keys()
     assert [n for n in one if not torch.equal(one[n], two[n])] == []
+
+
+def test_another_strategy_searches_again(ranks):
+    """Its optimizer takes another share of the memory."""
+    (told,) = records(ranks["own"], "micro_batch", 3)
+    assert told["size"] == 4
 
 
 def test_another_number_of_ranks_searches_again(ranks):

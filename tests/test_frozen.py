@@ -193,6 +193,27 @@ def test_what_is_read_where_it_lies_is_told(root: Path, tmp_path: Path) -> None:
     assert frozen.bypassed(found, words) == [str(root / "pkg/code.py")]
 
 
+def test_a_link_into_the_code_leads_into_the_copy(root: Path, tmp_path: Path) -> None:
+    (root / "pkg/again").symlink_to(root / "pkg/code.py")
+    work = freeze(root, root, tmp_path / "runs")
+    assert (work / "pkg/again").readlink() == Path("code.py")
+
+
+@pytest.mark.parametrize("word", ["../data", "--data=../data", "..", "pkg/../../x/../../data"])
+def test_a_path_that_leads_out_of_the_copy_is_refused(
+    root: Path, tmp_path: Path, word: str
+) -> None:
+    found = frozen.find(root, tmp_path / "runs")
+    if word.startswith("pkg"):  # it begins in the copy, and is a word like any other
+        frozen.check_paths(found, [word])
+        return
+    with pytest.raises(UserError, match="leads out of") as caught:
+        frozen.check_paths(found, ["python", "train.py", word])
+    assert "--no-snapshot" in caught.value.hint
+    inner = frozen.find(root / "pkg", tmp_path / "runs")
+    frozen.check_paths(inner, ["python", "../train.py"])  # from a folder of the repository
+
+
 @pytest.mark.parametrize("name", [".env", "keys/id_rsa", "tls.pem", ".env.local", "kaggle.json"])
 def test_what_looks_like_a_secret_is_refused(root: Path, tmp_path: Path, name: str) -> None:
     (root / name).parent.mkdir(exist_ok=True)

@@ -8,9 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from ranks import wait_for
 
 from hpcddp import ledger
 from hpcddp.group import Group
+from hpcddp.preempt import running
 from hpcddp.topology import Topology
 
 # The wait between TERM and KILL is shortened, all else is as the script starts it.
@@ -153,6 +155,42 @@ def test_the_first_bad_code_is_the_one_and_ends_the_others(tmp_path: Path) -> No
     done = run(1, 3, f"{MEET}; trap 'echo asked; exit 3' TERM; >up$RANK; {FOREVER}", tmp_path)
     assert done.returncode == 7
     assert sorted(done.stdout.splitlines()) == ["1: asked", "2: asked"]
+
+
+# A shell of each rank has a program, which says when it is up and when it was told.
+INNER = """
+import os, signal, sys, time
+def told(number, frame):
+    open(f"told-{os.environ['RANK']}-{number}", "w").close()
+    sys.exit()
+for number in (signal.SIGTERM, signal.SIGUSR2):
+    signal.signal(number, told if len(sys.argv) == 1 else signal.SIG_IGN)
+open(f"up-{os.environ['RANK']}-{os.getpid()}", "w").close()
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR2, signal.SIGTERM])
+def test_what_a_shell_leaves_behind_is_told_too(
+    started: list[subprocess.Popen[str]], tmp_path: Path, number: signal.Signals
+) -> None:
+    (tmp_path / "inner.py").write_text(INNER)
+    script = f"cd {tmp_path}; {sys.executable} inner.py; echo over"
+    process = start(started, 1, 2, script, AS_STARTED)
+    wait_for(lambda: len(list(tmp_path.glob("up-*"))) == 2, "programs")
+    process.send_signal(number)
+    process.communicate(timeout=30)
+    assert process.returncode == 128 + number
+    assert {path.name for path in tmp_path.glob("told-*")} >= {f"told-{r}-{number}" for r in (0, 1)}
+
+
+def test_what_a_rank_leaves_behind_ends_with_it(tmp_path: Path) -> None:
+    (tmp_path / "inner.py").write_text(INNER)
+    wait = "until ls up-* &>/dev/null; do sleep 0.02; done"
+    done = run(1, 1, f"{sys.executable} inner.py deaf & {wait}; exit 7", tmp_path)
+    assert done.returncode == 7
+    (path,) = tmp_path.glob("up-*")
+    wait_for(lambda: not running(int(path.name.rpartition("-")[2])), "its end")
 
 
 def test_a_rank_that_a_signal_ended_is_named() -> None:

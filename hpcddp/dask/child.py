@@ -46,6 +46,7 @@ def main(pipe: int) -> NoReturn:
     die_with_parent()
     results.outbox = outbox = Connection(pipe)
     sys.path[:], job = outbox.recv()
+    sys.path += [folder for folder in job.path if folder not in sys.path]
     try:
         answer = Answer(job.rank.world_rank, call(job))
     except BaseException as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import pickle
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -68,7 +69,7 @@ def start(
         environ = {**rank.to_env(), **common}
         if devices:
             environ["CUDA_VISIBLE_DEVICES"] = devices
-        job = task.Job(rank, environ, place.pid, backend, gpus, call)
+        job = task.Job(rank, environ, place.pid, backend, gpus, call, sys.path)
         made.add(worker, place.host, job)
     return made
 

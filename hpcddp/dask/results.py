@@ -102,5 +102,11 @@ def place(folder: Path, path: str, data: bytes) -> None:
     target = folder / path
     if not target.parent.resolve().is_relative_to(folder.resolve()):
         raise UserError("a link leads out of the folder of results", where=str(target))
-    target.parent.mkdir(parents=True, exist_ok=True)
-    write_bytes(target, data)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        write_bytes(target, data)
+    except OSError as error:
+        raise UserError(
+            f"a result cannot be written: {error.strerror}", where=str(target),
+            hint="another result may have taken a folder of its path for its name",
+        ) from None  # fmt: skip

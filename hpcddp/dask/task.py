@@ -34,6 +34,7 @@ class Job:
     backend: str
     gpus: bool  # each rank has one of its own
     call: bytes  # function and arguments, pickled
+    path: list[str]  # where the client finds modules
 
 
 @dataclass
