@@ -181,6 +181,12 @@ def test_nor_through_a_link(tmp_path: Path) -> None:
     assert list((tmp_path / "else").iterdir()) == []
 
 
+def test_a_path_that_another_result_has_taken_is_told(tmp_path: Path) -> None:
+    results.place(tmp_path, "a", b"x")
+    with pytest.raises(UserError, match="cannot be written: "):
+        results.place(tmp_path, "a/b", b"x")
+
+
 def test_a_result_is_bytes_or_text() -> None:
     with pytest.raises(UserError, match="not dict"):
         DaskResultsHandler().submit_result("x", {})  # type: ignore[arg-type]

@@ -23,6 +23,12 @@ __all__ = ["toy"]
 ONCE = ("--set", "requeue.enabled=false")
 DDP = str(Path(__file__).parent / "ddp_script.py")
 
+# A module that only the program's own folder has.
+BESIDE = """
+def tell(word):
+    import torch.distributed as dist
+    return [dist.get_rank(), dist.get_world_size(), word]
+"""
 # A program for the cluster: tells what a client, a stranger and an observer see.
 PROGRAM = """
 import asyncio, json, os, stat, sys
@@ -30,10 +36,7 @@ import psutil
 from distributed import Security
 from distributed.comm import connect
 import hpcddp.dask
-
-def tell(word):
-    import torch.distributed as dist
-    return [dist.get_rank(), dist.get_world_size(), word]
+from beside import tell
 
 async def answered(address, security, limit):
     try:
@@ -93,6 +96,7 @@ def test_a_script_for_ddp_ends_with_the_same_weights(toy: Site, command: Command
 
 
 def test_a_program_has_the_cluster_and_nobody_else(toy: Site, command: Command) -> None:
+    toy.write("beside.py", BESIDE)
     toy.write("program.py", PROGRAM)
     done = submit(command, "-m", "hpcddp.dask", "program.py", "a b")
     assert done.code == 0, done.text
