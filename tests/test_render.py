@@ -1,4 +1,5 @@
 import re
+import re
 import shutil
 import subprocess
 import sys
@@ -72,6 +73,17 @@ def rendered(folder: Path, text: str, **given: Any) -> str:
     path = folder / "site.sh.j2"
     path.write_text("#!/bin/bash\n" + text)
     return render.render(path, shipped.folder("templates"), facts(**given))
+
+
+@pytest.mark.parametrize("launcher", ["srun", "fork", "torchrun", "mpi", "dask"])
+@pytest.mark.parametrize(("program", "seconds"), [(True, 0), (False, 600)])
+def test_ranks_of_a_program_may_outstay_one_another(
+    tmp_path: Path, launcher: str, program: bool, seconds: int
+) -> None:
+    """srun waits for ever with 0."""
+    how = {"launcher": f"launch/{launcher}.sh.j2", "program": program, "backend": "slurm"}
+    text = rendered(tmp_path, '{% extends "slurm.sh.j2" %}', **how)
+    assert set(re.findall(r" --wait=(\d+)", text)) == {str(seconds)}
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
 import contextlib
+import json
 import os
 import re
 import signal
@@ -10,8 +11,8 @@ from pathlib import Path
 import pytest
 from ranks import wait_for
 
-from hpcddp import ledger
-from hpcddp.group import Group
+from hpcddp import JOB_FORMAT, ledger
+from hpcddp.group import WAIT, Group, patience
 from hpcddp.preempt import running
 from hpcddp.topology import Topology
 
@@ -149,6 +150,16 @@ def test_a_rank_that_stays_when_another_has_left_is_ended(tmp_path: Path) -> Non
     told = (tmp_path / "out").read_text()
     assert re.search(r"^hpcddp: rank 1 on \S+ still ran 1 s after another left$", told, re.M)
     assert re.search(r"^hpcddp: rank 1 on \S+ was ended by SIGTERM$", told, re.M)
+
+
+def test_ranks_of_a_program_may_stay(tmp_path: Path) -> None:
+    def waits(command: list[str]) -> float:
+        job = {"format": JOB_FORMAT, "spec": {"command": command}}
+        (tmp_path / "job.json").write_text(json.dumps(job))
+        return patience({"HPCDDP_RUN_DIR": str(tmp_path)})
+
+    assert waits(["python", "train.py"]) == float("inf")
+    assert waits([]) == patience({}) == WAIT
 
 
 def test_the_first_bad_code_is_the_one_and_ends_the_others(tmp_path: Path) -> None:
