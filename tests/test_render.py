@@ -1,5 +1,4 @@
 import re
-import re
 import shutil
 import subprocess
 import sys
