@@ -14,13 +14,13 @@ from typing import IO, Protocol
 from hpcddp.command import job_of
 from hpcddp.errors import RunError
 from hpcddp.failure import host
-from hpcddp.preempt import children, running
+from hpcddp.orphans import Orphans
 from hpcddp.rundir import read_json
 from hpcddp.topology import Rank
 
 KILL_WAIT = 10.0  # seconds between TERM and KILL
 WAIT = 600.0  # seconds between the first rank's end and the last's, as for srun in the templates
-LOOK = 0.5  # seconds between two looks at the run dir, or for orphans
+LOOK = 0.5  # seconds between two looks at the run dir
 
 
 def patience(environ: Mapping[str, str]) -> float:
@@ -76,10 +76,7 @@ class Group:
         self.next_look = 0.0  # at the request; never again once it was there
         self.selector = selectors.DefaultSelector()
         self.processes: dict[int, Process] = {}
-        self.told: list[int] = []  # the signals that they were sent
-        self.orphans: dict[int, int] = {}  # what ranks left behind -> how many of them it got
-        self.next_search = 0.0
-        self.others = set(children(os.getpid()))
+        self.orphans = Orphans()
         self.alone = float("inf")  # since when no rank runs
         try:
             for rank in ranks:
@@ -105,31 +102,10 @@ class Group:
 
     def signal(self, number: int) -> None:
         """Send a signal to every rank that still runs, and to what others have left behind."""
-        if number not in self.told:
-            self.told.append(number)
         for process in self.processes.values():
             if process.poll() is None:
                 process.send_signal(number)
-        self._tell_orphans()
-
-    def _tell_orphans(self) -> None:
-        """Each signal, once to each: a shell that died of it leaves its program running."""
-        for pid, got in self.orphans.items():
-            for number in self.told[got:]:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, number)
-        self.orphans = dict.fromkeys(self.orphans, len(self.told))
-
-    def _search(self) -> None:
-        """Look for processes whose parents, ranks or their children, have left: they are this
-        one's, where it has called adopt_orphans."""
-        mine = self.others | {process.pid for process in self.processes.values()}
-        found = [pid for pid in children(os.getpid()) if pid not in mine]
-        for pid in found:
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(pid, os.WNOHANG)
-        self.orphans = {pid: self.orphans.get(pid, 0) for pid in found if running(pid)}
-        self._tell_orphans()
+        self.orphans.tell(number)
 
     def end(self) -> None:
         """TERM now, KILL after a while."""
@@ -142,9 +118,7 @@ class Group:
         while self._watch() or self._leaves():
             for key, _ in self.selector.select(timeout=0.1):
                 self._read(key)
-        for pid in self.orphans:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        self.orphans.kill()
         for key in list(self.selector.get_map().values()):
             self._read(key)
             if key.data[1]:  # a last line without its end, in a pipe that a grandchild holds open
@@ -155,9 +129,11 @@ class Group:
         """Whether there is something to wait for that was told to leave, though no rank runs."""
         now = time.monotonic()
         self.alone = min(self.alone, now)
-        self._search()
-        waits = now < min(self.alone + self.kill_wait, self.deadline)
-        return bool(self.told and self.orphans) and waits
+        left = self.orphans.look(self._pids(), now=True)
+        return left and now < min(self.alone + self.kill_wait, self.deadline)
+
+    def _pids(self) -> set[int]:
+        return {process.pid for process in self.processes.values()}
 
     def _watch(self) -> bool:
         """Look at every rank; whether one still runs."""
@@ -172,9 +148,7 @@ class Group:
                 self._write(f"hpcddp: {where} was ended by {name}\n".encode())
             self.end()
         self._pass_on()
-        if self.told and (clock := time.monotonic()) >= self.next_search:
-            self.next_search = clock + LOOK
-            self._search()
+        self.orphans.look(self._pids())
         self._wait_for_the_rest(codes)
         if os.getppid() != self.parent:  # the script is gone: nobody would wait for the ranks
             self.end()

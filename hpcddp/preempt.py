@@ -101,13 +101,6 @@ def children(parent: int) -> list[int]:
     return found
 
 
-def running(pid: int) -> bool:
-    """Whether there is such a process, and more of it than its exit code."""
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    return False
-
-
 def _is_submitit(handler: object) -> bool:
     """submitit's handlers log, pickle and requeue by themselves: they must not run."""
     return getattr(handler, "__module__", None) == "submitit.core.job_environment"

@@ -13,7 +13,6 @@ from ranks import wait_for
 
 from hpcddp import JOB_FORMAT, ledger
 from hpcddp.group import WAIT, Group, patience
-from hpcddp.preempt import running
 from hpcddp.topology import Topology
 
 # The wait between TERM and KILL is shortened, all else is as the script starts it.
@@ -201,7 +200,7 @@ def test_what_a_rank_leaves_behind_ends_with_it(tmp_path: Path) -> None:
     done = run(1, 1, f"{sys.executable} inner.py deaf & {wait}; exit 7", tmp_path)
     assert done.returncode == 7
     (path,) = tmp_path.glob("up-*")
-    wait_for(lambda: not running(int(path.name.rpartition("-")[2])), "its end")
+    wait_for(lambda: not ledger.process_start(int(path.name.rpartition("-")[2])), "its end")
 
 
 def test_a_rank_that_a_signal_ended_is_named() -> None:
