@@ -14,6 +14,7 @@
         log               output of all ranks, each line with its rank
         metrics.jsonl     the rank map, then metrics                        written by rank 0
         step              the last step, and when                           written by rank 0
+        ranks.jsonl       each rank's times and memory                      written by rank 0
         trace-R.jsonl     each step's samples and loss, if asked for        written by rank R
         error.json        the first failing rank's traceback                written by that rank
         left.json         a program's ranks saved and left, to come back    written by rank 0
@@ -55,6 +56,7 @@ class AttemptDir:
         self.facts = path / "attempt.json"
         self.log = path / "log"
         self.metrics = path / "metrics.jsonl"
+        self.ranks = path / "ranks.jsonl"
         self.error = path / "error.json"
         self.step = path / "step"
         self.left = path / "left.json"

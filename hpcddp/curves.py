@@ -1,0 +1,204 @@
+"""The metrics of a run over all of its attempts, each line read once, and no step counted twice.
+
+What a later attempt took again, since it went on from an earlier checkpoint, replaces what the
+earlier one had written of these steps; so does what comes after a rollback.
+"""
+
+from __future__ import annotations
+
+import os
+from array import array
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Iterator, Sequence
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from hpcddp.rundir import RunDir, parse_lines
+
+CHUNK = 1 << 22  # bytes that are decoded at once
+KEPT = 10_000  # records that are no points of a curve, newest first to stay
+RECENT = 200  # points whose times are kept
+NAMES = ("loss", "lr", "samples_per_s", "step_s", "wait_s", "grad_norm")
+TRAIN = {name: attrgetter(name) for name in NAMES}  # the curves that a train record has
+POINTS = ("eval", "log")  # events whose metrics are curves
+
+
+class _Line(msgspec.Struct, gc=False):
+    """What every line may have of the curves; the rest is passed over."""
+
+    event: str = ""
+    step: int = 0
+    time: float = 0.0
+    loss: float | None = None
+    lr: float | None = None
+    samples_per_s: float | None = None
+    step_s: float | None = None
+    wait_s: float | None = None
+    grad_norm: float | None = None
+
+
+_DECODER = msgspec.json.Decoder(_Line)
+
+
+class Series:
+    """One curve: its values by step."""
+
+    def __init__(self) -> None:
+        self.steps, self.values = array("q"), array("d")
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def add(self, steps: Sequence[int], values: Sequence[float]) -> None:
+        """Points of later steps; what was told of these steps before is forgotten."""
+        if self.steps and steps[0] <= self.steps[-1]:
+            self.cut(steps[0] - 1)
+        self.steps.extend(array("q", steps))  # an array of its own: copied in one piece
+        self.values.extend(array("d", values))
+
+    def cut(self, step: int) -> None:
+        """Forget what comes after a step."""
+        size = bisect_right(self.steps, step)
+        del self.steps[size:], self.values[size:]
+
+
+class Curves:
+    """The metrics of a run, as far as they are written."""
+
+    def __init__(self, run: RunDir) -> None:
+        self.run = run
+        self.series: dict[str, Series] = {}
+        self.events: list[dict[str, Any]] = []  # all other records, oldest first
+        self.step = 0  # newest step told
+        self.epoch = 0
+        self.recent: deque[tuple[int, float]] = deque(maxlen=RECENT)  # step, when it was told
+        self._read: dict[int, int] = {}  # attempt -> bytes
+
+    def update(self) -> bool:
+        """Read what is new; whether there was anything."""
+        new = False
+        for attempt in self.run.all_attempts():
+            for data in pieces(attempt.metrics, self._read.get(attempt.number, 0)):
+                self._read[attempt.number] = self._read.get(attempt.number, 0) + len(data)
+                self._take(data, attempt.number)
+                new = True
+        return new
+
+    def _take(self, data: bytes, attempt: int) -> None:
+        """Points in a row go into the curves together; what stands between them, one by one."""
+        found, first = _decoded(data), 0
+        lines = [] if all(record.event == "train" for record in found) else data.split(b"\n")
+        for i, record in enumerate(found):
+            if record.event != "train":
+                self._points(found[first:i])
+                self._other({"attempt": attempt, **_parsed(lines[i])})
+                first = i + 1
+        self._points(found[first:])
+
+    def _points(self, records: list[_Line]) -> None:
+        if not records:
+            return
+        steps = array("q", [r.step for r in records])
+        for name, get in TRAIN.items():
+            values = list(map(get, records))
+            if None not in values:
+                self.of(name).add(steps, values)
+            elif told := [i for i, value in enumerate(values) if value is not None]:
+                self.of(name).add([steps[i] for i in told], [values[i] for i in told])
+        self.recent.extend((r.step, r.time) for r in records[-RECENT:])
+        self.step = steps[-1]
+
+    def _other(self, record: dict[str, Any]) -> None:
+        """A record that is no point: it may say that the run has gone back."""
+        event, step = record.get("event"), record.get("step")
+        step = step if isinstance(step, int) else 0
+        if event == "start":
+            self._cut(step)
+        elif event == "rollback":
+            self._cut(record.get("to", 0))
+        self.step, self.epoch = max(self.step, step), record.get("epoch", self.epoch)
+        for name, value in (record.get("metrics") or {}).items() if event in POINTS else ():
+            if isinstance(value, int | float):
+                self.of(f"{event}/{name}").add([step], [value])
+        if event not in (None, "step", "train"):
+            self.events.append(record)
+        if len(self.events) > 2 * KEPT:
+            del self.events[:KEPT]
+
+    def _cut(self, step: int) -> None:
+        self.step = step
+        self.recent.clear()
+        for series in self.series.values():
+            series.cut(step)
+
+    def of(self, name: str) -> Series:
+        """The series of a name; empty if nothing was told of it."""
+        return self.series.setdefault(name, Series())
+
+
+def pieces(path: Path, start: int) -> Iterator[bytes]:
+    """Whole lines of a file from a byte on, some megabytes at a time; none if it is not there.
+
+    What stands behind the last line's end is being written, or was cut by a crash.
+    """
+    try:
+        file = path.open("rb")
+    except OSError:
+        return
+    with file:
+        file.seek(start)
+        while data := file.read(CHUNK):
+            end = data.rfind(b"\n") + 1
+            while end == 0 and (more := file.read(CHUNK)):  # a line longer than a piece
+                data += more
+                end = data.rfind(b"\n") + 1
+            if end == 0:
+                return
+            file.seek(end - len(data), os.SEEK_CUR)
+            yield data[:end]
+
+
+def _decoded(data: bytes) -> list[_Line]:
+    """A record for each line; one without event for a line that is none."""
+    try:
+        found = _DECODER.decode_lines(data)
+    except msgspec.MsgspecError:  # of some megabytes, one line
+        found = []
+    count = data.count(b"\n")
+    return found if len(found) == count else [_one(line) for line in data.split(b"\n")[:count]]
+
+
+def _one(line: bytes) -> _Line:
+    try:
+        return _DECODER.decode(line)
+    except msgspec.MsgspecError:
+        pass
+    record = _parsed(line)  # NaN and Infinity are no JSON, but Python writes them
+    known = {name: record[name] for name in _Line.__struct_fields__ if name in record}
+    try:
+        return msgspec.convert(known, _Line)
+    except msgspec.ValidationError:
+        return _Line()
+
+
+def _parsed(line: bytes) -> dict[str, Any]:
+    return next(parse_lines([line]), {})
+
+
+def thin(series: Series, points: int) -> tuple[list[int], list[float]]:
+    """At most so many points that look like the curve: least and greatest of each stretch."""
+    size = len(series)
+    if size <= points:
+        return series.steps.tolist(), series.values.tolist()
+    kept: list[int] = []
+    stretches = max(1, points // 2)
+    for i in range(stretches):
+        low, high = i * size // stretches, (i + 1) * size // stretches
+        part = series.values[low:high]
+        ends = {low + part.index(min(part)), low + part.index(max(part))}
+        kept += sorted(ends)
+    return [series.steps[i] for i in kept], [series.values[i] for i in kept]

@@ -1,0 +1,306 @@
+"""Step 13: what a run looks like now: the plain data that watch, report and dashboard show.
+
+A ``Viewer`` reads each line of a run once, so that it may look again and again.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+import time
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from hpcddp import history, record, status
+from hpcddp.curves import Curves, pieces, thin
+from hpcddp.errors import RunError
+from hpcddp.history import Row
+from hpcddp.rundir import RunDir, read_json
+from hpcddp.status import Status
+from hpcddp.train.metrics import line
+
+POINTS = 400  # of a curve
+COLUMNS = 120  # of the map of ranks over time, at most
+WORDS = 200  # records told in words
+TAIL = 1 << 14  # bytes of the log
+SECRET = re.compile(r"^env\..*(KEY|TOKEN|SECRET|PASS|CREDENTIAL)", re.IGNORECASE)
+HIDDEN = "(hidden)"
+
+
+@dataclass
+class RankView:
+    """One rank: where it is, its newest figures, and what is wrong with it."""
+
+    rank: int
+    node: int
+    local: int
+    host: str
+    device: str
+    step_s: float | None = None  # seconds of a step
+    wait_s: float | None = None  # of these, for its data
+    busy_s: float | None = None  # of these, on its own work
+    samples_per_s: float | None = None
+    memory: float | None = None  # bytes
+    gpu: float | None = None  # percent
+    state: str = ""  # "", slow, or dead
+    note: str = ""  # in words
+
+
+@dataclass
+class Life:
+    """An attempt, and what it cost in seconds."""
+
+    row: Row
+    waited_s: float = 0.0  # from the end of the one before, or from the submission
+    started_s: float = 0.0  # from its begin to its first step
+    lost_s: float = 0.0  # in steps that were taken again
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, the row's own beside it."""
+        own = {name: value for name, value in vars(self).items() if name != "row"}
+        return {**self.row.to_dict(), **own}
+
+
+@dataclass
+class View:
+    """A run now. All texts come from the run and are to be shown as text."""
+
+    status: Status
+    now: float  # seconds since the epoch
+    global_batch: int = 0
+    steps_per_epoch: int = 0
+    step_s: float | None = None  # seconds of a step, lately, with all that comes between steps
+    to_go_s: float | None = None
+    held_s: float = 0.0  # seconds for which the run had its nodes
+    useful_s: float = 0.0  # of these, in steps that count
+    attempts: list[Life] = field(default_factory=list)
+    curves: dict[str, tuple[list[int], list[float]]] = field(default_factory=dict)
+    ranks: list[RankView] = field(default_factory=list)
+    # By rank, for each of ``heat_steps``: its own work and wait beside the median rank's.
+    heat: list[list[float | None]] = field(default_factory=list)
+    heat_steps: list[int] = field(default_factory=list)
+    events: list[tuple[float, int, int, str]] = field(default_factory=list)  # time, attempt, step
+    log: list[str] = field(default_factory=list)
+
+    @property
+    def efficiency(self) -> float | None:
+        """The part of its time on the nodes that took the run further."""
+        return self.useful_s / self.held_s if self.held_s else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, with the version of its form."""
+        own: dict[str, Any] = {**vars(self), "efficiency": self.efficiency, "schema_version": 1}
+        own["status"] = self.status.to_dict()
+        own["attempts"] = [life.to_dict() for life in self.attempts]
+        own["ranks"] = [vars(row) for row in self.ranks]
+        return own
+
+
+class Viewer:
+    """A run's view, as often as it is wanted.
+
+    Args:
+        points: of a curve, at most.
+    """
+
+    def __init__(self, run: RunDir, points: int = POINTS) -> None:
+        self.run, self._points = run, points
+        self.curves = Curves(run)
+        self._heat = Heat(run)
+
+    def look(self, found: Status | None = None) -> View:
+        """The run now.
+
+        Args:
+            found: what its backend says; the run dir alone is asked without it.
+
+        Raises:
+            RunError: its folder is damaged.
+        """
+        found = found or status.known(self.run)
+        self.curves.update()
+        self._heat.update()
+        view = View(found, time.time())
+        view.curves = {n: thin(s, self._points) for n, s in self.curves.series.items() if len(s)}
+        found.step = max(found.step, self.curves.step)
+        self._rates(view)
+        self._attempts(view)
+        self._ranks(view)
+        view.heat, view.heat_steps = self._heat.rows(), self._heat.steps
+        view.events = list(_told(self.curves.events[-WORDS:]))
+        view.log = self._log()
+        return view
+
+    def _rates(self, view: View) -> None:
+        start: dict[str, Any] = next(
+            (e for e in reversed(self.curves.events) if e["event"] == "start"), {}
+        )
+        view.global_batch = start.get("global_batch", 0)
+        view.steps_per_epoch = start.get("steps_per_epoch", 0)
+        view.status.total_steps = start.get("total_steps", view.status.total_steps)
+        recent = self.curves.recent
+        if len(recent) > 1 and recent[-1][0] > recent[0][0]:
+            view.step_s = (recent[-1][1] - recent[0][1]) / (recent[-1][0] - recent[0][0])
+        if view.step_s and view.status.total_steps and view.status.state == "RUNNING":
+            view.to_go_s = view.step_s * (view.status.total_steps - view.status.step)
+
+    def _attempts(self, view: View) -> None:
+        mean = _mean(self.curves.of("step_s").values)
+        ended, begins = view.status.created, _begins(self.curves.events)
+        for row in history.rows(self.run, over=view.status.final):
+            life = Life(row, lost_s=row.lost * mean)
+            life.waited_s = max(0.0, row.began - ended)
+            life.started_s = max(0.0, begins.get(row.attempt, row.began) - row.began)
+            ended = row.ended or view.now
+            view.held_s += max(0.0, ended - row.began)
+            view.attempts.append(life)
+        view.useful_s = min(view.held_s, mean * view.status.step)
+
+    def _ranks(self, view: View) -> None:
+        events = self.curves.events
+        told: dict[str, Any] = next((e for e in reversed(events) if e["event"] == "ranks"), {})
+        newest = self._heat.newest
+        for report in told.get("ranks", []):
+            row = RankView(*(report[name] for name in ("rank", "node", "local", "host", "device")))
+            for name in FIGURES:
+                values = newest.get(name) or []
+                setattr(row, name, values[row.rank] if row.rank < len(values) else None)
+            view.ranks.append(row)
+        for event in events[events.index(told) :] if told else []:
+            if event["event"] in ("slow", "recovered") and event["rank"] < len(view.ranks):
+                row = view.ranks[event["rank"]]
+                slow = event["event"] == "slow"
+                row.state, row.note = ("slow", line(event)) if slow else ("", "")
+        for rank, note in self._dead():
+            if rank < len(view.ranks):
+                view.ranks[rank].state, view.ranks[rank].note = "dead", note
+
+    def _dead(self) -> Iterator[tuple[int, str]]:
+        """Ranks that ended the newest attempt."""
+        folders = self.run.all_attempts()
+        for path in (folders[-1].error, folders[-1].hang) if folders else ():
+            try:
+                said = read_json(path) or {}
+            except RunError:
+                continue
+            if isinstance(rank := said.get("rank"), int):
+                yield rank, str(said.get("message") or said.get("what") or path.stem)
+
+    def _log(self) -> list[str]:
+        """The log's last lines."""
+        try:
+            with self.run.log.open("rb") as f:
+                f.seek(max(0, f.seek(0, 2) - TAIL))
+                return f.read().decode("utf-8", "replace").splitlines()[-WORDS:]
+        except OSError:
+            return []
+
+
+FIGURES = ("step_s", "wait_s", "busy_s", "samples_per_s", "memory", "gpu")
+
+
+class Heat:
+    """How slow each rank was over time, in few columns, and the newest figures of each."""
+
+    def __init__(self, run: RunDir) -> None:
+        self.run = run
+        self.newest: dict[str, Any] = {}
+        self.steps: list[int] = []
+        self._columns: list[list[float | None]] = []
+        self._each = 1  # lines that make a column
+        self._count = 0
+        self._read: dict[int, int] = {}
+
+    def update(self) -> None:
+        """Read what is new."""
+        for attempt in self.run.all_attempts():
+            for data in pieces(attempt.ranks, self._read.get(attempt.number, 0)):
+                self._read[attempt.number] = self._read.get(attempt.number, 0) + len(data)
+                for text in data.splitlines():
+                    self._take(text)
+
+    def _take(self, text: bytes) -> None:
+        try:
+            told = msgspec.json.decode(text)
+            step, ratios = int(told["step"]), _ratios(told)
+        except (msgspec.MsgspecError, KeyError, TypeError, ValueError):
+            return
+        self.newest = told
+        while self.steps and self.steps[-1] >= step:  # it was taken again
+            del self.steps[-1], self._columns[-1]
+        self._count += 1
+        if self._count % self._each and self._columns:
+            return
+        self.steps.append(step)
+        self._columns.append(ratios)
+        if len(self._columns) > COLUMNS:
+            self._each *= 2
+            del self._columns[1::2], self.steps[1::2]
+
+    def rows(self) -> list[list[float | None]]:
+        """By rank, for each of ``steps``; None where the rank did not tell."""
+        size = max(map(len, self._columns), default=0)
+        return [[c[r] if r < len(c) else None for c in self._columns] for r in range(size)]
+
+
+def _ratios(told: dict[str, Any]) -> list[float | None]:
+    """Each rank's own work and wait, beside the median of all."""
+    busy, wait = told.get("busy_s") or [], told.get("wait_s") or []
+    own = [
+        None if b is None and w is None else (b or 0.0) + (w or 0.0)
+        for b, w in zip(busy, wait, strict=True)
+    ]
+    known = [value for value in own if value is not None]
+    middle = statistics.median(known) if known else 0.0
+    return [None if value is None or not middle else round(value / middle, 2) for value in own]
+
+
+def _mean(values: array[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
+
+
+def _begins(events: list[dict[str, Any]]) -> dict[int, float]:
+    """When each attempt's training began, seconds since the epoch."""
+    found = [e for e in events if e["event"] == "start" and "attempt" in e]
+    return {e["attempt"]: e.get("time", 0.0) for e in found}
+
+
+def _told(events: list[dict[str, Any]]) -> Iterator[tuple[float, int, int, str]]:
+    """Records in words: time, attempt, step, text."""
+    for event in events:
+        try:
+            text = line(event)
+        except (KeyError, TypeError, ValueError, AttributeError):  # of another version
+            text = str(event["event"])
+        if text and event["event"] != "ranks":
+            yield event.get("time", 0.0), event.get("attempt", 0), event.get("step", 0), text
+
+
+def static(run: RunDir) -> dict[str, Any]:
+    """What of a run does not change while it runs: configuration, versions, script, submission."""
+    job = record.read(run)
+    try:
+        script = run.script.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        script = ""
+    facts = {name: value for name, value in vars(job).items() if name != "spec"}
+    config, versions = _flat(job.spec), read_json(run.versions) or {}
+    for name in filter(SECRET.search, config):  # a page is passed on
+        script = script.replace(str(config[name]) or HIDDEN, HIDDEN)
+        config[name] = HIDDEN
+    return {"job": facts, "config": config, "versions": versions, "script": script}
+
+
+def _flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A table of tables by dotted names."""
+    flat: dict[str, Any] = {}
+    for name, value in table.items():
+        if isinstance(value, dict):
+            flat |= _flat(value, f"{prefix}{name}.")
+        else:
+            flat[prefix + name] = value
+    return flat

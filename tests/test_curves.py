@@ -1,0 +1,86 @@
+"""Curves over all attempts: each step once, whatever was taken again."""
+
+import json
+from pathlib import Path
+
+from made import made_run
+
+from hpcddp.curves import Curves, Series, thin
+from hpcddp.rundir import RunDir
+
+
+def tell(run: RunDir, attempt: int, *records: dict[str, object], end: str = "\n") -> None:
+    path = run.attempt(attempt).metrics
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as f:
+        f.write("\n".join(map(json.dumps, records)) + end)
+
+
+def point(step: int, loss: float) -> dict[str, object]:
+    return {"event": "train", "step": step, "time": 1.0 * step, "loss": loss}
+
+
+def losses(curves: Curves) -> dict[int, float]:
+    found = curves.of("loss")
+    return dict(zip(found.steps, found.values, strict=True))
+
+
+def test_steps_that_a_later_attempt_took_again_count_once(tmp_path: Path) -> None:
+    run = made_run(tmp_path)  # the second attempt came to step 260 and had saved step 250
+    curves = Curves(run)
+    assert curves.update()
+    assert curves.of("loss").steps.tolist() == list(range(1, 401))
+    assert curves.of("eval/accuracy").steps.tolist() == [100, 200, 300, 400]
+    assert not curves.update()
+
+
+def test_what_is_new_is_read_as_it_comes(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    curves = Curves(run)
+    tell(run, 1, {"event": "start", "step": 0}, point(1, 3.0))
+    assert curves.update() and losses(curves) == {1: 3.0}
+    tell(run, 1, point(2, 2.0), point(3, 1.0))
+    tell(run, 2, {"event": "start", "step": 1}, point(2, 5.0))
+    assert curves.update() and losses(curves) == {1: 3.0, 2: 5.0}
+    assert curves.step == 2
+
+
+def test_a_rollback_drops_what_it_takes_back(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    tell(run, 1, *(point(s, 1.0) for s in (1, 2, 3)), {"event": "rollback", "step": 3, "to": 1},
+         point(2, 9.0))  # fmt: skip
+    curves = Curves(run)
+    curves.update()
+    assert losses(curves) == {1: 1.0, 2: 9.0}
+
+
+def test_a_line_that_is_cut_is_passed_over_and_one_that_grows_is_waited_for(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    tell(run, 1, point(1, 1.0))
+    tell(run, 1, end='{"event": "tra\n')  # a crash, and the next attempt's pen behind it
+    tell(run, 1, point(2, 2.0), end="")
+    curves = Curves(run)
+    curves.update()
+    assert losses(curves) == {1: 1.0}
+    tell(run, 1, end="\n")
+    curves.update()
+    assert losses(curves) == {1: 1.0, 2: 2.0}
+
+
+def test_numbers_that_are_none_are_points_too(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    tell(run, 1, point(1, 1.0), point(2, float("nan")), point(3, float("inf")))
+    tell(run, 1, {"event": "train", "step": "four"}, point(5, 5.0))
+    curves = Curves(run)
+    curves.update()
+    found = losses(curves)
+    assert list(found) == [1, 2, 3, 5]
+    assert found[2] != found[2] and found[3] == float("inf")
+
+
+def test_a_thinned_curve_keeps_its_peaks() -> None:
+    series = Series()
+    series.add(range(10_000), [100.0 if i == 7001 else float(i % 3) for i in range(10_000)])
+    steps, values = thin(series, 100)
+    assert len(steps) <= 100 and steps == sorted(steps)
+    assert values[steps.index(7001)] == 100.0 and min(values) == 0.0

@@ -1,0 +1,65 @@
+"""A run as plain data: attempts and what they cost, curves, ranks, words."""
+
+import json
+from pathlib import Path
+
+import pytest
+from made import STEP_S, made_run
+
+from hpcddp.rundir import write_json
+from hpcddp.view import COLUMNS, Viewer, static
+
+
+def test_a_run_with_two_preemptions(tmp_path: Path) -> None:
+    view = Viewer(made_run(tmp_path)).look()
+    assert view.status.state == "COMPLETED" and view.status.step == 400
+    assert [life.row.cause for life in view.attempts] == ["preempted", "preempted", "done"]
+    assert [life.row.lost for life in view.attempts] == [0, 10, 0]
+    assert [life.lost_s for life in view.attempts] == [0, 10 * STEP_S, 0]
+    assert [life.waited_s for life in view.attempts] == [30, 45, 45]
+    assert all(life.started_s == 10 for life in view.attempts)
+    assert view.held_s == 3 * 10 + 410 * STEP_S
+    assert view.useful_s == pytest.approx(400 * STEP_S)
+    assert view.efficiency == pytest.approx(200 / 235)
+
+
+def test_a_run_that_works_tells_when_it_will_be_done(tmp_path: Path) -> None:
+    view = Viewer(made_run(tmp_path, cause=None, last=300)).look()
+    assert view.status.state == "RUNNING"
+    assert view.step_s == pytest.approx(STEP_S)
+    assert view.to_go_s == pytest.approx(100 * STEP_S)
+
+
+def test_the_slow_rank_is_marked(tmp_path: Path) -> None:
+    view = Viewer(made_run(tmp_path, cause=None, last=300)).look()
+    assert [row.state for row in view.ranks] == ["", "", "slow", ""]
+    assert [row.host for row in view.ranks] == ["n1", "n1", "n2", "n2"]
+    assert view.ranks[2].busy_s == 0.4
+    assert len(view.heat) == 4 and len(view.heat_steps) <= COLUMNS
+    assert view.heat_steps == sorted(set(view.heat_steps))
+    late = [i for i, step in enumerate(view.heat_steps) if step > 210]
+    assert late and all(view.heat[2][i] > 1.5 > view.heat[1][i] for i in late)
+
+
+def test_the_rank_that_ended_an_attempt_is_dead(tmp_path: Path) -> None:
+    run = made_run(tmp_path, cause="crashed", last=300)
+    write_json(run.attempt(3).error, {"rank": 1, "host": "n1", "type": "X", "message": "no <b>"})
+    view = Viewer(run).look()
+    assert [row.state for row in view.ranks] == ["", "dead", "slow", ""]
+    assert view.ranks[1].note == "no <b>"
+
+
+def test_it_is_plain_data(tmp_path: Path) -> None:
+    run = made_run(tmp_path)
+    found = json.loads(json.dumps(Viewer(run).look().to_dict() | static(run)))
+    assert found["attempts"][1]["cause"] == "preempted" and found["attempts"][1]["lost_s"] == 5.0
+    assert found["config"]["global_batch"] == 32 and "srun" in found["script"]
+    assert len(found["curves"]["loss"][0]) <= 400
+
+
+def test_secrets_of_the_environment_stay_where_they_are(tmp_path: Path) -> None:
+    run = made_run(tmp_path, env={"API_TOKEN": "hush-4711", "NCCL_DEBUG": "WARN"})
+    run.script.write_text("export API_TOKEN='hush-4711'\n")
+    found = static(run)
+    assert "hush-4711" not in json.dumps(found)
+    assert found["config"]["env.NCCL_DEBUG"] == "WARN"
