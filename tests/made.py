@@ -97,7 +97,7 @@ def _metrics(
                         "wait_s": [0.01] * ranks, "busy_s": busy,
                         "samples_per_s": [16.0] * ranks, "memory": [3.5e8] * ranks,
                         "gpu": [None] * ranks})  # fmt: skip
-        if step == 203 and slow is not None:
+        if step == max(203, first + 3) and slow is not None:
             tell(
                 "slow",
                 step,
@@ -105,7 +105,7 @@ def _metrics(
                 host=f"n{slow // 2 + 1}",
                 what="compute",
                 ratio=1.9,
-                since=201,
+                since=step - 2,
                 since_time=lines[-1]["time"] - 1,
                 own_s=0.4,
                 median_s=0.21,
