@@ -6,9 +6,11 @@
     │   ├── TopologyError       nodes, GPUs, ranks and host lists
     │   ├── TemplateError       a template, or a value that cannot enter a script
     │   ├── ClusterError        a cluster profile, or a limit that it sets
-    │   └── RunError            a run that does not exist, or is not in the right state
+    │   ├── RunError            a run that does not exist, or is not in the right state
+    │   └── ObjectMissing       a file or an object of a store is not there
     ├── SubmissionRefused   1   sbatch said no
     ├── SlurmUnreachable    3   Slurm does not answer
+    ├── StoreUnreachable    1   a store of data does not answer
     ├── RankMapError        1   the ranks that started are not the ranks that were planned
     ├── CheckpointError     1   a checkpoint is damaged, foreign or missing
     ├── Diverged            1   the loss or the weights are no numbers any more, or exploded
@@ -75,12 +77,20 @@ class RunError(UserError):
     pass
 
 
+class ObjectMissing(UserError):
+    pass
+
+
 class SubmissionRefused(HpcddpError):
     pass
 
 
 class SlurmUnreachable(HpcddpError):
     exit_code = 3
+
+
+class StoreUnreachable(HpcddpError):
+    pass
 
 
 class RankMapError(HpcddpError):

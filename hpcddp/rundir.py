@@ -23,6 +23,7 @@
         dask/             a cluster's certificate and address, while it is  written by rank 0
       work/               a command's working folder: the code as it was  written by submit
       versions.json       its Python and packages                         written by submit
+      listings/NAME.tsv   which samples a dataset has                     linked by the first rank
       checkpoints/
         step-N/           complete, with COMPLETE in it                     published by rename
         .saving-N/        of attempt N, not yet published; the next attempt takes it away
@@ -89,9 +90,14 @@ class RunDir:
         self.checkpoints = self.path / "checkpoints"
         self.work = self.path / "work"
         self.versions = self.path / "versions.json"
+        self.listings = self.path / "listings"
 
     def attempt(self, number: int) -> AttemptDir:
         return AttemptDir(self.attempts / str(number))
+
+    def listing(self, name: str) -> Path:
+        """Which samples a dataset has, for all ranks and attempts."""
+        return self.listings / f"{name}.tsv"
 
     def job_log(self, job_id: str) -> Path:
         """What a job's script said before it claimed the run, and what Slurm says of the job."""

@@ -90,6 +90,12 @@ class DataSpec:
 
     workers: int = key(0, "DataLoader worker processes of one rank", least=0)
     eval_batch: int = key(256, "samples of one forward pass in evaluation", least=1)
+    on_bad: str = key(
+        "stop", "what an image that cannot be read does: stop, or skip it", choices=("stop", "skip")
+    )
+    retry_seconds: float = key(
+        240.0, "seconds that a store which does not answer is asked again", least=0
+    )
 
 
 @dataclass

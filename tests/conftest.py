@@ -217,3 +217,12 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[Any]:
+    """A real S3 server, for all tests of a process; its door is open again before each module."""
+    import s3
+
+    with s3.serving() as server:
+        yield server

@@ -9,8 +9,10 @@ is read, and if one has moved, it is read again with that one seeded for each sa
 later batches. A batch is read again three times in a process at most.
 
 A dataset's own ``__getitems__`` gets whole batches as long as it draws nothing; after that it gets
-lists of one index, because what is drawn for a whole batch depends on who else is in it. Generators
-that a dataset keeps for itself are not seen here: it has to seed them by the index.
+lists of one index, because what is drawn for a whole batch depends on who else is in it. A dataset
+that has ``prefetch`` hears before of all that it will be asked for, and with an empty list that it
+may forget it. Generators that a dataset keeps for itself are not seen here: it has to seed them by
+the index.
 """
 
 from __future__ import annotations
@@ -44,10 +46,15 @@ class Samples(Dataset[Any]):
     def __getitems__(self, codes: list[int]) -> list[Any]:
         """The samples of one batch; a DataLoader calls this once for it."""
         before = Generators()
-        samples = self._draw(codes)
-        while new := before.moved(besides=self._drawn):
-            self._drawn |= new
+        prefetch = getattr(self._dataset, "prefetch", _nothing)
+        prefetch([code % self._size for code in codes])
+        try:
             samples = self._draw(codes)
+            while new := before.moved(besides=self._drawn):
+                self._drawn |= new
+                samples = self._draw(codes)
+        finally:
+            prefetch([])
         before.restore(self._drawn)
         return samples
 
@@ -68,3 +75,7 @@ class Samples(Dataset[Any]):
             found: list[Any] = whole(indices)
             return found
         return [self._dataset[index] for index in indices]
+
+
+def _nothing(indices: list[int]) -> None:
+    """What a dataset does that fetches nothing ahead."""

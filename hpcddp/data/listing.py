@@ -1,0 +1,170 @@
+"""Which samples a dataset has: a table in flat arrays, and the same table as a file.
+
+A sample is (object, start, size, class): an image file of its own, or a piece of a tar shard. A
+million of them are a few arrays, since loader processes would copy a million tuples just by
+counting who refers to them.
+
+    {"format": 1, "root": ..., "classes": [...], "shards": [[name, bytes, version], ...],
+     "samples": N}
+    class, shard or -1, start, bytes or -1, version, name                    N lines, tabs between
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcddp.data.stores import Found
+from hpcddp.errors import RunError
+from hpcddp.rundir import token
+
+FORMAT = 1
+_ESCAPES = str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"})
+_PLAIN = {"\\": "\\", "t": "\t", "n": "\n", "r": "\r"}
+
+
+class Sample(NamedTuple):
+    """One row: number of the class; number of the shard, -1 for a file of its own; where in it;
+    the version of its own file."""
+
+    label: int
+    shard: int
+    start: int
+    size: int
+    version: int
+    name: str
+
+
+class Names:
+    """Many strings in two arrays."""
+
+    def __init__(self, data: bytes | bytearray, ends: array[int]) -> None:
+        self._data: NDArray[np.uint8] = np.frombuffer(bytes(data), np.uint8)
+        self._ends: NDArray[np.int64] = np.array(ends, np.int64)
+
+    def __getitem__(self, index: int) -> str:
+        start = self._ends[index - 1] if index else 0
+        return self._data[start : self._ends[index]].tobytes().decode("utf-8", "surrogateescape")
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The samples of a root. All arrays have one number for each sample."""
+
+    root: str
+    classes: list[str]
+    shards: list[Found]
+    labels: NDArray[np.int64]
+    shard: NDArray[np.int32]
+    start: NDArray[np.int64]
+    size: NDArray[np.int64]
+    version: NDArray[np.int64]
+    names: Names
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> Sample:
+        label, shard, start, size, version = (int(a[index]) for a in self._columns)
+        return Sample(label, shard, start, size, version, self.names[index])
+
+    @property
+    def _columns(self) -> tuple[NDArray[Any], ...]:
+        return self.labels, self.shard, self.start, self.size, self.version
+
+    @property
+    def groups(self) -> NDArray[np.int64] | None:
+        """How many samples each shard has, in their order; None without shards."""
+        if not self.shards:
+            return None
+        return np.bincount(self.shard, minlength=len(self.shards)).astype(np.int64)
+
+
+def collect(
+    root: str, classes: Sequence[str], shards: Sequence[Found], samples: Iterable[Sample]
+) -> Listing:
+    """A listing of samples, which may come one by one."""
+    labels, shard, start, size, version, ends = (array(kind) for kind in "qiqqqq")
+    data = bytearray()
+    for sample in samples:
+        labels.append(sample.label)
+        shard.append(sample.shard)
+        start.append(sample.start)
+        size.append(sample.size)
+        version.append(sample.version)
+        data += sample.name.encode("utf-8", "surrogateescape")
+        ends.append(len(data))
+    return Listing(
+        root,
+        list(classes),
+        list(shards),
+        np.array(labels, np.int64),
+        np.array(shard, np.int32),
+        np.array(start, np.int64),
+        np.array(size, np.int64),
+        np.array(version, np.int64),
+        Names(data, ends),
+    )
+
+
+def write(path: Path, listing: Listing) -> None:
+    """Put the file in place, wholly, unless another one was first."""
+    path.parent.mkdir(exist_ok=True)
+    aside = path.with_name(f".{path.name}.{os.getpid()}.{token(3)}")
+    try:
+        with open(aside, "x", encoding="utf-8", errors="surrogateescape", newline="\n") as file:
+            file.writelines(_lines(listing))
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            os.link(aside, path)
+        except FileExistsError:
+            return
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def _lines(listing: Listing) -> Iterator[str]:
+    head = {"format": FORMAT, "root": listing.root, "classes": listing.classes}
+    yield json.dumps(head | {"shards": listing.shards, "samples": len(listing)}) + "\n"
+    for i in range(len(listing)):
+        *numbers, name = listing[i]
+        yield "\t".join(map(str, numbers)) + f"\t{name.translate(_ESCAPES)}\n"
+
+
+def read(path: Path) -> Listing:
+    """The listing in a file.
+
+    Raises:
+        FileNotFoundError: there is none yet.
+        RunError: it is damaged.
+    """
+    with open(path, encoding="utf-8", errors="surrogateescape", newline="\n") as file:
+        try:
+            head: dict[str, Any] = json.loads(file.readline())
+            shards = [Found(*shard) for shard in head["shards"]]
+            found = collect(head["root"], head["classes"], shards, map(_sample, file))
+            if head["format"] != FORMAT or len(found) != head["samples"]:
+                raise ValueError(f"{len(found)} lines, where there were {head['samples']}")
+        except (ValueError, TypeError, KeyError) as error:
+            raise RunError(
+                f"is damaged: {error}", where=str(path), hint="delete it, and begin anew"
+            ) from None
+    return found
+
+
+def _sample(line: str) -> Sample:
+    *numbers, name = line.rstrip("\n").split("\t")
+    label, shard, start, size, version = map(int, numbers)
+    if "\\" in name:
+        letters = iter(name)
+        name = "".join(_PLAIN[next(letters)] if c == "\\" else c for c in letters)
+    return Sample(label, shard, start, size, version, name)

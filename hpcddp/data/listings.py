@@ -1,0 +1,99 @@
+"""One listing for all ranks and attempts of a run: written once, read by all.
+
+The first rank lists and links the file into place; the others wait for it as long as they see it
+at work, and list for themselves where they see nothing. Whoever is first, all read what is in
+place, so that a store that grows meanwhile changes nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from hpcddp.data import listing as listing_
+from hpcddp.data.listing import Listing
+from hpcddp.rundir import RunDir
+
+SIGN_SECONDS = 0.5  # between two signs of progress
+SILENT_SECONDS = 60.0  # without one, after which a rank lists for itself
+LOOK_SECONDS = 0.1
+
+
+def listing_of(root: str, look: Callable[[], Listing]) -> Listing:
+    """The listing of a root: the run's, or outside of a run what ``look`` finds.
+
+    Raises:
+        UserError, StoreUnreachable: as ``look``.
+    """
+    run = run_of_here()
+    if run is None:
+        return look()
+    path = run.listing(name_of(root))
+    with contextlib.suppress(FileNotFoundError):
+        return listing_.read(path)
+    if os.environ.get("RANK", "0") == "0" or not _awaited(path):
+        with _signs(path):
+            listing_.write(path, look())
+    return listing_.read(path)
+
+
+def run_of_here() -> RunDir | None:
+    """The run that this process is a rank of."""
+    folder = os.environ.get("HPCDDP_RUN_DIR")
+    run = RunDir(folder) if folder else None
+    return run if run and run.job.exists() else None
+
+
+def name_of(root: str) -> str:
+    """A file's name for a root: the end of it, for a person, and a hash of all."""
+    slug = re.sub(r"[^A-Za-z0-9]+", "-", root)[-40:].strip("-").lower() or "root"
+    return f"{slug}-{hashlib.sha256(root.encode('utf-8', 'surrogateescape')).hexdigest()[:10]}"
+
+
+def _sign(path: Path) -> Path:
+    return path.with_name(f".{path.name}.progress")
+
+
+def _awaited(path: Path) -> bool:
+    """Wait for the first rank's file; whether it is there. The clocks of two nodes are never
+    compared: a sign is that the progress file has changed."""
+    last, since = None, time.monotonic()
+    while time.monotonic() - since < SILENT_SECONDS:
+        if path.exists():
+            return True
+        with contextlib.suppress(OSError):
+            if (sign := _sign(path).read_text()) != last:
+                last, since = sign, time.monotonic()
+        time.sleep(LOOK_SECONDS)
+    return path.exists()
+
+
+@contextlib.contextmanager
+def _signs(path: Path) -> Iterator[None]:
+    """Show that this process is at work on a listing."""
+    path.parent.mkdir(exist_ok=True)
+    done = threading.Event()
+
+    def show() -> None:
+        begun = time.monotonic()
+        while True:
+            with contextlib.suppress(OSError):
+                _sign(path).write_text(f"{os.getpid()} {time.monotonic() - begun:.1f}\n")
+            if done.wait(SIGN_SECONDS):
+                return
+
+    thread = threading.Thread(target=show, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+        with contextlib.suppress(OSError):
+            _sign(path).unlink()

@@ -1,0 +1,150 @@
+"""A place of data, asked with patience: a store that fails for some minutes ends no training.
+
+What may pass (a refused or lost connection, a time-out, an error of the server) is tried again with
+growing pauses; a mistake (no such bucket, no right to read) is told at once. A person hears once
+that a store does not answer, and once that it does again.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, TypeVar
+
+from hpcddp.data import stores
+from hpcddp.data.stores import Found, Trouble
+from hpcddp.errors import HpcddpError, ObjectMissing, StoreUnreachable, UserError
+
+T = TypeVar("T")
+FIRST_PAUSE, LONGEST_PAUSE = 0.2, 10.0  # seconds
+# Of its own: a dataset that draws from the default generator is read twice (see train/samples.py).
+_chance = random.SystemRandom()
+_down: dict[tuple[int, str], float] = {}  # by process and store: since when it does not answer
+
+
+@dataclass(frozen=True)
+class Place:
+    """A root and the patience with it; plain data, which any process can use.
+
+    Args:
+        root: an absolute folder, or a URL.
+        patience: seconds that a store may be silent.
+    """
+
+    root: str
+    patience: float
+
+    @classmethod
+    def of(cls, root: str | os.PathLike[str], patience: float) -> Place:
+        """A place as a person writes it."""
+        text = os.fspath(root)
+        if stores.scheme(text) == "file":
+            text = text.partition("://")[2]
+        if not stores.scheme(text):
+            return cls(str(Path(text).expanduser().absolute()), patience)
+        return cls(text.rstrip("/"), patience)
+
+    @property
+    def remote(self) -> bool:
+        return bool(stores.scheme(self.root))
+
+    def at(self, name: str) -> str:
+        """Where an object is, for a person and as a key."""
+        return f"{self.root}/{name}"
+
+    def find(self) -> list[Found]:
+        """All objects, in the order of their names' parts."""
+        found = self._patiently(self.root, lambda: list(self._store.find()))
+        return sorted(found, key=lambda item: item.name.replace("/", "\0"))
+
+    def read(self, name: str, start: int = 0, size: int = -1) -> bytes:
+        """So many bytes of an object, all of it by default.
+
+        Raises:
+            ObjectMissing: it is not there.
+            UserError: it may not be read, or there are fewer bytes.
+            StoreUnreachable: the store does not answer for too long.
+        """
+        data = self._patiently(self.at(name), lambda: self._store.read(name, start, size))
+        if 0 <= size != len(data):
+            raise UserError(
+                f"has {len(data)} bytes from {start} on, where {size} were listed",
+                where=self.at(name),
+                hint="it has changed since it was listed: begin a new run",
+            )
+        return data
+
+    def open(self, name: str) -> BinaryIO:
+        """A local file; raises as ``read``."""
+        return self._patiently(self.at(name), lambda: stores.open_local(self.at(name)))
+
+    def copy(self, name: str, out: BinaryIO) -> None:
+        """Write all of an object into a file; raises as ``read``."""
+
+        def once() -> None:
+            out.seek(0)
+            out.truncate()
+            for block in self._store.stream(name):
+                out.write(block)
+
+        self._patiently(self.at(name), once)
+
+    @property
+    def _store(self) -> stores.Store:
+        return stores.store(self.root)
+
+    @property
+    def _name(self) -> str:
+        """The store as a whole: s3://bucket."""
+        scheme, mark, rest = self.root.partition("://")
+        return scheme + mark + rest.partition("/")[0] if mark else self.root
+
+    def _patiently(self, where: str, call: Callable[[], T]) -> T:
+        end, pause = 0.0, FIRST_PAUSE
+        while True:
+            try:
+                found = call()
+            except Trouble as trouble:
+                now = time.monotonic()
+                end = end or now + self.patience
+                if not trouble.kind.passes or now >= end:
+                    raise _told(trouble, where, self.patience) from None
+                self._silent(trouble.reason, now)
+                time.sleep(min(pause * _chance.uniform(0.5, 1.5), max(0.05, end - now)))
+                pause = min(2 * pause, LONGEST_PAUSE)
+            else:
+                if _down:
+                    self._speaks()
+                return found
+
+    def _silent(self, reason: str, now: float) -> None:
+        if _down.setdefault((os.getpid(), self._name), now) is now:  # of all threads the first
+            _say(
+                f"{self._name} does not answer ({reason}); trying again for up to "
+                f"{self.patience:g} s"
+            )
+
+    def _speaks(self) -> None:
+        since = _down.pop((os.getpid(), self._name), None)
+        if since is not None:
+            _say(f"{self._name} answers again, after {time.monotonic() - since:.0f} s")
+
+
+def _told(trouble: Trouble, where: str, patience: float) -> HpcddpError:
+    what, hint, passes = trouble.kind
+    reason = f": {trouble.reason}" if trouble.reason else ""
+    if passes:
+        what = f"{what} for {patience:g} s{reason}"
+        hint += " data.retry_seconds says how long it is asked"
+        return StoreUnreachable(what, where=where, hint=hint)
+    kind = ObjectMissing if trouble.missing else UserError
+    return kind(what + reason, where=where, hint=hint)
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,156 @@
+"""The bytes of a dataset's samples: from the node's disk, from its cache, or from the store.
+
+A batch's objects are fetched at once by a few threads, so that their latencies overlap. Threads,
+files and what is fetched belong to one process; only plain data is copied to another.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from typing import Any, BinaryIO, Protocol
+
+from hpcddp.data.listing import Listing, Sample
+from hpcddp.data.places import Place
+from hpcddp.data.pool import Pool
+
+THREADS = 16  # that fetch, in each process; they wait more than they work
+AHEAD = 256 << 20  # bytes of a batch that are fetched ahead
+OPEN = 64  # shards that a process keeps open
+UNKNOWN = 1 << 20  # bytes, for an object whose size is not known
+
+
+class Cache(Protocol):
+    """What keeps objects near; cache.py has it."""
+
+    def get(self, key: str, size: int, fetch: Callable[[BinaryIO], None]) -> BinaryIO | None:
+        """The object, to read from; None if it cannot be kept."""
+
+
+class Reading:
+    """``reading(index)`` gives a sample's bytes.
+
+    Args:
+        cache: for what lies in a store; None keeps nothing.
+    """
+
+    def __init__(self, place: Place, listing: Listing, cache: Cache | None) -> None:
+        self._place, self._listing = place, listing
+        self._cache = cache if place.remote else None
+        self._here = _Process()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_here": None}
+
+    def __call__(self, index: int) -> bytes:
+        fetched = self._process.pieces.get(index)
+        return fetched.result() if fetched else self._fetch(index)
+
+    def where(self, index: int) -> str:
+        """Where a sample lies, for a person."""
+        sample = self._listing[index]
+        if sample.shard < 0:
+            return self._place.at(sample.name)
+        return f"{self._place.at(self._listing.shards[sample.shard].name)}: {sample.name}"
+
+    def ahead(self, indices: Iterable[int]) -> None:
+        """Begin to fetch these samples, and forget those that were fetched before."""
+        here = self._process
+        held, here.pieces = here.pieces, {}
+        if not self._place.remote:
+            return
+        room = AHEAD
+        for index in indices:
+            size = int(self._listing.size[index])
+            room -= size if size >= 0 else UNKNOWN
+            if room < 0:
+                return
+            here.pieces[index] = held.get(index) or here.pool.submit(
+                lambda index=index: self._fetch(index)  # type: ignore[misc]
+            )
+
+    def holds(self, indices: Iterable[int]) -> bool:
+        """Whether these are on their way already."""
+        return self._process.pieces.keys() >= set(indices)
+
+    @property
+    def _process(self) -> _Process:
+        if self._here is None or self._here.pid != os.getpid():
+            self._here = _Process()
+        return self._here
+
+    def _fetch(self, index: int) -> bytes:
+        sample = self._listing[index]
+        if sample.shard < 0:
+            return self._whole(sample)
+        file = self._shard(sample.shard)
+        if file is None:
+            name = self._listing.shards[sample.shard].name
+            return self._place.read(name, sample.start, sample.size)
+        return os.pread(file.fileno(), sample.size, sample.start)
+
+    def _whole(self, sample: Sample) -> bytes:
+        """An image that is a file of its own."""
+        file = self._near(sample.name, sample.size, sample.version)
+        if file is None:
+            return self._place.read(sample.name)
+        with file:
+            return file.read()
+
+    def _near(self, name: str, size: int, version: int) -> BinaryIO | None:
+        """An object's copy in the cache. One that may change unseen is not kept."""
+        if self._cache is None or not version or size < 0:
+            return None
+        key = f"{self._place.at(name)} {size} {version}"
+        return self._cache.get(key, size, lambda out: self._place.copy(name, out))
+
+    def _shard(self, number: int) -> _File | None:
+        """A shard to read from; None where it must be asked of the store. Of several threads the
+        first one opens it."""
+        if self._place.remote and self._cache is None:
+            return None
+        shards = self._process.shards
+        mine: Future[_File | None] = Future()
+        found = shards.setdefault(number, mine)
+        if found is mine:
+            for old in list(shards)[: max(0, len(shards) - OPEN)]:
+                shards.pop(old, None)  # closed by whoever reads from it last
+            try:
+                mine.set_result(self._opened(number))
+            except BaseException as error:
+                shards.pop(number, None)
+                mine.set_exception(error)
+        return found.result()
+
+    def _opened(self, number: int) -> _File | None:
+        name, size, version = self._listing.shards[number]
+        remote = self._place.remote
+        file = self._near(name, size, version) if remote else self._place.open(name)
+        return _File(file) if file else None
+
+
+class _File:
+    """An open file that closes itself when nobody has it any more."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.fileno = file.fileno
+
+    def __del__(self) -> None:
+        self._file.close()
+
+
+class _Process:
+    """What one process has: after a fork the threads are gone, so nothing of it can be used."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self.pieces: dict[int, Future[bytes]] = {}
+        self.shards: dict[int, Future[_File | None]] = {}
+        self._pool: Pool | None = None
+
+    @property
+    def pool(self) -> Pool:
+        self._pool = self._pool or Pool(THREADS)
+        return self._pool

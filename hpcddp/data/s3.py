@@ -1,0 +1,118 @@
+"""S3 and what speaks its language, by s3torchconnector.
+
+Credentials come from where AWS's own tools look for them; nothing here reads, keeps or prints them.
+Another server than AWS's is named by AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL.
+"""
+
+from __future__ import annotations
+
+import configparser
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TypeVar
+
+from s3torchconnector import S3ClientConfig
+from s3torchconnector._s3client import S3Client
+from s3torchconnectorclient import S3Exception
+
+from hpcddp.data.stores import Found, Trouble, version_of
+
+T = TypeVar("T")
+ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
+REGIONS = ("AWS_REGION", "AWS_DEFAULT_REGION")
+# What the client says, and which kind of trouble it is; anything else may pass.
+SAID = {
+    r"bucket does not exist": "bucket",
+    r"key does not exist": "missing",
+    r"Forbidden|AccessDenied|InvalidAccessKeyId|SignatureDoesNotMatch": "denied",
+    r"[Nn]o signing credentials": "credentials",
+    r"[Ww]rong region|PermanentRedirect": "region",
+    r"response_status: 4(?!08|29)\d\d": "other",
+}
+ATTEMPTS = 2  # of the client itself; what is longer is told to a person first
+_clients: dict[int, S3Client] = {}  # by process
+
+
+class S3:
+    """What is below ``s3://bucket/prefix``."""
+
+    def __init__(self, root: str) -> None:
+        self._bucket, _, prefix = root.partition("://")[2].partition("/")
+        self._prefix = prefix.rstrip("/") + "/" if prefix.strip("/") else ""
+
+    def find(self) -> Iterator[Found]:
+        pages = _asked(lambda: iter(client().list_objects(self._bucket, self._prefix)))
+        while page := _asked(lambda: next(pages, None)):
+            for item in page.object_info:
+                if name := item.key[len(self._prefix) :]:
+                    yield Found(name, item.size, version_of(item.etag))
+
+    def read(self, name: str, start: int, size: int) -> bytes:
+        if size == 0:
+            return b""
+        span = () if size < 0 else (start, start + size)
+        return _asked(lambda: b"".join(self._blocks(name, *span)))
+
+    def stream(self, name: str) -> Iterator[bytes]:
+        blocks = _asked(lambda: self._blocks(name))
+        while data := _asked(lambda: next(blocks, None)):
+            yield data
+
+    def _blocks(self, name: str, *span: int) -> Iterator[bytes]:
+        return iter(client()._get_object_stream(self._bucket, self._prefix + name, *span))
+
+
+def client() -> S3Client:
+    """The client of this process."""
+    pid = os.getpid()
+    if pid not in _clients:
+        address = endpoint(os.environ)
+        config = S3ClientConfig(force_path_style=bool(address), max_attempts=ATTEMPTS)
+        _clients[pid] = S3Client(
+            region(os.environ), endpoint=address or None, s3client_config=config
+        )
+    return _clients[pid]
+
+
+def endpoint(environ: Mapping[str, str]) -> str:
+    """The address of the server; empty for AWS's own."""
+    return _first(environ, ENDPOINTS) or _configured(environ, "endpoint_url")
+
+
+def region(environ: Mapping[str, str]) -> str:
+    return _first(environ, REGIONS) or _configured(environ, "region") or "us-east-1"
+
+
+def _first(environ: Mapping[str, str], names: tuple[str, ...]) -> str:
+    return next((environ[name] for name in names if environ.get(name)), "")
+
+
+def _configured(environ: Mapping[str, str], name: str) -> str:
+    """A line of the profile in ~/.aws/config; its files of secrets are the client's alone."""
+    profile = environ.get("AWS_PROFILE") or "default"
+    path = Path(environ.get("AWS_CONFIG_FILE") or Path.home() / ".aws" / "config")
+    parser = configparser.RawConfigParser()
+    try:
+        parser.read(path, encoding="utf-8")
+    except (OSError, configparser.Error, UnicodeDecodeError):
+        return ""
+    section = "default" if profile == "default" else f"profile {profile}"
+    return parser.get(section, name, fallback="")
+
+
+def _asked(call: Callable[[], T]) -> T:
+    try:
+        return call()
+    except S3Exception as error:
+        said = str(error)
+        kind = next((kind for text, kind in SAID.items() if re.search(text, said)), "down")
+        raise Trouble(kind, _short(said)) from None
+
+
+def _short(said: str) -> str:
+    """The client's words without what is its own matter."""
+    code = re.search(r"<Code>(\w+)</Code>", said)
+    last = re.sub(r"^.*(AWS_\w+), (.*)$", r"\2", said.splitlines()[0].partition(", error_resp")[0])
+    return code[1] if code else last.removeprefix("Client error: ").rstrip(".")[:200]

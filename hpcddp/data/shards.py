@@ -1,0 +1,168 @@
+"""Tar shards in WebDataset's layout -> a listing: which bytes of which shard are an image.
+
+Members of one name before its first dot are one sample: ``KEY.jpg`` and ``KEY.cls``, which holds a
+number or a name. Without ``.cls`` the class is the member's first folder. What ``pack`` has written
+has all of that in ``index.json`` beside the shards.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import tarfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from hpcddp.data.listing import Listing, Sample, collect
+from hpcddp.data.places import Place
+from hpcddp.data.pool import Pool
+from hpcddp.data.stores import Found
+from hpcddp.errors import ObjectMissing, UserError
+
+INDEX = "index.json"
+FORMAT = 1
+LAYOUT = "a sample is KEY.jpg with KEY.cls, or CLASS/KEY.jpg, in a .tar that is not compressed"
+AHEAD = 4 << 20  # bytes that are read at a time
+READERS = 8  # threads
+CLASS_BYTES = 4096  # that a .cls may have
+
+Piece = tuple[str, int, int, str]  # the image's name, its start and size, and its class
+
+
+def index(place: Place, tars: list[Found], suffixes: tuple[str, ...]) -> Listing:
+    """The samples of these shards."""
+    known, classes = _written(place, tars)
+    rest = [tar for tar in tars if tar.name not in known]
+    with Pool(READERS) as pool:
+        read = pool.map(lambda tar: list(_pieces(place, tar.name, tar.size, suffixes)), rest)
+        pieces = known | {tar.name: found for tar, found in zip(rest, read, strict=True)}
+    classes = classes if not rest else _classes(pieces.values(), classes)
+    number = {name: i for i, name in enumerate(classes)}
+    full = [tar for tar in tars if pieces[tar.name]]
+
+    def rows() -> Iterator[Sample]:
+        for i, shard in enumerate(full):
+            for name, start, size, label in pieces[shard.name]:
+                yield Sample(number[label], i, start, size, 0, name)
+
+    return collect(place.root, classes, full, rows())
+
+
+def _written(place: Place, tars: list[Found]) -> tuple[dict[str, list[Piece]], list[str]]:
+    """What the index beside the shards has of them, by shard, and the classes."""
+    try:
+        data = json.loads(place.read(INDEX))
+        if data["format"] != FORMAT:
+            raise ValueError(f"format {data['format']}")
+        names: list[str] = data["classes"]
+        known = {}
+        for shard in data["shards"]:
+            rows = zip(*(shard[k] for k in ("names", "starts", "sizes", "labels")), strict=True)
+            known[shard["name"]] = (
+                shard["size"],
+                [(name, start, size, names[label]) for name, start, size, label in rows],
+            )
+    except ObjectMissing:
+        return {}, []
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+        raise UserError(
+            f"is no index of shards: {error}",
+            where=place.at(INDEX),
+            hint="delete it: the shards are then read one by one",
+        ) from None
+    # A shard that was written anew has another size: it is read.
+    same = {n: known[n][1] for n, size, _ in tars if n in known and size in (-1, known[n][0])}
+    return same, names
+
+
+def _classes(pieces: Iterable[list[Piece]], known: list[str]) -> list[str]:
+    """The classes in the order of their numbers; where all are numbers they are their own."""
+    found = {label for shard in pieces for *_, label in shard}
+    if known and found <= set(known):
+        return known
+    if found and all(label.isdecimal() for label in found):
+        return [str(i) for i in range(max(map(int, found)) + 1)]
+    return sorted(found)
+
+
+def _pieces(place: Place, name: str, size: int, suffixes: tuple[str, ...]) -> Iterator[Piece]:
+    """The samples in a shard, by its members' headers."""
+    images: dict[str, tarfile.TarInfo] = {}
+    labels: dict[str, str] = {}
+    try:
+        with tarfile.open(fileobj=opened(place, name, size), mode="r:") as tar:
+            for member in tar:
+                key, suffix = _parts(member.name)
+                if not member.isreg() or _hidden(key):
+                    continue
+                if suffix == ".cls":
+                    labels[key] = _label(place, name, tar, member)
+                elif PurePosixPath(member.name).suffix.lower() in suffixes:
+                    images.setdefault(key, member)
+    except tarfile.TarError as error:
+        raise UserError(
+            f"cannot be read as a tar file: {error}", where=place.at(name), hint=LAYOUT
+        ) from None
+    for key, member in images.items():
+        label = labels.get(key) or key.removeprefix("./").rpartition("/")[0].partition("/")[0]
+        if not label:
+            raise UserError(f"{member.name} in it has no class", where=place.at(name), hint=LAYOUT)
+        yield member.name, member.offset_data, member.size, label
+
+
+def _hidden(key: str) -> bool:
+    return key.rpartition("/")[2] == ""  # the name begins with a dot
+
+
+def _parts(name: str) -> tuple[str, str]:
+    """A member's key and what comes after it, from the first dot on."""
+    folder, slash, base = name.rpartition("/")
+    stem, dot, rest = base.partition(".")
+    return folder + slash + stem, dot + rest
+
+
+def _label(place: Place, name: str, tar: tarfile.TarFile, member: tarfile.TarInfo) -> str:
+    file = tar.extractfile(member)
+    text = file.read(CLASS_BYTES) if file else b""
+    label = text.decode("utf-8", "replace").strip()
+    if not label or "\n" in label or member.size > CLASS_BYTES:
+        raise UserError(
+            f"{member.name} in it holds no number and no name of a class",
+            where=place.at(name),
+            hint=LAYOUT,
+        )
+    return str(int(label)) if label.isdecimal() else label
+
+
+def opened(place: Place, name: str, size: int) -> io.BufferedReader:
+    """An object to seek and read in, from which much is read at a time."""
+    if not place.remote:
+        size = Path(place.at(name)).stat().st_size if size < 0 else size
+    return io.BufferedReader(_Ranges(place, name, size), AHEAD)
+
+
+class _Ranges(io.RawIOBase):
+    """An object of a store as a file."""
+
+    def __init__(self, place: Place, name: str, size: int) -> None:
+        self._place, self._name, self._size, self._at = place, name, size, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
+        self._at = base + offset
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        count = max(0, min(len(buffer), self._size - self._at))
+        if count:
+            buffer[:count] = self._place.read(self._name, self._at, count)
+            self._at += count
+        return count

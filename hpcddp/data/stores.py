@@ -1,0 +1,232 @@
+"""Where samples lie: a table of how to list and read, by the scheme of a URL.
+
+A store knows the objects below its root by their names, ``CLASS/1.jpg``. It asks once and says what
+went wrong as ``Trouble``; patience is in places.py. Its clients are made in the process that uses
+them: what a fork copies of a client does not work.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import BinaryIO, NamedTuple, Protocol, TypeVar
+
+from hpcddp.errors import UserError
+
+T = TypeVar("T")
+# What drivers of fsspec call a version.
+VERSIONS = ("etag", "ETag", "md5Hash", "mtime", "LastModified", "last_modified", "created")
+BLOCK = 1 << 20  # bytes that are read at a time
+
+
+class Kind(NamedTuple):
+    """What can be wrong, for a person; ``passes``: waiting may help."""
+
+    what: str
+    hint: str
+    passes: bool = False
+
+
+KINDS = {
+    "bucket": Kind("there is no such bucket", "look at its name, and at the store's address"),
+    "missing": Kind("is not there", "was it taken away, or renamed? The name must be exact"),
+    "denied": Kind(
+        "may not be read with these credentials",
+        "look at them, and at what they allow: listing and reading are needed",
+    ),
+    "credentials": Kind(
+        "there are no credentials for it",
+        "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the environment of the job, or "
+        "AWS_PROFILE, or write ~/.aws/credentials",
+    ),
+    "region": Kind("lies in another region", "set AWS_REGION to it"),
+    "other": Kind("cannot be read", "look at the address"),
+    "down": Kind("does not answer", "is the store up, and its address right?", passes=True),
+}
+
+
+class Trouble(Exception):
+    """What a store said in the place of an answer.
+
+    Args:
+        kind: a key of KINDS.
+        reason: its own words.
+    """
+
+    def __init__(self, kind: str, reason: object = "") -> None:
+        super().__init__(kind, reason)
+        self.kind, self.reason = KINDS[kind], str(reason)
+        self.missing = kind == "missing"
+
+
+class Found(NamedTuple):
+    """An object below a root. A name that ends with a slash only says that there is a folder."""
+
+    name: str
+    size: int = -1  # bytes, -1 if not known
+    version: int = 0  # changes with the content; 0 if not known
+
+
+def version_of(tag: object) -> int:
+    """A version from what a store calls it, in 63 bits."""
+    return int.from_bytes(hashlib.sha256(str(tag).encode()).digest()[:8]) >> 1 if tag else 0
+
+
+class Store(Protocol):
+    """How to list and read what is below a root. All of it raises Trouble."""
+
+    def find(self) -> Iterable[Found]:
+        """All objects, in any order."""
+
+    def read(self, name: str, start: int, size: int) -> bytes:
+        """So many bytes of an object, or fewer at its end; -1 reads all."""
+
+    def stream(self, name: str) -> Iterator[bytes]:
+        """All of an object in blocks."""
+
+
+class Local:
+    """A folder. Hidden files do not count; links are followed, but not in circles."""
+
+    def __init__(self, root: str) -> None:
+        self._root = Path(root)
+
+    def find(self) -> Iterator[Found]:
+        try:
+            yield from self._below(self._root, "", frozenset())
+        except OSError as error:
+            raise _of_disk(error) from None
+
+    def _below(
+        self, folder: Path, prefix: str, above: frozenset[tuple[int, int]]
+    ) -> Iterator[Found]:
+        facts = folder.stat()
+        if (facts.st_dev, facts.st_ino) in above:
+            return
+        above |= {(facts.st_dev, facts.st_ino)}
+        for entry in os.scandir(folder):
+            if entry.name.startswith("."):
+                continue
+            if entry.is_dir():
+                yield Found(f"{prefix}{entry.name}/")
+                yield from self._below(Path(entry.path), f"{prefix}{entry.name}/", above)
+            else:
+                yield Found(prefix + entry.name)  # a million calls of stat would take minutes
+
+    def read(self, name: str, start: int, size: int) -> bytes:
+        try:
+            with open(self._root / name, "rb", buffering=0) as file:
+                if size < 0:
+                    return file.read()
+                return os.pread(file.fileno(), size, start)
+        except OSError as error:
+            raise _of_disk(error) from None
+
+    def stream(self, name: str) -> Iterator[bytes]:
+        try:
+            with open(self._root / name, "rb", buffering=0) as file:
+                while data := file.read(BLOCK):
+                    yield data
+        except OSError as error:
+            raise _of_disk(error) from None
+
+
+def open_local(path: str) -> BinaryIO:
+    try:
+        return open(path, "rb", buffering=0)
+    except OSError as error:
+        raise _of_disk(error) from None
+
+
+def _of_disk(error: OSError) -> Trouble:
+    kinds: dict[type, str] = {FileNotFoundError: "missing", PermissionError: "denied"}
+    return Trouble(kinds.get(type(error), "other"), error.strerror or error)
+
+
+class Fsspec:
+    """Any other store that fsspec or one of its drivers knows: gs, az, hdfs, memory, ..."""
+
+    def __init__(self, root: str) -> None:
+        try:
+            from fsspec.core import url_to_fs
+        except ImportError:
+            raise _without("fsspec", "stores", root) from None
+        try:
+            self._fs, self._path = url_to_fs(root)
+        except (ImportError, ValueError) as error:
+            raise UserError(
+                f"is of no store that is known here: {error}",
+                where=root,
+                hint="s3:// needs hpcddp[s3]; for others install the driver that fsspec names",
+            ) from None
+
+    def find(self) -> Iterator[Found]:
+        found = _asked(lambda: self._fs.find(self._path, detail=True))
+        start = len(self._path.rstrip("/")) + 1 if self._path.strip("/") else len(self._path)
+        for name, facts in found.items():
+            size = facts.get("size")
+            tag = next((facts[word] for word in VERSIONS if facts.get(word)), None)
+            yield Found(name[start:], -1 if size is None else int(size), version_of(tag))
+
+    def read(self, name: str, start: int, size: int) -> bytes:
+        end = None if size < 0 else start + size
+        data: bytes = _asked(lambda: self._fs.cat_file(self._name(name), start=start, end=end))
+        return data
+
+    def stream(self, name: str) -> Iterator[bytes]:
+        with _asked(lambda: self._fs.open(self._name(name), "rb")) as file:
+            while data := _asked(lambda: file.read(BLOCK)):
+                yield data
+
+    def _name(self, name: str) -> str:
+        return f"{self._path.rstrip('/')}/{name}"
+
+
+def _asked(call: Callable[[], T]) -> T:
+    """A driver's answer. Drivers raise what they like: what is no mistake may pass."""
+    try:
+        return call()
+    except (FileNotFoundError, IsADirectoryError) as error:
+        raise Trouble("missing", error) from None
+    except PermissionError as error:
+        raise Trouble("denied", error) from None
+    except (ValueError, TypeError, NotImplementedError, ImportError) as error:
+        raise Trouble("other", error) from None
+    except Exception as error:
+        raise Trouble("down", f"{type(error).__name__}: {error}") from None
+
+
+def _without(package: str, extra: str, where: str) -> UserError:
+    return UserError(
+        f"is read with {package}, which is not here",
+        where=where,
+        hint=f"pip install 'hpcddp[{extra}]'",
+    )
+
+
+def _s3(root: str) -> Store:
+    try:
+        from hpcddp.data.s3 import S3
+    except ImportError:
+        raise _without("s3torchconnector", "s3", root) from None
+    return S3(root)
+
+
+STORES: dict[str, Callable[[str], Store]] = {"": Local, "s3": _s3}
+
+_opened: dict[tuple[int, str], Store] = {}  # by process
+
+
+def scheme(root: str) -> str:
+    """The part before ``://``; empty for a folder."""
+    return root.partition("://")[0].lower() if "://" in root else ""
+
+
+def store(root: str) -> Store:
+    """The store of this process for a root; UserError if what reads it is not installed."""
+    here = os.getpid(), root
+    if here not in _opened:
+        _opened[here] = STORES.get(scheme(root), Fsspec)(root)
+    return _opened[here]

@@ -1,0 +1,228 @@
+"""One constructor for a folder, S3 and what fsspec knows; and a store that fails."""
+
+import os
+import pickle
+import subprocess
+import sys
+import threading
+
+import pytest
+from pictures import CLASSES, number_of, numbers, pictures, put
+from torch.utils.data import DataLoader
+
+from hpcddp.data import ImageFolder, S3ImageFolder
+from hpcddp.data.s3 import endpoint, region
+from hpcddp.errors import StoreUnreachable, UserError
+
+COUNT = sum(CLASSES.values())
+EXPECTED = [(i, label) for i, label in enumerate([0] * 7 + [1] * 5 + [2] * 4)]
+
+
+@pytest.fixture(scope="module")
+def filled(s3_server):
+    s3_server.put("images", pictures(prefix="a b/ä/"))
+    return s3_server
+
+
+@pytest.fixture
+def server(filled, monkeypatch):
+    """The server's door is open, and this process knows it."""
+    for name, value in filled.environ.items():
+        monkeypatch.setenv(name, value)
+    filled.door.open()
+    yield filled
+    filled.door.open()
+
+
+@pytest.fixture
+def root(server):
+    return "s3://images/a b/ä"
+
+
+def test_the_same_images_from_a_folder_s3_and_fsspec(root, tmp_path):
+    import fsspec
+
+    put(tmp_path, pictures())
+    memory = fsspec.filesystem("memory")
+    for name, data in pictures(prefix="/pics/").items():
+        memory.pipe(name, data)
+    for place in (tmp_path, f"file://{tmp_path}", root, root + "/", "memory://pics"):
+        found = ImageFolder(place)
+        assert numbers(found) == EXPECTED, place
+        assert found.classes == list(CLASSES) and found.class_to_idx["dog"] == 1
+        assert found.targets.tolist() == [label for _, label in EXPECTED] and found.groups is None
+        assert number_of(found[-1][0]) == COUNT - 1
+        with pytest.raises(IndexError):
+            found[COUNT]
+
+
+def test_dask_pytorch_ddps_constructor_and_transforms(root):
+    found = S3ImageFolder("images", "a b/ä/", number_of, lambda target: target * 10)
+    assert [found[i] for i in (0, 7, 12)] == [(0, 0), (7, 10), (12, 20)]
+
+
+class Numbers:
+    """A transform for spawned processes: they import what they need."""
+
+    def __call__(self, image):
+        return number_of(image)
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_loader_processes_read_after_their_parent_has(root, context):
+    found = ImageFolder(root, Numbers())
+    assert found[3] == (3, 0)
+    found.prefetch(range(8))  # threads and a client are at work while the fork happens
+    loader = DataLoader(found, batch_size=4, num_workers=2, multiprocessing_context=context,
+                        timeout=60)  # fmt: skip
+    read = [
+        row
+        for images, labels in loader
+        for row in zip(images.tolist(), labels.tolist(), strict=True)
+    ]
+    assert read == EXPECTED
+    assert found[5] == (5, 0)
+
+
+def test_a_dataset_is_plain_data(root):
+    found = ImageFolder(root, Numbers())
+    found.prefetch([1, 2])
+    assert pickle.loads(pickle.dumps(found))[2] == (2, 0)
+
+
+def test_what_is_fetched_ahead_is_fetched_once_and_at_the_same_time(root, server):
+    found = ImageFolder(root, Numbers())
+    found[0]
+    before = server.door.requests
+    found.prefetch(range(COUNT))
+    for _ in range(3):  # drawn from, a sample is read again
+        assert [found[i] for i in range(COUNT)] == EXPECTED
+    assert server.door.requests - before == COUNT
+    assert found.__getitems__(list(range(COUNT))) == EXPECTED
+    assert server.door.requests - before == COUNT
+    found.prefetch([])
+    assert found[4] == (4, 0) and server.door.requests - before == COUNT + 1
+
+
+BAD = {
+    "s3://no-such-bucket/x": "there is no such bucket",
+    "s3://images/nothing": "there is nothing below it",
+    "s3://images/a b/ä/cat/deep/er": "there is no folder of a class in it",
+    "memory://nothing-at-all": "there is nothing below it",
+    "nosuchstore://x/y": "is of no store that is known here",
+}
+
+
+@pytest.mark.parametrize("place", BAD)
+def test_a_place_without_images_is_told_at_once(server, place):
+    with pytest.raises(UserError, match=BAD[place]) as error:
+        ImageFolder(place)
+    assert error.value.where.startswith(place) and error.value.hint
+
+
+def test_wrong_credentials_are_told_at_once_and_not_shown(root, server, capfd):
+    server.door.answer(403)
+    with pytest.raises(UserError, match="may not be read with these credentials") as error:
+        ImageFolder(root)
+    assert error.value.where == root
+    assert "testing" not in str(error.value) + "".join(capfd.readouterr())
+
+
+NO_KEYS = """
+from hpcddp.data import ImageFolder
+from hpcddp.errors import UserError
+try:
+    ImageFolder("s3://images/x")
+except UserError as error:
+    print(error)
+"""
+
+
+def test_missing_credentials_are_told_and_what_to_set(server, tmp_path):
+    environ = {k: v for k, v in os.environ.items() if "KEY" not in k} | {"HOME": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", NO_KEYS], env=environ, text=True, check=False,
+                          capture_output=True)  # fmt: skip
+    assert "there are no credentials for it" in done.stdout, done.stderr
+    assert "AWS_ACCESS_KEY_ID" in done.stdout
+
+
+def test_an_extra_that_is_missing_is_named(monkeypatch):
+    from hpcddp.data import stores
+
+    monkeypatch.setattr(stores, "_opened", {})
+    for name in ("hpcddp.data.s3", "fsspec.core"):
+        monkeypatch.setitem(sys.modules, name, None)
+    for place, extra in (("s3://images/x", "s3"), ("memory://x", "stores")):
+        with pytest.raises(UserError) as error:
+            ImageFolder(place)
+        assert error.value.hint == f"pip install 'hpcddp[{extra}]'"
+
+
+def outage(server, root, seconds, capfd):
+    """Read everything through a door that is shut for a while; what was said meanwhile."""
+    found = ImageFolder(root, Numbers())
+    found[0]
+    capfd.readouterr()
+    timer = server.door.shut_for(seconds)
+    assert found.__getitems__(list(range(COUNT))) == EXPECTED
+    timer.join()
+    return capfd.readouterr().err.splitlines()
+
+
+def test_a_store_that_is_down_for_a_while_is_waited_for_and_told_once(root, server, capfd):
+    first, *rest = outage(server, root, 3, capfd)
+    assert first.startswith("s3://images does not answer (") and "for up to 240 s" in first
+    assert "refused" in first and len(rest) == 1
+    assert rest[0].startswith("s3://images answers again, after ")
+
+
+@pytest.mark.full
+def test_a_store_that_is_down_for_half_a_minute_is_waited_for(root, server, capfd):
+    assert len(outage(server, root, 30, capfd)) == 2
+
+
+@pytest.mark.parametrize("status", [500, 503])
+def test_errors_of_the_server_are_waited_for(root, server, status):
+    found = ImageFolder(root, Numbers())
+    server.door.answer(status)
+    timer = threading.Timer(1.5, server.door.open)
+    timer.start()
+    assert found[2] == (2, 0) and server.door.refused
+    timer.join()
+
+
+def test_patience_ends(root, server):
+    found = ImageFolder(root, retry_seconds=0.5)
+    server.door.shut()
+    with pytest.raises(StoreUnreachable, match=r"does not answer for 0\.5 s: .*refused") as error:
+        found[0]
+    assert error.value.where.startswith(root) and "data.retry_seconds" in error.value.hint
+
+
+def test_an_object_that_was_taken_away_is_named(server, root):
+    found = ImageFolder(root)
+    name = "a b/ä/cat/a000 ü.png"
+    data = pictures()["cat/a000 ü.png"]
+    server.client().delete_object(Bucket="images", Key=name)
+    try:
+        with pytest.raises(UserError, match="is not there") as error:
+            found[0]
+        assert error.value.where == f"s3://images/{name}"
+        skipping = ImageFolder(root, on_bad="skip")
+        assert len(skipping) == COUNT - 1
+    finally:
+        server.client().put_object(Bucket="images", Key=name, Body=data)
+
+
+def test_address_and_region_come_from_where_awss_tools_look(tmp_path):
+    config = tmp_path / "config"
+    config.write_text(
+        "[default]\nregion = eu-1\n[profile lab]\nregion=lab-2\nendpoint_url=http://x\n"
+    )
+    given = {"AWS_CONFIG_FILE": str(config)}
+    assert (region(given), endpoint(given)) == ("eu-1", "")
+    lab = given | {"AWS_PROFILE": "lab"}
+    assert (region(lab), endpoint(lab)) == ("lab-2", "http://x")
+    assert region(lab | {"AWS_DEFAULT_REGION": "y"}) == "y"
+    assert endpoint(lab | {"AWS_ENDPOINT_URL": "http://z"}) == "http://z"
+    assert region({"AWS_CONFIG_FILE": str(tmp_path / "none")}) == "us-east-1"
