@@ -21,7 +21,7 @@ from hpcddp.data.stores import Found, Trouble
 from hpcddp.errors import HpcddpError, ObjectMissing, StoreUnreachable, UserError
 
 T = TypeVar("T")
-FIRST_PAUSE, LONGEST_PAUSE = 0.2, 10.0  # seconds
+FIRST_PAUSE, LONGEST_PAUSE = 0.2, 5.0  # seconds
 # Of its own: a dataset that draws from the default generator is read twice (see train/samples.py).
 _chance = random.SystemRandom()
 _down: dict[tuple[int, str], float] = {}  # by process and store: since when it does not answer

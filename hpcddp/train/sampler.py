@@ -3,7 +3,9 @@
 The epoch's order is one permutation for all ranks, and a rank takes every world-size-th index of
 it. So the samples of an optimizer step depend on the position alone: samples [c, c + global batch)
 of the order, however many ranks share them. The order is computed where it is needed (see
-permutation.py): neither memory nor the time to the first index grows with the dataset.
+permutation.py): neither memory nor the time to the first index grows with the dataset. A dataset
+that lies in shards says so by ``groups``, and the order keeps to a few of them at a time (see
+grouped.py).
 """
 
 from __future__ import annotations
@@ -16,6 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import DistributedSampler
 
+from hpcddp.errors import UserError
+from hpcddp.train.grouped import GroupedOrder
 from hpcddp.train.permutation import Order, shuffled
 
 FIRST_CHUNK = 1 << 10  # indices computed at a time, in the beginning
@@ -28,7 +32,8 @@ class ResumableSampler(DistributedSampler[Any]):
     Its order is another one than torch's where there are more than ``permutation.SMALL`` samples.
 
     Args:
-        dataset: only its length is used.
+        dataset: its length is used, and its ``groups`` if it has them: sizes of consecutive runs of
+            samples that are best read together.
         num_replicas: world size.
         rank: global rank.
         seed: of the order, together with the epoch.
@@ -82,8 +87,20 @@ class ResumableSampler(DistributedSampler[Any]):
         size: int = len(self.dataset)  # type: ignore[arg-type]
         first = self.start + self.rank
         positions = range(first, first + len(self) * self.num_replicas, self.num_replicas)
-        order = shuffled(size, self.seed, self.epoch) if self.shuffle else None
+        order = self._order(size) if self.shuffle else None
         return chain.from_iterable(chunk.data for chunk in _chunks(positions, size, order))
+
+    def _order(self, size: int) -> Order:
+        groups = getattr(self.dataset, "groups", None)
+        if groups is None:
+            return shuffled(size, self.seed, self.epoch)
+        if np.sum(groups) != size:
+            raise UserError(
+                f"its groups have {np.sum(groups)} samples, but it has {size}",
+                where=type(self.dataset).__name__,
+                hint="groups are the sizes of consecutive runs of all of its samples, or None",
+            )
+        return GroupedOrder(groups, self.seed, self.epoch)
 
 
 def _chunks(positions: range, size: int, order: Order | None) -> Iterator[NDArray[Any]]:
