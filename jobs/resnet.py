@@ -3,6 +3,8 @@
     ROOT/train/cat/1.jpg    ROOT/train/dog/7.png
     ROOT/val/cat/2.jpg      ROOT/val/dog/9.png
 
+ROOT is a folder, s3://bucket/prefix, or a URL of another store; train and val may hold tar shards.
+
 The model is torchvision's where torchvision is installed and works, else one of the same names,
 shapes and first weights, so that torchvision's file of pretrained weights fits both.
 """
@@ -18,8 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.data import Dataset
 
+from hpcddp.data import ImageFolder
 from hpcddp.errors import JobFileError
 
 try:
@@ -31,7 +33,6 @@ except ImportError:
         hint="pip install 'hpcddp[examples]'",
     ) from None
 
-SUFFIXES = {".bmp", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 FOLDERS = {"train": "train", "eval": "val"}
 # Of ImageNet's red, green and blue, as pretrained weights expect them.
 MEAN = torch.tensor([0.485, 0.456, 0.406]).view(3, 1, 1)
@@ -62,32 +63,36 @@ def model(classes: int = 2, weights: str = "", freeze: bool = False) -> nn.Modul
     return made
 
 
-def dataset(split: str, root: str = "", size: int = 224) -> Images:
-    """The images of ROOT/train, cut and mirrored at random, or those of ROOT/val, as they are.
+def dataset(split: str, root: str = "", size: int = 224) -> ImageFolder:
+    """The images of ROOT/train, cut and mirrored at random, or those of ROOT/val, as they are:
+    (image [3, size, size], class [classes] with a 1 at its place). The length of the latter tells
+    the loss how many classes there are, without looking at values on a GPU.
 
     Args:
-        root: the folder that has train and val in it.
+        root: the folder, or the place in a store, that has train and val in it.
         size: height and width of what the model gets, in pixels; 32 or more.
     """
     if not root:
         raise JobFileError(
             "the folder of images is not named",
             where="dataset.root",
-            hint="--set dataset.root=FOLDER; it has train/CLASS/*.jpg and val/CLASS/*.jpg in it",
+            hint="--set dataset.root=FOLDER or s3://BUCKET/PREFIX; it has train/CLASS/*.jpg and "
+            "val/CLASS/*.jpg in it",
         )
     if isinstance(size, bool) or not isinstance(size, int) or size < 32:
         raise JobFileError(f"{size!r} is not a whole number from 32 on", where="dataset.size")
-    place = Path(str(root)).expanduser()
-    found = {name: _images(place / folder) for name, folder in FOLDERS.items()}
-    classes = list(found["train"])
-    if unknown := [name for name in found["eval"] if name not in classes]:
+    place = str(root).rstrip("/") or "/"
+    found = {name: ImageFolder(f"{place}/{folder}") for name, folder in FOLDERS.items()}
+    classes, asked = found["train"].classes, found[split]
+    if unknown := [name for name in found["eval"].classes if name not in classes]:
         raise JobFileError(
             f"val has the class {unknown[0]}, which train has not",
-            where=str(place),
+            where=place,
             hint=f"train has {', '.join(classes[:10])}",
         )
-    items = [(file, classes.index(name)) for name, files in found[split].items() for file in files]
-    return Images(items, len(classes), size, training=split == "train")
+    asked.transform = _Cut(size, training=split == "train")
+    asked.target_transform = _OneHot([classes.index(name) for name in asked.classes], len(classes))
+    return asked
 
 
 def loss(output: Tensor, target: Tensor) -> Tensor:
@@ -120,32 +125,29 @@ def parts(model: nn.Module) -> list[str]:
     return ["conv1", "bn1", "relu", "maxpool", *blocks(model), "avgpool", "flatten", "fc"]
 
 
-class Images(Dataset[tuple[Tensor, Tensor]]):
-    """(image [3, size, size], class [classes] with a 1 at its place): the length of the latter
-    tells the loss how many classes there are, without looking at values on a GPU.
+class _Cut:
+    """A PIL image -> a part of it, float32 [3, size, size]."""
 
-    Args:
-        items: file and number of the class.
-    """
+    def __init__(self, size: int, *, training: bool) -> None:
+        self._size, self._training = size, training
 
-    def __init__(
-        self, items: list[tuple[str, int]], classes: int, size: int, *, training: bool
-    ) -> None:
-        self._items, self._classes, self._size = items, classes, size
-        self._training = training
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        file, label = self._items[index]
-        image = _read(file)
+    def __call__(self, image: Image.Image) -> Tensor:
         box = _random_box(*image.size) if self._training else _middle(*image.size)
         image = image.resize((self._size,) * 2, Image.Resampling.BILINEAR, box)
         pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1) / 255
         if self._training and torch.rand(()) < 0.5:
             pixels = pixels.flip(2)
-        return (pixels - MEAN) / STD, functional.one_hot(torch.tensor(label), self._classes)
+        return (pixels - MEAN) / STD
+
+
+class _OneHot:
+    """A folder's number of a class -> train's [classes], with a 1 at its place."""
+
+    def __init__(self, numbers: list[int], classes: int) -> None:
+        self._numbers, self._classes = numbers, classes
+
+    def __call__(self, label: int) -> Tensor:
+        return functional.one_hot(torch.tensor(self._numbers[label]), self._classes)
 
 
 class BasicBlock(nn.Module):
@@ -250,45 +252,6 @@ def _state(path: Path) -> dict[str, Tensor]:
     if not isinstance(found, dict) or not all(isinstance(v, Tensor) for v in found.values()):
         raise JobFileError("is no dict of names and tensors", where=str(path), hint=hint)
     return dict(found)
-
-
-def _images(folder: Path) -> dict[str, list[str]]:
-    """The files of each class, both by name."""
-    found = {
-        name.name: sorted(str(file) for file in _entries(name) if file.suffix.lower() in SUFFIXES)
-        for name in _entries(folder)
-        if name.is_dir()
-    }
-    empty = next((name for name, files in found.items() if not files), None)
-    if not found or empty is not None:
-        raise JobFileError(
-            "there is no image in it" if found else "there is no folder of a class in it",
-            where=str(folder / empty) if empty else str(folder),
-            hint=f"images are CLASS/NAME.EXT with EXT one of {' '.join(sorted(SUFFIXES))}",
-        )
-    return found
-
-
-def _entries(folder: Path) -> list[Path]:
-    """What is in a folder, by name, without what is hidden."""
-    try:
-        return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
-    except OSError as error:
-        raise JobFileError(
-            f"cannot be read as a folder of images: {error.strerror}",
-            where=str(folder),
-            hint="dataset.root has train/CLASS/*.jpg and val/CLASS/*.jpg in it",
-        ) from None
-
-
-def _read(file: str) -> Image.Image:
-    try:
-        with Image.open(file) as image:
-            return image.convert("RGB")
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise JobFileError(
-            f"cannot be read as an image: {error}", where=file, hint="mend it, or take it away"
-        ) from None
 
 
 def _random_box(width: int, height: int) -> Box:

@@ -11,7 +11,7 @@ from PIL import Image
 from ranks import make_run, one_rank, records
 
 from hpcddp import jobfile, shipped, spec
-from hpcddp.errors import JobFileError
+from hpcddp.errors import JobFileError, UserError
 from hpcddp.train import task
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -255,17 +255,18 @@ def test_an_image_that_cannot_be_read_is_named(tmp_path, kind):
     for file in files:
         file.parent.mkdir(parents=True)
         Image.effect_noise((40, 40), 50).save(file)
+    found = resnet.dataset("train", str(tmp_path))
     BROKEN[kind](files[0])
-    with pytest.raises(JobFileError, match="cannot be read as an image") as error:
-        resnet.dataset("train", str(tmp_path))[0]
+    with pytest.raises(UserError, match="cannot be read") as error:
+        found[0]
     assert error.value.where == str(files[0])
 
 
 @pytest.mark.parametrize(
     "files, told",
     [
-        ([], "train: cannot be read as a folder"),
-        (["train/a/1.jpg"], "val: cannot be read as a folder"),
+        ([], "train: is not there"),
+        (["train/a/1.jpg"], "val: is not there"),
         (["train/1.jpg", "val/a/1.jpg"], "train: there is no folder of a class"),
         (["train/a/1.jpg", "train/b/1.txt", "val/a/1.jpg"], "train/b: there is no image"),
         (["train/a/1.jpg", "val/b/1.jpg"], "val has the class b, which train has not"),
@@ -275,7 +276,7 @@ def test_a_folder_that_is_not_as_it_must_be_is_told_before_the_training(tmp_path
     for name in files:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
-    with pytest.raises(JobFileError, match=told) as error:
+    with pytest.raises(UserError, match=told) as error:
         resnet.dataset("train", str(tmp_path))
     assert str(tmp_path) in error.value.where
 
