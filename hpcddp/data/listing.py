@@ -162,7 +162,9 @@ def read(path: Path) -> Listing:
 
 
 def _sample(line: str) -> Sample:
-    *numbers, name = line.rstrip("\n").split("\t")
+    if not line.endswith("\n"):
+        raise ValueError("its last line is cut")
+    *numbers, name = line[:-1].split("\t")
     label, shard, start, size, version = map(int, numbers)
     if "\\" in name:
         letters = iter(name)

@@ -88,7 +88,7 @@ class Reading:
         if file is None:
             name = self._listing.shards[sample.shard].name
             return self._place.read(name, sample.start, sample.size)
-        return os.pread(file.fileno(), sample.size, sample.start)
+        return file.read(sample.start, sample.size)
 
     def _whole(self, sample: Sample) -> bytes:
         """An image that is a file of its own."""
@@ -134,11 +134,14 @@ class _File:
     """An open file that closes itself when nobody has it any more."""
 
     def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self.fileno = file.fileno
+        with file:
+            self._fd = os.dup(file.fileno())
 
     def __del__(self) -> None:
-        self._file.close()
+        os.close(self._fd)
+
+    def read(self, start: int, size: int) -> bytes:
+        return os.pread(self._fd, size, start)
 
 
 class _Process:

@@ -1,0 +1,197 @@
+"""Which samples a dataset has: one listing for all ranks and attempts of a run."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+from pictures import numbers, pictures, put
+from ranks import make_run, wait_for
+
+from hpcddp.data import ImageFolder, listing, listings
+from hpcddp.data.listing import Sample, collect
+from hpcddp.data.stores import Found
+from hpcddp.errors import RunError, UserError
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """This process is rank 0 of a run."""
+    found = make_run(tmp_path / "job")
+    monkeypatch.setenv("HPCDDP_RUN_DIR", str(found.path))
+    monkeypatch.setenv("RANK", "0")
+    return found
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return put(tmp_path / "images", pictures())
+
+
+def published(run):
+    return sorted(path.name for path in run.listings.iterdir())
+
+
+def test_a_requeue_sees_the_same_samples_although_some_came(run, folder):
+    before = numbers(ImageFolder(folder))
+    put(folder, {"cat/000 new.png": b"new", "newclass/1.png": b"new"})
+    again = ImageFolder(folder)
+    assert numbers(again) == before and "newclass" not in again.classes
+    (name,) = published(run)
+    assert (
+        name.startswith(f"{str(folder.parent.name)[-8:].lower()}".replace("_", "-")[-3:])
+        or "images" in name
+    )
+    assert run.listing(name.removesuffix(".tsv")).is_file()
+
+
+def test_a_requeue_from_s3_sees_the_same_samples_although_some_came(run, s3_server, monkeypatch):
+    for name, value in s3_server.environ.items():
+        monkeypatch.setenv(name, value)
+    s3_server.door.open()
+    s3_server.put("growing", pictures(prefix="p/"))
+    before = numbers(ImageFolder("s3://growing/p"))
+    s3_server.client().put_object(Bucket="growing", Key="p/cat/000.png", Body=b"new")
+    assert numbers(ImageFolder("s3://growing/p")) == before
+    monkeypatch.delenv("HPCDDP_RUN_DIR")
+    assert len(ImageFolder("s3://growing/p")) == len(before) + 1
+
+
+def test_outside_of_a_run_nothing_is_written(folder, tmp_path, monkeypatch):
+    monkeypatch.delenv("HPCDDP_RUN_DIR", raising=False)
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    ImageFolder(folder)[0]
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+RANK = """
+import sys
+from hpcddp.data import ImageFolder
+print(len(ImageFolder(sys.argv[1])), flush=True)
+"""
+
+
+def test_other_ranks_wait_for_the_first_and_read_what_it_published(run, folder, monkeypatch):
+    """Even those that would find more."""
+    path = run.listing(listings.name_of(str(folder)))
+    found = ImageFolder(folder)._listing
+    path.unlink()
+    put(folder, {"cat/zz.png": b"new"})
+    monkeypatch.setenv("RANK", "1")
+    with listings._signs(path):
+        rank = subprocess.Popen([sys.executable, "-c", RANK, str(folder)], stdout=subprocess.PIPE)
+        try:
+            time.sleep(0.5)
+            listing.write(path, found)
+            out, _ = rank.communicate(timeout=60)
+        finally:
+            rank.kill()
+            rank.wait()
+    assert int(out) == len(found)
+    assert published(run) == [path.name]
+
+
+def test_a_rank_that_sees_nothing_of_the_first_lists_for_itself(run, folder, monkeypatch):
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setattr(listings, "SILENT_SECONDS", 0.3)
+    path = run.listing(listings.name_of(str(folder)))
+    path.parent.mkdir()
+    listings._sign(path).write_text("an older life was killed here\n")
+    begun = time.monotonic()
+    assert len(ImageFolder(folder)) == 16
+    assert time.monotonic() - begun > 0.3 and path.is_file()
+
+
+def test_as_long_as_the_first_rank_shows_signs_it_is_waited_for(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(listings, "SILENT_SECONDS", 1.0)
+    monkeypatch.setattr(listings, "SIGN_SECONDS", 0.05)
+    path = run.listing("x")
+    seen = []
+    waiting = threading.Thread(target=lambda: seen.append(listings._awaited(path)))
+    with listings._signs(path):
+        wait_for(listings._sign(path).exists, "a sign")
+        waiting.start()
+        waiting.join(1.8)
+        assert waiting.is_alive()
+    waiting.join(30)
+    assert seen == [False] and not listings._sign(path).exists()
+
+
+def test_of_two_that_publish_the_first_wins(run):
+    one, two = (collect("/r", ["a"], [], [Sample(0, -1, 0, 1, 0, n)]) for n in ("1", "2"))
+    path = run.listing("x")
+    listing.write(path, one)
+    listing.write(path, two)
+    assert listing.read(path).names[0] == "1" and published(run) == ["x.tsv"]
+
+
+def test_any_name_and_number_survives_the_file(tmp_path):
+    names = ["a/1.jpg", "tab\there", "line\nbreak\r", "back\\slash\\n", "ü/größe 数.png",
+             os.fsdecode(b"no utf-8 \xff"), " ", "\x85\u2028"]  # fmt: skip
+    samples = [Sample(i % 3, i - 1, i << 40, i << 50, (1 << 63) - 1 - i, n)
+               for i, n in enumerate(names)]  # fmt: skip
+    shards = [Found(f"s{i}\n.tar", i << 45, i) for i in range(8)]
+    listing.write(tmp_path / "l" / "x.tsv", collect("s3://r", ["a", "b\t", "c"], shards, samples))
+    found = listing.read(tmp_path / "l" / "x.tsv")
+    assert [found[i] for i in range(len(found))] == samples
+    assert (found.shards, found.classes, found.root) == (shards, ["a", "b\t", "c"], "s3://r")
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda t: t[:-9], lambda t: t[40:], lambda t: "", lambda t: t + "x\n"]
+)
+def test_a_damaged_listing_is_told(run, folder, damage):
+    ImageFolder(folder)
+    path = run.listings / published(run)[0]
+    path.write_text(damage(path.read_text()))
+    with pytest.raises(RunError, match="is damaged") as error:
+        ImageFolder(folder)
+    assert error.value.where == str(path)
+
+
+def test_a_listing_of_many_samples_is_a_few_arrays():
+    count = 50_000
+    rows = (Sample(i % 10, -1, 0, 99, 0, f"class {i % 10}/{i:08}.jpg") for i in range(count))
+    found = collect("/r", [str(i) for i in range(10)], [], rows)
+    held = sum(a.nbytes for a in (*found._columns, found.names._data, found.names._ends))
+    assert held < 70 * count and found[count - 1].name == f"class 9/{count - 1:08}.jpg"
+    assert isinstance(found.names._ends, np.ndarray)
+
+
+BAD = {
+    "nothing": ([], "there is nothing below it", ""),
+    "images without a class": (["1.jpg", "2.jpg"], "there is no folder of a class", ""),
+    "a class without images": (["a/1.jpg", "b/1.txt"], "there is no image in it", "/b"),
+    "an empty class": (["a/1.jpg", "b/"], "there is no image in it", "/b"),
+    "no images at all": (["b/1.txt"], "there is no image in it", "/b"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_a_folder_that_is_not_as_it_must_be_is_told(tmp_path, kind):
+    names, told, where = BAD[kind]
+    for name in names:
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.mkdir() if name.endswith("/") else path.touch()
+    with pytest.raises(UserError, match=told) as error:
+        ImageFolder(tmp_path)
+    assert error.value.where == str(tmp_path) + where and ".jpg" in error.value.hint
+
+
+def test_a_folder_that_is_not_there_is_told(tmp_path):
+    with pytest.raises(UserError, match="is not there") as error:
+        ImageFolder(tmp_path / "none")
+    assert error.value.where == str(tmp_path / "none")
+
+
+def test_links_are_followed_but_not_in_circles(tmp_path):
+    put(tmp_path, {"real/1.png": b"x", "root/a/1.png": b"x"})
+    (tmp_path / "root" / "b").symlink_to(tmp_path / "real")
+    (tmp_path / "root" / "a" / "again").symlink_to(tmp_path / "root")
+    found = ImageFolder(tmp_path / "root")
+    assert found.classes == ["a", "b"] and len(found) == 2

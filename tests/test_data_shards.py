@@ -1,0 +1,277 @@
+"""Tar shards: what pack writes, what others write, and how they are read."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+import tarfile
+from collections import Counter
+from itertools import chain
+
+import numpy as np
+import pytest
+from pictures import number_of, numbers, picture, pictures, put
+from torch.utils.data import DataLoader
+
+from hpcddp.data import ImageFolder, folder, pack
+from hpcddp.errors import UserError
+from hpcddp.train.sampler import ResumableSampler
+
+MANY = {"a": 60, "b b": 45, "c": 31, "ü": 1}
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    return put(tmp_path_factory.mktemp("images"), pictures(MANY) | {"a/notes.txt": b""})
+
+
+@pytest.fixture(scope="module")
+def packed(images, tmp_path_factory):
+    """In shards of about ten images."""
+    target = tmp_path_factory.mktemp("packed") / "new"
+    (images / "cat" / "notes.txt").unlink()
+    (images / "cat").rmdir()
+    assert pack(images, target, "22K", seed=1) > 10
+    return target
+
+
+@pytest.fixture(scope="module")
+def stored(packed, s3_server):
+    s3_server.put("shards", {f"x/{p.name}": p.read_bytes() for p in packed.iterdir()})
+    return s3_server
+
+
+@pytest.fixture
+def server(stored, monkeypatch):
+    for name, value in stored.environ.items():
+        monkeypatch.setenv(name, value)
+    stored.door.open()
+    return stored
+
+
+class Kept:
+    """A cache of files in a folder, as small as can be."""
+
+    def __init__(self, path):
+        self.path, self.fetched = path, []
+
+    def get(self, key, size, fetch):
+        path = self.path / key.replace("/", "_")
+        if not path.exists():
+            self.fetched.append(key)
+            with open(path, "wb") as file:
+                fetch(file)
+            assert path.stat().st_size == size
+        return open(path, "rb")
+
+
+class Full:
+    """A cache without room."""
+
+    def get(self, key, size, fetch):
+        return None
+
+
+def test_shards_hold_what_the_folder_holds(images, packed, server, tmp_path):
+    whole = Counter(numbers(ImageFolder(images)))
+    for root, cache in ((packed, None), ("s3://shards/x", None), ("s3://shards/x", Full()),
+                        ("s3://shards/x", Kept(tmp_path))):  # fmt: skip
+        found = ImageFolder(root, cache=cache)
+        assert Counter(numbers(found)) == whole
+        assert found.classes == list(MANY) and found.groups.sum() == len(found) == 137
+    assert sum(map(whole.get, whole)) == 137
+
+
+def test_without_their_index_shards_are_read_by_their_headers(packed, server, tmp_path):
+    for shard in packed.glob("*.tar"):
+        (tmp_path / shard.name).write_bytes(shard.read_bytes())
+    bare, known = ImageFolder(tmp_path), ImageFolder(packed)
+    assert numbers(bare) == numbers(known) and bare.classes == ["0", "1", "2", "3"]
+    assert (bare.groups == known.groups).all()
+    server.client().delete_object(Bucket="shards", Key="x/index.json")
+    try:
+        assert numbers(ImageFolder("s3://shards/x")) == numbers(known)
+    finally:
+        server.client().upload_file(str(packed / "index.json"), "shards", "x/index.json")
+
+
+def test_a_shard_that_was_written_anew_is_not_read_by_its_old_index(packed, tmp_path, server):
+    (tmp_path / "t").mkdir()
+    for file in packed.iterdir():
+        (tmp_path / "t" / file.name).write_bytes(file.read_bytes())
+    write_tar(tmp_path / "t" / "shard-000000.tar", {"x.png": picture(999), "x.cls": b"c"})
+    for path in (tmp_path / "t").iterdir():
+        server.client().upload_file(str(path), "shards", f"anew/{path.name}")
+    found = ImageFolder("s3://shards/anew")
+    assert numbers(found)[0] == (999, found.class_to_idx["c"])
+
+
+def test_a_node_fetches_a_shard_once_whole(server, tmp_path):
+    kept = Kept(tmp_path)
+    found = ImageFolder("s3://shards/x", cache=kept)
+    order = np.random.default_rng(0).permutation(len(found))
+    for start in range(0, len(found), 16):
+        found.prefetch(order[start : start + 16].tolist())
+        [found[int(i)] for i in order[start : start + 16]]
+    assert len(kept.fetched) == len(set(kept.fetched)) == len(found.groups)
+    before = server.door.requests
+    again = ImageFolder("s3://shards/x", cache=kept)
+    listing = server.door.requests - before
+    numbers(again)
+    assert server.door.requests - before == listing <= 2
+    assert all("s3://shards/x/shard-" in key for key in kept.fetched)
+
+
+def test_more_shards_than_may_be_open_are_read(packed, monkeypatch):
+    from hpcddp.data import reading
+
+    monkeypatch.setattr(reading, "OPEN", 2)
+    found = ImageFolder(packed)
+    order = [i for _ in range(3) for i in range(0, len(found), 7)]
+    assert [found[i][1] for i in order] == [found.targets[i] for i in order]
+    assert len(found._reading._here.shards) <= 3
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_every_sample_once_an_epoch_in_the_same_global_batches(packed, world):
+    found = ImageFolder(packed, number_of)
+    batches = []
+    for rank in range(world):
+        sampler = ResumableSampler(found, world, rank, seed=5)
+        loader = DataLoader(found, batch_size=6 // world, sampler=sampler,
+                            num_workers=2 if world == 2 else 0)  # fmt: skip
+        batches.append([images.tolist() for images, _ in loader])
+    whole = [sorted(chain.from_iterable(step)) for step in zip(*batches, strict=True)]
+    sampler = ResumableSampler(found, 1, 0, seed=5)
+    alone = [images.tolist() for images, _ in DataLoader(found, batch_size=6, sampler=sampler)]
+    assert whole[:-1] == [sorted(step) for step in alone][:-1]
+    assert sorted({i for step in whole for i in step}) == list(range(137))
+
+
+def test_pack_mixes_the_classes_and_gives_the_same_bytes_again(images, packed, tmp_path):
+    found = ImageFolder(packed)
+    first = found.targets[: found.groups[:3].sum()]
+    assert len(set(first.tolist())) >= 3
+    pack(images, tmp_path / "same", "22K", seed=1)
+    pack(images, tmp_path / "other", "22K", seed=2)
+    same = {p.name: p.read_bytes() for p in (tmp_path / "same").iterdir()}
+    assert same == {p.name: p.read_bytes() for p in packed.iterdir()}
+    assert same != {p.name: p.read_bytes() for p in (tmp_path / "other").iterdir()}
+    sizes = [len(data) for name, data in same.items() if name.endswith(".tar")]
+    assert max(sizes) <= 22_000 + 2 * tarfile.RECORDSIZE
+
+
+def test_what_pack_writes_is_webdatasets_layout(packed):
+    index = json.loads((packed / "index.json").read_text())
+    seen = 0
+    for shard in sorted(packed.glob("*.tar")):
+        with tarfile.open(shard) as tar:
+            names = tar.getnames()
+            assert [n.rpartition(".")[2] for n in names[:2]] == ["cls", "png"]
+            keys = [n.partition(".")[0] for n in names]
+            assert keys[0::2] == keys[1::2] and len(set(keys)) == len(keys) // 2
+            number = int(tar.extractfile(names[0]).read())
+            assert 0 <= number < len(index["classes"])
+            seen += len(names) // 2
+    assert seen == 137
+
+
+def write_tar(path, members):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w:", format=tarfile.PAX_FORMAT) as tar:
+        for name, data in members.items():
+            member = tarfile.TarInfo(name)
+            if data is None:
+                member.type = tarfile.DIRTYPE
+            member.size = len(data or b"")
+            tar.addfile(member, io.BytesIO(data or b""))
+    return path
+
+
+def test_shards_of_others_are_read(tmp_path):
+    """Names of classes, folders as classes, members of other kinds, and long names."""
+    long = "k" * 180
+    first = {"cat": None, "cat/1.JPG": picture(1, "PPM"), "./dog/x/2.png": picture(2),
+             "dog/x/2.json": b"{}", f"dog/{long} ü.png": picture(3)}  # fmt: skip
+    second = {"4.cls": b"dog\n", "4.png": picture(4), "4.seg.png": picture(9),
+              "cat/5.png": picture(5), "cat/5.cls": b"fish"}  # fmt: skip
+    write_tar(tmp_path / "0.tar", first)
+    write_tar(tmp_path / "deep" / "1.tar", second)
+    found = ImageFolder(tmp_path)
+    assert found.classes == ["cat", "dog", "fish"]
+    assert numbers(found) == [(1, 0), (2, 1), (3, 1), (4, 1), (5, 2)]
+
+
+def test_one_shard_and_patterns_of_shards_are_roots(packed):
+    each = [int(n) for n in ImageFolder(packed).groups]
+    assert len(ImageFolder(packed / "shard-000002.tar")) == each[2]
+    some = ImageFolder(f"{packed}/shard-{{000001..000003}}.tar")
+    assert some.groups.tolist() == each[1:4]
+    with pytest.raises(UserError, match="there is no such shard, nor 3 more") as error:
+        ImageFolder(f"{packed}/shard-{{000001..{len(each) + 3:06}}}.tar")
+    assert error.value.where == f"{packed}/shard-{len(each):06}.tar"
+
+
+def test_braces_stand_for_what_a_shell_makes_of_them():
+    assert folder.expand("a-{08..11}-{x,y}.tar")[:3] == ["a-08-x.tar", "a-08-y.tar", "a-09-x.tar"]
+    assert folder.expand("plain.tar") == ["plain.tar"]
+
+
+BROKEN = {
+    "text": (lambda p: p.write_bytes(b"no tar" * 999), "cannot be read as a tar file"),
+    "cut": (lambda p: p.write_bytes(p.read_bytes()[:560]), "cannot be read as a tar"),
+    "no images": (lambda p: write_tar(p, {"a/1.txt": b""}), "there is no image in its shards"),
+    "no class": (lambda p: write_tar(p, {"1.png": picture(1)}), "1.png in it has no class"),
+    "bad class": (lambda p: write_tar(p, {"1.png": b"", "1.cls": b" \n"}), "1.cls in it holds"),
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_a_shard_that_cannot_be_read_is_named(tmp_path, kind):
+    write_tar(tmp_path / "0.tar", {"a/1.png": picture(1), "a/2.png": picture(2)})
+    change, told = BROKEN[kind]
+    change(tmp_path / "0.tar")
+    with pytest.raises(UserError, match=told) as error:
+        ImageFolder(tmp_path)
+    assert error.value.where.startswith(str(tmp_path))
+
+
+def test_a_bad_image_in_a_shard_is_named_and_skipped(tmp_path, capfd):
+    write_tar(
+        tmp_path / "0.tar", {"a/1.png": b"no image", "b/2.png": picture(2), "a/3.png": picture(3)}
+    )
+    with pytest.raises(UserError, match="cannot be read as an image") as error:
+        ImageFolder(tmp_path)[0]
+    assert error.value.where == f"{tmp_path}/0.tar: a/1.png"
+    assert ImageFolder(tmp_path, number_of, on_bad="skip")[0] == (3, 0)
+
+
+def command(*words):
+    done = subprocess.run([sys.executable, "-m", "hpcddp.data", *words], env=os.environ, text=True,
+                          capture_output=True, check=False)  # fmt: skip
+    assert "Traceback" not in done.stderr
+    return done
+
+
+def test_the_command_packs_from_a_store(server, tmp_path):
+    server.put("loose", pictures(MANY))
+    server.client().delete_object(Bucket="loose", Key="cat/notes.txt")
+    done = command("pack", "s3://loose", str(tmp_path / "new"), "--size", "22K", "--seed", "1")
+    assert done.returncode == 0 and f"shards in {tmp_path / 'new'}" in done.stdout, done.stderr
+    assert len(ImageFolder(tmp_path / "new")) == 137
+
+
+def test_the_command_tells_what_is_wrong(images, packed, tmp_path):
+    for words, told in (
+        (["pack", str(tmp_path / "none"), str(tmp_path / "new")], "is not there"),
+        (["pack", str(images), str(packed)], "is not empty"),
+    ):
+        done = command(*words)
+        assert done.returncode == 2 and told in done.stderr
+    for size, target, told in (("0", "new", "no size"), ("x", "new", "no size"),
+                               ("1M", "s3://b/x", "no local folder")):  # fmt: skip
+        with pytest.raises(UserError, match=told):
+            pack(images, tmp_path / target if "://" not in target else target, size)
+    with pytest.raises(UserError, match="holds shards already"):
+        pack(packed, tmp_path / "again")
