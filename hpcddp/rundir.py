@@ -13,6 +13,7 @@
         attempt.json      when, where, as which job; how it ended           written by the script
         log               output of all ranks, each line with its rank
         metrics.jsonl     the rank map, then metrics                        written by rank 0
+        ranks.jsonl       each rank's own figures, line by line             written by rank 0
         step              the last step, and when                           written by rank 0
         ranks.jsonl       each rank's times and memory                      written by rank 0
         trace-R.jsonl     each step's samples and loss, if asked for        written by rank R

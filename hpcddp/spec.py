@@ -88,7 +88,10 @@ class PipelineSpec:
 class DataSpec:
     """How samples are loaded."""
 
-    workers: int = key(0, "DataLoader worker processes of one rank", least=0)
+    workers: int = key(
+        -1, "processes that read data for one rank; -1 chooses by its CPUs", least=-1
+    )
+    prefetch: int = key(2, "batches that each of them reads ahead", least=1)
     eval_batch: int = key(256, "samples of one forward pass in evaluation", least=1)
     on_bad: str = key(
         "stop", "what an image that cannot be read does: stop, or skip it", choices=("stop", "skip")
@@ -96,6 +99,14 @@ class DataSpec:
     retry_seconds: float = key(
         240.0, "seconds that a store which does not answer is asked again", least=0
     )
+
+
+@dataclass
+class MetricsSpec:
+    """What is told of the ranks, beside the training's own figures."""
+
+    ranks: bool = key(True, "figures of each rank, and the names of the slow ones")
+    slow: float = key(1.5, "times the other ranks' median from which a rank is slow", least=1)
 
 
 @dataclass
@@ -147,6 +158,7 @@ class JobSpec:
     ddp: DdpSpec = dataclasses.field(default_factory=DdpSpec)
     pp: PipelineSpec = dataclasses.field(default_factory=PipelineSpec)
     data: DataSpec = dataclasses.field(default_factory=DataSpec)
+    metrics: MetricsSpec = dataclasses.field(default_factory=MetricsSpec)
     checkpoint: CheckpointSpec = dataclasses.field(default_factory=CheckpointSpec)
     requeue: RequeueSpec = dataclasses.field(default_factory=RequeueSpec)
     model: dict[str, Any] = key({}, "keyword arguments of the task's model()")
@@ -162,6 +174,7 @@ KEYS = Keys(
         "ddp": DdpSpec,
         "pp": PipelineSpec,
         "data": DataSpec,
+        "metrics": MetricsSpec,
         "checkpoint": CheckpointSpec,
         "requeue": RequeueSpec,
     },

@@ -55,16 +55,17 @@ def init() -> World:
     return worlds.join(rank, (nodes, nodes), rank.local_size, local=nodes == 1, address=address)
 
 
-def _unwrapped(model: Any) -> tuple[nn.Module, DistributedDataParallel | None]:
-    """A model without what DDP and torch.compile put around it, and the DDP there was."""
-    wrapper = None
+def _unwrapped(model: Any) -> tuple[nn.Module, DistributedDataParallel | None, bool]:
+    """A model without what DDP and torch.compile put around it, the DDP there was, and whether it
+    is compiled."""
+    wrapper, compiled = None, False
     while True:
         if isinstance(model, DistributedDataParallel):
             wrapper, model = model, model.module
         elif hasattr(model, "_orig_mod"):
-            model = model._orig_mod
+            model, compiled = model._orig_mod, True
         else:
-            return model, wrapper
+            return model, wrapper, compiled
 
 
 def _innermost(optimizer: Optimizer) -> Optimizer:
@@ -103,7 +104,7 @@ def attach(
         CheckpointError: the checkpoint is of another model.
         LeaseLost: a newer attempt owns the run dir.
     """
-    module, wrapper = _unwrapped(model)
+    module, wrapper, compiled = _unwrapped(model)
     device = next((p.device for p in module.parameters()), torch.device("cpu"))
     world = worlds.adopt(device) if dist.is_initialized() else init()
     atexit.register(gloo.rest)
@@ -116,4 +117,5 @@ def attach(
     return Run(
         world, live, Path(folder) if folder else None,
         save_every=save_every, keep=keep, log_every=log_every, leave=leave,
+        compiled=compiled,
     )  # fmt: skip

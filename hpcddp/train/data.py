@@ -27,6 +27,7 @@ from hpcddp.train.sampler import ResumableSampler
 from hpcddp.train.samples import Samples
 from hpcddp.train.seeding import mix
 from hpcddp.train.spread import Spread
+from hpcddp.train.timing import Clock
 
 PIN_SECONDS = 5.0  # that the thread which pins memory gets to end
 
@@ -79,10 +80,17 @@ def chunks(spec: JobSpec, layout: Layout) -> tuple[int, int]:
 
 
 class TrainData:
-    """The training set, seen from one rank."""
+    """The training set, seen from one rank.
 
-    def __init__(self, dataset: Any, spec: JobSpec, spread: Spread) -> None:
+    Args:
+        clock: counts the time in which the training waits for it.
+    """
+
+    def __init__(
+        self, dataset: Any, spec: JobSpec, spread: Spread, clock: Clock | None = None
+    ) -> None:
         size = spread.data_size
+        self.dataset, self._clock = dataset, clock or Clock(spread.world.device)
         self.samples = _check(dataset, spec, size)
         self._global_batch = spec.global_batch
         self._drop_last, self._join = spec.train.drop_last, spec.ddp.join
@@ -104,13 +112,24 @@ class TrainData:
         # A generator of its own: an iterator draws a seed, and drawn from the default generator
         # that would change dropout after a resume.
         self._generator = torch.Generator()
+        self._prefetch = spec.data.prefetch
+        self.load(max(0, spec.data.workers))
+
+    def load(self, workers: int) -> None:
+        """Read with so many processes, from the next ``batches`` on; before the first."""
         self._loader: DataLoader[Any] = make_loader(
-            Samples(dataset, spec.seed),
-            spec.data.workers,
+            Samples(self.dataset, self._seed),
+            workers,
             self.device,
+            prefetch=self._prefetch,
             batch_sampler=self._batches,
             generator=self._generator,
         )
+
+    def first(self) -> list[int]:
+        """The indices of this rank's first micro-batch."""
+        self._sampler.set_position(0, 0)
+        return list(islice(self._sampler, self.micro_batch))
 
     def cut(self, limit: int) -> None:
         """Let a micro-batch have at most so many samples, 0 for no limit, from the next ``batches``
@@ -136,7 +155,7 @@ class TrainData:
         samples' numbers, padding last, and the batch."""
         self._sampler.set_position(epoch, consumed)
         self._generator.manual_seed(mix(self._seed, epoch, self._rank))
-        for batch in read(self._loader):
+        for batch in self._clock.reading(read(self._loader)):
             yield self._batches.taken.popleft(), batch
 
     def close(self) -> None:
@@ -218,11 +237,16 @@ def _check(dataset: Any, spec: JobSpec, world_size: int) -> int:
 
 
 def make_loader(
-    dataset: Any, workers: int, device: torch.device, **options: Any
+    dataset: Any, workers: int, device: torch.device, *, prefetch: int = 2, **options: Any
 ) -> DataLoader[Any]:
-    """A DataLoader whose worker processes leave stopping to the rank; for ``read``."""
+    """A DataLoader whose worker processes leave stopping to the rank; for ``read``.
+
+    Args:
+        prefetch: batches that each process reads ahead.
+    """
     if workers:
         leave_garbage()
+        options["prefetch_factor"] = prefetch
     return DataLoader(
         _Telling(dataset),
         collate_fn=_collated,

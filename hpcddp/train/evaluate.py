@@ -160,8 +160,9 @@ class Evaluator:
         samples = Samples(dataset, seeding.mix(spec.seed, -1))  # draws other numbers than training
         self._loader = make_loader(
             Subset(samples, mine or range(1)),
-            spec.data.workers,
+            max(0, spec.data.workers),
             self._world.device,
+            prefetch=spec.data.prefetch,
             batch_size=size,
             generator=torch.Generator().manual_seed(0),
         )

@@ -30,16 +30,18 @@ from hpcddp import record as records
 from hpcddp.errors import UserError
 from hpcddp.preempt import Preemption, ignore_stop_signals
 from hpcddp.rundir import RunDir, write_json
-from hpcddp.train import checkpoint, snapshot, state
+from hpcddp.train import checkpoint, cpus, loading, snapshot, state
 from hpcddp.train.data import Micro
 from hpcddp.train.lease import Lease
 from hpcddp.train.loaders import Place, batch_size
 from hpcddp.train.meter import Meter
 from hpcddp.train.metrics import Recorder
+from hpcddp.train.pace import Pace
 from hpcddp.train.saver import Saver
 from hpcddp.train.snapshot import Live, Position
 from hpcddp.train.spread import replicas
 from hpcddp.train.stop import StopVote
+from hpcddp.train.timing import Clock
 from hpcddp.train.trace import Trace
 from hpcddp.train.world import World
 
@@ -66,18 +68,25 @@ class Run:
         keep: newest checkpoints that are kept.
         log_every: steps between two records.
         leave: end the process when all have saved for a stop.
+        compiled: torch.compile is around the model.
     """
 
     def __init__(
         self, world: World, live: Live, folder: Path | None, *,
-        save_every: int, keep: int, log_every: int, leave: bool,
+        save_every: int, keep: int, log_every: int, leave: bool, compiled: bool = False,
     ) -> None:  # fmt: skip
         self.world, self._optimizer = world, live.optimizer
+        spec = records.read(RunDir(folder)).spec if folder else {}
+        self._spec: dict[str, dict[str, Any]] = {n: spec.get(n, {}) for n in ("train", "metrics")}
+        self._clock = Clock(world.device, whole=self._spec["metrics"].get("ranks", True))
+        if folder and not compiled:  # what is compiled has no place for a clock
+            self._clock.watch([live.module])
+        self._workers = 0  # of the loader that was read last
         self.state: dict[str, Any] = {}  # plain data of the loop's own, saved and restored
         self.resumed = False
         self._at = Position()
         self._every, self._log_every, self._leave = save_every, log_every, leave
-        self._meter = Meter(world)
+        self._meter = Meter(world, self._clock)
         self._asks = self._batch = 0
         self._random: dict[str, Tensor] = {}
         self._seen: list[int] = []  # batches of the epoch since the last step
@@ -103,6 +112,8 @@ class Run:
             ignore_stop_signals
         )  # Python takes the handlers away, and one may come late
         self._record("ranks", backend=self.world.backend, ranks=self.world.reports)
+        stages, slow = [0] * self.world.size, self._spec["metrics"].get("slow", 1.5)
+        self._pace = Pace(self._record, self.world.hosts, stages, slow, self._hint)
         newest, ranks = checkpoint.newest(folder, self.world), replicas(self.world)
         if newest:
             meta = checkpoint.read_meta(newest)
@@ -119,11 +130,15 @@ class Run:
         facts = (self.world, self._preemption, folder.request, self._lease, _NoGuard())
         self._vote = StopVote(*facts, deadline, self._lead)
         self._pause = StopVote(*facts, deadline, self._lead)
-        asked = records.read(folder).spec.get("train", {}).get("trace")
         trace = self._mine.trace(self.world.rank.world_rank)
-        self._trace = Trace(trace if asked else None)
+        self._trace = Trace(trace if self._spec["train"].get("trace") else None)
         if self.world.is_main:
             atexit.register(self._lease.drop)
+
+    def _hint(self) -> str:
+        """What to change where the loop waits for its data."""
+        count = cpus.share(self.world.reports, self.world.rank.world_rank)
+        return loading.hint(self._workers, count, key="num_workers")
 
     def _lead(self) -> float:
         """Seconds before the time limit at which to begin to save."""
@@ -188,13 +203,14 @@ class Run:
         each = size * self.world.size
         skip = self._place.go_to(loader, self._at.epoch, self._at.samples_consumed, each)
         batches = iter(loader)
+        self._workers = getattr(loader, "num_workers", 0)
         for _ in range(skip):
             next(batches, None)
         if self._random:  # whatever was drawn on the way here was drawn before
             state.set_rng(self._random, self.world.device)
             self._random = {}
         try:
-            for batch in batches:
+            for batch in self._clock.reading(batches):
                 self._at.samples_consumed += each
                 self._seen.append(self._at.samples_consumed // each)
                 self._batch, self._reading = size, True
@@ -241,7 +257,9 @@ class Run:
         step, epoch = self._at.step, self._at.epoch
         if loss is not None:
             loss = loss.detach()
-            self._meter.add(loss, max(1, self._batch) * max(1, len(self._seen)))
+            samples = max(1, self._batch) * max(1, len(self._seen))
+            self._clock.count(samples)
+            self._meter.add(loss, samples)
             self._meter.step(float(self._optimizer.param_groups[0]["lr"]), None)
         one = Micro(len(self._seen), len(self._seen))
         self._trace.add(self._seen, one, torch.zeros(()) if loss is None else loss)
@@ -255,6 +273,7 @@ class Run:
         self._meter.add_up(torch.zeros((), device=self.world.device))
         values, _ = self._meter.read()
         self._record("train", step=step, epoch=epoch, **values)
+        self._pace.look(step, values, self._meter.ranks)
 
     def log(self, **numbers: float | Tensor) -> None:
         """Put rank 0's numbers into the records of the run: ``run.log(accuracy=0.9)``.

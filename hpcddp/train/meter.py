@@ -1,7 +1,8 @@
 """What a training record tells, gathered without waiting for the device between two records.
 
 Where steps are short, ``add_up`` and ``read`` are a step apart: the sums travel while the ranks
-compute.
+compute. Each rank's own figures (timing.py) travel with them, each in a place of its own where the
+other ranks add nothing.
 
 With ``train.measure`` a record also has ``memory``, bytes by part of the rank that has most of it
 (gauge.py), and ``sent``, bytes of a step over all ranks (wire.py). Records, evaluations and saves
@@ -22,6 +23,7 @@ from torch import Tensor
 
 from hpcddp.train.gauge import PARTS, Gauge
 from hpcddp.train.snapshot import Live
+from hpcddp.train.timing import Clock
 from hpcddp.train.wire import Wire
 from hpcddp.train.world import World
 
@@ -32,6 +34,7 @@ class _Sums(NamedTuple):
     """What was counted up to a record."""
 
     # Loss over samples, whether numbers are bad, samples, bytes sent; of all ranks after works.
+    # Then come the figures of each rank.
     totals: Tensor
     most: Tensor  # bytes held by part, of the rank that has most of it
     works: list[dist.Work | None]
@@ -42,10 +45,15 @@ class _Sums(NamedTuple):
 
 
 class Meter:
-    """Loss, learning rate, gradient norm and speed since the last record."""
+    """Loss, learning rate, gradient norm and speed since the last record.
 
-    def __init__(self, world: World) -> None:
+    ``ranks`` has each rank's own figures of the last record that was read.
+    """
+
+    def __init__(self, world: World, clock: Clock | None = None) -> None:
         self._world = world
+        self._clock = clock or Clock(world.device, whole=False)
+        self.ranks: list[list[float]] = []
         self._losses: list[Tensor] = []  # of micro-batches
         self._samples: list[int] = []  # of each, on this rank
         self._marked = 0  # micro-batches before this step
@@ -102,14 +110,21 @@ class Meter:
         """
         loss = self._total()
         counts = [sum(self._samples), *([self._wire.take()] if self._wire else [])]
-        told = (loss, bad.to(loss), *(torch.full_like(loss, count) for count in counts))
-        totals = torch.stack(told).double()  # ranks without losses do not know their precision
+        told = torch.stack((loss.double(), bad.double()))  # some know no precision of the loss
+        seconds = max(time.monotonic() - self._began, 1e-9)
+        totals = torch.cat((told, told.new_tensor(counts + self._own(seconds))))
         most = totals.new_tensor(self._gauge.read() if self._gauge else [])
         works = [self._reduce(totals, dist.ReduceOp.SUM), self._reduce(most, dist.ReduceOp.MAX)]
-        seconds = max(time.monotonic() - self._began, 1e-9)
         sums = _Sums(totals, most, works, self._steps, seconds, self.lr, self.norm)
         self.reset()
         self._sums = sums
+
+    def _own(self, seconds: float) -> list[float]:
+        """This rank's figures in their place among zeros."""
+        rank, width = self._world.rank.world_rank, self._clock.width
+        found = [0.0] * (self._world.size * width)
+        found[rank * width : (rank + 1) * width] = self._clock.take(self._steps, seconds)
+        return found
 
     def _reduce(self, values: Tensor, how: dist.ReduceOp.RedOpType) -> dist.Work | None:
         several = self._world.size > 1 and values.numel() > 0
@@ -122,7 +137,11 @@ class Meter:
         assert sums
         for work in filter(None, sums.works):
             work.wait()
-        loss, bad, samples, *sent = sums.totals.tolist()
+        loss, bad, samples, *rest = sums.totals.tolist()
+        width = self._clock.width
+        first = len(rest) - self._world.size * width
+        sent = rest[:first]
+        self.ranks = [rest[i : i + width] for i in range(first, len(rest), width)]
         if not samples:
             return {}, bool(bad)
         values = {
@@ -131,6 +150,9 @@ class Meter:
             "samples_per_s": samples / sums.seconds,
             "step_s": sums.seconds / sums.steps,
         }
+        waits = [figures[0] for figures in self.ranks if not math.isnan(figures[0])]
+        if waits:
+            values["wait_s"] = max(waits)
         if sums.norm is not None:
             values["grad_norm"] = float(sums.norm)
         if sent:
@@ -143,6 +165,7 @@ class Meter:
         """Forget what was counted."""
         if self._wire:
             self._wire.forget()
+        self._clock.forget()
         self._losses, self._samples, self._marked = [], [], 0
         self._steps, self._sums = 0, None
         self._began = time.monotonic()

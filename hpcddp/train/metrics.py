@@ -38,10 +38,12 @@ class Recorder:
         self._lease = lease
         self._file: IO[bytes] | None = None
         self._step: mmap.mmap | None = None
-        self._torn = False  # the last line stands there in part
+        self._ranks: IO[bytes] | None = None
+        self._torn: set[str] = set()  # files whose last line stands there in part
         if active:
             attempt.path.mkdir(parents=True, exist_ok=True)
             self._file = attempt.metrics.open("ab", buffering=0)
+            self._ranks = attempt.ranks.open("ab", buffering=0)
             self._step = _mapped(attempt.step)
 
     def __call__(self, event: str, **values: Any) -> None:
@@ -53,30 +55,40 @@ class Recorder:
         if self._file is None or (self._lease and self._lease.lost):
             return
         record = {"event": event, "attempt": self._attempt, "time": time.time(), **values}
-        self._write(self._file, json.dumps(record).encode() + b"\n")
+        self._write("metrics", self._file, record)
         if text := line(record):
             with contextlib.suppress(OSError):
                 print(text, flush=True)
         if self._on_record is not None:
             self._on_record(record)
 
+    def ranks(self, **values: Any) -> None:
+        """One line of each rank's own figures, lists by rank."""
+        if self._ranks is not None and not (self._lease and self._lease.lost):
+            self._write("ranks", self._ranks, {**values, "time": time.time()})
+
     def took(self, step: int) -> None:
         """Note a step that was taken, in a microsecond; it outlives a killed process."""
         if self._step is not None:
             STEP.pack_into(self._step, 0, step, time.time())
 
-    def _write(self, file: IO[bytes], data: bytes) -> None:
+    def _write(self, name: str, file: IO[bytes], values: dict[str, Any]) -> None:
         """One line in one piece, below what a full disk left of an earlier one."""
-        if self._torn:
+        data = json.dumps(values).encode() + b"\n"
+        torn = name in self._torn
+        if torn:
             data = b"\n" + data
         with contextlib.suppress(OSError):
             written = file.write(data)
-            self._torn = written < len(data) and (self._torn or written > 0)
+            self._torn.discard(name)
+            if written < len(data) and (torn or written > 0):
+                self._torn.add(name)
 
     def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        for file in (self._file, self._ranks):
+            if file is not None:
+                file.close()
+        self._file = self._ranks = None
 
 
 def _mapped(path: Path) -> mmap.mmap | None:
@@ -121,6 +133,8 @@ def _start(r: Mapping[str, Any]) -> str:
     if r["accumulation"] > 1:
         batch += f" ({r['accumulation']} micro-batches of {r['micro_batch']} a rank)"
     text = f"{r['total_steps']} steps, {r['steps_per_epoch']} an epoch, {batch}, seed {r['seed']}"
+    if r.get("workers"):
+        text += f"\n{r['workers']} of {r['cpus']} CPUs read data"
     return f"{text}\nresumed from {r['resumed']}, step {r['step']}" if r["resumed"] else text
 
 
@@ -137,6 +151,28 @@ def _train(r: Mapping[str, Any]) -> str:
         f"step {r['step']}  epoch {r['epoch']}  loss {r['loss']:.4f}  lr {r['lr']:.3g}"
         f"{norm}  {r['samples_per_s']:.0f} samples/s"
     )
+
+
+def _slow(r: Mapping[str, Any]) -> str:
+    own, median = (1000 * r[name] for name in ("own_s", "median_s"))
+    who = f"rank {r['rank']} on {r['host']}"
+    if r["what"] == "data":
+        how = f"{who} waits for its data: {own:.3g} ms a step, the others {median:.3g} ms"
+    else:
+        how = (
+            f"{who} is slow: {own:.3g} ms of its own a step, the others {median:.3g} ms "
+            f"({r['ratio']:.1f} times)"
+        )
+    return f"step {r['step']}  {how}, since step {r['since']}"
+
+
+def _recovered(r: Mapping[str, Any]) -> str:
+    how = "has its data in time" if r["what"] == "data" else "is as fast as the others"
+    return f"step {r['step']}  rank {r['rank']} on {r['host']} {how} again"
+
+
+def _waiting(r: Mapping[str, Any]) -> str:
+    return f"step {r['step']}  {r['share']:.0%} of the time is waiting for data; {r['hint']}"
 
 
 def _eval(r: Mapping[str, Any]) -> str:
@@ -193,6 +229,9 @@ _LINES = {
     "start": _start,
     "micro_batch": _micro_batch,
     "train": _train,
+    "slow": _slow,
+    "recovered": _recovered,
+    "waiting": _waiting,
     "eval": _eval,
     "log": _log,
     "checkpoint": _checkpoint,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ from torch import Tensor
 from hpcddp.errors import CheckpointError
 from hpcddp.preempt import Preemption
 from hpcddp.spec import JobSpec
-from hpcddp.train import checkpoint, fit, snapshot, spread
+from hpcddp.train import checkpoint, fit, loading, snapshot, spread
 from hpcddp.train.data import Micro, Step, TrainData
 from hpcddp.train.evaluate import Evaluations
 from hpcddp.train.guard import Finding, Guard, RollBack
@@ -20,12 +21,14 @@ from hpcddp.train.hooks import Hook
 from hpcddp.train.lease import Lease
 from hpcddp.train.meter import Meter
 from hpcddp.train.metrics import Recorder
+from hpcddp.train.pace import Pace
 from hpcddp.train.pulse import Pulse
 from hpcddp.train.saver import Saver
 from hpcddp.train.setup import Model
 from hpcddp.train.snapshot import Position
 from hpcddp.train.stop import StopVote
 from hpcddp.train.task import Task
+from hpcddp.train.timing import Clock
 from hpcddp.train.trace import Trace
 from hpcddp.train.world import World
 
@@ -44,6 +47,7 @@ class Trainer:
         record: Recorder,
         pulse: Pulse,
     ) -> None:
+        spec = dataclasses.replace(spec, data=dataclasses.replace(spec.data))  # of this rank
         self.run, self.lease, self.spec = lease.run, lease, spec
         self.task, self.world, self.record, self.pulse = task, world, record, pulse
         self.at = Position()
@@ -53,27 +57,42 @@ class Trainer:
         newest = checkpoint.newest(self.run, world)
         made = Model(task, spec, self.spread, new=newest is None)
         self.module = made.module
-        self.data = TrainData(task.dataset("train"), spec, self.spread)
-        self._meter = Meter(world)
+        self._clock = Clock(world.device, whole=spec.metrics.ranks)
+        self.data = TrainData(task.dataset("train"), spec, self.spread, self._clock)
+        self._meter = Meter(world, self._clock)
         self.guard = Guard(self.spread, spec.train, self.module, self._meter)
         self.hook = Hook(spec, self.spread)
         self.resumed = newest
-        self._load(made, newest)
+        meta = checkpoint.read_meta(newest) if newest else {}
+        self._load(made, newest, meta)
+        self.cpus, self._look = loading.settle(meta.get("look"), spec, world, self.data)
+        spec.data.workers = self.cpus.workers
+        self.data.load(self.cpus.workers)
         if spec.train.find_micro_batch:
             with pulse.patience():
                 self._fit = fit.settle(
                     self._fit, task, spec, self.spread, self.data, self.live, record
                 )
         self.engine = made.engine(self.data, self.hook)
+        if not self.spread.layout.threads:
+            self._clock.watch(made.chains or [made.module])
+        stages = [self.spread.layout.place(rank).pp for rank in range(world.size)]
+        self._pace = Pace(record, world.hosts, stages, spec.metrics.slow, self._hint)
         if spec.train.measure:
             self._meter.measure(self.live)
         trace = self.run.attempt(lease.attempt).trace(world.rank.world_rank)
         self._trace = Trace(trace if spec.train.trace else None)
         self._untold: tuple[int, int] | None = None  # step and epoch of a record on its way
 
-    def _load(self, made: Model, folder: Path | None) -> None:
+    def _hint(self) -> str:
+        """What to change where the training waits for its data."""
+        keys = vars(self.spec.data)
+        far = hasattr(self.data.dataset, "prefetch")
+        far = far and not keys.get("cache") and not keys.get("stage")
+        return loading.hint(self.cpus.workers, self.cpus.cpus, far=far)
+
+    def _load(self, made: Model, folder: Path | None, meta: dict[str, Any]) -> None:
         """Make optimizer and schedule, and put a checkpoint into them, if there is one."""
-        meta = checkpoint.read_meta(folder) if folder else {}
         if folder:
             self.at = snapshot.position(meta, folder)
             self._fit = meta.get("fit") or {}
@@ -108,6 +127,7 @@ class Trainer:
             strategy=str(self.spread.layout),
             resumed=str(self.resumed.relative_to(self.run.path)) if self.resumed else None,
             seed=self.spec.seed,
+            **self.cpus._asdict(),
         )
         while True:
             try:
@@ -170,6 +190,7 @@ class Trainer:
         step = self.data.step_at(self.at.samples_consumed)
         self.guard.begin(self.at.step + 1)
         self.hook.begin(self.at.step)
+        self._clock.count(sum(micro.real for micro in step.micros))
         self.engine.run(batches, step, self.live.scaler, self._seen)
         self._update()
         self._trace.step(self.at.step + 1, self.at.epoch)
@@ -246,6 +267,7 @@ class Trainer:
         if values:  # else all steps were left out
             self.guard.refer_to(values["loss"])
             self.record("train", step=step, epoch=epoch, **values)
+        self._pace.look(step, values, self._meter.ranks)
 
     def _evaluate(self) -> bool:
         """Evaluate, if there is anything to do it on; True when it is the best so far."""
@@ -267,6 +289,7 @@ class Trainer:
             "total_steps": self.total_steps,
             **self.evaluations.facts(),
             "fit": self._fit,
+            "look": self._look,
             "first_loss": self.guard.first_loss,
         }
 

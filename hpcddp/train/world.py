@@ -23,6 +23,7 @@ from hpcddp.errors import RankMapError
 from hpcddp.failure import host
 from hpcddp.ledger import process_start
 from hpcddp.topology import Rank, check_map
+from hpcddp.train.cpus import quota
 
 T = TypeVar("T")
 
@@ -45,6 +46,11 @@ class World:
     @property
     def is_main(self) -> bool:
         return self.rank.world_rank == 0
+
+    @property
+    def hosts(self) -> list[str]:
+        """Where each rank is."""
+        return [str(report.get("host", "")) for report in self.reports] or [""] * self.size
 
     @property
     def control(self) -> dist.ProcessGroup | None:
@@ -216,6 +222,7 @@ def _report(rank: Rank, device: torch.device) -> dict[str, Any]:
         "device": str(device),
         "uuid": uuid,
         "cpus": ranges(os.sched_getaffinity(0)),
+        "quota": quota(),
         **_identity(),
     }
 

@@ -1,0 +1,110 @@
+"""The CPUs that a rank really has, and how it divides them between computing and reading.
+
+Slurm, taskset or a cpuset say which CPUs a process may run on, a cgroup's quota how much of them.
+Ranks that nobody has bound share those of their node.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+PROC, CGROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
+MOST_BESIDE_GPU, MOST = 8, 4  # processes that read for one rank
+
+
+class Division(NamedTuple):
+    """What a rank's CPUs do: ``workers`` processes of one thread each read, and the training
+    computes with ``threads``."""
+
+    cpus: int
+    workers: int
+    threads: int
+
+
+def divide(cpus: int, device: str, asked: int = -1) -> Division:
+    """So many CPUs between reading and computing.
+
+    Beside a GPU most of them have nothing else to do. Where the model computes on them too, a
+    quarter reads. A rank with one CPU reads in its own process.
+
+    Args:
+        device: cuda or cpu.
+        asked: processes that somebody wants; -1 chooses.
+    """
+    workers = asked
+    if asked < 0:
+        workers = min(cpus - 1, MOST_BESIDE_GPU) if device == "cuda" else min(cpus // 4, MOST)
+    return Division(cpus, workers, max(1, cpus - workers))
+
+
+def limit_threads(most: int) -> int:
+    """Let torch compute with so many threads at most; how many it takes. What somebody has set
+    lower, with OMP_NUM_THREADS say, stays."""
+    threads = min(torch.get_num_threads(), most)
+    if threads < torch.get_num_threads():
+        torch.set_num_threads(threads)
+    return threads
+
+
+def share(reports: Sequence[Mapping[str, Any]], rank: int) -> int:
+    """CPUs of a rank of this machine, at least 1.
+
+    Args:
+        reports: what all ranks showed at the start (world.py); may be empty.
+        rank: this one's global rank.
+    """
+    mine = reports[rank] if reports else {}
+    here = [r for r in reports if r.get("host") == mine.get("host")] or [mine]
+
+    def alike(name: str) -> int:
+        return sum(r.get(name) == mine.get(name) for r in here)
+
+    found = len(os.sched_getaffinity(0)) / alike("cpus")
+    if limit := mine.get("quota"):
+        found = min(found, limit[1] / alike("quota"))
+    return max(1, int(found))
+
+
+def quota(proc: Path = PROC, cgroups: Path = CGROUPS) -> list[Any] | None:
+    """The cgroup that limits this process most, and to how many CPUs' time; None without a limit.
+
+    Sources: kernel documentation, cgroup-v2.rst (cpu.max) and sched-bwc.rst (cfs_quota_us).
+    """
+    found: list[list[Any]] = []
+    with contextlib.suppress(OSError):
+        for line in proc.read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            read = _max if not controllers else _cfs
+            if not controllers or "cpu" in controllers.split(","):
+                for folder in _folders(cgroups, controllers, path):
+                    with contextlib.suppress(OSError, ValueError):
+                        found.append([str(folder), read(folder)])
+    limits = [row for row in found if row[1] > 0]
+    return min(limits, key=lambda row: row[1], default=None)
+
+
+def _folders(cgroups: Path, controllers: str, path: str) -> Iterator[Path]:
+    """A process's group and those around it, where the hierarchy may be mounted. A container sees
+    its own group as the root, whatever its path outside."""
+    names = [controllers, *controllers.split(",")] if controllers else ["", "unified"]
+    inner = Path(path.lstrip("/"))
+    for root in dict.fromkeys(cgroups / name for name in names):
+        yield from (root / part for part in (inner, *inner.parents))
+
+
+def _max(folder: Path) -> float:
+    """cpu.max of cgroup v2: microseconds of CPU time in a period, or "max"; 0 for no limit."""
+    most, period = (folder / "cpu.max").read_text().split()
+    return 0.0 if most == "max" else int(most) / int(period)
+
+
+def _cfs(folder: Path) -> float:
+    """The same of cgroup v1, where -1 is no limit."""
+    most = int((folder / "cpu.cfs_quota_us").read_text())
+    return most / int((folder / "cpu.cfs_period_us").read_text())

@@ -1,0 +1,112 @@
+"""How many processes read a rank's data (``data.workers``), and what to do where that is too slow.
+
+Data that is in memory anyway gets no processes: a batch would cost more on its way than it does to
+read. Whether it is so is seen by a look at a micro-batch, in a process of its own: whatever a
+dataset opens, draws or counts there, the training does not see. The ranks agree on the answer, and
+it goes into the checkpoints: the number of threads that compute depends on it, and sums on a CPU
+depend on that in their last bit.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset, default_collate
+
+from hpcddp.spec import JobSpec
+from hpcddp.train import cpus
+from hpcddp.train.cpus import Division
+from hpcddp.train.data import TrainData, end_workers, make_loader
+from hpcddp.train.samples import Samples
+from hpcddp.train.world import World
+
+QUICK = 2e-3  # seconds in which a micro-batch is read that needs no process
+PATIENCE = 60.0  # seconds that a look may take
+
+
+def settle(
+    known: dict[str, Any] | None, spec: JobSpec, world: World, data: TrainData
+) -> tuple[Division, dict[str, Any] | None]:
+    """Divide this rank's CPUs, and set its threads; a collective if ``data.workers`` is -1.
+
+    Args:
+        known: what the second result was when the checkpoint was written, or None.
+
+    Returns:
+        the division, and what to keep of the look, None if nobody looked.
+    """
+    count, device = cpus.share(world.reports, world.rank.world_rank), world.device.type
+    found = cpus.divide(count, device, spec.data.workers)
+    if spec.data.workers < 0:
+        of = [spec.task, spec.dataset]
+        if known is None or known.get("of") != of:
+            quick = not found.workers or is_quick(data.dataset, data.first(), spec.seed)
+            known = {"of": of, "quick": all(world.gather(quick))}
+        if known["quick"]:
+            found = cpus.divide(count, device, 0)
+    return found._replace(threads=cpus.limit_threads(found.threads)), known
+
+
+def is_quick(dataset: Any, codes: list[int], seed: int) -> bool:
+    """Whether these samples are read, as one micro-batch, in next to no time. Also where they
+    cannot be read in another process at all; never of what reads ahead by itself, from a store."""
+    if hasattr(dataset, "prefetch"):
+        return False
+    look = _Look(Samples(dataset, seed), codes)
+    device = torch.device("cpu")
+    loader = make_loader(look, 1, device, generator=torch.Generator(), timeout=PATIENCE)
+    try:
+        return float(next(iter(loader))) < QUICK
+    except Exception:  # whatever it is, the training meets it and tells of it
+        return True
+    finally:
+        end_workers(loader)
+
+
+class _Look(Dataset[float]):
+    """One item: the seconds in which a micro-batch was read, or one sample that took too long."""
+
+    def __init__(self, samples: Samples, codes: list[int]) -> None:
+        self._samples, self._codes = samples, codes
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: int) -> float:
+        self._seconds(self._codes[:1])  # opens files, finds out what is drawn
+        alone = self._seconds(self._codes[-1:])
+        if alone > QUICK:
+            return alone
+        return min(self._seconds(self._codes) for _ in range(2))
+
+    def _seconds(self, codes: list[int]) -> float:
+        began = time.perf_counter()
+        default_collate(self._samples.__getitems__(codes))
+        return time.perf_counter() - began
+
+
+def hint(workers: int, count: int, *, key: str = "data.workers", far: bool = False) -> str:
+    """What to change where training waits for its data.
+
+    Args:
+        workers: processes that read for a rank.
+        count: its CPUs.
+        key: what sets the first.
+        far: the data lies in a store, and nothing keeps it on the node.
+    """
+    more = f"ask for more CPUs, such as --sbatch cpus-per-task={max(4, 2 * count)}"
+    if count == 1:
+        return f"one CPU reads and computes: {more}"
+    if not workers:
+        best = max(1, min(count // 2, cpus.MOST))
+        return f"the training reads by itself: {key} = {best} gives that to other processes"
+    if far:
+        return (
+            "the data comes from a store: data.cache keeps it on the node, data.stage copies it "
+            "there before the training, tar shards take fewer requests"
+        )
+    if workers < count - 1:
+        return f"{key} is {workers} of {count} CPUs: try {min(2 * workers, count - 1)}"
+    return f"all {count} CPUs are busy: {more}"
