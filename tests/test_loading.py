@@ -1,0 +1,128 @@
+"""How many processes read: chosen where nobody says, after a look that the training cannot see."""
+
+import os
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from ranks import make_run, one_rank, records
+from torch.utils.data import Dataset
+
+from hpcddp.train import loading
+from hpcddp.train.loading import hint, is_quick
+
+
+class Numbers(Dataset[Any]):
+    """Draws from two generators and one of its own, and may take its time."""
+
+    def __init__(self, pause: float = 0.0) -> None:
+        self.pause, self.read = pause, 0
+        self.own = random.Random(0)
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> Any:
+        self.read += 1
+        time.sleep(self.pause)
+        return torch.rand(2) * index * random.random() * self.own.random()
+
+
+class FromAStore(Numbers):
+    def prefetch(self) -> None:
+        """As a dataset that reads from a store has it."""
+
+
+class Raises(Numbers):
+    def __getitem__(self, index: int) -> Any:
+        raise OSError("gone")
+
+
+def test_data_in_memory_is_quick_and_what_takes_its_time_is_not() -> None:
+    codes = list(range(8))
+    assert is_quick(Numbers(), codes, 0)
+    assert not is_quick(Numbers(0.004), codes, 0)
+    assert not is_quick(Numbers(0.0005), codes, 0)  # all of them together
+
+
+def test_the_training_does_not_see_the_look() -> None:
+    dataset = Numbers()
+    torch.manual_seed(3)
+    random.seed(3)
+    before = torch.get_rng_state(), random.getstate(), dataset.own.getstate()
+    is_quick(dataset, [1, 2, 3], 0)
+    after = torch.get_rng_state(), random.getstate(), dataset.own.getstate()
+    assert torch.equal(before[0], after[0]) and before[1:] == after[1:]
+    assert dataset.read == 0
+
+
+def test_a_store_is_not_looked_at_and_what_cannot_be_read_elsewhere_gets_no_processes() -> None:
+    assert not is_quick(FromAStore(), [0], 0)
+    assert is_quick(Raises(), [0], 0)
+
+
+PAUSED = """
+import os, time
+from pathlib import Path
+_dataset = dataset
+class Slow(torch.utils.data.Dataset):
+    def __init__(self, inner):
+        self.inner = inner
+    def __len__(self):
+        return len(self.inner)
+    def __getitem__(self, index):
+        time.sleep(PAUSE)
+        with (Path(__file__).with_name("pids")).open("a") as f:
+            f.write(f"{os.getpid()}\\n")
+        return self.inner[index]
+def dataset(split, held_out=0):
+    return Slow(_dataset(split)) if split == "train" else None
+"""
+
+
+@pytest.fixture
+def eight(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine of eight CPUs."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
+
+
+@pytest.mark.parametrize(("pause", "workers"), [(0.0, 0), (0.003, 2)])
+def test_a_run_chooses_and_goes_on_with_its_choice(
+    tmp_path: Path, eight: None, monkeypatch: pytest.MonkeyPatch, pause: float, workers: int,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """Its processes and its threads are no more than its CPUs."""
+    extra = PAUSED.replace("PAUSE", str(pause))
+    run = make_run(tmp_path, extra=extra, dataset__held_out=0, checkpoint__best="")
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(8)
+        one_rank(run, max_steps=3)
+        (start,) = records(run, "start")
+        assert (start["cpus"], start["workers"], start["threads"]) == (8, workers, 8 - workers)
+        assert torch.get_num_threads() == start["threads"]
+        assert ("2 of 8 CPUs read data" in capsys.readouterr().out) == (workers > 0)
+        pids = set((tmp_path / "pids").read_text().split())
+        assert len(pids - {str(os.getpid())}) >= workers
+        assert (str(os.getpid()) in pids) == (workers == 0)
+
+        def again(*_: Any) -> bool:
+            raise AssertionError("it was looked at")
+
+        monkeypatch.setattr(loading, "is_quick", again)
+        one_rank(run, 2)
+        assert records(run, "start", 2)[0]["workers"] == workers
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_the_hint_follows_from_the_facts() -> None:
+    assert "cpus-per-task=4" in hint(0, 1)
+    assert hint(0, 2).endswith("data.workers = 1 gives that to other processes")
+    assert "data.workers is 2 of 8 CPUs: try 4" in hint(2, 8)
+    assert "num_workers is 6 of 8 CPUs: try 7" in hint(6, 8, key="num_workers")
+    assert "cpus-per-task=16" in hint(7, 8)
+    assert "data.cache" in hint(2, 8, far=True)
