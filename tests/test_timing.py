@@ -94,6 +94,8 @@ def test_a_rank_with_slow_data_is_told_apart_and_nobody_is_slow_who_waits_for_it
     assert told(run, "slow") == [("data", 0, "h0")]
     (waiting,) = records(run, "waiting")
     assert waiting["share"] > 0.5 and "data.workers = 1" in waiting["hint"]
+    for own in zip(*(line["busy_s"] for line in lines(run)), strict=True):
+        assert min(own) < 0.02
     for record in records(run, "train")[2:]:
         assert 0.06 <= record["wait_s"] <= record["step_s"]
 
@@ -114,7 +116,7 @@ def test_each_record_has_a_line_with_a_figure_of_each_rank(runs: dict[str, RunDi
     assert all(50e6 < held < 5e9 for held in last["memory"]) and last["gpu"] == [None] * 4
     assert all(0 < busy < step for busy, step in zip(last["busy_s"], last["step_s"], strict=True))
     each = sum(last["samples_per_s"]) / records(run, "train")[-1]["samples_per_s"]
-    assert each == pytest.approx(1, rel=0.2)
+    assert each == pytest.approx(1, rel=0.5)
 
 
 def test_where_a_forward_pass_waits_for_others_nobody_knows_its_own_time(
