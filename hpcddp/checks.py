@@ -10,8 +10,10 @@ from pathlib import Path
 
 from hpcddp import launchers, slurm, strategy
 from hpcddp.clusters import Profile
+from hpcddp.data import names
 from hpcddp.errors import ClusterError, UserError
 from hpcddp.launchers import Launcher
+from hpcddp.sizes import bytes_of
 from hpcddp.spec import KEYS, JobSpec
 from hpcddp.topology import NodeRange
 
@@ -93,6 +95,12 @@ def command(job: JobSpec, sources: Mapping[str, str], profile: Profile, folder: 
     for name in ("command", "resume_command"):
         if words := getattr(job, name):
             _program(words, sources.get(name, name), folder)
+
+
+def data(job: JobSpec, sources: Mapping[str, str]) -> None:
+    """Sizes are sizes, and what is staged has a name of its own on the node's disk."""
+    bytes_of(job.data.cache, sources.get("data.cache", "data.cache"), what="a cache", zero=True)
+    names.check(job.data.stage, job.dataset, sources)
 
 
 def served(job: JobSpec, launcher: Launcher, profile: Profile) -> None:

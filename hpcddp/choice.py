@@ -6,7 +6,6 @@ import dataclasses
 import json
 import math
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -17,13 +16,12 @@ from hpcddp import budget, checks, clashes, spec, strategy
 from hpcddp.budget import Estimate
 from hpcddp.errors import HpcddpError, JobFileError, UserError
 from hpcddp.facts import Facts
+from hpcddp.sizes import size
 from hpcddp.spec import JobSpec
 from hpcddp.strategy import Layout
 from hpcddp.topology import NodeRange
 
 FITS = 0.8  # of a GPU's memory: the rest is CUDA's own, work space of products, and gaps
-UNITS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}  # of 1024
-_MEMORY = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([KMGT]?)(?:i?B)?", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -40,19 +38,6 @@ class Row:
         return self.estimate is not None and self.estimate.most.sum <= FITS * memory
 
 
-def bytes_of(text: str, where: str) -> int:
-    """A size such as 80G in bytes; 0 if it is empty.
-
-    Raises:
-        UserError: it is none.
-    """
-    found = _MEMORY.fullmatch(text.strip())
-    if text and not (found and float(found[1])):
-        raise UserError(f"{text!r} is no size of memory", where=where,
-                        hint="write a number and a unit, such as 80G")  # fmt: skip
-    return int(float(found[1]) * 1024 ** UNITS[found[2].upper()]) if found else 0
-
-
 def candidates(nodes: int, gpus: int) -> list[str]:
     """The strategies to look at, the simplest first. Ranks of tp talk all the time: they are of
     one node; stages of a pipeline say least, and lie between nodes."""
@@ -60,7 +45,7 @@ def candidates(nodes: int, gpus: int) -> list[str]:
         return ["single"]
     found = ["dp"] * (nodes == 1) + ["ddp", "zero1"] + ["hsdp"] * (nodes > 1 < gpus) + ["fsdp"]
     inside = [gpus] if nodes == 1 or gpus == 1 else []
-    for tp in (size for size in (2, gpus) if gpus % size == 0 < gpus - 1):
+    for tp in (n for n in (2, gpus) if gpus % n == 0 < gpus - 1):
         alone = tp == nodes * gpus
         found += [f"tp={tp}"] if alone else [f"tp={tp},ddp", f"tp={tp},fsdp"]
     for pp in {2, nodes, *inside}:
@@ -206,12 +191,3 @@ def _sum(row: Row) -> float:
 
 def _need(row: Row) -> str:
     return f"{row.text} needs a GPU with {size(_sum(row) / FITS)}"
-
-
-def size(count: float) -> str:
-    """Bytes for a person, in powers of 1024: three digits and a unit."""
-    power = 0
-    while round(count) >= 1000 and power < len(UNITS) - 1:
-        count, power = count / 1024, power + 1
-    unit = list(UNITS)[power] or "B"
-    return f"{count:.0f}{unit}" if power == 0 or count >= 99.95 else f"{count:.3g}{unit}"

@@ -33,6 +33,7 @@ def key(
     least: float | None = None,
     choices: Iterable[str] = (),
     scalar: bool = False,
+    alone: bool = False,
 ) -> Any:
     """Declare a key.
 
@@ -42,8 +43,15 @@ def key(
         least: smallest value allowed.
         choices: allowed words.
         scalar: members of this free table enter a script: text, numbers or truth values only.
+        alone: a text stands for the list of this one text.
     """
-    metadata = {"text": text, "least": least, "choices": tuple(choices), "scalar": scalar}
+    metadata = {
+        "text": text,
+        "least": least,
+        "choices": tuple(choices),
+        "scalar": scalar,
+        "alone": alone,
+    }
     if isinstance(default, dict | list):
         return dataclasses.field(default_factory=type(default), metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -59,6 +67,7 @@ class Key:
     least: float | None
     choices: tuple[str, ...]
     scalar: bool
+    alone: bool
 
 
 def nearest(word: str, known: Iterable[str], *, what: str = "key") -> str:
@@ -132,6 +141,8 @@ class Keys(Generic[T]):
         row = self.rows[name]
         if text:
             value = _convert(row.kind, value)
+        elif row.alone and isinstance(value, str):
+            value = [value]
         if row.kind == "float" and type(value) is int:
             value = float(value)
         problem = _problem(row, value)

@@ -29,6 +29,7 @@ from hpcddp import (
 )
 from hpcddp.advice import Measured
 from hpcddp.clusters import Profile
+from hpcddp.data import names
 from hpcddp.errors import SlurmUnreachable, TemplateError
 from hpcddp.jobfile import Layer
 from hpcddp.keys import nearest
@@ -235,6 +236,10 @@ def make(
     if job.start_from:
         job.start_from = str(folder / job.start_from)
         checks.weights(job, sources, begun=begun)
+    checks.data(job, sources)
+    job.data.stage = names.placed(job.data.stage, folder)
+    for path in names.absent(job.data.stage):
+        notes.append(f"data.stage: {path} is not on this machine; the nodes must have it")
     checks.environment(job, sources, profile)
     checks.options(job, sources)
     if job.slurm.get("no-requeue") or job.slurm.get("requeue") is False:

@@ -99,6 +99,10 @@ class DataSpec:
     retry_seconds: float = key(
         240.0, "seconds that a store which does not answer is asked again", least=0
     )
+    stage: list[str] = key(
+        [], "files, folders and stores that each node copies to its own disk first", alone=True
+    )
+    cache: str = key("10G", "most bytes that a node keeps of what it fetched; 0 keeps nothing")
 
 
 @dataclass

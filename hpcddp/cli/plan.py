@@ -41,11 +41,11 @@ def plan(job: str | None, memory: str | None, as_json: bool, **given: Any) -> No
     micro-batch, and how many of them make a step; "sent" is what all ranks together send in a
     step. The model is looked at here, without the memory that it takes; nothing is submitted.
     """
-    from hpcddp import choice, jobfile
+    from hpcddp import choice, jobfile, sizes
     from hpcddp import plan as plans
 
     folder = Path.cwd()
-    memory_given = choice.bytes_of(memory or "", "--memory")
+    memory_given = sizes.bytes_of(memory or "", "--memory")
     layers, notes = jobfile.load(job, flags(given), os.environ, folder)
     asked = plans.read(layers, notes, os.environ)
     if asked.spec.command:
@@ -58,7 +58,7 @@ def plan(job: str | None, memory: str | None, as_json: bool, **given: Any) -> No
         click.echo(f"note: {note}", err=True)
     site = asked.profile.cluster
     device = facts.memory if site.backend == "local" else 0
-    found = memory_given or choice.bytes_of(site.gpu_memory, str(asked.profile.path)) or device
+    found = memory_given or sizes.bytes_of(site.gpu_memory, str(asked.profile.path)) or device
     told = _Told(asked, rows, found, _backend(asked.profile, facts), *choice.recommend(rows, found))
     if as_json:
         click.echo(json.dumps(_plain(told)))
@@ -130,7 +130,7 @@ def _wrapped(text: str, indent: str = "") -> list[str]:
 
 
 def _cells(row: Row, backend: str) -> tuple[str, ...]:
-    from hpcddp.choice import size
+    from hpcddp.sizes import size
 
     assert row.estimate
     need, (micro, count) = row.estimate.most, row.estimate.micro

@@ -1,0 +1,58 @@
+"""What is staged, by its names: checked before anything is submitted (standard library only)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hpcddp.errors import UserError
+
+STAGE = re.compile(r"\$(?:STAGE\b|\{STAGE\})")
+
+
+def name_of(entry: str) -> str:
+    """What an entry is called on the node's disk: the last part of its path, or its bucket."""
+    return entry.rstrip("/").rpartition("/")[2] if entry.strip("/") else ""
+
+
+def placed(entries: Sequence[str], folder: Path) -> list[str]:
+    """Entries as the nodes find them: relative paths are from the folder of the submission, and
+    what begins with a variable is filled in on the node."""
+    return [
+        entry
+        if "://" in entry or entry.startswith("$") or not entry
+        else str(folder / Path(entry).expanduser())
+        for entry in entries
+    ]
+
+
+def check(entries: Sequence[str], dataset: Mapping[str, Any], sources: Mapping[str, str]) -> None:
+    """Each entry has a name of its own, and what the dataset asks for is staged.
+
+    Raises:
+        UserError: it is not so.
+    """
+    where, seen = sources.get("data.stage", "data.stage"), dict[str, str]()
+    for entry in entries:
+        name = name_of(entry)
+        if name.startswith(".") or not name or name.endswith(":"):
+            raise UserError(f"{entry!r} in data.stage has no name to be staged under", where=where,
+                            hint="name a file, a folder, or a store such as s3://bucket/prefix")  # fmt: skip
+        if name in seen:
+            raise UserError(f"{seen[name]} and {entry} in data.stage are both called {name}",
+                            where=where, hint="stage the folder above them, or rename one")  # fmt: skip
+        seen[name] = entry
+    for key, value in dataset.items():
+        if not entries and isinstance(value, str) and STAGE.search(value):
+            name = f"dataset.{key}"
+            raise UserError(f"{name} is {value!r}, but nothing is staged",
+                            where=sources.get(name, name),
+                            hint='name what is copied to the nodes: [data] stage = ["/proj/pets"]')  # fmt: skip
+
+
+def absent(entries: Sequence[str]) -> list[str]:
+    """Paths that are not there on this machine; the nodes may see more."""
+    local = [entry for entry in entries if "://" not in entry and not entry.startswith("$")]
+    return [entry for entry in local if not Path(entry).exists()]

@@ -1,0 +1,107 @@
+"""How many bytes a cache holds, known to all its processes without a look at each file.
+
+A journal beside the files: a header, then 8 bytes for each change, appended in one piece. A process
+reads what has come since it last looked. What killed processes leave wrong in it goes when the
+journal is written anew from what is really there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+import time
+from pathlib import Path
+
+from hpcddp.rundir import token
+
+HEADER = struct.Struct("<qq")  # nanoseconds since the epoch, bytes held then
+CHANGE = struct.Struct("<q")
+
+
+class Usage:
+    """Plain data, and no open file: it may be forked, pickled, and used by several threads."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._seen = (0, 0, 0)  # the journal's time, bytes of it that were read, their sum
+
+    @property
+    def known(self) -> bool:
+        """Whether there is a journal."""
+        return self._path.exists()
+
+    def age(self) -> float:
+        """Seconds since it was written anew."""
+        return time.time() - self._read()[0] / 1e9
+
+    def total(self) -> int:
+        """Bytes held."""
+        return self._read()[2]
+
+    def add(self, change: int) -> None:
+        """Note a change. A disk that takes half of it leaves no journal."""
+        with contextlib.suppress(OSError):
+            while not self._append(change) and change > 0:
+                pass  # rather noted twice than in a journal that nobody reads any more
+
+    def _append(self, change: int) -> bool:
+        """Whether the journal was still the one that is read, afterwards."""
+        file = os.open(self._path, os.O_WRONLY | os.O_APPEND)
+        try:
+            if os.write(file, CHANGE.pack(change)) < CHANGE.size:
+                self._path.unlink()
+                return True
+            return os.path.samestat(os.fstat(file), self._path.stat())
+        finally:
+            os.close(file)
+
+    def position(self) -> tuple[int, int]:
+        """Where the journal ends now; see `renew`."""
+        began, offset, _ = self._read()
+        return began, offset
+
+    def renew(self, total: int, since: tuple[int, int]) -> None:
+        """Write it anew.
+
+        Args:
+            total: what was found.
+            since: where the journal ended when the look began. What has come to it since may be
+                in the total too: rather too much than too little.
+        """
+        began, offset = since
+        if began == self._read()[0]:
+            total += max(0, self._sum(offset))
+        aside = self._path.with_name(f".{self._path.name}.{token(4)}")
+        with contextlib.suppress(OSError):
+            aside.write_bytes(HEADER.pack(time.time_ns(), total))
+            aside.replace(self._path)
+            return
+        aside.unlink(missing_ok=True)
+
+    def _sum(self, offset: int) -> int:
+        with contextlib.suppress(OSError), self._path.open("rb") as file:
+            file.seek(offset)
+            return sum(_changes(file.read()))
+        return 0
+
+    def _read(self) -> tuple[int, int, int]:
+        """Read on. The state is replaced as a whole: who reads at the same time comes to the
+        same."""
+        try:
+            with self._path.open("rb") as file:
+                began, total = HEADER.unpack(file.read(HEADER.size))
+                seen = self._seen
+                if seen[0] != began:
+                    seen = (began, HEADER.size, total)
+                file.seek(seen[1])
+                found = _changes(file.read())
+        except (OSError, struct.error):
+            return 0, 0, 0
+        self._seen = (began, seen[1] + len(found) * CHANGE.size, seen[2] + sum(found))
+        return self._seen
+
+
+def _changes(data: bytes) -> tuple[int, ...]:
+    count = len(data) // CHANGE.size
+    return struct.unpack(f"<{count}q", data[: count * CHANGE.size])
