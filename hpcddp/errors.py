@@ -12,6 +12,7 @@
     ├── SlurmUnreachable    3   Slurm does not answer
     ├── StoreUnreachable    1   a store of data does not answer
     ├── RankMapError        1   the ranks that started are not the ranks that were planned
+    ├── StageError          1   data could not be copied to a node's disk
     ├── CheckpointError     1   a checkpoint is damaged, foreign or missing
     ├── Diverged            1   the loss or the weights are no numbers any more, or exploded
     ├── LeaseLost           1   a newer attempt owns the run dir
@@ -94,6 +95,10 @@ class StoreUnreachable(HpcddpError):
 
 
 class RankMapError(HpcddpError):
+    pass
+
+
+class StageError(HpcddpError):
     pass
 
 

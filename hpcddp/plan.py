@@ -238,8 +238,8 @@ def make(
         checks.weights(job, sources, begun=begun)
     checks.data(job, sources)
     job.data.stage = names.placed(job.data.stage, folder)
-    for path in names.absent(job.data.stage):
-        notes.append(f"data.stage: {path} is not on this machine; the nodes must have it")
+    absent = names.absent(job.data.stage)
+    notes += [f"data.stage: {path} is not here; the nodes must have it" for path in absent]
     checks.environment(job, sources, profile)
     checks.options(job, sources)
     if job.slurm.get("no-requeue") or job.slurm.get("requeue") is False:

@@ -38,18 +38,25 @@ def check(entries: Sequence[str], dataset: Mapping[str, Any], sources: Mapping[s
     for entry in entries:
         name = name_of(entry)
         if name.startswith(".") or not name or name.endswith(":"):
-            raise UserError(f"{entry!r} in data.stage has no name to be staged under", where=where,
-                            hint="name a file, a folder, or a store such as s3://bucket/prefix")  # fmt: skip
+            raise UserError(
+                f"{entry!r} in data.stage has no name to be staged under",
+                where=where,
+                hint="name a file, a folder, or a store such as s3://bucket/prefix",
+            )
         if name in seen:
-            raise UserError(f"{seen[name]} and {entry} in data.stage are both called {name}",
-                            where=where, hint="stage the folder above them, or rename one")  # fmt: skip
+            raise UserError(
+                f"{seen[name]} and {entry} in data.stage are both called {name}",
+                where=where,
+                hint="stage the folder above them, or rename one",
+            )
         seen[name] = entry
     for key, value in dataset.items():
         if not entries and isinstance(value, str) and STAGE.search(value):
-            name = f"dataset.{key}"
-            raise UserError(f"{name} is {value!r}, but nothing is staged",
-                            where=sources.get(name, name),
-                            hint='name what is copied to the nodes: [data] stage = ["/proj/pets"]')  # fmt: skip
+            raise UserError(
+                f"dataset.{key} is {value!r}, but nothing is staged",
+                where=sources.get(f"dataset.{key}", f"dataset.{key}"),
+                hint='name what the nodes copy: [data] stage = ["/proj/pets"]',
+            )
 
 
 def absent(entries: Sequence[str]) -> list[str]:

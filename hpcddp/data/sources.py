@@ -1,0 +1,91 @@
+"""Where staged data comes from: folders and files that the node sees, and stores."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from hpcddp.errors import UserError
+
+BLOCK = 4 << 20  # bytes that are read at a time
+
+
+class File(NamedTuple):
+    """A file of a source. What an entry names may be one itself: its name is then empty.
+
+    ``stamp`` goes with the content: the copy has it as its time, in nanoseconds since the epoch.
+    """
+
+    name: str
+    size: int
+    stamp: int
+    mode: int = 0o600
+
+
+class Source(Protocol):
+    """How to list and read what an entry names."""
+
+    def find(self) -> Iterator[File]:
+        """All files, hidden ones too."""
+
+    def read(self, file: File, start: int) -> Iterator[bytes]:
+        """A file's content from a byte on, in blocks."""
+
+
+def source(entry: str, patience: float) -> Source:
+    """The source that an entry of data.stage names.
+
+    Args:
+        patience: seconds that a store may be silent.
+    """
+    return Local(Path(os.path.expandvars(entry)))
+
+
+class Local:
+    """A folder or a file. Links are followed, but not in circles; what is no file is left out."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def find(self) -> Iterator[File]:
+        try:
+            facts = self._root.stat()
+        except OSError as error:
+            raise UserError(f"cannot be staged: {error.strerror}", where=str(self._root),
+                            hint="data.stage names what every node can read") from None  # fmt: skip
+        if stat.S_ISDIR(facts.st_mode):
+            yield from self._below(self._root, "", frozenset())
+        else:
+            yield _file("", facts)
+
+    def _below(
+        self, folder: Path, prefix: str, above: frozenset[tuple[int, int]]
+    ) -> Iterator[File]:
+        facts = folder.stat()
+        if (facts.st_dev, facts.st_ino) in above:
+            return
+        above |= {(facts.st_dev, facts.st_ino)}
+        with os.scandir(folder) as entries:
+            found = sorted(entries, key=lambda entry: entry.name)
+        for entry in found:
+            try:
+                facts = entry.stat()
+            except FileNotFoundError:  # a link to nothing
+                continue
+            if stat.S_ISDIR(facts.st_mode):
+                yield from self._below(Path(entry.path), f"{prefix}{entry.name}/", above)
+            elif stat.S_ISREG(facts.st_mode):
+                yield _file(prefix + entry.name, facts)
+
+    def read(self, file: File, start: int) -> Iterator[bytes]:
+        with (self._root / file.name).open("rb", buffering=0) as content:
+            content.seek(start)
+            while data := content.read(BLOCK):
+                yield data
+
+
+def _file(name: str, facts: os.stat_result) -> File:
+    return File(name, facts.st_size, facts.st_mtime_ns, 0o600 | (facts.st_mode & 0o777))

@@ -1,0 +1,287 @@
+"""Data copied to a node's own disk, once, before the training reads it.
+
+    BASE/                    hpcddp-stage-UID on the node's own disk, mode 0700
+      RUN/
+        run                  the run's folder: when the run is over, what it staged goes
+        NODE/
+          NAME/...           each entry of data.stage by the last part of its path
+          .parts/HASH        what has come of a file
+          .owner .ended-N    who copies, and how that ended (staged.py)
+
+A copy has the size of its source and its time: so what is there need not be copied again, and what
+has changed at the source is. A part goes on at its length, also in the next attempt.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hpcddp import ledger
+from hpcddp.data import disk, sources
+from hpcddp.data.names import name_of
+from hpcddp.data.sources import File, Source
+from hpcddp.errors import HpcddpError, StageError, UserError
+from hpcddp.failure import host
+from hpcddp.requeue import RETURNS
+from hpcddp.rundir import RunDir, remove, sweep, write_text
+from hpcddp.topology import Rank
+
+THREADS = 8
+LOOK = 0.2  # seconds between two looks at what the threads do
+SAY = 5.0  # seconds between two lines
+BLOCK = 4096  # bytes of a disk that the smallest file takes
+SPARE = 0.01  # of the disk that stays free
+OLD = 86400.0  # seconds after which a folder that nobody knows goes
+
+
+def folder_of(run: RunDir, rank: Rank, *, local: bool, environ: Mapping[str, str]) -> Path:
+    """Where a run's data is on this node. Nodes that are one machine have their own.
+
+    Args:
+        local: the nodes are virtual ones on this machine.
+
+    Raises:
+        UserError: there is no such place.
+    """
+    base = disk.own_folder(environ, "stage")
+    unique = hashlib.sha256(os.fsencode(run.path)).hexdigest()[:8]
+    node = f"{host()}-{rank.node}" if local else host()
+    folder = base / f"{run.name}-{unique}" / node
+    folder.mkdir(parents=True, exist_ok=True)
+    mark = folder.parent / "run"
+    if not mark.exists():
+        write_text(mark, str(run.path))
+    return folder
+
+
+class _Item(NamedTuple):
+    """One file to copy."""
+
+    source: Source
+    file: File
+    target: Path
+    part: Path
+    where: str
+
+
+class Stage:
+    """One node's copy of what a run stages.
+
+    Args:
+        folder: of `folder_of`.
+        entries: of data.stage.
+        patience: seconds that a store may be silent.
+    """
+
+    def __init__(self, folder: Path, entries: Sequence[str], patience: float) -> None:
+        self.folder, self._entries, self._patience = folder, entries, patience
+        self._parts = folder / ".parts"
+        self._over = threading.Event()
+        self._lock = threading.Lock()
+        self.signs = 0  # grows as long as anything goes on
+        self._total = self._there = self._got = 0  # bytes: of all, at first, since then
+
+    def copy(self, wanted: Callable[[], bool]) -> bool:
+        """Copy what is missing; False if it was not wanted to the end.
+
+        Args:
+            wanted: whether to go on; asked by this thread, five times a second.
+
+        Raises:
+            UserError: there is no room, or a source cannot be read.
+            StageError: a source has changed meanwhile.
+        """
+        with ThreadPoolExecutor(THREADS, "hpcddp stage") as pool:
+            try:
+                look = pool.submit(self._look)
+                if not self._wait([look], wanted):
+                    return False
+                todo = look.result()
+                self._check_room(todo)
+                began, rest = time.monotonic(), iter(todo)
+                work = [pool.submit(self._work, rest) for _ in range(THREADS)]
+                if not self._wait(work, wanted, began):
+                    return False
+            finally:
+                self._over.set()
+        shutil.rmtree(self._parts, ignore_errors=True)
+        self._say_end(time.monotonic() - began)
+        return True
+
+    def _wait(
+        self, work: Sequence[Future[Any]], wanted: Callable[[], bool],
+        began: float = 0.0,
+    ) -> bool:  # fmt: skip
+        """Until threads have ended. Of several errors the first is raised."""
+        said = time.monotonic()
+        while not all(future.done() for future in work):
+            if not wanted():
+                self._over.set()
+                return False
+            self._over.wait(LOOK)
+            if began and time.monotonic() - said >= SAY:
+                said = time.monotonic()
+                self._say(said - began)
+        for future in work:
+            future.result()
+        return True
+
+    def _look(self) -> list[_Item]:
+        """What is missing."""
+        clear(self.folder.parent.parent, self.folder.parent)
+        self._parts.mkdir(exist_ok=True)
+        todo = []
+        for entry in self._entries:
+            source = sources.source(entry, self._patience)
+            for file in source.find():
+                if self._over.is_set():
+                    return []
+                self.signs += 1
+                item = self._item(entry, source, file)
+                self._total += file.size
+                if _complete(item):
+                    self._there += file.size
+                else:
+                    todo.append(item)
+                    self._there += _size(item.part)
+        return todo
+
+    def _item(self, entry: str, source: Source, file: File) -> _Item:
+        if ".." in file.name.split("/"):  # a key of a store may be anything
+            raise UserError(f"{file.name!r} would lie outside of the folder", where=entry,
+                            hint="rename it")  # fmt: skip
+        target = self.folder / name_of(entry) / file.name
+        words = f"{entry}\0{file.name}\0{file.size}\0{file.stamp}"
+        part = hashlib.sha256(words.encode("utf-8", "surrogateescape")).hexdigest()[:32]
+        where = f"{entry.rstrip('/')}/{file.name}" if file.name else entry
+        return _Item(source, file, target, self._parts / part, where)
+
+    def _check_room(self, todo: Sequence[_Item]) -> None:
+        need = sum(-(-item.file.size // BLOCK) * BLOCK - _size(item.part) for item in todo)
+        free, whole = disk.free(self.folder)
+        if need > free - int(SPARE * whole):
+            raise self._no_room(need, free)
+
+    def _no_room(self, need: int, free: int) -> UserError:
+        return UserError(
+            f"{_bytes(need)} more are to be staged, and {_bytes(free)} are free",
+            where=f"{self.folder} on {host()}",
+            hint="stage less, ask for a node with more room, or set TMPDIR in [env] to another "
+            "disk; without data.stage the data is read from where it lies",
+        )
+
+    def _work(self, rest: Iterator[_Item]) -> None:
+        """Copy one file after the other; what fails ends the others too."""
+        try:
+            while not self._over.is_set():
+                with self._lock:
+                    item = next(rest, None)
+                if item is None:
+                    return
+                self._fetch(item)
+        except OSError as error:
+            self._over.set()
+            if error.errno in disk.FULL:
+                left = self._total - self._there - self._got
+                raise self._no_room(left, disk.free(self.folder)[0]) from None
+            raise StageError(f"cannot be staged: {error.strerror or error}",
+                             where=str(error.filename or self.folder)) from None  # fmt: skip
+        except BaseException:
+            self._over.set()
+            raise
+
+    def _fetch(self, item: _Item) -> None:
+        file = item.file
+        with item.part.open("ab") as part:
+            if part.tell() > file.size:
+                part.truncate(0)
+            for data in item.source.read(file, part.tell()):
+                part.write(data)
+                with self._lock:
+                    self._got += len(data)
+                    self.signs += 1
+                if self._over.is_set():
+                    return
+        if (size := _size(item.part)) != file.size:
+            item.part.unlink()
+            raise StageError(f"had {file.size} bytes and now gives {size}", where=item.where,
+                             hint="what is staged must not change meanwhile")  # fmt: skip
+        item.part.chmod(file.mode)
+        os.utime(item.part, ns=(file.stamp, file.stamp))
+        item.target.parent.mkdir(parents=True, exist_ok=True)
+        item.part.replace(item.target)
+
+    def _say(self, seconds: float) -> None:
+        done, rate = self._there + self._got, self._got / seconds
+        text = f"{host()}: staged {_part(done, self._total)}, {rate / 1e6:.0f} MB/s"
+        if rate:
+            text += f", {(self._total - done) / rate:.0f} s to go"
+        print(text, flush=True)
+
+    def _say_end(self, seconds: float) -> None:
+        text = f"{host()}: staged {_bytes(self._total)}"
+        if not self._got:
+            text += ", all of it was there already"
+        else:
+            text += f" in {seconds:.1f} s, {self._got / max(seconds, 1e-3) / 1e6:.0f} MB/s"
+            text += f"; {_bytes(self._there)} of it were there already" if self._there else ""
+        print(text, flush=True)
+
+
+def _complete(item: _Item) -> bool:
+    try:
+        facts = item.target.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return (facts.st_size, facts.st_mtime_ns) == (item.file.size, item.file.stamp)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+def _bytes(count: int) -> str:
+    """Bytes for a person, as disks and networks have them: in powers of 1000."""
+    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
+
+
+def _part(count: int, of: int) -> str:
+    text = _bytes(of)
+    return f"{count / (1e9 if of >= 1e9 else 1e6):.1f} of {text}"
+
+
+def clear(base: Path, own: Path) -> None:
+    """Remove what runs that are over have left on this node."""
+    for folder in base.iterdir():
+        with contextlib.suppress(OSError, HpcddpError):
+            if folder.name.startswith(".gone-"):
+                sweep(folder)
+            elif folder != own and _over(folder):
+                remove(folder)
+
+
+def _over(folder: Path) -> bool:
+    """Whether nobody will read a folder any more: its run is gone, or will not come back by
+    itself."""
+    try:
+        run = RunDir((folder / "run").read_text())
+    except FileNotFoundError:
+        return time.time() - folder.stat().st_mtime > OLD
+    try:
+        run.job.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    last = ledger.last(run)
+    return last is not None and not last.live and last.action not in RETURNS
