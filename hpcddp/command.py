@@ -57,6 +57,11 @@ def become(
     if rank.world_rank == 0:
         look_at_versions(run_dir, attempt, words[0], found)
     found |= {"TORCHELASTIC_RUN_ID": job["run"], "HPCDDP_RUN_DIR": run_dir}
+    if job["spec"].get("data", {}).get("stage"):
+        try:
+            found["HPCDDP_STAGE"] = staged(job, run_dir, rank, environ, preemption)
+        except HpcddpError as error:
+            return failed(error, run_dir, attempt, rank)
     if job["launcher"] == "horovod":
         from hpcddp import horovod
 
@@ -70,6 +75,30 @@ def become(
         os.environ.update(found)
         return Script(words).run()
     return execute(words, found)
+
+
+def staged(
+    job: Mapping[str, Any],
+    run_dir: str,
+    rank: Rank,
+    environ: Mapping[str, str],
+    preemption: Preemption,
+) -> str:
+    """The folder of what the job stages, when it is there, or when the job is to stop."""
+    from hpcddp.data.waiting import bring
+    from hpcddp.rundir import RunDir
+
+    return str(bring(RunDir(run_dir), job, rank, environ, lambda: not preemption.requested))
+
+
+def failed(error: HpcddpError, run_dir: str, attempt: int, rank: Rank) -> int:
+    """Write down what a rank failed of before it became the program, and say it."""
+    from hpcddp.failure import report
+    from hpcddp.rundir import RunDir
+
+    text = report(error, RunDir(run_dir).attempt(attempt), rank.world_rank, stepped=False)
+    print(text, file=sys.stderr, flush=True)
+    return codes.FAILED
 
 
 def execute(words: list[str], environ: Mapping[str, str]) -> int:

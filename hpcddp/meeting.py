@@ -40,6 +40,8 @@ def watch(run: RunDir, number: int, launched: int, environ: Mapping[str, str]) -
     port, limit = int(environ["MASTER_PORT"]), float(job.spec.get("start_seconds", 0))
     began, said = time.monotonic(), False
     while alive(launched) and not listening(port):
+        if run.attempt(number).staging.exists():  # its ranks do not begin to meet
+            began = time.monotonic()
         waited = time.monotonic() - began
         if limit and waited >= limit:
             error = UserError(

@@ -18,6 +18,7 @@
         ranks.jsonl       each rank's times and memory                      written by rank 0
         trace-R.jsonl     each step's samples and loss, if asked for        written by rank R
         error.json        the first failing rank's traceback                written by that rank
+        staging           a program's first rank stages data still            written by rank 0
         left.json         a program's ranks saved and left, to come back    written by rank 0
         hang.json         which rank hangs, and where                       written by the first
         stacks/           rank-R.txt: its threads or its state in a hang    written by it, or beside
@@ -61,6 +62,7 @@ class AttemptDir:
         self.ranks = path / "ranks.jsonl"
         self.error = path / "error.json"
         self.step = path / "step"
+        self.staging = path / "staging"
         self.left = path / "left.json"
         self.hang = path / "hang.json"
         self.stacks = path / "stacks"

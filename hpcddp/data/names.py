@@ -63,3 +63,13 @@ def absent(entries: Sequence[str]) -> list[str]:
     """Paths that are not there on this machine; the nodes may see more."""
     local = [entry for entry in entries if "://" not in entry and not entry.startswith("$")]
     return [entry for entry in local if not Path(entry).exists()]
+
+
+def unstaged(value: str, entries: Sequence[str]) -> str:
+    """A value with each $STAGE/NAME replaced by the entry of that name."""
+    by_name = {name_of(entry): entry.rstrip("/") for entry in entries}
+
+    def source(match: re.Match[str]) -> str:
+        return by_name.get(match[1], match[0])
+
+    return re.sub(rf"{STAGE.pattern}/([^/]+)", source, value)

@@ -8,9 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from hpcddp.data.places import Place
+from hpcddp.data.stores import Found
 from hpcddp.errors import UserError
 
 BLOCK = 4 << 20  # bytes that are read at a time
+EPOCH, SPAN = 10**18, 5 * 10**17  # nanoseconds: versions of objects are times from 2001 to 2017
 
 
 class File(NamedTuple):
@@ -41,7 +44,7 @@ def source(entry: str, patience: float) -> Source:
     Args:
         patience: seconds that a store may be silent.
     """
-    return Local(Path(os.path.expandvars(entry)))
+    return Remote(entry, patience) if "://" in entry else Local(Path(os.path.expandvars(entry)))
 
 
 class Local:
@@ -89,3 +92,47 @@ class Local:
 
 def _file(name: str, facts: os.stat_result) -> File:
     return File(name, facts.st_size, facts.st_mtime_ns, 0o600 | (facts.st_mode & 0o777))
+
+
+class Remote:
+    """What lies below a URL, or one object."""
+
+    def __init__(self, root: str, patience: float) -> None:
+        self._place = Place.of(root, patience)
+        self._above, _, self._name = self._place.root.rpartition("/")
+        self._patience = patience
+
+    def find(self) -> Iterator[File]:
+        empty = True
+        for found in self._place.find():
+            if found.name.endswith("/"):  # only says that there is a folder
+                continue
+            empty = False
+            yield self._file(found.name, found)
+        if empty:
+            yield self._object()
+
+    def _object(self) -> File:
+        """The entry as one object."""
+        whole = Place.of(self._above, self._patience)
+        if "://" in self._above:
+            for found in whole.find():
+                if found.name == self._name:
+                    self._place = whole
+                    return self._file("", found)
+        raise UserError("there is nothing to stage", where=self._place.root,
+                        hint="is the prefix spelled as in the store?")  # fmt: skip
+
+    def _file(self, name: str, found: Found) -> File:
+        if found.size < 0:
+            raise UserError(
+                "the store does not tell how large it is",
+                where=self._place.at(name),
+                hint="copy it to a folder that all nodes see, and stage that",
+            )
+        return File(name, found.size, EPOCH + found.version % SPAN)
+
+    def read(self, file: File, start: int) -> Iterator[bytes]:
+        for offset in range(start, file.size, BLOCK):
+            size = min(BLOCK, file.size - offset)
+            yield self._place.read(file.name or self._name, offset, size)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Mapping
 
+from hpcddp import ledger
 from hpcddp import record as record_
 from hpcddp import spec as jobspec
 from hpcddp.errors import Diverged
@@ -14,6 +16,7 @@ from hpcddp.record import JobRecord
 from hpcddp.rundir import RunDir
 from hpcddp.spec import JobSpec
 from hpcddp.topology import Rank
+from hpcddp.train import arrival
 from hpcddp.train import task as tasks
 from hpcddp.train import world as worlds
 from hpcddp.train.lease import Lease
@@ -82,15 +85,27 @@ def train_in(
         with watching(pulse, world, folder, spec.train.hang_seconds, on_hang):
             lease.take(world)
             record("ranks", backend=world.backend, ranks=world.reports)
+            deadline = float(os.environ.get("HPCDDP_DEADLINE") or 0)
+            if by := arrival.arrive(world, lease, spec, preemption, pulse, deadline):
+                if world.is_main:
+                    lease.drop()
+                return _stopped(lease, spec, record, by)
             task = tasks.load(spec, workdir)
             task.held_out = evaluates
             preemption.renew()  # the task may have set handlers: they are kept and called
             trainer = Trainer(lease, spec, task, world, record, pulse)
             preemption.renew()  # so may its model and its data
-            deadline = float(os.environ.get("HPCDDP_DEADLINE") or 0)
             return _train(trainer, preemption, deadline)
     finally:
         record.close()
+
+
+def _stopped(lease: Lease, spec: JobSpec, record: Recorder, by: str) -> str:
+    """Nothing has begun, and nothing is to be saved."""
+    step = ledger.newest_step(lease.run)
+    facts = {"step": step, "saved": step, "seed": spec.seed}
+    record("end", outcome="stopped", **facts, by=by, asked=time.time())
+    return "stopped"
 
 
 def _train(trainer: Trainer, preemption: Preemption, deadline: float) -> str:

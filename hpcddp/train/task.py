@@ -24,10 +24,11 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from hpcddp.data import names
 from hpcddp.errors import JobFileError
 from hpcddp.spec import JobSpec
 
@@ -44,7 +45,7 @@ SIGNATURES = {
     **{name: f"{name}(model)" for name in CUTS},
 }
 _NODE_FOLDERS = re.compile(
-    r"\$(?:(SCRATCH|SLURM_TMPDIR|TMPDIR)\b|\{(SCRATCH|SLURM_TMPDIR|TMPDIR)\})"
+    r"\$(?:(SCRATCH|SLURM_TMPDIR|STAGE|TMPDIR)\b|\{(SCRATCH|SLURM_TMPDIR|STAGE|TMPDIR)\})"
 )
 
 
@@ -80,7 +81,8 @@ class Task:
         """The dataset of a split; None when the task has no such split."""
         if split == "eval" and not self.held_out:
             return None
-        options = {key: _expand(key, value) for key, value in self._spec.dataset.items()}
+        stage = self._spec.data.stage
+        options = {key: _expand(key, value, stage) for key, value in self._spec.dataset.items()}
         self._check("dataset", split, **options)
         return self._get("dataset")(split, **options)
 
@@ -119,20 +121,26 @@ class Task:
             return
 
 
-def _expand(key: str, value: Any) -> Any:
-    """Fill the node's own folders in: they are known only there."""
+def _expand(key: str, value: Any, stage: Sequence[str]) -> Any:
+    """Fill the node's own folders in: they are known only there. Where nothing is staged, as in an
+    estimate before the job, it is read from where it lies."""
     if not isinstance(value, str):
         return value
+    if "HPCDDP_STAGE" not in os.environ:
+        value = names.unstaged(value, stage)
 
     def folder(match: re.Match[str]) -> str:
         name = match[1] or match[2]
-        if name not in os.environ:
+        value = os.environ.get("HPCDDP_STAGE" if name == "STAGE" else name)
+        if value is None:
             raise JobFileError(
                 f"${name} is not set on this node",
                 where=f"dataset.{key}",
-                hint="set it in the job file's [env], or write the path out",
+                hint="name what the nodes copy: [data] stage"
+                if name == "STAGE"
+                else "set it in the job file's [env], or write the path out",
             )
-        return os.environ[name]
+        return value
 
     return _NODE_FOLDERS.sub(folder, value)
 

@@ -1,0 +1,113 @@
+"""The ranks of a node that wait while one of them stages, where they cannot talk to each other:
+before they become a program (command.py)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from hpcddp.data import claims
+from hpcddp.data.stage import LOOK, Stage, folder_of
+from hpcddp.errors import HpcddpError, StageError
+from hpcddp.failure import host
+from hpcddp.rundir import RunDir, read_json, write_json
+from hpcddp.topology import Rank
+
+START = 600.0  # seconds in which the rank that stages must have begun
+SIGN = 1.0  # seconds between two signs of life
+SILENT = 30.0  # seconds without one, where its process cannot be seen from here
+
+
+def bring(
+    run: RunDir,
+    job: Mapping[str, Any],
+    rank: Rank,
+    environ: Mapping[str, str],
+    wanted: Callable[[], bool],
+) -> Path:
+    """The folder of the data on this node, when it is there, or not wanted any more.
+
+    Args:
+        job: of job.json.
+        wanted: whether to go on; asked several times a second.
+
+    Raises:
+        HpcddpError: it cannot be staged; on all ranks of the node.
+    """
+    try:
+        folder = folder_of(run, rank, local=job["backend"] == "local", environ=environ)
+        data, attempt = job["spec"]["data"], int(environ.get("HPCDDP_ATTEMPT", "1"))
+        turn = f"{attempt}-{environ.get('MASTER_PORT', '')}"
+        if rank.local_rank == 0:
+            stage = Stage(folder, data["stage"], data["retry_seconds"])
+            with _alone(rank, run.attempt(attempt).staging):
+                _lead(stage, turn, wanted)
+        else:
+            _follow(folder, turn, float(environ.get("HPCDDP_START_TIMEOUT", START)), wanted)
+    except OSError as error:
+        raise StageError(f"cannot be staged: {error.strerror}", where=str(error.filename)) from None
+    return folder
+
+
+@contextlib.contextmanager
+def _alone(rank: Rank, mark: Path) -> Iterator[None]:
+    """Say that the first rank does not meet the others yet; see meeting.py."""
+    if rank.world_rank == 0:
+        mark.touch()
+    try:
+        yield
+    finally:
+        if rank.world_rank == 0:
+            mark.unlink(missing_ok=True)
+
+
+def _lead(stage: Stage, turn: str, wanted: Callable[[], bool]) -> None:
+    owner, ended = stage.folder / ".owner", stage.folder / f".ended-{turn}"
+    for old in stage.folder.glob(".ended-*"):
+        old.unlink(missing_ok=True)
+    write_json(owner, {"who": claims.mark(), "turn": turn})
+    signed = time.monotonic()
+
+    def go() -> bool:
+        nonlocal signed
+        if time.monotonic() - signed >= SIGN:
+            signed = time.monotonic()
+            with contextlib.suppress(OSError):
+                os.utime(owner)
+        return wanted()
+
+    try:
+        if stage.copy(go):
+            write_json(ended, {})
+    except HpcddpError as error:
+        with contextlib.suppress(OSError):
+            write_json(ended, {"error": [error.what, error.where, error.hint]})
+        raise
+
+
+def _follow(folder: Path, turn: str, patience: float, wanted: Callable[[], bool]) -> None:
+    owner, ended = folder / ".owner", folder / f".ended-{turn}"
+    late = time.monotonic() + patience
+    while wanted():
+        if (told := read_json(ended)) is not None:
+            if error := told.get("error"):
+                what, where, hint = error
+                raise StageError(what, where=where, hint=hint)
+            return
+        if (read_json(owner) or {}).get("turn") == turn:
+            if not _alive(owner):
+                raise StageError("the rank that staged the data is gone", where=host())
+        elif time.monotonic() > late:
+            raise StageError(f"nobody began to stage the data within {patience:g} s", where=host(),
+                             hint="the log of the node's first rank says why")  # fmt: skip
+        time.sleep(LOOK)
+
+
+def _alive(owner: Path) -> bool:
+    """Whether the one that stages lives. Its process may be of another container."""
+    facts = read_json(owner) or {}
+    return claims.lives(str(facts.get("who"))) or time.time() - owner.stat().st_mtime < SILENT

@@ -1,0 +1,163 @@
+"""Before a task is loaded: the first rank of each node stages the data, and all wait for all nodes.
+
+Nodes may differ by many minutes, in which no collective could wait: the ranks look into their store
+a few times a second. What follows is said by rank 0 alone, so that all do the same: train, stop as
+asked, or fail.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from hpcddp import record as records
+from hpcddp.data.stage import Stage, folder_of
+from hpcddp.errors import HpcddpError, RunError, StageError
+from hpcddp.preempt import Preemption
+from hpcddp.rundir import read_json
+from hpcddp.spec import JobSpec
+from hpcddp.train.lease import Lease
+from hpcddp.train.pulse import Pulse
+from hpcddp.train.world import World
+
+LOOK = 0.5  # seconds between two looks into the store
+LEAD = 30.0  # seconds before the time limit at which staging ends
+
+_numbers = itertools.count()  # of stagings in this process, the same on all ranks
+_there: dict[tuple[str, ...], Path] = {}  # what this process has staged
+
+
+class Arrival:
+    """The agreement of all ranks that the data is there.
+
+    Args:
+        deadline: end of the time limit, in seconds since the epoch; 0 for none.
+    """
+
+    def __init__(
+        self, world: World, lease: Lease, preemption: Preemption, pulse: Pulse, deadline: float
+    ) -> None:
+        self._world, self._store, self._lease = world, world.store, lease
+        self._preemption, self._pulse, self._deadline = preemption, pulse, deadline
+        self._prefix = f"hpcddp/stage/{next(_numbers)}"
+        self._nodes = world.size // world.rank.local_size
+        self._next_look = 0.0
+        self._signs = self._beats = 0
+        self._asked = False
+        self._verdict: dict[str, Any] | None = None
+
+    def wait(self, stage: Stage | None) -> dict[str, Any]:
+        """Until rank 0 has said what follows: an ``error``, ``lost``, who asked to stop as ``by``,
+        or nothing.
+
+        Args:
+            stage: what this rank copies meanwhile.
+        """
+        with self._pulse.patience():
+            if stage is not None:
+                try:
+                    if stage.copy(lambda: self._look(stage.signs)):
+                        self._store.add(self._key("done"), 1)
+                except HpcddpError as error:
+                    told = json.dumps([error.what, error.where, error.hint, error.kind])
+                    self._store.compare_set(self._key("error"), "", told)
+            while self._verdict is None:
+                self._look(self._signs)
+                time.sleep(LOOK / 2)
+            self._world.barrier()  # rank 0 hosts the store: it must not leave before all have read
+        return self._verdict
+
+    def _key(self, name: str) -> str:
+        return f"{self._prefix}/{name}"
+
+    def _look(self, signs: int) -> bool:
+        """Tell and hear; whether to go on."""
+        clock = time.monotonic()
+        if clock < self._next_look:
+            return self._verdict is None
+        self._next_look = clock + LOOK
+        self._sign(signs)
+        if not self._asked and (by := self._wish()):
+            self._asked = True
+            self._store.compare_set(self._key("stop"), "", by)
+        if self._world.is_main:
+            self._judge(clock)
+        if self._store.check([self._key("verdict")]):
+            self._verdict = json.loads(self._store.get(self._key("verdict")))
+        return self._verdict is None
+
+    def _sign(self, signs: int) -> None:
+        """Where any node gets on, no rank hangs."""
+        beats = self._store.add(self._key("beats"), int(signs != self._signs))
+        if beats != self._beats:
+            self._pulse.touch()
+        self._signs, self._beats = signs, beats
+
+    def _wish(self) -> str:
+        """What asks this rank to stop: a signal, or, as rank 0, a person or the time limit."""
+        if self._preemption.requested:
+            return self._preemption.signal or "asked"
+        if self._world.is_main:
+            if self._deadline and time.time() + LEAD > self._deadline:
+                return "time limit"
+            with contextlib.suppress(RunError):
+                return str((read_json(self._lease.run.request) or {}).get("want", ""))
+        return ""
+
+    def _judge(self, clock: float) -> None:
+        """Say what follows, once it is known. Rank 0 alone."""
+        if not self._lease.look(clock):
+            verdict: dict[str, Any] = {"lost": True}
+        elif self._store.check([self._key("error")]):
+            verdict = {"error": json.loads(self._store.get(self._key("error")))}
+        elif self._store.check([self._key("stop")]):
+            verdict = {"by": self._store.get(self._key("stop")).decode()}
+        elif self._store.add(self._key("done"), 0) == self._nodes:
+            verdict = {}
+        else:
+            return
+        self._store.compare_set(self._key("verdict"), "", json.dumps(verdict))
+
+
+def arrive(
+    world: World,
+    lease: Lease,
+    spec: JobSpec,
+    preemption: Preemption,
+    pulse: Pulse,
+    deadline: float,
+) -> str:
+    """Bring the job's data to all nodes, and name its folder in the environment.
+
+    Returns: who asked to stop meanwhile; "" if nobody did.
+
+    Raises:
+        HpcddpError: on all ranks, where a node cannot have it.
+        LeaseLost: on all ranks, when a newer attempt has begun on the run.
+    """
+    entries = tuple(spec.data.stage)
+    if entries in _there or not entries:
+        return ""
+    local = records.read(lease.run).backend == "local"
+    folder = folder_of(lease.run, world.rank, local=local, environ=os.environ)
+    stage = None
+    if world.rank.local_rank == 0:
+        stage = Stage(folder, entries, spec.data.retry_seconds)
+    verdict = Arrival(world, lease, preemption, pulse, deadline).wait(stage)
+    if "lost" in verdict:
+        lease.lost = True
+        raise lease.error()
+    if "error" in verdict:
+        what, where, hint, kind = verdict["error"]
+        error = StageError(what, where=where, hint=hint)
+        error.kind = kind
+        raise error
+    os.environ["HPCDDP_STAGE"] = str(folder)
+    if not verdict:
+        _there[entries] = folder
+    return str(verdict.get("by", ""))
