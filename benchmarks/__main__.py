@@ -26,6 +26,7 @@ from benchmarks import (
     spread,
     start,
     step,
+    stores,
     submit,
 )
 from benchmarks.measure import Row
@@ -46,6 +47,7 @@ BENCHMARKS: dict[str, Callable[[Site], Iterator[Row]]] = {
     "agree": agree.rows,
     "leave": leave.rows,
     "goodput": goodput.rows,
+    "stores": stores.rows,
 }
 
 
