@@ -71,7 +71,7 @@ def test_a_resnet_learns_from_s3_preempted_twice_and_with_the_server_away(
         "global_batch": BATCH,
         "epochs": epochs,
         "data.workers": 1,
-        #"data.cache": "0",  # each epoch reads from the store
+        "data.cache": "0",  # each epoch reads from the store
         "train.trace": "true",
         "train.log_every": 1,
         "checkpoint.every": 0,
