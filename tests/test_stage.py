@@ -1,13 +1,9 @@
 """Staging on one node: real files, killed processes, a small disk, a real store."""
 
-import contextlib
-import json
 import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -18,7 +14,7 @@ from test_cache import mounts
 from hpcddp import ledger
 from hpcddp.data import names, stage
 from hpcddp.data.stage import Stage, folder_of
-from hpcddp.errors import HpcddpError, StageError, UserError
+from hpcddp.errors import StageError, UserError
 from hpcddp.rundir import RunDir, write_json
 from hpcddp.topology import Rank
 
