@@ -110,6 +110,16 @@ def test_as_long_as_the_first_rank_shows_signs_it_is_waited_for(run, tmp_path, m
     assert seen == [False] and not listings._sign(path).exists()
 
 
+def test_what_each_node_has_in_another_place_has_one_listing(run, folder, tmp_path, monkeypatch):
+    """Staged data: the second node finds the first one's, and never lists."""
+    monkeypatch.setenv("HPCDDP_STAGE", str(tmp_path))
+    before = numbers(ImageFolder(folder))
+    other = put(tmp_path / "node2" / "images", pictures() | {"cat/zz.png": b"new"})
+    monkeypatch.setenv("HPCDDP_STAGE", str(tmp_path / "node2"))
+    monkeypatch.setenv("RANK", "4")
+    assert numbers(ImageFolder(other)) == before and len(published(run)) == 1
+
+
 def test_of_two_that_publish_the_first_wins(run):
     one, two = (collect("/r", ["a"], [], [Sample(0, -1, 0, 1, 0, n)]) for n in ("1", "2"))
     path = run.listing("x")

@@ -159,7 +159,7 @@ def test_pack_mixes_the_classes_and_gives_the_same_bytes_again(images, packed, t
     assert same == {p.name: p.read_bytes() for p in packed.iterdir()}
     assert same != {p.name: p.read_bytes() for p in (tmp_path / "other").iterdir()}
     sizes = [len(data) for name, data in same.items() if name.endswith(".tar")]
-    assert max(sizes) <= 22_000 + 2 * tarfile.RECORDSIZE
+    assert max(sizes) <= 22 * 1024 + 2 * tarfile.RECORDSIZE
 
 
 def test_what_pack_writes_is_webdatasets_layout(packed):

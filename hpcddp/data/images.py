@@ -6,7 +6,6 @@ ROOT/NAME-000000.tar         the same in tar shards (see shards.py), which are r
 
 from __future__ import annotations
 
-import importlib
 import io
 import os
 import struct
@@ -20,6 +19,7 @@ from torch.utils.data import Dataset
 
 from hpcddp import record
 from hpcddp.data import folder
+from hpcddp.data.cache import shared
 from hpcddp.data.listings import listing_of, run_of_here
 from hpcddp.data.places import Place
 from hpcddp.data.reading import Cache, Reading
@@ -208,11 +208,4 @@ def _asked() -> DataSpec:
 
 def _cache() -> Cache | None:
     """The node's cache, in a run."""
-    if run_of_here() is None:
-        return None
-    try:
-        cache = importlib.import_module("hpcddp.data.cache")
-    except ImportError:
-        return None
-    found: Cache = cache.shared()
-    return found
+    return shared() if run_of_here() else None

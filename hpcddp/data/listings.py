@@ -13,7 +13,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from hpcddp.data import listing as listing_
@@ -23,6 +23,8 @@ from hpcddp.rundir import RunDir
 SIGN_SECONDS = 0.5  # between two signs of progress
 SILENT_SECONDS = 60.0  # without one, after which a rank lists for itself
 LOOK_SECONDS = 0.1
+# Folders that each node, and each life of a job, has in another place.
+NODE_FOLDERS = ("HPCDDP_STAGE", "SLURM_TMPDIR", "TMPDIR", "SCRATCH")
 
 
 def listing_of(root: str, look: Callable[[], Listing]) -> Listing:
@@ -34,7 +36,7 @@ def listing_of(root: str, look: Callable[[], Listing]) -> Listing:
     run = run_of_here()
     if run is None:
         return look()
-    path = run.listing(name_of(root))
+    path = run.listing(name_of(everywhere(root, os.environ)))
     with contextlib.suppress(FileNotFoundError):
         return listing_.read(path)
     if os.environ.get("RANK", "0") == "0" or not _awaited(path):
@@ -48,6 +50,15 @@ def run_of_here() -> RunDir | None:
     folder = os.environ.get("HPCDDP_RUN_DIR")
     run = RunDir(folder) if folder else None
     return run if run and run.job.exists() else None
+
+
+def everywhere(root: str, environ: Mapping[str, str]) -> str:
+    """A root as all nodes and attempts call it."""
+    for name in NODE_FOLDERS:
+        folder = environ.get(name, "").rstrip("/")
+        if folder and root.startswith(f"{folder}/"):
+            return f"${name}{root[len(folder) :]}"
+    return root
 
 
 def name_of(root: str) -> str:

@@ -9,9 +9,7 @@ from __future__ import annotations
 import io
 import itertools
 import json
-import math
 import os
-import re
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
@@ -26,9 +24,9 @@ from hpcddp.data.pool import Pool
 from hpcddp.data.shards import FORMAT, INDEX
 from hpcddp.errors import UserError
 from hpcddp.rundir import write_text
+from hpcddp.sizes import bytes_of
 from hpcddp.spec import DataSpec
 
-UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
 READ_AT_ONCE = 64  # images
 
 
@@ -47,13 +45,15 @@ def pack(
     Args:
         source: as ImageFolder's root.
         target: a folder, which is made; it must not hold anything.
-        size: of a shard, about: bytes, or with K, M or G. A larger image has one for itself.
+        size: of a shard, about: bytes, or with K, M or G (of 1024). A larger image has one for
+            itself.
         seed: of the order.
 
     Raises:
         UserError: nothing can be read there, or written here.
     """
-    limit, place = bytes_of(size), Place.of(source, DataSpec().retry_seconds)
+    limit = bytes_of(str(size) or "?", "size", what="a shard")
+    place = Place.of(source, DataSpec().retry_seconds)
     below, pattern = folder.split(place.root)
     listing = folder.look(Place.of(below, place.patience), pattern)
     if listing.shards:
@@ -76,15 +76,6 @@ def pack(
             where=error.filename or str(path),
             hint="name a folder on a disk that has room",
         ) from None
-
-
-def bytes_of(size: str | int) -> int:
-    """A size as a person writes it: 100M."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]?)B?", str(size).strip(), re.IGNORECASE)
-    number = math.floor(float(found[1]) * UNITS[found[2].upper()]) if found else 0
-    if number < 1:
-        raise UserError(f"{size!r} is no size", where="size", hint="write it as 100M, or 2G")
-    return number
 
 
 def _write(place: Place, listing: Listing, path: Path, limit: int, seed: int) -> int:
