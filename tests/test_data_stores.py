@@ -7,10 +7,11 @@ import sys
 import threading
 
 import pytest
-from pictures import CLASSES, number_of, numbers, pictures, put
+from pictures import CLASSES, number_of, numbers, picture, pictures, put
+from ranks import make_run
 from torch.utils.data import DataLoader
 
-from hpcddp.data import ImageFolder, S3ImageFolder
+from hpcddp.data import ImageFolder, S3ImageFolder, cache
 from hpcddp.data.s3 import endpoint, region
 from hpcddp.errors import StoreUnreachable, UserError
 
@@ -109,6 +110,7 @@ BAD = {
     "s3://images/nothing": "there is nothing below it",
     "s3://images/a b/ä/cat/deep/er": "there is no folder of a class in it",
     "memory://nothing-at-all": "there is nothing below it",
+    "s3://": "names no bucket",
     "nosuchstore://x/y": "is of no store that is known here",
 }
 
@@ -118,6 +120,29 @@ def test_a_place_without_images_is_told_at_once(server, place):
     with pytest.raises(UserError, match=BAD[place]) as error:
         ImageFolder(place)
     assert error.value.where.startswith(place) and error.value.hint
+
+
+def test_in_a_run_a_node_fetches_an_image_once(root, server, tmp_path, monkeypatch):
+    """By the node's cache, for all processes; a changed image is fetched anew."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.delenv("SLURM_TMPDIR", raising=False)
+    monkeypatch.setattr(cache, "_shared", None)
+    for number, fetched in ((1, COUNT), (2, 0)):
+        run = make_run(tmp_path / f"job-{number}")
+        monkeypatch.setenv("HPCDDP_RUN_DIR", str(run.path))
+        found = ImageFolder(root, number_of)
+        before = server.door.requests
+        assert found.__getitems__(list(range(COUNT))) == EXPECTED
+        assert server.door.requests - before == fetched
+    name, data = "a b/ä/cat/a000 ü.png", pictures()["cat/a000 ü.png"]
+    put_back = {"Bucket": "images", "Key": name}
+    server.client().put_object(Body=picture(300), **put_back)
+    try:
+        run = make_run(tmp_path / "job-3")
+        monkeypatch.setenv("HPCDDP_RUN_DIR", str(run.path))
+        assert ImageFolder(root, number_of)[0] == (300, 0)
+    finally:
+        server.client().put_object(Body=data, **put_back)
 
 
 def test_wrong_credentials_are_told_at_once_and_not_shown(root, server, capfd):

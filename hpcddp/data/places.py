@@ -47,7 +47,9 @@ class Place:
             text = text.partition("://")[2]
         if not stores.scheme(text):
             return cls(str(Path(text).expanduser().absolute()), patience)
-        return cls(text.rstrip("/"), patience)
+        if stores.scheme(text) == "s3" and not text.partition("://")[2].strip("/"):
+            raise UserError("names no bucket", where=text, hint="write it as s3://BUCKET/PREFIX")
+        return cls(text.rstrip("/") if not text.endswith("://") else text, patience)
 
     @property
     def remote(self) -> bool:

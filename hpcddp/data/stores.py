@@ -36,6 +36,7 @@ KINDS = {
         "may not be read with these credentials",
         "look at them, and at what they allow: listing and reading are needed",
     ),
+    "forbidden": Kind("may not be read", "look at who owns it, and at its mode"),
     "credentials": Kind(
         "there are no credentials for it",
         "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the environment of the job, or "
@@ -97,7 +98,7 @@ class Local:
         try:
             yield from self._below(self._root, "", frozenset())
         except OSError as error:
-            raise _of_disk(error) from None
+            raise _of_disk(error, f" ({error.filename})") from None
 
     def _below(
         self, folder: Path, prefix: str, above: frozenset[tuple[int, int]]
@@ -140,9 +141,9 @@ def open_local(path: str) -> BinaryIO:
         raise _of_disk(error) from None
 
 
-def _of_disk(error: OSError) -> Trouble:
-    kinds: dict[type, str] = {FileNotFoundError: "missing", PermissionError: "denied"}
-    return Trouble(kinds.get(type(error), "other"), error.strerror or error)
+def _of_disk(error: OSError, more: str = "") -> Trouble:
+    kinds: dict[type, str] = {FileNotFoundError: "missing", PermissionError: "forbidden"}
+    return Trouble(kinds.get(type(error), "other"), f"{error.strerror or error}{more}")
 
 
 class Fsspec:
