@@ -221,7 +221,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[Any]:
-    """A real S3 server, for all tests of a process; its door is open again before each module."""
+    """A real S3 server for all tests of a process; who shuts its door opens it again."""
     import s3
 
     with s3.serving() as server:

@@ -11,7 +11,7 @@ from pictures import CLASSES, number_of, numbers, picture, pictures, put
 from ranks import make_run
 from torch.utils.data import DataLoader
 
-from hpcddp.data import ImageFolder, S3ImageFolder, cache
+from hpcddp.data import ImageFolder, S3ImageFolder, cache, reading
 from hpcddp.data.s3 import endpoint, region
 from hpcddp.errors import StoreUnreachable, UserError
 
@@ -101,8 +101,21 @@ def test_what_is_fetched_ahead_is_fetched_once_and_at_the_same_time(root, server
     assert server.door.requests - before == COUNT
     assert found.__getitems__(list(range(COUNT))) == EXPECTED
     assert server.door.requests - before == COUNT
+    found.prefetch([0, 1, 2, 3, 9])  # what two batches have in common stays
+    assert found[9] == (9, 1) and server.door.requests - before == COUNT
     found.prefetch([])
     assert found[4] == (4, 0) and server.door.requests - before == COUNT + 1
+
+
+def test_no_more_is_fetched_ahead_than_there_is_room_for(root, server, monkeypatch):
+    found = ImageFolder(root, Numbers())
+    sizes = found._listing.size.tolist()
+    monkeypatch.setattr(reading, "AHEAD", sum(sizes[:5]))
+    before = server.door.requests
+    found.prefetch(range(COUNT))
+    assert [found[i] for i in range(5)] == EXPECTED[:5]
+    assert server.door.requests - before == 5
+    assert found.__getitems__(list(range(COUNT))) == EXPECTED
 
 
 BAD = {

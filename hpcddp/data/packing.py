@@ -40,7 +40,8 @@ def pack(
     """Write a folder of images, local or in a store, as tar shards; how many there are.
 
     The same images, size and seed give the same bytes. Put the shards where they are to be read
-    from with the store's own tools, ``index.json`` too.
+    from with the store's own tools, ``index.json`` too: ``.cls`` has the numbers of the classes, in
+    the order of their names, and the index alone the names.
 
     Args:
         source: as ImageFolder's root.
