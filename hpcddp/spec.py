@@ -114,6 +114,14 @@ class MetricsSpec:
 
 
 @dataclass
+class MetricsSpec:
+    """What is told of the ranks, beside the training's own figures."""
+
+    ranks: bool = key(True, "figures of each rank, and the names of the slow ones")
+    slow: float = key(1.5, "times the other ranks' median from which a rank is slow", least=1)
+
+
+@dataclass
 class CheckpointSpec:
     """What is saved, and what is kept."""
 
