@@ -28,6 +28,7 @@ from benchmarks import (
     step,
     stores,
     submit,
+    timing,
 )
 from benchmarks.measure import Row
 from benchmarks.site import Site
@@ -42,6 +43,7 @@ BENCHMARKS: dict[str, Callable[[Site], Iterator[Row]]] = {
     "start": start.rows,
     "program": program.rows,
     "step": step.rows,
+    "metrics": timing.rows,
     "spread": spread.rows,
     "save": save.rows,
     "agree": agree.rows,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hpcddp.train.metrics import line
-from hpcddp.train.pace import Pace, medians
+from hpcddp.train.pace import Pace, median_of_others
 
 NAN = float("nan")
 
@@ -50,8 +50,10 @@ class Group:
 @pytest.mark.parametrize("count", [2, 3, 4, 5, 8, 9])
 def test_each_is_beside_the_median_of_the_others(count: int) -> None:
     values = [float((7 * i * i + 3) % 11) for i in range(count)]
-    by_hand = [statistics.median(values[:i] + values[i + 1 :]) for i in range(count)]
-    assert medians(values) == by_hand
+    ranked = sorted((value, rank) for rank, value in enumerate(values))
+    for place, (_, rank) in enumerate(ranked):
+        by_hand = statistics.median(values[:rank] + values[rank + 1 :])
+        assert median_of_others(ranked, place) == by_hand
 
 
 def test_a_slow_rank_is_named_once_with_when_it_began_and_once_when_it_is_over() -> None:

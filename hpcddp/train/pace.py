@@ -70,7 +70,7 @@ class Pace:
         """
         if len(ranks[0]) > 1:
             columns = dict(zip(Figures._fields, zip(*ranks, strict=True), strict=True))
-            self._record.ranks(step=step, **{n: list(map(known, c)) for n, c in columns.items()})
+            self._record.ranks(step=step, **{n: _column(n, c) for n, c in columns.items()})
         if self._before is not None:  # what a start takes is nobody's pace
             if len(ranks[0]) > 1:
                 for what, place in WHAT.items():
@@ -82,10 +82,23 @@ class Pace:
     def _compare(self, step: int, what: str, values: Sequence[float]) -> None:
         """Each rank beside the others of its stage."""
         for group in self._groups:
-            mine = [rank for rank in group if not math.isnan(values[rank])]
-            of_others = medians([values[rank] for rank in mine])
-            for rank, median in zip(mine, of_others, strict=True):
-                self._judge(step, what, rank, values[rank], median)
+            ranked = sorted((values[rank], rank) for rank in group if not math.isnan(values[rank]))
+            if len(ranked) > 1:
+                self._rank(step, what, ranked)
+
+    def _rank(self, step: int, what: str, ranked: Sequence[tuple[float, int]]) -> None:
+        """Look at the slowest ranks, and at those that were slow; of a thousand that is few.
+
+        Args:
+            ranked: the group's values, from the least on, with their ranks.
+        """
+        least = ranked[(len(ranked) - 2) // 2][0]  # no median of others is less
+        for place in range(len(ranked) - 1, -1, -1):
+            own, rank = ranked[place]
+            if own - least < 0.5 * LEAST and not self._streaks:
+                return
+            if own - least >= 0.5 * LEAST or (what, rank) in self._streaks:
+                self._judge(step, what, rank, own, median_of_others(ranked, place))
 
     def _judge(self, step: int, what: str, rank: int, own: float, median: float) -> None:
         assert self._before
@@ -133,24 +146,19 @@ class Pace:
             self._record("waiting", step=step, share=share, hint=self._hint())
 
 
-def known(value: float) -> float | None:
-    """None for what nobody knows; else as many digits as tell something."""
-    if math.isnan(value):
-        return None
-    return int(value) if value.is_integer() else round(value, 7)
+def _column(name: str, values: Sequence[float]) -> list[float | None]:
+    """None for what nobody knows."""
+    if name == "memory":
+        return [None if math.isnan(value) else int(value) for value in values]
+    return [None if math.isnan(value) else value for value in values]
 
 
-def medians(values: Sequence[float]) -> list[float]:
-    """For each value the median of the others; infinite for one that is alone."""
-    count = len(values)
-    if count < 2:
-        return [math.inf] * count
-    places = sorted(range(count), key=values.__getitem__)
-    ranked = [values[i] for i in places]
-    found = [0.0] * count
-    for place, i in enumerate(places):
-        low, high = (
-            ranked[number + (number >= place)] for number in ((count - 2) // 2, (count - 1) // 2)
-        )
-        found[i] = (low + high) / 2
-    return found
+def median_of_others(ranked: Sequence[tuple[float, int]], place: int) -> float:
+    """The median of all values but the one at a place.
+
+    Args:
+        ranked: two at least, from the least on, with their ranks.
+    """
+    count = len(ranked) - 1
+    low, high = (ranked[n + (n >= place)][0] for n in ((count - 1) // 2, count // 2))
+    return (low + high) / 2

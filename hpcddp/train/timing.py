@@ -21,6 +21,7 @@ from torch import nn
 T = TypeVar("T")
 
 PAIRS = 64  # of events on a GPU between two records: of so many forward passes the time is taken
+DIGITS = 7  # behind the point that tell something
 LOOK_SECONDS = 5.0  # between two questions to a GPU's driver
 STATM, PAGE = Path("/proc/self/statm"), os.sysconf("SC_PAGE_SIZE")
 
@@ -86,11 +87,12 @@ class Clock:
             steps: since the last time, in so many seconds.
         """
         wait = self._wait / steps if self._reads else math.nan
-        if not self._whole:
-            return [wait]
-        busy = self._busy.take() / steps if self._busy else math.nan
-        speed = self._samples / seconds
-        return [wait, seconds / steps, busy, speed, _memory(self._device), self._use.look()]
+        found = [wait]
+        if self._whole:
+            busy = self._busy.take() / steps if self._busy else math.nan
+            speed = self._samples / seconds
+            found += [seconds / steps, busy, speed, _memory(self._device), self._use.look()]
+        return [round(value, DIGITS) for value in found]  # here, and not at rank 0 for all
 
     def forget(self) -> None:
         """Count afresh."""
