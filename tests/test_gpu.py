@@ -67,6 +67,32 @@ def test_a_copy_beside_the_gpus_work_is_of_one_instant() -> None:
     assert len(places) == 1
 
 
+def test_a_forward_pass_is_timed_on_the_gpu_and_nobody_waits_for_it() -> None:
+    import torch
+
+    from hpcddp.train.timing import Clock, Figures
+
+    device = torch.device("cuda", GPUS - 1)
+    torch.cuda.set_device(device)
+    module = torch.nn.Sequential(*(torch.nn.Linear(8192, 8192) for _ in range(64))).to(device)
+    clock, inputs = Clock(device), torch.ones(8192, 8192, device=device)
+    module(inputs)
+    torch.cuda.synchronize()
+    clock.watch([module])
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    module(inputs)
+    end.record()
+    first = Figures(*clock.take(1, 1.0))
+    clock.forget()
+    assert not end.query() and str(first.busy_s) == "nan"  # it is still at it
+    torch.cuda.synchronize()
+    module(inputs)
+    found = Figures(*clock.take(1, 1.0))
+    assert found.busy_s == pytest.approx(begin.elapsed_time(end) / 1000, rel=0.2)
+    assert found.memory >= torch.cuda.memory_allocated(device)
+
+
 @pytest.mark.parametrize("tf32", [False, True])
 def test_tf32_products_have_ten_bits(tf32: bool) -> None:
     import torch

@@ -184,6 +184,56 @@ def test_numbers_of_a_loops_own_are_recorded(site: Site, command: Command) -> No
     assert done.returncode == 0  # outside of a job
 
 
+FIGURES = """
+import time
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
+import hpcddp
+
+class Model(torch.nn.Linear):
+    def forward(self, x):
+        time.sleep(0.03 * dist.get_rank())
+        return super().forward(x)
+
+class Late(torch.utils.data.Dataset):
+    def __len__(self):
+        return 8
+    def __getitem__(self, i):
+        time.sleep(0.02)
+        return torch.ones(4)
+
+hpcddp.init()
+model = DistributedDataParallel(Model(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+run = hpcddp.attach(model, optimizer, log_every=1)
+for epoch in run.epochs(1):
+    for x in run.batches(DataLoader(Late())):
+        loss = model(x).sum()
+        loss.backward()
+        optimizer.step()
+        run.step(loss)
+del model
+dist.destroy_process_group()
+"""
+
+
+def test_its_ranks_figures_are_told_too(site: Site, command: Command) -> None:
+    """Its second rank is slow, and both wait for what they read by themselves."""
+    site.write("figures.py", FIGURES)
+    done = command("submit", *SIZE, "--", sys.executable, "figures.py")
+    assert done.code == 0, done.text
+    (run,) = runs(site)
+    lines = list(read_lines(run.attempt(1).ranks))
+    assert [x["step"] for x in lines] == list(range(1, 9))
+    assert all(len(x["busy_s"]) == 2 and min(x["wait_s"]) >= 0.02 for x in lines)
+    told = list(read_lines(run.attempt(1).metrics))
+    slow = [x for x in told if x["event"] == "slow" and x["what"] == "compute"]
+    assert [x["rank"] for x in slow] == [1]
+    assert "of the time is waiting for data; " in done.text
+
+
 TWICE = """
 import torch
 from torch.utils.data import DataLoader, TensorDataset

@@ -66,7 +66,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunDir]:
     keys |= {"checkpoint__every": 0, "train__eval_every": 0, "metrics__slow": 3.0}
     slow = {"slow": 2, "until": 9}
     asked: dict[str, dict[str, Any]] = {
-        "model": {"model": slow, "dataset": data},
+        "model": {"model": slow, "dataset": data, "max_steps": 60},
         "data": {"dataset": {**data, "late": 0}},
         "stages": {"model": slow, "dataset": data, "strategy": "pp=2,ddp=2",
                    "global_batch": 16},
@@ -158,6 +158,8 @@ def test_an_evaluation_is_no_step_and_a_compiled_model_is_counted_too(compiled: 
     assert math.isnan(busy(clock))
     module(torch.ones(1, 2))
     assert busy(clock) > 0
+    clock.forget()
+    assert math.isnan(busy(clock))
 
 
 def test_layers_that_wait_for_other_ranks_are_not_counted() -> None:

@@ -98,7 +98,7 @@ class Clock:
         """Count afresh."""
         self._wait, self._samples = 0.0, 0
         if self._busy:
-            self._busy.take()
+            self._busy.forget()
 
 
 def _alone(module: nn.Module) -> bool:
@@ -140,10 +140,11 @@ class _Cpu:
             self._calls += 1
 
     def take(self) -> float:
-        """Seconds since the last time; nan if there was no forward pass."""
-        total, calls = self._total, self._calls
+        """Seconds since ``forget``; nan if there was no forward pass."""
+        return self._total if self._calls else math.nan
+
+    def forget(self) -> None:
         self._total, self._calls = 0.0, 0
-        return total if calls else math.nan
 
 
 class _Cuda:
@@ -170,13 +171,15 @@ class _Cuda:
             self._begun = None
 
     def take(self) -> float:
-        calls, self._calls = self._calls, 0
         found = []
         while self._pairs and self._pairs[0][1].query():
             pair = self._pairs.popleft()
             found.append(pair[0].elapsed_time(pair[1]) / 1000)
             self._spare.append(pair)
-        return sum(found) / len(found) * calls if found else math.nan
+        return sum(found) / len(found) * self._calls if found else math.nan
+
+    def forget(self) -> None:
+        self._calls = 0
 
 
 def _event() -> torch.cuda.Event:
