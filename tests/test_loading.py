@@ -42,10 +42,10 @@ class Raises(Numbers):
 
 
 def test_data_in_memory_is_quick_and_what_takes_its_time_is_not() -> None:
-    codes = list(range(8))
-    assert is_quick(Numbers(), codes, 0)
-    assert not is_quick(Numbers(0.004), codes, 0)
-    assert not is_quick(Numbers(0.0005), codes, 0)  # all of them together
+    batches = [list(range(8 * i, 8 * i + 8)) for i in range(8)]
+    assert is_quick(Numbers(), batches, 0) and is_quick(Numbers(), batches[:1], 0)
+    assert not is_quick(Numbers(0.004), batches, 0)
+    assert not is_quick(Numbers(0.0005), batches, 0)  # all of a batch together
 
 
 def test_the_training_does_not_see_the_look() -> None:
@@ -53,15 +53,15 @@ def test_the_training_does_not_see_the_look() -> None:
     torch.manual_seed(3)
     random.seed(3)
     before = torch.get_rng_state(), random.getstate(), dataset.own.getstate()
-    is_quick(dataset, [1, 2, 3], 0)
+    is_quick(dataset, [[1, 2, 3], [4, 5]], 0)
     after = torch.get_rng_state(), random.getstate(), dataset.own.getstate()
     assert torch.equal(before[0], after[0]) and before[1:] == after[1:]
     assert dataset.read == 0
 
 
 def test_a_store_is_not_looked_at_and_what_cannot_be_read_elsewhere_gets_no_processes() -> None:
-    assert not is_quick(FromAStore(), [0], 0)
-    assert is_quick(Raises(), [0], 0)
+    assert not is_quick(FromAStore(), [[0]], 0)
+    assert is_quick(Raises(), [[0]], 0)
 
 
 PAUSED = """

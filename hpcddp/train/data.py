@@ -126,10 +126,12 @@ class TrainData:
             generator=self._generator,
         )
 
-    def first(self) -> list[int]:
-        """The indices of this rank's first micro-batch."""
+    def first(self, count: int) -> list[list[int]]:
+        """The indices of this rank's first micro-batches, so many if there are."""
         self._sampler.set_position(0, 0)
-        return list(islice(self._sampler, self.micro_batch))
+        indices = iter(self._sampler)
+        found = [list(islice(indices, self.micro_batch)) for _ in range(count)]
+        return [batch for batch in found if batch]
 
     def cut(self, limit: int) -> None:
         """Let a micro-batch have at most so many samples, 0 for no limit, from the next ``batches``

@@ -9,6 +9,7 @@ depend on that in their last bit.
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any
 
@@ -23,6 +24,8 @@ from hpcddp.train.samples import Samples
 from hpcddp.train.world import World
 
 QUICK = 2e-3  # seconds in which a micro-batch is read that needs no process
+TRIES = 6  # micro-batches of which the quickest counts: each of samples that were not read yet
+LOOK_SECONDS = 0.5  # after which there is no other try
 PATIENCE = 60.0  # seconds that a look may take
 
 
@@ -42,19 +45,23 @@ def settle(
     if spec.data.workers < 0:
         of = [spec.task, spec.dataset]
         if known is None or known.get("of") != of:
-            quick = not found.workers or is_quick(data.dataset, data.first(), spec.seed)
+            quick = not found.workers or is_quick(data.dataset, data.first(TRIES), spec.seed)
             known = {"of": of, "quick": all(world.gather(quick))}
         if known["quick"]:
             found = cpus.divide(count, device, 0)
     return found._replace(threads=cpus.limit_threads(found.threads)), known
 
 
-def is_quick(dataset: Any, codes: list[int], seed: int) -> bool:
-    """Whether these samples are read, as one micro-batch, in next to no time. Also where they
-    cannot be read in another process at all; never of what reads ahead by itself, from a store."""
+def is_quick(dataset: Any, batches: list[list[int]], seed: int) -> bool:
+    """Whether a micro-batch is read in next to no time. Also where none can be read in another
+    process at all; never of what reads ahead by itself, from a store.
+
+    Args:
+        batches: the samples' indices.
+    """
     if hasattr(dataset, "prefetch"):
         return False
-    look = _Look(Samples(dataset, seed), codes)
+    look = _Look(Samples(dataset, seed), batches)
     device = torch.device("cpu")
     loader = make_loader(look, 1, device, generator=torch.Generator(), timeout=PATIENCE)
     try:
@@ -66,20 +73,27 @@ def is_quick(dataset: Any, codes: list[int], seed: int) -> bool:
 
 
 class _Look(Dataset[float]):
-    """One item: the seconds in which a micro-batch was read, or one sample that took too long."""
+    """One item: the seconds in which a micro-batch was read, or a single sample that takes too
+    long."""
 
-    def __init__(self, samples: Samples, codes: list[int]) -> None:
-        self._samples, self._codes = samples, codes
+    def __init__(self, samples: Samples, batches: list[list[int]]) -> None:
+        self._samples, self._batches = samples, batches
 
     def __len__(self) -> int:
         return 1
 
     def __getitem__(self, index: int) -> float:
-        self._seconds(self._codes[:1])  # opens files, finds out what is drawn
-        alone = self._seconds(self._codes[-1:])
+        first, *rest = self._batches
+        self._seconds(first[:1])  # opens files, finds out what is drawn
+        alone = min(self._seconds([code]) for code in (first * TRIES)[1:TRIES])
         if alone > QUICK:
             return alone
-        return min(self._seconds(self._codes) for _ in range(2))
+        end, best = time.monotonic() + LOOK_SECONDS, math.inf
+        for codes in rest or [first] * TRIES:
+            best = min(best, self._seconds(codes))
+            if best < QUICK or time.monotonic() > end:
+                break
+        return best
 
     def _seconds(self, codes: list[int]) -> float:
         began = time.perf_counter()
