@@ -2,6 +2,7 @@
 
 For a loop of your own: ``attach`` lets it go on with its run, ``Sampler`` is a DistributedSampler
 that begins where the loop was, ``init`` starts the process group and names ranks that are missing.
+``submit_result`` leaves a small file in the run.
 ``hpcddp.lightning`` has the callback of a Lightning Trainer.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hpcddp.results import submit_result as submit_result
     from hpcddp.train.attach import attach as attach
     from hpcddp.train.attach import init as init
     from hpcddp.train.loop import Run as Run
@@ -17,14 +19,15 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 JOB_FORMAT = 1  # of job.json
-__all__ = ["Run", "Sampler", "attach", "init"]
+__all__ = ["Run", "Sampler", "attach", "init", "submit_result"]
 
-# Name -> module and name there; imported when it is first asked for, since torch comes with it.
+# Name -> module and name there; imported when it is first asked for, since torch may come with it.
 _LAZY = {
     "Run": ("hpcddp.train.loop", "Run"),
     "attach": ("hpcddp.train.attach", "attach"),
     "init": ("hpcddp.train.attach", "init"),
     "Sampler": ("hpcddp.train.sampler", "ResumableSampler"),
+    "submit_result": ("hpcddp.results", "submit_result"),
 }
 
 

@@ -97,7 +97,7 @@ def begin(
 ) -> Attempt | None:
     """Take the next attempt number; None if an earlier attempt still works.
 
-    From then on no earlier one can publish a checkpoint, whether it works or not.
+    From then on no earlier one can publish a checkpoint or a result, whether it works or not.
 
     Args:
         facts: this life; its number and its checkpoint are filled in here.
@@ -114,6 +114,7 @@ def begin(
         aside.mkdir()
         write_json(aside / "attempt.json", asdict(facts))
         (aside / "log").touch()
+        (aside / "sending").mkdir()  # here alone: once a newer attempt took it, it is gone
         try:
             aside.rename(run.attempts / str(facts.number))
         except OSError:  # somebody else took the number

@@ -23,12 +23,14 @@
         hang.json         which rank hangs, and where                       written by the first
         stacks/           rank-R.txt: its threads or its state in a hang    written by it, or beside
         dask/             a cluster's certificate and address, while it is  written by rank 0
+        sending/          results on their way; the next attempt takes it away
       work/               a command's working folder: the code as it was  written by submit
       versions.json       its Python and packages                         written by submit
       listings/NAME.tsv   which samples a dataset has                     linked by the first rank
       checkpoints/
         step-N/           complete, with COMPLETE in it                     published by rename
         .saving-N/        of attempt N, not yet published; the next attempt takes it away
+      results/            what a person's code has sent                   published by rename
 
 Every file has one writer, and is written aside and renamed.
 """
@@ -43,7 +45,7 @@ import struct
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from hpcddp.errors import RunError
 
@@ -67,6 +69,7 @@ class AttemptDir:
         self.hang = path / "hang.json"
         self.stacks = path / "stacks"
         self.dask = path / "dask"
+        self.sending = path / "sending"
 
     def stack(self, rank: int) -> Path:
         """What rank was doing in a hang."""
@@ -94,6 +97,7 @@ class RunDir:
         self.work = self.path / "work"
         self.versions = self.path / "versions.json"
         self.listings = self.path / "listings"
+        self.results = self.path / "results"
 
     def attempt(self, number: int) -> AttemptDir:
         return AttemptDir(self.attempts / str(number))
@@ -152,15 +156,26 @@ def write_text(path: Path, text: str, mode: int = 0o644) -> None:
 
 
 def write_bytes(path: Path, data: bytes, mode: int = 0o644) -> None:
-    """Write a file aside, fsync it, and rename it into place; it is there wholly or not at all.
+    """Write a file as `written` does."""
+    with written(path, mode) as f:
+        f.write(data)
+
+
+@contextlib.contextmanager
+def written(path: Path, mode: int = 0o644, desk: Path | None = None) -> Iterator[IO[bytes]]:
+    """A file to write: it is written aside, fsynced, and renamed into place at the end; it is there
+    wholly or not at all.
 
     Only its owner can write to it, whatever the umask: the batch script runs nothing else.
+
+    Args:
+        desk: the folder where it is written, else that of its place.
     """
-    aside = path.with_name(f".{path.name}.{os.getpid()}.{token(3)}")
+    aside = (desk or path.parent) / f".{path.name}.{os.getpid()}.{token(3)}"
     fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     try:
         with open(fd, "wb") as f:
-            f.write(data)
+            yield f
             f.flush()
             os.fsync(f.fileno())
         aside.replace(path)
@@ -226,20 +241,25 @@ def read_step(attempt: AttemptDir) -> tuple[int, float]:
 
 
 def fence(run: RunDir, attempt: int) -> None:
-    """Take away what older attempts write in, so that none of them can publish any more.
+    """Take away what older attempts write in: none of them can publish or send any more.
 
     An older life may still run. It publishes by renaming out of its folder, and it never makes
     that folder anew: once the folder is gone, its writes and its rename find no such path. The
     rename takes the name at once, however long the removal takes.
     """
     found = list(run.checkpoints.glob(".saving-*"))
-    newer = {folder.number for folder in run.all_attempts() if folder.number > attempt}
+    attempts = run.all_attempts()
+    newer = {folder.number for folder in attempts if folder.number > attempt}
     for path in found:
         number = path.name.removeprefix(".saving-")
         if number == str(attempt) or (number.isdecimal() and int(number) in newer):
             continue
         with contextlib.suppress(OSError):  # another one was first
             remove(path)
+    for older in attempts:
+        if older.number < attempt:
+            with contextlib.suppress(OSError):
+                remove(older.sending)
 
 
 def remove(folder: Path) -> None:

@@ -1,5 +1,6 @@
 """What ranks on Dask workers do in the tests; imports nothing that a worker lacks."""
 
+import itertools
 import os
 import signal
 import threading
@@ -20,11 +21,46 @@ def tell(*args, **kwargs):
 
 
 def submit(handler, count):
-    """Many results of each rank, some text and some bytes."""
+    """Many results of each rank, some text and some bytes, one of them twice."""
     rank = os.environ["RANK"]
+    handler.submit_result(f"last-{rank}", "not yet")
     for i in range(count):
         handler.submit_result(f"rank-{rank}/{i}.txt", f"größe {rank} {i}")
+    told = from_a_data_worker(handler)
     handler.submit_result(f"last-{rank}", b"\0" + rank.encode())
+    return told
+
+
+def send_until_it_ends(folder, handler):
+    """Rank 0 sends without end, and notes what it has sent; rank 1 is killed meanwhile."""
+    sent = Path(folder, "sent")
+    if os.environ["RANK"] == "0":
+        with sent.open("a", buffering=1) as notes:
+            for i in itertools.count():
+                handler.submit_result(f"some/{i}", bytes(100_000))
+                print(i, file=notes)
+    while not sent.exists() or len(sent.read_text().split()) < 20:
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def from_a_data_worker(handler):
+    """What a process that a rank has forked is told."""
+    import multiprocessing
+
+    def send(queue):
+        try:
+            handler.submit_result("x", "y")
+        except Exception as error:
+            queue.put(str(error))
+
+    fork = multiprocessing.get_context("fork")
+    queue = fork.Queue()
+    worker = fork.Process(target=send, args=[queue])
+    worker.start()
+    told = queue.get()
+    worker.join()
+    return told
 
 
 def lock():

@@ -11,6 +11,7 @@ from multiprocessing.connection import Connection
 from typing import NoReturn
 
 from hpcddp.dask import results
+from hpcddp.dask.results import Outbox
 from hpcddp.dask.task import Answer, Job
 from hpcddp.failure import host, kind_of
 from hpcddp.preempt import die_with_parent
@@ -44,8 +45,8 @@ def _backend(job: Job) -> str:
 def main(pipe: int) -> NoReturn:
     """Leaves at once when its answer is out: tearing down a group that lost a rank can hang."""
     die_with_parent()
-    results.outbox = outbox = Connection(pipe)
-    sys.path[:], job = outbox.recv()
+    results.outbox = outbox = Outbox(Connection(pipe))
+    sys.path[:], job = outbox.receive()
     sys.path += [folder for folder in job.path if folder not in sys.path]
     try:
         answer = Answer(job.rank.world_rank, call(job))
@@ -55,7 +56,7 @@ def main(pipe: int) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
             stream.flush()
-    outbox.send(answer)
+    outbox.answer(answer)
     os._exit(bool(answer.error))
 
 

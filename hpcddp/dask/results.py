@@ -4,18 +4,50 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from hpcddp.errors import RankError, UserError
-from hpcddp.rundir import token, write_bytes
+from hpcddp.errors import HpcddpError, RankError, UserError
+from hpcddp.results import check, place
+from hpcddp.rundir import token
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
     from hpcddp.dask.ranks import Ranks
 
-outbox: Connection | None = None  # to the worker, in a process that is a rank
+
+class Outbox:
+    """A rank's way to its worker, which has Dask's threads."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe, self._pid = pipe, os.getpid()
+        self._turn = threading.RLock()
+
+    def receive(self) -> Any:
+        return self._pipe.recv()
+
+    def send(self, key: str, item: tuple[str, bytes]) -> None:
+        """Put an item into a queue of Dask's; it is with the scheduler when this returns, and stays
+        there whatever becomes of the rank."""
+        if os.getpid() != self._pid:
+            raise UserError(
+                "a rank sends results, and none of its data workers",
+                where="submit_result",
+                hint="return it with the batch, and submit it in the loop",
+            )
+        with self._turn:
+            self._pipe.send((key, item))
+            self._pipe.recv()
+
+    def answer(self, answer: object) -> None:
+        """Say how the rank has ended."""
+        with self._turn:
+            self._pipe.send(answer)
+
+
+outbox: Outbox | None = None  # in a process that is a rank
 
 
 class DaskResultsHandler:
@@ -26,14 +58,15 @@ class DaskResultsHandler:
         handler.process_results("results", ranks)
 
     Args:
-        pub_sub_key: the name of their queue; a new one if it is empty.
+        pub_sub_key: the name of their queue; a new one if there is none.
     """
 
-    def __init__(self, pub_sub_key: str = "") -> None:
+    def __init__(self, pub_sub_key: str | None = None) -> None:
         self.key = pub_sub_key or f"hpcddp-results-{token(8)}"
 
     def submit_result(self, path: str, data: bytes | str) -> None:
-        """Send a file, from a rank or from any other task of Dask.
+        """Send a file, from a rank or from any other task of Dask. It is not lost any more when
+        this returns: the client writes it, also when the rank then fails.
 
         Args:
             path: in the client's folder; a later file takes the place of an earlier one.
@@ -47,7 +80,7 @@ class DaskResultsHandler:
             )  # fmt: skip
         item = (path, data.encode() if isinstance(data, str) else data)
         if outbox is not None:  # this process has none of Dask's threads; its worker has
-            outbox.send((self.key, item))
+            outbox.send(self.key, item)
         else:
             from distributed import Queue
 
@@ -62,6 +95,10 @@ class DaskResultsHandler:
             prefix: the folder; made if it is not there.
             futures: what ``hpcddp.dask.start`` gave.
             raise_errors: a rank that fails is an error here, when what came before it is written.
+
+        Raises:
+            RankError: a rank has failed; all are ended.
+            HpcddpError: a result cannot be written; the others are, and all ranks are ended.
         """
         from distributed import Queue
 
@@ -74,8 +111,14 @@ class DaskResultsHandler:
         queue, folder = Queue(self.key, client=futures.client), Path(prefix)
 
         def write() -> None:
-            for path, data in queue.get(batch=True):
-                place(folder, path, data)
+            failed = []
+            for path, data in _waiting(queue):
+                try:
+                    place(folder, path, data)
+                except HpcddpError as error:  # the rest is in this process alone
+                    failed.append(error)
+            if failed:
+                raise failed[0]
 
         try:
             futures.results(write)
@@ -85,28 +128,10 @@ class DaskResultsHandler:
             print(error, file=sys.stderr)
 
 
-def check(path: str) -> None:
-    """A path stays in its folder, wherever that is."""
-    parts = PurePosixPath(path).parts
-    if not parts or path.startswith("/") or ".." in parts or "\0" in path:
-        raise UserError(
-            f"the path {path!r} leaves the folder of results, or names none of its files",
-            where="submit_result",
-            hint="give a relative one without ..",
-        )
-
-
-def place(folder: Path, path: str, data: bytes) -> None:
-    """Write one result; a link in the folder does not lead out of it either."""
-    check(path)
-    target = folder / path
-    if not target.parent.resolve().is_relative_to(folder.resolve()):
-        raise UserError("a link leads out of the folder of results", where=str(target))
+def _waiting(queue: Any) -> list[tuple[str, bytes]]:
+    """What is in a queue; nothing when its scheduler is gone, of which others tell."""
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        write_bytes(target, data)
-    except OSError as error:
-        raise UserError(
-            f"a result cannot be written: {error.strerror}", where=str(target),
-            hint="another result may have taken a folder of its path for its name",
-        ) from None  # fmt: skip
+        found: list[tuple[str, bytes]] = queue.get(batch=True)
+    except OSError:
+        return []
+    return found

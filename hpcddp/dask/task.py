@@ -98,6 +98,8 @@ def _listen(job: Job, pipe: Connection, child: subprocess.Popen[bytes]) -> Answe
         if key not in queues:
             queues[key] = _queue(key)
         queues[key].put(item)
+        with suppress(ConnectionError):  # it may have been killed meanwhile
+            pipe.send(None)
     child.terminate()
     return Answer.failure(job.rank, host(), "was cancelled")
 

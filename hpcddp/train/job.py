@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 
 from hpcddp import ledger
 from hpcddp import record as record_
+from hpcddp import results
 from hpcddp import spec as jobspec
 from hpcddp.errors import Diverged
 from hpcddp.failure import host
@@ -82,7 +83,8 @@ def train_in(
     pulse, folder, lease = pulse or Pulse(), run.attempt(attempt), Lease(run, attempt)
     record = Recorder(folder, active=world.is_main, on_record=on_record, lease=lease)
     try:
-        with watching(pulse, world, folder, spec.train.hang_seconds, on_hang):
+        hangs = watching(pulse, world, folder, spec.train.hang_seconds, on_hang)
+        with hangs, results.of(run, attempt):
             lease.take(world)
             record("ranks", backend=world.backend, ranks=world.reports)
             deadline = float(os.environ.get("HPCDDP_DEADLINE") or 0)

@@ -57,6 +57,7 @@ def main(file: str) -> int:
         try:
             job = record.read(run)
             asked = spec.from_dict(job.spec, str(run.job))
+            run.attempt(1).sending.mkdir(parents=True, exist_ok=True)
             world = world or join(rank, job, os.environ)
             train_in(world, run, 1, asked, job.workdir, Preemption(), pulse=pulse, on_hang=hung,
                      evaluates=False)  # fmt: skip
