@@ -2,6 +2,7 @@
 
 ``run(client, fn, ...)`` calls a function on every worker of any cluster at once, as the ranks of
 one process group; ``start`` does not wait. ``DaskResultsHandler`` brings files from the ranks.
+``dispatch``, ``results`` and ``hpcddp.data`` have the names of dask-pytorch-ddp.
 
 Under `hpcddp submit --launcher dask` the job's command is what it is under any other launcher:
 each rank runs it, so that a script for DDP need not know of Dask. Beside each rank there is a Dask
@@ -15,7 +16,7 @@ Nothing here imports Dask or torch before it is called.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hpcddp.dask.ranks import Ranks, run, start
 from hpcddp.dask.results import DaskResultsHandler
@@ -27,12 +28,17 @@ if TYPE_CHECKING:
 __all__ = ["DaskResultsHandler", "Ranks", "client", "run", "start"]
 
 
-def client() -> Client:
+def client(**here: Any) -> Client:
     """A client of the job's own cluster, when all of its workers are there; outside of a job what
-    ``distributed.Client()`` gives, which is a cluster on this machine."""
+    ``distributed.Client`` gives, which is a cluster on this machine.
+
+    Args:
+        here: how that one is to be: ``n_workers=2``. A job's is as it was submitted.
+    """
     import distributed
 
+    if "HPCDDP_DASK" not in os.environ:
+        return distributed.Client(**here)
     found = distributed.Client()
-    if "HPCDDP_DASK" in os.environ:
-        found.wait_for_workers(Rank.from_env(os.environ).world_size)
+    found.wait_for_workers(Rank.from_env(os.environ).world_size)
     return found

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
+import io
 import pickle
 import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -86,15 +89,13 @@ def packed(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     Raises:
         UserError: says what of it cannot be pickled.
     """
-    import cloudpickle
-
     name = getattr(fn, "__name__", repr(fn))
     parts = {f"the function {name}": fn}
     parts |= {f"argument {i} of {name}": value for i, value in enumerate(args, 1)}
     parts |= {f"the argument {key} of {name}": value for key, value in kwargs.items()}
     for what, value in parts.items():
         try:
-            cloudpickle.dumps(value)
+            _pickled(value)
         except Exception as error:
             raise UserError(
                 f"{what} cannot be pickled: {error}",
@@ -102,8 +103,23 @@ def packed(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
                 hint="open files, locks, clients and generators are made inside of the function; "
                 "pass what they are made of",
             ) from None
-    data: bytes = cloudpickle.dumps((fn, args, kwargs))
-    return data
+    return _pickled((fn, args, kwargs))
+
+
+def _pickled(value: Any) -> bytes:
+    """By cloudpickle, to which a module of a kind of its own is no module: torch.classes and
+    torch.ops are two, and come with a function that says `torch` and `.classes`."""
+    import cloudpickle
+
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+        def reducer_override(self, found: Any) -> Any:
+            if isinstance(found, ModuleType) and type(found) is not ModuleType:
+                return importlib.import_module, (found.__name__,)
+            return super().reducer_override(found)
+
+    with io.BytesIO() as file:
+        Pickler(file).dump(value)
+        return file.getvalue()
 
 
 @dataclass
