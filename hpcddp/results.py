@@ -58,11 +58,18 @@ def submit_result(path: str, data: Data) -> None:
         HpcddpError: it cannot be written: the disk is full, say. An earlier one stays.
         LeaseLost: a newer attempt owns the run dir.
     """
-    if home := _home or _told():
-        run, attempt = home
-        place(run.results, path, data, run.attempt(attempt))
-    else:
-        place(Path(FOLDER), path, data)
+    home = _home or _told()
+    folder = home[0].results if home else Path(FOLDER)
+    place(folder, path, data, life(folder))
+
+
+def life(folder: Path) -> AttemptDir | None:
+    """The attempt that writes in a folder, where that lies in its run; a link may lead out, to
+    another file system."""
+    home = _home or _told()
+    if home and folder.resolve().is_relative_to(home[0].path.resolve()):
+        return home[0].attempt(home[1])
+    return None
 
 
 def _told() -> tuple[RunDir, int] | None:

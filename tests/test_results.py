@@ -180,6 +180,21 @@ def test_a_life_that_was_outlived_writes_nothing_more(
     assert found(run.results) == {"a": b"new", "b": b"old"}
 
 
+def test_a_client_in_a_run_that_was_outlived_writes_nothing_there_either(
+    run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (run.path / "work").mkdir()
+    monkeypatch.chdir(run.path / "work")
+    Path("link").symlink_to(tmp_path)
+    begin(run)
+    for folder in (run.results, Path("relative")):
+        with pytest.raises(LeaseLost):
+            results.place(folder, "x", "late", results.life(folder))
+    for folder in (tmp_path / "else", Path("link/else"), Path("..", "..", "else")):
+        results.place(folder, "x", "y", results.life(folder))
+    assert found(tmp_path / "else") == {"x": b"y"}
+
+
 def test_a_full_disk_is_told_and_keeps_the_earlier_ones(run: RunDir) -> None:
     words = [sys.executable, "-c", LIMITED]
     done = subprocess.run(words, capture_output=True, text=True, check=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcddp.errors import HpcddpError, RankError, UserError
-from hpcddp.results import check, place
+from hpcddp.results import check, life, place
 from hpcddp.rundir import token
 
 if TYPE_CHECKING:
@@ -99,6 +99,7 @@ class DaskResultsHandler:
         Raises:
             RankError: a rank has failed; all are ended.
             HpcddpError: a result cannot be written; the others are, and all ranks are ended.
+            LeaseLost: the client's own run, in which the folder lies, has a newer attempt.
         """
         from distributed import Queue
 
@@ -109,12 +110,13 @@ class DaskResultsHandler:
                 hint="give what hpcddp.dask.start returned; hpcddp.dask.run waits for the ranks",
             )
         queue, folder = Queue(self.key, client=futures.client), Path(prefix)
+        attempt = life(folder)
 
         def write() -> None:
             failed = []
             for path, data in _waiting(queue):
                 try:
-                    place(folder, path, data)
+                    place(folder, path, data, attempt)
                 except HpcddpError as error:  # the rest is in this process alone
                     failed.append(error)
             if failed:
