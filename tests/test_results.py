@@ -34,6 +34,18 @@ own.write_bytes(rank.encode() * 3_000_000)
 hpcddp.submit_result(f"file-{rank}", own)
 """
 
+# Fails at step 4, and goes on from step 2.
+CRASHING = """
+import os, sys
+import hpcddp
+
+rank, attempt = os.environ["RANK"], os.environ["HPCDDP_ATTEMPT"]
+for step in range(2 * int(attempt) - 2, 6):
+    if step == 4 and attempt == "1":
+        sys.exit(1)
+    hpcddp.submit_result(f"rank-{rank}/step-{step}", attempt)
+"""
+
 PROGRAM = """
 import os
 import hpcddp
@@ -112,6 +124,14 @@ def test_what_ranks_of_a_script_send_is_in_the_run_once(
     expected |= {f"file-{r}": str(r).encode() * 3_000_000 for r in range(2)}
     assert found(newest(site).results) == expected
     assert found(newest(site).attempt(1).sending) == {}
+
+
+def test_a_step_that_is_taken_again_leaves_one_result(site: Site, command: Command) -> None:
+    site.write("script.py", CRASHING)
+    done = command("submit", "--gpus", "1", "--", sys.executable, "script.py")
+    assert done.code == 0, done.text
+    expected = {f"rank-0/step-{step}": b"1" if step < 2 else b"2" for step in range(6)}
+    assert found(newest(site).results) == expected
 
 
 def test_what_a_task_sends_is_in_its_run(site: Site, command: Command) -> None:
@@ -249,6 +269,8 @@ def test_what_cannot_be_a_result_is_told(run: RunDir) -> None:
     ]:
         with pytest.raises(UserError, match=told):
             hpcddp.submit_result(path, data)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="not dict"):
+        DaskResultsHandler("k").submit_result("c", {})  # type: ignore[arg-type]
     assert found(run.results) == {"a": b"x", "folder/b": b"x"}
     assert found(run.attempt(1).sending) == {}
 
