@@ -6,9 +6,8 @@ import os
 import time
 from collections.abc import Callable, Mapping
 
-from hpcddp import ledger
+from hpcddp import ledger, results
 from hpcddp import record as record_
-from hpcddp import results
 from hpcddp import spec as jobspec
 from hpcddp.errors import Diverged
 from hpcddp.failure import host
