@@ -47,10 +47,12 @@ class Row:
         return {**asdict(self), "done": self.done}
 
 
-def rows(run: RunDir, *, over: bool = False) -> list[Row]:
+def rows(run: RunDir, *, over: bool = False, kept: dict[int, Row] | None = None) -> list[Row]:
     """The attempts, oldest first.
 
     Args:
+        kept: rows of earlier calls, for who looks again and again: an attempt that has ended is
+            read once.
         over: nothing of the run works any more: an attempt that left no end, since its script was
             killed, ended as Slurm wrote into its log.
     """
@@ -59,10 +61,13 @@ def rows(run: RunDir, *, over: bool = False) -> list[Row]:
         last = attempts[-1]
         last.cause = comeback.said(last) or requeue.UNKNOWN
         last.action, last.saved = requeue.NONE, ledger.newest_step(run)
-    found = [_row(facts, run.attempt(facts.number)) for facts in attempts]
+    kept = {} if kept is None else kept
+    found = [kept.get(facts.number) or _row(facts, run.attempt(facts.number)) for facts in attempts]
+    kept.update((row.attempt, row) for row in found[:-1] if row.cause)
     for i, row in enumerate(found):
         # An attempt that never began to train takes no step again.
         later = next((r for r in found[i + 1 :] if r.last), None)
+        row.lost = 0
         if later:
             row.lost = max(0, row.last - later.first)
         elif row.cause not in (None, "done"):

@@ -9,7 +9,7 @@ import re
 import statistics
 import time
 from array import array
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -79,6 +79,7 @@ class View:
     useful_s: float = 0.0  # of these, in steps that count
     attempts: list[Life] = field(default_factory=list)
     curves: dict[str, tuple[list[int], list[float]]] = field(default_factory=dict)
+    newest: dict[str, float] = field(default_factory=dict)  # value of each curve
     ranks: list[RankView] = field(default_factory=list)
     # By rank, for each of ``heat_steps``: its own work and wait beside the median rank's.
     heat: list[list[float | None]] = field(default_factory=list)
@@ -105,12 +106,15 @@ class Viewer:
 
     Args:
         points: of a curve, at most.
+        skip: curves of which the newest value is enough.
     """
 
-    def __init__(self, run: RunDir, points: int = POINTS) -> None:
-        self.run, self._points = run, points
+    def __init__(self, run: RunDir, points: int = POINTS, skip: Collection[str] = ()) -> None:
+        self.run, self._points, self._skip = run, points, skip
         self.curves = Curves(run)
         self._heat = Heat(run)
+        self._thin: dict[str, tuple[list[int], list[float]]] = {}
+        self._rows: dict[int, Row] = {}
 
     def look(self, found: Status | None = None) -> View:
         """The run now.
@@ -122,10 +126,15 @@ class Viewer:
             RunError: its folder is damaged.
         """
         found = found or status.known(self.run)
-        self.curves.update()
+        new = self.curves.update()
+        told = {name: s for name, s in self.curves.series.items() if len(s)}
+        if new:
+            self._thin = {
+                name: thin(s, self._points) for name, s in told.items() if name not in self._skip
+            }
         self._heat.update()
-        view = View(found, time.time())
-        view.curves = {n: thin(s, self._points) for n, s in self.curves.series.items() if len(s)}
+        view = View(found, time.time(), curves=self._thin)
+        view.newest = {name: series.values[-1] for name, series in told.items()}
         found.step = max(found.step, self.curves.step)
         self._rates(view)
         self._attempts(view)
@@ -151,7 +160,7 @@ class Viewer:
     def _attempts(self, view: View) -> None:
         mean = _mean(self.curves.of("step_s").values)
         ended, begins = view.status.created, _begins(self.curves.events)
-        for row in history.rows(self.run, over=view.status.final):
+        for row in history.rows(self.run, over=view.status.final, kept=self._rows):
             life = Life(row, lost_s=row.lost * mean)
             life.waited_s = max(0.0, row.began - ended)
             life.started_s = max(0.0, begins.get(row.attempt, row.began) - row.began)

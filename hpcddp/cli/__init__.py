@@ -27,6 +27,7 @@ COMMANDS = {
     "config": ("show", "Print each value of a job and where it comes from."),
     "ls": ("runs", "List the runs."),
     "status": ("runs", "Tell how a run is, and why it waits."),
+    "watch": ("watch", "Show a run live, on one page of the terminal."),
     "why": ("why", "Tell why each attempt of a run ended, and what it cost."),
     "logs": ("logs", "Print what the ranks wrote."),
     "stop": ("control", "Save a checkpoint, then end the run."),

@@ -1,0 +1,129 @@
+"""The terminal while something is watched on it: taken over, and given back as it was.
+
+It is given back whatever ends the watching: a key, Ctrl-C, TERM, HUP, an error; and for as long as
+Ctrl-Z stops it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import shutil
+import signal
+import sys
+import termios
+import tty
+from collections.abc import Iterator, Sequence
+from types import FrameType
+
+# Another screen, no cursor, and no line that goes on in the next one; and all of that undone.
+ENTER = b"\x1b[?1049h\x1b[?25l\x1b[?7l\x1b[H\x1b[2J"
+LEAVE = b"\x1b[0m\x1b[?7h\x1b[?25h\x1b[?1049l"
+ENDS = (signal.SIGTERM, signal.SIGHUP)
+
+
+def size(default: tuple[int, int] = (80, 24)) -> tuple[int, int]:
+    """Columns and lines: those of COLUMNS and LINES, but not more than the terminal has.
+
+    Args:
+        default: where there is no terminal.
+    """
+    found = shutil.get_terminal_size(default)
+    with contextlib.suppress(OSError, ValueError):
+        real = os.get_terminal_size(sys.stdout.fileno())
+        if real.columns and real.lines:
+            return min(found.columns, real.columns), min(found.lines, real.lines)
+    return found.columns, found.lines
+
+
+class Screen:
+    """A terminal that shows one picture after the other, and takes keys."""
+
+    def __init__(self) -> None:
+        self._out, self._in = sys.stdout.fileno(), sys.stdin.fileno()
+        self._keys = os.isatty(self._in)
+        self._shown: list[str] = []
+        self._size = (0, 0)
+
+    @contextlib.contextmanager
+    def taken(self) -> Iterator[Screen]:
+        """The terminal is this one's.
+
+        Raises:
+            SystemExit: TERM or HUP came; 128 and its number, as a shell says it.
+        """
+        self._wake, wake = os.pipe()
+        os.set_blocking(wake, False)
+        before = signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        handlers = {number: signal.signal(number, _leave) for number in ENDS}
+        handlers[signal.SIGINT] = signal.getsignal(signal.SIGINT)
+        handlers[signal.SIGWINCH] = signal.signal(signal.SIGWINCH, lambda number, frame: None)
+        handlers[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, self._stop)
+        self._mode = termios.tcgetattr(self._in) if self._keys else None
+        try:
+            self._enter()
+            yield self
+        finally:
+            for number in handlers:
+                signal.signal(number, signal.SIG_IGN)  # nothing comes between
+            self._give_back()
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+            signal.set_wakeup_fd(before)
+            os.close(wake)
+            os.close(self._wake)
+
+    def _enter(self) -> None:
+        self._shown = []
+        if self._keys:
+            tty.setcbreak(self._in, termios.TCSANOW)
+        self._write(ENTER)
+
+    def _give_back(self) -> None:
+        with contextlib.suppress(OSError):  # the terminal has gone
+            self._write(LEAVE)
+        if self._mode is not None:
+            with contextlib.suppress(termios.error):
+                termios.tcsetattr(self._in, termios.TCSANOW, self._mode)
+
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        """Ctrl-Z: the shell gets its terminal, until it says to go on."""
+        self._give_back()
+        signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTSTP)
+        signal.signal(signal.SIGTSTP, self._stop)
+        self._enter()
+
+    def show(self, lines: Sequence[str]) -> None:
+        """A picture: only the lines that have changed are written."""
+        if size() != self._size:
+            self._size, self._shown = size(), []
+        lines = lines[: self._size[1]]
+        old, self._shown = self._shown, list(lines)
+        told = [] if old else ["\x1b[2J"]
+        for i in range(max(len(lines), len(old))):
+            line = lines[i] if i < len(lines) else ""
+            if i >= len(old) or old[i] != line:
+                told.append(f"\x1b[{i + 1};1H\x1b[0m\x1b[K{line}\x1b[0m")
+        self._write("".join(told).encode("utf-8", "replace"))
+
+    def key(self, seconds: float) -> bytes:
+        """The keys that come within that time; nothing where none does, or the size changes."""
+        ready, _, _ = select.select([self._in] * self._keys + [self._wake], [], [], seconds)
+        if self._wake in ready:
+            os.read(self._wake, 4096)
+        if self._in not in ready:
+            return b""
+        pressed = os.read(self._in, 4096)
+        if not pressed:
+            raise SystemExit(128 + signal.SIGHUP)
+        return pressed
+
+    def _write(self, data: bytes) -> None:
+        while data:
+            data = data[os.write(self._out, data) :]
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)

@@ -1,0 +1,126 @@
+"""`hpcddp watch`: a run on a terminal, live."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import click
+
+from hpcddp.cli.options import complete_runs, runs_option, runs_root
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from hpcddp.cli.screen import Screen
+    from hpcddp.rundir import RunDir
+    from hpcddp.view import View, Viewer
+
+POINTS = 800  # of a curve: two for each column of dots of a wide terminal
+HINT = "q leaves"
+PAGE = (80, 40)  # columns and lines where there is no terminal
+
+
+@click.command()
+@click.argument("run", default="last", shell_complete=complete_runs)
+@click.option(
+    "--every", metavar="SECONDS", default=1.0, show_default=True,
+    type=click.FloatRange(0.1, 3600), help="Time between two looks at the run's folder.",
+)  # fmt: skip
+@click.option("--once", is_flag=True, help="Print one picture, and leave.")
+@runs_option
+def watch(run: str, every: float, once: bool, runs: str | None) -> int:
+    """Show RUN live: state, attempts, progress, curve, ranks, log.
+
+    It is shown until it has ended, or until q or Ctrl-C; its outcome is the exit code then. Where
+    the output is no terminal, one picture is printed.
+    """
+    from hpcddp import submission
+    from hpcddp.cli.screen import size
+    from hpcddp.cli.shown import only_ascii
+
+    folder = submission.find(runs_root(runs), run)
+    if sys.stdout.isatty() and not once and not _dumb():
+        return live(folder, every, plain=only_ascii())
+    columns, lines = size(PAGE)
+    return still(folder, columns, lines - int(sys.stdout.isatty()), plain=only_ascii())
+
+
+def _dumb() -> bool:
+    """Whether the terminal cannot move its cursor."""
+    return os.environ.get("TERM", "") in ("", "dumb", "unknown")
+
+
+def viewer(folder: RunDir) -> Viewer:
+    """Reads of a run what a picture shows."""
+    from hpcddp.cli.picture import SKIP
+    from hpcddp.view import Viewer
+
+    return Viewer(folder, POINTS, SKIP)
+
+
+def still(folder: RunDir, columns: int, lines: int, *, plain: bool) -> int:
+    """Print one picture; the exit code of `status`."""
+    from hpcddp import status
+    from hpcddp.cli.runs import warn_stale
+
+    view = viewer(folder).look(status.status(folder))
+    _put(view, columns, lines, plain)
+    return warn_stale([view.status])
+
+
+def live(folder: RunDir, every: float, *, plain: bool) -> int:
+    """Show a run until it has ended or a person leaves; its outcome as exit code."""
+    from hpcddp.cli.follow import Pace, outcome
+    from hpcddp.cli.screen import Screen, size
+
+    eye, pace = viewer(folder), Pace(folder, aside=True)
+    view = eye.look(pace.look())  # what is wrong with it is told on the usual screen
+    try:
+        with Screen().taken() as screen:
+            while not view.status.final:
+                if _left(screen, view, every, plain):
+                    return 0
+                view = eye.look(pace.look())
+    except KeyboardInterrupt:
+        return 130
+    columns, lines = size()
+    _put(view, columns, lines - 1, plain)
+    return outcome(view.status)
+
+
+def _left(screen: Screen, view: View, every: float, plain: bool) -> bool:
+    """Show a view until it is time for the next look; whether a person left meanwhile."""
+    from hpcddp.cli.screen import size
+
+    until = time.monotonic() + every
+    while (rest := until - time.monotonic()) > 0:
+        screen.show(_lines(view, *size(), plain))  # anew for each change of the size
+        if screen.key(rest) in (b"q", b"Q"):
+            return True
+    return False
+
+
+def _lines(view: View, columns: int, lines: int, plain: bool) -> list[str]:
+    """A picture as lines with their colours."""
+    from hpcddp.cli.picture import picture
+
+    console = _console(columns, lines)
+    with console.capture() as said:
+        console.print(picture(view, columns, lines, plain=plain, hint=HINT), end="")
+    return said.get().removesuffix("\n").split("\n")
+
+
+def _put(view: View, columns: int, lines: int, plain: bool) -> None:
+    """Print a picture where the cursor is."""
+    from hpcddp.cli.picture import picture
+
+    _console(columns, lines).print(picture(view, columns, lines, plain=plain), end="")
+
+
+def _console(columns: int, lines: int) -> Console:
+    from rich.console import Console
+
+    return Console(width=columns, height=lines, highlight=False, markup=False, emoji=False)
