@@ -10,7 +10,7 @@ import os
 from array import array
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ CHUNK = 1 << 22  # bytes that are decoded at once
 KEPT = 10_000  # records that are no points of a curve, newest first to stay
 RECENT = 200  # points whose times are kept
 NAMES = ("loss", "lr", "samples_per_s", "step_s", "wait_s", "grad_norm")
+EVENT = attrgetter("event")
 TRAIN = {name: attrgetter(name) for name in NAMES}  # the curves that a train record has
 POINTS = ("eval", "log")  # events whose metrics are curves
 
@@ -67,10 +68,14 @@ class Series:
 
 
 class Curves:
-    """The metrics of a run, as far as they are written."""
+    """The metrics of a run, as far as they are written.
 
-    def __init__(self, run: RunDir) -> None:
-        self.run = run
+    Args:
+        brief: curves of which only some points are wanted, the newest among them.
+    """
+
+    def __init__(self, run: RunDir, brief: Collection[str] = ()) -> None:
+        self.run, self._brief = run, brief
         self.series: dict[str, Series] = {}
         self.events: list[dict[str, Any]] = []  # all other records, oldest first
         self.step = 0  # newest step told
@@ -91,7 +96,9 @@ class Curves:
     def _take(self, data: bytes, attempt: int) -> None:
         """Points in a row go into the curves together; what stands between them, one by one."""
         found, first = _decoded(data), 0
-        lines = [] if all(record.event == "train" for record in found) else data.split(b"\n")
+        lines = [] if set(map(EVENT, found)) == {"train"} else data.split(b"\n")
+        if lines and len(found) != len(lines) - 1:  # lines that are none are counted too
+            found = [_one(line) for line in lines[:-1]]
         for i, record in enumerate(found):
             if record.event != "train":
                 self._points(found[first:i])
@@ -102,15 +109,18 @@ class Curves:
     def _points(self, records: list[_Line]) -> None:
         if not records:
             return
-        steps = array("q", [r.step for r in records])
+        all_steps = array("q", [r.step for r in records])
         for name, get in TRAIN.items():
-            values = list(map(get, records))
+            taken, steps = records, all_steps
+            if name in self._brief:
+                taken, steps = records[-1:], all_steps[-1:]
+            values = list(map(get, taken))
             if None not in values:
                 self.of(name).add(steps, values)
             elif told := [i for i, value in enumerate(values) if value is not None]:
                 self.of(name).add([steps[i] for i in told], [values[i] for i in told])
         self.recent.extend((r.step, r.time) for r in records[-RECENT:])
-        self.step = steps[-1]
+        self.step = all_steps[-1]
 
     def _other(self, record: dict[str, Any]) -> None:
         """A record that is no point: it may say that the run has gone back."""
@@ -163,13 +173,11 @@ def pieces(path: Path, start: int) -> Iterator[bytes]:
 
 
 def _decoded(data: bytes) -> list[_Line]:
-    """A record for each line; one without event for a line that is none."""
+    """The record of each line; none at all if one of the lines is no record."""
     try:
-        found = _DECODER.decode_lines(data)
+        return _DECODER.decode_lines(data)
     except msgspec.MsgspecError:  # of some megabytes, one line
-        found = []
-    count = data.count(b"\n")
-    return found if len(found) == count else [_one(line) for line in data.split(b"\n")[:count]]
+        return []
 
 
 def _one(line: bytes) -> _Line:

@@ -78,10 +78,10 @@ def rows(run: RunDir, *, over: bool = False, kept: dict[int, Row] | None = None)
 def _row(facts: Attempt, folder: AttemptDir) -> Row:
     start: dict[str, Any] = {}
     for line in itertools.islice(read_lines(folder.metrics), 4):
-        start = line if line["event"] == "start" else start
+        start = line if line.get("event") == "start" else start
     tail = last_lines(folder.metrics, TAIL)
-    end: dict[str, Any] = next((line for line in reversed(tail) if line["event"] == "end"), {})
-    steps = [line["step"] for line in tail if "step" in line]
+    end: dict[str, Any] = next((line for line in reversed(tail) if line.get("event") == "end"), {})
+    steps = [line["step"] for line in tail if isinstance(line.get("step"), int)]
     asked = end.get("asked")
     return Row(
         facts.number, facts.job_id, facts.nodes, facts.began, facts.ended, facts.cause,

@@ -219,14 +219,20 @@ def progress(run: RunDir, number: int, found: Status) -> None:
     """Fill in step, epoch, loss and metrics from the two ends of the metrics file."""
     metrics = run.attempt(number).metrics
     for line in itertools.islice(read_lines(metrics), 2):  # the rank map and the start
-        found.total_steps = line.get("total_steps", found.total_steps)
+        found.total_steps = whole(line.get("total_steps")) or found.total_steps
     for line in reversed(last_lines(metrics, TAIL)):
-        found.step = max(found.step, line.get("step", 0))  # a save is told some steps later
-        found.epoch = found.epoch or line.get("epoch", 0)
-        if line.get("event") == "train" and found.loss is None:
-            found.loss = line["loss"]
-        if line.get("event") in ("eval", "log") and found.metrics is None:
-            found.metrics = line["metrics"]
+        found.step = max(found.step, whole(line.get("step")))  # a save is told some steps later
+        found.epoch = found.epoch or whole(line.get("epoch"))
+        loss, metrics = line.get("loss"), line.get("metrics")
+        if line.get("event") == "train" and found.loss is None and isinstance(loss, int | float):
+            found.loss = loss
+        if line.get("event") in ("eval", "log") and isinstance(metrics, dict):
+            found.metrics = found.metrics or metrics
+
+
+def whole(told: object) -> int:
+    """A whole number of a record; 0 for what is none: a program may write what it likes."""
+    return told if isinstance(told, int) else 0
 
 
 def stamp(seconds: float) -> str:

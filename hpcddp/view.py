@@ -111,7 +111,7 @@ class Viewer:
 
     def __init__(self, run: RunDir, points: int = POINTS, skip: Collection[str] = ()) -> None:
         self.run, self._points, self._skip = run, points, skip
-        self.curves = Curves(run)
+        self.curves = Curves(run, {*skip} - {"step_s"})  # of that one the mean is wanted
         self._heat = Heat(run)
         self._thin: dict[str, tuple[list[int], list[float]]] = {}
         self._rows: dict[int, Row] = {}
@@ -150,7 +150,7 @@ class Viewer:
         )
         view.global_batch = start.get("global_batch", 0)
         view.steps_per_epoch = start.get("steps_per_epoch", 0)
-        view.status.total_steps = start.get("total_steps", view.status.total_steps)
+        view.status.total_steps = status.whole(start.get("total_steps")) or view.status.total_steps
         recent = self.curves.recent
         if len(recent) > 1 and recent[-1][0] > recent[0][0]:
             view.step_s = (recent[-1][1] - recent[0][1]) / (recent[-1][0] - recent[0][0])
