@@ -29,6 +29,7 @@ from benchmarks import (
     stores,
     submit,
     timing,
+    watch,
 )
 from benchmarks.measure import Row
 from benchmarks.site import Site
@@ -50,6 +51,7 @@ BENCHMARKS: dict[str, Callable[[Site], Iterator[Row]]] = {
     "leave": leave.rows,
     "goodput": goodput.rows,
     "stores": stores.rows,
+    "watch": watch.rows,
 }
 
 

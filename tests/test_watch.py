@@ -261,7 +261,8 @@ def test_forms_of_the_grid() -> None:
     def grid(count: int, rows: int, width: int = 80) -> list[str]:
         view = View(None, 0.0)  # type: ignore[arg-type]
         view.ranks = [RankView(r, r // 4, r % 4, f"host-{r // 4}", "cpu") for r in range(count)]
-        view.ranks[1].state, view.ranks[1].note = "slow", "so slow"
+        for row in view.ranks[1:2]:
+            row.state, row.note = "slow", "so slow"
         return [line.plain.rstrip() for line in ranks(Pen(False), view, width, rows)]
 
     assert grid(8, 4)[1:] == [
@@ -270,8 +271,7 @@ def test_forms_of_the_grid() -> None:
         "S rank 1 on host-0: so slow",
     ]
     assert grid(8, 3)[1] == "0. 1S 2. 3. 4. 5. 6. 7."
-    assert (
-        grid(200, 6)[1] == "  0 .S........" + 6 * " .........."
+    assert grid(200, 6)[1] == "  0 .S........" + 6 * " .........."
     assert grid(5000, 4)[1].startswith("   1S    0.") and grid(5000, 4)[2].endswith("well")
     for count in (1, 2, 7, 100, 5000):
         for rows in range(2, 12):
