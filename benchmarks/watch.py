@@ -8,16 +8,12 @@ msgspec, and keeps nothing. The limits are in seconds and in bytes of resident m
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from benchmarks.measure import Row
-from benchmarks.site import HPCDDP, PYTHON, Site
+from benchmarks.site import HPCDDP, PYTHON, Site, output
 from hpcddp import record
-from hpcddp.errors import HpcddpError
 from hpcddp.ledger import Attempt
 from hpcddp.record import JobRecord
 from hpcddp.rundir import RunDir, write_json
@@ -35,31 +31,39 @@ with open(sys.argv[1], "rb") as f:
 """
 
 
+# Seconds and bytes of a whole process; one that is forked from a small one starts small.
+MEASURED = """
+import resource, subprocess, sys, time
+began = time.perf_counter()
+subprocess.run(sys.argv[1:], stdout=subprocess.DEVNULL, check=True)
+used = resource.getrusage(resource.RUSAGE_CHILDREN)
+print(time.perf_counter() - began, used.ru_maxrss * 1024)
+"""
+
+
 def rows(site: Site) -> Iterator[Row]:
     run = make(site.fresh(), LINES)
     watch = [HPCDDP, "watch", run.name, "--runs", str(run.path.parent)]
     floor = [PYTHON, "-c", FLOOR, str(run.attempt(1).metrics)]
-    sides: list[list[tuple[float, float]]] = [[], []]
-    site.interleave(
-        "watch", lambda: _take(watch, site, sides[0]), lambda: _take(floor, site, sides[1])
-    )
-    (ours, held), (base, base_held) = (
-        [list(x) for x in zip(*side[1:], strict=True)] for side in sides
-    )
-    yield Row("watch", ours, base, limit=LIMIT)
-    yield Row("watch memory", held, base_held, unit="B", limit=MEMORY_LIMIT)
+    ours, base = Taken(watch, site), Taken(floor, site)
+    site.interleave("watch", ours, base)
+    yield Row("watch", ours.seconds[1:], base.seconds[1:], limit=LIMIT)
+    yield Row("watch memory", ours.held[1:], base.held[1:], unit="B", limit=MEMORY_LIMIT)
 
 
-def _take(argv: Sequence[str], site: Site, told: list[tuple[float, float]]) -> float:
-    """Seconds that a process takes; these and its bytes are noted."""
-    began = time.perf_counter()
-    process = subprocess.Popen(argv, env=site.environ, stdout=subprocess.DEVNULL)
-    _, code, used = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(code)
-    if process.returncode:
-        raise HpcddpError(f"{argv[0]}: exit code {process.returncode}")
-    told.append((time.perf_counter() - began, used.ru_maxrss * 1024.0))
-    return told[-1][0]
+class Taken:
+    """A program, and what it took each time."""
+
+    def __init__(self, argv: Sequence[str], site: Site) -> None:
+        self._argv, self._site = [PYTHON, "-c", MEASURED, *argv], site
+        self.seconds: list[float] = []
+        self.held: list[float] = []  # bytes of resident memory, at most
+
+    def __call__(self) -> float:
+        seconds, held = output(self._argv, self._site.environ, self._site.folder).split()
+        self.seconds.append(float(seconds))
+        self.held.append(float(held))
+        return self.seconds[-1]
 
 
 def make(folder: Path, lines: int) -> RunDir:

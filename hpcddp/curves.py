@@ -6,7 +6,9 @@ earlier one had written of these steps; so does what comes after a rollback.
 
 from __future__ import annotations
 
+import math
 import os
+import time
 from array import array
 from bisect import bisect_right
 from collections import deque
@@ -81,16 +83,25 @@ class Curves:
         self.step = 0  # newest step told
         self.epoch = 0
         self.recent: deque[tuple[int, float]] = deque(maxlen=RECENT)  # step, when it was told
+        self.behind = False  # whether there was no time for all that is written
         self._read: dict[int, int] = {}  # attempt -> bytes
 
-    def update(self) -> bool:
-        """Read what is new; whether there was anything."""
-        new = False
+    def update(self, seconds: float = math.inf) -> bool:
+        """Read what is new; whether there was anything.
+
+        Args:
+            seconds: after which it leaves the rest for the next time.
+        """
+        new, until = False, time.monotonic() + seconds
+        self.behind = False
         for attempt in self.run.all_attempts():
             for data in pieces(attempt.metrics, self._read.get(attempt.number, 0)):
                 self._read[attempt.number] = self._read.get(attempt.number, 0) + len(data)
                 self._take(data, attempt.number)
                 new = True
+                if time.monotonic() > until:
+                    self.behind = True
+                    return new
         return new
 
     def _take(self, data: bytes, attempt: int) -> None:

@@ -5,6 +5,7 @@ A ``Viewer`` reads each line of a run once, so that it may look again and again.
 
 from __future__ import annotations
 
+import math
 import re
 import statistics
 import time
@@ -71,6 +72,7 @@ class View:
 
     status: Status
     now: float  # seconds since the epoch
+    behind: bool = False  # not all of the run's metrics are read yet
     global_batch: int = 0
     steps_per_epoch: int = 0
     step_s: float | None = None  # seconds of a step, lately, with all that comes between steps
@@ -116,24 +118,25 @@ class Viewer:
         self._thin: dict[str, tuple[list[int], list[float]]] = {}
         self._rows: dict[int, Row] = {}
 
-    def look(self, found: Status | None = None) -> View:
+    def look(self, found: Status | None = None, seconds: float = math.inf) -> View:
         """The run now.
 
         Args:
             found: what its backend says; the run dir alone is asked without it.
+            seconds: for the metrics; what is left is for the next look.
 
         Raises:
             RunError: its folder is damaged.
         """
         found = found or status.known(self.run)
-        new = self.curves.update()
+        new = self.curves.update(seconds)
         told = {name: s for name, s in self.curves.series.items() if len(s)}
         if new:
             self._thin = {
                 name: thin(s, self._points) for name, s in told.items() if name not in self._skip
             }
         self._heat.update()
-        view = View(found, time.time(), curves=self._thin)
+        view = View(found, time.time(), self.curves.behind, curves=self._thin)
         view.newest = {name: series.values[-1] for name, series in told.items()}
         found.step = max(found.step, self.curves.step)
         self._rates(view)

@@ -16,11 +16,12 @@ from terminal import Terminal
 from test_local import end_all
 from toy import TOY
 
+from benchmarks.watch import make
 from hpcddp.cli.grid import ranks
 from hpcddp.cli.pen import Pen, span
 from hpcddp.cli.picture import picture
 from hpcddp.cli.shown import shown
-from hpcddp.cli.watch import viewer
+from hpcddp.cli.watch import POINTS, viewer
 from hpcddp.rundir import RunDir, write_json
 from hpcddp.view import RankView, View, Viewer
 
@@ -387,6 +388,22 @@ def test_what_is_new_alone_is_read(tmp_path: Path) -> None:
         view.useful_s
         == Viewer(made_run(tmp_path, "b", cause=None, last=300)).look().useful_s + STEP_S
     )
+
+
+def test_a_long_run_is_shown_while_it_is_read(tmp_path: Path) -> None:
+    """Of benchmarks/watch.py, which has a million lines and limits."""
+    run = make(tmp_path, 60_000)
+    eye = viewer(run)
+    first = eye.look(seconds=0)
+    assert first.behind and 0 < len(first.curves["loss"][0]) <= POINTS
+    assert "60000/60000" in "\n".join(plain_lines(first, 80, 24))  # how far it is, is known at once
+    for _ in range(50):
+        view = eye.look(seconds=0)
+        if not view.behind:
+            break
+    assert not view.behind and view.newest["loss"] == 1 / 60_000
+    assert view.curves["loss"] == viewer(run).look().curves["loss"]
+    assert view.useful_s == pytest.approx(600)
 
 
 def test_text_that_a_terminal_would_obey() -> None:

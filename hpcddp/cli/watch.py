@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 POINTS = 800  # of a curve: two for each column of dots of a wide terminal
 HINT = "q leaves"
+READ = 0.3  # seconds for old metrics between two pictures: nobody waits for a million of them
 PAGE = (80, 40)  # columns and lines where there is no terminal
 
 
@@ -77,13 +78,13 @@ def live(folder: RunDir, every: float, *, plain: bool) -> int:
     from hpcddp.cli.screen import Screen, size
 
     eye, pace = viewer(folder), Pace(folder, aside=True)
-    view = eye.look(pace.look())  # what is wrong with it is told on the usual screen
+    view = eye.look(pace.look(), READ)  # what is wrong with it is told on the usual screen
     try:
         with Screen().taken() as screen:
-            while not view.status.final:
+            while view.behind or not view.status.final:
                 if _left(screen, view, every, plain):
                     return 0
-                view = eye.look(pace.look())
+                view = eye.look(pace.look(), READ)
     except KeyboardInterrupt:
         return 130
     columns, lines = size()
@@ -98,8 +99,10 @@ def _left(screen: Screen, view: View, every: float, plain: bool) -> bool:
     until = time.monotonic() + every
     while (rest := until - time.monotonic()) > 0:
         screen.show(_lines(view, *size(), plain))  # anew for each change of the size
-        if screen.key(rest) in (b"q", b"Q"):
+        if screen.key(0 if view.behind else rest) in (b"q", b"Q"):
             return True
+        if view.behind:
+            break
     return False
 
 
@@ -109,7 +112,8 @@ def _lines(view: View, columns: int, lines: int, plain: bool) -> list[str]:
 
     console = _console(columns, lines)
     with console.capture() as said:
-        console.print(picture(view, columns, lines, plain=plain, hint=HINT), end="")
+        hint = f"reading, {HINT}" if view.behind else HINT
+        console.print(picture(view, columns, lines, plain=plain, hint=hint), end="")
     return said.get().removesuffix("\n").split("\n")
 
 
