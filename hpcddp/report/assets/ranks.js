@@ -1,0 +1,230 @@
+// Ranks over time: each one's own work beside the median of all, as a map of colours and in words.
+
+const STOPS = [[0.5, "--heat-low"], [1, "--heat-mid"], [1.5, "--heat-high"], [2.5, "--heat-top"]];
+const SLOW = 1.5; // times the median: worth a word
+const TALL = 400; // pixels of a map, about
+
+function rgb(hex) {
+  return [1, 3, 5].map((i) => parseInt(hex.slice(i, i + 2), 16));
+}
+
+// The colours of the ratios, one for each character of the code.
+function ramp(size, cell) {
+  const stops = STOPS.map(([at, name]) => [at, rgb(css(name))]);
+  return Array.from({ length: size }, (_, i) => {
+    const ratio = i * cell;
+    const k = Math.max(1, Math.min(stops.length - 1, stops.findIndex(([at]) => at >= ratio)));
+    const [[low, a], [high, b]] = [stops[ratio > stops[stops.length - 1][0] ? stops.length - 1 : k - 1],
+      stops[ratio > stops[stops.length - 1][0] ? stops.length - 1 : k]];
+    const t = high > low ? Math.max(0, Math.min(1, (ratio - low) / (high - low))) : 1;
+    return a.map((v, c) => Math.round(v + t * (b[c] - v)));
+  });
+}
+
+function hostOf(run, rank) {
+  let found = "";
+  for (const [host, first] of run.hosts) if (first <= rank) found = host;
+  return found;
+}
+
+function rowName(run, row) {
+  const first = row * run.heat.each, last = Math.min(first + run.heat.each, run.ranks.count) - 1;
+  return last > first ? `ranks ${first}–${last}` : `rank ${first}`;
+}
+
+// Rows that were slow for a while: [row, worst ratio, step it began, step it ended].
+function slowRows(run) {
+  const { rows, steps, code, cell } = run.heat;
+  const found = [];
+  rows.forEach((text, row) => {
+    const at = [...text].flatMap((c, i) => (c !== " " && code.indexOf(c) * cell >= SLOW ? [i] : []));
+    if (at.length < Math.max(2, steps.length / 50)) return;
+    const ratios = at.map((i) => code.indexOf(text[i]) * cell);
+    found.push({ row, worst: median(ratios), from: steps[at[0]], to: steps[at[at.length - 1]],
+      still: at[at.length - 1] >= steps.length - 3, share: at.length / steps.length });
+  });
+  return found.sort((a, b) => b.worst * b.share - a.worst * a.share);
+}
+
+// What is to be said of the ranks: [kind, text].
+function rankWords(run) {
+  const named = run.ranks.rows.filter((row) => row.state);
+  const said = new Set(named.map((row) => Math.floor(row.rank / run.heat.each)));
+  const words = named.map((row) => {
+    const own = (row.busy_s || 0) + (row.wait_s || 0);
+    const times = run.ranks.median_s ? `${num(Number((own / run.ranks.median_s).toFixed(1)))} × the median` : "";
+    const slow = slowRows(run).find(({ row: r }) => r === Math.floor(row.rank / run.heat.each));
+    const told = row.note || (slow ? `slow since about step ${count(slow.from)}` : "slow");
+    return [row.state, `Rank ${row.rank} on ${row.host}: `,
+      row.state === "slow" && times ? `${told} (lately ${times})` : told];
+  });
+  for (const { row, worst, from, to, still } of slowRows(run).filter(({ row }) => !said.has(row)))
+    words.push(["was", `${rowName(run, row)} on ${hostOf(run, row * run.heat.each)}: `,
+      `took ${num(Number(worst.toFixed(1)))} × the median ` +
+      (still ? `from step ${count(from)} on` : `between step ${count(from)} and ${count(to)}`)]);
+  return words;
+}
+
+function rankList(run) {
+  const words = rankWords(run);
+  if (!words.length) {
+    const even = run.heat.rows.length ? "All ranks took about as long as each other." : "";
+    return even ? el("p", { class: "note" }, even) : "";
+  }
+  const rest = words.length > 8 ? el("li", {}, `and ${words.length - 8} more`) : "";
+  return el("ul", { class: "findings" }, words.slice(0, 8).map(([kind, who, text]) =>
+    el("li", { class: kind }, el("b", {}, who), text)), rest);
+}
+
+function rankTable(run) {
+  const { rows, count: all } = run.ranks;
+  if (!rows.length) return "";
+  const heads = [["rank", "n"], "host", "device", ["own work", "n"], ["data wait", "n"],
+    ["samples/s", "n"], ["memory", "n"], ["GPU", "n"], "state"];
+  const shown = rows.length < all ? ` (${rows.length} of ${all}, the slowest)` : "";
+  return el("details", {}, el("summary", {}, `Newest figures of each rank${shown}`),
+    table(heads, rows.map((r) => [[String(r.rank), "n"], r.host, r.device, [span(r.busy_s), "n"],
+      [span(r.wait_s), "n"], [num(r.samples_per_s), "n"], [bytes(r.memory), "n"],
+      [known(r.gpu) ? `${num(r.gpu)} %` : "–", "n"], [r.state || "–", r.state ? "bad" : ""]]),
+    { "aria-label": "ranks" }));
+}
+
+// The map: its node, update(run) and redraw().
+function heatMap() {
+  let run = null, at = null, text = "";
+  const canvas = el("canvas", {
+    tabindex: "0", role: "img", pointermove: point, pointerdown: point, keydown: press,
+    pointerleave: () => look(null),
+  });
+  const labels = el("div", { class: "labels" });
+  const said = el("output", { class: "readout" });
+  const scale = el("div", { class: "scale" });
+  const first = el("span"), last = el("span");
+  const body = el("div", { class: "map" }, labels, el("div", {}, canvas,
+    el("div", { class: "clock" }, first, last)));
+  const node = el("div", { class: "heat" },
+    el("div", { class: "heading" }, el("span", { class: "note" },
+      "own work and data wait of each rank, beside the median"), said), body, scale);
+
+  function update(next) {
+    const now = JSON.stringify([next.heat, next.hosts, next.ranks]);
+    if (now === text) return;
+    [run, text] = [next, now];
+    node.hidden = !run.heat.rows.length;
+    if (node.hidden) return;
+    canvas.setAttribute("aria-label", `Map of ${run.ranks.count} ranks over the steps ` +
+      `${run.heat.steps[0]} to ${run.heat.steps[run.heat.steps.length - 1]}. ` +
+      rankWords(run).map((words) => words.slice(1).join("")).join(". "));
+    first.textContent = `step ${count(run.heat.steps[0])}`;
+    last.textContent = `step ${count(run.heat.steps[run.heat.steps.length - 1])}`;
+    redraw();
+    look(null);
+  }
+
+  const rowHeight = () => Math.max(2, Math.min(20, Math.floor(TALL / run.heat.rows.length)));
+
+  // One pixel a cell, drawn large without smoothing.
+  function redraw() {
+    if (!run || node.hidden || !canvas.parentNode.clientWidth) return;
+    const { rows, steps, code, cell } = run.heat;
+    const colours = ramp(code.length, cell);
+    const small = document.createElement("canvas");
+    [small.width, small.height] = [steps.length, rows.length];
+    const image = small.getContext("2d").createImageData(steps.length, rows.length);
+    rows.forEach((row, y) => {
+      for (let x = 0; x < steps.length; x++) {
+        if (row[x] === undefined || row[x] === " ") continue;
+        image.data.set([...colours[code.indexOf(row[x])], 255], 4 * (y * steps.length + x));
+      }
+    });
+    small.getContext("2d").putImageData(image, 0, 0);
+    const width = canvas.parentNode.clientWidth, height = rows.length * rowHeight();
+    const ratio = devicePixelRatio || 1;
+    [canvas.width, canvas.height] = [Math.round(width * ratio), Math.round(height * ratio)];
+    canvas.style.height = `${height}px`;
+    const ctx = canvas.getContext("2d");
+    ctx.imageSmoothingEnabled = false;
+    ctx.drawImage(small, 0, 0, canvas.width, canvas.height);
+    if (rowHeight() >= 8) drawLines(ctx, rows.length, ratio);
+    if (at) drawFrame(ctx, ratio);
+    drawLabels(height);
+    drawScale(colours, cell);
+  }
+
+  function drawLines(ctx, rows, ratio) {
+    ctx.fillStyle = css("--panel");
+    for (let y = 1; y < rows; y++)
+      ctx.fillRect(0, Math.round(y * rowHeight() * ratio) - 1, canvas.width, 1);
+  }
+
+  function drawFrame(ctx, ratio) {
+    const wide = canvas.width / run.heat.steps.length, tall = rowHeight() * ratio;
+    ctx.strokeStyle = css("--text");
+    ctx.lineWidth = Math.max(1, ratio);
+    ctx.strokeRect(at.x * wide, at.y * tall, Math.max(wide, 3), Math.max(tall, 3));
+  }
+
+  // Names of rows: as many as there is room for, and of those that are slow in any case.
+  function drawLabels(height) {
+    const tall = rowHeight(), rows = run.heat.rows.length;
+    const marked = new Map(run.ranks.rows.filter((row) => row.state)
+      .map((row) => [Math.floor(row.rank / run.heat.each), row.state]));
+    for (const { row } of slowRows(run).slice(0, 12)) if (!marked.has(row)) marked.set(row, "was");
+    const each = Math.ceil(14 / tall);
+    const taken = [], names = [];
+    const place = (row, kind) => {
+      const y = Math.max(0, Math.min(height - 14, (row + 0.5) * tall - 7));
+      if (taken.some((other) => Math.abs(other - y) < 13)) return;
+      taken.push(y);
+      const name = el("span", { class: kind, "data-row": row, "data-rank": row * run.heat.each },
+        `${rowName(run, row).replace("ranks ", "").replace("rank ", "")} · ` +
+        hostOf(run, row * run.heat.each) + (kind === "dead" ? " ✕" : kind ? " ◂" : ""));
+      name.style.top = `${y}px`;
+      names.push(name);
+    };
+    for (const [row, kind] of marked) place(row, kind);
+    for (let row = 0; row < rows; row += each) if (!marked.has(row)) place(row, "");
+    labels.style.height = `${height}px`;
+    labels.replaceChildren(...names);
+  }
+
+  function drawScale(colours, cell) {
+    const steps = [0.5, 0.75, 1, 1.25, 1.5, 1.75, 2, 2.25, 2.5];
+    scale.replaceChildren(el("span", {}, "half"), ...steps.map((ratio) => {
+      const part = el("i", { title: `${ratio} × the median` });
+      part.style.background = `rgb(${colours[Math.round(ratio / cell)].join(",")})`;
+      return part;
+    }), el("span", {}, "2.5 × the median and more"));
+  }
+
+  function point(event) {
+    const box = canvas.getBoundingClientRect();
+    const { steps, rows } = run.heat;
+    const x = Math.floor(((event.clientX - box.left) / box.width) * steps.length);
+    const y = Math.floor(((event.clientY - box.top) / box.height) * rows.length);
+    look({ x: Math.max(0, Math.min(steps.length - 1, x)), y: Math.max(0, Math.min(rows.length - 1, y)) });
+  }
+
+  function press(event) {
+    const move = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[event.key];
+    if (!move) return;
+    const { steps, rows } = run.heat;
+    const from = at || { x: steps.length - 1, y: 0 };
+    look({ x: Math.max(0, Math.min(steps.length - 1, from.x + move[0])),
+      y: Math.max(0, Math.min(rows.length - 1, from.y + move[1])) });
+    event.preventDefault();
+  }
+
+  function look(next) {
+    at = next;
+    const c = at && run.heat.rows[at.y] ? run.heat.rows[at.y][at.x] : null;
+    const ratio = !c || c === " " ? "not told"
+      : `${(run.heat.code.indexOf(c) * run.heat.cell).toFixed(2)} × the median`;
+    said.textContent = at ? `${rowName(run, at.y)} on ${hostOf(run, at.y * run.heat.each)}, ` +
+      `step ${count(run.heat.steps[at.x])}: ${ratio}` : "";
+    redraw();
+  }
+
+  new ResizeObserver(redraw).observe(body);
+  return { node, update, redraw };
+}

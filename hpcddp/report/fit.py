@@ -1,0 +1,229 @@
+"""What the page holds of some runs: their views with less of whatever is long, as plain JSON data.
+
+The page draws what `shown` makes, and so does whoever sends it newer data.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hpcddp.curves import NAMES, Series, thin
+
+FIGURES = 5  # significant digits
+LONG = 400  # characters of a text that stands in a table
+KEYS = 200  # of a configuration
+ATTEMPTS = 60
+RANKS = 64  # in the table, the worst first
+CODE = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+CELL = 0.05  # of a ratio that one character tells
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much of each run is shown.
+
+    Args:
+        points: of a curve.
+        curves: how many of them, beside those that every training has.
+        cells: of the map of ranks over time.
+        text: characters of the script, and of the log.
+        events: records in words.
+    """
+
+    points: int
+    curves: int
+    cells: int
+    text: int
+    events: int
+
+
+# From much to little.
+SIZES = (
+    Size(400, 24, 48_000, 24_000, 150),
+    Size(300, 18, 24_000, 16_000, 100),
+    Size(200, 12, 10_000, 8_000, 60),
+    Size(120, 8, 5_000, 4_000, 30),
+    Size(60, 4, 2_000, 2_000, 15),
+    Size(30, 2, 600, 800, 6),
+)
+
+
+def shown(runs: Iterable[dict[str, Any]], size: Size = SIZES[0]) -> dict[str, Any]:
+    """The page's data.
+
+    Args:
+        runs: of each run ``Viewer(run).look().to_dict() | static(run)``.
+    """
+    return {"schema_version": 1, "runs": [_run(run, size) for run in runs]}
+
+
+def _run(run: dict[str, Any], size: Size) -> dict[str, Any]:
+    kept = ("now", "global_batch", "steps_per_epoch", "step_s", "to_go_s", "held_s", "useful_s",
+            "efficiency")  # fmt: skip
+    status = {name: run["status"][name] for name in STATUS}
+    attempts = run["attempts"]
+    made = {name: run[name] for name in kept} | {
+        "status": status,
+        "attempts": [_attempt(row) for row in attempts[-ATTEMPTS:]],
+        "earlier": max(0, len(attempts) - ATTEMPTS),
+        "curves": _curves(run["curves"], size),
+        "hosts": _hosts(run["ranks"]),
+        "ranks": _ranks(run["ranks"]),
+        "heat": _heat(run["heat"], run["heat_steps"], size.cells),
+        "events": [[*event[:3], _cut(event[3])] for event in run["events"][-size.events :]],
+        "log": _end([_cut(line) for line in run["log"]], size.text),
+        "script": _begin(run.get("script", ""), size.text),
+        "config": _table(run.get("config", {})),
+        "versions": _table(run.get("versions", {})),
+        "job": _table(run.get("job", {})),
+    }
+    plain: dict[str, Any] = _plain(made)
+    return plain
+
+
+STATUS = ("run", "state", "path", "job_id", "backend", "nodes", "gpus_per_node", "created", "hosts",
+          "reason", "since", "step", "total_steps", "epoch", "loss", "policy", "stale")  # fmt: skip
+
+
+def _plain(data: Any) -> Any:
+    """The same as JSON can say it: what is no number is null; few digits."""
+    if isinstance(data, dict):
+        return {str(name): _plain(value) for name, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [_plain(value) for value in data]
+    if isinstance(data, float):
+        return rounded(data)
+    return data
+
+
+def rounded(value: float) -> float | int | None:
+    """Few digits; times since the epoch keep a tenth of a second."""
+    if not math.isfinite(value):
+        return None
+    found = round(value, 1) if abs(value) > 1e8 else float(f"{value:.{FIGURES}g}")
+    return int(found) if found.is_integer() and abs(found) < 1e15 else found
+
+
+def _cut(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= LONG else f"{text[:LONG]} ..."
+
+
+def _begin(text: str, size: int) -> str:
+    left = len(text) - size
+    return f"{text[:size]}\n... {left} more characters" if left > 0 else text
+
+
+def _end(lines: list[str], size: int) -> list[str]:
+    """The last lines of so many characters."""
+    for i in range(len(lines) - 1, -1, -1):
+        size -= len(lines[i]) + 1
+        if size < 0:
+            return lines[i + 1 :]
+    return lines
+
+
+def _table(values: dict[str, Any]) -> dict[str, str]:
+    """Values as text."""
+    words = {True: "true", False: "false", None: "-"}
+    return {
+        _cut(name): words[value] if value is None or isinstance(value, bool) else _cut(value)
+        for name, value in list(values.items())[:KEYS]
+    }
+
+
+ATTEMPT = ("attempt", "job_id", "hosts", "began", "ended", "cause", "by", "first", "last", "saved",
+           "lost", "safe_s", "action", "reason", "waited_s", "started_s", "lost_s")  # fmt: skip
+
+
+def _attempt(row: dict[str, Any]) -> dict[str, Any]:
+    error = row["error"] or {}
+    made = {name: _cut(v) if isinstance(v := row[name], str) else v for name in ATTEMPT}
+    if error:
+        text = str(error.get("traceback") or f"{error.get('type')}: {error.get('message')}")
+        text = text if len(text) <= 2000 else f"... {text[-2000:]}"
+        made["error"] = {"rank": error.get("rank"), "host": _cut(error.get("host")), "text": text}
+    return made
+
+
+def _curves(curves: dict[str, Any], size: Size) -> dict[str, Any]:
+    """Fewer points, and fewer curves where a task logs very many."""
+    known = [name for name in NAMES if name in curves]
+    others = [name for name in curves if name not in NAMES]
+    return {
+        _cut(name): _points(*curves[name], size.points) for name in [*known, *others[: size.curves]]
+    }
+
+
+def _points(steps: Sequence[int], values: Sequence[float], points: int) -> list[list[Any]]:
+    series = Series()
+    series.steps, series.values = array("q", steps), array("d", values)
+    steps, values = thin(series, points)
+    return [list(steps), list(values)]
+
+
+def _hosts(ranks: list[dict[str, Any]]) -> list[list[Any]]:
+    """[host, its first rank], in the order of the ranks."""
+    found: list[list[Any]] = []
+    for row in ranks:
+        if not found or found[-1][0] != row["host"]:
+            found.append([row["host"], row["rank"]])
+    return found
+
+
+def _ranks(ranks: list[dict[str, Any]]) -> dict[str, Any]:
+    """How many there are, and the rows of those that are worth a look."""
+    order = {"dead": 0, "slow": 1}
+    own = [(row["busy_s"] or 0.0) + (row["wait_s"] or 0.0) for row in ranks]
+
+    def worse(i: int) -> tuple[int, float]:
+        return order.get(ranks[i]["state"], 2), -own[i]
+
+    rows = [ranks[i] for i in sorted(range(len(ranks)), key=worse)[:RANKS]]
+    rows.sort(key=lambda row: int(row["rank"]))
+    states = {s: sum(row["state"] == s for row in ranks) for s in order}
+    middle = statistics.median(own) if own else 0.0
+    return {"count": len(ranks), **states, "median_s": middle, "rows": rows}
+
+
+def _heat(rows: list[list[float | None]], steps: list[int], cells: int) -> dict[str, Any]:
+    """The map in few cells: one character each, the worst of those that fall together."""
+    if not rows or not steps:
+        return {"steps": [], "each": 1, "rows": []}
+    columns = min(len(steps), max(cells // len(rows), 40))
+    each = math.ceil(len(rows) * columns / cells)
+    if columns < len(steps):
+        bounds = [i * len(steps) // columns for i in range(columns + 1)]
+        steps = [steps[i] for i in bounds[:-1]]
+        rows = [_worst_of(row, bounds) for row in rows]
+    if each > 1:
+        rows = [
+            [_worst(column) for column in zip(*rows[i : i + each], strict=True)]
+            for i in range(0, len(rows), each)
+        ]
+    return {
+        "steps": steps,
+        "each": each,
+        "cell": CELL,
+        "code": CODE,
+        "rows": ["".join(map(_coded, row)) for row in rows],
+    }
+
+
+def _worst_of(row: list[float | None], bounds: list[int]) -> list[float | None]:
+    return [_worst(row[a:b]) for a, b in zip(bounds, bounds[1:], strict=False)]
+
+
+def _worst(values: Iterable[float | None]) -> float | None:
+    return max((v for v in values if v is not None), default=None)
+
+
+def _coded(ratio: float | None) -> str:
+    if ratio is None or not math.isfinite(ratio):
+        return " "
+    return CODE[max(0, min(round(ratio / CELL), len(CODE) - 1))]
