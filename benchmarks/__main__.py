@@ -21,6 +21,7 @@ from benchmarks import (
     ranks,
     render,
     report,
+    report_page,
     sampler,
     save,
     spread,
@@ -52,6 +53,7 @@ BENCHMARKS: dict[str, Callable[[Site], Iterator[Row]]] = {
     "goodput": goodput.rows,
     "stores": stores.rows,
     "watch": watch.rows,
+    "report": report_page.rows,
 }
 
 

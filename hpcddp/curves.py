@@ -217,7 +217,7 @@ def thin(series: Series, points: int) -> tuple[list[int], list[float]]:
     stretches = max(1, points // 2)
     for i in range(stretches):
         low, high = i * size // stretches, (i + 1) * size // stretches
-        part = series.values[low:high]
+        part = series.values[low:high].tolist()  # NaN is found in a list, since it is itself
         ends = {low + part.index(min(part)), low + part.index(max(part))}
         kept += sorted(ends)
     return [series.steps[i] for i in kept], [series.values[i] for i in kept]

@@ -29,6 +29,7 @@ COMMANDS = {
     "status": ("runs", "Tell how a run is, and why it waits."),
     "watch": ("watch", "Show a run live, on one page of the terminal."),
     "why": ("why", "Tell why each attempt of a run ended, and what it cost."),
+    "report": ("report", "Write what happened in runs to one HTML file."),
     "logs": ("logs", "Print what the ranks wrote."),
     "stop": ("control", "Save a checkpoint, then end the run."),
     "preempt": ("control", "Save a checkpoint, leave, and come back: what a preemption does."),

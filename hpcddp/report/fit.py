@@ -5,9 +5,9 @@ The page draws what `shown` makes, and so does whoever sends it newer data.
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
-from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,10 +15,8 @@ from typing import Any
 from hpcddp.curves import NAMES, Series, thin
 
 FIGURES = 5  # significant digits
-LONG = 400  # characters of a text that stands in a table
 KEYS = 200  # of a configuration
-ATTEMPTS = 60
-RANKS = 64  # in the table, the worst first
+ROWS = 256  # of the map of ranks
 CODE = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 CELL = 0.05  # of a ratio that one character tells
 
@@ -33,6 +31,8 @@ class Size:
         cells: of the map of ranks over time.
         text: characters of the script, and of the log.
         events: records in words.
+        rows: attempts, and ranks in the table, the worst first.
+        long: characters of a text that stands in a table.
     """
 
     points: int
@@ -40,16 +40,18 @@ class Size:
     cells: int
     text: int
     events: int
+    rows: int
+    long: int
 
 
 # From much to little.
 SIZES = (
-    Size(400, 24, 48_000, 24_000, 150),
-    Size(300, 18, 24_000, 16_000, 100),
-    Size(200, 12, 10_000, 8_000, 60),
-    Size(120, 8, 5_000, 4_000, 30),
-    Size(60, 4, 2_000, 2_000, 15),
-    Size(30, 2, 600, 800, 6),
+    Size(400, 24, 48_000, 24_000, 150, 64, 400),
+    Size(300, 18, 24_000, 16_000, 100, 64, 400),
+    Size(200, 12, 10_000, 8_000, 60, 48, 200),
+    Size(120, 8, 5_000, 4_000, 30, 32, 120),
+    Size(60, 4, 2_000, 2_000, 15, 16, 80),
+    Size(30, 2, 600, 800, 6, 8, 40),
 )
 
 
@@ -69,18 +71,20 @@ def _run(run: dict[str, Any], size: Size) -> dict[str, Any]:
     attempts = run["attempts"]
     made = {name: run[name] for name in kept} | {
         "status": status,
-        "attempts": [_attempt(row) for row in attempts[-ATTEMPTS:]],
-        "earlier": max(0, len(attempts) - ATTEMPTS),
+        "attempts": [_attempt(row, size.long) for row in attempts[-size.rows :]],
+        "earlier": max(0, len(attempts) - size.rows),
         "curves": _curves(run["curves"], size),
         "hosts": _hosts(run["ranks"]),
-        "ranks": _ranks(run["ranks"]),
+        "ranks": _ranks(run["ranks"], size),
         "heat": _heat(run["heat"], run["heat_steps"], size.cells),
-        "events": [[*event[:3], _cut(event[3])] for event in run["events"][-size.events :]],
-        "log": _end([_cut(line) for line in run["log"]], size.text),
+        "events": [
+            [*event[:3], _cut(event[3], size.long)] for event in run["events"][-size.events :]
+        ],
+        "log": _end([_cut(line, 400) for line in run["log"]], size.text),
         "script": _begin(run.get("script", ""), size.text),
-        "config": _table(run.get("config", {})),
-        "versions": _table(run.get("versions", {})),
-        "job": _table(run.get("job", {})),
+        "config": _table(run.get("config", {}), size.long),
+        "versions": _table(run.get("versions", {}), size.long),
+        "job": _table(run.get("job", {}), size.long),
     }
     plain: dict[str, Any] = _plain(made)
     return plain
@@ -109,9 +113,9 @@ def rounded(value: float) -> float | int | None:
     return int(found) if found.is_integer() and abs(found) < 1e15 else found
 
 
-def _cut(value: Any) -> str:
+def _cut(value: Any, size: int) -> str:
     text = str(value)
-    return text if len(text) <= LONG else f"{text[:LONG]} ..."
+    return text if len(text) <= size else f"{text[:size]} ..."
 
 
 def _begin(text: str, size: int) -> str:
@@ -128,11 +132,13 @@ def _end(lines: list[str], size: int) -> list[str]:
     return lines
 
 
-def _table(values: dict[str, Any]) -> dict[str, str]:
+def _table(values: dict[str, Any], size: int) -> dict[str, str]:
     """Values as text."""
     words = {True: "true", False: "false", None: "-"}
     return {
-        _cut(name): words[value] if value is None or isinstance(value, bool) else _cut(value)
+        _cut(name, size): words[value]
+        if value is None or isinstance(value, bool)
+        else _cut(value, size)
         for name, value in list(values.items())[:KEYS]
     }
 
@@ -141,13 +147,17 @@ ATTEMPT = ("attempt", "job_id", "hosts", "began", "ended", "cause", "by", "first
            "lost", "safe_s", "action", "reason", "waited_s", "started_s", "lost_s")  # fmt: skip
 
 
-def _attempt(row: dict[str, Any]) -> dict[str, Any]:
+def _attempt(row: dict[str, Any], size: int) -> dict[str, Any]:
     error = row["error"] or {}
-    made = {name: _cut(v) if isinstance(v := row[name], str) else v for name in ATTEMPT}
+    made = {name: _cut(v, size) if isinstance(v := row[name], str) else v for name in ATTEMPT}
     if error:
         text = str(error.get("traceback") or f"{error.get('type')}: {error.get('message')}")
-        text = text if len(text) <= 2000 else f"... {text[-2000:]}"
-        made["error"] = {"rank": error.get("rank"), "host": _cut(error.get("host")), "text": text}
+        text = text if len(text) <= 8 * size else f"... {text[-8 * size :]}"
+        made["error"] = {
+            "rank": error.get("rank"),
+            "host": _cut(error.get("host"), size),
+            "text": text,
+        }
     return made
 
 
@@ -156,15 +166,16 @@ def _curves(curves: dict[str, Any], size: Size) -> dict[str, Any]:
     known = [name for name in NAMES if name in curves]
     others = [name for name in curves if name not in NAMES]
     return {
-        _cut(name): _points(*curves[name], size.points) for name in [*known, *others[: size.curves]]
+        _cut(name, size.long): _points(curves[name], size.points)
+        for name in [*known, *others[: size.curves]]
     }
 
 
-def _points(steps: Sequence[int], values: Sequence[float], points: int) -> list[list[Any]]:
+def _points(curve: Sequence[Sequence[Any]], points: int) -> list[list[Any]]:
     series = Series()
-    series.steps, series.values = array("q", steps), array("d", values)
+    series.add(*curve)
     steps, values = thin(series, points)
-    return [list(steps), list(values)]
+    return [steps, values]
 
 
 def _hosts(ranks: list[dict[str, Any]]) -> list[list[Any]]:
@@ -176,7 +187,7 @@ def _hosts(ranks: list[dict[str, Any]]) -> list[list[Any]]:
     return found
 
 
-def _ranks(ranks: list[dict[str, Any]]) -> dict[str, Any]:
+def _ranks(ranks: list[dict[str, Any]], size: Size) -> dict[str, Any]:
     """How many there are, and the rows of those that are worth a look."""
     order = {"dead": 0, "slow": 1}
     own = [(row["busy_s"] or 0.0) + (row["wait_s"] or 0.0) for row in ranks]
@@ -184,7 +195,8 @@ def _ranks(ranks: list[dict[str, Any]]) -> dict[str, Any]:
     def worse(i: int) -> tuple[int, float]:
         return order.get(ranks[i]["state"], 2), -own[i]
 
-    rows = [ranks[i] for i in sorted(range(len(ranks)), key=worse)[:RANKS]]
+    rows = [ranks[i] for i in sorted(range(len(ranks)), key=worse)[: size.rows]]
+    rows = [row | {"note": _cut(row["note"], size.long)} for row in rows]
     rows.sort(key=lambda row: int(row["rank"]))
     states = {s: sum(row["state"] == s for row in ranks) for s in order}
     middle = statistics.median(own) if own else 0.0
@@ -195,8 +207,9 @@ def _heat(rows: list[list[float | None]], steps: list[int], cells: int) -> dict[
     """The map in few cells: one character each, the worst of those that fall together."""
     if not rows or not steps:
         return {"steps": [], "each": 1, "rows": []}
-    columns = min(len(steps), max(cells // len(rows), 40))
-    each = math.ceil(len(rows) * columns / cells)
+    each = math.ceil(len(rows) / ROWS)
+    columns = min(len(steps), max(cells * each // len(rows), 40))
+    each = max(each, math.ceil(len(rows) * columns / cells))
     if columns < len(steps):
         bounds = [i * len(steps) // columns for i in range(columns + 1)]
         steps = [steps[i] for i in bounds[:-1]]
@@ -216,7 +229,7 @@ def _heat(rows: list[list[float | None]], steps: list[int], cells: int) -> dict[
 
 
 def _worst_of(row: list[float | None], bounds: list[int]) -> list[float | None]:
-    return [_worst(row[a:b]) for a, b in zip(bounds, bounds[1:], strict=False)]
+    return [_worst(row[a:b]) for a, b in itertools.pairwise(bounds)]
 
 
 def _worst(values: Iterable[float | None]) -> float | None:

@@ -124,13 +124,15 @@ function attemptTable(run) {
   return table(heads, rows, { "aria-label": "attempts" });
 }
 
+const barLegend = () => el("ul", { class: "legend" }, KINDS.map(([kind, words]) =>
+  el("li", {}, el("i", { class: kind }), words)));
+
 function attempts(run) {
   if (!run.attempts.length) return [el("p", { class: "none" }, "No attempt has begun yet.")];
   const errors = run.attempts.filter((life) => life.error).slice(-3);
   const earlier = run.earlier ? `${plural(run.earlier, "earlier attempt")} left out here.` : "";
   return [
-    timeline(run), el("ul", { class: "legend" }, KINDS.map(([kind, words]) =>
-      el("li", {}, el("i", { class: kind }), words))),
+    timeline(run),
     el("h3", {}, `Time on the nodes: ${span(run.held_s)}, ${percent(run.efficiency)} useful`),
     budgetBar(run), attemptTable(run), earlier && el("p", { class: "note" }, earlier),
     errors.map((life) => el("details", { class: "error", open: life === errors[errors.length - 1] },

@@ -161,20 +161,24 @@ function chart(board, title, options = {}) {
     if (!plot || event.ctrlKey || event.metaKey || event.altKey) return;
     const { min, max } = plot.scales.x;
     const steps = plot.data[0];
-    const at = known(plot.cursor.idx) ? plot.cursor.idx : steps.length - 1;
+    const at = known(plot.cursor.idx) ? plot.cursor.idx : (plot.series[0].idxs || [0, steps.length - 1])[1];
     const move = { ArrowLeft: -1, ArrowRight: 1, PageUp: -20, PageDown: 20 }[event.key];
     const near = { "+": 0.5, "=": 0.5, "-": 2 }[event.key];
     if (move) {
-      const index = Math.max(0, Math.min(steps.length - 1, at + move));
-      plot.setCursor({ left: plot.valToPos(steps[index], "x"), top: 10 });
+      point(steps[Math.max(0, Math.min(steps.length - 1, at + move))]);
     } else if (near) {
       const half = ((max - min) * near) / 2, whole = [steps[0], steps[steps.length - 1]];
       const middle = known(plot.cursor.idx) ? steps[at] : (min + max) / 2;
       const next = { min: Math.max(whole[0], middle - half), max: Math.min(whole[1], middle + half) };
       board.look(next.min <= whole[0] && next.max >= whole[1] ? null : next);
+      queueMicrotask(() => point(middle)); // once the new scale holds
     } else if (event.key === "0" || event.key === "Escape") board.look(null);
     else return;
     event.preventDefault();
+  }
+
+  function point(step) {
+    plot.setCursor({ left: plot.valToPos(step, "x"), top: 10 });
   }
 
   function resize(width) {

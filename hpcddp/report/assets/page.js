@@ -68,7 +68,7 @@ function begin(root, runs, names) {
   const inside = {
     curves: [page.curves = el("div", { class: "grid" })],
     speed: [page.speed = el("div", { class: "grid" })],
-    attempts: each((i) => box(`attempts-${i}`)),
+    attempts: [barLegend(), each((i) => box(`attempts-${i}`))],
     ranks: each((i) => [box(`found-${i}`), page.maps[i].node, box(`figures-${i}`)]),
     events: [box("events")],
     config: [box("config"), el("h3", {}, "Versions"), box("versions")],

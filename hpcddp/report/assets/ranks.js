@@ -59,7 +59,7 @@ function rankWords(run) {
       row.state === "slow" && times ? `${told} (lately ${times})` : told];
   });
   for (const { row, worst, from, to, still } of slowRows(run).filter(({ row }) => !said.has(row)))
-    words.push(["was", `${rowName(run, row)} on ${hostOf(run, row * run.heat.each)}: `,
+    words.push(["was", `${rowName(run, row).replace("r", "R")} on ${hostOf(run, row * run.heat.each)}: `,
       `took ${num(Number(worst.toFixed(1)))} × the median ` +
       (still ? `from step ${count(from)} on` : `between step ${count(from)} and ${count(to)}`)]);
   return words;

@@ -93,7 +93,7 @@ function facts(run) {
     ["epoch", run.steps_per_epoch ? `${plural(run.steps_per_epoch, "step")}` : ""],
     ["submitted", when(status.created)], ["ended", ended ? when(ended) : ""],
     ["told", status.state === "RUNNING" || status.state === "PENDING" ? when(run.now) : ""],
-    ["comes back", status.policy], ["folder", status.path],
+    ["requeue", status.policy], ["folder", status.path],
   ];
   return el("dl", { class: "facts" }, rows.filter(([, value]) => value).map(([name, value]) =>
     el("div", {}, el("dt", {}, name), el("dd", {}, value))));
@@ -108,7 +108,7 @@ function single(run) {
 function several(runs) {
   const names = [...new Set(runs.flatMap(evals))].slice(0, 4);
   const heads = ["run", "state", ["steps", "n"], ["loss", "n"],
-    ...names.map((name) => [name.slice(5), "n"]), ["samples/s", "n"], ["step", "n"],
+    ...names.map((name) => [name === "eval/loss" ? "eval loss" : name.slice(5), "n"]), ["samples/s", "n"], ["step", "n"],
     ["useful", "n"], ["on nodes", "n"], ["attempts", "n"], ["lost", "n"], ["slow", "n"]];
   const rows = runs.map((run, i) => {
     const { status, curves } = run;

@@ -1,0 +1,121 @@
+"""`hpcddp report`: what happened in some runs, as one HTML file."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hpcddp.cli.options import complete_runs, runs_option, runs_root
+from hpcddp.errors import HpcddpError, RunError, UserError
+
+if TYPE_CHECKING:
+    from hpcddp.rundir import RunDir
+    from hpcddp.status import Status
+
+MOST = 12  # runs side by side
+# What records that something else has written do to those who read them.
+FOREIGN = (KeyError, IndexError, TypeError, ValueError, AttributeError)
+HEAD = 10  # lines of a file in which our mark stands
+
+
+@click.command()
+@click.argument("run", nargs=-1, required=True, shell_complete=complete_runs)
+@click.option(
+    "-o", "--output", metavar="FILE", help="Write there; - is stdout.  [default: ./RUN.html]"
+)
+@click.option("--force", is_flag=True, help="Overwrite FILE even if it is no report.")
+@runs_option
+def report(run: tuple[str, ...], output: str | None, force: bool, runs: str | None) -> int:
+    """Write what happened in RUN to one HTML file that needs no network; several side by side.
+
+    The run may still work: the page shows it as it is now. An older report is replaced.
+    """
+    from hpcddp import submission
+    from hpcddp.cli.runs import warn_stale
+
+    folders = list({f.path: f for f in (submission.find(runs_root(runs), r) for r in run)}.values())
+    if len(folders) > MOST:
+        raise UserError(f"{len(folders)} runs are too many for one page", hint=f"{MOST} at most")
+    name = f"{folders[0].name}.html" if len(folders) == 1 else "report.html"
+    target = None if output == "-" else Path(output or name)
+    if target:
+        check(target, force)
+    views, states = looked(folders)
+    from hpcddp import report as pages
+
+    text = pages.page(views)
+    if target is None:
+        click.echo(text, nl=False)
+    else:
+        write(target, text)
+        click.echo(str(target))
+    return 4 if len(views) < len(folders) else warn_stale(states)
+
+
+def looked(folders: list[RunDir]) -> tuple[list[dict[str, Any]], list[Status]]:
+    """The views of runs; what cannot be shown is told, and it is an error if nothing can."""
+    from hpcddp.status import status
+    from hpcddp.view import Viewer, static
+
+    views, states = [], []
+    failed: list[HpcddpError] = []
+    for folder in folders:
+        try:
+            found = status(folder)
+            views.append(Viewer(folder).look(found).to_dict() | static(folder))
+            states.append(found)
+            continue
+        except HpcddpError as error:
+            failed.append(error)
+        except FOREIGN as error:
+            what = f"its records are not of hpcddp's form: {type(error).__name__} {error}"
+            failed.append(RunError(what, where=str(folder.path)))
+        if len(folders) > 1:
+            click.echo(f"warning: {folder.name} is left out: {failed[-1]}", err=True)
+    if not views:
+        raise failed[0]
+    return views, states
+
+
+def check(target: Path, force: bool) -> None:
+    """Refuse to overwrite what is no report.
+
+    Raises:
+        UserError: a folder, a device, or a file that is no report has this name.
+    """
+    from hpcddp.report import MARK
+
+    if target.exists() and not target.is_file():
+        what = "a folder" if target.is_dir() else "no plain file"
+        raise UserError(f"this is {what}", where=str(target), hint="name a file with -o")
+    if force or not target.exists():
+        return
+    with target.open("rb") as f:
+        head = b"".join(itertools.islice(f, HEAD))
+    if MARK.encode() not in head:
+        raise UserError(
+            "this file is no report, it stays as it is",
+            where=str(target),
+            hint="name another one with -o, or say --force",
+        )
+
+
+def write(target: Path, text: str) -> None:
+    """Write the page, wholly or not at all.
+
+    Raises:
+        RunError: the folder cannot be written.
+    """
+    from hpcddp.rundir import write_text
+
+    try:
+        write_text(target, text)
+    except OSError as error:
+        raise RunError(
+            f"the report cannot be written: {error.strerror}",
+            where=str(target),
+            hint="name a file in a folder of yours with -o, or -o - for stdout",
+        ) from None
