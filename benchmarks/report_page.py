@@ -1,4 +1,4 @@
-"""`hpcddp report` of a run with a million metric lines, beside a Python that reads them as they are.
+"""`hpcddp report` of a run with a million metric lines, beside a Python that reads them.
 
 Whole processes, from the command to the file. The floor decodes each line with the standard library
 and keeps nothing. Limits: seconds to the page, and the most memory that the process held.
@@ -7,16 +7,12 @@ and keeps nothing. Limits: seconds to the page, and the most memory that the pro
 from __future__ import annotations
 
 import json
-import os
-import resource
-import subprocess
-import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
 from benchmarks.measure import Row
-from benchmarks.site import HPCDDP, PYTHON, Site
+from benchmarks.site import HPCDDP, PYTHON, Site, output
 from hpcddp import record
 from hpcddp.ledger import Attempt
 from hpcddp.record import JobRecord
@@ -26,41 +22,39 @@ LINES = 1_000_000
 SECONDS = 2.0
 BYTES = 300e6
 READ = "import json, sys; [json.loads(line) and None for line in open(sys.argv[1])]"
+LINE = (
+    '{"event": "train", "attempt": 1, "time": %.1f, "step": %d, "epoch": 0, "loss": %.9f, '
+    '"lr": 0.001, "samples_per_s": %.1f, "step_s": 0.01, "wait_s": 0.001, "grad_norm": 1.5}\n'
+)
+# Seconds of a command, and the most bytes that it held. A small process asks: what a child holds
+# before it becomes the command counts too, and that is its parent's.
+COST = """
+import os, subprocess, sys, time
+began = time.perf_counter()
+child = subprocess.Popen(sys.argv[1:], stdout=subprocess.DEVNULL)
+_, code, used = os.wait4(child.pid, 0)
+print(time.perf_counter() - began, 1024 * used.ru_maxrss)
+sys.exit(code != 0)
+"""
 
 
 def rows(site: Site) -> Iterator[Row]:
     run = made(site.fresh() / "long")
     report = [HPCDDP, "report", str(run.path), "-o", str(site.folder / "page.html")]
     read = [PYTHON, "-c", READ, str(run.attempt(1).metrics)]
-    taken: dict[str, list[tuple[float, int]]] = {"report": [], "read": []}
+    held: dict[str, list[float]] = {"report": [], "read": []}
 
     def take(name: str, command: list[str]) -> float:
-        taken[name].append(cost(site, command))
-        return taken[name][-1][0]
+        told = output([PYTHON, "-c", COST, *command], site.environ, site.folder)
+        seconds, size = map(float, told.split())
+        held[name].append(size)
+        return seconds
 
     ours, floor = site.interleave(
         "report", lambda: take("report", report), lambda: take("read", read)
     )
     yield Row("report, 1M lines", ours, floor, limit=SECONDS)
-    memory = [[float(held) for _, held in taken[name][1:]] for name in ("report", "read")]
-    yield Row("report, memory", *memory, unit="B", limit=BYTES)
-
-
-def cost(site: Site, command: list[str]) -> tuple[float, int]:
-    """Seconds of a process, and the most bytes that it held."""
-    began = time.perf_counter()
-    child = subprocess.Popen(command, env=site.environ, stdout=subprocess.DEVNULL)
-    _, code, used = os.wait4(child.pid, 0)
-    child.returncode = os.waitstatus_to_exitcode(code)
-    taken = time.perf_counter() - began
-    if child.returncode:
-        raise subprocess.CalledProcessError(child.returncode, command)
-    return taken, peak(used)
-
-
-def peak(used: resource.struct_rusage) -> int:
-    """Bytes; Linux tells kilobytes."""
-    return 1024 * used.ru_maxrss
+    yield Row("report, memory", held["report"], held["read"], unit="B", limit=BYTES)
 
 
 def made(path: Path) -> RunDir:
@@ -79,9 +73,5 @@ def made(path: Path) -> RunDir:
         start = {"event": "start", "step": 0, "time": 1e9, "total_steps": LINES, "resumed": None}
         f.write(json.dumps(start | common) + "\n")
         for step in range(1, LINES + 1):
-            f.write(
-                f'{{"event": "train", "attempt": 1, "time": {1e9 + step * 0.1:.1f}, "step": {step}, '
-                f'"epoch": 0, "loss": {1 / step:.9f}, "lr": 0.001, "samples_per_s": '
-                f'{100.5 + step % 7}, "step_s": 0.01, "wait_s": 0.001, "grad_norm": 1.5}}\n'
-            )
+            f.write(LINE % (1e9 + step * 0.1, step, 1 / step, 100.5 + step % 7))
     return run
