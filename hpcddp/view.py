@@ -21,6 +21,7 @@ from hpcddp.curves import Curves, pieces, thin
 from hpcddp.errors import RunError
 from hpcddp.history import Row
 from hpcddp.rundir import RunDir, read_json
+from hpcddp.spec import JobSpec, to_dict
 from hpcddp.status import Status
 from hpcddp.train.metrics import line
 
@@ -293,7 +294,10 @@ def _told(events: list[dict[str, Any]]) -> Iterator[tuple[float, int, int, str]]
 
 
 def static(run: RunDir) -> dict[str, Any]:
-    """What of a run does not change while it runs: configuration, versions, script, submission."""
+    """What of a run does not change while it runs: configuration, versions, script, submission.
+
+    ``defaults`` names the keys of the configuration that nobody changed.
+    """
     job = record.read(run)
     try:
         script = run.script.read_text(encoding="utf-8", errors="replace")
@@ -301,10 +305,13 @@ def static(run: RunDir) -> dict[str, Any]:
         script = ""
     facts = {name: value for name, value in vars(job).items() if name != "spec"}
     config, versions = _flat(job.spec), read_json(run.versions) or {}
+    plain = _flat(to_dict(JobSpec()))
+    defaults = [name for name, value in config.items() if name in plain and plain[name] == value]
     for name in filter(SECRET.search, config):  # a page is passed on
         script = script.replace(str(config[name]) or HIDDEN, HIDDEN)
         config[name] = HIDDEN
-    return {"job": facts, "config": config, "versions": versions, "script": script}
+    told = {"job": facts, "config": config, "versions": versions, "script": script}
+    return told | {"defaults": defaults}
 
 
 def _flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:

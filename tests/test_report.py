@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from conftest import Outcome, Site
 from made import made_run
+from test_imports import CALL, HEAVY, imported, roots
 
 from hpcddp.report import MARK, page, shown
 from hpcddp.report.fit import CODE, ROWS, SIZES
@@ -219,6 +220,11 @@ def test_what_is_no_report_is_not_overwritten(site: Site, command: Callable[...,
     for place, word in (("runs", "a folder"), ("/dev/null", "no plain file")):
         done = command("report", "mine", "--force", "-o", place)
         assert done.code == 2 and word in done.err
+
+
+def test_the_command_is_light(site: Site) -> None:
+    made_run(Path("runs"), "mine")
+    assert not roots(imported(CALL, "report", "mine")) & (HEAVY | {"starlette"})
 
 
 def test_errors_say_what_and_where(site: Site, command: Callable[..., Outcome]) -> None:

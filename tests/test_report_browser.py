@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 from browser import WIDTHS, Seen, browser, look
+from conftest import record_run
 from made import BEGAN, made_run
 from test_report import EVIL, looked
 
 from hpcddp.report import page, shown
-from hpcddp.rundir import write_json
+from hpcddp.rundir import RunDir, write_json
 
 __all__ = ["browser", "look"]
 
@@ -48,6 +49,24 @@ def test_several_runs_lie_over_each_other(tmp_path: Path, look: Callable[..., Se
         ]  # fmt: skip
         assert found.locator("tr.differs th").all_inner_texts() == ["≠ lr"]
         seen.clean()
+
+
+def test_a_run_without_attempts_has_a_page_too(tmp_path: Path, look: Callable[..., Seen]) -> None:
+    run = RunDir(tmp_path / "young")
+    run.create()
+    record_run(run, spec={"name": "young"})
+    file = tmp_path / "young.html"
+    file.write_text(page([looked(run), looked(made_run(tmp_path, "old"))]))
+    single = tmp_path / "single.html"
+    single.write_text(page([looked(run)]))
+    seen = look(WIDTHS[0])
+    seen.open(file).locator(".chart canvas").first.wait_for()
+    found = seen.open(single)
+    assert found.locator(".chip").inner_text() == "rendered"
+    assert found.locator(".story").inner_text().startswith("Has not begun.")
+    assert found.locator("#curves .none").is_visible() and not found.locator("#ranks").is_visible()
+    assert seen.too_wide() == 0
+    seen.clean()
 
 
 def test_html_from_a_run_is_shown_as_text(tmp_path: Path, look: Callable[..., Seen]) -> None:

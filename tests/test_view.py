@@ -57,6 +57,12 @@ def test_it_is_plain_data(tmp_path: Path) -> None:
     assert len(found["curves"]["loss"][0]) <= 400
 
 
+def test_what_nobody_changed_is_named(tmp_path: Path) -> None:
+    found = static(made_run(tmp_path, global_batch=32, seed=7))
+    assert "global_batch" in found["defaults"] and "seed" not in found["defaults"]
+    assert set(found["defaults"]) < set(found["config"])
+
+
 def test_secrets_of_the_environment_stay_where_they_are(tmp_path: Path) -> None:
     run = made_run(tmp_path, env={"API_TOKEN": "hush-4711", "NCCL_DEBUG": "WARN"})
     run.script.write_text("export API_TOKEN='hush-4711'\n")

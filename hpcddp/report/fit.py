@@ -83,6 +83,7 @@ def _run(run: dict[str, Any], size: Size) -> dict[str, Any]:
         "log": _end([_cut(line, 400) for line in run["log"]], size.text),
         "script": _begin(run.get("script", ""), size.text),
         "config": _table(run.get("config", {}), size.long),
+        "defaults": [_cut(name, size.long) for name in run.get("defaults", [])[:KEYS]],
         "versions": _table(run.get("versions", {}), size.long),
         "job": _table(run.get("job", {}), size.long),
     }

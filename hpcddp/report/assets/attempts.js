@@ -82,7 +82,7 @@ function budget(run) {
 }
 
 function budgetBar(run) {
-  const rows = budget(run).filter(([, , seconds]) => seconds > 0);
+  const rows = budget(run).filter(([, , seconds]) => seconds > run.held_s / 500);
   const total = sum(rows.map(([, , seconds]) => seconds)) || 1;
   const bar = el("div", { class: "stack", "aria-hidden": "true" }, rows.map(([kind, words, seconds]) => {
     const part = el("i", { class: kind, title: `${words}: ${span(seconds)}` });

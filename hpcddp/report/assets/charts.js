@@ -2,11 +2,11 @@
 // switches for a logarithmic scale and for smoothing.
 
 const HEIGHT = 190;
-const SMOOTH = 40; // of the width, one part is what an average reaches over
+const REACH = 1 / 40; // of the width, what an average reaches over
 
 // A chart: its node, and update(lines, marks). A line is {label, short, colour, dash, curve}.
 function chart(board, title, options = {}) {
-  const own = { log: options.log || false, smooth: false, hidden: new Set(), lines: [], marks: [] };
+  const own = { log: false, smooth: options.smooth || false, hidden: new Set(), lines: [], marks: [] };
   let plot = null, signature = "", idle = true;
   const value = el("span", { class: "readout" });
   const keys = el("div", { class: "keys" });
@@ -67,7 +67,7 @@ function chart(board, title, options = {}) {
     for (const { curve } of own.lines) {
       const values = own.log ? curve[1].map((v) => (v > 0 ? v : null)) : curve[1];
       tables.push([curve[0], values]);
-      if (own.smooth) tables.push([curve[0], averaged(curve[0], values)]);
+      if (own.smooth) tables.push([curve[0], noisy(curve) ? averaged(curve[0], values, options.reach || REACH) : values]);
     }
     return uPlot.join(tables);
   }
@@ -77,7 +77,7 @@ function chart(board, title, options = {}) {
     const grid = { stroke: () => css("--line"), width: 1 };
     return {
       width: area.clientWidth, height: options.height || HEIGHT, legend: { show: false },
-      padding: [8, 10, 0, 0],
+      padding: [8, 18, 0, 0],
       scales: { x: { time: false }, y: own.log ? { distr: 3 } : {} },
       axes: [
         { ...axis, grid: { show: false }, size: 24, gap: 3, space: 60,
@@ -106,8 +106,10 @@ function chart(board, title, options = {}) {
   function series(line) {
     const show = !own.hidden.has(line.label);
     const stroke = () => css(line.colour);
-    const base = { label: line.label, stroke, show, width: 1.5, dash: line.dash ? [5, 4] : undefined };
+    const base = { label: line.label, stroke, show, width: 1.5, dash: line.dash ? [5, 4] : undefined,
+      points: { size: 5, fill: () => css("--panel"), stroke } };
     if (!own.smooth) return [base];
+    if (!noisy(line.curve)) return [base, { ...base, show: false }];
     return [{ ...base, alpha: 0.3, width: 1 }, { ...base, width: 2 }];
   }
 
@@ -154,7 +156,8 @@ function chart(board, title, options = {}) {
     if (!show) own.hidden.add(line.label);
     keys.children[i].setAttribute("aria-pressed", String(show));
     const per = own.smooth ? 2 : 1;
-    for (let k = 0; k < per; k++) plot.setSeries(1 + i * per + k, { show });
+    const drawn = own.smooth && noisy(line.curve) ? 2 : 1;
+    for (let k = 0; k < drawn; k++) plot.setSeries(1 + i * per + k, { show });
   }
 
   function press(event) {
@@ -191,7 +194,8 @@ function chart(board, title, options = {}) {
     node, update,
     zoomed: () => { if (plot) board.zoom ? rescale() : plot.setData(plot.data, true); },
     redraw: () => plot && plot.redraw(false),
-    resize: (width) => resize(width || area.clientWidth),
+    end: () => plot && plot.destroy(),
+    resize: () => resize(area.clientWidth),
   };
   new ResizeObserver(() => made.resize()).observe(area);
   board.charts.push(made);
@@ -231,18 +235,29 @@ function drawMarks(u, marks) {
   ctx.restore();
 }
 
-// An average that forgets, by the distance in steps; its beginning is not drawn towards 0.
-function averaged(steps, values) {
-  const reach = Math.max(1, (steps[steps.length - 1] - steps[0]) / SMOOTH);
-  let total = 0, weight = 0, last = steps[0];
-  return values.map((value, i) => {
-    if (!known(value)) return value;
-    const keep = Math.exp(-(steps[i] - last) / reach) * (i ? 0.9 : 1);
-    last = steps[i];
-    total = total * keep + value;
-    weight = weight * keep + 1;
-    return total / weight;
-  });
+// Few points are no noise.
+const noisy = (curve) => curve[0].length > 60;
+
+// The mean of what is near, by the distance in steps: a sum from each side.
+function averaged(steps, values, share) {
+  const reach = Math.max(1, (steps[steps.length - 1] - steps[0]) * share);
+  const total = values.map(() => 0), weight = values.map(() => 0);
+  const pass = (order) => {
+    let held = 0, weighs = 0, last = null;
+    for (const i of order) {
+      if (!known(values[i])) continue;
+      const keep = last === null ? 0 : Math.exp(-Math.abs(steps[i] - last) / reach);
+      last = steps[i];
+      [held, weighs] = [held * keep, weighs * keep];
+      total[i] += held + values[i] / 2;
+      weight[i] += weighs + 0.5;
+      [held, weighs] = [held + values[i], weighs + 1];
+    }
+  };
+  const order = [...values.keys()];
+  pass(order);
+  pass(order.reverse());
+  return values.map((value, i) => (known(value) ? total[i] / weight[i] : value));
 }
 
 function inWords({ label, curve }) {

@@ -11,7 +11,10 @@ const PARTS = [
 function draw(root, data) {
   const names = JSON.stringify(data.runs.map((run) => run.status.run));
   let page = pages.get(root);
-  if (!page || page.names !== names) pages.set(root, (page = begin(root, data.runs, names)));
+  if (!page || page.names !== names) {
+    if (page) page.end();
+    pages.set(root, (page = begin(root, data.runs, names)));
+  }
   const { runs } = data;
   part(page, "top", runs, (all) => (all.length === 1 ? single(all[0]) : several(all)));
   drawCharts(page, runs);
@@ -66,7 +69,9 @@ function begin(root, runs, names) {
   const each = (build) => runs.map((run, i) => el("div", { class: "one" }, runs.length > 1
     ? el("h3", { class: "run" }, swatch(i), run.status.run) : null, build(i)));
   const inside = {
-    curves: [page.curves = el("div", { class: "grid" })],
+    curves: [page.curves = el("div", { class: "grid" }), el("p", { class: "note hint" },
+      runs.length > 1 ? "" : "Dotted: an attempt began. ",
+      "Drag to zoom, double-click for all; with the keyboard: arrows, + and –, 0.")],
     speed: [page.speed = el("div", { class: "grid" })],
     attempts: [barLegend(), each((i) => box(`attempts-${i}`))],
     ranks: each((i) => [box(`found-${i}`), page.maps[i].node, box(`figures-${i}`)]),
@@ -83,6 +88,8 @@ function begin(root, runs, names) {
   return page;
 }
 
+const QUICK = { smooth: true, reach: 1 / 200 }; // how fast it is changes at once
+
 // Which charts there are: [where, key, title, lines, options].
 function chartsOf(runs) {
   const one = runs.length === 1;
@@ -96,17 +103,17 @@ function chartsOf(runs) {
   const found = [
     ["curves", "loss", "loss", [...lines("loss", { label: "training" }),
       ...lines("eval/loss", { label: "evaluation", also: "evaluation", colour: "--c1", dash: true })],
-    { wide: true, height: 260 }],
+    { wide: true, height: 260, smooth: true }],
     ...names.filter((n) => n.startsWith("eval/") && n !== "eval/loss")
-      .map((n) => ["curves", n, `${n.slice(5)} (evaluation)`, lines(n), {}]),
+      .map((n) => ["curves", n, `eval ${n.slice(5)}`, lines(n), {}]),
     ...names.filter((n) => n.startsWith("log/")).map((n) => ["curves", n, n.slice(4), lines(n), {}]),
     ["curves", "lr", "learning rate", lines("lr"), {}],
-    ["curves", "grad_norm", "gradient norm", lines("grad_norm"), {}],
-    ["speed", "samples_per_s", "samples/s", lines("samples_per_s"), {}],
+    ["curves", "grad_norm", "gradient norm", lines("grad_norm"), { smooth: true }],
+    ["speed", "samples_per_s", "samples/s", lines("samples_per_s"), QUICK],
     ["speed", "step_s", one ? "seconds of a step" : "seconds of a step, and of these for data",
       [...lines("step_s", { label: "step" }),
         ...lines("wait_s", { label: "of these, for data", also: "for data", colour: "--c1", dash: true })],
-      { unit: span }],
+      { ...QUICK, unit: span }],
   ];
   return found.filter(([, , , found]) => found.length);
 }
@@ -134,14 +141,21 @@ function watch(page, root) {
     for (const each of page.board.charts) each.redraw();
     for (const map of page.maps) map.redraw();
   };
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", again);
-  new ResizeObserver(() => uncover(root)).observe(root);
   const paper = (on) => {
     document.documentElement.classList.toggle("paper", on);
-    for (const each of page.board.charts) each.resize(0);
+    for (const each of page.board.charts) each.resize();
     again();
     uncover(root);
   };
-  addEventListener("beforeprint", () => paper(true));
-  addEventListener("afterprint", () => paper(false));
+  const listening = new AbortController(), { signal } = listening;
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", again, { signal });
+  addEventListener("beforeprint", () => paper(true), { signal });
+  addEventListener("afterprint", () => paper(false), { signal });
+  const sizes = new ResizeObserver(() => uncover(root));
+  sizes.observe(root);
+  page.end = () => {
+    listening.abort();
+    sizes.disconnect();
+    for (const each of page.board.charts) each.end();
+  };
 }

@@ -51,12 +51,11 @@ function rankWords(run) {
   const named = run.ranks.rows.filter((row) => row.state);
   const said = new Set(named.map((row) => Math.floor(row.rank / run.heat.each)));
   const words = named.map((row) => {
-    const own = (row.busy_s || 0) + (row.wait_s || 0);
-    const times = run.ranks.median_s ? `${num(Number((own / run.ranks.median_s).toFixed(1)))} × the median` : "";
+    const who = `ank ${row.rank} on ${row.host}`;
+    const told = row.note.replace(/^step \d+\s+/, "");
+    if (told.startsWith(`r${who} `)) return [row.state, `R${who}`, told.slice(who.length + 1)];
     const slow = slowRows(run).find(({ row: r }) => r === Math.floor(row.rank / run.heat.each));
-    const told = row.note || (slow ? `slow since about step ${count(slow.from)}` : "slow");
-    return [row.state, `Rank ${row.rank} on ${row.host}: `,
-      row.state === "slow" && times ? `${told} (lately ${times})` : told];
+    return [row.state, `R${who}: `, told || (slow ? `slow since about step ${count(slow.from)}` : "slow")];
   });
   for (const { row, worst, from, to, still } of slowRows(run).filter(({ row }) => !said.has(row)))
     words.push(["was", `${rowName(run, row).replace("r", "R")} on ${hostOf(run, row * run.heat.each)}: `,
@@ -190,11 +189,11 @@ function heatMap() {
 
   function drawScale(colours, cell) {
     const steps = [0.5, 0.75, 1, 1.25, 1.5, 1.75, 2, 2.25, 2.5];
-    scale.replaceChildren(el("span", {}, "half"), ...steps.map((ratio) => {
-      const part = el("i", { title: `${ratio} × the median` });
+    scale.replaceChildren(...steps.map((ratio, i) => {
+      const part = el("i");
       part.style.background = `rgb(${colours[Math.round(ratio / cell)].join(",")})`;
-      return part;
-    }), el("span", {}, "2.5 × the median and more"));
+      return el("span", {}, part, i % 2 ? "" : ratio === 1 ? "1 ×" : `${ratio}`);
+    }), "the median's time, and more");
   }
 
   function point(event) {

@@ -45,7 +45,8 @@ function story(run) {
     words.push(`${plural(cut.times, "interruption")} (${causes}) cost ` +
       `${plural(cut.steps, "step")} and ${span(cut.seconds)}`);
   } else if (began) words.push("Nothing interrupted it");
-  if (status.reason) words.push(status.reason);
+  const state = String(status.state).toLowerCase().replaceAll("_", " ");
+  if (status.reason) words.push(`${state[0].toUpperCase()}${state.slice(1)}: ${status.reason}`);
   if (status.stale) words.push("This is the last known state: Slurm did not answer");
   return `${words.map((w) => w.replace(/\.$/, "")).join(". ")}.`;
 }
@@ -129,26 +130,31 @@ function several(runs) {
       el("li", {}, swatch(i), el("b", {}, `${run.status.run}: `), story(run))))];
 }
 
-// Names and their values in each run, those that differ first.
+// Names and their values in each run: those that differ first, of one run those that were set.
 function compared(runs, name) {
   const of = runs.map((run) => run[name]);
   const names = [...new Set(of.flatMap(Object.keys))].sort();
   if (!names.length) return [el("p", { class: "none" }, "Nothing was written down.")];
-  const differs = (key) => new Set(of.map((values) => values[key])).size > 1;
-  const row = (key, mark) => el("tr", { class: mark ? "differs" : null },
+  const value = (values, key) => (known(values[key]) ? values[key] || '""' : "–");
+  const row = (key, mark, shown) => el("tr", { class: mark ? "differs" : null },
     el("th", { scope: "row" }, mark ? el("span", { title: "differs" }, "≠ ") : null, key),
-    of.map((values) => el("td", {}, known(values[key]) ? values[key] || '""' : "–")));
-  if (runs.length === 1)
-    return [el("div", { class: "columns" }, el("table", {}, el("tbody", {}, names.map((n) => row(n, false)))))];
+    shown.map((values) => el("td", {}, value(values, key))));
+  const list = (some) => el("div", { class: "columns" },
+    el("table", {}, el("tbody", {}, some.map((key) => row(key, false, of.slice(0, 1))))));
+  const folded = (some, words) => (some.length
+    ? [el("details", {}, el("summary", {}, `${plural(some.length, "value")} ${words}`), list(some))] : []);
+  if (runs.length === 1) {
+    const plain = new Set(name === "config" ? runs[0].defaults : []);
+    const own = names.filter((key) => !plain.has(key));
+    return [list(own), ...folded(names.filter((key) => plain.has(key)), "as by default")];
+  }
+  const differs = (key) => new Set(of.map((values) => values[key])).size > 1;
   const heads = ["", ...runs.map((run, i) => [el("span", { class: "run" }, swatch(i), run.status.run), "head"])];
-  const unlike = names.filter(differs), alike = names.filter((n) => !differs(n));
-  const same = alike.length ? el("details", {},
-    el("summary", {}, `${plural(alike.length, "value")} that all have in common`),
-    el("div", { class: "columns" }, el("table", {}, el("tbody", {}, alike.map((n) =>
-      el("tr", {}, el("th", { scope: "row" }, n), el("td", {}, of[0][n] || '""'))))))) : "";
-  const first = unlike.length ? table(heads, unlike.map((n) => row(n, true)), { "aria-label": "differences" })
+  const unlike = names.filter(differs);
+  const first = unlike.length
+    ? table(heads, unlike.map((key) => row(key, true, of)), { "aria-label": "differences" })
     : el("p", { class: "note" }, "No differences.");
-  return [first, same].filter(Boolean);
+  return [first, ...folded(names.filter((key) => !differs(key)), "that all have in common")];
 }
 
 const WARNS = /\b(slow|bad|NOT saved|diverged|waits? for|back to|crash|left out|could not)\b/;

@@ -30,7 +30,7 @@ function num(value) {
   if (!known(value)) return "–";
   const size = Math.abs(value);
   if (size === 0) return "0";
-  if (size < 1e-3 || size >= 1e7) return value.toExponential(2).replace("e+", "e");
+  if (size < 1e-3 || size >= 1e7) return Number(value.toPrecision(3)).toExponential().replace("e+", "e");
   if (size >= 1000) return count(value);
   return String(Number(value.toPrecision(4)));
 }
