@@ -8,6 +8,7 @@ import pytest
 from browser import WIDTHS, Seen, browser, look
 from conftest import record_run
 from made import BEGAN, made_run
+from playwright.sync_api import Error
 from test_report import EVIL, looked
 
 from hpcddp.report import page, shown
@@ -92,6 +93,15 @@ def test_html_from_a_run_is_shown_as_text(tmp_path: Path, look: Callable[..., Se
     assert shows.count("<script>window.hacked=1</script>") > 8
     assert seen.too_wide() == 0 and seen.requests == [file.as_uri()]
     seen.clean()
+    # Even HTML that had come in would find nothing that it may do.
+    found.evaluate("(html) => document.body.insertAdjacentHTML('beforeend', html)", BAIT)
+    with pytest.raises(Error, match="Failed to fetch"):
+        found.evaluate("fetch('http://127.0.0.1:9/')")
+    assert len(seen.errors) >= 2 and all("Content Security Policy" in e for e in seen.errors)
+    assert found.evaluate("window.hacked") is None
+
+
+BAIT = "<img src=data:, onerror=window.hacked=2><iframe srcdoc='<p>'></iframe>"
 
 
 def test_it_works_by_keyboard_and_is_drawn_again_in_place(

@@ -51,6 +51,9 @@ function story(run) {
   return `${words.map((w) => w.replace(/\.$/, "")).join(". ")}.`;
 }
 
+const unwell = ({ ranks }) => ["dead", "slow"].filter((state) => ranks[state])
+  .map((state) => `${ranks[state]} ${state}`).join(", ");
+
 function tile(name, value, note, kind) {
   return el("div", { class: `tile ${kind || ""}` }, el("span", {}, name), el("b", {}, value),
     el("small", {}, note || ""));
@@ -79,8 +82,7 @@ function tiles(run) {
     tile("interruptions", count(cut.times),
       cut.times ? `${plural(cut.steps, "step")}, ${span(cut.seconds)}` : "none"));
   if (run.ranks.count) made.push(tile("ranks", count(run.ranks.count),
-    [run.ranks.dead && `${run.ranks.dead} dead`, run.ranks.slow && `${run.ranks.slow} slow`]
-      .filter(Boolean).join(", ") || "none slow", run.ranks.dead || run.ranks.slow ? "warn" : ""));
+    unwell(run) || "none slow", unwell(run) ? "warn" : ""));
   return el("div", { class: "tiles" }, made);
 }
 
@@ -110,7 +112,7 @@ function several(runs) {
   const names = [...new Set(runs.flatMap(evals))].slice(0, 4);
   const heads = ["run", "state", ["steps", "n"], ["loss", "n"],
     ...names.map((name) => [name === "eval/loss" ? "eval loss" : name.slice(5), "n"]), ["samples/s", "n"], ["step", "n"],
-    ["useful", "n"], ["on nodes", "n"], ["attempts", "n"], ["lost", "n"], ["slow", "n"]];
+    ["useful", "n"], ["on nodes", "n"], ["attempts", "n"], ["lost", "n"], ["ranks", "n"]];
   const rows = runs.map((run, i) => {
     const { status, curves } = run;
     const steps = count(status.step) + (status.total_steps ? ` / ${count(status.total_steps)}` : "");
@@ -122,7 +124,7 @@ function several(runs) {
       [percent(run.efficiency), "n"], [span(run.held_s), "n"],
       [count(run.attempts.length + run.earlier), "n"],
       [plural(sum(run.attempts.map((life) => life.lost)), "step"), "n"],
-      [run.ranks.slow + run.ranks.dead ? `${run.ranks.slow + run.ranks.dead} of ${run.ranks.count}` : "–", "n"]];
+      [[count(run.ranks.count), unwell(run)].filter(Boolean).join(": "), unwell(run) ? "n bad" : "n"]];
   });
   return [el("div", { class: "title" }, el("h1", {}, plural(runs.length, "run"))),
     table(heads, rows, { "aria-label": "runs" }),
