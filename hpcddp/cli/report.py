@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 MOST = 12  # runs side by side
 # What records that something else has written do to those who read them.
-FOREIGN = (KeyError, IndexError, TypeError, ValueError, AttributeError)
+FOREIGN = (ArithmeticError, LookupError, TypeError, ValueError, AttributeError)
 HEAD = 10  # lines of a file in which our mark stands
 
 
