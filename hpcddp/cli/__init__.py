@@ -31,6 +31,7 @@ COMMANDS = {
     "why": ("why", "Tell why each attempt of a run ended, and what it cost."),
     "report": ("report", "Write what happened in runs to one HTML file."),
     "logs": ("logs", "Print what the ranks wrote."),
+    "dashboard": ("dashboard", "Show all runs in a browser, live."),
     "stop": ("control", "Save a checkpoint, then end the run."),
     "preempt": ("control", "Save a checkpoint, leave, and come back: what a preemption does."),
     "cancel": ("control", "End a run now."),

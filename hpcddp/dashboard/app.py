@@ -1,0 +1,123 @@
+"""The dashboard's pages, and the server that gives them until it is told to end."""
+
+from __future__ import annotations
+
+import select
+import signal
+import sys
+from functools import partial
+from importlib.resources import files
+from types import FrameType
+
+import uvicorn
+from anyio import CapacityLimiter, to_thread
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from hpcddp import report
+from hpcddp.dashboard.door import Door
+from hpcddp.dashboard.folder import Answer, Folder
+from hpcddp.dashboard.guard import Guard
+from hpcddp.errors import HpcddpError
+
+THREADS = 4  # that look at runs at once
+GRACE = 1  # seconds for answers that are on their way at the end
+TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
+
+
+def make(folder: Folder, token: str | None) -> Starlette:
+    """The pages of a folder."""
+    limit: list[CapacityLimiter] = []
+
+    async def look(request: Request, ask: partial[Answer]) -> Response:
+        limit[:] = limit or [CapacityLimiter(THREADS)]  # belongs to the loop that runs now
+        try:
+            answer = await to_thread.run_sync(ask, limiter=limit[0])
+        except (HpcddpError, OSError) as error:
+            return JSONResponse({"error": str(error)}, 404)
+        headers = {"ETag": answer.tag}
+        if request.headers.get("if-none-match") == answer.tag:
+            return Response(status_code=304, headers=headers)
+        return Response(answer.body, media_type="application/json", headers=headers)
+
+    async def runs(request: Request) -> Response:
+        return await look(request, partial(folder.runs))
+
+    async def run(request: Request) -> Response:
+        return await look(request, partial(folder.run, request.path_params["name"]))
+
+    async def asset(request: Request) -> Response:
+        return shipped(request.path_params["name"])
+
+    async def page(request: Request) -> Response:
+        return shipped("run.html" if request.path_params else "list.html")
+
+    return Starlette(
+        routes=[
+            Route("/", page),
+            Route("/run/{name}", page),
+            Route("/api/runs", runs),
+            Route("/api/run/{name}", run),
+            Route("/assets/{name}", asset),
+        ],
+        middleware=[Middleware(Guard, token=token), Middleware(GZipMiddleware, compresslevel=4)],
+    )
+
+
+OWN = ("list.html", "list.css", "list.js", "run.html", "run.js", "ask.js", "icon.svg")
+DRAWING = {
+    "report.css": report.style,
+    "report.js": report.script,
+    "words.js": partial(report.asset, "words.js"),
+    "uplot.js": partial(report.asset, "uPlot.iife.min.js"),
+}
+
+
+def shipped(name: str) -> Response:
+    """A file of the program's own: the same for everybody, with nothing of any run in it."""
+    if name in OWN:
+        text = files("hpcddp.dashboard").joinpath("assets", name).read_text(encoding="utf-8")
+    elif name in DRAWING:
+        text = DRAWING[name]()
+    else:
+        return Response("there is nothing here\n", 404, media_type="text/plain")
+    return Response(text, media_type=TYPES[name.rpartition(".")[2]])
+
+
+def serve(folder: Folder, door: Door) -> int:
+    """Answer until Ctrl-C, TERM, or the end of the terminal; the exit code of the command."""
+    ended: list[int] = []
+    config = uvicorn.Config(
+        make(folder, door.token), log_config=None, log_level="error", access_log=False,
+        server_header=False, proxy_headers=False, lifespan="off", ws="none", http="h11",
+        loop="asyncio", timeout_graceful_shutdown=GRACE, timeout_notify=1,
+    )  # fmt: skip
+    server = uvicorn.Server(config)
+
+    def leave(number: int, frame: FrameType | None = None) -> None:
+        ended.append(number)
+        server.should_exit = True
+
+    async def watch() -> None:
+        if abandoned():
+            leave(signal.SIGHUP)
+
+    config.callback_notify = watch
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if number == signal.SIGINT or signal.getsignal(number) != signal.SIG_IGN:  # nohup
+            signal.signal(number, leave)
+    server.run(sockets=[door.listener])  # it takes INT and TERM, and sends them on to us at its end
+    return 128 + ended[0] if ended else 1
+
+
+def abandoned() -> bool:
+    """Whether nobody can read what this command prints: its ssh has ended without a signal."""
+    if sys.stdout is None or sys.stdout.closed:
+        return False
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)
+    return any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0))

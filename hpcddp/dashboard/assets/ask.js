@@ -1,0 +1,78 @@
+// Asks the dashboard again and again while the tab is seen, and says whether it answers.
+"use strict";
+
+const EVERY = 2000; // milliseconds
+const LONGEST = 15000; // between two tries while there is no answer, and for one
+const TOKEN = "hpcddp-token";
+
+// The token stands in the address behind #, which is sent to nobody. It is kept for this port
+// alone, where a cookie would go to all ports of the host, whoever listens there.
+function takeToken() {
+  const [, token] = location.hash.match(/^#token=(.+)$/) || [];
+  if (!token) return;
+  localStorage.setItem(TOKEN, token);
+  history.replaceState(null, "", location.pathname);
+}
+
+function say(kind, words) {
+  const answers = document.getElementById("answers");
+  answers.className = kind;
+  if (answers.textContent !== words) answers.textContent = words;
+}
+
+function warn(words) {
+  const note = document.getElementById("note");
+  note.hidden = !words;
+  if (note.textContent !== words) note.textContent = words;
+}
+
+// Calls draw(data) whenever there is something new.
+function follow(path, draw) {
+  let tag = "", timer = 0, asking = false, pause = EVERY;
+
+  async function ask() {
+    const headers = { Authorization: `Bearer ${localStorage.getItem(TOKEN) || ""}` };
+    if (tag) headers["If-None-Match"] = tag;
+    const signal = AbortSignal.timeout(LONGEST);
+    const answer = await fetch(path, { headers, signal, cache: "no-store" });
+    if (answer.status === 304) return;
+    if (answer.status === 401) {
+      throw new Error("This needs the token: open the whole address that the dashboard printed.");
+    }
+    const data = await answer.json();
+    if (!answer.ok) throw new Error(data.error);
+    draw(data);
+    tag = answer.headers.get("ETag");
+  }
+
+  async function look() {
+    clearTimeout(timer);
+    if (asking || document.hidden) return;
+    asking = true;
+    try {
+      await ask();
+      pause = EVERY;
+      say("on", "live");
+      warn("");
+    } catch (error) {
+      pause = Math.min(2 * pause, LONGEST);
+      tag = "";
+      const silent = error instanceof TypeError || error.name === "TimeoutError";
+      say("off", silent ? "no answer" : "not shown");
+      warn(silent ? "The dashboard does not answer: it has ended, or the ssh that leads to it has." : error.message);
+    }
+    asking = false;
+    timer = setTimeout(look, pause);
+  }
+
+  document.addEventListener("visibilitychange", () => {
+    if (document.hidden) say("", "paused");
+    look();
+  });
+  addEventListener("hashchange", () => {
+    takeToken();
+    look();
+  });
+  takeToken();
+  look();
+}

@@ -1,0 +1,8 @@
+// One run: the report's page, drawn again when there is something new.
+"use strict";
+
+follow(`/api${location.pathname}`, (data) => {
+  const root = document.getElementById("page");
+  document.title = `${data.runs[0].status.run} · hpcddp`;
+  hpcddp.draw(root, data);
+});

@@ -1,0 +1,174 @@
+"""Where the dashboard listens: a Unix socket that its owner alone can open, or a port of loopback."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import secrets
+import shlex
+import socket
+import stat
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcddp.errors import UserError
+
+LONGEST = 107  # bytes of a Unix socket's path, see unix(7)
+LOCAL = "127.0.0.1"  # no name: another user may listen on what else a name stands for
+FORWARDED = 8080  # port on the user's own machine, in what is printed
+
+
+@dataclass(frozen=True)
+class Door:
+    """A socket that listens, and how a person comes to it."""
+
+    listener: socket.socket
+    address: str  # path, or host and port
+    token: str | None  # that every question for data must hold
+
+    def lines(self, host: str) -> list[tuple[str, str]]:
+        """What to type and where, for a person."""
+        if self.token is None:
+            far = f"ssh -L {FORWARDED}:{shlex.quote(self.address)} {host}"
+            return [
+                ("socket", self.address),
+                ("on your own machine", far),
+                ("in its browser", f"http://localhost:{FORWARDED}/"),
+            ]
+        port = self.address.rpartition(":")[2]
+        return [
+            ("here", f"http://{self.address}/#token={self.token}"),
+            ("on your own machine", f"ssh -L {FORWARDED}:{LOCAL}:{port} {host}"),
+            ("in its browser", f"http://{LOCAL}:{FORWARDED}/#token={self.token}"),
+        ]
+
+
+@contextlib.contextmanager
+def on_port(port: int) -> Iterator[Door]:
+    """Listen on a port of loopback, or on any that is free.
+
+    Raises:
+        UserError: it cannot be had.
+    """
+    with socket.socket(socket.AF_INET) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((LOCAL, port))
+            listener.listen()
+        except OSError as error:
+            what = f"cannot be listened on: {error.strerror}"
+            hint = "--port 0 takes any that is free; without --port it is a socket of your own"
+            raise UserError(what, where=f"port {port}", hint=hint) from None
+        address = f"{LOCAL}:{listener.getsockname()[1]}"
+        yield Door(listener, address, secrets.token_urlsafe(32))
+
+
+@contextlib.contextmanager
+def on_socket(path: Path) -> Iterator[Door]:
+    """Listen on a Unix socket of mode 0600, and remove it at the end.
+
+    Raises:
+        UserError: its path is too long, others could put one of theirs in its place, or somebody
+            listens there.
+    """
+    path = path.absolute()
+    if len(os.fsencode(path)) > LONGEST:
+        what = f"is {len(os.fsencode(path))} bytes long; a socket's path has {LONGEST} at most"
+        raise UserError(what, where=str(path), hint="name a shorter one with --socket")
+    _owned(path.parent)
+    with socket.socket(socket.AF_UNIX) as listener:
+        try:
+            _bind(listener, path)
+        except OSError as error:
+            what = f"cannot be listened on: {error.strerror}"
+            raise UserError(what, where=str(path), hint="name another --socket") from None
+        made = path.lstat().st_ino
+        try:
+            yield Door(listener, str(path), None)
+        finally:
+            with contextlib.suppress(OSError):
+                if path.lstat().st_ino == made:
+                    path.unlink()
+
+
+def _bind(listener: socket.socket, path: Path) -> None:
+    """Bind and listen; what a dashboard left that is dead gives way."""
+    before = os.umask(0o177)
+    try:
+        try:
+            listener.bind(str(path))
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or not _stale(path):
+                raise
+            path.unlink()
+            listener.bind(str(path))
+    finally:
+        os.umask(before)
+    listener.listen()
+
+
+def _stale(path: Path) -> bool:
+    """Whether nobody listens on a socket.
+
+    Raises:
+        UserError: somebody does, or it is something else.
+    """
+    if not stat.S_ISSOCK(path.lstat().st_mode):
+        raise UserError("is there, and is no socket", where=str(path), hint="name another --socket")
+    with socket.socket(socket.AF_UNIX) as asking:
+        try:
+            asking.connect(str(path))
+        except ConnectionRefusedError:
+            return True
+    hint = "use that one, end it, or name another --socket"
+    raise UserError("a dashboard listens here already", where=str(path), hint=hint)
+
+
+def _owned(folder: Path) -> None:
+    """Refuse a folder where others could put a socket of theirs."""
+    try:
+        found = folder.stat()
+    except OSError as error:
+        raise UserError(f"there is no such folder: {error.strerror}", where=str(folder)) from None
+    if not private(found, 0o022):
+        raise UserError(
+            "others can write there, and put a socket of theirs in place of yours",
+            where=str(folder),
+            hint="name a --socket in a folder that only you can write",
+        )
+
+
+def private(found: os.stat_result, mask: int) -> bool:
+    """Whether a folder is the user's own, and others have none of these permissions."""
+    return found.st_uid == os.geteuid() and not stat.S_IMODE(found.st_mode) & mask
+
+
+def own_path(root: Path) -> Path:
+    """The socket of a folder of runs: the same each time, where only the user gets in.
+
+    It lies on this machine: a shared file system may not take sockets.
+    """
+    digest = hashlib.sha256(os.fsencode(root.resolve())).hexdigest()[:10]
+    name = f"dashboard-{digest}.sock"
+    temporary = Path(tempfile.gettempdir())
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    folders = [Path(runtime, "hpcddp")] if runtime else []
+    folders += [top / f"hpcddp-{os.geteuid()}" for top in (temporary, Path("/tmp"))]
+    for folder in folders:
+        if len(os.fsencode(folder / name)) <= LONGEST and _made(folder):
+            return folder / name
+    return Path(tempfile.mkdtemp(prefix="hpcddp-", dir="/tmp")) / name
+
+
+def _made(folder: Path) -> bool:
+    """Make a folder that nobody else can enter; whether it is one."""
+    with contextlib.suppress(OSError):
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
+        found = folder.lstat()
+        return stat.S_ISDIR(found.st_mode) and private(found, 0o077)
+    return False

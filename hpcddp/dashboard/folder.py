@@ -1,0 +1,239 @@
+"""Step 13: all runs of a folder as JSON, looked at as rarely as it can be, however many ask.
+
+A run that has ended is read once, and again when its files change. Slurm is asked for all runs at
+once, beside the looks; between two answers the run dirs tell.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from hpcddp import report, status
+from hpcddp.dashboard.newest import Newest
+from hpcddp.dashboard.told import Told
+from hpcddp.errors import HpcddpError, RunError
+from hpcddp.rundir import RunDir
+from hpcddp.status import Status
+from hpcddp.view import Viewer, static
+
+EVERY = 1.0  # seconds between two looks, at least
+SHARE = 5  # a look that takes long is followed by a pause of so many times as long
+VIEWERS = 32  # runs whose curves are held
+
+
+class Answer(NamedTuple):
+    """What is sent, and a name for it that changes with it."""
+
+    body: bytes
+    tag: str
+
+
+class Paced:
+    """An answer that is made anew when it is asked for, by one at a time, and not too often."""
+
+    def __init__(self, make: Callable[[], bytes]) -> None:
+        self._make = make
+        self._lock = threading.Lock()
+        self._answer: Answer | None = None
+        self._due = 0.0
+
+    def get(self) -> Answer:
+        """The newest answer; the one before while another thread makes a new one."""
+        before = self._answer
+        if before and time.monotonic() < self._due:
+            return before
+        if not self._lock.acquire(blocking=before is None):
+            return before or self.get()
+        try:
+            if self._answer is None or time.monotonic() >= self._due:
+                began = time.monotonic()
+                body = self._make()
+                self._answer = Answer(body, f'"{hashlib.sha256(body).hexdigest()[:20]}"')
+                now = time.monotonic()
+                self._due = now + max(EVERY, SHARE * (now - began))
+            return self._answer
+        finally:
+            self._lock.release()
+
+
+class Held(NamedTuple):
+    """A run that has ended, as it was read when its files were so old."""
+
+    attempt: int
+    stamp: tuple[int, ...]
+    row: dict[str, Any]
+
+
+class Folder:
+    """The runs below a folder."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._all = Paced(self._list)
+        self._told = Told()
+        self._runs: dict[str, RunDir] = {}  # by the name that is shown and asked for
+        self._ended: dict[str, Held] = {}
+        self._newest: dict[str, Newest] = {}
+        self._views: OrderedDict[tuple[str, int], Paced] = OrderedDict()
+        self._lock = threading.Lock()  # of the views
+
+    def runs(self) -> Answer:
+        """All runs, newest first."""
+        return self._all.get()
+
+    def run(self, name: str) -> Answer:
+        """All that is shown of one run.
+
+        Raises:
+            KeyError: no run of the folder has the name.
+            RunError: it is damaged, or was removed.
+        """
+        if name not in self._runs:
+            self.runs()
+        run = self._runs.get(name)
+        try:
+            # A new folder of the same name is another run.
+            key = name, run.path.stat().st_ino if run else 0
+        except OSError:
+            run = None
+        if run is None:
+            raise RunError("there is no such run in this folder (any more)", where=name)
+        with self._lock:
+            if key not in self._views:
+                self._views[key] = Paced(_view(run, self._told))
+            self._views.move_to_end(key)
+            found = self._views[key]
+            if len(self._views) > VIEWERS:
+                self._views.popitem(last=False)
+        return found.get()
+
+    def _list(self) -> bytes:
+        found, outside = scan(self.root)
+        self._runs = {shown(run.name): run for run in found}
+        for known in (self._ended, self._newest):
+            for name in known.keys() - self._runs.keys():
+                del known[name]  # type: ignore[attr-defined]
+        rows = [self._row(name, run) for name, run in self._runs.items()]
+        self._told.ask([run for run in found if shown(run.name) not in self._ended])
+        told = {"schema_version": 1, "folder": str(self.root), "runs": rows, "outside": outside}
+        return encoded(told | {"away": self._told.away})
+
+    def _row(self, name: str, run: RunDir) -> dict[str, Any]:
+        held = self._ended.get(name)
+        if held and held.stamp == stamp(run, held.attempt):
+            return held.row
+        self._ended.pop(name, None)
+        try:
+            attempt = max((folder.number for folder in run.all_attempts()), default=0)
+            before, found = stamp(run, attempt), status.known(run)
+            ended = found.final and found.state not in status.UNTOLD
+            found = found if ended else self._told.better(run, found)
+            newest = self._newest.setdefault(name, Newest(run))
+            newest.update(whole=not found.final)
+            made = row(name, found, newest)
+        except Exception as error:  # whatever lies in one folder must not hide the others
+            what = error.what if isinstance(error, HpcddpError) else f"it cannot be read: {error}"
+            damaged = Status(name, "DAMAGED", str(run.path), None, "", "", 0, 0.0, 0, reason=what)
+            return row(name, damaged, None)
+        if ended:
+            self._ended[name] = Held(attempt, before, made)
+            del self._newest[name]
+        return made
+
+
+COLUMNS = ("state", "reason", "since", "created", "nodes", "gpus_per_node", "hosts", "job_id",
+           "backend", "attempt", "step", "total_steps", "epoch", "loss", "stale")  # fmt: skip
+
+
+def row(name: str, found: Status, newest: Newest | None) -> dict[str, Any]:
+    """A run's row of the list."""
+    made: dict[str, Any] = {"run": name} | {column: getattr(found, column) for column in COLUMNS}
+    made |= {"samples_per_s": None, "to_go_s": None, "slow": 0}
+    if newest:
+        made["samples_per_s"] = newest.samples_per_s
+        if found.state == "RUNNING":
+            made["slow"] = len(newest.slow)
+            if newest.step_s and found.total_steps:
+                made["to_go_s"] = newest.step_s * max(0, found.total_steps - found.step)
+    return made
+
+
+def scan(root: Path) -> tuple[list[RunDir], int]:
+    """The runs of a folder, newest first, and how many links to runs lead out of it.
+
+    What lies elsewhere is not shown: it is not of this folder, whoever made the link.
+    """
+    dated, outside = [], 0
+    inside = root.resolve()
+    with os.scandir(root) as entries:
+        for entry in entries:
+            try:
+                when = Path(entry.path, "job.json").stat().st_mtime_ns
+                if not entry.is_symlink() or Path(entry.path).resolve().is_relative_to(inside):
+                    dated.append((when, entry.name))
+                else:
+                    outside += 1
+            except (OSError, RuntimeError):  # no run, or not ours to read; a loop of links
+                continue
+    return [RunDir(root / name) for _, name in sorted(dated, reverse=True)], outside
+
+
+def shown(name: str) -> str:
+    """A file's name as text, which may be no text."""
+    return os.fsencode(name).decode("utf-8", "replace")
+
+
+def stamp(run: RunDir, attempt: int) -> tuple[int, ...]:
+    """When the files were written that tell a run's end."""
+    return tuple(
+        _written(path)
+        for path in (run.path, run.job, run.submission, run.attempts, run.attempt(attempt).facts)
+    )
+
+
+def _written(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+def _view(run: RunDir, told: Told) -> Callable[[], bytes]:
+    """What makes all that is shown of a run; its lines are read once each."""
+    viewer = Viewer(run)
+
+    def make() -> bytes:
+        try:
+            data = viewer.look(told.better(run, status.known(run))).to_dict() | static(run)
+            return encoded(report.shown([data]))
+        except HpcddpError:
+            raise
+        except Exception as error:  # of records that are no records of ours
+            raise RunError(f"cannot be shown: {error!r}", where=str(run.path)) from error
+
+    return make
+
+
+def encoded(data: Any) -> bytes:
+    """JSON: what is no number is null, and what is no text is replaced."""
+    try:
+        return msgspec.json.encode(data)
+    except UnicodeEncodeError:  # lone surrogates
+        return msgspec.json.encode(_text(data))
+
+
+def _text(data: Any) -> Any:
+    if isinstance(data, str):
+        return data.encode("utf-8", "replace").decode()
+    if isinstance(data, dict):
+        return {_text(name): _text(value) for name, value in data.items()}
+    return [_text(value) for value in data] if isinstance(data, list | tuple) else data

@@ -1,0 +1,72 @@
+"""Who may ask the dashboard what: every request passes here before anything else sees it."""
+
+from __future__ import annotations
+
+import re
+import secrets
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+HOST = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:\d{1,5})?", re.ASCII)  # ssh -L picks the port
+METHODS = ("GET", "HEAD")
+DATA = "/api/"  # below it lies all that is told of runs; the rest is the program's own files
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+
+
+class Guard:
+    """Refuses what the owner's own page would not ask, and says to the browser what it may do.
+
+    Args:
+        token: that a question for data must hold; None where the socket's mode is enough.
+    """
+
+    def __init__(self, app: ASGIApp, token: str | None) -> None:
+        self.app, self.token = app, token
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+
+        async def answer(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(HEADERS)
+            await send(message)
+
+        refused = refusal(scope["method"], scope["path"], Headers(scope=scope), self.token)
+        app = PlainTextResponse(f"{refused[1]}\n", refused[0]) if refused else self.app
+        await app(scope, receive, answer)
+
+
+def refusal(method: str, path: str, headers: Headers, token: str | None) -> tuple[int, str] | None:
+    """The status and the reason of what is refused."""
+    hosts = headers.getlist("host")
+    if len(hosts) != 1 or not HOST.fullmatch(hosts[0]):
+        return 421, "this dashboard answers to localhost alone"
+    if method not in METHODS:
+        return 405, "this dashboard only shows"
+    if headers.get("origin", f"http://{hosts[0]}") != f"http://{hosts[0]}":
+        return 403, "another page may not ask"
+    if headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
+        # A link that leads here is no question of another page: it learns nothing.
+        kind = headers.get("sec-fetch-mode"), headers.get("sec-fetch-dest")
+        if kind != ("navigate", "document") or path.startswith(DATA):
+            return 403, "another page may not ask"
+    if token is not None and path.startswith(DATA):
+        given = headers.get("authorization", "").encode("latin-1", "replace")
+        if not secrets.compare_digest(given, f"Bearer {token}".encode()):
+            return 401, "this needs the token of the address that the dashboard printed"
+    return None
