@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from hpcddp import record, slurm, status
-from hpcddp.errors import HpcddpError, SlurmUnreachable
+from hpcddp.errors import SlurmUnreachable
 from hpcddp.rundir import RunDir
 from hpcddp.slurm import JobRow
 from hpcddp.status import Status
@@ -44,7 +44,7 @@ class Told:
             return status.status(run)
         word = self._words.get(run.name)
         if word and word.then == _facts(found):
-            for name in FIELDS:
+            for name in ("stale",) if word.found.stale else FIELDS:
                 setattr(found, name, getattr(word.found, name))
         return found
 
@@ -59,7 +59,7 @@ class Told:
         queue = once(slurm.queue)
         words, pauses = {}, [USUAL]
         for run in runs:
-            with contextlib.suppress(HpcddpError, OSError, ValueError, TypeError, KeyError):
+            with contextlib.suppress(Exception):  # the list tells what is wrong with a folder
                 before = status.known(run)
                 if before.backend == "slurm":
                     words[run.name] = Word(_facts(before), status.status(run, queue))

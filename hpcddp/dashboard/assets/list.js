@@ -51,11 +51,12 @@ function update({ row, parts }, run) {
   parts.state.className = `chip ${kind(run.state)}`;
   parts.state.title = run.stale ? "the last known state: Slurm does not answer" : "";
   parts.state.classList.toggle("stale", run.stale);
-  set(parts.since, (run.since || when(run.created)).replace("T", " ").slice(0, 16));
+  const since = run.since || (run.created ? when(run.created) : "");
+  set(parts.since, since.replace("T", " ").slice(0, 16));
   const total = number(run.total_steps) || 0, step = number(run.step) || 0;
   const share = total ? Math.min(1, step / total) : 0;
   parts.done.style.width = `${100 * share}%`;
-  parts.bar.classList.toggle("unknown", !total);
+  parts.bar.classList.toggle("unknown", !total && !step);
   parts.bar.setAttribute("aria-valuemax", total);
   parts.bar.setAttribute("aria-valuenow", step);
   set(parts.step, total ? `${count(step)} / ${count(total)}` : step ? count(step) : "");
