@@ -1,17 +1,17 @@
 """A dashboard as a person starts it, and what its tests ask it with."""
 
-import asyncio
 import contextlib
 import http.client
 import json
 import re
+import select
 import signal
 import socket
+import socketserver
 import subprocess
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from conftest import COMMAND
@@ -104,49 +104,23 @@ def started(*arguments: str) -> Iterator[Dashboard]:
 @contextlib.contextmanager
 def forwarded(path: str) -> Iterator[str]:
     """The address of a port that leads to a Unix socket, as `ssh -L` makes one."""
-    loop, ready, ports = asyncio.new_event_loop(), threading.Event(), []
+    ended = threading.Event()
 
-    async def copy(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError):
-            while data := await source.read(1 << 16):
-                sink.write(data)
-                await sink.drain()
-        sink.close()
+    class Link(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            with socket.socket(socket.AF_UNIX) as far, contextlib.suppress(OSError):
+                far.connect(path)
+                other = {far: self.request, self.request: far}
+                while not ended.is_set():
+                    for source in select.select(list(other), [], [], 0.1)[0]:
+                        if not (data := source.recv(1 << 16)):
+                            return
+                        other[source].sendall(data)
 
-    async def link(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
-        try:
-            far_source, far_sink = await asyncio.open_unix_connection(path)
-        except OSError:
-            sink.close()
-            return
-        await asyncio.gather(copy(source, far_sink), copy(far_source, sink))
-
-    async def run() -> None:
-        server = await asyncio.start_server(link, "127.0.0.1", 0)
-        ports.append(server.sockets[0].getsockname()[1])
-        ended.append(asyncio.Event())
-        ready.set()
-        await ended[0].wait()
-        server.close()
-        tasks = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    ended: list[asyncio.Event] = []
-    thread = threading.Thread(target=loop.run_until_complete, args=(run(),))
-    thread.start()
-    try:
-        assert ready.wait(10)
-        yield f"http://localhost:{ports[0]}"
-    finally:
-        loop.call_soon_threadsafe(ended[0].set)
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Link) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        yield f"http://localhost:{server.server_address[1]}"
+        ended.set()
+        server.shutdown()
         thread.join()
-        loop.close()
-
-
-def shared(folder: Path) -> Path:
-    """A folder that all may enter and its owner alone may write."""
-    folder.mkdir(exist_ok=True)
-    folder.chmod(0o755)
-    return folder

@@ -1,28 +1,17 @@
 """The dashboard: who may ask it, what it tells, and how it ends."""
 
-import json
 import os
 import shutil
-import signal
 import socket
 import stat
-import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from conftest import Outcome, Site
+from conftest import Outcome
 from dashboards import Dashboard, started
 from made import made_run
-
-from hpcddp import ledger
-from hpcddp.dashboard import door
-from hpcddp.dashboard.folder import Folder, scan
-from hpcddp.errors import UserError
-from hpcddp.rundir import RunDir, write_json
 
 Command = Callable[..., Outcome]
 HOSTILE = "<img src=x onerror=window.hacked=1>"
@@ -75,7 +64,12 @@ def test_all_runs_newest_first(either: Dashboard, runs: Path) -> None:
         "damaged-1": "DAMAGED", HOSTILE: "COMPLETED", "works-1": "RUNNING", "done-1": "COMPLETED",
     }  # fmt: skip
     works = rows["works-1"]
-    assert (works["step"], works["total_steps"], works["attempt"], works["slow"]) == (300, 400, 3, 1)
+    assert (works["step"], works["total_steps"], works["attempt"], works["slow"]) == (
+        300,
+        400,
+        3,
+        1,
+    )
     assert works["to_go_s"] == pytest.approx(50) and works["samples_per_s"] == 44
     assert "job.json" not in rows["damaged-1"]["reason"] and rows["damaged-1"]["reason"]
 
@@ -222,7 +216,12 @@ def test_names_never_become_paths(either: Dashboard, runs: Path) -> None:
             for base in ("/api/run/", "/assets/"):
                 got = either.ask(base + spelled)
                 assert got.status in (307, 404), (base, spelled)
-    for target in ("/assets/../app.py", "/assets/..%2fapp.py", "//etc/passwd", "/%2e%2e/etc/passwd"):
+    for target in (
+        "/assets/../app.py",
+        "/assets/..%2fapp.py",
+        "//etc/passwd",
+        "/%2e%2e/etc/passwd",
+    ):
         assert either.ask(target).status == 404
 
 
@@ -239,190 +238,3 @@ def test_every_answer_tells_the_browser_what_it_may(either: Dashboard) -> None:
         assert got["cross-origin-resource-policy"] == "same-origin"
         assert not {"server", "set-cookie"} & set(got)
         assert not [name for name in got if name.startswith("access-control")]
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_it_ends_clean(tmp_path: Path, number: int) -> None:
-    (tmp_path / "runs").mkdir()
-    own = tmp_path / "own"
-    own.mkdir(0o700)
-    path = own / "a.sock"
-    with started("--runs", str(tmp_path / "runs"), "--socket", str(path)) as made:
-        assert made.ask("/api/runs").json["runs"] == []
-        assert made.end(number) == 128 + number
-        assert made.process.stderr and made.process.stderr.read() == "Ctrl-C ends it\n"
-    assert not path.exists()
-
-
-def test_it_ends_when_nobody_reads_it(tmp_path: Path) -> None:
-    """An ssh without a terminal sends no signal at its end."""
-    (tmp_path / "runs").mkdir()
-    with started("--runs", str(tmp_path / "runs"), "--port", "0") as made:
-        assert made.process.stdout
-        made.process.stdout.close()
-        assert made.process.wait(20) == 128 + signal.SIGHUP
-
-
-def test_the_usual_socket_is_in_a_folder_of_ones_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    runtime = tmp_path / "runtime"
-    runtime.mkdir(0o700)
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
-    found = door.own_path(tmp_path)
-    assert found.parent == runtime / "hpcddp"
-    assert stat.S_IMODE(found.parent.stat().st_mode) == 0o700
-    assert door.own_path(tmp_path) == found != door.own_path(runtime)
-    found.parent.chmod(0o755)  # somebody else's doing
-    other = door.own_path(tmp_path)
-    assert other.parent.parent == Path(tempfile.gettempdir())
-    assert stat.S_IMODE(other.parent.stat().st_mode) == 0o700
-
-
-def test_a_socket_that_is_left_over_gives_way_and_one_that_lives_does_not(
-    tmp_path: Path, command: Command, site: Site
-) -> None:
-    site.runs.mkdir()
-    path = tmp_path / "a.sock"
-    left = socket.socket(socket.AF_UNIX)
-    left.bind(str(path))
-    left.close()
-    with started("--runs", str(site.runs), "--socket", str(path)) as made:
-        assert made.ask("/api/runs").status == 200
-        done = command("dashboard", "--socket", str(path))
-        assert done.code == 2 and f"{path}: a dashboard listens here already" in done.err
-        assert made.ask("/api/runs").status == 200
-    assert not path.exists()
-
-
-def test_what_cannot_be_listened_on(tmp_path: Path, command: Command, site: Site) -> None:
-    assert "there is no such folder" in command("dashboard").err
-    site.runs.mkdir()
-    (tmp_path / "file").touch()
-    (tmp_path / "open").mkdir()
-    (tmp_path / "open").chmod(0o777)
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = str(taken.getsockname()[1])
-        wrong = {
-            ("--socket", str(tmp_path / ("x" * 107))): "a socket's path has 107 at most",
-            ("--socket", str(tmp_path / "file")): "is there, and is no socket",
-            ("--socket", str(tmp_path / "open" / "a.sock")): "others can write there",
-            ("--socket", str(tmp_path / "none" / "a.sock")): "there is no such folder",
-            ("--port", port): f"port {port}: cannot be listened on: Address already in use",
-            ("--port", "70000"): "70000",
-            ("--port", "0", "--socket", "x"): "which of the two?",
-            ("--runs", str(tmp_path / "file")): "there is no such folder",
-        }
-        for arguments, what in wrong.items():
-            done = command("dashboard", *arguments)
-            assert (done.code, done.out) == (2, "") and what in done.err, done.text
-    assert (tmp_path / "file").exists()
-
-
-def test_without_the_extra_it_says_what_to_install(site: Site) -> None:
-    site.runs.mkdir()
-    statement = "import sys; sys.modules['uvicorn'] = None; sys.argv = ['hpcddp', 'dashboard']; "
-    done = subprocess.run(
-        [sys.executable, "-c", statement + "from hpcddp.cli import main; main()"],
-        capture_output=True, text=True, check=False, timeout=60,
-    )  # fmt: skip
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "the dashboard needs uvicorn\n  pip install 'hpcddp[dashboard]'" in done.stderr
-
-
-def told(folder: Folder) -> dict[str, dict[str, object]]:
-    """The rows of a new look."""
-    folder._all._due = 0.0
-    return {row["run"]: row for row in json.loads(folder.runs().body)["runs"]}
-
-
-def test_a_run_that_has_ended_is_read_once(tmp_path: Path) -> None:
-    run = made_run(tmp_path, "done-1", ends=(), steps=20, slow=None)
-    folder = Folder(tmp_path)
-    first = told(folder)["done-1"]
-    run.attempt(1).metrics.write_text("")
-    assert told(folder)["done-1"] == first and first["loss"]
-    facts = ledger.read(run.attempt(1))
-    assert facts
-    facts.cause = "crashed"
-    write_json(run.attempt(1).facts, vars(facts))
-    assert told(folder)["done-1"]["state"] == "FAILED"
-
-
-def test_a_run_comes_grows_and_goes(tmp_path: Path) -> None:
-    folder = Folder(tmp_path)
-    assert told(folder) == {}
-    run = made_run(tmp_path, "works-1", ends=(), steps=400, last=100, cause=None, slow=None)
-    assert told(folder)["works-1"]["step"] == 100
-    assert json.loads(folder.run("works-1").body)["runs"][0]["status"]["step"] == 100
-    for record in ({"event": "train", "step": 101, "time": 1790000100.0, "loss": float("nan")},
-                   {"event": "slow", "step": 101, "rank": 1}):  # fmt: skip
-        with run.attempt(1).metrics.open("a") as f:
-            f.write(json.dumps(record) + "\n")
-    row = told(folder)["works-1"]
-    assert (row["step"], row["loss"], row["slow"]) == (101, None, 1)
-    shutil.rmtree(run.path)
-    with pytest.raises(UserError, match="no such run"):
-        folder.run("works-1")
-    assert told(folder) == {}
-
-
-def test_what_is_in_one_folder_does_not_hide_the_others(tmp_path: Path) -> None:
-    made_run(tmp_path, "good", ends=(), steps=20)
-    for name, text in {
-        "words": '{"event": "train", "step": "many", "loss": {"a": 1}}\n',
-        "deep": "[" * 100_000 + "\n",
-        "lone": '{"event": "train", "step": 1, "loss": "\\ud800"}\n',
-    }.items():
-        run = made_run(tmp_path, name, ends=(), steps=20)
-        run.attempt(1).metrics.write_text(text)
-    bytes_ = RunDir(os.fsdecode(os.fsencode(tmp_path) + b"/\xff\xfe"))
-    shutil.copytree(tmp_path / "good", bytes_.path, symlinks=True)
-    rows = told(Folder(tmp_path))
-    assert set(rows) == {"good", "words", "deep", "lone", "\ufffd\ufffd"}
-    assert rows["good"]["state"] == "COMPLETED" and rows["words"]["state"] == "DAMAGED"
-
-
-def test_links_that_lead_out_are_not_shown(tmp_path: Path) -> None:
-    runs, other = tmp_path / "runs", tmp_path / "other"
-    for folder in (runs, other):
-        folder.mkdir()
-        made_run(folder, "a", ends=(), steps=20)
-    (runs / "out").symlink_to(other / "a")
-    (runs / "in").symlink_to("a")
-    (runs / "loop").symlink_to("loop")
-    found, outside = scan(runs)
-    assert ({run.name for run in found}, outside) == ({"a", "in"}, 1)
-    (tmp_path / "linked").symlink_to(runs)  # the folder itself may be a link
-    assert len(scan(tmp_path / "linked")[0]) == 2
-
-
-def test_slurm_is_asked_once_for_all_runs(site: Site) -> None:
-    site.runs.mkdir()
-    for name in ("a-1", "b-1", "c-1"):
-        made_run(site.runs, name, ends=(), steps=20, last=10, cause=None)
-    row = "echo '17|SUSPENDED|Priority|2030-01-01T10:00:00|x|n7|a-1'"
-    site.slurm(squeue=f"echo asked >> {site.folder}/asked; {row}")
-    folder = Folder(site.runs)
-    assert told(folder)["a-1"]["state"] == "RUNNING"  # by its folder: Slurm has not answered yet
-    until = time.monotonic() + 20
-    while told(folder)["a-1"]["state"] == "RUNNING" and time.monotonic() < until:
-        time.sleep(0.02)
-    rows = told(folder)
-    assert (rows["a-1"]["state"], rows["a-1"]["reason"]) == ("SUSPENDED", "Priority")
-    assert rows["b-1"]["state"] == "LOST"
-    for _ in range(5):
-        told(folder)
-    assert (site.folder / "asked").read_text() == "asked\n"
-    run = RunDir(site.runs / "a-1")  # what its folder says later is newer than Slurm's word
-    ledger.end(run, 1, 0, "done")
-    assert told(folder)["a-1"]["state"] == "COMPLETED"
-
-
-def test_many_tabs_are_one_look(tmp_path: Path) -> None:
-    made_run(tmp_path, "done-1", ends=(), steps=20)
-    folder = Folder(tmp_path)
-    assert folder.runs() is folder.runs()
-    assert folder.run("done-1") is folder.run("done-1")

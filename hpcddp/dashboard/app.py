@@ -5,6 +5,7 @@ from __future__ import annotations
 import select
 import signal
 import sys
+from collections.abc import Callable
 from functools import partial
 from importlib.resources import files
 from types import FrameType
@@ -33,7 +34,7 @@ def make(folder: Folder, token: str | None) -> Starlette:
     """The pages of a folder."""
     limit: list[CapacityLimiter] = []
 
-    async def look(request: Request, ask: partial[Answer]) -> Response:
+    async def look(request: Request, ask: Callable[[], Answer]) -> Response:
         limit[:] = limit or [CapacityLimiter(THREADS)]  # belongs to the loop that runs now
         try:
             answer = await to_thread.run_sync(ask, limiter=limit[0])
@@ -45,7 +46,7 @@ def make(folder: Folder, token: str | None) -> Starlette:
         return Response(answer.body, media_type="application/json", headers=headers)
 
     async def runs(request: Request) -> Response:
-        return await look(request, partial(folder.runs))
+        return await look(request, folder.runs)
 
     async def run(request: Request) -> Response:
         return await look(request, partial(folder.run, request.path_params["name"]))
@@ -69,7 +70,7 @@ def make(folder: Folder, token: str | None) -> Starlette:
 
 
 OWN = ("list.html", "list.css", "list.js", "run.html", "run.js", "ask.js", "icon.svg")
-DRAWING = {
+DRAWING: dict[str, Callable[[], str]] = {
     "report.css": report.style,
     "report.js": report.script,
     "words.js": partial(report.asset, "words.js"),

@@ -1,4 +1,4 @@
-"""Where the dashboard listens: a Unix socket that its owner alone can open, or a port of loopback."""
+"""Where the dashboard listens: a Unix socket for its owner alone, or a port of loopback."""
 
 from __future__ import annotations
 

@@ -119,9 +119,9 @@ class Folder:
     def _list(self) -> bytes:
         found, outside = scan(self.root)
         self._runs = {shown(run.name): run for run in found}
-        for known in (self._ended, self._newest):
-            for name in known.keys() - self._runs.keys():
-                del known[name]  # type: ignore[attr-defined]
+        for name in (self._ended.keys() | self._newest.keys()) - self._runs.keys():
+            self._ended.pop(name, None)
+            self._newest.pop(name, None)
         rows = [self._row(name, run) for name, run in self._runs.items()]
         self._told.ask([run for run in found if shown(run.name) not in self._ended])
         told = {"schema_version": 1, "folder": str(self.root), "runs": rows, "outside": outside}

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections import deque
+from pathlib import Path
 
 from hpcddp.curves import pieces
 from hpcddp.rundir import RunDir, parse_lines
@@ -69,9 +69,9 @@ class Newest:
                 self.samples_per_s = record.get("samples_per_s")
 
 
-def _start(path: os.PathLike[str]) -> int:
+def _start(path: Path) -> int:
     """Where the last lines of a file begin, somewhere within a line."""
     try:
-        return max(0, os.stat(path).st_size - TAIL)
+        return max(0, path.stat().st_size - TAIL)
     except OSError:
         return 0

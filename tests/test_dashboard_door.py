@@ -1,0 +1,109 @@
+"""Where the dashboard listens, what it refuses there, and how it ends."""
+
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import Outcome, Site
+from dashboards import started
+
+from hpcddp.dashboard import door
+
+Command = Callable[..., Outcome]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_it_ends_clean(tmp_path: Path, number: int) -> None:
+    (tmp_path / "runs").mkdir()
+    own = tmp_path / "own"
+    own.mkdir(0o700)
+    path = own / "a.sock"
+    with started("--runs", str(tmp_path / "runs"), "--socket", str(path)) as made:
+        assert made.ask("/api/runs").json["runs"] == []
+        assert made.end(number) == 128 + number
+        assert made.process.stderr and made.process.stderr.read() == "Ctrl-C ends it\n"
+    assert not path.exists()
+
+
+def test_it_ends_when_nobody_reads_it(tmp_path: Path) -> None:
+    """An ssh without a terminal sends no signal at its end."""
+    (tmp_path / "runs").mkdir()
+    with started("--runs", str(tmp_path / "runs"), "--port", "0") as made:
+        assert made.process.stdout
+        made.process.stdout.close()
+        assert made.process.wait(20) == 128 + signal.SIGHUP
+
+
+def test_the_usual_socket_is_in_a_folder_of_ones_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime = tmp_path / "runtime"
+    runtime.mkdir(0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
+    found = door.own_path(tmp_path)
+    assert found.parent == runtime / "hpcddp"
+    assert stat.S_IMODE(found.parent.stat().st_mode) == 0o700
+    assert door.own_path(tmp_path) == found != door.own_path(runtime)
+    found.parent.chmod(0o755)  # somebody else's doing
+    other = door.own_path(tmp_path)
+    assert other.parent.parent == Path(tempfile.gettempdir())
+    assert stat.S_IMODE(other.parent.stat().st_mode) == 0o700
+
+
+def test_a_socket_that_is_left_over_gives_way_and_one_that_lives_does_not(
+    tmp_path: Path, command: Command, site: Site
+) -> None:
+    site.runs.mkdir()
+    path = tmp_path / "a.sock"
+    left = socket.socket(socket.AF_UNIX)
+    left.bind(str(path))
+    left.close()
+    with started("--runs", str(site.runs), "--socket", str(path)) as made:
+        assert made.ask("/api/runs").status == 200
+        done = command("dashboard", "--socket", str(path))
+        assert done.code == 2 and f"{path}: a dashboard listens here already" in done.err
+        assert made.ask("/api/runs").status == 200
+    assert not path.exists()
+
+
+def test_what_cannot_be_listened_on(tmp_path: Path, command: Command, site: Site) -> None:
+    assert "there is no such folder" in command("dashboard").err
+    site.runs.mkdir()
+    (tmp_path / "file").touch()
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        wrong = {
+            ("--socket", str(tmp_path / ("x" * 107))): "a socket's path has 107 at most",
+            ("--socket", str(tmp_path / "file")): "is there, and is no socket",
+            ("--socket", str(tmp_path / "open" / "a.sock")): "others can write there",
+            ("--socket", str(tmp_path / "none" / "a.sock")): "there is no such folder",
+            ("--port", port): f"port {port}: cannot be listened on: Address already in use",
+            ("--port", "70000"): "70000",
+            ("--port", "0", "--socket", "x"): "which of the two?",
+            ("--runs", str(tmp_path / "file")): "there is no such folder",
+        }
+        for arguments, what in wrong.items():
+            done = command("dashboard", *arguments)
+            assert (done.code, done.out) == (2, "") and what in done.err, done.text
+    assert (tmp_path / "file").exists()
+
+
+def test_without_the_extra_it_says_what_to_install(site: Site) -> None:
+    site.runs.mkdir()
+    statement = "import sys; sys.modules['uvicorn'] = None; sys.argv = ['hpcddp', 'dashboard']; "
+    done = subprocess.run(
+        [sys.executable, "-c", statement + "from hpcddp.cli import main; main()"],
+        capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "the dashboard needs uvicorn\n  pip install 'hpcddp[dashboard]'" in done.stderr

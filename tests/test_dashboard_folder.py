@@ -1,0 +1,112 @@
+"""What the dashboard tells of a folder, and how often it looks for that."""
+
+import json
+import os
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+from conftest import Site
+from made import made_run
+
+from hpcddp import ledger
+from hpcddp.dashboard.folder import Folder, scan
+from hpcddp.errors import UserError
+from hpcddp.rundir import RunDir, write_json
+
+
+def told(folder: Folder) -> dict[str, dict[str, object]]:
+    """The rows of a new look."""
+    folder._all._due = 0.0
+    return {row["run"]: row for row in json.loads(folder.runs().body)["runs"]}
+
+
+def test_a_run_that_has_ended_is_read_once(tmp_path: Path) -> None:
+    run = made_run(tmp_path, "done-1", ends=(), steps=20, slow=None)
+    folder = Folder(tmp_path)
+    first = told(folder)["done-1"]
+    run.attempt(1).metrics.write_text("")
+    assert told(folder)["done-1"] == first and first["loss"]
+    facts = ledger.read(run.attempt(1))
+    assert facts
+    facts.cause = "crashed"
+    write_json(run.attempt(1).facts, vars(facts))
+    assert told(folder)["done-1"]["state"] == "FAILED"
+
+
+def test_a_run_comes_grows_and_goes(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    assert told(folder) == {}
+    run = made_run(tmp_path, "works-1", ends=(), steps=400, last=100, cause=None, slow=None)
+    assert told(folder)["works-1"]["step"] == 100
+    assert json.loads(folder.run("works-1").body)["runs"][0]["status"]["step"] == 100
+    for record in ({"event": "train", "step": 101, "time": 1790000100.0, "loss": float("nan")},
+                   {"event": "slow", "step": 101, "rank": 1}):  # fmt: skip
+        with run.attempt(1).metrics.open("a") as f:
+            f.write(json.dumps(record) + "\n")
+    row = told(folder)["works-1"]
+    assert (row["step"], row["loss"], row["slow"]) == (101, None, 1)
+    shutil.rmtree(run.path)
+    with pytest.raises(UserError, match="no such run"):
+        folder.run("works-1")
+    assert told(folder) == {}
+
+
+def test_what_is_in_one_folder_does_not_hide_the_others(tmp_path: Path) -> None:
+    made_run(tmp_path, "good", ends=(), steps=20)
+    for name, text in {
+        "words": '{"event": "train", "step": "many", "loss": {"a": 1}}\n',
+        "deep": "[" * 100_000 + "\n",
+        "lone": '{"event": "train", "step": 1, "loss": "\\ud800"}\n',
+    }.items():
+        run = made_run(tmp_path, name, ends=(), steps=20)
+        run.attempt(1).metrics.write_text(text)
+    bytes_ = RunDir(os.fsdecode(os.fsencode(tmp_path) + b"/\xff\xfe"))
+    shutil.copytree(tmp_path / "good", bytes_.path, symlinks=True)
+    rows = told(Folder(tmp_path))
+    assert set(rows) == {"good", "words", "deep", "lone", "\ufffd\ufffd"}
+    assert rows["good"]["state"] == "COMPLETED" and rows["words"]["state"] == "DAMAGED"
+
+
+def test_links_that_lead_out_are_not_shown(tmp_path: Path) -> None:
+    runs, other = tmp_path / "runs", tmp_path / "other"
+    for folder in (runs, other):
+        folder.mkdir()
+        made_run(folder, "a", ends=(), steps=20)
+    (runs / "out").symlink_to(other / "a")
+    (runs / "in").symlink_to("a")
+    (runs / "loop").symlink_to("loop")
+    found, outside = scan(runs)
+    assert ({run.name for run in found}, outside) == ({"a", "in"}, 1)
+    (tmp_path / "linked").symlink_to(runs)  # the folder itself may be a link
+    assert len(scan(tmp_path / "linked")[0]) == 2
+
+
+def test_slurm_is_asked_once_for_all_runs(site: Site) -> None:
+    site.runs.mkdir()
+    for name in ("a-1", "b-1", "c-1"):
+        made_run(site.runs, name, ends=(), steps=20, last=10, cause=None)
+    row = "echo '17|SUSPENDED|Priority|2030-01-01T10:00:00|x|n7|a-1'"
+    site.slurm(squeue=f"echo asked >> {site.folder}/asked; {row}")
+    folder = Folder(site.runs)
+    assert told(folder)["a-1"]["state"] == "RUNNING"  # by its folder: Slurm has not answered yet
+    until = time.monotonic() + 20
+    while told(folder)["a-1"]["state"] == "RUNNING" and time.monotonic() < until:
+        time.sleep(0.02)
+    rows = told(folder)
+    assert (rows["a-1"]["state"], rows["a-1"]["reason"]) == ("SUSPENDED", "Priority")
+    assert rows["b-1"]["state"] == "LOST"
+    for _ in range(5):
+        told(folder)
+    assert (site.folder / "asked").read_text() == "asked\n"
+    run = RunDir(site.runs / "a-1")  # what its folder says later is newer than Slurm's word
+    ledger.end(run, 1, 0, "done")
+    assert told(folder)["a-1"]["state"] == "COMPLETED"
+
+
+def test_many_tabs_are_one_look(tmp_path: Path) -> None:
+    made_run(tmp_path, "done-1", ends=(), steps=20)
+    folder = Folder(tmp_path)
+    assert folder.runs() is folder.runs()
+    assert folder.run("done-1") is folder.run("done-1")
