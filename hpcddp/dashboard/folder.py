@@ -26,7 +26,8 @@ from hpcddp.status import Status
 from hpcddp.view import Viewer, static
 
 EVERY = 1.0  # seconds between two looks, at least
-SHARE = 5  # a look that takes long is followed by a pause of so many times as long
+SHARE = 5  # a look that takes long is followed by a pause of so many times as long,
+LONGEST = 10.0  # but of no more seconds
 VIEWERS = 32  # runs whose curves are held
 
 
@@ -59,7 +60,9 @@ class Paced:
                 body = self._make()
                 self._answer = Answer(body, f'"{hashlib.sha256(body).hexdigest()[:20]}"')
                 now = time.monotonic()
-                self._due = now + max(EVERY, SHARE * (now - began))
+                # The first look is the longest by far, and says nothing of the next.
+                pause = min(SHARE * (now - began), LONGEST) if before else 0.0
+                self._due = now + max(EVERY, pause)
             return self._answer
         finally:
             self._lock.release()
