@@ -100,9 +100,24 @@ def test_slurm_is_asked_once_for_all_runs(site: Site) -> None:
     for _ in range(5):
         told(folder)
     assert (site.folder / "asked").read_text() == "asked\n"
-    run = RunDir(site.runs / "a-1")  # what its folder says later is newer than Slurm's word
-    ledger.end(run, 1, 0, "done")
+    # What its folder says later is newer than Slurm's word.
+    ledger.end(RunDir(site.runs / "a-1"), 1, 0, "done")
     assert told(folder)["a-1"]["state"] == "COMPLETED"
+    ledger.begin(RunDir(site.runs / "b-1"), ledger.life("17", 1, slurm=True), lambda a: False)
+    row = told(folder)["b-1"]
+    assert (row["state"], row["attempt"]) == ("RUNNING", 2)
+
+
+def test_a_slurm_that_is_gone_hides_nothing(site: Site) -> None:
+    site.runs.mkdir()
+    made_run(site.runs, "a-1", ends=(), steps=20, last=10, cause=None)
+    site.slurm(squeue="echo 'squeue: error: Unable to contact slurm' >&2; exit 1")
+    folder = Folder(site.runs)
+    until = time.monotonic() + 20
+    while not (row := told(folder)["a-1"])["stale"] and time.monotonic() < until:
+        time.sleep(0.02)
+    assert (row["state"], row["stale"], row["step"], row["reason"]) == ("RUNNING", True, 10, "")
+    assert "Unable to contact" in json.loads(folder.runs().body)["away"]
 
 
 def test_many_tabs_are_one_look(tmp_path: Path) -> None:

@@ -64,6 +64,10 @@ def test_what_only_reads_needs_no_templates(site: Site, arguments: list[str]) ->
     assert not roots(imported(CALL, *arguments)) & (HEAVY | {"jinja2"})
 
 
+def test_the_dashboard_is_light() -> None:
+    assert not roots(imported("import hpcddp.dashboard.app")) & (HEAVY | {"jinja2"})
+
+
 def test_layer_0_is_the_standard_library_alone() -> None:
     names = imported("; ".join(f"import hpcddp.{name}" for name in LAYER_0))
     own = {n for n in names if n.startswith("hpcddp.")}

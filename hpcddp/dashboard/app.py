@@ -37,7 +37,7 @@ def make(folder: Folder, token: str | None) -> Starlette:
     async def look(request: Request, ask: Callable[[], Answer]) -> Response:
         limit[:] = limit or [CapacityLimiter(THREADS)]  # belongs to the loop that runs now
         try:
-            answer = await to_thread.run_sync(ask, limiter=limit[0])
+            answer = await to_thread.run_sync(ask, abandon_on_cancel=True, limiter=limit[0])
         except (HpcddpError, OSError) as error:
             return JSONResponse({"error": str(error)}, 404)
         headers = {"ETag": answer.tag}
@@ -57,7 +57,7 @@ def make(folder: Folder, token: str | None) -> Starlette:
     async def page(request: Request) -> Response:
         return shipped("run.html" if request.path_params else "list.html")
 
-    return Starlette(
+    made = Starlette(
         routes=[
             Route("/", page),
             Route("/run/{name}", page),
@@ -67,6 +67,8 @@ def make(folder: Folder, token: str | None) -> Starlette:
         ],
         middleware=[Middleware(Guard, token=token), Middleware(GZipMiddleware, compresslevel=4)],
     )
+    made.router.redirect_slashes = False  # an address is one of these, or nothing
+    return made
 
 
 OWN = ("list.html", "list.css", "list.js", "run.html", "run.js", "ask.js", "icon.svg")

@@ -11,7 +11,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 HOST = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:\d{1,5})?", re.ASCII)  # ssh -L picks the port
 METHODS = ("GET", "HEAD")
-DATA = "/api/"  # below it lies all that is told of runs; the rest is the program's own files
+# The program's own files, the same for everybody; whatever else there is may tell of runs.
+PAGES = re.compile(r"/|/run/[^/]+|/assets/[^/]+")
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -53,7 +54,7 @@ class Guard:
 
 def refusal(method: str, path: str, headers: Headers, token: str | None) -> tuple[int, str] | None:
     """The status and the reason of what is refused."""
-    hosts = headers.getlist("host")
+    hosts, page = headers.getlist("host"), PAGES.fullmatch(path)
     if len(hosts) != 1 or not HOST.fullmatch(hosts[0]):
         return 421, "this dashboard answers to localhost alone"
     if method not in METHODS:
@@ -63,9 +64,9 @@ def refusal(method: str, path: str, headers: Headers, token: str | None) -> tupl
     if headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
         # A link that leads here is no question of another page: it learns nothing.
         kind = headers.get("sec-fetch-mode"), headers.get("sec-fetch-dest")
-        if kind != ("navigate", "document") or path.startswith(DATA):
+        if kind != ("navigate", "document") or not page:
             return 403, "another page may not ask"
-    if token is not None and path.startswith(DATA):
+    if token is not None and not page:
         given = headers.get("authorization", "").encode("latin-1", "replace")
         if not secrets.compare_digest(given, f"Bearer {token}".encode()):
             return 401, "this needs the token of the address that the dashboard printed"

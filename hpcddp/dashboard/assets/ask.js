@@ -39,7 +39,8 @@ function follow(path, draw) {
     if (answer.status === 401) {
       throw new Error("This needs the token: open the whole address that the dashboard printed.");
     }
-    const data = await answer.json();
+    const json = answer.headers.get("Content-Type")?.includes("json");
+    const data = json ? await answer.json() : { error: await answer.text() };
     if (!answer.ok) throw new Error(data.error);
     draw(data);
     tag = answer.headers.get("ETag");
