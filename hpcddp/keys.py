@@ -7,6 +7,7 @@ profiles (clusters.py) are both read this way; a node needs nothing but the stan
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping
@@ -41,7 +42,7 @@ def key(
         default: its value when nobody says anything; {} makes it a free table.
         text: one line for a person.
         least: smallest value allowed.
-        choices: allowed words.
+        choices: allowed words, of a list each one.
         scalar: members of this free table enter a script: text, numbers or truth values only.
         alone: a text stands for the list of this one text.
     """
@@ -191,8 +192,10 @@ def _problem(row: Key, value: Any) -> str:
         return KIND_TEXT[row.kind]
     if row.least is not None and not value >= row.least:
         return f"at least {row.least:g}"
-    if row.choices and value not in row.choices:
-        return f"one of {', '.join(row.choices)}"
+    words = value if isinstance(value, list) else [value]
+    if row.choices and any(word not in row.choices for word in words):
+        some = "some" if isinstance(value, list) else "one"
+        return f"{some} of {', '.join(row.choices)}"
     return ""
 
 
@@ -211,9 +214,13 @@ def _convert(kind: str, value: str) -> Any:
 
 
 def _words(text: str) -> Any:
-    """Words as a shell reads them, without expanding anything."""
+    """A list as TOML has it, or words as a shell reads them, without expanding anything."""
     import shlex
+    import tomllib
 
+    with contextlib.suppress(tomllib.TOMLDecodeError):
+        if text.startswith("[") and "\n" not in text:
+            return tomllib.loads(f"value = {text}")["value"]
     try:
         return shlex.split(text)
     except ValueError:

@@ -165,7 +165,7 @@ class Plan:
         """The script that starts `command` once per rank."""
         from hpcddp.render import Facts, render
 
-        modules = self.profile.cluster.modules
+        modules, trackers = self.profile.cluster.modules, self.spec.metrics.trackers
         variables: dict[str, Any] = {
             "RUN": str(run.path),
             "PYTHON": sys.executable,
@@ -176,6 +176,7 @@ class Plan:
             **{n: _env_text(v) for n, v in self.profile.cluster.variables.items()},
             "ENVIRONMENT": [f"{n}={v}" for n, v in self.environment().items()],
             "COMMAND": command,
+            **({"TRACKERS": trackers} if trackers else {}),
         }
         facts = Facts(
             self.directives(run),
@@ -183,6 +184,7 @@ class Plan:
             self.launcher.fragment,
             modules=bool(modules),
             program=bool(self.spec.command),
+            trackers=bool(trackers),
             backend=self.backend,
         )
         return render(self.template, shipped.folder("templates"), facts)

@@ -43,6 +43,7 @@ class Facts:
         launcher: the fragment that starts the processes.
         modules: whether the site loads modules.
         program: whether the ranks run a program of the user's.
+        trackers: whether anybody else gets the run's metrics while it trains.
         backend: who takes the script.
     """
 
@@ -51,6 +52,7 @@ class Facts:
     launcher: str
     modules: bool = False
     program: bool = False
+    trackers: bool = False
     backend: str = "slurm"
 
 
@@ -153,6 +155,7 @@ def render(template: Path, shipped: Path, facts: Facts) -> str:
             launcher=facts.launcher,
             modules=facts.modules,
             program=facts.program,
+            trackers=facts.trackers,
             backend=facts.backend,
         )
     except jinja2.TemplateNotFound as error:
@@ -162,7 +165,7 @@ def render(template: Path, shipped: Path, facts: Facts) -> str:
             error.message or "cannot be read", where=f"{error.filename}:{error.lineno}"
         ) from None
     except jinja2.UndefinedError as error:
-        names = "sbatch, variables, directives, launcher, modules, program, backend"
+        names = "sbatch, variables, directives, launcher, modules, program, trackers, backend"
         raise TemplateError(
             error.message or "undefined name",
             where=_line(error.__traceback__),

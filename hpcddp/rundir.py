@@ -27,6 +27,9 @@
       work/               a command's working folder: the code as it was  written by submit
       versions.json       its Python and packages                         written by submit
       listings/NAME.tsv   which samples a dataset has                     linked by the first rank
+      trackers.json       the run at its trackers, and what they know     written by who tells them
+      tensorboard/        event files                                     written by who tells it
+      wandb/              W&B's own files                                 written by wandb
       checkpoints/
         step-N/           complete, with COMPLETE in it                     published by rename
         .saving-N/        of attempt N, not yet published; the next attempt takes it away
@@ -98,6 +101,8 @@ class RunDir:
         self.versions = self.path / "versions.json"
         self.listings = self.path / "listings"
         self.results = self.path / "results"
+        self.trackers = self.path / "trackers.json"
+        self.tensorboard = self.path / "tensorboard"
 
     def attempt(self, number: int) -> AttemptDir:
         return AttemptDir(self.attempts / str(number))

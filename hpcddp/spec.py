@@ -132,6 +132,15 @@ class CheckpointSpec:
 
 
 @dataclass
+class MetricsSpec:
+    """What is told of a run while it trains, and to whom."""
+
+    trackers: list[str] = key(
+        [], "who else gets the metrics", choices=("tensorboard", "mlflow", "wandb")
+    )
+
+
+@dataclass
 class RequeueSpec:
     """When a job that ended comes back by itself. Preemptions and node failures always do."""
 
@@ -172,6 +181,7 @@ class JobSpec:
     data: DataSpec = dataclasses.field(default_factory=DataSpec)
     metrics: MetricsSpec = dataclasses.field(default_factory=MetricsSpec)
     checkpoint: CheckpointSpec = dataclasses.field(default_factory=CheckpointSpec)
+    metrics: MetricsSpec = dataclasses.field(default_factory=MetricsSpec)
     requeue: RequeueSpec = dataclasses.field(default_factory=RequeueSpec)
     model: dict[str, Any] = key({}, "keyword arguments of the task's model()")
     dataset: dict[str, Any] = key({}, "keyword arguments of the task's dataset()")
@@ -188,6 +198,7 @@ KEYS = Keys(
         "data": DataSpec,
         "metrics": MetricsSpec,
         "checkpoint": CheckpointSpec,
+        "metrics": MetricsSpec,
         "requeue": RequeueSpec,
     },
 )

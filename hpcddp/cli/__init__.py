@@ -32,6 +32,7 @@ COMMANDS = {
     "report": ("report", "Write what happened in runs to one HTML file."),
     "logs": ("logs", "Print what the ranks wrote."),
     "dashboard": ("dashboard", "Show all runs in a browser, live."),
+    "track": ("track", "Tell TensorBoard, MLflow or Weights & Biases of a run."),
     "stop": ("control", "Save a checkpoint, then end the run."),
     "preempt": ("control", "Save a checkpoint, leave, and come back: what a preemption does."),
     "cancel": ("control", "End a run now."),

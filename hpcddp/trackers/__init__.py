@@ -1,0 +1,77 @@
+"""Step 13: a run at TensorBoard, MLflow or Weights & Biases, told from the lines in its run dir.
+
+The lines are the truth. A tracker may be told of them while the run trains, afterwards, or again:
+it stays one run there over all attempts, and no step of it counts twice.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from hpcddp.errors import UserError
+from hpcddp.rundir import RunDir
+
+# Tracker -> the module with its sink. Its package and its extra have the tracker's name.
+TRACKERS = {
+    "tensorboard": "hpcddp.trackers.to_tensorboard",
+    "mlflow": "hpcddp.trackers.to_mlflow",
+    "wandb": "hpcddp.trackers.to_wandb",
+}
+
+
+class Sink(Protocol):
+    """A run that is open at a tracker.
+
+    ``memory`` is plain data that the tracker finds again when it is opened the next time.
+    """
+
+    memory: dict[str, Any]
+
+    def put(self, step: int, time: float, values: Mapping[str, float]) -> None:
+        """The values of a step, in the order of the steps; time in seconds since the epoch.
+
+        A step that is not after the last one: the run has gone back, and what it told from this
+        step on does not count.
+        """
+
+    def say(self, text: str) -> None:
+        """What became of the attempts, in words; in place of what was said before."""
+
+    def flush(self) -> bool:
+        """Whether nothing of what was put can be lost from now on, if this process is killed."""
+
+    def close(self) -> None:
+        """The end of this process's part."""
+
+
+class Module(Protocol):
+    """What the module of a tracker has."""
+
+    def knows(self, run: RunDir, memory: Mapping[str, Any]) -> bool:
+        """Whether the tracker still has what `memory` says that it was told."""
+
+    def open_sink(self, run: RunDir, memory: Mapping[str, Any]) -> Sink:
+        """Open the run there: the one that is there already, if there is one."""
+
+
+def missing(name: str) -> bool:
+    """Whether the package of a tracker is not installed here."""
+    return importlib.util.find_spec(name) is None
+
+
+def module(name: str) -> Any:
+    """The module of a tracker; `Module` says what it has.
+
+    Raises:
+        UserError: its package is not installed.
+    """
+    if missing(name):
+        raise UserError(
+            f"the package {name} is not installed here",
+            where=f"tracker {name}",
+            hint=f"pip install 'hpcddp[{name}]'",
+        )
+    return importlib.import_module(TRACKERS[name])

@@ -1,0 +1,99 @@
+"""Telling a run's trackers while an attempt lasts: a process beside the ranks, on the first node.
+
+    python -P -m hpcddp.trackers RUN ATTEMPT PID TRACKER...
+
+The batch script starts it, beside the process PID that starts the ranks. It goes on until that has
+left, tells the rest, and leaves, within GRACE seconds and whatever a tracker does. Nobody waits for
+it before, and what fails here is a line in the log.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from typing import NoReturn
+
+from hpcddp import ledger
+from hpcddp.errors import HpcddpError
+from hpcddp.preempt import ignore_stop_signals
+from hpcddp.rundir import RunDir
+
+PAUSE = 2.0  # seconds between two looks at the run dir
+TICK = 0.1  # between two looks whether the ranks are still there
+GRACE = 10.0  # seconds for the rest, from the ranks' end on
+
+
+def main(args: list[str]) -> None:
+    """Tell what is new, until the end."""
+    folder, number, pid, *names = args
+    ignore_stop_signals()
+    run, began = RunDir(folder), ledger.process_start(int(pid))
+    teller = None
+    over = False
+    while not over:
+        over = not _lives(int(pid), began, PAUSE)
+        if over:
+            _give_up_in(GRACE, run)
+        if teller is None and (over or run.attempt(int(number)).metrics.exists()):
+            from hpcddp.trackers.tell import Teller  # nothing of it takes CPU time from a start
+
+            teller = Teller(run, names, lambda name, error: print(told(run, name, error)))
+        if teller:
+            teller.tell(over=over)
+    if teller:
+        _wait_for_the_end(run, int(number))
+        teller.tell(over=True)
+        teller.close()
+
+
+def told(run: RunDir, name: str, error: Exception) -> str:
+    """A tracker that fails, as a line."""
+    what = str(error) if isinstance(error, HpcddpError) else f"{type(error).__name__}: {error}"
+    line = " ".join(what.split())[:300]
+    return f"hpcddp: {name} is not told any more ({line}); hpcddp track {run.name} --to {name} does"
+
+
+def _lives(pid: int, began: str, seconds: float) -> bool:
+    """Whether a process lives for so long."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        if not began or ledger.process_start(pid) != began:
+            return False
+        time.sleep(TICK)
+    return True
+
+
+def _wait_for_the_end(run: RunDir, number: int) -> None:
+    """Until the script has written down why the attempt ended; that is told too."""
+    until = time.monotonic() + GRACE / 2
+    while time.monotonic() < until:
+        facts = ledger.read(run.attempt(number))
+        if facts is None or not facts.live:
+            return
+        time.sleep(TICK)
+
+
+def _give_up_in(seconds: float, run: RunDir) -> None:
+    """End this process after some time, whatever holds it up; a second later without Python."""
+
+    def give_up() -> NoReturn:
+        text = (
+            f"hpcddp: the trackers took too long; hpcddp track {run.name} --to NAME tells the rest"
+        )
+        print(text, flush=True)
+        os._exit(1)
+
+    timer = threading.Timer(seconds, give_up)
+    timer.daemon = True
+    timer.start()
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_REAL, seconds + 1)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
+    sys.stdout.flush()
+    os._exit(0)  # threads of the trackers' libraries may hold it up

@@ -1,0 +1,143 @@
+"""MLflow: one run, found again by its id, or by its tag where the id was not written down.
+
+What MLflow has of each metric is asked when the run is opened: what it has is not sent again, so
+that nothing is lost or doubled where the process was killed in between. A step that was taken again
+keeps the value that was sent first, for MLflow takes nothing back.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time as clock
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from hpcddp import record, status
+from hpcddp.rundir import RunDir
+from hpcddp.trackers.tell import config
+
+TAG = "hpcddp.run"
+LONGEST = {"name": 250, "param": 6000, "tag": 5000}  # characters that MLflow takes
+BATCH = {"metrics": 1000, "params": 100}  # in one request
+ENDS = {"COMPLETED": "FINISHED", "STOPPED": "KILLED", "CANCELLED": "KILLED"}
+# A server that does not answer is given up after some seconds; the library waits for minutes.
+SETTINGS = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "15",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "3",
+}
+
+
+def uri(run: RunDir) -> str:
+    """Where runs are tracked: as the environment says, or in plain files beside the runs."""
+    return os.environ.get("MLFLOW_TRACKING_URI") or str(run.path.parent / "mlruns")
+
+
+def knows(run: RunDir, memory: Mapping[str, Any]) -> bool:
+    """Whether the run was made where it would be looked for now."""
+    return memory.get("uri") == uri(run)
+
+
+def open_sink(run: RunDir, memory: Mapping[str, Any]) -> Tracked:
+    """Find the run, or make it."""
+    for name, value in SETTINGS.items():
+        os.environ.setdefault(name, value)
+    if "MLFLOW_TRACKING_URI" not in os.environ:
+        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # plain files need no database
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(uri(run))
+    return Tracked(run, client, memory.get("run_id") or _find(run, client) or _make(run, client))
+
+
+def _experiment(run: RunDir, client: Any) -> str:
+    """The id of the experiment: the job's name, if the environment has no other."""
+    from mlflow.exceptions import MlflowException
+
+    if known := os.environ.get("MLFLOW_EXPERIMENT_ID"):
+        return known
+    name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or record.read(run).spec["name"]
+    if (found := client.get_experiment_by_name(name)) is None:
+        try:
+            return str(client.create_experiment(name))
+        except MlflowException:  # another run was first
+            found = client.get_experiment_by_name(name)
+    return str(found.experiment_id)
+
+
+def _find(run: RunDir, client: Any) -> str | None:
+    """A run that was made, and whose id nobody came to write down."""
+    found = client.search_runs([_experiment(run, client)], f"tags.`{TAG}` = '{run.name}'")
+    return str(found[0].info.run_id) if found else None
+
+
+def _make(run: RunDir, client: Any) -> str:
+    began = int(record.read(run).created * 1000)
+    made = client.create_run(
+        _experiment(run, client), start_time=began, tags={TAG: run.name}, run_name=run.name
+    )
+    return str(made.info.run_id)
+
+
+class Tracked:
+    """A run at MLflow."""
+
+    def __init__(self, run: RunDir, client: Any, run_id: str) -> None:
+        self.memory: dict[str, Any] = {"uri": uri(run), "run_id": run_id}
+        self._run, self._client, self._id = run, client, run_id
+        data = client.get_run(run_id).data
+        self._told = {metric.key: metric.step for metric in data._metric_objs}
+        self._metrics: list[Any] = []
+        self._ask(data.params)
+
+    def _ask(self, known: Mapping[str, str]) -> None:
+        """What was asked, as parameters; what MLflow has of them does not change any more."""
+        from mlflow.entities import Param
+
+        asked = {_name(name): str(value) for name, value in config(self._run).items()}
+        new = [Param(n, v[: LONGEST["param"]]) for n, v in asked.items() if n not in known]
+        for part in _parts(new, BATCH["params"]):
+            self._client.log_batch(self._id, params=part)
+
+    def put(self, step: int, time: float, values: Mapping[str, float]) -> None:
+        """The values that it does not have."""
+        from mlflow.entities import Metric
+
+        for name, value in values.items():
+            name = _name(name)
+            if step > self._told.get(name, -1):
+                self._told[name] = step
+                self._metrics.append(Metric(name, value, int(time * 1000), step))
+
+    def say(self, text: str) -> None:
+        """The words as the run's description; its state too."""
+        self._client.set_tag(self._id, "mlflow.note.content", text[-LONGEST["tag"] :])
+        found = status.known(self._run)
+        if not found.final:
+            self._client.update_run(self._id, status="RUNNING")
+        else:
+            end = int(clock.time() * 1000)
+            self._client.set_terminated(self._id, ENDS.get(found.state, "FAILED"), end)
+
+    def flush(self) -> bool:
+        """Send what was put."""
+        found, self._metrics = self._metrics, []
+        for part in _parts(found, BATCH["metrics"]):
+            self._client.log_batch(self._id, metrics=part)
+        return True
+
+    def close(self) -> None:
+        """Nothing is open: each request stands for itself."""
+
+
+def _name(name: str) -> str:
+    """A name that MLflow takes: it may be a file's path in its store."""
+    plain = re.sub(r"[^\w\-. :/]", "_", name)
+    parts = [part for part in plain.split("/") if part.strip(".")]
+    return "/".join(parts)[: LONGEST["name"]] or "_"
+
+
+def _parts(items: list[Any], size: int) -> Iterator[list[Any]]:
+    for first in range(0, len(items), size):
+        yield items[first : first + size]

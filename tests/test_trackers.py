@@ -1,0 +1,343 @@
+"""Trackers: one run over all attempts, and each step once, read back from what they keep."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import COMMAND, Outcome, Site
+from made import BEGAN, made_run
+from test_local import Command, end_all
+from test_local import toy as toy
+
+from hpcddp.errors import JobFileError
+from hpcddp.jobfile import Layer
+from hpcddp.rundir import RunDir, read_json, write_json
+from hpcddp.trackers.rows import Rows
+from hpcddp.trackers.to_wandb import mode, records
+
+Points = dict[int, float]
+
+
+def files_of(run: RunDir) -> Any:
+    """TensorBoard's own reader over the event files."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    found = EventAccumulator(str(run.tensorboard), size_guidance={"scalars": 0, "tensors": 0})
+    found.Reload()
+    return found
+
+
+def scalars(run: RunDir, name: str) -> list[tuple[int, float]]:
+    return [(event.step, event.value) for event in files_of(run).Scalars(name)]
+
+
+def text(run: RunDir, name: str) -> str:
+    tensor = files_of(run).Tensors(f"{name}/text_summary")[-1].tensor_proto
+    return str(tensor.string_val[0].decode())
+
+
+def mlflow_runs(run: RunDir) -> tuple[Any, list[Any]]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from mlflow.tracking import MlflowClient
+
+        client = MlflowClient(str(run.path.parent / "mlruns"))
+        ids = [e.experiment_id for e in client.search_experiments()]
+        return client, list(client.search_runs(ids))
+
+
+def history(run: RunDir) -> list[tuple[str, dict[str, float]]]:
+    """Of all files of W&B in their order: the run's id, and each line of its history."""
+    from wandb.proto.wandb_internal_pb2 import Record  # type: ignore[attr-defined]
+
+    found, name = [], ""
+    for path in sorted(run.path.glob("wandb/offline-run-*/*.wandb")):
+        for data in records(path.read_bytes()):
+            record = Record.FromString(data)
+            name = record.run.run_id or name
+            if record.WhichOneof("record_type") == "history":
+                values = {x.nested_key[0]: json.loads(x.value_json) for x in record.history.item}
+                found.append((name, values | {"_step": record.history.step.num}))
+    return found
+
+
+def told(run: RunDir, attempt: int, *lines: dict[str, Any]) -> None:
+    path = run.attempt(attempt).metrics
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as f:
+        f.write("".join(json.dumps({"time": BEGAN, **line}) + "\n" for line in lines))
+
+
+def point(step: int, loss: float) -> dict[str, Any]:
+    return {"event": "train", "step": step, "loss": loss}
+
+
+@pytest.fixture
+def made(site: Site, monkeypatch: pytest.MonkeyPatch) -> Callable[..., RunDir]:
+    """A run of three attempts: the second came to step 260, and the third went on from 250."""
+    monkeypatch.setenv("HOME", str(site.folder))
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    for name in [n for n in os.environ if n.startswith("WANDB_")]:
+        monkeypatch.delenv(name)
+
+    def make(**more: Any) -> RunDir:
+        secret = {"TOKEN": "a-secret"}
+        run = made_run(site.runs, env=secret, train={"lr": 0.5}, **more)
+        lines = run.attempt(2).metrics.read_text().splitlines()
+        for i, line in enumerate(map(json.loads, lines)):  # what is taken again is seen by its loss
+            if line["event"] == "train" and line["step"] > 250:
+                lines[i] = json.dumps(line | {"loss": 99.0})
+        run.attempt(2).metrics.write_text("\n".join(lines) + "\n")
+        return run
+
+    return make
+
+
+def test_rows_hold_each_step_once_with_all_its_values(made: Callable[..., RunDir]) -> None:
+    rows = Rows(made()).new(over=True)
+    assert [row.step for row in rows] == list(range(1, 401))
+    assert max(row.values["loss"] for row in rows) < 3
+    assert rows[99].values.keys() >= {"loss", "lr", "wait_s", "eval/accuracy"}
+
+
+def test_a_step_waits_for_what_may_still_be_told_of_it(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    rows = Rows(run)
+    told(run, 1, {"event": "start", "step": 0}, point(1, 3.0), point(2, 2.0))
+    assert [r.step for r in rows.new()] == [1]
+    told(run, 1, {"event": "eval", "step": 2, "metrics": {"loss": 7.0}}, point(3, 1.0))
+    (row,) = rows.new()
+    assert (row.step, row.values) == (2, {"loss": 2.0, "eval/loss": 7.0})
+    told(run, 1, point(4, 4.0), {"event": "rollback", "step": 4, "to": 1}, point(2, 5.0))
+    assert [(r.step, r.values["loss"]) for r in rows.new(over=True)] == [(2, 5.0)]
+    told(run, 2, {"event": "start", "step": 2}, {"event": "log", "step": 2, "metrics": {"x": 1}})
+    (row,) = rows.new(over=True)  # of a step that is known there is more to tell
+    assert (row.step, row.values) == (2, {"loss": 5.0, "log/x": 1.0})
+
+
+def test_lines_that_hold_nonsense_tell_nothing(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    told(run, 1, point(-1, 1.0), {"event": "train", "step": 2**64, "loss": 1.0}, {"step": 1},
+         {"event": "eval", "step": 1, "metrics": [1]}, {"event": "slow"},
+         {"event": "train", "step": 1, "loss": True, "lr": 10**400, "step_s": "x"},
+         {"event": "train", "step": 3, "loss": 1.0, "time": "then"})  # fmt: skip
+    (row,) = Rows(run).new(over=True)
+    assert (row.step, row.time, row.values) == (3, 0.0, {"loss": 1.0})
+
+
+def test_tensorboard_has_each_step_once_with_its_later_value(
+    made: Callable[..., RunDir], command: Command
+) -> None:
+    """Told while the second attempt worked, and again when all was over."""
+    run = made()
+    third = run.attempt(3).path.rename(run.path / "later")
+    assert command("track", run.name, "--to", "tensorboard").code == 0
+    assert dict(scalars(run, "loss"))[255] == 99.0
+    third.rename(run.attempt(3).path)
+    done = command("track", run.name, "--to", "tensorboard")
+    assert done.code == 0, done.text
+    found = scalars(run, "loss")
+    assert [step for step, _ in found] == list(range(1, 401))
+    assert max(value for _, value in found) < 3
+    assert [step for step, _ in scalars(run, "eval/accuracy")] == [100, 200, 300, 400]
+    assert files_of(run).Scalars("lr")[0].wall_time > BEGAN
+    config, attempts = text(run, "config"), text(run, "attempts")
+    assert "| train.lr | 0.5 |" in config and "a-secret" not in config
+    assert "attempt 2 on n[1-2]: preempted" in attempts and "10 of them taken again" in attempts
+    before = sorted(run.tensorboard.iterdir())
+    command("track", run.name, "--to", "tensorboard")
+    assert sorted(run.tensorboard.iterdir()) == before  # there is nothing new to tell
+    for path in before:
+        path.unlink()
+    run.tensorboard.rmdir()
+    command("track", run.name, "--to", "tensorboard")
+    assert len(scalars(run, "loss")) == 400
+
+
+def test_mlflow_has_one_run_with_each_step_once(
+    made: Callable[..., RunDir], command: Command
+) -> None:
+    run = made()
+    third = run.attempt(3).path.rename(run.path / "later")
+    assert command("track", run.name, "--to", "mlflow").code == 0
+    third.rename(run.attempt(3).path)
+    run.trackers.unlink()  # killed before it wrote down what it had sent
+    done = command("track", run.name, "--to", "mlflow", MLFLOW_EXPERIMENT_NAME="pets")
+    assert (done.code, done.err) == (0, "")
+    client, (one,) = mlflow_runs(run)
+    for name, steps in (("loss", range(1, 401)), ("eval/accuracy", range(100, 401, 100))):
+        points = client.get_metric_history(one.info.run_id, name)
+        assert [metric.step for metric in points] == list(steps)
+    assert (one.info.run_name, one.info.status) == (run.name, "FINISHED")
+    assert one.data.params["train.lr"] == "0.5" and "a-secret" not in str(one.data.params)
+    assert "attempt 2 on n[1-2]: preempted" in one.data.tags["mlflow.note.content"]
+
+
+def test_wandb_has_one_run_with_each_step_once(
+    made: Callable[..., RunDir], command: Command
+) -> None:
+    run = made()
+    third = run.attempt(3).path.rename(run.path / "later")
+    first = command("track", run.name, "--to", "wandb")
+    assert (first.code, first.err) == (0, "")
+    third.rename(run.attempt(3).path)
+    assert command("track", run.name, "--to", "wandb").code == 0
+    lines = history(run)
+    assert {name for name, _ in lines} == {run.name}
+    assert [values["_step"] for _, values in lines] == list(range(1, 401))
+    assert lines[99][1]["eval/accuracy"] == 0.25
+    assert lines[0][1]["_timestamp"] == pytest.approx(BEGAN + 10.5)
+    kept = b"".join(p.read_bytes() for p in run.path.glob("wandb/offline-run-*/*.wandb"))
+    assert b"taken again" in kept and b"a-secret" not in kept
+
+
+def test_a_loss_that_is_no_number_is_told(made: Callable[..., RunDir], command: Command) -> None:
+    run = made()
+    told(run, 3, point(401, float("nan")), point(402, float("inf")))
+    to = ("--to", "tensorboard", "--to", "mlflow", "--to", "wandb")
+    assert command("track", run.name, *to).code == 0
+    bad = scalars(run, "loss")[-2:]
+    assert str(bad) == "[(401, nan), (402, inf)]"
+    client, (one,) = mlflow_runs(run)
+    values = [m.value for m in client.get_metric_history(one.info.run_id, "loss")]
+    assert str(values[-2:]) == "[nan, inf]"
+    assert str([v["loss"] for _, v in history(run)][-2:]) in ("['NaN', 'Infinity']", "[nan, inf]")
+
+
+def test_a_follower_that_is_killed_loses_nothing_and_tells_nothing_twice(
+    made: Callable[..., RunDir], command: Command
+) -> None:
+    run = made(ends=(), steps=1000, last=100, cause=None)
+    to = ("--to", "tensorboard", "--to", "mlflow", "--to", "wandb")
+    step, kills = 100, 0
+    for seconds in (0.0, 0.3, None):
+        words = [COMMAND, "track", run.name, "--follow", *to]
+        with subprocess.Popen(words, stdout=-1, stderr=subprocess.STDOUT) as follower:
+            begun = time.monotonic()
+            while follower.poll() is None:
+                step += 1
+                told(run, 1, point(step, float(step)))
+                known = (read_json(run.trackers) or {}).get("mlflow", {}).get("told")
+                if seconds is None and step > 200 and known:
+                    _end(run)
+                    seconds = 1e9
+                elif seconds is not None and seconds < 1e9 and known:
+                    time.sleep(seconds)  # in the middle of whatever it does
+                    follower.send_signal(signal.SIGKILL)
+                    kills += 1
+                assert time.monotonic() < begun + 60
+                time.sleep(0.02)
+            _, output = follower.returncode, follower.stdout
+            assert output and b"Traceback" not in output.read()
+    command("track", run.name, *to)
+    steps = list(range(1, step + 1))
+    assert kills == 2
+    assert [s for s, _ in scalars(run, "loss")] == steps
+    client, (one,) = mlflow_runs(run)
+    assert [m.step for m in client.get_metric_history(one.info.run_id, "loss")] == steps
+    assert [values["_step"] for _, values in history(run)] == steps
+
+
+def _end(run: RunDir) -> None:
+    facts = read_json(run.attempt(1).facts) or {}
+    write_json(run.attempt(1).facts, facts | {"cause": "done", "ended": time.time()})
+
+
+def test_wandb_is_online_where_there_is_a_key(tmp_path: Path) -> None:
+    home = {"HOME": str(tmp_path)}
+    assert mode(home) == "offline"
+    assert mode({**home, "WANDB_API_KEY": "x" * 40}) == "online"
+    assert mode({**home, "WANDB_API_KEY": "x" * 40, "WANDB_MODE": "offline"}) == "offline"
+    (tmp_path / ".netrc").write_text("machine api.wandb.ai login user password x\n")
+    (tmp_path / ".netrc").chmod(0o600)
+    assert mode(home) == "online"
+    assert mode({**home, "WANDB_BASE_URL": "https://wandb.here"}) == "offline"
+
+
+def test_what_is_not_installed_is_named_with_what_to_do(
+    made: Callable[..., RunDir], hpcddp: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = made()
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    done = hpcddp("track", run.name, "--to", "mlflow")
+    assert done.code == 2 and "pip install 'hpcddp[mlflow]'" in done.err
+    assert not run.trackers.exists()
+
+
+def test_a_tracker_that_fails_does_not_keep_the_others_from_being_told(
+    made: Callable[..., RunDir], command: Command
+) -> None:
+    run = made()
+    (run.path.parent / "mlruns").write_text("no folder")
+    done = command("track", run.name, "--to", "mlflow", "--to", "tensorboard")
+    assert done.code == 1 and done.err.startswith("error: mlflow: ")
+    assert "Traceback" not in done.err and len(scalars(run, "loss")) == 400
+
+
+def test_a_run_whose_job_tells_a_tracker_is_not_told_twice(
+    made: Callable[..., RunDir], command: Command
+) -> None:
+    run = made(cause=None, last=300, metrics={"trackers": ["wandb"]})
+    done = command("track", run.name, "--to", "wandb")
+    assert done.code == 2 and "its job tells wandb itself" in done.err
+    assert command("track", run.name, "--to", "tensorboard").code == 0
+
+
+def test_a_job_names_trackers_that_there_are(site: Site) -> None:
+    layer = Layer()
+    layer.put("metrics.trackers", '["tensorboard", "mlflow"]', "--set", text=True)
+    assert layer.values["metrics.trackers"] == ["tensorboard", "mlflow"]
+    layer.put("metrics.trackers", "wandb mlflow", "--set", text=True)
+    assert layer.values["metrics.trackers"] == ["wandb", "mlflow"]
+    with pytest.raises(JobFileError, match="some of tensorboard, mlflow, wandb"):
+        layer.put("metrics.trackers", ["tensorbored"], "mine.toml")
+
+
+def test_a_job_tells_its_trackers_while_it_trains(toy: Site, command: Command) -> None:
+    """One of them cannot be told: a line, and the training goes on."""
+    broken = toy.write("broken/wandb/__init__.py", "raise RuntimeError('no wandb\\ntoday')\n")
+    trackers = 'metrics.trackers=["tensorboard", "wandb"]'
+    done = command("submit", "--gpus", "2", "--set", trackers, "--set", "train.log_every=1",
+                   PYTHONPATH=str(broken.parents[1]))  # fmt: skip
+    assert done.code == 0, done.text
+    (run,) = map(RunDir, toy.runs.iterdir())
+    assert [step for step, _ in scalars(run, "loss")] == list(range(1, 13))
+    assert scalars(run, "eval/accuracy")[-1][0] == 12
+    assert "attempt 1 on" in text(run, "attempts") and ": done;" in text(run, "attempts")
+    (line,) = [x for x in run.log.read_text().splitlines() if "wandb" in x and "told" in x]
+    assert "RuntimeError: no wandb today" in line and f"hpcddp track {run.name} --to wandb" in line
+
+
+HANG = "import time\ntime.sleep(600)\n"
+
+
+def test_a_program_is_told_of_too_and_a_tracker_that_hangs_is_left(
+    site: Site, command: Command
+) -> None:
+    site.write("broken/mlflow/__init__.py", HANG)
+    site.write("train.py", """
+import hpcddp, json, os, time
+run = os.environ["HPCDDP_RUN_DIR"]
+with open(f"{run}/attempts/1/metrics.jsonl", "a") as f:
+    for step in (1, 2, 3):
+        print(json.dumps({"event": "train", "step": step, "loss": 1.0 / step}), file=f)
+""")  # fmt: skip
+    words = ("--set", "metrics.trackers=tensorboard mlflow", "--no-snapshot", "--")
+    begun = time.monotonic()
+    done = command("submit", "--gpus", "1", *words, sys.executable, "train.py",
+                   PYTHONPATH=str(site.folder / "broken"))  # fmt: skip
+    assert done.code == 0, done.text
+    assert time.monotonic() - begun < 40
+    (run,) = map(RunDir, site.runs.iterdir())
+    assert [step for step, _ in scalars(run, "loss")] == [1, 2, 3]
+    assert "the trackers took too long" in run.log.read_text()
+    end_all(site)
