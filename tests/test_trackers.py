@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from conftest import COMMAND, Outcome, Site
 from made import BEGAN, made_run
-from test_local import Command, end_all
+from test_local import Command, alive
 from test_local import toy as toy
 
 from hpcddp.errors import JobFileError
@@ -92,11 +92,12 @@ def made(site: Site, monkeypatch: pytest.MonkeyPatch) -> Callable[..., RunDir]:
     def make(**more: Any) -> RunDir:
         secret = {"TOKEN": "a-secret"}
         run = made_run(site.runs, env=secret, train={"lr": 0.5}, **more)
-        lines = run.attempt(2).metrics.read_text().splitlines()
-        for i, line in enumerate(map(json.loads, lines)):  # what is taken again is seen by its loss
-            if line["event"] == "train" and line["step"] > 250:
-                lines[i] = json.dumps(line | {"loss": 99.0})
-        run.attempt(2).metrics.write_text("\n".join(lines) + "\n")
+        if (second := run.attempt(2).metrics).exists():
+            lines = list(map(json.loads, second.read_text().splitlines()))
+            for line in lines:  # what is taken again is seen by its loss
+                if line["event"] == "train" and line["step"] > 250:
+                    line["loss"] = 99.0
+            second.write_text("".join(json.dumps(line) + "\n" for line in lines))
         return run
 
     return make
@@ -302,6 +303,17 @@ def test_a_job_names_trackers_that_there_are(site: Site) -> None:
         layer.put("metrics.trackers", ["tensorbored"], "mine.toml")
 
 
+def ended(site: Site) -> RunDir:
+    """The only run, when its script has left: what it told is told."""
+    (run,) = map(RunDir, site.runs.iterdir())
+    job = str((read_json(run.submission) or {})["job_id"])
+    until = time.monotonic() + 60
+    while alive(job):
+        assert time.monotonic() < until
+        time.sleep(0.1)
+    return run
+
+
 def test_a_job_tells_its_trackers_while_it_trains(toy: Site, command: Command) -> None:
     """One of them cannot be told: a line, and the training goes on."""
     broken = toy.write("broken/wandb/__init__.py", "raise RuntimeError('no wandb\\ntoday')\n")
@@ -309,7 +321,7 @@ def test_a_job_tells_its_trackers_while_it_trains(toy: Site, command: Command) -
     done = command("submit", "--gpus", "2", "--set", trackers, "--set", "train.log_every=1",
                    PYTHONPATH=str(broken.parents[1]))  # fmt: skip
     assert done.code == 0, done.text
-    (run,) = map(RunDir, toy.runs.iterdir())
+    run = ended(toy)
     assert [step for step, _ in scalars(run, "loss")] == list(range(1, 13))
     assert scalars(run, "eval/accuracy")[-1][0] == 12
     assert "attempt 1 on" in text(run, "attempts") and ": done;" in text(run, "attempts")
@@ -336,8 +348,7 @@ with open(f"{run}/attempts/1/metrics.jsonl", "a") as f:
     done = command("submit", "--gpus", "1", *words, sys.executable, "train.py",
                    PYTHONPATH=str(site.folder / "broken"))  # fmt: skip
     assert done.code == 0, done.text
+    run = ended(site)
     assert time.monotonic() - begun < 40
-    (run,) = map(RunDir, site.runs.iterdir())
     assert [step for step, _ in scalars(run, "loss")] == [1, 2, 3]
     assert "the trackers took too long" in run.log.read_text()
-    end_all(site)

@@ -43,7 +43,7 @@ def main(args: list[str]) -> None:
             teller = Teller(run, names, lambda name, error: print(told(run, name, error)))
         if teller:
             teller.tell(over=over)
-    if teller:
+    if teller and not run.outlived(int(number)):  # by an attempt that tells for itself
         _wait_for_the_end(run, int(number))
         teller.tell(over=True)
         teller.close()
