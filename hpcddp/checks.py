@@ -33,7 +33,7 @@ CONTRADICTING = ("SBATCH_GPUS", "SBATCH_GPUS_PER_NODE", "SBATCH_GPUS_PER_TASK", 
 RESERVED_ENV = re.compile(
     r"(RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|GROUP_RANK|MASTER_ADDR|MASTER_PORT|UID|EUID|PPID"
     r"|BASHOPTS|SHELLOPTS|BASH_VERSINFO|SLURM_.*|HPCDDP_.*|SUBMITIT_.*"
-    r"|RUN|PYTHON|NODES|GPUS_PER_NODE|CPUS_PER_TASK|MODULES|ENVIRONMENT|COMMAND)"
+    r"|RUN|PYTHON|NODES|GPUS_PER_NODE|CPUS_PER_TASK|MODULES|ENVIRONMENT|COMMAND|TRACKERS)"
 )
 
 
@@ -212,3 +212,14 @@ def limits(job: JobSpec, nodes: NodeRange, gpus: int, profile: Profile) -> None:
         if slurm.seconds(time, "time") > slurm.seconds(most, str(profile.path)):
             what = f"time {time} asked for, but {profile.name} allows {most}"
             raise ClusterError(what, where=str(profile.path))
+
+
+def trackers(job: JobSpec) -> list[str]:
+    """Notes on trackers that cannot be told from here: the job's own Python may have them."""
+    from hpcddp.trackers import missing
+
+    names = [name for name in job.metrics.trackers if missing(name)]
+    return [
+        f"metrics.trackers: the package {name} is not installed here: pip install 'hpcddp[{name}]'"
+        for name in names
+    ]

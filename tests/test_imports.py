@@ -58,7 +58,8 @@ def test_a_script_is_rendered_without_anything_heavy(site: Site, arguments: list
 
 
 @pytest.mark.parametrize(
-    "arguments", [["ls"], ["ls", "--json"], ["config"], ["ranks"], ["plan", "digits"]]
+    "arguments",
+    [["ls"], ["ls", "--json"], ["config"], ["ranks"], ["plan", "digits"], ["track", "--help"]],
 )
 def test_what_only_reads_needs_no_templates(site: Site, arguments: list[str]) -> None:
     assert not roots(imported(CALL, *arguments)) & (HEAVY | {"jinja2"})
@@ -73,3 +74,8 @@ def test_layer_0_is_the_standard_library_alone() -> None:
     own = {n for n in names if n.startswith("hpcddp.")}
     assert own == {f"hpcddp.{name}" for name in LAYER_0}
     assert roots(names) - set(sys.stdlib_module_names) <= {"hpcddp", "_", "org"}
+
+
+def test_who_tells_trackers_needs_no_framework() -> None:
+    names = imported("import hpcddp.trackers.tell, hpcddp.trackers.__main__")
+    assert not roots(names) & (HEAVY | {"jinja2", "tensorboard", "mlflow", "wandb"})

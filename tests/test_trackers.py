@@ -56,7 +56,7 @@ def mlflow_runs(run: RunDir) -> tuple[Any, list[Any]]:
 
 def history(run: RunDir) -> list[tuple[str, dict[str, float]]]:
     """Of all files of W&B in their order: the run's id, and each line of its history."""
-    from wandb.proto.wandb_internal_pb2 import Record  # type: ignore[attr-defined]
+    from wandb.proto.wandb_internal_pb2 import Record
 
     found, name = [], ""
     for path in sorted(run.path.glob("wandb/offline-run-*/*.wandb")):
@@ -215,12 +215,12 @@ def test_a_loss_that_is_no_number_is_told(made: Callable[..., RunDir], command: 
 
 
 def test_a_follower_that_is_killed_loses_nothing_and_tells_nothing_twice(
-    made: Callable[..., RunDir], command: Command
+    made: Callable[..., RunDir],
 ) -> None:
     run = made(ends=(), steps=1000, last=100, cause=None)
     to = ("--to", "tensorboard", "--to", "mlflow", "--to", "wandb")
     step, kills = 100, 0
-    for seconds in (0.0, 0.3, None):
+    for seconds in (0.2, None):
         words = [COMMAND, "track", run.name, "--follow", *to]
         with subprocess.Popen(words, stdout=-1, stderr=subprocess.STDOUT) as follower:
             begun = time.monotonic()
@@ -237,11 +237,9 @@ def test_a_follower_that_is_killed_loses_nothing_and_tells_nothing_twice(
                     kills += 1
                 assert time.monotonic() < begun + 60
                 time.sleep(0.02)
-            _, output = follower.returncode, follower.stdout
-            assert output and b"Traceback" not in output.read()
-    command("track", run.name, *to)
+            assert follower.stdout and not follower.stdout.read()
     steps = list(range(1, step + 1))
-    assert kills == 2
+    assert (kills, follower.returncode) == (1, 0)
     assert [s for s, _ in scalars(run, "loss")] == steps
     client, (one,) = mlflow_runs(run)
     assert [m.step for m in client.get_metric_history(one.info.run_id, "loss")] == steps
@@ -352,3 +350,14 @@ with open(f"{run}/attempts/1/metrics.jsonl", "a") as f:
     assert time.monotonic() - begun < 40
     assert [step for step, _ in scalars(run, "loss")] == [1, 2, 3]
     assert "the trackers took too long" in run.log.read_text()
+
+
+def test_what_is_not_installed_is_told_before_the_job(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer = Layer()
+    layer.put("metrics.trackers", ["tensorboard", "mlflow"], "--set")
+    assert site.plan(layer).notes == []
+    monkeypatch.setattr("hpcddp.trackers.missing", lambda name: name == "mlflow")
+    (note,) = site.plan(layer).notes
+    assert "pip install 'hpcddp[mlflow]'" in note

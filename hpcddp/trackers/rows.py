@@ -32,14 +32,18 @@ class Row:
 
 
 class Rows:
-    """The steps of a run, as far as they are written."""
+    """The steps of a run, as far as they are written.
 
-    def __init__(self, run: RunDir) -> None:
+    Args:
+        given: those up to here are known; they are not kept in memory.
+    """
+
+    def __init__(self, run: RunDir, given: Origin = NOWHERE) -> None:
         self.run = run
         self.words: deque[str] = deque(maxlen=WORDS)
         self._read: dict[int, int] = {}  # attempt -> bytes
         self._rows: list[Row] = []  # the newest that was given, and those since
-        self._given = NOWHERE
+        self._given = given
 
     def new(self, *, over: bool = False) -> list[Row]:
         """The steps that are new, in order. One that is not after the last of those given before:
@@ -81,6 +85,8 @@ class Rows:
         self._cut(row.step)
         if self._rows and self._rows[-1].step == row.step:
             row.values = self._rows.pop().values | row.values
+        elif row.origin <= self._given:
+            self._rows.clear()
         self._rows.append(row)
 
     def _cut(self, step: int) -> None:

@@ -27,10 +27,10 @@ class Teller:
         self, run: RunDir, names: Sequence[str], failed: Callable[[str, Exception], None]
     ) -> None:
         self.run, self._failed = run, failed
-        self._rows = Rows(run)
         self._ears: list[_Ear] = []
         for name in dict.fromkeys(names):
             self._try(name, self._listen, name)
+        self._rows = Rows(run, min((ear.told for ear in self._ears), default=NOWHERE))
 
     def _listen(self, name: str) -> None:
         self._ears.append(_Ear(self.run, name))
@@ -72,13 +72,13 @@ class _Ear:
         known = self._module.knows(run, kept)
         self._memory: dict[str, Any] = kept if known else {}
         attempt, size = self._memory.get("told", NOWHERE)
-        self._told: Origin = (int(attempt), int(size))
+        self.told: Origin = (int(attempt), int(size))
         self._said = self._memory.get("said")
         self._sink: Sink | None = None
 
     def tell(self, rows: Sequence[Row], text: str) -> None:
         """Tell of the rows that it does not know, and the words if they are others."""
-        new = [row for row in rows if row.origin > self._told]
+        new = [row for row in rows if row.origin > self.told]
         said = zlib.crc32(text.encode())
         if not new and said == self._said:
             return
@@ -88,7 +88,7 @@ class _Ear:
         for first in range(0, len(new), BATCH):
             for row in (batch := new[first : first + BATCH]):
                 self._sink.put(row.step, row.time, row.values)
-            self._told = max(self._told, *(row.origin for row in batch))
+            self.told = max(self.told, *(row.origin for row in batch))
             if self._sink.flush():
                 self._note()
         if said != self._said:
@@ -100,7 +100,7 @@ class _Ear:
     def _note(self) -> None:
         """Write down what it knows, beside what the others know."""
         assert self._sink
-        self._memory |= {**self._sink.memory, "told": list(self._told), "said": self._said}
+        self._memory |= {**self._sink.memory, "told": list(self.told), "said": self._said}
         kept = read_json(self.run.trackers) or {}
         write_json(self.run.trackers, {**kept, self.name: self._memory})
 

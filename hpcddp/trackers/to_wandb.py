@@ -19,8 +19,13 @@ from hpcddp.errors import UserError
 from hpcddp.rundir import RunDir
 from hpcddp.trackers.tell import config
 
-# It draws no pictures of the machine or the code, and tells its makers nothing of its failures.
-SETTINGS = {"WANDB_SILENT": "true", "WANDB_ERROR_REPORTING": "false", "WANDB_CONSOLE": "off"}
+# It looks at neither the machine nor the code, and tells its makers nothing of its failures.
+SETTINGS = {
+    "WANDB_SILENT": "true",
+    "WANDB_ERROR_REPORTING": "false",
+    "WANDB_CONSOLE": "off",
+    "WANDB_INIT_TIMEOUT": "30",  # seconds in which the server must answer
+}
 OFF = ("disable_git", "disable_code", "x_disable_stats", "x_disable_meta")
 HEADER, BLOCK, HEAD = 7, 1 << 15, 7  # bytes, of a file, of its blocks, of a piece of a record
 
@@ -52,7 +57,8 @@ def open_sink(run: RunDir, memory: Mapping[str, Any]) -> History:
         os.environ.setdefault(name, value)
     import wandb
 
-    if (how := mode(os.environ)) == "disabled":
+    how: Any = mode(os.environ)
+    if how == "disabled":
         raise UserError("WANDB_MODE is disabled", where="tracker wandb", hint="take it off")
     own = {n: True for n in OFF if n in wandb.Settings.model_fields}
     settings = wandb.Settings(**own)
