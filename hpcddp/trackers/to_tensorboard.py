@@ -31,7 +31,7 @@ def open_sink(run: RunDir, memory: Mapping[str, Any]) -> Files:
     """Begin a new file beside those that there are."""
     run.tensorboard.mkdir(exist_ok=True)
     # Files are read in the order of their names, which begin with the second of their making.
-    while list(run.tensorboard.glob(f"events.out.tfevents.{clock.time():010.0f}.*")):
+    while list(run.tensorboard.glob(f"events.out.tfevents.{int(clock.time()):010d}.*")):
         clock.sleep(0.1)
     return Files(run, first="told" not in memory)
 
