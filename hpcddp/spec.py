@@ -107,18 +107,13 @@ class DataSpec:
 
 @dataclass
 class MetricsSpec:
-    """What is told of the ranks, beside the training's own figures."""
+    """What is told of a run while it trains, and to whom."""
 
     ranks: bool = key(True, "figures of each rank, and the names of the slow ones")
     slow: float = key(1.5, "times the other ranks' median from which a rank is slow", least=1)
-
-
-@dataclass
-class MetricsSpec:
-    """What is told of the ranks, beside the training's own figures."""
-
-    ranks: bool = key(True, "figures of each rank, and the names of the slow ones")
-    slow: float = key(1.5, "times the other ranks' median from which a rank is slow", least=1)
+    trackers: list[str] = key(
+        [], "who else gets the metrics", choices=("tensorboard", "mlflow", "wandb")
+    )
 
 
 @dataclass
@@ -129,15 +124,6 @@ class CheckpointSpec:
     keep: int = key(2, "newest checkpoints that are kept", least=1)
     best: str = key("loss", "evaluation metric whose best checkpoint is kept too; empty for none")
     best_mode: str = key("min", "which value of it is best", choices=("min", "max"))
-
-
-@dataclass
-class MetricsSpec:
-    """What is told of a run while it trains, and to whom."""
-
-    trackers: list[str] = key(
-        [], "who else gets the metrics", choices=("tensorboard", "mlflow", "wandb")
-    )
 
 
 @dataclass
@@ -181,7 +167,6 @@ class JobSpec:
     data: DataSpec = dataclasses.field(default_factory=DataSpec)
     metrics: MetricsSpec = dataclasses.field(default_factory=MetricsSpec)
     checkpoint: CheckpointSpec = dataclasses.field(default_factory=CheckpointSpec)
-    metrics: MetricsSpec = dataclasses.field(default_factory=MetricsSpec)
     requeue: RequeueSpec = dataclasses.field(default_factory=RequeueSpec)
     model: dict[str, Any] = key({}, "keyword arguments of the task's model()")
     dataset: dict[str, Any] = key({}, "keyword arguments of the task's dataset()")
@@ -198,7 +183,6 @@ KEYS = Keys(
         "data": DataSpec,
         "metrics": MetricsSpec,
         "checkpoint": CheckpointSpec,
-        "metrics": MetricsSpec,
         "requeue": RequeueSpec,
     },
 )
