@@ -6,13 +6,14 @@ import subprocess
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import record_run
 from test_cache import mounts
 
 from hpcddp import ledger
-from hpcddp.data import names, stage
+from hpcddp.data import names
 from hpcddp.data.stage import Stage, folder_of
 from hpcddp.errors import StageError, UserError
 from hpcddp.rundir import RunDir, write_json
@@ -180,16 +181,41 @@ def test_a_disk_without_room_is_told_with_both_numbers(tmp_path: Path) -> None:
     with big.open("wb") as file:
         file.truncate(BIG)
     if not (within := mounts()):  # the numbers at least
+        made = Stage(node, [str(big)], 1)
+        made._need = 1 << 60
         with pytest.raises(UserError, match="more are to be staged"):
-            Stage(node, [str(big)], 1)._check_room(
-                [stage._Item(None, stage.File("", 1 << 60, 0), node, node / "p", "")]  # type: ignore[arg-type]
-            )
+            made._check_room()
         return
     done = subprocess.run([*within, sys.executable, "-c", SMALL, big, node],
                           capture_output=True, text=True, check=True)  # fmt: skip
     before, _, after = done.stdout.partition("\n  ")
     assert "50.3 MB more are to be staged, and 4.2 MB are free" in before
     assert "are free" in after and "TMPDIR" in after
+
+
+def test_a_store_is_staged_too(tmp_path: Path, s3_server: Any, monkeypatch, capfd) -> None:
+    """Also one object of it, and also if it is away for a moment."""
+    for name, value in s3_server.environ.items():
+        monkeypatch.setenv(name, value)
+    s3_server.door.open()
+    big = os.urandom(9 << 20)  # more than a block
+    s3_server.put("staged", {"a/pets/": b"", "a/pets/x/1.jpg": b"one", "a/pets/big.tar": big})
+    entries = ["s3://staged/a/pets", "s3://staged/a/pets/big.tar"]
+    timer = s3_server.door.shut_for(3.0)
+    assert Stage(tmp_path, entries, 30).copy(always)
+    timer.join()
+    assert "does not answer" in capfd.readouterr().err
+    assert contents(tmp_path) == {"pets/x/1.jpg": b"one", "pets/big.tar": big, "big.tar": big}
+    s3_server.client().put_object(Bucket="staged", Key="a/pets/x/1.jpg", Body=b"two")
+    before = (tmp_path / "big.tar").stat().st_ino
+    assert Stage(tmp_path, entries, 30).copy(always)
+    assert (tmp_path / "pets/x/1.jpg").read_bytes() == b"two"
+    assert (tmp_path / "big.tar").stat().st_ino == before
+    with pytest.raises(UserError, match="nothing to stage"):
+        Stage(tmp_path, ["s3://staged/a/dogs"], 1).copy(always)
+    s3_server.put("sly", {"p/../../../out": b"x"})
+    with pytest.raises(UserError, match="outside of the folder"):
+        Stage(tmp_path, ["s3://sly/p"], 1).copy(always)
 
 
 def run_of(path: Path, cause: str | None = None, action: str = "") -> RunDir:

@@ -162,7 +162,6 @@ def test_a_program_finds_what_was_staged(
         "fork",
         pytest.param("torchrun", marks=pytest.mark.full),
         pytest.param("dask", marks=pytest.mark.full),
-        pytest.param("horovod", marks=pytest.mark.full),
     ],
 )
 def test_so_it_does_however_it_is_started(

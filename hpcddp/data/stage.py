@@ -21,7 +21,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -64,13 +64,16 @@ def folder_of(run: RunDir, rank: Rank, *, local: bool, environ: Mapping[str, str
 
 
 class _Item(NamedTuple):
-    """One file to copy."""
+    """One file to copy. There may be a million of them."""
 
+    entry: str
     source: Source
     file: File
-    target: Path
-    part: Path
-    where: str
+
+    @property
+    def where(self) -> str:
+        """Where it comes from, for a person."""
+        return f"{self.entry.rstrip('/')}/{self.file.name}" if self.file.name else self.entry
 
 
 class Stage:
@@ -89,6 +92,7 @@ class Stage:
         self._lock = threading.Lock()
         self.signs = 0  # grows as long as anything goes on
         self._total = self._there = self._got = 0  # bytes: of all, at first, since then
+        self._need = 0  # bytes of the disk
 
     def copy(self, wanted: Callable[[], bool]) -> bool:
         """Copy what is missing; False if it was not wanted to the end.
@@ -106,7 +110,7 @@ class Stage:
                 if not self._wait([look], wanted):
                     return False
                 todo = look.result()
-                self._check_room(todo)
+                self._check_room()
                 began, rest = time.monotonic(), iter(todo)
                 work = [pool.submit(self._work, rest) for _ in range(THREADS)]
                 if not self._wait(work, wanted, began):
@@ -123,11 +127,12 @@ class Stage:
     ) -> bool:  # fmt: skip
         """Until threads have ended. Of several errors the first is raised."""
         said = time.monotonic()
-        while not all(future.done() for future in work):
+        busy = True
+        while busy:
+            busy = bool(wait(work, LOOK).not_done)
             if not wanted():
                 self._over.set()
                 return False
-            self._over.wait(LOOK)
             if began and time.monotonic() - said >= SAY:
                 said = time.monotonic()
                 self._say(said - began)
@@ -146,30 +151,32 @@ class Stage:
                 if self._over.is_set():
                     return []
                 self.signs += 1
-                item = self._item(entry, source, file)
+                if ".." in file.name.split("/"):  # a key of a store may be anything
+                    raise UserError(f"{file.name!r} would lie outside of the folder", where=entry,
+                                    hint="rename it")  # fmt: skip
+                item = _Item(entry, source, file)
                 self._total += file.size
-                if _complete(item):
+                if _complete(self._target(item), file):
                     self._there += file.size
                 else:
                     todo.append(item)
-                    self._there += _size(item.part)
+                    self._there += (size := _size(self._part(item)))
+                    self._need += -(-file.size // BLOCK) * BLOCK - size
         return todo
 
-    def _item(self, entry: str, source: Source, file: File) -> _Item:
-        if ".." in file.name.split("/"):  # a key of a store may be anything
-            raise UserError(f"{file.name!r} would lie outside of the folder", where=entry,
-                            hint="rename it")  # fmt: skip
-        target = self.folder / name_of(entry) / file.name
-        words = f"{entry}\0{file.name}\0{file.size}\0{file.stamp}"
-        part = hashlib.sha256(words.encode("utf-8", "surrogateescape")).hexdigest()[:32]
-        where = f"{entry.rstrip('/')}/{file.name}" if file.name else entry
-        return _Item(source, file, target, self._parts / part, where)
+    def _target(self, item: _Item) -> Path:
+        return self.folder / name_of(item.entry) / item.file.name
 
-    def _check_room(self, todo: Sequence[_Item]) -> None:
-        need = sum(-(-item.file.size // BLOCK) * BLOCK - _size(item.part) for item in todo)
+    def _part(self, item: _Item) -> Path:
+        words = f"{item.entry}\0{item.file.name}\0{item.file.size}\0{item.file.stamp}"
+        return (
+            self._parts / hashlib.sha256(words.encode("utf-8", "surrogateescape")).hexdigest()[:32]
+        )
+
+    def _check_room(self) -> None:
         free, whole = disk.free(self.folder)
-        if need > free - int(SPARE * whole):
-            raise self._no_room(need, free)
+        if self._need > free - int(SPARE * whole):
+            raise self._no_room(self._need, free)
 
     def _no_room(self, need: int, free: int) -> UserError:
         return UserError(
@@ -200,25 +207,23 @@ class Stage:
             raise
 
     def _fetch(self, item: _Item) -> None:
-        file = item.file
-        with item.part.open("ab") as part:
-            if part.tell() > file.size:
-                part.truncate(0)
-            for data in item.source.read(file, part.tell()):
-                part.write(data)
+        file, part, target = item.file, self._part(item), self._target(item)
+        with part.open("ab") as out:
+            for data in item.source.read(file, out.tell()):
+                out.write(data)
                 with self._lock:
                     self._got += len(data)
                     self.signs += 1
                 if self._over.is_set():
                     return
-        if (size := _size(item.part)) != file.size:
-            item.part.unlink()
+        if (size := _size(part)) != file.size:
+            part.unlink()
             raise StageError(f"had {file.size} bytes and now gives {size}", where=item.where,
                              hint="what is staged must not change meanwhile")  # fmt: skip
-        item.part.chmod(file.mode)
-        os.utime(item.part, ns=(file.stamp, file.stamp))
-        item.target.parent.mkdir(parents=True, exist_ok=True)
-        item.part.replace(item.target)
+        part.chmod(file.mode)
+        os.utime(part, ns=(file.stamp, file.stamp))
+        target.parent.mkdir(parents=True, exist_ok=True)
+        part.replace(target)
 
     def _say(self, seconds: float) -> None:
         done, rate = self._there + self._got, self._got / seconds
@@ -237,12 +242,12 @@ class Stage:
         print(text, flush=True)
 
 
-def _complete(item: _Item) -> bool:
+def _complete(target: Path, file: File) -> bool:
     try:
-        facts = item.target.stat()
+        facts = target.stat()
     except (FileNotFoundError, NotADirectoryError):
         return False
-    return (facts.st_size, facts.st_mtime_ns) == (item.file.size, item.file.stamp)
+    return (facts.st_size, facts.st_mtime_ns) == (file.size, file.stamp)
 
 
 def _size(path: Path) -> int:
