@@ -1,18 +1,21 @@
 """Whole runs that stage their data first, on two virtual nodes of this machine."""
 
 import os
+import signal
+import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from conftest import Outcome, Site
+from conftest import Outcome, Site, record_run
 from test_command import told
 from test_local import PATIENCE, Command, end_all
 from toy import TOY
 
-from hpcddp import ledger
+from hpcddp import claim, ledger, meeting
 from hpcddp.data import claims, waiting
 from hpcddp.errors import StageError
 from hpcddp.rundir import RunDir, read_lines, write_json
@@ -211,3 +214,26 @@ def test_what_contradicts_is_refused_before_it_is_submitted(
         site.job("toy", text, READS)
         done = hpcddp("submit", "--dry-run")
         assert done.code == 2 and what in done.err
+
+
+def test_the_time_to_meet_begins_when_all_is_staged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(meeting, "LOOK", 0.02)
+    run = RunDir(tmp_path / "run")
+    run.path.mkdir()
+    record_run(run, spec={"command": ["x"], "start_seconds": 0.2})
+    run.attempt(1).path.mkdir(parents=True)
+    run.attempt(1).staging.touch()
+    port = str(claim.free_port())
+    with subprocess.Popen(["sleep", "60"]) as ranks:
+        watching = threading.Thread(
+            target=meeting.watch, args=(run, 1, ranks.pid, {"MASTER_PORT": port})
+        )
+        watching.start()
+        watching.join(1.0)
+        assert watching.is_alive() and ranks.poll() is None
+        run.attempt(1).staging.unlink()
+        assert ranks.wait(30) == -signal.SIGTERM
+        watching.join()
+    assert "no process group after 0.2 s" in capfd.readouterr().out

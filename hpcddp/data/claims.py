@@ -7,6 +7,7 @@ It holds while that process lives; what a killed one left counts for nothing.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from pathlib import Path
 
@@ -16,7 +17,12 @@ from hpcddp.rundir import token
 
 def mark() -> str:
     """This process, as the name of a part file says it: its id alone is no identity."""
-    return f"{os.getpid()}-{process_start(os.getpid())}"
+    return _mark(os.getpid())
+
+
+@functools.cache
+def _mark(pid: int) -> str:
+    return f"{pid}-{process_start(pid)}"
 
 
 def lives(who: str) -> bool:

@@ -56,10 +56,13 @@ def folder_of(run: RunDir, rank: Rank, *, local: bool, environ: Mapping[str, str
     unique = hashlib.sha256(os.fsencode(run.path)).hexdigest()[:8]
     node = f"{host()}-{rank.node}" if local else host()
     folder = base / f"{run.name}-{unique}" / node
-    folder.mkdir(parents=True, exist_ok=True)
     mark = folder.parent / "run"
-    if not mark.exists():
-        write_text(mark, str(run.path))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not mark.exists():
+            write_text(mark, str(run.path))
+    except OSError as error:
+        raise UserError(f"cannot be made: {error.strerror}", where=str(folder)) from None
     return folder
 
 
@@ -109,12 +112,13 @@ class Stage:
                 look = pool.submit(self._look)
                 if not self._wait([look], wanted):
                     return False
-                todo = look.result()
                 self._check_room()
-                began, rest = time.monotonic(), iter(todo)
+                began, rest = time.monotonic(), iter(look.result())
                 work = [pool.submit(self._work, rest) for _ in range(THREADS)]
                 if not self._wait(work, wanted, began):
                     return False
+            except OSError as error:
+                raise self._told(error) from None
             finally:
                 self._over.set()
         shutil.rmtree(self._parts, ignore_errors=True)
@@ -195,16 +199,18 @@ class Stage:
                 if item is None:
                     return
                 self._fetch(item)
-        except OSError as error:
-            self._over.set()
-            if error.errno in disk.FULL:
-                left = self._total - self._there - self._got
-                raise self._no_room(left, disk.free(self.folder)[0]) from None
-            raise StageError(f"cannot be staged: {error.strerror or error}",
-                             where=str(error.filename or self.folder)) from None  # fmt: skip
         except BaseException:
             self._over.set()
             raise
+
+    def _told(self, error: OSError) -> HpcddpError:
+        """An error of a disk, here or at the source, for a person."""
+        if error.errno in disk.FULL:
+            left = self._total - self._there - self._got
+            return self._no_room(left, disk.free(self.folder)[0])
+        kind = UserError if isinstance(error, PermissionError) else StageError
+        return kind(f"cannot be staged: {error.strerror or error}",
+                    where=str(error.filename or self.folder))  # fmt: skip
 
     def _fetch(self, item: _Item) -> None:
         file, part, target = item.file, self._part(item), self._target(item)
