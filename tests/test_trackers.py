@@ -190,6 +190,7 @@ def test_wandb_has_one_run_with_each_step_once(
     first = command("track", run.name, "--to", "wandb")
     assert (first.code, first.err) == (0, "")
     third.rename(run.attempt(3).path)
+    run.trackers.unlink()  # killed before it wrote down what it had sent
     assert command("track", run.name, "--to", "wandb").code == 0
     lines = history(run)
     assert {name for name, _ in lines} == {run.name}
@@ -237,7 +238,7 @@ def test_a_follower_that_is_killed_loses_nothing_and_tells_nothing_twice(
     run = made(ends=(), steps=1000, last=100, cause=None)
     step = 100
     with following(run) as follower:
-        while not heard(run):
+        while not (heard(run) and history(run)):
             step = tell_more(run, step)
         time.sleep(0.2)  # in the middle of whatever it does next
         follower.kill()
@@ -366,3 +367,13 @@ def test_what_is_not_installed_is_told_before_the_job(
     monkeypatch.setattr("hpcddp.trackers.missing", lambda name: name == "mlflow")
     (note,) = site.plan(layer).notes
     assert "pip install 'hpcddp[mlflow]'" in note
+
+
+def test_a_script_tells_trackers_where_a_job_names_some(site: Site) -> None:
+    layer = Layer()
+    layer.put("metrics.trackers", ["mlflow"], "--set")
+    run = RunDir(site.runs / "toy")
+    script = site.plan(layer).render(run, ["true"])
+    assert "readonly -a TRACKERS=(mlflow)" in script and "hpcddp.trackers" in script
+    subprocess.run(["bash", "-n"], input=script, text=True, check=True)
+    assert "trackers" not in site.plan().render(run, ["true"]).lower()
