@@ -27,6 +27,7 @@ from hpcddp.train.metrics import line
 
 POINTS = 400  # of a curve
 COLUMNS = 120  # of the map of ranks over time, at most
+WAITS = 0.1  # share of a step that may be waiting for data
 WORDS = 200  # records told in words
 TAIL = 1 << 14  # bytes of the log
 SECRET = re.compile(r"^env\..*(KEY|TOKEN|SECRET|PASS|CREDENTIAL)", re.IGNORECASE)
@@ -89,6 +90,7 @@ class View:
     heat_steps: list[int] = field(default_factory=list)
     events: list[tuple[float, int, int, str]] = field(default_factory=list)  # time, attempt, step
     log: list[str] = field(default_factory=list)
+    hint: str = ""  # what to change, where training waits for its data now
 
     @property
     def efficiency(self) -> float | None:
@@ -145,7 +147,7 @@ class Viewer:
         self._ranks(view)
         view.heat, view.heat_steps = self._heat.rows(), self._heat.steps
         view.events = list(_told(self.curves.events[-WORDS:]))
-        view.log = self._log()
+        view.log, view.hint = self._log(), self._hint(view)
         return view
 
     def _rates(self, view: View) -> None:
@@ -177,17 +179,18 @@ class Viewer:
         events = self.curves.events
         told: dict[str, Any] = next((e for e in reversed(events) if e["event"] == "ranks"), {})
         newest = self._heat.newest
-        for report in told.get("ranks", []):
-            row = RankView(*(report[name] for name in ("rank", "node", "local", "host", "device")))
+        for report in filter(_placed, told.get("ranks", [])):
+            row = RankView(*(report[name] for name in PLACE))
             for name in FIGURES:
                 values = newest.get(name) or []
                 setattr(row, name, values[row.rank] if row.rank < len(values) else None)
             view.ranks.append(row)
         for event in events[events.index(told) :] if told else []:
-            if event["event"] in ("slow", "recovered") and event["rank"] < len(view.ranks):
-                row = view.ranks[event["rank"]]
+            rank = event.get("rank", math.inf)
+            if event["event"] in ("slow", "recovered") and rank < len(view.ranks):
                 slow = event["event"] == "slow"
-                row.state, row.note = ("slow", line(event)) if slow else ("", "")
+                row = view.ranks[rank]
+                row.state, row.note = ("slow", _words(event)) if slow else ("", "")
         for rank, note in self._dead():
             if rank < len(view.ranks):
                 view.ranks[rank].state, view.ranks[rank].note = "dead", note
@@ -203,6 +206,13 @@ class Viewer:
             if isinstance(rank := said.get("rank"), int):
                 yield rank, str(said.get("message") or said.get("what") or path.stem)
 
+    def _hint(self, view: View) -> str:
+        """The newest advice on data, as long as it is needed."""
+        if view.newest.get("wait_s", 0.0) < WAITS * view.newest.get("step_s", math.inf):
+            return ""
+        told = (e.get("hint") for e in reversed(self.curves.events) if e["event"] == "waiting")
+        return str(next(told, None) or "")
+
     def _log(self) -> list[str]:
         """The log's last lines."""
         try:
@@ -213,6 +223,7 @@ class Viewer:
             return []
 
 
+PLACE = ("rank", "node", "local", "host", "device")
 FIGURES = ("step_s", "wait_s", "busy_s", "samples_per_s", "memory", "gpu")
 
 
@@ -282,13 +293,23 @@ def _begins(events: list[dict[str, Any]]) -> dict[int, float]:
     return {e["attempt"]: e.get("time", 0.0) for e in found}
 
 
+def _words(event: dict[str, Any]) -> str:
+    """A record in words, or its name where it is another version's."""
+    try:
+        return line(event)
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return str(event["event"])
+
+
+def _placed(report: Any) -> bool:
+    """Whether a rank has told where it is."""
+    return isinstance(report, dict) and report.keys() >= {*PLACE}
+
+
 def _told(events: list[dict[str, Any]]) -> Iterator[tuple[float, int, int, str]]:
     """Records in words: time, attempt, step, text."""
     for event in events:
-        try:
-            text = line(event)
-        except (KeyError, TypeError, ValueError, AttributeError):  # of another version
-            text = str(event["event"])
+        text = _words(event)
         if text and event["event"] != "ranks":
             yield event.get("time", 0.0), event.get("attempt", 0), event.get("step", 0), text
 

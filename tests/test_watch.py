@@ -360,7 +360,7 @@ def test_metrics_of_any_kind(tmp_path: Path, line: str) -> None:
     run = made_run(tmp_path, cause=None, last=300)
     for path in (run.attempt(3).metrics, run.attempt(3).ranks):
         with path.open("a") as f:
-            f.write(line)
+            f.write(line if line.endswith("lo") else line + "\n")
     text = "\n".join(lines_of(run, 100, 30))
     assert NAME in text and "attempts 3" in text and "\x1b" not in text
 
@@ -404,6 +404,17 @@ def test_a_long_run_is_shown_while_it_is_read(tmp_path: Path) -> None:
     assert not view.behind and view.newest["loss"] == 1 / 60_000
     assert view.curves["loss"] == viewer(run).look().curves["loss"]
     assert view.useful_s == pytest.approx(600)
+
+
+def test_advice_on_data(tmp_path: Path) -> None:
+    run = made_run(tmp_path, cause=None, last=300)
+    told = {"event": "waiting", "step": 301, "share": 0.4, "hint": "raise data.workers"}
+    with run.attempt(3).metrics.open("a") as f:
+        f.write(json.dumps(told) + "\n")
+    append(run, 301, wait_s=STEP_S / 2)
+    assert "raise data.workers" in lines_of(run, 80, 24)
+    append(run, 302, wait_s=0.001)
+    assert "raise data.workers" not in lines_of(run, 80, 24)
 
 
 def test_text_that_a_terminal_would_obey() -> None:

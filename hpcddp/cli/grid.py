@@ -6,6 +6,8 @@ where not even that fits, the worst ranks first and a count of the others.
 
 from __future__ import annotations
 
+import re
+import textwrap
 from collections.abc import Callable, Iterator
 from itertools import groupby
 
@@ -18,14 +20,16 @@ MARKS = {"dead": ("X", "bold red"), "slow": ("S", "bold yellow")}  # not by colo
 WELL = (".", "green")
 ORDER = {"dead": 0, "slow": 1}
 GROUP = 10  # signs between two gaps
+STEP = re.compile(r"^step \d+  ")  # at which something was told: since when it is so, comes later
 WORDS = 5  # ranks of which is told what is wrong, at most
 
 
 def ranks(pen: Pen, view: View, width: int, rows: int) -> list[Text]:
     """The ranks in at most so many rows, the title among them."""
-    bad = [row for row in _worst(view) if row.state][: max(1, min(WORDS, (rows - 1) // 3))]
-    bad = bad[: max(0, rows - 2)]
-    room = rows - 1 - len(bad)
+    bad = [row for row in _worst(view) if row.state][:WORDS]
+    told = [line for row in bad for line in _told(pen, row, width)]
+    told = told[: min(max(2, (rows - 1) // 3), max(0, rows - 2))]
+    room = rows - 1 - len(told)
     title = f"ranks {len(view.ranks)}"
     for state, (mark, _) in MARKS.items():
         count = sum(row.state == state for row in view.ranks)
@@ -34,7 +38,7 @@ def ranks(pen: Pen, view: View, width: int, rows: int) -> list[Text]:
     grid = next((g for form in forms if (g := form(pen, view, width, room)) is not None), None)
     if grid is None:
         grid = _some(pen, view, width, room)
-    return [pen.rule(title, width), *grid, *(_told(pen, row) for row in bad)]
+    return [pen.rule(title, width), *grid, *told]
 
 
 def _worst(view: View) -> list[RankView]:
@@ -117,12 +121,13 @@ def _some(pen: Pen, view: View, width: int, rows: int) -> list[Text]:
     return lines
 
 
-def _told(pen: Pen, row: RankView) -> Text:
-    """What is wrong with a rank."""
+def _told(pen: Pen, row: RankView, width: int) -> list[Text]:
+    """What is wrong with a rank, in as many lines as it takes."""
     mark, style = MARKS[row.state]
-    note = row.note.strip().partition("\n")[0]
+    note = STEP.sub("", row.note.strip().partition("\n")[0])
+    if row.state == "slow" and not note and row.busy_s is not None:
+        note = f"{row.busy_s:.3g} s of its own work a step"
     who = f"rank {row.rank} on {row.host}"
-    if row.state == "slow" and not note:
-        note = f"{row.busy_s:.3g} s of its own work a step" if row.busy_s is not None else ""
-    text = note if f"rank {row.rank}" in note else f"{who}: {note or row.state}"
-    return pen.text((f"{mark} ", style), text)
+    text = note if f"rank {row.rank} " in note else f"{who}: {note or row.state}"
+    first, *rest = textwrap.wrap(pen.safe(text), max(10, width - 2)) or [""]
+    return [pen.text((f"{mark} ", style), first), *(pen.text(f"  {line}") for line in rest)]

@@ -125,7 +125,8 @@ def _head(pen: Pen, view: View, width: int, hint: str) -> list[Text]:
     why = {"PENDING": "waits: "}.get(found.state, "") + found.reason if found.reason else ""
     why = f"last known state: {found.reason}" if found.stale else why
     told = [pen.text((text, "yellow")) for text in textwrap.wrap(pen.safe(why), width)[:2]]
-    rows = (_progress(pen, view, width), _figures(pen, view))
+    rows = [_progress(pen, view, width), _figures(pen, view)]
+    rows += [pen.text((text, "yellow")) for text in textwrap.wrap(pen.safe(view.hint), width)[:2]]
     return [*name, where, *told, *(row for row in rows if row.cell_len)]
 
 
