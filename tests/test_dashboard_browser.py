@@ -17,6 +17,10 @@ __all__ = ["browser", "look"]
 Look = Callable[..., Seen]
 Served = tuple[Dashboard, str, str]  # the process, its address, and what the token adds to that
 EVIL = "<img src=x onerror=window.hacked=1>"
+HIDE = """hidden => {
+  Object.defineProperty(document, "hidden", { value: hidden, configurable: true });
+  document.dispatchEvent(new Event("visibilitychange"));
+}"""
 SCRIPT = "'\"><script>window.hacked=1<!-- &amp; \u202e x"
 
 
@@ -102,6 +106,25 @@ def grow(run: RunDir, last: int) -> None:
         record |= {"epoch": 3, "loss": 0.0625, "samples_per_s": 60.0, "step_s": 0.5}
         with run.attempt(3).metrics.open("a") as f:
             f.write(json.dumps(record) + "\n")
+
+
+@pytest.mark.parametrize("served", ["socket"], indirect=True)
+def test_a_tab_that_is_not_seen_does_not_ask(served: Served, look: Look) -> None:
+    _, address, _ = served
+    seen = look()
+    seen.page.clock.install()
+    page = seen.open(f"{address}/")
+    page.locator("#answers.on").wait_for()
+    page.evaluate(HIDE, True)
+    page.locator("#answers", has_text="paused").wait_for()
+    asked = len(seen.requests)
+    page.clock.run_for(60_000)
+    assert len(seen.requests) == asked
+    with page.expect_response("**/api/runs"):
+        page.evaluate(HIDE, False)
+    page.locator("#answers.on").wait_for()
+    with page.expect_response("**/api/runs"):
+        page.clock.run_for(2_000)
 
 
 @pytest.mark.parametrize("served", ["socket"], indirect=True)

@@ -11,6 +11,7 @@ from conftest import Site
 from made import made_run
 
 from hpcddp import ledger
+from hpcddp.dashboard import folder as folder_
 from hpcddp.dashboard.folder import Folder, scan
 from hpcddp.errors import UserError
 from hpcddp.rundir import RunDir, write_json
@@ -125,3 +126,14 @@ def test_many_tabs_are_one_look(tmp_path: Path) -> None:
     folder = Folder(tmp_path)
     assert folder.runs() is folder.runs()
     assert folder.run("done-1") is folder.run("done-1")
+
+
+def test_the_curves_of_few_runs_are_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in "abc":
+        made_run(tmp_path, name, ends=(), steps=20)
+    monkeypatch.setattr(folder_, "VIEWERS", 2)
+    folder = Folder(tmp_path)
+    first = folder.run("a")
+    assert folder.run("b") and folder.run("a") is first  # b was not asked for as long
+    assert folder.run("c") and folder.run("a") is first
+    assert {name for name, _ in folder._views} == {"a", "c"}

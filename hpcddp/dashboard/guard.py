@@ -14,7 +14,7 @@ METHODS = ("GET", "HEAD")
 # The program's own files, the same for everybody; whatever else there is may tell of runs.
 PAGES = re.compile(r"/|/run/[^/]+|/assets/[^/]+")
 POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 HEADERS = {

@@ -53,7 +53,8 @@ function follow(path, draw) {
     try {
       await ask();
       pause = EVERY;
-      say("on", "live");
+      if (document.hidden) say("", "paused");
+      else say("on", "live");
       warn("");
     } catch (error) {
       pause = Math.min(2 * pause, LONGEST);
