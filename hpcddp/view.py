@@ -186,8 +186,10 @@ class Viewer:
                 setattr(row, name, values[row.rank] if row.rank < len(values) else None)
             view.ranks.append(row)
         for event in events[events.index(told) :] if told else []:
-            rank = event.get("rank", math.inf)
-            if event["event"] in ("slow", "recovered") and rank < len(view.ranks):
+            rank = event.get("rank")
+            if event["event"] not in ("slow", "recovered"):
+                continue
+            if isinstance(rank, int) and 0 <= rank < len(view.ranks):
                 slow = event["event"] == "slow"
                 row = view.ranks[rank]
                 row.state, row.note = ("slow", _words(event)) if slow else ("", "")
