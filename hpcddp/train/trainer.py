@@ -86,9 +86,8 @@ class Trainer:
 
     def _hint(self) -> str:
         """What to change where the training waits for its data."""
-        keys = vars(self.spec.data)
-        far = hasattr(self.data.dataset, "prefetch")
-        far = far and not keys.get("cache") and not keys.get("stage")
+        data = self.spec.data
+        far = hasattr(self.data.dataset, "prefetch") and data.cache == "0" and not data.stage
         return loading.hint(self.cpus.workers, self.cpus.cpus, far=far)
 
     def _load(self, made: Model, folder: Path | None, meta: dict[str, Any]) -> None:
