@@ -6,8 +6,10 @@ earlier one had written of these steps; so does what comes after a rollback.
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
+import statistics
 import time
 from array import array
 from bisect import bisect_right
@@ -23,6 +25,7 @@ from hpcddp.rundir import RunDir, parse_lines
 
 CHUNK = 1 << 22  # bytes that are decoded at once
 KEPT = 10_000  # records that are no points of a curve, newest first to stay
+SORTED = 1 << 17  # values of which a median is taken
 RECENT = 200  # points whose times are kept
 NAMES = ("loss", "lr", "samples_per_s", "step_s", "wait_s", "grad_norm")
 EVENT = attrgetter("event")
@@ -209,15 +212,43 @@ def _parsed(line: bytes) -> dict[str, Any]:
 
 
 def thin(series: Series, points: int) -> tuple[list[int], list[float]]:
-    """At most so many points that look like the curve: least and greatest of each stretch."""
+    """At most so many points that look like the curve: its ends, and the peaks of each stretch.
+
+    Args:
+        points: 2 at least.
+    """
     size = len(series)
     if size <= points:
         return series.steps.tolist(), series.values.tolist()
-    kept: list[int] = []
-    stretches = max(1, points // 2)
-    for i in range(stretches):
-        low, high = i * size // stretches, (i + 1) * size // stretches
+    kept = {0, size - 1}
+    for low, high in _stretches(size, points // 2 - 1):
         part = series.values[low:high].tolist()  # NaN is found in a list, since it is itself
-        ends = {low + part.index(min(part)), low + part.index(max(part))}
-        kept += sorted(ends)
-    return [series.steps[i] for i in kept], [series.values[i] for i in kept]
+        kept |= {low + part.index(min(part)), low + part.index(max(part))}
+    places = sorted(kept)
+    return [series.steps[i] for i in places], [series.values[i] for i in places]
+
+
+def means(series: Series, points: int) -> tuple[list[int], list[float]]:
+    """The mean of each of so many stretches of a longer curve, at the step in its middle.
+
+    NaN where a stretch has no number.
+    """
+    steps, values = [], []
+    for low, high in _stretches(len(series), points):
+        part: Sequence[float] = series.values[low:high]
+        if not math.isfinite(sum(part)):
+            part = list(filter(math.isfinite, part))
+        steps.append(series.steps[(low + high) // 2])
+        values.append(sum(x / len(part) for x in part) if part else math.nan)
+    return steps, values
+
+
+def median(series: Series) -> float:
+    """The median of a curve's values; of a very long one, that of values from all over it."""
+    known = list(filter(math.isfinite, series.values[:: len(series) // SORTED + 1]))
+    return statistics.median(known) if known else math.nan
+
+
+def _stretches(size: int, count: int) -> Iterator[tuple[int, int]]:
+    """Begin and end of each of so many parts."""
+    return itertools.pairwise(i * size // count for i in range(count + 1)) if count else iter(())

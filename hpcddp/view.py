@@ -5,6 +5,7 @@ A ``Viewer`` reads each line of a run once, so that it may look again and again.
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 import statistics
@@ -17,7 +18,7 @@ from typing import Any
 import msgspec
 
 from hpcddp import history, record, status
-from hpcddp.curves import Curves, pieces, thin
+from hpcddp.curves import Curves, Series, means, median, pieces, thin
 from hpcddp.errors import RunError
 from hpcddp.history import Row
 from hpcddp.rundir import RunDir, read_json
@@ -30,8 +31,11 @@ COLUMNS = 120  # of the map of ranks over time, at most
 WAITS = 0.1  # share of a step that may be waiting for data
 WORDS = 200  # records told in words
 TAIL = 1 << 14  # bytes of the log
+MIDDLE = ("step_s", "samples_per_s")  # figures of which the median tells more than the newest
 SECRET = re.compile(r"^env\..*(KEY|TOKEN|SECRET|PASS|CREDENTIAL)", re.IGNORECASE)
 HIDDEN = "(hidden)"
+
+Curve = tuple[list[int], list[float]]  # steps and values
 
 
 @dataclass
@@ -81,9 +85,17 @@ class View:
     to_go_s: float | None = None
     held_s: float = 0.0  # seconds for which the run had its nodes
     useful_s: float = 0.0  # of these, in steps that count
+    started_s: float = 0.0  # of these, before the first step of each attempt
+    lost_s: float = 0.0  # of these, in steps that were taken again
+    lost_steps: int = 0
+    interruptions: int = 0  # attempts that another one followed
+    interrupted_s: float = 0.0  # what they cost: steps again, the wait, and the start after it
     attempts: list[Life] = field(default_factory=list)
-    curves: dict[str, tuple[list[int], list[float]]] = field(default_factory=dict)
+    # Steps and values; of a long one its peaks, and in ``means`` the mean of each stretch.
+    curves: dict[str, Curve] = field(default_factory=dict)
+    means: dict[str, Curve] = field(default_factory=dict)
     newest: dict[str, float] = field(default_factory=dict)  # value of each curve
+    medians: dict[str, float] = field(default_factory=dict)  # of step_s and samples_per_s
     ranks: list[RankView] = field(default_factory=list)
     # By rank, for each of ``heat_steps``: its own work and wait beside the median rank's.
     heat: list[list[float | None]] = field(default_factory=list)
@@ -118,7 +130,7 @@ class Viewer:
         self.run, self._points, self._skip = run, points, skip
         self.curves = Curves(run, {*skip} - {"step_s"})  # of that one the mean is wanted
         self._heat = Heat(run)
-        self._thin: dict[str, tuple[list[int], list[float]]] = {}
+        self._drawn: dict[str, Any] = {}
         self._rows: dict[int, Row] = {}
 
     def look(self, found: Status | None = None, seconds: float = math.inf) -> View:
@@ -135,11 +147,9 @@ class Viewer:
         new = self.curves.update(seconds)
         told = {name: s for name, s in self.curves.series.items() if len(s)}
         if new:
-            self._thin = {
-                name: thin(s, self._points) for name, s in told.items() if name not in self._skip
-            }
+            self._draw({name: s for name, s in told.items() if name not in self._skip})
         self._heat.update()
-        view = View(found, time.time(), self.curves.behind, curves=self._thin)
+        view = View(found, time.time(), self.curves.behind, **self._drawn)
         view.newest = {name: series.values[-1] for name, series in told.items()}
         found.step = max(found.step, self.curves.step)
         self._rates(view)
@@ -149,6 +159,15 @@ class Viewer:
         view.events = list(_told(self.curves.events[-WORDS:]))
         view.log, view.hint = self._log(), self._hint(view)
         return view
+
+    def _draw(self, told: dict[str, Series]) -> None:
+        """What takes a look at all points of the curves, where there are new ones."""
+        size = self._points
+        self._drawn = {
+            "curves": {name: thin(series, size) for name, series in told.items()},
+            "means": {name: means(s, size) for name, s in told.items() if len(s) > size},
+            "medians": {name: median(told[name]) for name in MIDDLE if name in told},
+        }
 
     def _rates(self, view: View) -> None:
         start: dict[str, Any] = next(
@@ -174,6 +193,12 @@ class Viewer:
             view.held_s += max(0.0, ended - row.began)
             view.attempts.append(life)
         view.useful_s = min(view.held_s, mean * view.status.step)
+        view.started_s = sum(life.started_s for life in view.attempts)
+        view.lost_s = sum(life.lost_s for life in view.attempts)
+        view.lost_steps = sum(life.row.lost for life in view.attempts)
+        pairs = list(itertools.pairwise(view.attempts))
+        view.interruptions = len(pairs)
+        view.interrupted_s = sum(a.lost_s + b.waited_s + b.started_s for a, b in pairs)
 
     def _ranks(self, view: View) -> None:
         events = self.curves.events

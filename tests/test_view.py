@@ -23,6 +23,22 @@ def test_a_run_with_two_preemptions(tmp_path: Path) -> None:
     assert view.efficiency == pytest.approx(200 / 235)
 
 
+def test_what_the_interruptions_cost(tmp_path: Path) -> None:
+    view = Viewer(made_run(tmp_path)).look()
+    assert view.interruptions == 2 and view.lost_steps == 10
+    assert view.started_s == 30 and view.lost_s == 10 * STEP_S
+    assert view.interrupted_s == 2 * (45 + 10) + 10 * STEP_S
+
+
+def test_figures_are_of_all_points_however_few_are_drawn(tmp_path: Path) -> None:
+    run = made_run(tmp_path, slow=None)
+    view = Viewer(run, 50).look()
+    assert view.newest["loss"] == view.curves["loss"][1][-1] and view.curves["loss"][0][-1] == 400
+    assert view.medians == {"step_s": STEP_S, "samples_per_s": 64.0}
+    assert len(view.means["loss"][0]) == 50 and "eval/loss" not in view.means
+    assert Viewer(run).look().means == {}
+
+
 def test_a_run_that_works_tells_when_it_will_be_done(tmp_path: Path) -> None:
     view = Viewer(made_run(tmp_path, cause=None, last=300)).look()
     assert view.status.state == "RUNNING"
