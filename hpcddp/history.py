@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -25,7 +27,7 @@ class Row:
     job_id: str
     hosts: str
     began: float  # seconds since the epoch
-    ended: float | None
+    ended: float | None  # the last sign of it, where its script could not say when
     cause: str | None  # None while it works
     by: str  # what asked it to stop: a signal, the time limit, a person
     first: int  # step that it began after
@@ -62,7 +64,11 @@ def rows(run: RunDir, *, over: bool = False, kept: dict[int, Row] | None = None)
         last.cause = comeback.said(last) or requeue.UNKNOWN
         last.action, last.saved = requeue.NONE, ledger.newest_step(run)
     kept = {} if kept is None else kept
-    found = [kept.get(facts.number) or _row(facts, run.attempt(facts.number)) for facts in attempts]
+    found = [
+        kept.get(facts.number)
+        or _row(facts, run.attempt(facts.number), gone=over or facts is not attempts[-1])
+        for facts in attempts
+    ]
     kept.update((row.attempt, row) for row in found[:-1] if row.cause)
     for i, row in enumerate(found):
         # An attempt that never began to train takes no step again.
@@ -75,7 +81,7 @@ def rows(run: RunDir, *, over: bool = False, kept: dict[int, Row] | None = None)
     return found
 
 
-def _row(facts: Attempt, folder: AttemptDir) -> Row:
+def _row(facts: Attempt, folder: AttemptDir, gone: bool) -> Row:
     start: dict[str, Any] = {}
     for line in itertools.islice(read_lines(folder.metrics), 4):
         start = line if line.get("event") == "start" else start
@@ -84,7 +90,8 @@ def _row(facts: Attempt, folder: AttemptDir) -> Row:
     steps = [line["step"] for line in tail if isinstance(line.get("step"), int)]
     asked = end.get("asked")
     return Row(
-        facts.number, facts.job_id, facts.nodes, facts.began, facts.ended, facts.cause,
+        facts.number, facts.job_id, facts.nodes, facts.began,
+        _ended(facts, folder, gone), facts.cause,
         by=end.get("by", ""),
         first=start.get("step", 0),
         last=max([*steps, read_step(folder)[0]], default=0),
@@ -95,3 +102,17 @@ def _row(facts: Attempt, folder: AttemptDir) -> Row:
         reason=facts.reason,
         error=read_json(folder.error),
     )  # fmt: skip
+
+
+def _ended(facts: Attempt, folder: AttemptDir, gone: bool) -> float | None:
+    """When an attempt ended.
+
+    Its script may have been killed, or its node: then the next attempt closed it, days later maybe,
+    or nobody did.
+    """
+    if None not in (facts.ended, facts.exit_code) or not (gone or facts.cause):
+        return facts.ended
+    _, told = read_step(folder)
+    with contextlib.suppress(OSError):
+        told = told or folder.log.stat().st_mtime
+    return max(facts.began, min(told, facts.ended or math.inf))

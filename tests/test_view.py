@@ -1,11 +1,13 @@
 """A run as plain data: attempts and what they cost, curves, ranks, words."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 from made import STEP_S, made_run
 
+from hpcddp import requeue, status
 from hpcddp.rundir import write_json
 from hpcddp.view import COLUMNS, Viewer, static
 
@@ -21,6 +23,28 @@ def test_a_run_with_two_preemptions(tmp_path: Path) -> None:
     assert view.held_s == 3 * 10 + 410 * STEP_S
     assert view.useful_s == pytest.approx(400 * STEP_S)
     assert view.efficiency == pytest.approx(200 / 235)
+
+
+@pytest.mark.parametrize("closed", [True, False])
+def test_an_attempt_that_could_not_tell_its_end_held_no_more(tmp_path: Path, closed: bool) -> None:
+    """Its node died: the next attempt closed it, a day later, or nothing came after it."""
+    run = made_run(tmp_path, cause=None, last=300)
+    whole = Viewer(made_run(tmp_path, "whole", last=300)).look().held_s
+    number = 2 if closed else 3
+    path = run.attempt(number).facts
+    facts = json.loads(path.read_text()) | {"exit_code": None}
+    if closed:
+        facts |= {"action": requeue.LEFT, "cause": "node failure", "ended": facts["ended"] + 86400}
+    write_json(path, facts)
+    found = status.known(run)
+    found.state = "NODE_FAIL"
+    assert Viewer(run).look(found).held_s == whole
+    run.attempt(number).step.unlink()
+    os.utime(run.attempt(number).log, (facts["began"] + 7, facts["began"] + 7))
+    assert Viewer(run).look(found).attempts[number - 1].row.ended == facts["began"] + 7
+    if not closed:
+        found.state = "RUNNING"
+        assert Viewer(run).look(found).attempts[-1].row.ended is None
 
 
 def test_what_the_interruptions_cost(tmp_path: Path) -> None:
