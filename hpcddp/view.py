@@ -106,8 +106,8 @@ class View:
 
     @property
     def efficiency(self) -> float | None:
-        """The part of its time on the nodes that took the run further."""
-        return self.useful_s / self.held_s if self.held_s else None
+        """The part of its time on the nodes that took the run further; None if no step told."""
+        return self.useful_s / self.held_s if self.held_s and "step_s" in self.newest else None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, with the version of its form."""
@@ -192,7 +192,8 @@ class Viewer:
             ended = row.ended or view.now
             view.held_s += max(0.0, ended - row.began)
             view.attempts.append(life)
-        view.useful_s = min(view.held_s, mean * view.status.step)
+        counted = sum(life.row.done - life.row.lost for life in view.attempts)
+        view.useful_s = min(view.held_s, mean * max(0, counted))
         view.started_s = sum(life.started_s for life in view.attempts)
         view.lost_s = sum(life.lost_s for life in view.attempts)
         view.lost_steps = sum(life.row.lost for life in view.attempts)

@@ -47,6 +47,21 @@ def test_an_attempt_that_could_not_tell_its_end_held_no_more(tmp_path: Path, clo
         assert Viewer(run).look(found).attempts[-1].row.ended is None
 
 
+def test_steps_that_no_checkpoint_has_are_of_no_use(tmp_path: Path) -> None:
+    run = made_run(tmp_path, ends=(), cause="crash", last=300)
+    path = run.attempt(1).facts
+    write_json(path, json.loads(path.read_text()) | {"saved": 180})
+    view = Viewer(run).look()
+    assert view.lost_steps == 120 and view.useful_s == pytest.approx(180 * STEP_S)
+
+
+def test_no_efficiency_where_no_step_told_its_time(tmp_path: Path) -> None:
+    run = made_run(tmp_path, ends=(), last=300)
+    metrics = run.attempt(1).metrics
+    metrics.write_text(metrics.read_text().replace('"step_s"', '"other"'))
+    assert Viewer(run).look().efficiency is None
+
+
 def test_what_the_interruptions_cost(tmp_path: Path) -> None:
     view = Viewer(made_run(tmp_path)).look()
     assert view.interruptions == 2 and view.lost_steps == 10
