@@ -7,33 +7,26 @@ from __future__ import annotations
 
 import itertools
 import math
-import re
-import statistics
 import time
 from array import array
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
-
-from hpcddp import history, record, status
-from hpcddp.curves import Curves, Series, means, median, pieces, thin
+from hpcddp import history, status
+from hpcddp.curves import Curves, Series, means, median, thin
 from hpcddp.errors import RunError
+from hpcddp.heat import Heat
 from hpcddp.history import Row
 from hpcddp.rundir import RunDir, read_json
-from hpcddp.spec import JobSpec, to_dict
 from hpcddp.status import Status
 from hpcddp.train.metrics import line
 
 POINTS = 400  # of a curve
-COLUMNS = 120  # of the map of ranks over time, at most
 WAITS = 0.1  # share of a step that may be waiting for data
 WORDS = 200  # records told in words
 TAIL = 1 << 14  # bytes of the log
 MIDDLE = ("step_s", "samples_per_s")  # figures of which the median tells more than the newest
-SECRET = re.compile(r"^env\..*(KEY|TOKEN|SECRET|PASS|CREDENTIAL)", re.IGNORECASE)
-HIDDEN = "(hidden)"
 
 Curve = tuple[list[int], list[float]]  # steps and values
 
@@ -255,62 +248,6 @@ PLACE = ("rank", "node", "local", "host", "device")
 FIGURES = ("step_s", "wait_s", "busy_s", "samples_per_s", "memory", "gpu")
 
 
-class Heat:
-    """How slow each rank was over time, in few columns, and the newest figures of each."""
-
-    def __init__(self, run: RunDir) -> None:
-        self.run = run
-        self.newest: dict[str, Any] = {}
-        self.steps: list[int] = []
-        self._columns: list[list[float | None]] = []
-        self._each = 1  # lines that make a column
-        self._count = 0
-        self._read: dict[int, int] = {}
-
-    def update(self) -> None:
-        """Read what is new."""
-        for attempt in self.run.all_attempts():
-            for data in pieces(attempt.ranks, self._read.get(attempt.number, 0)):
-                self._read[attempt.number] = self._read.get(attempt.number, 0) + len(data)
-                for text in data.splitlines():
-                    self._take(text)
-
-    def _take(self, text: bytes) -> None:
-        try:
-            told = msgspec.json.decode(text)
-            step, ratios = int(told["step"]), _ratios(told)
-        except (msgspec.MsgspecError, KeyError, TypeError, ValueError):
-            return
-        self.newest = told
-        while self.steps and self.steps[-1] >= step:  # it was taken again
-            del self.steps[-1], self._columns[-1]
-        self._count += 1
-        if self._count % self._each and self._columns:
-            return
-        self.steps.append(step)
-        self._columns.append(ratios)
-        if len(self._columns) > COLUMNS:
-            self._each *= 2
-            del self._columns[1::2], self.steps[1::2]
-
-    def rows(self) -> list[list[float | None]]:
-        """By rank, for each of ``steps``; None where the rank did not tell."""
-        size = max(map(len, self._columns), default=0)
-        return [[c[r] if r < len(c) else None for c in self._columns] for r in range(size)]
-
-
-def _ratios(told: dict[str, Any]) -> list[float | None]:
-    """Each rank's own work and wait, beside the median of all."""
-    busy, wait = told.get("busy_s") or [], told.get("wait_s") or []
-    own = [
-        None if b is None and w is None else (b or 0.0) + (w or 0.0)
-        for b, w in zip(busy, wait, strict=True)
-    ]
-    known = [value for value in own if value is not None]
-    middle = statistics.median(known) if known else 0.0
-    return [None if value is None or not middle else round(value / middle, 2) for value in own]
-
-
 def _mean(values: array[float]) -> float:
     return sum(values) / len(values) if values else 0.0
 
@@ -340,35 +277,3 @@ def _told(events: list[dict[str, Any]]) -> Iterator[tuple[float, int, int, str]]
         text = _words(event)
         if text and event["event"] != "ranks":
             yield event.get("time", 0.0), event.get("attempt", 0), event.get("step", 0), text
-
-
-def static(run: RunDir) -> dict[str, Any]:
-    """What of a run does not change while it runs: configuration, versions, script, submission.
-
-    ``defaults`` names the keys of the configuration that nobody changed.
-    """
-    job = record.read(run)
-    try:
-        script = run.script.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        script = ""
-    facts = {name: value for name, value in vars(job).items() if name != "spec"}
-    config, versions = _flat(job.spec), read_json(run.versions) or {}
-    plain = _flat(to_dict(JobSpec()))
-    defaults = [name for name, value in config.items() if name in plain and plain[name] == value]
-    for name in filter(SECRET.search, config):  # a page is passed on
-        script = script.replace(str(config[name]) or HIDDEN, HIDDEN)
-        config[name] = HIDDEN
-    told = {"job": facts, "config": config, "versions": versions, "script": script}
-    return told | {"defaults": defaults}
-
-
-def _flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """A table of tables by dotted names."""
-    flat: dict[str, Any] = {}
-    for name, value in table.items():
-        if isinstance(value, dict):
-            flat |= _flat(value, f"{prefix}{name}.")
-        else:
-            flat[prefix + name] = value
-    return flat

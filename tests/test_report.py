@@ -17,7 +17,8 @@ from hpcddp.report import MARK, page, shown
 from hpcddp.report.fit import CODE, ROWS, SIZES
 from hpcddp.report.page import LIMIT, asset, policy, script
 from hpcddp.rundir import RunDir, write_json
-from hpcddp.view import Viewer, static
+from hpcddp.static import static
+from hpcddp.view import Viewer
 
 EVIL = "</script><script>window.hacked=1</script><img src=x onerror=window.hacked=1>\u2028&amp;"
 

@@ -8,8 +8,10 @@ import pytest
 from made import STEP_S, made_run
 
 from hpcddp import requeue, status
+from hpcddp.heat import COLUMNS
 from hpcddp.rundir import write_json
-from hpcddp.view import COLUMNS, Viewer, static
+from hpcddp.static import static
+from hpcddp.view import Viewer
 
 
 def test_a_run_with_two_preemptions(tmp_path: Path) -> None:

@@ -57,8 +57,9 @@ def report(run: tuple[str, ...], output: str | None, force: bool, runs: str | No
 
 def looked(folders: list[RunDir]) -> tuple[list[dict[str, Any]], list[Status]]:
     """The views of runs; what cannot be shown is told, and it is an error if nothing can."""
+    from hpcddp.static import static
     from hpcddp.status import status
-    from hpcddp.view import Viewer, static
+    from hpcddp.view import Viewer
 
     views, states = [], []
     failed: list[HpcddpError] = []

@@ -22,8 +22,9 @@ from hpcddp.dashboard.newest import Newest
 from hpcddp.dashboard.told import Told
 from hpcddp.errors import HpcddpError, RunError
 from hpcddp.rundir import RunDir
+from hpcddp.static import static
 from hpcddp.status import Status
-from hpcddp.view import Viewer, static
+from hpcddp.view import Viewer
 
 EVERY = 1.0  # seconds between two looks, at least
 SHARE = 5  # a look that takes long is followed by a pause of so many times as long,
