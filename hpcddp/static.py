@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import re
+import shlex
 from typing import Any
 
 from hpcddp import record
 from hpcddp.rundir import RunDir, read_json
 from hpcddp.spec import JobSpec, to_dict
 
-SECRET = re.compile(r"^env\..*(KEY|TOKEN|SECRET|PASS|CREDENTIAL)", re.IGNORECASE)
 HIDDEN = "(hidden)"
+ENVIRONMENT = re.compile(r"^(readonly -a ENVIRONMENT=\()(.*)\)$", re.MULTILINE)  # see render.py
+USER = re.compile(r"(?<=://)[^/\s]+@")  # in a URL: NAME:PASSWORD
 
 
 def static(run: RunDir) -> dict[str, Any]:
     """What of a run does not change while it runs: configuration, versions, script, submission.
 
-    ``defaults`` names the keys of the configuration that nobody changed.
+    Of the environment names alone are told, and of URLs no user. ``defaults`` names the keys of the
+    configuration that nobody changed.
     """
     job = record.read(run)
     try:
@@ -27,11 +30,28 @@ def static(run: RunDir) -> dict[str, Any]:
     config, versions = _flat(job.spec), read_json(run.versions) or {}
     plain = _flat(to_dict(JobSpec()))
     defaults = [name for name, value in config.items() if name in plain and plain[name] == value]
-    for name in filter(SECRET.search, config):  # a page is passed on
-        script = script.replace(str(config[name]) or HIDDEN, HIDDEN)
-        config[name] = HIDDEN
+    config |= {name: HIDDEN for name in config if name.startswith("env.")}
+    script = ENVIRONMENT.sub(_names, script)
     told = {"job": facts, "config": config, "versions": versions, "script": script}
-    return told | {"defaults": defaults}
+    return {name: _nobody(value) for name, value in told.items()} | {"defaults": defaults}
+
+
+def _names(found: re.Match[str]) -> str:
+    """The script's environment, without its values."""
+    try:
+        words = [word.partition("=")[0] for word in shlex.split(found[2])]
+    except ValueError:  # somebody wrote it by hand
+        return f"{found[1]}{HIDDEN})"
+    return f"{found[1]}{' '.join(f'{shlex.quote(name)}={HIDDEN}' for name in words)})"
+
+
+def _nobody(value: Any) -> Any:
+    """The same, with no user and no password in a URL."""
+    if isinstance(value, str):
+        return USER.sub(f"{HIDDEN}@", value)
+    if isinstance(value, dict):
+        return {name: _nobody(each) for name, each in value.items()}
+    return [_nobody(each) for each in value] if isinstance(value, list) else value
 
 
 def _flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:

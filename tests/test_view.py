@@ -9,6 +9,7 @@ from made import STEP_S, made_run
 
 from hpcddp import requeue, status
 from hpcddp.heat import COLUMNS
+from hpcddp.render import variable
 from hpcddp.rundir import write_json
 from hpcddp.static import static
 from hpcddp.view import Viewer
@@ -120,9 +121,30 @@ def test_what_nobody_changed_is_named(tmp_path: Path) -> None:
     assert set(found["defaults"]) < set(found["config"])
 
 
-def test_secrets_of_the_environment_stay_where_they_are(tmp_path: Path) -> None:
-    run = made_run(tmp_path, env={"API_TOKEN": "hush-4711", "NCCL_DEBUG": "WARN"})
-    run.script.write_text("export API_TOKEN='hush-4711'\n")
+def test_values_of_the_environment_stay_where_they_are(tmp_path: Path) -> None:
+    env = {"DATABASE_URL": "hush 4711", "GIT_PAT": "it's", "OMIT": "false", "EMPTY": ""}
+    run = made_run(tmp_path, env=env)
+    words = variable("ENVIRONMENT", [f"{name}={value}" for name, value in env.items()])
+    run.script.write_text(f"readonly -a COMMAND=(a b)\n{words}\nfalse || srun x\n")
     found = static(run)
-    assert "hush-4711" not in json.dumps(found)
-    assert found["config"]["env.NCCL_DEBUG"] == "WARN"
+    text = json.dumps(found)
+    assert "hush" not in text and "it's" not in text and "'\"'" not in text
+    assert found["config"]["env.GIT_PAT"] == found["config"]["env.EMPTY"] == "(hidden)"
+    assert found["script"] == (
+        "readonly -a COMMAND=(a b)\n"
+        "readonly -a ENVIRONMENT=(DATABASE_URL=(hidden) GIT_PAT=(hidden) OMIT=(hidden) "
+        "EMPTY=(hidden))\nfalse || srun x\n"
+    )
+    run.script.write_text("readonly -a ENVIRONMENT=(A='hush)\n")
+    assert static(run)["script"] == "readonly -a ENVIRONMENT=((hidden))\n"
+
+
+def test_a_url_is_shown_without_its_user(tmp_path: Path) -> None:
+    dataset = {"url": "https://ann:hu@sh@host:8/a@b", "also": ["s3://key:hush@bucket", "a@b.org"]}
+    run = made_run(tmp_path, dataset=dataset, data={"stage": "http://hush@host/x"})
+    run.script.write_text("curl 'ftp://ann:hush@host' me@host\n")
+    found = static(run)
+    assert "hush" not in json.dumps(found) and "hu@" not in json.dumps(found)
+    assert found["config"]["dataset.url"] == "https://(hidden)@host:8/a@b"
+    assert found["config"]["dataset.also"] == ["s3://(hidden)@bucket", "a@b.org"]
+    assert found["script"] == "curl 'ftp://(hidden)@host' me@host\n"
