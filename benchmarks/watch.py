@@ -1,5 +1,6 @@
 """`hpcddp watch` on a run of a million metric lines, beside what merely decodes them.
 
+There are as many lines with the figures of its ranks, of which it need not read all.
 The first row is the time from the start of the command to its first picture on a terminal, which
 comes before all is read. The others are of a whole process that prints one page of everything. The
 floor reads the file and decodes each line with msgspec, and keeps nothing. The limits are in
@@ -26,6 +27,8 @@ from hpcddp.record import JobRecord
 from hpcddp.rundir import RunDir, write_json
 
 LINES = 1_000_000
+RANKS = 8
+FIGURES = {"step_s": "0.01", "wait_s": "0.001", "samples_per_s": "12.5", "memory": "350000000"}
 LIMIT = 2.0  # seconds
 RATIO_LIMIT = 1.5
 SIGN = b"q leaves"  # of a picture
@@ -117,6 +120,8 @@ def make(folder: Path, lines: int) -> RunDir:
         head = {"event": "start", "attempt": 1, "time": 1e9, "step": 0, "epoch": 0}
         f.write(json.dumps(head | {"total_steps": lines, "resumed": None}) + "\n")
         f.writelines(map(_line, range(1, lines + 1)))
+    with attempt.ranks.open("w") as f:
+        f.writelines(map(_figures, range(1, lines + 1)))
     return run
 
 
@@ -126,3 +131,11 @@ def _line(step: int) -> str:
         f'"epoch": 0, "loss": {1 / step}, "lr": 0.001, "samples_per_s": {100.5 + step % 7}, '
         f'"step_s": 0.01, "wait_s": 0.001, "grad_norm": 1.5}}\n'
     )
+
+
+def _figures(step: int) -> str:
+    """What the ranks tell with each train record."""
+    busy = ", ".join(f"{0.005 + rank / 1000 + step % 5 / 1000:.6f}" for rank in range(RANKS))
+    same = {name: f"[{', '.join([value] * RANKS)}]" for name, value in FIGURES.items()}
+    told = ", ".join(f'"{name}": {values}' for name, values in same.items())
+    return f'{{"step": {step}, "time": {1e9 + step / 10}, "busy_s": [{busy}], {told}}}\n'

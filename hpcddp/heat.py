@@ -2,54 +2,102 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import statistics
-from typing import Any
+import time
+from pathlib import Path
+from typing import Any, BinaryIO
 
 import msgspec
 
 from hpcddp.curves import pieces
-from hpcddp.rundir import RunDir
+from hpcddp.rundir import AttemptDir, RunDir
 
 COLUMNS = 120  # at most
+SAMPLES = 2 * COLUMNS - 10  # lines of what is new that make columns, where that is much
+TAIL = 1 << 16  # bytes at its end of which each line is read
 
 
 class Heat:
-    """How slow each rank was over time, in few columns, and the newest figures of each."""
+    """How slow each rank was over time, in few columns, and the newest figures of each.
+
+    Of files that are long, some lines are read: a million lines take no longer than a thousand.
+    """
 
     def __init__(self, run: RunDir) -> None:
         self.run = run
         self.newest: dict[str, Any] = {}
         self.steps: list[int] = []
+        self.behind = False  # whether there was no time for all that is written
         self._columns: list[list[float | None]] = []
-        self._each = 1  # lines that make a column
-        self._count = 0
-        self._read: dict[int, int] = {}
+        self._apart = 1  # steps between two columns, at least
+        self._read: dict[int, int] = {}  # attempt -> bytes
+        self._done: set[int] = set()  # attempts that nobody writes any more
 
-    def update(self) -> None:
-        """Read what is new."""
-        for attempt in self.run.all_attempts():
-            for data in pieces(attempt.ranks, self._read.get(attempt.number, 0)):
-                self._read[attempt.number] = self._read.get(attempt.number, 0) + len(data)
-                for text in data.splitlines():
-                    self._take(text)
+    def update(self, seconds: float = math.inf) -> None:
+        """Read what is new.
+
+        Args:
+            seconds: after which it leaves the rest for the next time.
+        """
+        until = time.monotonic() + seconds
+        folders = [f for f in self.run.all_attempts() if f.number not in self._done]
+        new = {f.number: _size(f.ranks) - self._read.get(f.number, 0) for f in folders}
+        whole = sum(new.values()) or 1
+        for i, folder in enumerate(folders):
+            self.behind = i > 0 and time.monotonic() > until
+            if self.behind:
+                return
+            if new[folder.number] > 0:
+                self._file(folder, max(1, SAMPLES * new[folder.number] // whole))
+            if folder is not folders[-1]:
+                self._done.add(folder.number)
+
+    def _file(self, folder: AttemptDir, samples: int) -> None:
+        """What is new in a file: some lines from all over it, and all of the last ones."""
+        start = self._read.get(folder.number, 0)
+        with contextlib.suppress(OSError), folder.ranks.open("rb") as f:
+            f.seek(start)
+            tail = max(TAIL, 4 * len(f.readline()))
+            end = _size(folder.ranks) - tail
+            if end - start > tail:
+                for i in range(samples):
+                    self._take(_line(f, start, start + (end - start) * i // samples))
+                line = _line(f, start, end)
+                self._take(line)
+                start = f.tell() if line.endswith(b"\n") else start
+        for data in pieces(folder.ranks, start):
+            start += len(data)
+            for text in data.splitlines():
+                self._take(text)
+        self._read[folder.number] = start
 
     def _take(self, text: bytes) -> None:
         try:
             told = msgspec.json.decode(text)
             step, ratios = int(told["step"]), _ratios(told)
-        except (msgspec.MsgspecError, KeyError, TypeError, ValueError):
+        except (msgspec.MsgspecError, KeyError, TypeError, ValueError, ArithmeticError):
             return
         self.newest = told
         while self.steps and self.steps[-1] >= step:  # it was taken again
             del self.steps[-1], self._columns[-1]
-        self._count += 1
-        if self._count % self._each and self._columns:
+        if self.steps and step < self.steps[-1] + self._apart:
             return
         self.steps.append(step)
         self._columns.append(ratios)
-        if len(self._columns) > COLUMNS:
-            self._each *= 2
-            del self._columns[1::2], self.steps[1::2]
+        while len(self.steps) > COLUMNS:
+            self._apart *= 2
+            self._widen()
+
+    def _widen(self) -> None:
+        """Drop the columns that are too near to the one before."""
+        kept = [0]
+        for i, step in enumerate(self.steps):
+            if step >= self.steps[kept[-1]] + self._apart:
+                kept.append(i)
+        self.steps = [self.steps[i] for i in kept]
+        self._columns = [self._columns[i] for i in kept]
 
     def rows(self) -> list[list[float | None]]:
         """By rank, for each of ``steps``; None where the rank did not tell."""
@@ -67,3 +115,18 @@ def _ratios(told: dict[str, Any]) -> list[float | None]:
     known = [value for value in own if value is not None]
     middle = statistics.median(known) if known else 0.0
     return [None if value is None or not middle else round(value / middle, 2) for value in own]
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _line(f: BinaryIO, start: int, place: int) -> bytes:
+    """The first whole line from a place on; lines begin at ``start``."""
+    f.seek(place)
+    if place > start:
+        f.readline()
+    return f.readline()

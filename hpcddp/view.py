@@ -131,18 +131,19 @@ class Viewer:
 
         Args:
             found: what its backend says; the run dir alone is asked without it.
-            seconds: for the metrics; what is left is for the next look.
+            seconds: for metrics and figures; what is left is for the next look.
 
         Raises:
             RunError: its folder is damaged.
         """
         found = found or status.known(self.run)
+        until = time.monotonic() + seconds
         new = self.curves.update(seconds)
+        self._heat.update(until - time.monotonic())
         told = {name: s for name, s in self.curves.series.items() if len(s)}
         if new:
             self._draw({name: s for name, s in told.items() if name not in self._skip})
-        self._heat.update()
-        view = View(found, time.time(), self.curves.behind, **self._drawn)
+        view = View(found, time.time(), self.curves.behind or self._heat.behind, **self._drawn)
         view.newest = {name: series.values[-1] for name, series in told.items()}
         found.step = max(found.step, self.curves.step)
         self._rates(view)
