@@ -88,6 +88,7 @@ class Curves:
         self.recent: deque[tuple[int, float]] = deque(maxlen=RECENT)  # step, when it was told
         self.behind = False  # whether there was no time for all that is written
         self._read: dict[int, int] = {}  # attempt -> bytes
+        self._done: set[int] = set()  # attempts that nobody writes any more
 
     def update(self, seconds: float = math.inf) -> bool:
         """Read what is new; whether there was anything.
@@ -97,7 +98,8 @@ class Curves:
         """
         new, until = False, time.monotonic() + seconds
         self.behind = False
-        for attempt in self.run.all_attempts():
+        folders = [f for f in self.run.all_attempts() if f.number not in self._done]
+        for attempt in folders:
             for data in pieces(attempt.metrics, self._read.get(attempt.number, 0)):
                 self._read[attempt.number] = self._read.get(attempt.number, 0) + len(data)
                 self._take(data, attempt.number)
@@ -105,6 +107,8 @@ class Curves:
                 if time.monotonic() > until:
                     self.behind = True
                     return new
+            if attempt is not folders[-1]:
+                self._done.add(attempt.number)
         return new
 
     def _take(self, data: bytes, attempt: int) -> None:

@@ -58,17 +58,15 @@ def rows(run: RunDir, *, over: bool = False, kept: dict[int, Row] | None = None)
         over: nothing of the run works any more: an attempt that left no end, since its script was
             killed, ended as Slurm wrote into its log.
     """
-    attempts = ledger.attempts(run)
+    kept = {} if kept is None else kept
+    folders = [folder for folder in run.all_attempts() if folder.number not in kept]
+    attempts = [facts for folder in folders if (facts := ledger.read(folder))]
     if over and attempts and attempts[-1].live:
         last = attempts[-1]
         last.cause = comeback.said(last) or requeue.UNKNOWN
         last.action, last.saved = requeue.NONE, ledger.newest_step(run)
-    kept = {} if kept is None else kept
-    found = [
-        kept.get(facts.number)
-        or _row(facts, run.attempt(facts.number), gone=over or facts is not attempts[-1])
-        for facts in attempts
-    ]
+    new = [_row(f, run.attempt(f.number), gone=over or f is not attempts[-1]) for f in attempts]
+    found = sorted([*kept.values(), *new], key=lambda row: row.attempt)
     kept.update((row.attempt, row) for row in found[:-1] if row.cause)
     for i, row in enumerate(found):
         # An attempt that never began to train takes no step again.

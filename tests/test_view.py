@@ -65,6 +65,22 @@ def test_no_efficiency_where_no_step_told_its_time(tmp_path: Path) -> None:
     assert Viewer(run).look().efficiency is None
 
 
+def test_an_attempt_that_another_one_followed_is_read_once(tmp_path: Path) -> None:
+    run = made_run(tmp_path, cause=None, last=300)
+    eye = Viewer(run)
+    before = eye.look()
+    for old in (run.attempt(1), run.attempt(2)):
+        with old.metrics.open("a") as f:
+            f.write('{"event": "train", "step": 301, "loss": 7.0}\n')
+        with old.ranks.open("a") as f:
+            f.write('{"step": 301, "busy_s": [1, 1, 1, 1], "wait_s": [0, 0, 0, 0]}\n')
+        old.facts.write_text("{")
+    after = eye.look()
+    after.now = before.now
+    after.held_s, after.useful_s = before.held_s, before.useful_s  # the last one works
+    assert after == before
+
+
 def test_what_the_interruptions_cost(tmp_path: Path) -> None:
     view = Viewer(made_run(tmp_path)).look()
     assert view.interruptions == 2 and view.lost_steps == 10
