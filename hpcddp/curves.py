@@ -6,6 +6,7 @@ earlier one had written of these steps; so does what comes after a rollback.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import os
@@ -17,7 +18,7 @@ from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -33,11 +34,14 @@ TRAIN = {name: attrgetter(name) for name in NAMES}  # the curves that a train re
 POINTS = ("eval", "log")  # events whose metrics are curves
 
 
+Whole = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]  # what a count can be
+
+
 class _Line(msgspec.Struct, gc=False):
     """What every line may have of the curves; the rest is passed over."""
 
     event: str = ""
-    step: int = 0
+    step: Whole = 0
     time: float = 0.0
     loss: float | None = None
     lr: float | None = None
@@ -45,6 +49,23 @@ class _Line(msgspec.Struct, gc=False):
     step_s: float | None = None
     wait_s: float | None = None
     grad_norm: float | None = None
+
+
+class _Other(msgspec.Struct):
+    """What a record that is no point may say; one that says it otherwise is passed over."""
+
+    event: str = ""
+    time: float | None = None
+    step: Whole | None = None
+    to: Whole | None = None
+    epoch: Whole | None = None
+    total_steps: Whole | None = None
+    steps_per_epoch: Whole | None = None
+    global_batch: Whole | None = None
+    rank: Whole | None = None
+    ranks: list[Any] | None = None
+    metrics: dict[str, Any] | None = None
+    hint: str | None = None
 
 
 _DECODER = msgspec.json.Decoder(_Line)
@@ -84,7 +105,6 @@ class Curves:
         self.series: dict[str, Series] = {}
         self.events: list[dict[str, Any]] = []  # all other records, oldest first
         self.step = 0  # newest step told
-        self.epoch = 0
         self.recent: deque[tuple[int, float]] = deque(maxlen=RECENT)  # step, when it was told
         self.behind = False  # whether there was no time for all that is written
         self._read: dict[int, int] = {}  # attempt -> bytes
@@ -120,7 +140,7 @@ class Curves:
         for i, record in enumerate(found):
             if record.event != "train":
                 self._points(found[first:i])
-                self._other({"attempt": attempt, **_parsed(lines[i])})
+                self._other({**_parsed(lines[i]), "attempt": attempt})
                 first = i + 1
         self._points(found[first:])
 
@@ -142,17 +162,21 @@ class Curves:
 
     def _other(self, record: dict[str, Any]) -> None:
         """A record that is no point: it may say that the run has gone back."""
-        event, step = record.get("event"), record.get("step")
-        step = step if isinstance(step, int) else 0
-        if event == "start":
+        try:
+            told = msgspec.convert(record, _Other)
+        except msgspec.ValidationError:
+            return
+        step = told.step or 0
+        if told.event == "start":
             self._cut(step)
-        elif event == "rollback":
-            self._cut(record.get("to", 0))
-        self.step, self.epoch = max(self.step, step), record.get("epoch", self.epoch)
-        for name, value in (record.get("metrics") or {}).items() if event in POINTS else ():
+        elif told.event == "rollback":
+            self._cut(told.to or 0)
+        self.step = max(self.step, step)
+        for name, value in (told.metrics or {}).items() if told.event in POINTS else ():
             if isinstance(value, int | float):
-                self.of(f"{event}/{name}").add([step], [value])
-        if event not in (None, "step", "train"):
+                with contextlib.suppress(OverflowError):  # hundreds of digits
+                    self.of(f"{told.event}/{name}").add([step], [float(value)])
+        if told.event not in ("", "step", "train"):
             self.events.append(record)
         if len(self.events) > 2 * KEPT:
             del self.events[:KEPT]

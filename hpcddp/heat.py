@@ -3,20 +3,36 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import statistics
 import time
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import msgspec
 
-from hpcddp.curves import pieces
+from hpcddp.curves import Whole, pieces
 from hpcddp.rundir import AttemptDir, RunDir
 
 COLUMNS = 120  # at most
 SAMPLES = 2 * COLUMNS - 10  # lines of what is new that make columns, where that is much
 TAIL = 1 << 16  # bytes at its end of which each line is read
+
+
+class Figures(msgspec.Struct):
+    """One line: the figures of each rank, None where it did not tell."""
+
+    step: Whole
+    busy_s: list[float | None] = []
+    wait_s: list[float | None] = []
+    step_s: list[float | None] = []
+    samples_per_s: list[float | None] = []
+    memory: list[float | None] = []
+    gpu: list[float | None] = []
+
+
+_DECODER = msgspec.json.Decoder(Figures)
 
 
 class Heat:
@@ -27,7 +43,7 @@ class Heat:
 
     def __init__(self, run: RunDir) -> None:
         self.run = run
-        self.newest: dict[str, Any] = {}
+        self.newest = Figures(0)
         self.steps: list[int] = []
         self.behind = False  # whether there was no time for all that is written
         self._columns: list[list[float | None]] = []
@@ -75,17 +91,16 @@ class Heat:
 
     def _take(self, text: bytes) -> None:
         try:
-            told = msgspec.json.decode(text)
-            step, ratios = int(told["step"]), _ratios(told)
-        except (msgspec.MsgspecError, KeyError, TypeError, ValueError, ArithmeticError):
+            told = _DECODER.decode(text)
+        except msgspec.MsgspecError:
             return
-        self.newest = told
+        self.newest, step = told, told.step
         while self.steps and self.steps[-1] >= step:  # it was taken again
             del self.steps[-1], self._columns[-1]
         if self.steps and step < self.steps[-1] + self._apart:
             return
         self.steps.append(step)
-        self._columns.append(ratios)
+        self._columns.append(_ratios(told))
         while len(self.steps) > COLUMNS:
             self._apart *= 2
             self._widen()
@@ -105,12 +120,11 @@ class Heat:
         return [[c[r] if r < len(c) else None for c in self._columns] for r in range(size)]
 
 
-def _ratios(told: dict[str, Any]) -> list[float | None]:
+def _ratios(told: Figures) -> list[float | None]:
     """Each rank's own work and wait, beside the median of all."""
-    busy, wait = told.get("busy_s") or [], told.get("wait_s") or []
     own = [
         None if b is None and w is None else (b or 0.0) + (w or 0.0)
-        for b, w in zip(busy, wait, strict=True)
+        for b, w in itertools.zip_longest(told.busy_s, told.wait_s)
     ]
     known = [value for value in own if value is not None]
     middle = statistics.median(known) if known else 0.0

@@ -11,6 +11,7 @@ from typing import Any
 from hpcddp import comeback, ledger, requeue
 from hpcddp.ledger import Attempt
 from hpcddp.rundir import AttemptDir, RunDir, last_lines, read_json, read_lines, read_step
+from hpcddp.status import whole
 
 TAIL = 1 << 16  # bytes of the metrics file that are read
 OWN = ("done", "stopped", "cancelled")  # ends that need no explanation
@@ -85,17 +86,17 @@ def _row(facts: Attempt, folder: AttemptDir, gone: bool) -> Row:
         start = line if line.get("event") == "start" else start
     tail = last_lines(folder.metrics, TAIL)
     end: dict[str, Any] = next((line for line in reversed(tail) if line.get("event") == "end"), {})
-    steps = [line["step"] for line in tail if isinstance(line.get("step"), int)]
-    asked = end.get("asked")
+    asked, told = end.get("asked"), end.get("time")
+    timed = isinstance(asked, int | float) and isinstance(told, int | float)
     return Row(
         facts.number, facts.job_id, facts.nodes, facts.began,
         _ended(facts, folder, gone), facts.cause,
-        by=end.get("by", ""),
-        first=start.get("step", 0),
-        last=max([*steps, read_step(folder)[0]], default=0),
+        by=str(end.get("by", "")),
+        first=whole(start.get("step")),
+        last=max(read_step(folder)[0], *(whole(line.get("step")) for line in tail), 0),
         saved=facts.saved,
         lost=0,
-        safe_s=max(0.0, end["time"] - asked) if asked else None,
+        safe_s=max(0.0, told - asked) if timed and asked else None,
         action=facts.action,
         reason=facts.reason,
         error=read_json(folder.error),

@@ -232,7 +232,7 @@ def progress(run: RunDir, number: int, found: Status) -> None:
 
 def whole(told: object) -> int:
     """A whole number of a record; 0 for what is none: a program may write what it likes."""
-    return told if isinstance(told, int) else 0
+    return told if isinstance(told, int) and 0 <= told < 1 << 62 else 0
 
 
 def stamp(seconds: float) -> str:

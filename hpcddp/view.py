@@ -13,8 +13,10 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from hpcddp import history, status
-from hpcddp.curves import Curves, Series, means, median, thin
+from hpcddp.curves import Curves, Series, Whole, means, median, thin
 from hpcddp.errors import RunError
 from hpcddp.heat import Heat
 from hpcddp.history import Row
@@ -35,7 +37,7 @@ Curve = tuple[list[int], list[float]]  # steps and values
 class RankView:
     """One rank: where it is, its newest figures, and what is wrong with it."""
 
-    rank: int
+    rank: Whole
     node: int
     local: int
     host: str
@@ -136,6 +138,13 @@ class Viewer:
         Raises:
             RunError: its folder is damaged.
         """
+        try:
+            return self._look(found, seconds)
+        except FOREIGN as error:
+            what = f"its records are not of hpcddp's form: {type(error).__name__} {error}"
+            raise RunError(what, where=str(self.run.path)) from error
+
+    def _look(self, found: Status | None, seconds: float) -> View:
         found = found or status.known(self.run)
         until = time.monotonic() + seconds
         new = self.curves.update(seconds)
@@ -167,8 +176,8 @@ class Viewer:
         start: dict[str, Any] = next(
             (e for e in reversed(self.curves.events) if e["event"] == "start"), {}
         )
-        view.global_batch = start.get("global_batch", 0)
-        view.steps_per_epoch = start.get("steps_per_epoch", 0)
+        view.global_batch = start.get("global_batch") or 0
+        view.steps_per_epoch = start.get("steps_per_epoch") or 0
         view.status.total_steps = status.whole(start.get("total_steps")) or view.status.total_steps
         recent = self.curves.recent
         if len(recent) > 1 and recent[-1][0] > recent[0][0]:
@@ -197,25 +206,20 @@ class Viewer:
 
     def _ranks(self, view: View) -> None:
         events = self.curves.events
-        told: dict[str, Any] = next((e for e in reversed(events) if e["event"] == "ranks"), {})
-        newest = self._heat.newest
-        for report in filter(_placed, told.get("ranks", [])):
-            row = RankView(*(report[name] for name in PLACE))
+        last = next((i for i in range(len(events))[::-1] if events[i]["event"] == "ranks"), 0)
+        told = events[last].get("ranks") or [] if events else []
+        found = {row.rank: row for report in told if (row := _placed(report))}
+        view.ranks = list(found.values())
+        for row in view.ranks:
             for name in FIGURES:
-                values = newest.get(name) or []
+                values = getattr(self._heat.newest, name)
                 setattr(row, name, values[row.rank] if row.rank < len(values) else None)
-            view.ranks.append(row)
-        for event in events[events.index(told) :] if told else []:
-            rank = event.get("rank")
-            if event["event"] not in ("slow", "recovered"):
-                continue
-            if isinstance(rank, int) and 0 <= rank < len(view.ranks):
-                slow = event["event"] == "slow"
-                row = view.ranks[rank]
-                row.state, row.note = ("slow", _words(event)) if slow else ("", "")
+        for (_, rank), text in _slow(events[last:]).items():
+            if rank in found:
+                found[rank].state, found[rank].note = "slow", text
         for rank, note in self._dead():
-            if rank < len(view.ranks):
-                view.ranks[rank].state, view.ranks[rank].note = "dead", note
+            if rank in found:
+                found[rank].state, found[rank].note = "dead", note
 
     def _dead(self) -> Iterator[tuple[int, str]]:
         """Ranks that ended the newest attempt."""
@@ -245,6 +249,8 @@ class Viewer:
             return []
 
 
+# What records raise that somebody else wrote.
+FOREIGN = (ArithmeticError, LookupError, TypeError, ValueError, AttributeError)
 PLACE = ("rank", "node", "local", "host", "device")
 FIGURES = ("step_s", "wait_s", "busy_s", "samples_per_s", "memory", "gpu")
 
@@ -255,21 +261,36 @@ def _mean(values: array[float]) -> float:
 
 def _begins(events: list[dict[str, Any]]) -> dict[int, float]:
     """When each attempt's training began, seconds since the epoch."""
-    found = [e for e in events if e["event"] == "start" and "attempt" in e]
-    return {e["attempt"]: e.get("time", 0.0) for e in found}
+    times = {e["attempt"]: e.get("time") or 0.0 for e in events if e["event"] == "start"}
+    return {attempt: when for attempt, when in times.items() if math.isfinite(when)}
 
 
 def _words(event: dict[str, Any]) -> str:
     """A record in words, or its name where it is another version's."""
     try:
         return line(event)
-    except (KeyError, TypeError, ValueError, AttributeError):
+    except FOREIGN:
         return str(event["event"])
 
 
-def _placed(report: Any) -> bool:
-    """Whether a rank has told where it is."""
-    return isinstance(report, dict) and report.keys() >= {*PLACE}
+def _placed(report: Any) -> RankView | None:
+    """A rank, if it has told where it is."""
+    try:
+        return msgspec.convert({name: report[name] for name in PLACE}, RankView)
+    except (LookupError, TypeError, msgspec.ValidationError):
+        return None
+
+
+def _slow(events: list[dict[str, Any]]) -> dict[tuple[str, int], str]:
+    """What is slow of which rank: it may be slow in one thing, and recover in another."""
+    found: dict[tuple[str, int], str] = {}
+    for event in events:
+        what = str(event.get("what")), event.get("rank", 0)
+        if event["event"] == "slow":
+            found[what] = _words(event)
+        elif event["event"] == "recovered":
+            found.pop(what, None)
+    return found
 
 
 def _told(events: list[dict[str, Any]]) -> Iterator[tuple[float, int, int, str]]:
@@ -277,4 +298,4 @@ def _told(events: list[dict[str, Any]]) -> Iterator[tuple[float, int, int, str]]
     for event in events:
         text = _words(event)
         if text and event["event"] != "ranks":
-            yield event.get("time", 0.0), event.get("attempt", 0), event.get("step", 0), text
+            yield event.get("time") or 0.0, event["attempt"], event.get("step") or 0, text

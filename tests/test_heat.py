@@ -37,9 +37,8 @@ def test_of_a_long_file_few_lines_are_read(tmp_path: Path) -> None:
     tell(run, 2, range(10_001, 20_001), slow=range(12_000, 15_000))
     heat = Counted(run)
     heat.update()
-    size = len(json.dumps(heat.newest)) + 1
-    assert heat.taken < SAMPLES + 2 * (1.2 * TAIL / size + 5) < 4000
-    assert heat.newest["step"] == 20_000
+    assert heat.taken < SAMPLES + 4 * TAIL / 100 < 4000
+    assert heat.newest.step == 20_000
     assert COLUMNS / 3 < len(heat.steps) <= COLUMNS and heat.steps == sorted(set(heat.steps))
     assert heat.steps[0] == 1 and heat.steps[-1] > 19_000
     gaps = [b - a for a, b in zip(heat.steps, heat.steps[1:], strict=False)]
@@ -49,7 +48,7 @@ def test_of_a_long_file_few_lines_are_read(tmp_path: Path) -> None:
     before = heat.taken
     tell(run, 2, range(20_001, 20_004))
     heat.update()
-    assert heat.newest["step"] == 20_003 and heat.taken == before + 3
+    assert heat.newest.step == 20_003 and heat.taken == before + 3
 
 
 def test_what_a_later_attempt_took_again_is_replaced(tmp_path: Path) -> None:
@@ -65,10 +64,10 @@ def test_what_a_later_attempt_took_again_is_replaced(tmp_path: Path) -> None:
 def test_what_there_is_no_time_for_comes_later(tmp_path: Path) -> None:
     heat = Heat(made_run(tmp_path))
     heat.update(0)
-    assert heat.behind and heat.newest["step"] == 120  # some of it comes each time
+    assert heat.behind and heat.newest.step == 120  # some of it comes each time
     for _ in range(2):
         heat.update(0)
-    assert not heat.behind and heat.newest["step"] == 400
+    assert not heat.behind and heat.newest.step == 400
 
 
 def test_a_line_that_is_being_written_is_waited_for(tmp_path: Path) -> None:
@@ -85,7 +84,10 @@ def test_a_line_that_is_being_written_is_waited_for(tmp_path: Path) -> None:
     assert heat.steps == [1, 2, 3]
 
 
-@pytest.mark.parametrize("word", ["", "x", "[1]", '{"step": "x"}', '{"step": 7, "busy_s": 3}'])
+@pytest.mark.parametrize("word", [
+        "", "x", "[1]", '{"step": "x"}', '{"step": 7, "busy_s": 3}', f'{{"step": {2**63}}}',
+        f'{{"step": 7, "busy_s": [{"9" * 400}]}}', '{"step": 7, "gpu": ["x"]}', '{"step": -7}',
+    ])  # fmt: skip
 def test_lines_that_are_none(tmp_path: Path, word: str) -> None:
     run = RunDir(tmp_path)
     tell(run, 1, range(1, 3))

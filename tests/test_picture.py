@@ -101,6 +101,22 @@ def test_forms_of_the_grid() -> None:
         '{"step": null}', "{}", "[1]", "null", "\x00\x00", '{"event": 7, "metrics": 3}',
         '{"event": "start", "total_steps": "many", "step": 3}',
         '{"event": "eval", "step": 301, "metrics": {"\\u001b[2J": NaN}}',
+        '{"event": "eval", "metrics": [1]}', '{"event": "rollback", "to": "x"}',
+        f'{{"event": "eval", "step": 301, "metrics": {{"a": {"9" * 400}}}}}',
+        *(
+            f'{{"event": "{event}", "step": {step}, "loss": 1, "total_steps": {step}}}'
+            for event in ("train", "eval", "start", "end")
+            for step in (2**63, -(2**63), "9" * 400, "true", "[1]", "1e999", "5.5")
+        ),
+        '{"event": "train", "step": 301, "loss": ' + "9" * 400 + "}",
+        '{"event": "start", "time": "x", "step": 250}',
+        '{"event": "start", "time": Infinity, "step": 250, "global_batch": [], "attempt": []}',
+        '{"event": "ranks", "ranks": 5}', '{"event": "ranks", "ranks": [5, null]}',
+        '{"event": "ranks", "ranks": [{"rank": "0", "node": 0, "local": 0, "host": 5}]}',
+        '{"event": "ranks", "ranks": [{"rank": 0, "node": [], "local": 0, "host": ""}]}',
+        '{"event": "end", "asked": "x", "time": 5, "by": 7}', '{"event": "end", "asked": 7}',
+        '{"event": ["slow"], "rank": []}', '{"event": "slow", "rank": -1, "what": {}}',
+        '{"event": "waiting", "hint": {}}', '{"step": 301, "gpu": 5, "busy_s": [], "wait_s": []}',
     ],
 )  # fmt: skip
 def test_metrics_of_any_kind(tmp_path: Path, line: str) -> None:

@@ -8,11 +8,18 @@ import pytest
 from made import STEP_S, made_run
 
 from hpcddp import requeue, status
+from hpcddp.errors import RunError
 from hpcddp.heat import COLUMNS
 from hpcddp.render import variable
-from hpcddp.rundir import write_json
+from hpcddp.rundir import RunDir, write_json
 from hpcddp.static import static
 from hpcddp.view import Viewer
+
+
+def tell(run: RunDir, *records: dict[str, object]) -> None:
+    """What rank 0 writes at the end of the newest attempt."""
+    with run.all_attempts()[-1].metrics.open("a") as f:
+        f.writelines(json.dumps(record) + "\n" for record in records)
 
 
 def test_a_run_with_two_preemptions(tmp_path: Path) -> None:
@@ -121,6 +128,43 @@ def test_the_rank_that_ended_an_attempt_is_dead(tmp_path: Path) -> None:
     view = Viewer(run).look()
     assert [row.state for row in view.ranks] == ["", "dead", "slow", ""]
     assert view.ranks[1].note == "no <b>"
+
+
+def test_a_rank_is_slow_until_it_is_well_in_all(tmp_path: Path) -> None:
+    run = made_run(tmp_path, cause=None, last=300, slow=None)
+    eye = Viewer(run)
+    told = {"step": 300, "host": "n2", "own_s": 1.0, "median_s": 0.5, "ratio": 2.0, "since": 298}
+    for event, what, state in (
+        ("slow", "compute", "slow"), ("slow", "data", "slow"), ("recovered", "data", "slow"),
+        ("recovered", "compute", ""),
+    ):  # fmt: skip
+        tell(run, {"event": event, "rank": 2, "what": what, **told})
+        view = eye.look()
+        assert [row.state for row in view.ranks] == ["", "", state, ""]
+    assert view.ranks[2].note == ""
+
+
+def test_ranks_go_by_their_number(tmp_path: Path) -> None:
+    run = made_run(tmp_path, cause=None, last=300)
+    place = {"local": 0, "device": "cpu"}
+    rows = [{"rank": r, "node": r // 2, "host": f"n{r}", **place} for r in (3, 2, 0)]
+    tell(run, {"event": "ranks", "ranks": rows}, {"event": "slow", "rank": 0, "what": "data"})
+    write_json(run.attempt(3).error, {"rank": -1, "message": "who?"})
+    view = Viewer(run).look()
+    assert [(row.rank, row.host, row.state) for row in view.ranks] == [
+        (3, "n3", ""), (2, "n2", ""), (0, "n0", "slow"),
+    ]  # fmt: skip
+    assert [row.busy_s for row in view.ranks] == [0.2 + 0.015, 0.4, 0.2]
+    write_json(run.attempt(3).error, {"rank": 2, "message": "I"})
+    assert [row.state for row in Viewer(run).look().ranks] == ["", "dead", "slow"]
+
+
+def test_a_folder_of_another_form_is_an_error_in_words(tmp_path: Path) -> None:
+    run = made_run(tmp_path, cause=None, last=300)
+    path = run.attempt(3).facts
+    write_json(path, json.loads(path.read_text()) | {"began": "x", "ended": []})
+    with pytest.raises(RunError, match="not of hpcddp's form"):
+        Viewer(run).look()
 
 
 def test_it_is_plain_data(tmp_path: Path) -> None:
