@@ -103,11 +103,6 @@ def test_the_policy_names_each_script_and_forbids_the_rest(tmp_path: Path) -> No
     assert "default-src 'none'" in told and "unsafe" not in told and "connect-src 'none'" in told
 
 
-def test_a_live_page_may_ask_its_own_server_alone(tmp_path: Path) -> None:
-    text = page([looked(made_run(tmp_path))], live=True, more="follow()")
-    assert "connect-src 'self'" in text.replace("&#39;", "'") and "follow()</script>" in text
-
-
 def test_html_of_a_run_stays_in_its_block(tmp_path: Path) -> None:
     data = looked(made_run(tmp_path, cause="crashed", last=300))
     clean = page([data])
@@ -128,11 +123,11 @@ def test_html_of_a_run_stays_in_its_block(tmp_path: Path) -> None:
 def test_what_is_no_number_is_null(tmp_path: Path) -> None:
     data = looked(made_run(tmp_path))
     data["curves"]["loss"] = ([1, 2, 3, 4], [1.0, math.nan, math.inf, 0.123456789])
-    data["heat"][0][0], data["step_s"] = math.nan, math.inf
+    data["heat"][0][0], data["to_go_s"] = math.nan, math.inf
     data["log"] = ["a name of a file: \udcff"]
     (run,) = held(page([data]))["runs"]
     assert run["curves"]["loss"][1] == [1, None, None, 0.12346]
-    assert run["step_s"] is None and run["heat"]["rows"][0][0] == " "
+    assert run["to_go_s"] is None and run["heat"]["rows"][0][0] == " "
 
 
 def test_nan_in_a_long_curve_is_a_gap(tmp_path: Path) -> None:
@@ -251,6 +246,15 @@ def test_a_damaged_run_is_named_and_the_others_are_shown(
     assert [r["status"]["run"] for r in held(done.out)["runs"]] == ["whole", "odd"]
     done = command("report", "broken")
     assert done.code == 2 and "attempt.json" in done.err and "Traceback" not in done.text
+
+
+def test_the_page_holds_nothing_that_it_does_not_show(tmp_path: Path) -> None:
+    (run,) = held(page([looked(made_run(tmp_path))]))["runs"]
+    parts = {r"runs?(?:\[0\])?": run, "status": run["status"], "life": run["attempts"][0]}
+    for part, told in (parts | {"r(?:ow)?": run["ranks"]["rows"][0]}).items():
+        used = {*re.findall(rf"\b{part}\.(\w+)", script())}
+        # What stands in all runs is taken by its name: run[name].
+        assert {*told} <= used | {"config", "versions", "script", "log"}, part
 
 
 def test_our_scripts_never_make_html_of_text() -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -65,12 +64,11 @@ def shown(runs: Iterable[dict[str, Any]], size: Size = SIZES[0]) -> dict[str, An
 
 
 def _run(run: dict[str, Any], size: Size) -> dict[str, Any]:
-    kept = ("now", "global_batch", "steps_per_epoch", "step_s", "to_go_s", "held_s", "useful_s",
+    kept = ("now", "global_batch", "steps_per_epoch", "to_go_s", "held_s", "useful_s",
             "efficiency")  # fmt: skip
-    status = {name: run["status"][name] for name in STATUS}
     attempts = run["attempts"]
     made = {name: run[name] for name in kept} | {
-        "status": status,
+        "status": _facts(run["status"], STATUS, size.long),
         "attempts": [_attempt(row, size.long) for row in attempts[-size.rows :]],
         "earlier": max(0, len(attempts) - size.rows),
         "curves": _curves(run["curves"], size),
@@ -85,14 +83,13 @@ def _run(run: dict[str, Any], size: Size) -> dict[str, Any]:
         "config": _table(run.get("config", {}), size.long),
         "defaults": [_cut(name, size.long) for name in run.get("defaults", [])[:KEYS]],
         "versions": _table(run.get("versions", {}), size.long),
-        "job": _table(run.get("job", {}), size.long),
     }
     plain: dict[str, Any] = _plain(made)
     return plain
 
 
 STATUS = ("run", "state", "path", "job_id", "backend", "nodes", "gpus_per_node", "created", "hosts",
-          "reason", "since", "step", "total_steps", "epoch", "loss", "policy", "stale")  # fmt: skip
+          "reason", "step", "total_steps", "policy", "stale")  # fmt: skip
 
 
 def _plain(data: Any) -> Any:
@@ -117,6 +114,11 @@ def rounded(value: float) -> float | int | None:
 def _cut(value: Any, size: int) -> str:
     text = str(value)
     return text if len(text) <= size else f"{text[:size]} ..."
+
+
+def _facts(row: dict[str, Any], names: Sequence[str], size: int) -> dict[str, Any]:
+    """Of a row these facts, with no long texts."""
+    return {name: _cut(v, size) if isinstance(v := row[name], str) else v for name in names}
 
 
 def _begin(text: str, size: int) -> str:
@@ -144,13 +146,13 @@ def _table(values: dict[str, Any], size: int) -> dict[str, str]:
     }
 
 
-ATTEMPT = ("attempt", "job_id", "hosts", "began", "ended", "cause", "by", "first", "last", "saved",
-           "lost", "safe_s", "action", "reason", "waited_s", "started_s", "lost_s")  # fmt: skip
+ATTEMPT = ("attempt", "hosts", "began", "ended", "cause", "by", "first", "last", "lost",
+           "safe_s", "action", "reason", "waited_s", "started_s", "lost_s")  # fmt: skip
 
 
 def _attempt(row: dict[str, Any], size: int) -> dict[str, Any]:
     error = row["error"] or {}
-    made = {name: _cut(v, size) if isinstance(v := row[name], str) else v for name in ATTEMPT}
+    made = _facts(row, ATTEMPT, size)
     if error:
         text = str(error.get("traceback") or f"{error.get('type')}: {error.get('message')}")
         text = text if len(text) <= 8 * size else f"... {text[-8 * size :]}"
@@ -188,6 +190,10 @@ def _hosts(ranks: list[dict[str, Any]]) -> list[list[Any]]:
     return found
 
 
+RANK = ("rank", "host", "device", "busy_s", "wait_s", "samples_per_s", "memory", "gpu", "state",
+        "note")  # fmt: skip
+
+
 def _ranks(ranks: list[dict[str, Any]], size: Size) -> dict[str, Any]:
     """How many there are, and the rows of those that are worth a look."""
     order = {"dead": 0, "slow": 1}
@@ -197,11 +203,10 @@ def _ranks(ranks: list[dict[str, Any]], size: Size) -> dict[str, Any]:
         return order.get(ranks[i]["state"], 2), -own[i]
 
     rows = [ranks[i] for i in sorted(range(len(ranks)), key=worse)[: size.rows]]
-    rows = [row | {"note": _cut(row["note"], size.long)} for row in rows]
+    rows = [_facts(row, RANK, size.long) for row in rows]
     rows.sort(key=lambda row: int(row["rank"]))
     states = {s: sum(row["state"] == s for row in ranks) for s in order}
-    middle = statistics.median(own) if own else 0.0
-    return {"count": len(ranks), **states, "median_s": middle, "rows": rows}
+    return {"count": len(ranks), **states, "rows": rows}
 
 
 def _heat(rows: list[list[float | None]], steps: list[int], cells: int) -> dict[str, Any]:

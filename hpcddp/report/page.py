@@ -25,18 +25,15 @@ if (held) hpcddp.draw(document.getElementById("page"), JSON.parse(held.textConte
 """
 
 
-def page(runs: list[dict[str, Any]], *, live: bool = False, more: str = "") -> str:
+def page(runs: list[dict[str, Any]]) -> str:
     """The HTML of some runs, side by side where there are several.
 
     Args:
         runs: of each run ``Viewer(run).look().to_dict() | static(run)``.
-        live: it may ask the server that it came from.
-        more: JavaScript that runs last; ``hpcddp.draw(root, data)`` draws newer data, as `shown`
-            makes it, into the element ``#page``.
     """
     text = ""
     for size in SIZES:
-        text = _rendered(json_text(shown(runs, size)), _title(runs), live, more)
+        text = _rendered(json_text(shown(runs, size)), _title(runs))
         if len(text.encode()) < LIMIT:
             break
     return text
@@ -67,7 +64,9 @@ def asset(name: str) -> str:
 
 @cache
 def script() -> str:
-    """The page's own script: it gives `hpcddp.draw`."""
+    """The page's own script: ``hpcddp.draw(root, data)`` draws what `shown` makes, and newer data
+    in its place.
+    """
     body = "\n".join(map(asset, SCRIPTS))
     return f'globalThis.hpcddp = (() => {{\n"use strict";\n{body}\nreturn {{ draw }};\n}})();\n'
 
@@ -78,7 +77,7 @@ def style() -> str:
     return "\n".join(map(asset, STYLES))
 
 
-def policy(scripts: tuple[str, ...], styles: tuple[str, ...], live: bool = False) -> str:
+def policy(scripts: tuple[str, ...], styles: tuple[str, ...]) -> str:
     """A Content-Security-Policy that allows these texts and nothing else."""
     return "; ".join(
         (
@@ -86,7 +85,7 @@ def policy(scripts: tuple[str, ...], styles: tuple[str, ...], live: bool = False
             f"script-src {' '.join(map(_hash, scripts))}",
             f"style-src {' '.join(map(_hash, styles))}",
             "img-src data:",
-            "connect-src 'self'" if live else "connect-src 'none'",
+            "connect-src 'none'",
             "base-uri 'none'",
             "form-action 'none'",
         )
@@ -98,20 +97,19 @@ def _hash(text: str) -> str:
     return f"'sha256-{base64.b64encode(digest).decode()}'"
 
 
-def _rendered(data: str, title: str, live: bool, more: str) -> str:
+def _rendered(data: str, title: str) -> str:
     from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup
 
-    scripts = (asset("uPlot.iife.min.js"), script(), START + more)
+    scripts = (asset("uPlot.iife.min.js"), script(), START)
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, keep_trailing_newline=True
     )
     return environment.from_string(asset("page.html.j2")).render(
         mark=Markup(MARK),
         title=title,
-        policy=policy(scripts, (style(),), live),
+        policy=policy(scripts, (style(),)),
         style=Markup(style()),
         scripts=[Markup(text) for text in scripts],
         data=Markup(data),
-        live=live,
     )
