@@ -2,7 +2,9 @@
 
 import json
 import math
+import os
 import re
+import stat
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
@@ -203,6 +205,29 @@ def test_the_command_names_its_file_after_the_run(
     assert done.out == "report.html\n"
     names = [r["status"]["run"] for r in held(Path("report.html").read_text())["runs"]]
     assert names == [run.name, "second"]
+
+
+def test_only_its_owner_can_read_the_file(site: Site, command: Callable[..., Outcome]) -> None:
+    made_run(Path("runs"), "mine")
+    file = Path("mine.html")
+    for _ in range(2):  # one that others could read is replaced too
+        assert command("report", "mine").code == 0
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+        file.chmod(0o644)
+
+
+def test_names_that_are_no_text(site: Site, command: Callable[..., Outcome]) -> None:
+    name = os.fsdecode(b"odd-\xff")
+    made_run(Path("runs"), name)
+    made_run(Path("runs"), "plain")
+    done = command("report", name)
+    assert done.code == 0 and os.fsencode(name) + b".html" in os.listdir(b"."), done.text
+    assert "<title>odd-?</title>" in Path(f"{name}.html").read_text()
+    for asked in ((name,), (name, "plain")):
+        done = command("report", *asked, "-o", "-")
+        assert done.code == 0 and held(done.out)["runs"][0]["status"]["run"] == name, done.text
+    missing = command("report", name, "-o", f"{name}/x.html")
+    assert missing.code == 2 and "cannot be written" in missing.err, missing.text
 
 
 def test_what_is_no_report_is_not_overwritten(site: Site, command: Callable[..., Outcome]) -> None:

@@ -51,7 +51,7 @@ def report(run: tuple[str, ...], output: str | None, force: bool, runs: str | No
         click.echo(text, nl=False)
     else:
         write(target, text)
-        click.echo(str(target))
+        click.echo(click.format_filename(target))
     return 4 if len(views) < len(folders) else warn_stale(states)
 
 
@@ -113,7 +113,7 @@ def write(target: Path, text: str) -> None:
     from hpcddp.rundir import write_text
 
     try:
-        write_text(target, text)
+        write_text(target, text, 0o600)  # as private as run dirs are
     except OSError as error:
         raise RunError(
             f"the report cannot be written: {error.strerror}",

@@ -41,7 +41,8 @@ def page(runs: list[dict[str, Any]]) -> str:
 
 def _title(runs: list[dict[str, Any]]) -> str:
     names = [str(run["status"]["run"])[:100] for run in runs]
-    return names[0] if len(names) == 1 else f"{len(names)} runs: {', '.join(names[:4])}"
+    title = names[0] if len(names) == 1 else f"{len(names)} runs: {', '.join(names[:4])}"
+    return title.encode("utf-8", "replace").decode()
 
 
 def json_text(data: Any) -> str:
