@@ -1,6 +1,7 @@
 """The page in a real browser, at the width of a telephone and of a desk."""
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from browser import WIDTHS, Seen, browser, look
 from conftest import record_run
 from made import BEGAN, made_run
 from playwright.sync_api import Error
-from test_report import EVIL, looked
+from test_report import EVIL, looked, many_attempts, spiky_run
 
 from hpcddp.report import page, shown
 from hpcddp.rundir import RunDir, write_json
@@ -32,6 +33,51 @@ def test_a_run_is_drawn(tmp_path: Path, look: Callable[..., Seen], width: int) -
     assert "Rank 2 on n2" in found.locator(".findings .slow").inner_text()
     assert found.locator(".bar .lost").count() == 1 and found.locator(".bar .start").count() == 3
     assert seen.requests == [file.as_uri()]  # and nothing else
+    seen.clean()
+
+
+def test_words_are_those_of_all_points_and_attempts(
+    tmp_path: Path, look: Callable[..., Seen]
+) -> None:
+    spiky, torn = looked(spiky_run(tmp_path)), looked(many_attempts(tmp_path))
+    seen, file = look(), tmp_path / "page.html"
+
+    def tile(name: str) -> list[str]:
+        """What a tile says, without its name."""
+        found = seen.page.locator(".tile", has=seen.page.get_by_text(name, exact=True))
+        told: list[str] = found.inner_text().split("\n")[1:]
+        return told
+
+    file.write_text(page([spiky]))
+    found = seen.open(file)
+    found.locator(".chart canvas").first.wait_for()
+    assert tile("loss")[0] == "1" and tile("samples/s") == ["64", "500 ms a step, median"]
+    assert "training: 1 in the end" in str(found.locator(".plot").first.get_attribute("aria-label"))
+    # What is drawn of the loss: its points, and the average over them.
+    found.evaluate(
+        "() => { const join = uPlot.join; uPlot.join = (all) => { window.drawn = all; "
+        "return join(all); }; }"
+    )
+    for _ in range(2):  # without it, and with it again
+        found.locator(".chart").first.get_by_text("smooth").click()
+    (_, peaks), (_, smooth), *_ = found.evaluate("drawn")
+    assert max(peaks) == 11 and all(1.5 < value < 2.5 for value in smooth)
+
+    file.write_text(page([torn]))
+    found = seen.open(file)
+    story = found.locator(".story").inner_text()
+    cost = (990, "1 h 39 min")
+    assert "100 attempts" in story
+    assert "99 interruptions (crashed, preempted) cost {} steps and {}".format(*cost) in story
+    assert tile("interruptions") == ["99", "{} steps, {}".format(*cost)]
+    assert "starting 50 % 16 min 40 s" in found.locator("#attempts .legend").last.inner_text()
+    assert "36 earlier attempts" in found.locator("#attempts").inner_text()
+
+    file.write_text(page([torn, spiky | {"newest": spiky["newest"] | {"loss": math.nan}}]))
+    found = seen.open(file)
+    rows = found.locator("#top tbody tr")
+    assert "990 steps" in rows.nth(0).inner_text()
+    assert "not finite" in rows.nth(1).inner_text() and "64" in rows.nth(1).inner_text()
     seen.clean()
 
 

@@ -11,13 +11,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hpcddp.curves import NAMES, Series, thin
+from hpcddp.curves import NAMES, Series, means, thin
 
 FIGURES = 5  # significant digits
 KEYS = 200  # of a configuration
 ROWS = 256  # of the map of ranks
 CODE = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+CAUSES = 8  # of interruptions, in words
 CELL = 0.05  # of a ratio that one character tells
+
+Curve = tuple[Sequence[int], Sequence[float]]  # steps and values
 
 
 @dataclass(frozen=True)
@@ -65,13 +68,15 @@ def shown(runs: Iterable[dict[str, Any]], size: Size = SIZES[0]) -> dict[str, An
 
 def _run(run: dict[str, Any], size: Size) -> dict[str, Any]:
     kept = ("now", "global_batch", "steps_per_epoch", "to_go_s", "held_s", "useful_s",
-            "efficiency")  # fmt: skip
+            "started_s", "interruptions", "interrupted_s", "lost_steps", "lost_s", "efficiency",
+            "medians")  # fmt: skip
     attempts = run["attempts"]
     made = {name: run[name] for name in kept} | {
         "status": _facts(run["status"], STATUS, size.long),
         "attempts": [_attempt(row, size.long) for row in attempts[-size.rows :]],
         "earlier": max(0, len(attempts) - size.rows),
-        "curves": _curves(run["curves"], size),
+        "causes": [_cut(cause, size.long) for cause in _causes(attempts)[:CAUSES]],
+        **_curves(run, size),
         "hosts": _hosts(run["ranks"]),
         "ranks": _ranks(run["ranks"], size),
         "heat": _heat(run["heat"], run["heat_steps"], size.cells),
@@ -164,21 +169,37 @@ def _attempt(row: dict[str, Any], size: int) -> dict[str, Any]:
     return made
 
 
-def _curves(curves: dict[str, Any], size: Size) -> dict[str, Any]:
-    """Fewer points, and fewer curves where a task logs very many."""
+def _causes(attempts: list[dict[str, Any]]) -> list[str]:
+    """Why attempts ended that another one followed, each cause once."""
+    return list(dict.fromkeys(str(row["cause"] or "unknown") for row in attempts[:-1]))
+
+
+def _curves(run: dict[str, Any], size: Size) -> dict[str, Any]:
+    """Fewer points, and fewer curves where a task logs very many; the newest value of each.
+
+    What is smoothed is the means, since a long curve's points are its peaks.
+    """
+    curves = run["curves"]
     known = [name for name in NAMES if name in curves]
     others = [name for name in curves if name not in NAMES]
+    names = {name: _cut(name, size.long) for name in [*known, *others[: size.curves]]}
+    long = {name: run["means"].get(name, curves[name]) for name in names
+            if name in run["means"] or len(curves[name][0]) > size.points}  # fmt: skip
     return {
-        _cut(name, size.long): _points(curves[name], size.points)
-        for name in [*known, *others[: size.curves]]
+        "curves": {names[n]: thin(_series(curves[n]), size.points) for n in names},
+        "means": {names[n]: _means(curve, size.points // 2) for n, curve in long.items()},
+        "newest": {names[n]: run["newest"][n] for n in names if n in run["newest"]},
     }
 
 
-def _points(curve: Sequence[Sequence[Any]], points: int) -> list[list[Any]]:
+def _means(curve: Curve, points: int) -> Curve:
+    return means(_series(curve), points) if len(curve[0]) > points else curve
+
+
+def _series(curve: Curve) -> Series:
     series = Series()
     series.add(*curve)
-    steps, values = thin(series, points)
-    return [steps, values]
+    return series
 
 
 def _hosts(ranks: list[dict[str, Any]]) -> list[list[Any]]:

@@ -72,12 +72,10 @@ function lifeInWords(life) {
 
 // What the time on the nodes went into.
 function budget(run) {
-  const started = sum(run.attempts.map((life) => life.started_s));
-  const lost = sum(run.attempts.map((life) => life.lost_s));
-  const rest = Math.max(0, run.held_s - run.useful_s - started - lost);
+  const rest = Math.max(0, run.held_s - run.useful_s - run.started_s - run.lost_s);
   return [
-    ["train", "steps that count", run.useful_s], ["start", "starting", started],
-    ["lost", "steps taken again", lost], ["rest", "evaluating, saving, ending", rest],
+    ["train", "steps that count", run.useful_s], ["start", "starting", run.started_s],
+    ["lost", "steps taken again", run.lost_s], ["rest", "evaluating, saving, ending", rest],
   ];
 }
 

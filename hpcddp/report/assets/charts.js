@@ -64,13 +64,17 @@ function chart(board, title, options = {}) {
 
   function columns() {
     const tables = [];
-    for (const { curve } of own.lines) {
-      const values = own.log ? curve[1].map((v) => (v > 0 ? v : null)) : curve[1];
-      tables.push([curve[0], values]);
-      if (own.smooth) tables.push([curve[0], noisy(curve) ? averaged(curve[0], values, options.reach || REACH) : values]);
+    for (const line of own.lines) {
+      const { curve, means } = line;
+      tables.push([curve[0], drawable(curve[1])]);
+      if (!own.smooth) continue;
+      const [steps, values] = means || curve;
+      tables.push([steps, noisy(line) ? averaged(steps, drawable(values), options.reach || REACH) : values]);
     }
     return uPlot.join(tables);
   }
+
+  const drawable = (values) => (own.log ? values.map((v) => (v > 0 ? v : null)) : values);
 
   function settings() {
     const axis = { stroke: () => css("--muted"), font: FONT, ticks: { show: false } };
@@ -109,7 +113,7 @@ function chart(board, title, options = {}) {
     const base = { label: line.label, stroke, show, width: 1.5, dash: line.dash ? [5, 4] : undefined,
       points: { size: 5, fill: () => css("--panel"), stroke } };
     if (!own.smooth) return [base];
-    if (!noisy(line.curve)) return [base, { ...base, show: false }];
+    if (!noisy(line)) return [base, { ...base, show: false }];
     return [{ ...base, alpha: 0.3, width: 1 }, { ...base, width: 2 }];
   }
 
@@ -156,7 +160,7 @@ function chart(board, title, options = {}) {
     if (!show) own.hidden.add(line.label);
     keys.children[i].setAttribute("aria-pressed", String(show));
     const per = own.smooth ? 2 : 1;
-    const drawn = own.smooth && noisy(line.curve) ? 2 : 1;
+    const drawn = own.smooth && noisy(line) ? 2 : 1;
     for (let k = 0; k < drawn; k++) plot.setSeries(1 + i * per + k, { show });
   }
 
@@ -235,8 +239,8 @@ function drawMarks(u, marks) {
   ctx.restore();
 }
 
-// Few points are no noise.
-const noisy = (curve) => curve[0].length > 60;
+// Few points are no noise; a long curve's points are its peaks, and come with means.
+const noisy = ({ curve, means }) => Boolean(means) || curve[0].length > 60;
 
 // The mean of what is near, by the distance in steps: a sum from each side.
 function averaged(steps, values, share) {
@@ -263,6 +267,6 @@ function averaged(steps, values, share) {
 function inWords({ label, curve }) {
   const { low, high } = ends(curve);
   if (!low) return `${label}: no values.`;
-  return `${label}: ${num(newest(curve))} in the end, least ${num(low.value)} at step ` +
+  return `${label}: ${num(curve[1][curve[1].length - 1])} in the end, least ${num(low.value)} at step ` +
     `${count(low.step)}, greatest ${num(high.value)} at step ${count(high.step)}.`;
 }

@@ -19,7 +19,7 @@ function draw(root, data) {
   part(page, "top", runs, (all) => (all.length === 1 ? single(all[0]) : several(all)));
   drawCharts(page, runs);
   runs.forEach((run, i) => {
-    part(page, `attempts-${i}`, [run.attempts, run.held_s, run.useful_s], () => attempts(run));
+    part(page, `attempts-${i}`, [run.attempts, budget(run), run.interruptions], () => attempts(run));
     page.maps[i].update(run);
     part(page, `found-${i}`, [run.ranks, run.heat], () => [rankList(run)].filter(Boolean));
     part(page, `figures-${i}`, run.ranks, () => [rankTable(run)].filter(Boolean));
@@ -97,7 +97,7 @@ function chartsOf(runs) {
     const curve = run.curves[name];
     if (!curve || !curve[1].some(known)) return [];
     return [{ label: one ? more.label || name : run.status.run + (more.also ? `, ${more.also}` : ""),
-      colour: one ? more.colour || "--c0" : colour(i), dash: more.dash, curve }];
+      colour: one ? more.colour || "--c0" : colour(i), dash: more.dash, curve, means: run.means[name] }];
   });
   const names = [...new Set(runs.flatMap((run) => Object.keys(run.curves)))];
   const found = [

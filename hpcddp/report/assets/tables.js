@@ -17,11 +17,10 @@ function taken(run) {
   return (last.ended || run.now) - run.status.created;
 }
 
-// What the interruptions cost: how many, steps, seconds.
-function interruptions(run) {
-  const cost = costs(run).filter((_, i) => i < run.attempts.length - 1);
-  return { times: cost.length, steps: sum(cost.map((c) => c.steps)),
-    seconds: sum(cost.map((c) => c.seconds)) };
+// What the interruptions cost, in words; what the newest attempt lost is not of them.
+function price(run) {
+  const last = run.attempts[run.attempts.length - 1];
+  return [plural(run.lost_steps - (last ? last.lost : 0), "step"), span(run.interrupted_s)];
 }
 
 // What became of a run, in two or three sentences.
@@ -39,12 +38,10 @@ function story(run) {
   if (began) words[0] += ` in ${plural(run.attempts.length + run.earlier, "attempt")}` +
     ` and ${span(taken(run))} since its submission`;
   if (run.to_go_s) words[0] += `, about ${span(run.to_go_s)} to go`;
-  const cut = interruptions(run);
-  if (cut.times) {
-    const causes = [...new Set(run.attempts.slice(0, -1).map((life) => life.cause))].join(", ");
-    words.push(`${plural(cut.times, "interruption")} (${causes}) cost ` +
-      `${plural(cut.steps, "step")} and ${span(cut.seconds)}`);
-  } else if (began) words.push("Nothing interrupted it");
+  if (run.interruptions)
+    words.push(`${plural(run.interruptions, "interruption")} (${run.causes.join(", ")}) cost ` +
+      price(run).join(" and "));
+  else if (began) words.push("Nothing interrupted it");
   const state = String(status.state).toLowerCase().replaceAll("_", " ");
   if (status.reason) words.push(`${state[0].toUpperCase()}${state.slice(1)}: ${status.reason}`);
   if (status.stale) words.push("This is the last known state: Slurm did not answer");
@@ -61,26 +58,26 @@ function tile(name, value, note, kind) {
 
 function tiles(run) {
   const { status, curves } = run;
-  const loss = ends(curves.loss), cut = interruptions(run);
+  const loss = ends(curves.loss);
   const made = [tile("steps", count(status.step), status.total_steps ? `of ${count(status.total_steps)}` : "")];
   if (status.total_steps) {
     const bar = el("i", { class: "progress", "aria-hidden": "true" }, el("i"));
     bar.firstChild.style.width = `${Math.min(100, (100 * status.step) / status.total_steps)}%`;
     made[0].append(bar);
   }
-  if (loss.low) made.push(tile("loss", num(newest(curves.loss)),
+  if (loss.low) made.push(tile("loss", newest(run, "loss"),
     `least ${num(loss.low.value)} at step ${count(loss.low.step)}`));
   for (const name of evals(run).filter((n) => n !== "eval/loss").slice(0, 2)) {
     const { low, high } = ends(curves[name]);
-    if (high) made.push(tile(name.slice(5), num(newest(curves[name])),
+    if (high) made.push(tile(name.slice(5), newest(run, name),
       `${num(low.value)} to ${num(high.value)}`));
   }
-  if (curves.samples_per_s) made.push(tile("samples/s", num(median(curves.samples_per_s[1])),
-    `${span(median((curves.step_s || [[], []])[1]))} a step, median`));
+  if (curves.samples_per_s) made.push(tile("samples/s", num(run.medians.samples_per_s),
+    `${span(run.medians.step_s)} a step, median`));
   if (run.attempts.length) made.push(
     tile("useful time", percent(run.efficiency), `of ${span(run.held_s)} on the nodes`),
-    tile("interruptions", count(cut.times),
-      cut.times ? `${plural(cut.steps, "step")}, ${span(cut.seconds)}` : "none"));
+    tile("interruptions", count(run.interruptions),
+      run.interruptions ? price(run).join(", ") : "none"));
   if (run.ranks.count) made.push(tile("ranks", count(run.ranks.count),
     unwell(run) || "none slow", unwell(run) ? "warn" : ""));
   return el("div", { class: "tiles" }, made);
@@ -114,16 +111,15 @@ function several(runs) {
     ...names.map((name) => [name === "eval/loss" ? "eval loss" : name.slice(5), "n"]), ["samples/s", "n"], ["step", "n"],
     ["useful", "n"], ["on nodes", "n"], ["attempts", "n"], ["lost", "n"], ["ranks", "n"]];
   const rows = runs.map((run, i) => {
-    const { status, curves } = run;
+    const { status, medians } = run;
     const steps = count(status.step) + (status.total_steps ? ` / ${count(status.total_steps)}` : "");
-    const of = (name) => (curves[name] || [[], []])[1];
     return [[el("span", { class: "run" }, swatch(i), status.run), "head"], [chip(status), ""],
-      [steps, "n"], [num(newest(curves.loss)), "n"],
-      ...names.map((name) => [num(newest(curves[name])), "n"]),
-      [num(median(of("samples_per_s"))), "n"], [span(median(of("step_s"))), "n"],
+      [steps, "n"], [newest(run, "loss"), "n"],
+      ...names.map((name) => [newest(run, name), "n"]),
+      [num(medians.samples_per_s), "n"], [span(medians.step_s), "n"],
       [percent(run.efficiency), "n"], [span(run.held_s), "n"],
       [count(run.attempts.length + run.earlier), "n"],
-      [plural(sum(run.attempts.map((life) => life.lost)), "step"), "n"],
+      [plural(run.lost_steps, "step"), "n"],
       [[count(run.ranks.count), unwell(run)].filter(Boolean).join(": "), unwell(run) ? "n bad" : "n"]];
   });
   return [el("div", { class: "title" }, el("h1", {}, plural(runs.length, "run"))),

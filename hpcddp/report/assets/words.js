@@ -81,11 +81,9 @@ function when(seconds, day = true) {
   return day ? `${date} ${clock(d)}` : clock(d);
 }
 
-// The last value that is one.
-function newest(curve) {
-  if (!curve) return null;
-  for (let i = curve[1].length - 1; i >= 0; i--) if (known(curve[1][i])) return curve[1][i];
-  return null;
+// The newest value of a curve; what is no number came as null.
+function newest(run, name) {
+  return run.newest[name] === null ? "not finite" : num(run.newest[name]);
 }
 
 function median(values) {
