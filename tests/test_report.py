@@ -15,6 +15,7 @@ from conftest import Outcome, Site
 from made import made_run
 from test_imports import CALL, HEAVY, imported, roots
 
+from hpcddp.errors import UserError
 from hpcddp.report import MARK, page, shown
 from hpcddp.report.fit import CODE, ROWS, SIZES
 from hpcddp.report.page import LIMIT, asset, policy, script
@@ -127,8 +128,10 @@ def test_what_is_no_number_is_null(tmp_path: Path) -> None:
     data["curves"]["loss"] = ([1, 2, 3, 4], [1.0, math.nan, math.inf, 0.123456789])
     data["heat"][0][0], data["to_go_s"] = math.nan, math.inf
     data["log"] = ["a name of a file: \udcff"]
+    data["attempts"][0]["lost"] = 2**63
     (run,) = held(page([data]))["runs"]
     assert run["curves"]["loss"][1] == [1, None, None, 0.12346]
+    assert run["attempts"][0]["lost"] is None
     assert run["to_go_s"] is None and run["heat"]["rows"][0][0] == " "
 
 
@@ -215,6 +218,38 @@ def test_a_dozen_runs_fit_too(tmp_path: Path) -> None:
     text = page([one | {"status": one["status"] | {"run": f"long-{i}"}} for i in range(12)])
     assert len(held(text)["runs"]) == 12
     assert len(text.encode()) < LIMIT
+
+
+def test_long_texts_everywhere_fit_or_an_error_says_so(tmp_path: Path) -> None:
+    data = looked(long_run(tmp_path, "long", ranks=600))
+    for i, row in enumerate(data["ranks"]):
+        row |= {"host": f"{i}<" * 2000, "device": "<" * 9000, "note": "<" * 9000, "state": "slow"}
+    for name in ("hosts", "reason", "policy", "path", "nodes"):
+        data["status"][name] = "<" * 100_000
+    for row in data["attempts"]:
+        row |= {"hosts": "<" * 9000, "reason": "<" * 9000, "cause": "<" * 9000}
+    for name in ("config", "versions"):
+        data[name] = {f"<{i}" * 500: "<" * 9000 for i in range(900)}
+    data["script"], data["log"] = "<" * 100_000, ["<" * 900] * 200
+    text = page([data])
+    assert len(text.encode()) < LIMIT
+    (run,) = held(text)["runs"]
+    # A host for each row of the map, by its first rank.
+    assert [rank for _, rank in run["hosts"]] == [
+        i * run["heat"]["each"] for i in range(len(run["heat"]["rows"]))
+    ]
+    with pytest.raises(UserError, match="12 runs would be larger than 300 kB") as error:
+        page([data] * 12)
+    assert error.value.hint == "show fewer runs on one page"
+
+
+def test_what_was_set_stays_where_a_configuration_is_long(tmp_path: Path) -> None:
+    data = looked(made_run(tmp_path))
+    data["config"] = {f"a{i}": i for i in range(500)} | {"set": "this", "z": 2}
+    data["defaults"] = [f"a{i}" for i in range(500)]
+    (run,) = shown([data])["runs"]
+    assert run["config"]["set"] == "this" and run["config"]["..."] == "302 more values"
+    assert len(run["config"]) == 201 and {*run["defaults"]} == {f"a{i}" for i in range(198)}
 
 
 def test_a_thousand_ranks_become_rows_that_keep_the_worst(tmp_path: Path) -> None:

@@ -14,9 +14,10 @@ from typing import Any
 from hpcddp.curves import NAMES, Series, means, thin
 
 FIGURES = 5  # significant digits
-KEYS = 200  # of a configuration
 ROWS = 256  # of the map of ranks
 CODE = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+EXACT = 2**53  # greater integers are none in a browser
+LEFT = "..."  # stands for names that are left out
 CAUSES = 8  # of interruptions, in words
 CELL = 0.05  # of a ratio that one character tells
 
@@ -35,6 +36,7 @@ class Size:
         events: records in words.
         rows: attempts, and ranks in the table, the worst first.
         long: characters of a text that stands in a table.
+        keys: of a configuration, and of the versions.
     """
 
     points: int
@@ -44,16 +46,17 @@ class Size:
     events: int
     rows: int
     long: int
+    keys: int
 
 
 # From much to little.
 SIZES = (
-    Size(400, 24, 48_000, 24_000, 150, 64, 400),
-    Size(300, 18, 24_000, 16_000, 100, 64, 400),
-    Size(200, 12, 10_000, 8_000, 60, 48, 200),
-    Size(120, 8, 5_000, 4_000, 30, 32, 120),
-    Size(60, 4, 2_000, 2_000, 15, 16, 80),
-    Size(30, 2, 600, 800, 6, 8, 40),
+    Size(400, 24, 48_000, 24_000, 150, 64, 400, 200),
+    Size(300, 18, 24_000, 16_000, 100, 64, 400, 200),
+    Size(200, 12, 10_000, 8_000, 60, 48, 200, 150),
+    Size(120, 8, 5_000, 4_000, 30, 32, 120, 100),
+    Size(60, 4, 2_000, 2_000, 15, 16, 80, 60),
+    Size(30, 2, 600, 800, 6, 8, 40, 30),
 )
 
 
@@ -71,26 +74,29 @@ def _run(run: dict[str, Any], size: Size) -> dict[str, Any]:
             "started_s", "interruptions", "interrupted_s", "lost_steps", "lost_s", "efficiency",
             "medians")  # fmt: skip
     attempts = run["attempts"]
+    heat = _heat(run["heat"], run["heat_steps"], size.cells)
+    plain = run.get("defaults", [])
+    config = _table(run.get("config", {}), size, plain)
     made = {name: run[name] for name in kept} | {
         "status": _facts(run["status"], STATUS, size.long),
         "attempts": [_attempt(row, size.long) for row in attempts[-size.rows :]],
         "earlier": max(0, len(attempts) - size.rows),
         "causes": [_cut(cause, size.long) for cause in _causes(attempts)[:CAUSES]],
         **_curves(run, size),
-        "hosts": _hosts(run["ranks"]),
+        "hosts": _hosts(run["ranks"], heat, size.long),
         "ranks": _ranks(run["ranks"], size),
-        "heat": _heat(run["heat"], run["heat_steps"], size.cells),
+        "heat": heat,
         "events": [
             [*event[:3], _cut(event[3], size.long)] for event in run["events"][-size.events :]
         ],
         "log": _end([_cut(line, 400) for line in run["log"]], size.text),
         "script": _begin(run.get("script", ""), size.text),
-        "config": _table(run.get("config", {}), size.long),
-        "defaults": [_cut(name, size.long) for name in run.get("defaults", [])[:KEYS]],
-        "versions": _table(run.get("versions", {}), size.long),
+        "config": config,
+        "defaults": [name for name in plain if name in config],
+        "versions": _table(run.get("versions", {}), size),
     }
-    plain: dict[str, Any] = _plain(made)
-    return plain
+    found: dict[str, Any] = _plain(made)
+    return found
 
 
 STATUS = ("run", "state", "path", "job_id", "backend", "nodes", "gpus_per_node", "created", "hosts",
@@ -105,7 +111,7 @@ def _plain(data: Any) -> Any:
         return [_plain(value) for value in data]
     if isinstance(data, float):
         return rounded(data)
-    return data
+    return None if isinstance(data, int) and abs(data) > EXACT else data
 
 
 def rounded(value: float) -> float | int | None:
@@ -140,15 +146,18 @@ def _end(lines: list[str], size: int) -> list[str]:
     return lines
 
 
-def _table(values: dict[str, Any], size: int) -> dict[str, str]:
-    """Values as text."""
+def _table(values: dict[str, Any], size: Size, plain: Sequence[str] = ()) -> dict[str, str]:
+    """Values as text; where they are too many, those that are ``plain`` go first."""
     words = {True: "true", False: "false", None: "-"}
-    return {
-        _cut(name, size): words[value]
-        if value is None or isinstance(value, bool)
-        else _cut(value, size)
-        for name, value in list(values.items())[:KEYS]
+    names = sorted(values, key={*plain}.__contains__)
+    found = {
+        _cut(name, size.long): words[value]
+        if (value := values[name]) is None or isinstance(value, bool)
+        else _cut(value, size.long)
+        for name in names[: size.keys]
     }
+    left = len(values) - size.keys
+    return found | {LEFT: f"{left} more values"} if left > 0 else found
 
 
 ATTEMPT = ("attempt", "hosts", "began", "ended", "cause", "by", "first", "last", "lost",
@@ -202,12 +211,14 @@ def _series(curve: Curve) -> Series:
     return series
 
 
-def _hosts(ranks: list[dict[str, Any]]) -> list[list[Any]]:
-    """[host, its first rank], in the order of the ranks."""
+def _hosts(ranks: list[dict[str, Any]], heat: dict[str, Any], size: int) -> list[list[Any]]:
+    """[host, its first rank] of what has a row in the map."""
+    placed = {row["rank"]: row["host"] for row in ranks}
     found: list[list[Any]] = []
-    for row in ranks:
-        if not found or found[-1][0] != row["host"]:
-            found.append([row["host"], row["rank"]])
+    for rank in range(0, len(heat["rows"]) * heat["each"], heat["each"]):
+        host = _cut(placed.get(rank, ""), size)
+        if not found or found[-1][0] != host:
+            found.append([host, rank])
     return found
 
 

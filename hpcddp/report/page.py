@@ -13,6 +13,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
+from hpcddp.errors import UserError
 from hpcddp.report.fit import SIZES, shown
 
 LIMIT = 300_000  # bytes of a page
@@ -30,13 +31,16 @@ def page(runs: list[dict[str, Any]]) -> str:
 
     Args:
         runs: of each run ``Viewer(run).look().to_dict() | static(run)``.
+
+    Raises:
+        UserError: even with least of each it would be too large.
     """
-    text = ""
     for size in SIZES:
         text = _rendered(json_text(shown(runs, size)), _title(runs))
         if len(text.encode()) < LIMIT:
-            break
-    return text
+            return text
+    what = f"the page of {len(runs)} runs would be larger than {LIMIT // 1000} kB"
+    raise UserError(what, hint="show fewer runs on one page")
 
 
 def _title(runs: list[dict[str, Any]]) -> str:
