@@ -221,7 +221,7 @@ def test_a_dozen_runs_fit_too(tmp_path: Path) -> None:
 
 
 def test_long_texts_everywhere_fit_or_an_error_says_so(tmp_path: Path) -> None:
-    data = looked(long_run(tmp_path, "long", ranks=600))
+    data = looked(long_run(tmp_path, "long", ranks=300))
     for i, row in enumerate(data["ranks"]):
         row |= {"host": f"{i}<" * 2000, "device": "<" * 9000, "note": "<" * 9000, "state": "slow"}
     for name in ("hosts", "reason", "policy", "path", "nodes"):
