@@ -72,6 +72,10 @@ def test_words_are_those_of_all_points_and_attempts(
     assert tile("interruptions") == ["99", "{} steps, {}".format(*cost)]
     assert "starting 50 % 16 min 40 s" in found.locator("#attempts .legend").last.inner_text()
     assert "36 earlier attempts" in found.locator("#attempts").inner_text()
+    untold = torn | {"efficiency": None, "useful_s": 0.0}  # no step has said how long it took
+    found.evaluate("(data) => hpcddp.draw(document.getElementById('page'), data)", shown([untold]))
+    assert found.locator("#attempts h3").inner_text() == "Time on the nodes: 33 min 20 s"
+    assert found.locator("#attempts .stack").count() == 0 and tile("useful time")[0] == "–"
 
     file.write_text(page([torn, spiky | {"newest": spiky["newest"] | {"loss": math.nan}}]))
     found = seen.open(file)

@@ -129,10 +129,12 @@ function attempts(run) {
   if (!run.attempts.length) return [el("p", { class: "none" }, "No attempt has begun yet.")];
   const errors = run.attempts.filter((life) => life.error).slice(-3);
   const earlier = run.earlier ? `${plural(run.earlier, "earlier attempt")} left out here.` : "";
+  const told = known(run.efficiency); // else no step has said how long it took
   return [
     timeline(run),
-    el("h3", {}, `Time on the nodes: ${span(run.held_s)}, ${percent(run.efficiency)} useful`),
-    budgetBar(run), attemptTable(run), earlier && el("p", { class: "note" }, earlier),
+    el("h3", {}, `Time on the nodes: ${span(run.held_s)}` +
+      (told ? `, ${percent(run.efficiency)} useful` : "")),
+    told ? budgetBar(run) : "", attemptTable(run), earlier && el("p", { class: "note" }, earlier),
     errors.map((life) => el("details", { class: "error", open: life === errors[errors.length - 1] },
       el("summary", {}, `Attempt ${life.attempt}: error of ` +
         (known(life.error.rank) ? `rank ${life.error.rank} on ${life.error.host}` : "a rank")),
