@@ -54,6 +54,18 @@ def test_a_run_comes_grows_and_goes(tmp_path: Path) -> None:
     assert told(folder) == {}
 
 
+def test_a_rank_is_slow_until_its_work_and_its_data_have_recovered(tmp_path: Path) -> None:
+    run = made_run(tmp_path, "works-1", ends=(), last=100, cause=None, slow=None)
+    folder, slow = Folder(tmp_path), []
+    marks = [("slow", "compute", 1), ("slow", "data", 1), ("slow", "data", 2),
+             ("recovered", "data", 1), ("recovered", "compute", 1)]  # fmt: skip
+    for event, what, rank in marks:
+        with run.attempt(1).metrics.open("a") as f:
+            f.write(json.dumps({"event": event, "step": 101, "what": what, "rank": rank}) + "\n")
+        slow.append(told(folder)["works-1"]["slow"])
+    assert slow == [1, 1, 2, 2, 1]
+
+
 def test_what_is_in_one_folder_does_not_hide_the_others(tmp_path: Path) -> None:
     made_run(tmp_path, "good", ends=(), steps=20)
     for name, text in {

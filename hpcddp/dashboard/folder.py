@@ -165,7 +165,7 @@ def row(name: str, found: Status, newest: Newest | None) -> dict[str, Any]:
     if newest:
         made["samples_per_s"] = newest.samples_per_s
         if found.state == "RUNNING":
-            made["slow"] = len(newest.slow)
+            made["slow"] = newest.slow
             if newest.step_s and found.total_steps:
                 made["to_go_s"] = newest.step_s * max(0, found.total_steps - found.step)
     return made

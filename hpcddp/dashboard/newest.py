@@ -20,9 +20,14 @@ class Newest:
     def __init__(self, run: RunDir) -> None:
         self.run = run
         self.samples_per_s: float | None = None
-        self.slow: set[object] = set()
+        self._slow: set[tuple[str, str]] = set()  # what of it (compute or data), rank
         self._points: deque[tuple[float, float]] = deque(maxlen=POINTS)  # step, when it was told
         self._attempt, self._read = 0, 0
+
+    @property
+    def slow(self) -> int:
+        """How many ranks are slow, with their work or with their data."""
+        return len({rank for _, rank in self._slow})
 
     @property
     def step_s(self) -> float | None:
@@ -44,7 +49,7 @@ class Newest:
         metrics = folders[-1].metrics
         if folders[-1].number != self._attempt:
             self._attempt, self._read = folders[-1].number, 0
-            self.slow.clear()
+            self._slow.clear()
             self._points.clear()
         if not whole:
             self._read = max(self._read, _start(metrics))
@@ -55,10 +60,11 @@ class Newest:
 
     def _marks(self, data: bytes) -> None:
         for record in parse_lines(RARE.findall(data)):
+            what = str(record.get("what")), str(record.get("rank"))
             if record.get("event") == "slow":
-                self.slow.add(str(record.get("rank")))
+                self._slow.add(what)
             elif record.get("event") == "recovered":
-                self.slow.discard(str(record.get("rank")))
+                self._slow.discard(what)
 
     def _rate(self, data: bytes) -> None:
         for record in parse_lines(data.splitlines()):
