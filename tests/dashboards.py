@@ -79,7 +79,7 @@ def started(*arguments: str) -> Iterator[Dashboard]:
     """`hpcddp dashboard` with these arguments, until the end of the block."""
     process = subprocess.Popen(
         [COMMAND, "dashboard", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        stdin=subprocess.DEVNULL, text=True,
+        stdin=subprocess.DEVNULL, text=True, encoding="utf-8", errors="surrogateescape",
     )  # fmt: skip
     assert process.stdout and process.stderr
     try:

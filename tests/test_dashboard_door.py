@@ -1,5 +1,6 @@
 """Where the dashboard listens, what it refuses there, and how it ends."""
 
+import os
 import signal
 import socket
 import stat
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 from conftest import Outcome, Site
 from dashboards import started
+from made import made_run
 
 from hpcddp.dashboard import door
 
@@ -29,6 +31,21 @@ def test_it_ends_clean(tmp_path: Path, number: int) -> None:
         assert made.end(number) == 128 + number
         assert made.process.stderr and made.process.stderr.read() == "Ctrl-C ends it\n"
     assert not path.exists()
+
+
+def test_paths_that_are_no_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONIOENCODING", "utf-8:strict")  # as in most locales
+    odd = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff"))
+    odd.mkdir(0o700)
+    run = made_run(odd, "bad", ends=(), steps=20, slow=None)
+    run.job.write_text("{")
+    name = os.fsdecode(b"bad\xfe")
+    run.path.rename(odd / name)
+    with started("--runs", str(odd), "--socket", str(odd / "s")) as made:
+        (row,) = made.ask("/api/runs").json["runs"]
+        assert (row["run"], row["state"]) == ("bad\ufffd", "DAMAGED")
+        got = made.ask("/api/run/bad%EF%BF%BD")
+        assert got.status == 404 and "job.json: cannot be read" in got.json["error"]
 
 
 def test_it_ends_when_nobody_reads_it(tmp_path: Path) -> None:

@@ -41,8 +41,8 @@ def dashboard(runs: str | None, path: str | None, port: int | None) -> int:
     else:
         opened = door.on_socket(Path(path) if path else door.own_path(root))
     with opened as where:
-        click.echo(f"dashboard of {root}")
+        click.echo(os.fsencode(f"dashboard of {root}"))  # a path may be no text
         for what, value in where.lines(os.uname().nodename):
-            click.echo(f"  {what + ':':21}{value}")
+            click.echo(os.fsencode(f"  {what + ':':21}{value}"))
         click.echo("Ctrl-C ends it", err=True)
         return app.serve(Folder(root), where)
