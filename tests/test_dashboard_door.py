@@ -16,6 +16,7 @@ from dashboards import started
 from made import made_run
 
 from hpcddp.dashboard import door
+from hpcddp.errors import UserError
 
 Command = Callable[..., Outcome]
 
@@ -113,6 +114,27 @@ def test_what_cannot_be_listened_on(tmp_path: Path, command: Command, site: Site
             done = command("dashboard", *arguments)
             assert (done.code, done.out) == (2, "") and what in done.err, done.text
     assert (tmp_path / "file").exists()
+
+
+def test_nobody_can_move_the_folder_of_a_socket(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("shared", "tmp"):
+        (tmp_path / name / "mine" / "own").mkdir(parents=True)
+        (tmp_path / name / "mine").chmod(0o700)
+    (tmp_path / "shared").chmod(0o775)  # a project's folder: its group can rename what is there
+    with pytest.raises(UserError, match="others can write there") as refused:
+        door.on_socket(tmp_path / "shared" / "mine" / "own" / "s").__enter__()
+    assert refused.value.where == str(tmp_path / "shared")
+    (tmp_path / "tmp").chmod(0o1777)
+    (tmp_path / "shared" / "link").symlink_to(tmp_path / "tmp" / "mine")
+    with door.on_socket(tmp_path / "shared" / "link" / "own" / "s") as opened:
+        assert opened.address == str(tmp_path / "tmp" / "mine" / "own" / "s")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "shared" / "mine"))
+    assert tmp_path not in door.own_path(tmp_path).parents
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(UserError, match="there is no such folder"):
+        door.on_socket(tmp_path / "loop" / "s").__enter__()
 
 
 def test_without_the_extra_it_says_what_to_install(site: Site) -> None:

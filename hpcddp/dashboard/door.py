@@ -75,11 +75,10 @@ def on_socket(path: Path) -> Iterator[Door]:
         UserError: its path is too long, others could put one of theirs in its place, or somebody
             listens there.
     """
-    path = path.absolute()
+    path = _settled(path.parent) / path.name
     if len(os.fsencode(path)) > LONGEST:
         what = f"is {len(os.fsencode(path))} bytes long; a socket's path has {LONGEST} at most"
         raise UserError(what, where=str(path), hint="name a shorter one with --socket")
-    _owned(path.parent)
     with socket.socket(socket.AF_UNIX) as listener:
         try:
             _bind(listener, path)
@@ -128,18 +127,39 @@ def _stale(path: Path) -> bool:
     raise UserError("a dashboard listens here already", where=str(path), hint=hint)
 
 
-def _owned(folder: Path) -> None:
-    """Refuse a folder where others could put a socket of theirs."""
+def _settled(folder: Path) -> Path:
+    """A folder without links, which others may put elsewhere.
+
+    Raises:
+        UserError: there is none, or others could put a socket of theirs there.
+    """
     try:
-        found = folder.stat()
-    except OSError as error:
-        raise UserError(f"there is no such folder: {error.strerror}", where=str(folder)) from None
-    if not private(found, 0o022):
+        settled = folder.resolve(strict=True)
+        weak = _weak(settled)
+    except (OSError, RuntimeError) as error:
+        said = getattr(error, "strerror", None) or error  # a loop of links has none
+        raise UserError(f"there is no such folder: {said}", where=str(folder)) from None
+    if weak:
         raise UserError(
             "others can write there, and put a socket of theirs in place of yours",
-            where=str(folder),
-            hint="name a --socket in a folder that only you can write",
+            where=str(weak),
+            hint="name a --socket in a folder that only you can write, like all above it",
         )
+    return settled
+
+
+def _weak(folder: Path) -> Path | None:
+    """The one, of a folder and all above it, in which others can put what they like."""
+    if not private(folder.stat(), 0o022):
+        return folder
+    trusted = {os.geteuid(), 0, Path("/").stat().st_uid}  # in a container root has another number
+    for above in folder.parents:
+        found = above.stat()
+        # In a sticky folder, as /tmp is, nobody moves what is another's.
+        open_ = found.st_mode & 0o022 and not found.st_mode & stat.S_ISVTX
+        if found.st_uid not in trusted or open_:
+            return above
+    return None
 
 
 def private(found: os.stat_result, mask: int) -> bool:
@@ -160,7 +180,8 @@ def own_path(root: Path) -> Path:
     folders += [top / f"hpcddp-{os.geteuid()}" for top in (temporary, Path("/tmp"))]
     for folder in folders:
         if len(os.fsencode(folder / name)) <= LONGEST and _made(folder):
-            return folder / name
+            if not _weak(folder.resolve()):
+                return folder / name
     return Path(tempfile.mkdtemp(prefix="hpcddp-", dir="/tmp")) / name
 
 
