@@ -1,6 +1,8 @@
 """Where the dashboard listens, what it refuses there, and how it ends."""
 
+import http.client
 import os
+import select
 import signal
 import socket
 import stat
@@ -8,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -15,7 +18,7 @@ from conftest import Outcome, Site
 from dashboards import started
 from made import made_run
 
-from hpcddp.dashboard import door
+from hpcddp.dashboard import app, door
 from hpcddp.errors import UserError
 
 Command = Callable[..., Outcome]
@@ -47,6 +50,27 @@ def test_paths_that_are_no_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         assert (row["run"], row["state"]) == ("bad\ufffd", "DAMAGED")
         got = made.ask("/api/run/bad%EF%BF%BD")
         assert got.status == 404 and "job.json: cannot be read" in got.json["error"]
+
+
+def test_others_hold_so_many_connections_and_no_more(tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    with started("--runs", str(tmp_path / "runs"), "--port", "0") as made, ExitStack() as held:
+        links = [
+            held.enter_context(socket.create_connection(("127.0.0.1", made.port)))
+            for _ in range(app.CONNECTIONS + 3)
+        ]
+        closed: set[socket.socket] = set()
+        while len(closed) < 3:
+            more = select.select([link for link in links if link not in closed], [], [], 10)[0]
+            assert more, "all are held"
+            closed |= set(more)
+        with pytest.raises((ConnectionError, http.client.BadStatusLine)):
+            made.ask("/api/runs")
+        held.close()
+        while True:  # until it has seen that they are gone
+            with suppress(ConnectionError, http.client.BadStatusLine):
+                assert made.ask("/api/runs").status == 200
+                break
 
 
 def test_it_ends_when_nobody_reads_it(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import select
 import signal
 import sys
@@ -18,6 +19,7 @@ from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from hpcddp import report
 from hpcddp.dashboard.door import Door
@@ -26,6 +28,7 @@ from hpcddp.dashboard.guard import Guard
 from hpcddp.errors import HpcddpError
 
 THREADS = 4  # that look at runs at once
+CONNECTIONS = 64  # at once: any user of the machine may connect to a port
 GRACE = 1  # seconds for answers that are on their way at the end
 TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 
@@ -91,12 +94,21 @@ def shipped(name: str) -> Response:
     return Response(text, media_type=TYPES[name.rpartition(".")[2]])
 
 
+class Connection(H11Protocol):
+    """A connection, which is closed at once where there are too many."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > CONNECTIONS:
+            transport.abort()
+
+
 def serve(folder: Folder, door: Door) -> int:
     """Answer until Ctrl-C, TERM, or the end of the terminal; the exit code of the command."""
     ended: list[int] = []
     config = uvicorn.Config(
         make(folder, door.token), log_config=None, log_level="error", access_log=False,
-        server_header=False, proxy_headers=False, lifespan="off", ws="none", http="h11",
+        server_header=False, proxy_headers=False, lifespan="off", ws="none", http=Connection,
         loop="asyncio", timeout_graceful_shutdown=GRACE, timeout_notify=1,
     )  # fmt: skip
     server = uvicorn.Server(config)

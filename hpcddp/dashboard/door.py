@@ -179,9 +179,9 @@ def own_path(root: Path) -> Path:
     folders = [Path(runtime, "hpcddp")] if runtime else []
     folders += [top / f"hpcddp-{os.geteuid()}" for top in (temporary, Path("/tmp"))]
     for folder in folders:
-        if len(os.fsencode(folder / name)) <= LONGEST and _made(folder):
-            if not _weak(folder.resolve()):
-                return folder / name
+        short = len(os.fsencode(folder / name)) <= LONGEST
+        if short and _made(folder) and not _weak(folder.resolve()):
+            return folder / name
     return Path(tempfile.mkdtemp(prefix="hpcddp-", dir="/tmp")) / name
 
 
