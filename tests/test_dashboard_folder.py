@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 from conftest import Site
-from made import made_run
+from made import BEGAN, made_run
 
-from hpcddp import ledger
+from hpcddp import ledger, view
 from hpcddp.dashboard import folder as folder_
-from hpcddp.dashboard.folder import Folder, scan
+from hpcddp.dashboard.answers import Answer
+from hpcddp.dashboard.folder import IDLE, Folder, scan
 from hpcddp.errors import UserError
 from hpcddp.rundir import RunDir, write_json
 
@@ -80,6 +81,58 @@ def test_what_is_in_one_folder_does_not_hide_the_others(tmp_path: Path) -> None:
     rows = told(Folder(tmp_path))
     assert set(rows) == {"good", "words", "deep", "lone", "\ufffd\ufffd"}
     assert rows["good"]["state"] == "COMPLETED" and rows["words"]["state"] == "DAMAGED"
+
+
+def page(folder: Folder, name: str) -> Answer:
+    """The answer of a new look."""
+    folder.run(name)
+    for paced in folder._views.values():
+        paced._due = 0.0
+    return folder.run(name)
+
+
+def test_the_page_of_an_ended_run_is_made_once(tmp_path: Path) -> None:
+    run = made_run(tmp_path, "done-1", ends=(), steps=20, slow=None)
+    folder = Folder(tmp_path)
+    first = page(folder, "done-1")
+    assert page(folder, "done-1") is first
+    facts = ledger.read(run.attempt(1))
+    assert facts
+    facts.cause = "crashed"
+    write_json(run.attempt(1).facts, vars(facts))
+    (again,) = json.loads(page(folder, "done-1").body)["runs"]
+    assert again["status"]["state"] == "FAILED" and again["curves"]["loss"]
+
+
+def test_a_page_is_not_sent_again_for_the_time_alone(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.runs.mkdir()
+    run = made_run(site.runs, "works-1", ends=(), last=100, cause=None, slow=None)
+    folder, now, tags = Folder(site.runs), BEGAN - BEGAN % 60 + 600, list[str]()
+    while not told(folder)["works-1"]["stale"]:  # there is no Slurm here
+        time.sleep(0.02)
+    for seconds in (0, 2, 60):
+        monkeypatch.setattr(view.time, "time", lambda moved=now + seconds: moved)
+        tags.append(page(folder, "works-1").tag)
+    with run.attempt(1).metrics.open("a") as f:
+        f.write('{"event": "train", "step": 101, "time": 1790000100.0, "loss": 1.0}\n')
+    tags.append(page(folder, "works-1").tag)
+    assert tags[0] == tags[1] and len(set(tags)) == 3
+
+
+def test_what_nobody_looks_at_is_not_held(tmp_path: Path) -> None:
+    for name in "ab":
+        made_run(tmp_path, name, ends=(), steps=20)
+    folder = Folder(tmp_path)
+    folder.run("a")
+    folder.run("b")
+    for paced in folder._views.values():
+        paced.asked -= IDLE + 1
+    folder.run("b")
+    folder.forget()
+    assert {name for name, _ in folder._views} == {"b"}
+    assert json.loads(folder.run("a").body)["runs"][0]["curves"]["loss"]
 
 
 def test_links_that_lead_out_are_not_shown(tmp_path: Path) -> None:

@@ -22,8 +22,9 @@ from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from hpcddp import report
+from hpcddp.dashboard.answers import Answer
 from hpcddp.dashboard.door import Door
-from hpcddp.dashboard.folder import Answer, Folder
+from hpcddp.dashboard.folder import Folder
 from hpcddp.dashboard.guard import Guard
 from hpcddp.errors import HpcddpError
 
@@ -118,6 +119,7 @@ def serve(folder: Folder, door: Door) -> int:
         server.should_exit = True
 
     async def watch() -> None:
+        folder.forget()
         if abandoned():
             leave(signal.SIGHUP)
 

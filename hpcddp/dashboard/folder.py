@@ -6,18 +6,15 @@ once, beside the looks; between two answers the run dirs tell.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import msgspec
-
 from hpcddp import report, status
+from hpcddp.dashboard.answers import Answer, Paced, answer
 from hpcddp.dashboard.newest import Newest
 from hpcddp.dashboard.told import Told
 from hpcddp.errors import HpcddpError, RunError
@@ -26,55 +23,27 @@ from hpcddp.static import static
 from hpcddp.status import Status
 from hpcddp.view import Viewer
 
-EVERY = 1.0  # seconds between two looks, at least
-SHARE = 5  # a look that takes long is followed by a pause of so many times as long,
-LONGEST = 10.0  # but of no more seconds
-VIEWERS = 32  # runs whose curves are held
+VIEWERS = 32  # runs whose curves are held at most,
+IDLE = 300.0  # and so many seconds after they were last asked for
+MOVING = ("now", "held_s", "efficiency")  # grow while nothing happens
+TOLD = 60  # seconds after which that is sent all the same
 
 
-class Answer(NamedTuple):
-    """What is sent, and a name for it that changes with it."""
-
-    body: bytes
-    tag: str
-
-
-class Paced:
-    """An answer that is made anew when it is asked for, by one at a time, and not too often."""
-
-    def __init__(self, make: Callable[[], bytes]) -> None:
-        self._make = make
-        self._lock = threading.Lock()
-        self._answer: Answer | None = None
-        self._due = 0.0
-
-    def get(self) -> Answer:
-        """The newest answer; the one before while another thread makes a new one."""
-        before = self._answer
-        if before and time.monotonic() < self._due:
-            return before
-        if not self._lock.acquire(blocking=before is None):
-            return before or self.get()
-        try:
-            if self._answer is None or time.monotonic() >= self._due:
-                began = time.monotonic()
-                body = self._make()
-                self._answer = Answer(body, f'"{hashlib.sha256(body).hexdigest()[:20]}"')
-                now = time.monotonic()
-                # The first look is the longest by far, and says nothing of the next.
-                pause = min(SHARE * (now - began), LONGEST) if before else 0.0
-                self._due = now + max(EVERY, pause)
-            return self._answer
-        finally:
-            self._lock.release()
-
-
-class Held(NamedTuple):
-    """A run that has ended, as it was read when its files were so old."""
+class Mark(NamedTuple):
+    """By which is seen whether a run has changed that has ended."""
 
     attempt: int
     stamp: tuple[int, ...]
-    row: dict[str, Any]
+
+    @classmethod
+    def of(cls, run: RunDir) -> Mark:
+        """A run's now."""
+        attempt = max((folder.number for folder in run.all_attempts()), default=0)
+        return cls(attempt, stamp(run, attempt))
+
+    def holds(self, run: RunDir) -> bool:
+        """Whether the run is as it was."""
+        return self.stamp == stamp(run, self.attempt)
 
 
 class Folder:
@@ -85,7 +54,7 @@ class Folder:
         self._all = Paced(self._list)
         self._told = Told()
         self._runs: dict[str, RunDir] = {}  # by the name that is shown and asked for
-        self._ended: dict[str, Held] = {}
+        self._ended: dict[str, tuple[Mark, dict[str, Any]]] = {}
         self._newest: dict[str, Newest] = {}
         self._views: OrderedDict[tuple[str, int], Paced] = OrderedDict()
         self._lock = threading.Lock()  # of the views
@@ -113,14 +82,21 @@ class Folder:
             raise RunError("there is no such run in this folder (any more)", where=name)
         with self._lock:
             if key not in self._views:
-                self._views[key] = Paced(_view(run, self._told))
+                self._views[key] = Paced(Page(run, self._told).make)
             self._views.move_to_end(key)
             found = self._views[key]
             if len(self._views) > VIEWERS:
                 self._views.popitem(last=False)
         return found.get()
 
-    def _list(self) -> bytes:
+    def forget(self) -> None:
+        """Let go of the curves of runs that nobody looks at any more."""
+        old = time.monotonic() - IDLE
+        with self._lock:
+            for key in [key for key, paced in self._views.items() if paced.asked < old]:
+                del self._views[key]
+
+    def _list(self) -> Answer:
         found, outside = scan(self.root)
         self._runs = {shown(run.name): run for run in found}
         for name in (self._ended.keys() | self._newest.keys()) - self._runs.keys():
@@ -129,16 +105,15 @@ class Folder:
         rows = [self._row(name, run) for name, run in self._runs.items()]
         self._told.ask([run for run in found if shown(run.name) not in self._ended])
         told = {"schema_version": 1, "folder": str(self.root), "runs": rows, "outside": outside}
-        return encoded(told | {"away": self._told.away})
+        return answer(told | {"away": self._told.away})
 
     def _row(self, name: str, run: RunDir) -> dict[str, Any]:
         held = self._ended.get(name)
-        if held and held.stamp == stamp(run, held.attempt):
-            return held.row
+        if held and held[0].holds(run):
+            return held[1]
         self._ended.pop(name, None)
         try:
-            attempt = max((folder.number for folder in run.all_attempts()), default=0)
-            before, found = stamp(run, attempt), status.known(run)
+            mark, found = Mark.of(run), status.known(run)
             ended = found.final and found.state not in status.UNTOLD
             found = found if ended else self._told.better(run, found)
             newest = self._newest.setdefault(name, Newest(run))
@@ -149,7 +124,7 @@ class Folder:
             damaged = Status(name, "DAMAGED", str(run.path), None, "", "", 0, 0.0, 0, reason=what)
             return row(name, damaged, None)
         if ended:
-            self._ended[name] = Held(attempt, before, made)
+            self._ended[name] = mark, made
             del self._newest[name]
         return made
 
@@ -211,33 +186,37 @@ def _written(path: Path) -> int:
         return 0
 
 
-def _view(run: RunDir, told: Told) -> Callable[[], bytes]:
-    """What makes all that is shown of a run; its lines are read once each."""
-    viewer = Viewer(run)
+class Page:
+    """All that is shown of a run; its lines are read once each, and of an ended one no more."""
 
-    def make() -> bytes:
+    def __init__(self, run: RunDir, told: Told) -> None:
+        self.run, self._told = run, told
+        self._viewer = Viewer(run)
+        self._ended: tuple[Mark, Answer] | None = None
+
+    def make(self) -> Answer:
+        """The run now.
+
+        Raises:
+            RunError: it is damaged.
+        """
+        if self._ended and self._ended[0].holds(self.run):
+            return self._ended[1]
+        self._ended = None
         try:
-            data = viewer.look(told.better(run, status.known(run))).to_dict() | static(run)
-            return encoded(report.shown([data]))
+            return self._make()
         except HpcddpError:
             raise
         except Exception as error:  # of records that are no records of ours
-            raise RunError(f"cannot be shown: {error!r}", where=str(run.path)) from error
+            raise RunError(f"cannot be shown: {error!r}", where=str(self.run.path)) from error
 
-    return make
-
-
-def encoded(data: Any) -> bytes:
-    """JSON: what is no number is null, and what is no text is replaced."""
-    try:
-        return msgspec.json.encode(data)
-    except UnicodeEncodeError:  # lone surrogates
-        return msgspec.json.encode(_text(data))
-
-
-def _text(data: Any) -> Any:
-    if isinstance(data, str):
-        return data.encode("utf-8", "replace").decode()
-    if isinstance(data, dict):
-        return {_text(name): _text(value) for name, value in data.items()}
-    return [_text(value) for value in data] if isinstance(data, list | tuple) else data
+    def _make(self) -> Answer:
+        mark, found = Mark.of(self.run), status.known(self.run)
+        ended = found.final and found.state not in status.UNTOLD
+        view = self._viewer.look(self._told.better(self.run, found))
+        data = report.shown([view.to_dict() | static(self.run)])
+        still = {name: value for name, value in data["runs"][0].items() if name not in MOVING}
+        made = answer(data, [view.now // TOLD, still])
+        if ended:
+            self._ended, self._viewer = (mark, made), Viewer(self.run)  # its curves take memory
+        return made

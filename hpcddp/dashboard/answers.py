@@ -1,0 +1,80 @@
+"""What the dashboard sends: made when it is asked for, by one thread, and not too often."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import msgspec
+
+EVERY = 1.0  # seconds between two looks, at least
+SHARE = 5  # a look that takes long is followed by a pause of so many times as long,
+LONGEST = 10.0  # but of no more seconds
+
+
+class Answer(NamedTuple):
+    """What is sent, and a name for it that changes with it."""
+
+    body: bytes
+    tag: str
+
+
+def answer(data: Any, same: Any = None) -> Answer:
+    """Data to be sent.
+
+    Args:
+        same: what it is known by, if not by all of it.
+    """
+    body = encoded(data)
+    named = body if same is None else encoded(same)
+    return Answer(body, f'"{hashlib.sha256(named).hexdigest()[:20]}"')
+
+
+class Paced:
+    """An answer that is made anew when it is asked for, by one at a time, and not too often."""
+
+    def __init__(self, make: Callable[[], Answer]) -> None:
+        self.asked = time.monotonic()
+        self._make = make
+        self._lock = threading.Lock()
+        self._answer: Answer | None = None
+        self._due = 0.0
+
+    def get(self) -> Answer:
+        """The newest answer; the one before while another thread makes a new one."""
+        self.asked = time.monotonic()
+        before = self._answer
+        if before and time.monotonic() < self._due:
+            return before
+        if not self._lock.acquire(blocking=before is None):
+            return before or self.get()
+        try:
+            if self._answer is None or time.monotonic() >= self._due:
+                began = time.monotonic()
+                self._answer = self._make()
+                now = time.monotonic()
+                # The first look is the longest by far, and says nothing of the next.
+                pause = min(SHARE * (now - began), LONGEST) if before else 0.0
+                self._due = now + max(EVERY, pause)
+            return self._answer
+        finally:
+            self._lock.release()
+
+
+def encoded(data: Any) -> bytes:
+    """JSON: what is no number is null, and what is no text is replaced."""
+    try:
+        return msgspec.json.encode(data)
+    except UnicodeEncodeError:  # lone surrogates
+        return msgspec.json.encode(_text(data))
+
+
+def _text(data: Any) -> Any:
+    if isinstance(data, str):
+        return data.encode("utf-8", "replace").decode()
+    if isinstance(data, dict):
+        return {_text(name): _text(value) for name, value in data.items()}
+    return [_text(value) for value in data] if isinstance(data, list | tuple) else data
