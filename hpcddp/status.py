@@ -89,7 +89,11 @@ def status(run: RunDir, queue: Callable[[], list[JobRow]] | None = None) -> Stat
     Args:
         queue: gives the rows of all jobs on Slurm, so that many runs need one question.
     """
-    found = known(run)
+    return asked(run, known(run), queue)
+
+
+def asked(run: RunDir, found: Status, queue: Callable[[], list[JobRow]] | None = None) -> Status:
+    """The same, where it is known already what the run dir says."""
     if found.final and found.state not in UNTOLD:
         return found
     try:
@@ -120,20 +124,25 @@ def find_row(run: RunDir, found: Status, queue: Callable[[], list[JobRow]] | Non
 
 def status_all(root: Path) -> list[Status]:
     """The state of all runs of a folder, newest first, with one question to Slurm."""
-    answer: list[JobRow] | SlurmUnreachable | None = None
-
-    def queue() -> list[JobRow]:
-        nonlocal answer
-        if answer is None:
-            try:
-                answer = slurm.queue()
-            except SlurmUnreachable as error:
-                answer = error
-        if isinstance(answer, SlurmUnreachable):
-            raise answer
-        return answer
-
+    queue = once(slurm.queue)
     return [checked(run, queue) for run in runs_in(root)]
+
+
+def once(ask: Callable[[], list[JobRow]]) -> Callable[[], list[JobRow]]:
+    """A question that is asked when its answer is first wanted, and not again."""
+    said: list[list[JobRow] | SlurmUnreachable] = []
+
+    def answer() -> list[JobRow]:
+        if not said:
+            try:
+                said.append(ask())
+            except SlurmUnreachable as error:
+                said.append(error)
+        if isinstance(said[0], SlurmUnreachable):
+            raise said[0]
+        return said[0]
+
+    return answer
 
 
 def checked(run: RunDir, queue: Callable[[], list[JobRow]]) -> Status:

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import json
-import math
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable
 from types import FrameType
 
 import click
 
-from hpcddp import record, status, submission
+from hpcddp import record, submission
+from hpcddp.asking import Pace
 from hpcddp.cli.logs import paths, put
 from hpcddp.cli.progress import Progress
-from hpcddp.errors import RunError
 from hpcddp.rundir import RunDir
 from hpcddp.status import Status
 
@@ -42,60 +40,6 @@ class Tail:
             self.read[str(path)] = start + len(whole[0]) + len(whole[1])
             found += [line + b"\n" for line in whole[0].split(b"\n")] if whole[1] else []
         return found
-
-
-class Pace:
-    """How a run is, asked over and over.
-
-    The run dir is read each time; the backend is asked at the pace of the cluster's profile, which
-    doubles while it does not answer. What it said last holds until the run dir tells something new.
-
-    Args:
-        aside: ask the backend in a thread, for who must not wait for it.
-    """
-
-    def __init__(self, run: RunDir, *, aside: bool = False) -> None:
-        job = record.read(run)
-        self.run, self._aside = run, aside
-        self._usual = job.poll_seconds if job.backend == "slurm" else TICK
-        self._pause, self._asked = self._usual, -math.inf
-        self._asking = False
-        self._said: tuple[tuple[object, ...], Status] | None = None
-
-    def look(self) -> Status:
-        """The run now.
-
-        Raises:
-            RunError: its folder is damaged, or gone.
-        """
-        found = status.known(self.run)
-        if not found.final and not self._asking and time.monotonic() - self._asked > self._pause:
-            self._asking = True
-            if self._aside:
-                threading.Thread(target=self._ask, args=(found,), daemon=True).start()
-            else:
-                self._ask(found)
-        if self._said and self._said[0] == _life(found):
-            for name in ("state", "hosts", "job_id", "reason", "since", "stale"):
-                setattr(found, name, getattr(self._said[1], name))
-        return found
-
-    def _ask(self, known: Status) -> None:
-        life = _life(known)
-        try:
-            said = status.status(self.run)
-            self._pause = min(self._pause * 2, 300) if said.stale else self._usual
-            self._said = life, said
-        except RunError:
-            if not self._aside:
-                raise  # else the next look meets it
-        finally:
-            self._asked, self._asking = time.monotonic(), False
-
-
-def _life(found: Status) -> tuple[object, ...]:
-    """What the run dir says of a run; while that stays, so does what its backend said."""
-    return found.state, found.attempt, found.job_id, found.since
 
 
 def wait(run: RunDir, each: Callable[[], None]) -> Status:

@@ -74,7 +74,8 @@ def still(folder: RunDir, columns: int, lines: int, *, plain: bool) -> int:
 
 def live(folder: RunDir, every: float, *, plain: bool) -> int:
     """Show a run until it has ended or a person leaves; its outcome as exit code."""
-    from hpcddp.cli.follow import Pace, outcome
+    from hpcddp.asking import Pace
+    from hpcddp.cli.follow import outcome
     from hpcddp.cli.screen import Screen, size
 
     eye, pace = viewer(folder), Pace(folder, aside=True)

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hpcddp import report, status
+from hpcddp.asking import Told
 from hpcddp.dashboard.answers import Answer, Paced, answer
 from hpcddp.dashboard.newest import Newest
-from hpcddp.dashboard.told import Told
 from hpcddp.errors import HpcddpError, RunError
 from hpcddp.rundir import RunDir
 from hpcddp.static import static
@@ -52,7 +52,7 @@ class Folder:
     def __init__(self, root: Path) -> None:
         self.root = root
         self._all = Paced(self._list)
-        self._told = Told()
+        self._told = Told(aside=True)
         self._runs: dict[str, RunDir] = {}  # by the name that is shown and asked for
         self._ended: dict[str, tuple[Mark, dict[str, Any]]] = {}
         self._newest: dict[str, Newest] = {}
