@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -356,6 +356,49 @@ with open(f"{run}/attempts/1/metrics.jsonl", "a") as f:
     assert time.monotonic() - begun < 40
     assert [step for step, _ in scalars(run, "loss")] == [1, 2, 3]
     assert "the trackers took too long" in run.log.read_text()
+
+
+# What the script starts beside the ranks, with less patience.
+BESIDE = """
+import sys
+from hpcddp.trackers import __main__ as beside
+beside.GRACE, beside.PAUSE = 1.0, 0.1
+beside.main(sys.argv[1:])
+"""
+
+
+@pytest.fixture
+def ranks() -> Iterator[subprocess.Popen[bytes]]:
+    """A process in place of the ranks, which ends when it is asked to."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        yield process
+        process.kill()
+
+
+def beside(run: RunDir, attempt: int, pid: int, *names: str) -> subprocess.Popen[str]:
+    words = [sys.executable, "-c", BESIDE, str(run.path), str(attempt), str(pid), *names]
+    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def test_a_tracker_that_hangs_while_the_ranks_train_is_left_when_they_leave(
+    made: Callable[..., RunDir],
+    site: Site,
+    monkeypatch: pytest.MonkeyPatch,
+    ranks: subprocess.Popen[bytes],
+) -> None:
+    run = made(ends=(), cause=None, last=3)
+    hangs = site.folder / "hangs"
+    site.write("broken/mlflow/__init__.py", f"open({str(hangs)!r}, 'w').close()\n{HANG}")
+    monkeypatch.setenv("PYTHONPATH", str(site.folder / "broken"))
+    with beside(run, 1, ranks.pid, "mlflow") as process:
+        while not hangs.exists() and process.poll() is None:
+            time.sleep(0.05)
+        ranks.communicate(b"\n")
+        try:
+            output, _ = process.communicate(timeout=30)
+        finally:
+            process.kill()
+    assert process.returncode == 1 and "the trackers took too long" in output
 
 
 def test_what_is_not_installed_is_told_before_the_job(

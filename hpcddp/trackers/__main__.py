@@ -30,13 +30,13 @@ def main(args: list[str]) -> None:
     """Tell what is new, until the end."""
     folder, number, pid, *names = args
     ignore_stop_signals()
-    run, began = RunDir(folder), ledger.process_start(int(pid))
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    run, gone = RunDir(folder), threading.Event()
+    threading.Thread(target=_watch, args=(run, int(pid), gone), daemon=True).start()
     teller = None
     over = False
     while not over:
-        over = not _lives(int(pid), began, PAUSE)
-        if over:
-            _give_up_in(GRACE, run)
+        over = gone.wait(PAUSE)
         if teller is None and (over or run.attempt(int(number)).metrics.exists()):
             from hpcddp.trackers.tell import Teller  # nothing of it takes CPU time from a start
 
@@ -56,14 +56,14 @@ def told(run: RunDir, name: str, error: Exception) -> str:
     return f"hpcddp: {name} is not told any more ({line}); hpcddp track {run.name} --to {name} does"
 
 
-def _lives(pid: int, began: str, seconds: float) -> bool:
-    """Whether a process lives for so long."""
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        if not began or ledger.process_start(pid) != began:
-            return False
+def _watch(run: RunDir, pid: int, gone: threading.Event) -> None:
+    """Wait for a process to leave: from then on this one has some seconds, wherever a tracker
+    holds it up."""
+    began = ledger.process_start(pid)
+    while began and ledger.process_start(pid) == began:
         time.sleep(TICK)
-    return True
+    _give_up_in(GRACE, run)
+    gone.set()
 
 
 def _wait_for_the_end(run: RunDir, number: int) -> None:
@@ -89,7 +89,6 @@ def _give_up_in(seconds: float, run: RunDir) -> None:
     timer = threading.Timer(seconds, give_up)
     timer.daemon = True
     timer.start()
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, seconds + 1)
 
 
