@@ -401,6 +401,27 @@ def test_a_tracker_that_hangs_while_the_ranks_train_is_left_when_they_leave(
     assert process.returncode == 1 and "the trackers took too long" in output
 
 
+def test_an_attempt_that_a_newer_one_has_outlived_tells_nothing_more(
+    made: Callable[..., RunDir], ranks: subprocess.Popen[bytes]
+) -> None:
+    run = made(cause=None, last=300)
+    third = run.attempt(3).path.rename(run.path / "later")
+    with beside(run, 2, ranks.pid, "tensorboard") as process:
+        while not run.trackers.exists() and process.poll() is None:
+            time.sleep(0.05)
+        third.rename(run.attempt(3).path)
+        try:
+            output, _ = process.communicate(timeout=30)  # its ranks may hang yet
+        finally:
+            process.kill()
+    assert (process.returncode, output) == (0, "")
+    assert scalars(run, "loss")[-1][0] < 270
+    kept = run.trackers.read_bytes()
+    with beside(run, 2, ranks.pid, "tensorboard") as process:
+        assert process.wait(timeout=30) == 0
+    assert run.trackers.read_bytes() == kept
+
+
 def test_what_is_not_installed_is_told_before_the_job(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:

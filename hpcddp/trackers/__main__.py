@@ -37,14 +37,16 @@ def main(args: list[str]) -> None:
     over = False
     while not over:
         over = gone.wait(PAUSE)
+        if run.outlived(int(number)):  # by an attempt that tells for itself
+            return
         if teller is None and (over or run.attempt(int(number)).metrics.exists()):
             from hpcddp.trackers.tell import Teller  # nothing of it takes CPU time from a start
 
             teller = Teller(run, names, lambda name, error: print(told(run, name, error)))
         if teller:
             teller.tell(over=over)
-    if teller and not run.outlived(int(number)):  # by an attempt that tells for itself
-        _wait_for_the_end(run, int(number))
+    _wait_for_the_end(run, int(number))
+    if teller and not run.outlived(int(number)):
         teller.tell(over=True)
         teller.close()
 
