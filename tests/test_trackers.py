@@ -16,6 +16,7 @@ from made import BEGAN, made_run
 from test_local import Command, alive
 from test_local import toy as toy
 
+from hpcddp import requeue
 from hpcddp.errors import JobFileError
 from hpcddp.jobfile import Layer
 from hpcddp.rundir import RunDir, read_json, write_json
@@ -358,12 +359,12 @@ with open(f"{run}/attempts/1/metrics.jsonl", "a") as f:
     assert "the trackers took too long" in run.log.read_text()
 
 
-# What the script starts beside the ranks, with less patience.
+# What the script starts beside the ranks, with a patience of its own.
 BESIDE = """
 import sys
 from hpcddp.trackers import __main__ as beside
-beside.GRACE, beside.PAUSE = 1.0, 0.1
-beside.main(sys.argv[1:])
+beside.GRACE, beside.PAUSE = float(sys.argv[1]), 0.1
+beside.main(sys.argv[2:])
 """
 
 
@@ -375,8 +376,10 @@ def ranks() -> Iterator[subprocess.Popen[bytes]]:
         process.kill()
 
 
-def beside(run: RunDir, attempt: int, pid: int, *names: str) -> subprocess.Popen[str]:
-    words = [sys.executable, "-c", BESIDE, str(run.path), str(attempt), str(pid), *names]
+def beside(
+    run: RunDir, attempt: int, pid: int, name: str, grace: float = 60.0
+) -> subprocess.Popen[str]:
+    words = [sys.executable, "-c", BESIDE, str(grace), str(run.path), str(attempt), str(pid), name]
     return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
@@ -390,7 +393,7 @@ def test_a_tracker_that_hangs_while_the_ranks_train_is_left_when_they_leave(
     hangs = site.folder / "hangs"
     site.write("broken/mlflow/__init__.py", f"open({str(hangs)!r}, 'w').close()\n{HANG}")
     monkeypatch.setenv("PYTHONPATH", str(site.folder / "broken"))
-    with beside(run, 1, ranks.pid, "mlflow") as process:
+    with beside(run, 1, ranks.pid, "mlflow", grace=1.0) as process:
         while not hangs.exists() and process.poll() is None:
             time.sleep(0.05)
         ranks.communicate(b"\n")
@@ -420,6 +423,29 @@ def test_an_attempt_that_a_newer_one_has_outlived_tells_nothing_more(
     with beside(run, 2, ranks.pid, "tensorboard") as process:
         assert process.wait(timeout=30) == 0
     assert run.trackers.read_bytes() == kept
+
+
+def test_what_a_later_attempt_tells_of_the_last_step_is_not_lost(
+    made: Callable[..., RunDir],
+) -> None:
+    """W&B takes a step once: an evaluation that the next attempt makes up for has to be in it."""
+    run = made(ends=((5, 5, "preempted"),), steps=8)
+    second = run.attempt(2).path.rename(run.path / "later")
+    facts = read_json(run.attempt(1).facts) or {}
+    write_json(run.attempt(1).facts, facts | {"action": requeue.AGAIN})
+    with beside(run, 1, 0, "wandb") as process:
+        assert process.communicate(timeout=60) == ("", None)
+    assert [values["_step"] for _, values in history(run)] == [1, 2, 3, 4]
+    second.rename(run.attempt(2).path)
+    owed = {"event": "eval", "step": 5, "metrics": {"accuracy": 0.5}, "time": BEGAN}
+    lines = run.attempt(2).metrics.read_text().splitlines(keepends=True)
+    lines.insert(2, json.dumps(owed) + "\n")
+    run.attempt(2).metrics.write_text("".join(lines))
+    with beside(run, 2, 0, "wandb") as process:
+        assert process.communicate(timeout=60) == ("", None)
+    found = [values for _, values in history(run)]
+    assert [values["_step"] for values in found] == list(range(1, 9))
+    assert found[4]["eval/accuracy"] == 0.5 and found[4]["loss"] > 0
 
 
 def test_what_is_not_installed_is_told_before_the_job(

@@ -34,9 +34,11 @@ def main(args: list[str]) -> None:
     run, gone = RunDir(folder), threading.Event()
     threading.Thread(target=_watch, args=(run, int(pid), gone), daemon=True).start()
     teller = None
-    over = False
+    over = final = False
     while not over:
         over = gone.wait(PAUSE)
+        if over:
+            final = _ended(run, int(number))
         if run.outlived(int(number)):  # by an attempt that tells for itself
             return
         if teller is None and (over or run.attempt(int(number)).metrics.exists()):
@@ -44,10 +46,8 @@ def main(args: list[str]) -> None:
 
             teller = Teller(run, names, lambda name, error: print(told(run, name, error)))
         if teller:
-            teller.tell(over=over)
-    _wait_for_the_end(run, int(number))
-    if teller and not run.outlived(int(number)):
-        teller.tell(over=True)
+            teller.tell(over=final)
+    if teller:
         teller.close()
 
 
@@ -68,14 +68,20 @@ def _watch(run: RunDir, pid: int, gone: threading.Event) -> None:
     gone.set()
 
 
-def _wait_for_the_end(run: RunDir, number: int) -> None:
-    """Until the script has written down why the attempt ended; that is told too."""
+def _ended(run: RunDir, number: int) -> bool:
+    """Wait until the script has written down why the attempt ended; that is told too.
+
+    Returns: whether the run ends with it. Else more may come of its newest step.
+    """
     until = time.monotonic() + GRACE / 2
     while time.monotonic() < until:
         facts = ledger.read(run.attempt(number))
         if facts is None or not facts.live:
-            return
+            break
         time.sleep(TICK)
+    from hpcddp import status
+
+    return status.known(run).final
 
 
 def _give_up_in(seconds: float, run: RunDir) -> None:
