@@ -20,6 +20,7 @@ from hpcddp import requeue
 from hpcddp.errors import JobFileError
 from hpcddp.jobfile import Layer
 from hpcddp.rundir import RunDir, read_json, write_json
+from hpcddp.trackers import __main__
 from hpcddp.trackers.rows import Rows
 from hpcddp.trackers.to_wandb import mode, records
 
@@ -33,6 +34,10 @@ def files_of(run: RunDir) -> Any:
     found = EventAccumulator(str(run.tensorboard), size_guidance={"scalars": 0, "tensors": 0})
     found.Reload()
     return found
+
+
+def files(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]
 
 
 def scalars(run: RunDir, name: str) -> list[tuple[int, float]]:
@@ -287,6 +292,28 @@ def test_a_tracker_that_fails_does_not_keep_the_others_from_being_told(
     done = command("track", run.name, "--to", "mlflow", "--to", "tensorboard")
     assert done.code == 1 and done.err.startswith("error: mlflow: ")
     assert "Traceback" not in done.err and len(scalars(run, "loss")) == 400
+
+
+def test_passwords_in_urls_are_neither_kept_nor_told(
+    made: Callable[..., RunDir], command: Command, site: Site
+) -> None:
+    data = "https://me:a-secret@there/pets"
+    run = made(command=["train.py", data], data={"a": {"path": data}})
+    login = "me:a-secret@"
+    there = f"file://{login}localhost{site.folder}/there"
+    to = ("--to", "mlflow")
+    done = command("track", run.name, *to, "--to", "tensorboard", MLFLOW_TRACKING_URI=there)
+    assert (done.code, done.err) == (0, "")
+    assert "told" in (read_json(run.trackers) or {})["mlflow"]
+    assert "secret" not in run.trackers.read_text()
+    assert "| command | ['train.py', 'https://***@there/pets'] |" in text(run, "config")
+    asked = [p for p in files(site.folder / "there") if "params" in p.parts]
+    kept = [p.read_bytes() for p in asked + files(run.tensorboard)]
+    assert len(kept) > 10 and b"a-secret" not in b"".join(kept)
+    done = command("track", run.name, *to, MLFLOW_TRACKING_URI=f"odd://{login}there/x")
+    assert done.code == 1 and "odd://***@there/x" in done.err and "secret" not in done.err
+    with_password = RuntimeError(f"no answer from https://{login}there/x")
+    assert "from https://***@there/x)" in __main__.told(run, "mlflow", with_password)
 
 
 def test_a_run_whose_job_tells_a_tracker_is_not_told_twice(

@@ -9,7 +9,7 @@ import click
 from hpcddp.cli.options import complete_runs, runs_option, runs_root
 from hpcddp.errors import UserError
 from hpcddp.rundir import RunDir
-from hpcddp.trackers import TRACKERS, module
+from hpcddp.trackers import TRACKERS, module, plain
 
 PAUSE = 1.0  # seconds between two looks for what is new
 
@@ -59,7 +59,7 @@ class Telling:
 
     def _fail(self, name: str, error: Exception) -> None:
         self.failed += 1
-        click.echo(f"error: {name}: {error}", err=True)
+        click.echo(plain(f"error: {name}: {error}"), err=True)
 
     def look(self) -> None:
         """Tell what is new, from time to time."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import re
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -55,6 +56,11 @@ class Module(Protocol):
 
     def open_sink(self, run: RunDir, memory: Mapping[str, Any]) -> Sink:
         """Open the run there: the one that is there already, if there is one."""
+
+
+def plain(text: str) -> str:
+    """A text without the user and the password of the URLs in it."""
+    return re.sub(r"://[^/?#\s]*@", "://***@", text)
 
 
 def missing(name: str) -> bool:

@@ -20,6 +20,7 @@ from hpcddp import ledger
 from hpcddp.errors import HpcddpError
 from hpcddp.preempt import ignore_stop_signals
 from hpcddp.rundir import RunDir
+from hpcddp.trackers import plain
 
 PAUSE = 2.0  # seconds between two looks at the run dir
 TICK = 0.1  # between two looks whether the ranks are still there
@@ -54,7 +55,7 @@ def main(args: list[str]) -> None:
 def told(run: RunDir, name: str, error: Exception) -> str:
     """A tracker that fails, as a line."""
     what = str(error) if isinstance(error, HpcddpError) else f"{type(error).__name__}: {error}"
-    line = " ".join(what.split())[:300]
+    line = " ".join(plain(what).split())[:300]
     return f"hpcddp: {name} is not told any more ({line}); hpcddp track {run.name} --to {name} does"
 
 

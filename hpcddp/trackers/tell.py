@@ -10,7 +10,7 @@ from hpcddp import history, record
 from hpcddp.errors import RunError
 from hpcddp.rundir import RunDir, read_json, write_json
 from hpcddp.spec import KEYS
-from hpcddp.trackers import Sink, module
+from hpcddp.trackers import Sink, module, plain
 from hpcddp.trackers.rows import NOWHERE, Origin, Row, Rows
 
 BATCH = 1000  # steps after which it is noted how far a tracker knows the run
@@ -128,7 +128,7 @@ def _life(row: history.Row) -> str:
 
 
 def config(run: RunDir) -> dict[str, str | int | float | bool]:
-    """What was asked, by key; without the environment, which may hold what is secret."""
+    """What was asked, by key; without what is secret: the environment, and passwords in URLs."""
     job = record.read(run)
     found = dict(_flat(KEYS.flatten(job.spec)))
     nodes = "-".join(map(str, sorted(set(job.nodes))))
@@ -143,4 +143,4 @@ def _flat(values: dict[str, Any]) -> Iterator[tuple[str, str | int | float | boo
     for name, value in values.items():
         if name == "env" or name.startswith("env.") or value in ("", None, [], {}):
             continue
-        yield name, value if isinstance(value, str | int | float | bool) else str(value)
+        yield name, value if isinstance(value, int | float | bool) else plain(str(value))

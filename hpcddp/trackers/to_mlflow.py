@@ -7,6 +7,7 @@ keeps the value that was sent first, for MLflow takes nothing back.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import time as clock
@@ -15,6 +16,7 @@ from typing import Any
 
 from hpcddp import record, status
 from hpcddp.rundir import RunDir
+from hpcddp.trackers import plain
 from hpcddp.trackers.tell import config
 
 TAG = "hpcddp.run"
@@ -34,9 +36,14 @@ def uri(run: RunDir) -> str:
     return os.environ.get("MLFLOW_TRACKING_URI") or str(run.path.parent / "mlruns")
 
 
+def where(run: RunDir) -> str:
+    """The same as a digest: what lies in a run dir holds no password."""
+    return hashlib.sha256(plain(uri(run)).encode()).hexdigest()[:16]
+
+
 def knows(run: RunDir, memory: Mapping[str, Any]) -> bool:
     """Whether the run was made where it would be looked for now."""
-    return memory.get("uri") == uri(run)
+    return memory.get("where") == where(run)
 
 
 def open_sink(run: RunDir, memory: Mapping[str, Any]) -> Tracked:
@@ -84,7 +91,7 @@ class Tracked:
     """A run at MLflow."""
 
     def __init__(self, run: RunDir, client: Any, run_id: str) -> None:
-        self.memory: dict[str, Any] = {"uri": uri(run), "run_id": run_id}
+        self.memory: dict[str, Any] = {"where": where(run), "run_id": run_id}
         self._run, self._client, self._id = run, client, run_id
         data = client.get_run(run_id).data
         self._told = {metric.key: metric.step for metric in data._metric_objs}
