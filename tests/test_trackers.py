@@ -22,6 +22,7 @@ from hpcddp.jobfile import Layer
 from hpcddp.rundir import RunDir, read_json, write_json
 from hpcddp.trackers import __main__
 from hpcddp.trackers.rows import Rows
+from hpcddp.trackers.tell import Teller
 from hpcddp.trackers.to_wandb import mode, records
 
 Points = dict[int, float]
@@ -292,6 +293,24 @@ def test_a_tracker_that_fails_does_not_keep_the_others_from_being_told(
     done = command("track", run.name, "--to", "mlflow", "--to", "tensorboard")
     assert done.code == 1 and done.err.startswith("error: mlflow: ")
     assert "Traceback" not in done.err and len(scalars(run, "loss")) == 400
+
+
+def test_words_are_said_again_only_when_there_are_others(made: Callable[..., RunDir]) -> None:
+    """However many steps are taken; attempts that have ended are read once."""
+    run = made(cause=None, last=300)
+    teller = Teller(run, ["tensorboard"], pytest.fail)
+    teller.tell()
+    run.attempt(1).error.write_text("no JSON any more")
+    told(run, 3, *(point(step, 1.0) for step in range(301, 311)))
+    teller.tell()
+    said = files_of(run).Tensors("attempts/text_summary")
+    assert len(said) == 1 and scalars(run, "loss")[-1][0] == 309
+    assert "attempt 3 on n[1-2]: works, from step 250\n" in text(run, "attempts")
+    facts = read_json(run.attempt(3).facts) or {}
+    write_json(run.attempt(3).facts, facts | {"cause": "done", "ended": BEGAN})
+    teller.tell()
+    teller.close()
+    assert "attempt 3 on n[1-2]: done; steps 250 to 310" in text(run, "attempts")
 
 
 def test_passwords_in_urls_are_neither_kept_nor_told(

@@ -27,6 +27,7 @@ class Teller:
         self, run: RunDir, names: Sequence[str], failed: Callable[[str, Exception], None]
     ) -> None:
         self.run, self._failed = run, failed
+        self._lives: dict[int, history.Row] = {}  # attempts that have ended
         self._ears: list[_Ear] = []
         for name in dict.fromkeys(names):
             self._try(name, self._listen, name)
@@ -42,10 +43,18 @@ class Teller:
             over: nobody writes any more.
         """
         rows = self._rows.new(over=over)
-        text = words(self.run, self._rows)
+        text = self._words(over=over)
         for ear in list(self._ears):
             if not self._try(ear.name, ear.tell, rows, text):
                 self._ears.remove(ear)
+
+    def _words(self, *, over: bool) -> str:
+        """What became of the attempts, and what was out of the ordinary, as plain lines."""
+        try:
+            lives = list(map(_life, history.rows(self.run, over=over, kept=self._lives)))
+        except RunError:
+            lives = []
+        return "\n".join([*lives, *self._rows.words])
 
     def close(self) -> None:
         """The end: trackers write down what they still hold."""
@@ -110,21 +119,13 @@ class _Ear:
             self._note()
 
 
-def words(run: RunDir, rows: Rows) -> str:
-    """What became of the attempts, and what was out of the ordinary, as plain lines."""
-    try:
-        lives = list(map(_life, history.rows(run)))
-    except RunError:
-        lives = []
-    return "\n".join([*lives, *rows.words])
-
-
 def _life(row: history.Row) -> str:
-    how = row.cause or "works"
+    if row.cause is None:  # the same at each look, however far it is
+        return f"attempt {row.attempt} on {row.hosts}: works, from step {row.first}"
     more = [f"steps {row.first} to {row.last}", row.action, row.reason]
     if row.lost:
         more.insert(1, f"{row.lost} of them taken again")
-    return f"attempt {row.attempt} on {row.hosts}: {how}; " + ", ".join(filter(None, more))
+    return f"attempt {row.attempt} on {row.hosts}: {row.cause}; " + ", ".join(filter(None, more))
 
 
 def config(run: RunDir) -> dict[str, str | int | float | bool]:
