@@ -109,7 +109,7 @@ def place(folder: Path, path: str, data: Data, attempt: AttemptDir | None = None
     """
     check(path)
     target = folder / path
-    with _opened(path, data) as source:
+    with opened(path, data) as source:
         try:
             if not target.parent.resolve().is_relative_to(folder.resolve()):
                 raise UserError("a link leads out of the folder of results", where=str(target))
@@ -122,8 +122,12 @@ def place(folder: Path, path: str, data: Data, attempt: AttemptDir | None = None
             raise _failed(error, target, attempt) from None
 
 
-def _opened(path: str, data: Data) -> contextlib.AbstractContextManager[IO[bytes]]:
-    """The data to read from."""
+def opened(path: str, data: Data) -> contextlib.AbstractContextManager[IO[bytes]]:
+    """The data to read from.
+
+    Raises:
+        UserError: it is none of these, or there is no such file.
+    """
     if isinstance(data, str):
         try:
             return io.BytesIO(data.encode())

@@ -21,13 +21,14 @@ def tell(*args, **kwargs):
 
 
 def submit(handler, count):
-    """Many results of each rank, some text and some bytes, one of them twice."""
+    """Many results of each rank, some text, some bytes, and a file; one of them twice."""
     rank = os.environ["RANK"]
     handler.submit_result(f"last-{rank}", "not yet")
     for i in range(count):
         handler.submit_result(f"rank-{rank}/{i}.txt", f"größe {rank} {i}")
     told = from_a_data_worker(handler)
     handler.submit_result(f"last-{rank}", b"\0" + rank.encode())
+    handler.submit_result(f"own-{rank}.py", Path(__file__))
     return told
 
 

@@ -139,7 +139,9 @@ def test_results_arrive_once_each(client: Client, tmp_path: Path) -> None:
     expected = {
         f"rank-{r}/{i}.txt": f"größe {r} {i}".encode() for r in range(2) for i in range(200)
     }
-    assert found == expected | {f"last-{r}": b"\0" + str(r).encode() for r in range(2)}
+    expected |= {f"last-{r}": b"\0" + str(r).encode() for r in range(2)}
+    own = Path(dask_ranks.__file__).read_bytes()
+    assert found == expected | {f"own-{r}.py": own for r in range(2)}
     assert all("none of its data workers" in told for told in ranks.results())
 
 
@@ -183,7 +185,7 @@ def test_a_client_that_comes_late_and_cannot_write_one_writes_all_others(
     wait(list(ranks.futures))
     with pytest.raises(UserError, match=r"rank-0/7.txt: a result cannot be written"):
         handler.process_results(tmp_path, ranks)
-    assert len(files(tmp_path)) == 20 + 19 + 2
+    assert len(files(tmp_path)) == 20 + 19 + 2 + 2
 
 
 def test_dispatch_starts_a_function_as_dask_pytorch_ddp_does(client: Client) -> None:

@@ -269,8 +269,9 @@ def test_what_cannot_be_a_result_is_told(run: RunDir) -> None:
     ]:
         with pytest.raises(UserError, match=told):
             hpcddp.submit_result(path, data)  # type: ignore[arg-type]
-    with pytest.raises(UserError, match="not dict"):
-        DaskResultsHandler("k").submit_result("c", {})  # type: ignore[arg-type]
+    for item, told in [({}, "not dict"), (pipe, "and this is none"), ("\ud800", "is no text")]:
+        with pytest.raises(UserError, match=told):
+            DaskResultsHandler("k").submit_result("c", item)  # type: ignore[arg-type]
     assert found(run.results) == {"a": b"x", "folder/b": b"x"}
     assert found(run.attempt(1).sending) == {}
 

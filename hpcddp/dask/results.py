@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcddp.errors import HpcddpError, RankError, UserError
-from hpcddp.results import check, life, place
+from hpcddp.results import Data, check, life, opened, place
 from hpcddp.rundir import token
 
 if TYPE_CHECKING:
@@ -64,21 +64,20 @@ class DaskResultsHandler:
     def __init__(self, pub_sub_key: str | None = None) -> None:
         self.key = pub_sub_key or f"hpcddp-results-{token(8)}"
 
-    def submit_result(self, path: str, data: bytes | str) -> None:
+    def submit_result(self, path: str, data: Data) -> None:
         """Send a file, from a rank or from any other task of Dask. It is not lost any more when
         this returns: the client writes it, also when the rank then fails.
 
         Args:
             path: in the client's folder; a later file takes the place of an earlier one.
-            data: text is written as UTF-8.
+            data: bytes, text (written as UTF-8), or the Path of a local file, which is sent whole.
+
+        Raises:
+            UserError: the path leaves the folder, or there is no such file or data.
         """
         check(path)
-        if not isinstance(data, bytes | str):
-            raise UserError(
-                f"a result is bytes or text, and not {type(data).__name__}", where=path,
-                hint="json.dumps and pickle.dumps make them",
-            )  # fmt: skip
-        item = (path, data.encode() if isinstance(data, str) else data)
+        with opened(path, data) as source:
+            item = (path, source.read())
         if outbox is not None:  # this process has none of Dask's threads; its worker has
             outbox.send(self.key, item)
         else:
