@@ -15,7 +15,6 @@
         metrics.jsonl     the rank map, then metrics                        written by rank 0
         ranks.jsonl       each rank's own figures, line by line             written by rank 0
         step              the last step, and when                           written by rank 0
-        ranks.jsonl       each rank's times and memory                      written by rank 0
         trace-R.jsonl     each step's samples and loss, if asked for        written by rank R
         error.json        the first failing rank's traceback                written by that rank
         staging           a program's first rank stages data still            written by rank 0
