@@ -93,6 +93,50 @@ def test_a_forward_pass_is_timed_on_the_gpu_and_nobody_waits_for_it() -> None:
     assert found.memory >= torch.cuda.memory_allocated(device)
 
 
+def test_a_gpu_that_is_busy_does_not_wait_for_data_and_nobody_waits_for_it() -> None:
+    """Data that comes late costs nothing while the GPU has work."""
+    import torch
+
+    from hpcddp.train.timing import Clock, Figures
+
+    device = torch.device("cuda", GPUS - 1)
+    torch.cuda.set_device(device)
+    clock, late = Clock(device), threading.Event()
+    batches = clock.reading(iter(lambda: late.wait(0.2), True))  # each takes 0.2 s
+    next(batches)
+    torch.cuda.synchronize()
+    idle = Figures(*clock.take(1, 1.0)).wait_s
+    clock.forget()
+    assert idle == pytest.approx(0.2, rel=0.2)
+    torch.cuda._sleep(4_000_000_000)  # cycles: a second at least
+    next(batches)
+    assert not torch.cuda.current_stream().query()
+    torch.cuda.synchronize()
+    assert Figures(*clock.take(1, 1.0)).wait_s < 0.01
+
+
+def test_a_model_that_is_timed_is_captured_into_a_graph() -> None:
+    import torch
+
+    from hpcddp.train.timing import Clock, Figures
+
+    device = torch.device("cuda", GPUS - 1)
+    torch.cuda.set_device(device)
+    clock, module = Clock(device), torch.nn.Linear(64, 64, device=device)
+    clock.watch([module])
+    inputs, side = torch.ones(4, 64, device=device), torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        expected = module(inputs)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = module(inputs)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.allclose(found, expected)
+    assert Figures(*clock.take(1, 1.0)).busy_s > 0
+
+
 @pytest.mark.parametrize("tf32", [False, True])
 def test_tf32_products_have_ten_bits(tf32: bool) -> None:
     import torch

@@ -1,7 +1,10 @@
 """Each rank's own figures, from real ranks."""
 
+import copy
+import io
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +30,8 @@ class Slow(nn.Module):
     def forward(self, x):
         if torch.is_grad_enabled() and dist.get_rank() == self.rank:
             self.calls += 1
-            time.sleep(0.03 if self.calls <= self.until else 0)
+            if self.calls <= self.until:
+                time.sleep(0.03)
         return x
 
 def model(slow=-1, until=0):
@@ -39,7 +43,8 @@ _dataset = dataset
 class Late(TensorDataset):
     rank = -1
     def __getitem__(self, index):
-        time.sleep(0.03 if dist.get_rank() == self.rank else 0)
+        if dist.get_rank() == self.rank:
+            time.sleep(0.03)
         return super().__getitem__(index)
 def dataset(split, late=-1, **how):
     found = Late(*_dataset(split, **how).tensors)
@@ -160,6 +165,39 @@ def test_an_evaluation_is_no_step_and_a_compiled_model_is_counted_too(compiled: 
     assert busy(clock) > 0
     clock.forget()
     assert math.isnan(busy(clock))
+
+
+def saved(module: nn.Module) -> Any:
+    file = io.BytesIO()
+    torch.save(module, file)
+    return torch.load(io.BytesIO(file.getvalue()), weights_only=False)
+
+
+COPIES: dict[str, Callable[[Any], Any]] = {
+    "saved": saved,
+    "copied": copy.deepcopy,
+    "traced": lambda module: torch.jit.trace(module, X),
+    "scripted": torch.jit.script,
+    "compiled": lambda module: torch.compile(module, backend="eager", fullgraph=True),
+    "part": lambda module: torch.compile(lambda x: module(x) + 0, backend="eager", fullgraph=True),
+}
+X = torch.ones(1, 2)
+
+
+@pytest.mark.parametrize("graph", [False, True])
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_a_model_that_is_timed_can_be_saved_copied_and_compiled(graph: bool) -> None:
+    """As one's own loop may do with its model: and of that nothing is timed."""
+    clock, module = Clock(CPU), nn.Sequential(nn.Linear(2, 2), nn.Tanh())
+    module = torch.fx.symbolic_trace(module) if graph else module
+    clock.watch([module])
+    for name, make in COPIES.items():
+        if graph and name == "scripted":
+            continue
+        other = make(module)
+        clock.forget()
+        assert torch.equal(other(X), other(X)) and math.isnan(busy(clock)), name
+        assert torch.equal(other(X), module(X)) and busy(clock) > 0, name
 
 
 def test_layers_that_wait_for_other_ranks_are_not_counted() -> None:

@@ -2,7 +2,8 @@
 
 Its own work is the forward pass of its part of the model. In a backward pass ranks wait for one
 another, and so they do in a forward pass that gathers parameters (fsdp, tp) or statistics
-(SyncBatchNorm): there nobody knows. Nothing here waits for the device.
+(SyncBatchNorm): there nobody knows. On a GPU a rank waits for its data while the GPU has nothing
+to do, and not while the host, which is ahead of it, asks. Nothing here waits for the device.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from torch import nn
 
 T = TypeVar("T")
 
-PAIRS = 64  # of events on a GPU between two records: of so many forward passes the time is taken
+PAIRS = 64  # of events that a GPU has not come to yet: what begins then is not timed
 DIGITS = 7  # behind the point that tell something
 LOOK_SECONDS = 5.0  # between two questions to a GPU's driver
 STATM, PAGE = Path("/proc/self/statm"), os.sysconf("SC_PAGE_SIZE")
@@ -46,7 +47,7 @@ class Clock:
 
     def __init__(self, device: torch.device, *, whole: bool = True) -> None:
         self._device, self._whole = device, whole
-        self._wait, self._reads, self._samples = 0.0, False, 0
+        self._wait, self._reads, self._samples = _watch(device), False, 0
         self._busy: _Cpu | _Cuda | None = None
         self._use = _Use(device)
 
@@ -59,21 +60,22 @@ class Clock:
         """Count these modules' forward passes as this rank's work, where they are."""
         modules = list(modules)
         if self._whole and all(map(_alone, modules)):
-            self._busy = _Cuda() if self._device.type == "cuda" else _Cpu()
+            self._busy = _watch(self._device)
             for module in modules:
-                _hook(module, self._busy)
+                inner: Any = module._compiled_call_impl or module._call_impl
+                module._compiled_call_impl = _Timed(inner, self._busy)
 
     def reading(self, batches: Iterator[T]) -> Iterator[T]:
         """These batches; the time until each is there counts."""
         self._reads = True
         while True:
-            began = time.perf_counter()
+            self._wait.start()
             try:
                 batch = next(batches)
             except StopIteration:
                 return
             finally:
-                self._wait += time.perf_counter() - began
+                self._wait.stop()
             yield batch
 
     def count(self, samples: int) -> None:
@@ -86,17 +88,17 @@ class Clock:
         Args:
             steps: since the last time, in so many seconds.
         """
-        wait = self._wait / steps if self._reads else math.nan
-        found = [wait]
+        found = [self._wait.take() / steps if self._reads else math.nan]
         if self._whole:
-            busy = self._busy.take() / steps if self._busy else math.nan
+            busy = self._busy.take() / steps if self._busy and self._busy.calls else math.nan
             speed = self._samples / seconds
             found += [seconds / steps, busy, speed, _memory(self._device), self._use.look()]
         return [round(value, DIGITS) for value in found]  # here, and not at rank 0 for all
 
     def forget(self) -> None:
         """Count afresh."""
-        self._wait, self._samples = 0.0, 0
+        self._samples = 0
+        self._wait.forget()
         if self._busy:
             self._busy.forget()
 
@@ -107,79 +109,100 @@ def _alone(module: nn.Module) -> bool:
     return not parts and not any(isinstance(m, nn.SyncBatchNorm) for m in module.modules())
 
 
-def _hook(module: nn.Module, watch: _Cpu | _Cuda) -> None:
-    """Between what torch puts around a module and the module: DDP, which shares buffers first,
-    is outside. A compiled module's hooks would be compiled."""
-    compiled: Callable[..., Any] | None = getattr(module, "_compiled_call_impl", None)
-    if compiled is None:
-        module.register_forward_pre_hook(lambda *_: watch.start())
-        module.register_forward_hook(lambda *_: watch.stop())
-        return
+class _Timed:
+    """What a module's call is, timed where it trains.
 
-    def call(*args: Any, **options: Any) -> Any:
-        watch.start()
-        result = compiled(*args, **options)
-        watch.stop()
+    It stands where torch.compile puts its own: between what torch puts around a module and the
+    module, so that DDP, which shares buffers first, is outside; and in no copy of the module, no
+    file of it, and nothing that is compiled or scripted of it.
+    """
+
+    def __init__(self, call: Callable[..., Any], watch: _Cpu | _Cuda) -> None:
+        self._call, self._watch = call, watch
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled():  # an evaluation's
+            return self._call(*args, **options)
+        self._watch.start()
+        result = self._call(*args, **options)
+        self._watch.stop()
         return result
 
-    module._compiled_call_impl = call
+    def __reduce__(self) -> tuple[Any, ...]:
+        """None, for the few modules that copy it."""
+        return getattr, (None, "", None)
 
 
 class _Cpu:
-    """Seconds in forward passes that train."""
+    """Seconds between starts and stops."""
 
     def __init__(self) -> None:
-        self._began, self._total, self._calls = 0.0, 0.0, 0
+        self._began, self._total, self.calls = 0.0, 0.0, 0
 
     def start(self) -> None:
         self._began = time.perf_counter()
 
     def stop(self) -> None:
-        if torch.is_grad_enabled():  # else it is an evaluation's
-            self._total += time.perf_counter() - self._began
-            self._calls += 1
+        self._total += time.perf_counter() - self._began
+        self.calls += 1
 
     def take(self) -> float:
-        """Seconds since ``forget``; nan if there was no forward pass."""
-        return self._total if self._calls else math.nan
+        """Seconds since ``forget``."""
+        return self._total
 
     def forget(self) -> None:
-        self._total, self._calls = 0.0, 0
+        self._total, self.calls = 0.0, 0
 
 
 class _Cuda:
-    """The same on a GPU, by events that are read when they are over: the last passes before a
-    record may count in the next one."""
+    """The same on a GPU: from when it has done what was asked before a start, by events that are
+    read when they are over. The last before a record may count in the next one."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
         self._spare: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
         self._begun: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
         self._pairs: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque()
-        self._calls = 0
+        self._found: list[float] = []  # seconds
+        self.calls = 0
 
     def start(self) -> None:
         self._begun = None
-        if len(self._pairs) < PAIRS and torch.is_grad_enabled():
+        if torch.cuda.is_current_stream_capturing():  # into a graph, which nobody runs now
+            return
+        if len(self._pairs) == PAIRS:
+            self._read()
+        if len(self._pairs) < PAIRS:
             self._begun = self._spare.pop() if self._spare else (_event(), _event())
-            self._begun[0].record()
+            self._begun[0].record(torch.cuda.current_stream(self._device))
 
     def stop(self) -> None:
-        self._calls += torch.is_grad_enabled()
+        self.calls += 1
         if self._begun:
-            self._begun[1].record()
+            self._begun[1].record(torch.cuda.current_stream(self._device))
             self._pairs.append(self._begun)
             self._begun = None
 
-    def take(self) -> float:
-        found = []
+    def _read(self) -> None:
+        """Read the events that the GPU has come to."""
         while self._pairs and self._pairs[0][1].query():
             pair = self._pairs.popleft()
-            found.append(pair[0].elapsed_time(pair[1]) / 1000)
+            self._found.append(pair[0].elapsed_time(pair[1]) / 1000)
             self._spare.append(pair)
-        return sum(found) / len(found) * self._calls if found else math.nan
+
+    def take(self) -> float:
+        """Seconds since ``forget``; nan if none are known yet."""
+        if not self.calls:
+            return 0.0
+        self._read()
+        return sum(self._found) / len(self._found) * self.calls if self._found else math.nan
 
     def forget(self) -> None:
-        self._calls = 0
+        self._found, self.calls = [], 0
+
+
+def _watch(device: torch.device) -> _Cpu | _Cuda:
+    return _Cuda(device) if device.type == "cuda" else _Cpu()
 
 
 def _event() -> torch.cuda.Event:
