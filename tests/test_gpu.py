@@ -137,6 +137,31 @@ def test_a_model_that_is_timed_is_captured_into_a_graph() -> None:
     assert Figures(*clock.take(1, 1.0)).busy_s > 0
 
 
+def test_a_record_is_added_up_without_waiting_for_the_gpu() -> None:
+    import torch
+    from torch.distributed import HashStore
+
+    from hpcddp.topology import Rank
+    from hpcddp.train.meter import Meter
+    from hpcddp.train.timing import Clock
+    from hpcddp.train.world import World
+
+    device = torch.device("cuda", GPUS - 1)
+    torch.cuda.set_device(device)
+    meter = Meter(World(Rank(0, 1, 0, 1, 0), device, "nccl", [], HashStore()), Clock(device))
+    loss, bad = torch.ones((), device=device), torch.zeros((), device=device)
+    for _ in range(2):
+        meter.add(loss, 3)
+        meter.step(0.1, None)
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            meter.add_up(bad)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        values, _ = meter.read()
+        assert (values["loss"], len(meter.ranks)) == (1, 1)
+
+
 @pytest.mark.parametrize("tf32", [False, True])
 def test_tf32_products_have_ten_bits(tf32: bool) -> None:
     import torch

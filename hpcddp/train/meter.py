@@ -112,8 +112,8 @@ class Meter:
         counts = [sum(self._samples), *([self._wire.take()] if self._wire else [])]
         told = torch.stack((loss.double(), bad.double()))  # some know no precision of the loss
         seconds = max(time.monotonic() - self._began, 1e-9)
-        totals = torch.cat((told, told.new_tensor(counts + self._own(seconds))))
-        most = totals.new_tensor(self._gauge.read() if self._gauge else [])
+        totals = torch.cat((told, self._sent(counts + self._own(seconds))))
+        most = self._sent(self._gauge.read() if self._gauge else [])
         works = [self._reduce(totals, dist.ReduceOp.SUM), self._reduce(most, dist.ReduceOp.MAX)]
         sums = _Sums(totals, most, works, self._steps, seconds, self.lr, self.norm)
         self.reset()
@@ -125,6 +125,13 @@ class Meter:
         found = [0.0] * (self._world.size * width)
         found[rank * width : (rank + 1) * width] = self._clock.take(self._steps, seconds)
         return found
+
+    def _sent(self, values: list[Any]) -> Tensor:
+        """Numbers on their way to the device; from memory that is not pinned it would be waited
+        for."""
+        pinned = self._world.device.type == "cuda"
+        found = torch.tensor(values, dtype=torch.float64, pin_memory=pinned)
+        return found.to(self._world.device, non_blocking=True)
 
     def _reduce(self, values: Tensor, how: dist.ReduceOp.RedOpType) -> dist.Work | None:
         several = self._world.size > 1 and values.numel() > 0
