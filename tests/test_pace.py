@@ -36,14 +36,16 @@ class Group:
         self.pace = Pace(told, hosts, stages or [0] * size, 1.5, lambda: "take more")
         self.busy([0.01] * size)
 
-    def busy(self, seconds: Sequence[float], waits: Sequence[float] = ()) -> list[dict[str, Any]]:
+    def busy(
+        self, seconds: Sequence[float], waits: Sequence[float] = (), step_s: float = 0.1
+    ) -> list[dict[str, Any]]:
         """Ten steps with these forward passes; what was told of them."""
         self.step += 10
         before = len(self.told.records)
         waits = waits or [0.0] * len(seconds)
-        figures = [[w, 0.1, s, 5.0, NAN, NAN] for w, s in zip(waits, seconds, strict=True)]
+        figures = [[w, step_s, s, 5.0, NAN, NAN] for w, s in zip(waits, seconds, strict=True)]
         known = [w for w in waits if w == w]
-        self.pace.look(self.step, {"step_s": 0.1, "wait_s": max(known)}, figures)
+        self.pace.look(self.step, {"step_s": step_s, "wait_s": max(known)}, figures)
         return self.told.records[before:]
 
 
@@ -88,6 +90,18 @@ def test_of_two_ranks_the_other_one_is_the_measure() -> None:
 def test_less_than_a_millisecond_is_no_matter() -> None:
     group = Group(3)
     assert [group.busy([0.0001, 0.0001, 0.0009]) for _ in range(5)] == [[]] * 5
+
+
+def test_a_small_part_of_a_step_is_no_matter_and_a_rank_recovers_to_half_of_that() -> None:
+    group, even = Group(4), [0.001] * 4
+    for waits in ([1e-4, 1e-4, 1e-4, 1.3e-3], [1e-3, 1e-3, 1e-3, 0.049]):
+        assert [group.busy(even, waits, 1.0) for _ in range(4)] == [[]] * 4
+        assert [group.busy(waits, (), 1.0) for _ in range(4)] == [[]] * 4
+    (told,) = [group.busy([0.01, 0.01, 0.01, 0.062], (), 1.0) for _ in range(3)][-1]
+    assert (told["event"], told["rank"]) == ("slow", 3)
+    assert [group.busy([0.01, 0.01, 0.01, 0.036], (), 1.0) for _ in range(4)] == [[]] * 4
+    (over,) = [group.busy([0.01, 0.01, 0.01, 0.034], (), 1.0) for _ in range(3)][-1]
+    assert (over["event"], over["rank"]) == ("recovered", 3)
 
 
 def test_stages_of_a_pipeline_may_differ_and_ranks_of_one_may_not() -> None:

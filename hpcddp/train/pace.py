@@ -1,8 +1,8 @@
 """Rank 0 looks at every rank's figures: which ranks are slow, and whether the data is.
 
 A rank is slow when it takes ``metrics.slow`` times as long as the median of the other ranks of its
-pipeline stage, and a millisecond more, in three records in a row. It is said once when it begins,
-and once when it is over.
+pipeline stage, and a twentieth of a step and a millisecond more, in three records in a row. It is
+said once when it begins, and once when it is over.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from hpcddp.train.metrics import Recorder
 from hpcddp.train.timing import Figures
 
 IN_A_ROW = 3  # records
-LEAST = 1e-3  # seconds a step that are worth a word
+LEAST = 1e-3  # seconds a step that are worth a word,
+PART = 0.05  # and of a step's time
 NOTHING = 1e-4  # seconds; a ratio to less tells nothing
 SHARE = 0.2  # of a step's time that waiting for data may take
 WORSE = 1.5  # times the share that was told
@@ -56,6 +57,7 @@ class Pace:
         self._groups = [
             [rank for rank, stage in enumerate(stages) if stage == each] for each in {*stages}
         ]
+        self._least = LEAST  # seconds a step that are worth a word in this record
         self._streaks: dict[tuple[str, int], _Streak] = {}
         self._before: tuple[int, float] | None = None  # the last record's step, and when
         self._waits = 0  # records in a row
@@ -73,6 +75,7 @@ class Pace:
             self._record.ranks(step=step, **{n: _column(n, c) for n, c in columns.items()})
         if self._before is not None:  # what a start takes is nobody's pace
             if len(ranks[0]) > 1:
+                self._least = max(LEAST, PART * max(columns["step_s"]))
                 for what, place in WHAT.items():
                     self._compare(step, what, [figures[place] for figures in ranks])
             if values:
@@ -95,16 +98,18 @@ class Pace:
         least = ranked[(len(ranked) - 2) // 2][0]  # no median of others is less
         for place in range(len(ranked) - 1, -1, -1):
             own, rank = ranked[place]
-            if own - least < 0.5 * LEAST and not self._streaks:
+            if own - least < 0.5 * self._least and not self._streaks:
                 return
-            if own - least >= 0.5 * LEAST or (what, rank) in self._streaks:
+            if own - least >= 0.5 * self._least or (what, rank) in self._streaks:
                 self._judge(step, what, rank, own, median_of_others(ranked, place))
 
     def _judge(self, step: int, what: str, rank: int, own: float, median: float) -> None:
         assert self._before
         streak = self._streaks.get((what, rank))
         told = streak is not None and streak.told
-        over, least = (0.5 * (1 + self._slow), 0.5 * LEAST) if told else (self._slow, LEAST)
+        over, least = self._slow, self._least
+        if told:
+            over, least = 0.5 * (1 + over), 0.5 * least
         slow = own >= over * median and own - median >= least
         if streak is None and not slow:
             return
