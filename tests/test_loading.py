@@ -37,6 +37,19 @@ class Numbers(Dataset[Any]):
         return torch.rand(2) * index * random.random() * self.own.random()
 
 
+class Noted(Numbers):
+    """Each read is a byte in a file."""
+
+    def __init__(self, pause: float, file: Path) -> None:
+        super().__init__(pause)
+        self.file = file
+
+    def __getitem__(self, index: int) -> Any:
+        with self.file.open("ab") as file:
+            file.write(b".")
+        return super().__getitem__(index)
+
+
 class FromAStore(Numbers):
     def prefetch(self) -> None:
         """As a dataset that reads from a store has it."""
@@ -52,6 +65,19 @@ def test_data_in_memory_is_quick_and_what_takes_its_time_is_not() -> None:
     assert is_quick(Numbers(), batches, 0) and is_quick(Numbers(), batches[:1], 0)
     assert not is_quick(Numbers(0.05), batches, 0)
     assert not is_quick(Numbers(0.004), batches, 0)  # all of a batch together
+
+
+def test_what_takes_too_long_for_a_look_is_not_quick(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The look ends early: after a first sample, which may open files and is read twice to see what
+    is drawn, and another one."""
+    reads = tmp_path / "reads"
+    monkeypatch.setattr(loading, "LOOK_SECONDS", 0.05)
+    assert not is_quick(Noted(0.1, reads), [list(range(8))] * 8, 0)
+    assert len(reads.read_bytes()) == 3
+    monkeypatch.setattr(loading, "PATIENCE", 0.3)
+    assert not is_quick(Numbers(60), [list(range(8))], 0)
 
 
 def test_the_training_does_not_see_the_look() -> None:

@@ -54,7 +54,8 @@ def settle(
 
 def is_quick(dataset: Any, batches: list[list[int]], seed: int) -> bool:
     """Whether a micro-batch is read in next to no time. Also where none can be read in another
-    process at all; never of what reads ahead by itself, from a store.
+    process at all; never of what reads ahead by itself, from a store, nor of what takes too long
+    for a look.
 
     Args:
         batches: the samples' indices.
@@ -64,10 +65,11 @@ def is_quick(dataset: Any, batches: list[list[int]], seed: int) -> bool:
     look = _Look(Samples(dataset, seed), batches)
     device = torch.device("cpu")
     loader = make_loader(look, 1, device, generator=torch.Generator(), timeout=PATIENCE)
+    began = time.monotonic()
     try:
         return float(next(iter(loader))) < QUICK
-    except Exception:  # whatever it is, the training meets it and tells of it
-        return True
+    except Exception:  # whatever else than time it is, the training meets it and tells of it
+        return time.monotonic() - began < PATIENCE
     finally:
         end_workers(loader)
 
@@ -85,11 +87,14 @@ class _Look(Dataset[float]):
     def __getitem__(self, index: int) -> float:
         first, *rest = self._batches
         self._seconds(first[:1])  # opens files, finds out what is drawn
-        alone = min(self._seconds([code]) for code in (first * TRIES)[1:TRIES])
-        if alone > QUICK:
-            return alone
-        end, best = time.monotonic() + LOOK_SECONDS, math.inf
-        for codes in rest or [first] * TRIES:
+        end = time.monotonic() + LOOK_SECONDS
+        alone = self._best([[code] for code in (first * TRIES)[1:TRIES]], end)
+        return alone if alone > QUICK else self._best(rest or [first] * TRIES, end)
+
+    def _best(self, batches: list[list[int]], end: float) -> float:
+        """The seconds of the quickest, until one is quick or the time is over."""
+        best = math.inf
+        for codes in batches:
             best = min(best, self._seconds(codes))
             if best < QUICK or time.monotonic() > end:
                 break
