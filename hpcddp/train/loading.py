@@ -2,9 +2,9 @@
 
 Data that is in memory anyway gets no processes: a batch would cost more on its way than it does to
 read. Whether it is so is seen by a look at a micro-batch, in a process of its own: whatever a
-dataset opens, draws or counts there, the training does not see. The ranks agree on the answer, and
-it goes into the checkpoints: the number of threads that compute depends on it, and sums on a CPU
-depend on that in their last bit.
+dataset opens, draws or counts there, the training does not see. As many threads compute either way:
+sums on a CPU depend on that in their last bit, and must not depend on a stopwatch. The ranks agree
+on the answer, and it goes into the checkpoints: a run that comes back reads as it did.
 """
 
 from __future__ import annotations
@@ -42,14 +42,15 @@ def settle(
     """
     count, device = cpus.share(world.reports, world.rank.world_rank), world.device.type
     found = cpus.divide(count, device, spec.data.workers)
+    found = found._replace(threads=cpus.limit_threads(found.threads))
     if spec.data.workers < 0:
         of = [spec.task, spec.dataset]
         if known is None or known.get("of") != of:
             quick = not found.workers or is_quick(data.dataset, data.first(TRIES), spec.seed)
             known = {"of": of, "quick": all(world.gather(quick))}
         if known["quick"]:
-            found = cpus.divide(count, device, 0)
-    return found._replace(threads=cpus.limit_threads(found.threads)), known
+            found = found._replace(workers=0)
+    return found, known
 
 
 def is_quick(dataset: Any, batches: list[list[int]], seed: int) -> bool:
