@@ -13,6 +13,13 @@ from hpcddp.data import ImageFolder, listing, listings
 from hpcddp.data.listing import Sample, collect
 from hpcddp.data.stores import Found
 from hpcddp.errors import RunError, UserError
+from hpcddp.topology import Rank, Topology
+
+
+def be(monkeypatch, rank):
+    """This process is a rank of 8 on 2 nodes, as a launcher says it."""
+    for name, value in Topology(2, 4).rank_of(rank).to_env().items():
+        monkeypatch.setenv(name, value)
 
 
 @pytest.fixture
@@ -20,7 +27,7 @@ def run(tmp_path, monkeypatch):
     """This process is rank 0 of a run."""
     found = make_run(tmp_path / "job")
     monkeypatch.setenv("HPCDDP_RUN_DIR", str(found.path))
-    monkeypatch.setenv("RANK", "0")
+    be(monkeypatch, 0)
     return found
 
 
@@ -72,7 +79,7 @@ def test_other_ranks_wait_for_the_first_and_read_what_it_published(run, folder, 
     found = ImageFolder(folder)._listing
     path.unlink()
     put(folder, {"cat/zz.png": b"new"})
-    monkeypatch.setenv("RANK", "1")
+    be(monkeypatch, 1)
     seen = []
     rank = threading.Thread(target=lambda: seen.append(len(ImageFolder(folder))))
     with listings._signs(path):
@@ -84,8 +91,31 @@ def test_other_ranks_wait_for_the_first_and_read_what_it_published(run, folder, 
     assert seen == [len(found)] and published(run) == [path.name]
 
 
+SRUN = {"SLURM_NTASKS": "8", "SLURM_LOCALID": "1", "SLURM_TASKS_PER_NODE": "4(x2)",
+        "SLURM_NNODES": "2", "SLURM_NODEID": "1"}  # fmt: skip
+
+
+@pytest.mark.parametrize(("environ", "first"), [
+    (SRUN | {"SLURM_PROCID": "5"}, False),
+    (SRUN | {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0"}, True),
+    ({"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}, False),
+    ({}, True),
+    ({"RANK": "5"}, True),
+])  # fmt: skip
+def test_the_first_rank_lists_whatever_started_it(run, folder, monkeypatch, environ, first):
+    """srun sets no RANK: thousands of ranks would list one store."""
+    for name in Rank(0, 1, 0, 1, 0).to_env():
+        monkeypatch.delenv(name)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    waited = []
+    monkeypatch.setattr(listings, "_awaited", lambda path: waited.append(path))
+    ImageFolder(folder)
+    assert bool(waited) is not first
+
+
 def test_a_rank_that_sees_nothing_of_the_first_lists_for_itself(run, folder, monkeypatch):
-    monkeypatch.setenv("RANK", "3")
+    be(monkeypatch, 3)
     monkeypatch.setattr(listings, "SILENT_SECONDS", 0.3)
     path = run.listing(listings.name_of(str(folder)))
     path.parent.mkdir()
@@ -116,7 +146,7 @@ def test_what_each_node_has_in_another_place_has_one_listing(run, folder, tmp_pa
     before = numbers(ImageFolder(folder))
     other = put(tmp_path / "node2" / "images", pictures() | {"cat/zz.png": b"new"})
     monkeypatch.setenv("HPCDDP_STAGE", str(tmp_path / "node2"))
-    monkeypatch.setenv("RANK", "4")
+    be(monkeypatch, 4)
     assert numbers(ImageFolder(other)) == before and len(published(run)) == 1
 
 

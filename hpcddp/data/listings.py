@@ -18,7 +18,9 @@ from pathlib import Path
 
 from hpcddp.data import listing as listing_
 from hpcddp.data.listing import Listing
+from hpcddp.errors import TopologyError
 from hpcddp.rundir import RunDir
+from hpcddp.topology import Rank
 
 SIGN_SECONDS = 0.5  # between two signs of progress
 SILENT_SECONDS = 60.0  # without one, after which a rank lists for itself
@@ -39,7 +41,7 @@ def listing_of(root: str, look: Callable[[], Listing]) -> Listing:
     path = run.listing(name_of(everywhere(root, os.environ)))
     with contextlib.suppress(FileNotFoundError):
         return listing_.read(path)
-    if os.environ.get("RANK", "0") == "0" or not _awaited(path):
+    if rank_of_here().world_rank == 0 or not _awaited(path):
         with _signs(path):
             listing_.write(path, look())
     return listing_.read(path)
@@ -50,6 +52,14 @@ def run_of_here() -> RunDir | None:
     folder = os.environ.get("HPCDDP_RUN_DIR")
     run = RunDir(folder) if folder else None
     return run if run and run.job.exists() else None
+
+
+def rank_of_here() -> Rank:
+    """This process's rank; the only one where its environment does not say all of it."""
+    try:
+        return Rank.from_env(os.environ)
+    except TopologyError:
+        return Rank(0, 1, 0, 1, 0)
 
 
 def everywhere(root: str, environ: Mapping[str, str]) -> str:
