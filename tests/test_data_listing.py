@@ -212,6 +212,22 @@ def test_a_folder_that_is_not_as_it_must_be_is_told(tmp_path, kind):
     assert error.value.where == str(tmp_path) + where and ".jpg" in error.value.hint
 
 
+def test_a_folder_with_the_name_of_an_image_is_none(tmp_path, s3_server, monkeypatch):
+    """Also where a store says only that there is one."""
+    names = ["cat/1.png", "cat/2.png/", "cat/2.png/x.png", "dog.jpg/1.png"]
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
+        (tmp_path / name).mkdir() if name.endswith("/") else (tmp_path / name).touch()
+    for name, value in s3_server.environ.items():
+        monkeypatch.setenv(name, value)
+    s3_server.door.open()
+    s3_server.put("folders", {f"p/{name}": b"" for name in [*names, "dog.jpg/"]})
+    for root in (tmp_path, "s3://folders/p"):
+        found = ImageFolder(root)
+        assert [found._listing.names[i] for i in range(len(found))] == [names[0], *names[2:]]
+        assert found.classes == ["cat", "dog.jpg"]
+
+
 def test_a_folder_that_is_not_there_is_told(tmp_path):
     with pytest.raises(UserError, match="is not there") as error:
         ImageFolder(tmp_path / "none")

@@ -69,7 +69,8 @@ def _hidden(name: str) -> bool:
 
 
 def _is_image(name: str) -> bool:
-    return "/" in name and PurePosixPath(name).suffix.lower() in SUFFIXES
+    path, folder = PurePosixPath(name), name.endswith("/")  # "cat/x.jpg/" may be a folder
+    return "/" in name and not folder and path.suffix.lower() in SUFFIXES
 
 
 def _check_classes(place: Place, names: list[str], images: list[str]) -> None:
