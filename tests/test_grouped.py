@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpcddp.errors import UserError
 from hpcddp.train.grouped import TOGETHER, GroupedOrder
 from hpcddp.train.sampler import ResumableSampler
 
@@ -82,12 +81,28 @@ def test_samples_of_groups_that_are_mixed_are_mixed_well():
     assert ((counts - 800) ** 2 / 800).sum() < 16.3  # chi square, 3 degrees of freedom, p = 0.001
 
 
-def test_groups_that_are_not_all_samples_are_told():
-    sharded = Sharded([3, 4])
-    sharded.groups = np.array([3, 3])
-    sharded.__class__ = type("Sharded", (Sharded,), {"__len__": lambda self: 7})
-    with pytest.raises(UserError, match="its groups have 6 samples, but it has 7"):
-        iter(ResumableSampler(sharded, 1, 0))
+OWN = {
+    "names": ["a", "b", "c"],
+    "sizes in a list": [3, 4],
+    "a number of each sample": np.array([0, 0, 1, 1, 2, 2, 2]),
+    "less than all": np.array([3, 3]),
+    "below 0": np.array([9, -2]),
+    "a table": np.array([[3, 4]]),
+    "weights": np.array([3.5, 3.5]),
+    "truth values": np.ones(7, bool),
+    "a method": len,
+}
+
+
+@pytest.mark.parametrize("kind", OWN)
+def test_groups_that_are_no_runs_of_all_samples_are_the_datasets_own_matter(kind):
+    class Own:
+        groups = OWN[kind]
+
+        def __len__(self):
+            return 7
+
+    assert list(ResumableSampler(Own(), 1, 0)) == list(ResumableSampler(range(7), 1, 0))
 
 
 def test_any_place_of_a_thousand_million_samples_takes_little_memory():

@@ -65,6 +65,9 @@ def test_data_in_memory_is_quick_and_what_takes_its_time_is_not() -> None:
     assert is_quick(Numbers(), batches, 0) and is_quick(Numbers(), batches[:1], 0)
     assert not is_quick(Numbers(0.05), batches, 0)
     assert not is_quick(Numbers(0.004), batches, 0)  # all of a batch together
+    ahead = Numbers()
+    ahead.prefetch = 4  # of its own, and no store
+    assert is_quick(ahead, batches, 0)
 
 
 def test_what_takes_too_long_for_a_look_is_not_quick(

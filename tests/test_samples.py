@@ -110,6 +110,15 @@ def test_a_dataset_that_draws_nothing_is_read_once():
     assert dataset.asked == [1, 5, 8]
 
 
+def test_a_dataset_hears_what_it_will_be_asked_for_if_it_has_a_method_for_that():
+    dataset = Plain()
+    dataset.prefetch = 4  # a number of its own
+    assert Samples(dataset, 0).__getitems__([1, 5]) == [1, 5]
+    dataset.prefetch = dataset.asked.append
+    assert Samples(dataset, 0).__getitems__([3]) == [3]
+    assert dataset.asked == [1, 5, [3], 3, []]
+
+
 def test_whole_batches_are_read_until_something_is_drawn():
     dataset = Batched()
     samples = Samples(dataset, 0)

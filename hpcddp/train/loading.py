@@ -20,7 +20,7 @@ from hpcddp.spec import JobSpec
 from hpcddp.train import cpus
 from hpcddp.train.cpus import Division
 from hpcddp.train.data import TrainData, end_workers, make_loader
-from hpcddp.train.samples import Samples
+from hpcddp.train.samples import Samples, prefetch_of
 from hpcddp.train.world import World
 
 QUICK = 2e-3  # seconds in which a micro-batch is read that needs no process
@@ -61,7 +61,7 @@ def is_quick(dataset: Any, batches: list[list[int]], seed: int) -> bool:
     Args:
         batches: the samples' indices.
     """
-    if hasattr(dataset, "prefetch"):
+    if prefetch_of(dataset):
         return False
     look = _Look(Samples(dataset, seed), batches)
     device = torch.device("cpu")

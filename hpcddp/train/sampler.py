@@ -12,13 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sized
 from itertools import chain
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import DistributedSampler
 
-from hpcddp.errors import UserError
 from hpcddp.train.grouped import GroupedOrder
 from hpcddp.train.permutation import Order, shuffled
 
@@ -33,7 +32,8 @@ class ResumableSampler(DistributedSampler[Any]):
 
     Args:
         dataset: its length is used, and its ``groups`` if it has them: sizes of consecutive runs of
-            samples that are best read together.
+            samples that are best read together, in an array of whole numbers. Whatever else has
+            that name is the dataset's own matter.
         num_replicas: world size.
         rank: global rank.
         seed: of the order, together with the epoch.
@@ -92,15 +92,20 @@ class ResumableSampler(DistributedSampler[Any]):
 
     def _order(self, size: int) -> Order:
         groups = getattr(self.dataset, "groups", None)
-        if groups is None:
-            return shuffled(size, self.seed, self.epoch)
-        if np.sum(groups) != size:
-            raise UserError(
-                f"its groups have {np.sum(groups)} samples, but it has {size}",
-                where=type(self.dataset).__name__,
-                hint="groups are the sizes of consecutive runs of all of its samples, or None",
-            )
-        return GroupedOrder(groups, self.seed, self.epoch)
+        if _are_runs(groups, size):
+            return GroupedOrder(groups, self.seed, self.epoch)
+        return shuffled(size, self.seed, self.epoch)
+
+
+def _are_runs(groups: Any, size: int) -> TypeGuard[NDArray[np.int64]]:
+    """Whether these are sizes of consecutive runs of so many samples."""
+    return (
+        isinstance(groups, np.ndarray)
+        and groups.ndim == 1
+        and groups.dtype.kind in "iu"
+        and bool((groups >= 0).all())
+        and int(groups.sum()) == size
+    )
 
 
 def _chunks(positions: range, size: int, order: Order | None) -> Iterator[NDArray[Any]]:

@@ -10,13 +10,14 @@ later batches. A batch is read again three times in a process at most.
 
 A dataset's own ``__getitems__`` gets whole batches as long as it draws nothing; after that it gets
 lists of one index, because what is drawn for a whole batch depends on who else is in it. A dataset
-that has ``prefetch`` hears before of all that it will be asked for, and with an empty list that it
-may forget it. Generators that a dataset keeps for itself are not seen here: it has to seed them by
-the index.
+that has a method ``prefetch`` hears before of all that it will be asked for, and with an empty list
+that it may forget it. Generators that a dataset keeps for itself are not seen here: it has to seed
+them by the index.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch.utils.data import Dataset
@@ -46,7 +47,7 @@ class Samples(Dataset[Any]):
     def __getitems__(self, codes: list[int]) -> list[Any]:
         """The samples of one batch; a DataLoader calls this once for it."""
         before = Generators()
-        prefetch = getattr(self._dataset, "prefetch", _nothing)
+        prefetch = prefetch_of(self._dataset) or _nothing
         prefetch([code % self._size for code in codes])
         try:
             samples = self._draw(codes)
@@ -75,6 +76,12 @@ class Samples(Dataset[Any]):
             found: list[Any] = whole(indices)
             return found
         return [self._dataset[index] for index in indices]
+
+
+def prefetch_of(dataset: Any) -> Callable[[list[int]], object] | None:
+    """A dataset's method that fetches ahead; None without. A number of that name is its own."""
+    found = getattr(dataset, "prefetch", None)
+    return found if callable(found) else None
 
 
 def _nothing(indices: list[int]) -> None:

@@ -23,6 +23,7 @@ from hpcddp.train.meter import Meter
 from hpcddp.train.metrics import Recorder
 from hpcddp.train.pace import Pace
 from hpcddp.train.pulse import Pulse
+from hpcddp.train.samples import prefetch_of
 from hpcddp.train.saver import Saver
 from hpcddp.train.setup import Model
 from hpcddp.train.snapshot import Position
@@ -87,7 +88,7 @@ class Trainer:
     def _hint(self) -> str:
         """What to change where the training waits for its data."""
         data = self.spec.data
-        far = hasattr(self.data.dataset, "prefetch") and data.cache == "0" and not data.stage
+        far = bool(prefetch_of(self.data.dataset)) and data.cache == "0" and not data.stage
         return loading.hint(self.cpus.workers, self.cpus.cpus, far=far)
 
     def _load(self, made: Model, folder: Path | None, meta: dict[str, Any]) -> None:
