@@ -7,7 +7,8 @@
     │   ├── TemplateError       a template, or a value that cannot enter a script
     │   ├── ClusterError        a cluster profile, or a limit that it sets
     │   ├── RunError            a run that does not exist, or is not in the right state
-    │   └── ObjectMissing       a file or an object of a store is not there
+    │   └── ObjectUnreadable    a file or an object of a store cannot be read, but others may be
+    │       └── ObjectMissing   it is not there
     ├── SubmissionRefused   1   sbatch said no
     ├── SlurmUnreachable    3   Slurm does not answer
     ├── StoreUnreachable    1   a store of data does not answer
@@ -78,7 +79,11 @@ class RunError(UserError):
     pass
 
 
-class ObjectMissing(UserError):
+class ObjectUnreadable(UserError):
+    pass
+
+
+class ObjectMissing(ObjectUnreadable):
     pass
 
 

@@ -29,6 +29,12 @@ ANSWERS = {
     500: ("Internal Server Error", "InternalError"),
     403: ("Forbidden", "InvalidAccessKeyId"),
 }
+MESSAGES = {
+    "InvalidAccessKeyId": "The AWS Access Key Id you provided does not exist in our records.",
+    "SignatureDoesNotMatch": "The request signature we calculated does not match the signature you "
+    "provided. Check your key and signing method.",
+    "AccessDenied": "Access Denied",
+}
 
 
 def free_port() -> int:
@@ -43,7 +49,7 @@ class Door:
     def __init__(self, behind: int) -> None:
         self.port = free_port()
         self.requests = self.refused = 0
-        self._behind, self._answer = behind, 0
+        self._behind, self._answer, self._to = behind, b"", b""
         self._sockets: set[socket.socket] = set()
         self._listener: socket.socket | None = None
         self.open()
@@ -54,14 +60,14 @@ class Door:
 
     def open(self) -> None:
         """Let everything through (again)."""
-        self._answer = 0
+        self._answer = b""
         if self._listener is None:
             self._listener = socket.create_server(("127.0.0.1", self.port), backlog=128)
             threading.Thread(target=self._serve, args=(self._listener,), daemon=True).start()
 
-    def answer(self, status: int) -> None:
-        """Answer every request with an error of the store."""
-        self._answer = status
+    def answer(self, status: int, code: str = "", to: str = "") -> None:
+        """Answer every request with an error of the store, or those that have a text in them."""
+        self._answer, self._to = _error(status, code), to.encode()
 
     def shut(self) -> None:
         """Refuse connections, and cut those that there are."""
@@ -107,19 +113,20 @@ class Door:
                 return False
             if source is client:
                 self.requests += data.count(b"HTTP/1.1\r\n")
-                if self._answer:
+                if self._answer and self._to in data:
                     self.refused += 1
-                    source.sendall(_error(self._answer))
+                    source.sendall(self._answer)
                     return False
             pair[source].sendall(data)
         return True
 
 
-def _error(status: int) -> bytes:
-    reason, code = ANSWERS[status]
+def _error(status: int, code: str) -> bytes:
+    reason, usual = ANSWERS[status]
+    code = code or usual
     body = (
         '<?xml version="1.0" encoding="UTF-8"?>'
-        f"<Error><Code>{code}</Code><Message>{reason}</Message></Error>"
+        f"<Error><Code>{code}</Code><Message>{MESSAGES.get(code, reason)}</Message></Error>"
     ).encode()
     head = f"HTTP/1.1 {status} {reason}\r\nContent-Type: application/xml\r\n"
     return f"{head}Content-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode() + body

@@ -53,6 +53,16 @@ def test_an_image_that_went_away_is_one_that_cannot_be_read(folder, capfd):
         [stopping[i] for i in range(len(stopping))]
 
 
+@pytest.mark.parametrize("path", ["/proc/self/mem", BAD], ids=["EIO", "ELOOP"])
+def test_a_file_that_the_disk_does_not_give_is_one_that_cannot_be_read(folder, path, capfd):
+    found = ImageFolder(folder, number_of, on_bad="skip")
+    (folder / BAD).unlink()
+    (folder / BAD).symlink_to(folder / path)
+    assert found[1] == (2, 0)
+    (said,) = capfd.readouterr().err.splitlines()
+    assert said.startswith(f"skipped {folder / BAD}: cannot be read: ")
+
+
 def test_a_class_of_which_no_image_can_be_read_is_told(folder):
     for path in (folder / "dog").rglob("*.png"):
         path.write_bytes(b"no image")

@@ -158,8 +158,9 @@ def test_in_a_run_a_node_fetches_an_image_once(root, server, tmp_path, monkeypat
         server.client().put_object(Body=data, **put_back)
 
 
-def test_wrong_credentials_are_told_at_once_and_not_shown(root, server, capfd):
-    server.door.answer(403)
+@pytest.mark.parametrize("code", ["InvalidAccessKeyId", "SignatureDoesNotMatch", "AccessDenied"])
+def test_wrong_credentials_are_told_at_once_and_not_shown(root, server, capfd, code):
+    server.door.answer(403, code)
     with pytest.raises(UserError, match="may not be read with these credentials") as error:
         ImageFolder(root)
     assert error.value.where == root
@@ -250,6 +251,19 @@ def test_an_object_that_was_taken_away_is_named(server, root):
         assert len(skipping) == COUNT - 1
     finally:
         server.client().put_object(Bucket="images", Key=name, Body=data)
+
+
+def test_one_object_that_may_not_be_read_is_skipped_and_wrong_keys_are_not(server, root, capfd):
+    found = ImageFolder(root, number_of, on_bad="skip")
+    server.door.answer(403, "AccessDenied", to="cat/a000")
+    assert [found[i] for i in (0, 1)] == [(1, 0), (1, 0)]
+    (said,) = capfd.readouterr().err.splitlines()
+    assert said.startswith("skipped s3://images/a b/ä/cat/a000 ü.png: may not be read with these")
+    for code in ("InvalidAccessKeyId", "SignatureDoesNotMatch"):
+        server.door.answer(403, code, to="cat/a000")
+        with pytest.raises(UserError, match="may not be read with these credentials") as error:
+            found[0]
+        assert error.value.where.endswith("cat/a000 ü.png") and "skipped" not in str(error.value)
 
 
 def test_address_and_region_come_from_where_awss_tools_look(tmp_path):

@@ -23,7 +23,7 @@ from hpcddp.data.cache import shared
 from hpcddp.data.listings import listing_of, run_of_here
 from hpcddp.data.places import Place
 from hpcddp.data.reading import Cache, Reading
-from hpcddp.errors import ObjectMissing, UserError
+from hpcddp.errors import ObjectUnreadable, UserError
 from hpcddp.spec import DataSpec
 
 POLICIES = ("stop", "skip")
@@ -152,7 +152,7 @@ class ImageFolder(Dataset[tuple[Any, Any]]):
 
         try:
             data = self._reading(index)
-        except ObjectMissing as error:
+        except ObjectUnreadable as error:
             raise _Bad(error.where, error.what) from None
         try:
             with Image.open(io.BytesIO(data)) as image:

@@ -18,7 +18,13 @@ from typing import BinaryIO, TypeVar
 
 from hpcddp.data import stores
 from hpcddp.data.stores import Found, Trouble
-from hpcddp.errors import HpcddpError, ObjectMissing, StoreUnreachable, UserError
+from hpcddp.errors import (
+    HpcddpError,
+    ObjectMissing,
+    ObjectUnreadable,
+    StoreUnreachable,
+    UserError,
+)
 
 T = TypeVar("T")
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 5.0  # seconds
@@ -69,7 +75,8 @@ class Place:
 
         Raises:
             ObjectMissing: it is not there.
-            UserError: it may not be read, or there are fewer bytes.
+            ObjectUnreadable: it cannot or may not be read; other objects may be.
+            UserError: nothing may be read, or there are fewer bytes.
             StoreUnreachable: the store does not answer for too long.
         """
         data = self._patiently(self.at(name), lambda: self._store.read(name, start, size))
@@ -138,14 +145,14 @@ class Place:
 
 
 def _told(trouble: Trouble, where: str, patience: float) -> HpcddpError:
-    what, hint, passes = trouble.kind
+    what, hint, passes, alone = trouble.kind
     reason = f": {trouble.reason}" if trouble.reason else ""
     if passes:
         what = f"{what} for {patience:g} s{reason}"
         hint += " data.retry_seconds says how long it is asked"
         return StoreUnreachable(what, where=where, hint=hint)
-    kind = ObjectMissing if trouble.missing else UserError
-    return kind(what + reason, where=where, hint=hint)
+    kind = ObjectUnreadable if alone else UserError
+    return (ObjectMissing if trouble.missing else kind)(what + reason, where=where, hint=hint)
 
 
 def _say(line: str) -> None:

@@ -26,7 +26,9 @@ REGIONS = ("AWS_REGION", "AWS_DEFAULT_REGION")
 SAID = {
     r"bucket does not exist": "bucket",
     r"key does not exist": "missing",
-    r"Forbidden|AccessDenied|InvalidAccessKeyId|SignatureDoesNotMatch": "denied",
+    r"InvalidAccessKeyId|SignatureDoesNotMatch": "keys",
+    r"(?i:access key id) .* not exist|signature .* does not match": "keys",  # in their place
+    r"Forbidden|AccessDenied": "denied",
     r"[Nn]o signing credentials": "credentials",
     r"[Ww]rong region|PermanentRedirect": "region",
     r"response_status: 4(?!08|29)\d\d": "other",
