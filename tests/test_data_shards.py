@@ -203,6 +203,16 @@ def test_shards_of_others_are_read(tmp_path):
     assert numbers(found) == [(1, 0), (2, 1), (3, 1), (4, 1), (5, 2)]
 
 
+def test_numbers_of_classes_are_their_own_unless_they_are_far_too_large(tmp_path):
+    few = {"1.cls": b"7", "1.png": picture(1), "2.cls": b"2", "2.png": picture(2)}
+    write_tar(tmp_path / "few" / "0.tar", few)
+    found = ImageFolder(tmp_path / "few")
+    assert found.classes == [str(i) for i in range(8)] and numbers(found) == [(1, 7), (2, 2)]
+    write_tar(tmp_path / "large" / "0.tar", few | {"3.cls": b"9" * 12, "3.png": picture(3)})
+    found = ImageFolder(tmp_path / "large")
+    assert found.classes == ["2", "7", "9" * 12] and numbers(found) == [(1, 1), (2, 0), (3, 2)]
+
+
 def test_one_shard_and_patterns_of_shards_are_roots(packed):
     each = [int(n) for n in ImageFolder(packed).groups]
     assert len(ImageFolder(packed / "shard-000002.tar")) == each[2]

@@ -27,6 +27,8 @@ LAYOUT = "a sample is KEY.jpg with KEY.cls, or CLASS/KEY.jpg, in a .tar that is 
 AHEAD = 4 << 20  # bytes that are read at a time
 READERS = 8  # threads
 CLASS_BYTES = 4096  # that a .cls may have
+MOST = 100_000  # classes that may be without a sample here, as in a part of a dataset
+SPARSE = 10  # times as many classes as have a sample
 
 Piece = tuple[str, int, int, str]  # the image's name, its start and size, and its class
 
@@ -78,13 +80,17 @@ def _written(place: Place, tars: list[Found]) -> tuple[dict[str, list[Piece]], l
 
 
 def _classes(pieces: Iterable[list[Piece]], known: list[str]) -> list[str]:
-    """The classes in the order of their numbers; where all are numbers they are their own."""
+    """The classes in the order of their numbers; where all are numbers they are their own, unless
+    some are so large that they can only be names."""
     found = {label for shard in pieces for *_, label in shard}
     if known and found <= set(known):
         return known
-    if found and all(label.isdecimal() for label in found):
-        return [str(i) for i in range(max(map(int, found)) + 1)]
-    return sorted(found)
+    if not found or not all(label.isdecimal() for label in found):
+        return sorted(found)
+    count = max(map(int, found)) + 1
+    if count > max(MOST, SPARSE * len(found)):
+        return sorted(found, key=int)
+    return [str(i) for i in range(count)]
 
 
 def _pieces(place: Place, name: str, size: int, suffixes: tuple[str, ...]) -> Iterator[Piece]:
