@@ -139,6 +139,11 @@ class Rank(_Rank):
             f"local {self.local_rank}({self.local_size})"
         )
 
+    @property
+    def nodes(self) -> int:
+        """Of the world, where all have as many ranks as this one."""
+        return -(-self.world_size // self.local_size)
+
     @classmethod
     def from_env(cls, environ: Mapping[str, str]) -> "Rank":
         """Read the rank from a process's environment: the one reader of it there is.

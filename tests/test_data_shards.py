@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 
 from hpcddp.data import ImageFolder, folder, pack
 from hpcddp.errors import UserError
+from hpcddp.topology import Topology
 from hpcddp.train.sampler import ResumableSampler
 
 MANY = {"a": 60, "b b": 45, "c": 31, "ü": 1}
@@ -121,6 +122,26 @@ def test_a_node_fetches_a_shard_once_whole(server, tmp_path):
     numbers(again)
     assert server.door.requests - before == listing <= 2
     assert all("s3://shards/x/shard-" in key for key in kept.fetched)
+
+
+@pytest.mark.parametrize(("nodes", "limit", "whole"), [
+    (4, None, True), (5, None, False), (5, 100_000, False), (5, 10**6, True),
+])  # fmt: skip
+def test_many_nodes_take_a_shard_whole_only_where_all_of_them_are_kept(
+    server, tmp_path, monkeypatch, nodes, limit, whole
+):
+    """Each would fetch the whole dataset in every epoch, for its part of it."""
+    for name, value in Topology(nodes, 2).rank_of(3).to_env().items():
+        monkeypatch.setenv(name, value)
+    kept = Kept(tmp_path)
+    if limit:
+        kept.limit = limit
+    found = ImageFolder("s3://shards/x", number_of, cache=kept)
+    mine = list(range(3, len(found), 2 * nodes))
+    before = server.door.requests
+    assert [label for _, label in found.__getitems__(mine)] == found.targets[mine].tolist()
+    assert bool(kept.fetched) is whole
+    assert whole or server.door.requests - before == len(mine)
 
 
 def test_more_shards_than_may_be_open_are_read(packed, monkeypatch):

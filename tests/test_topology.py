@@ -97,6 +97,7 @@ def test_the_map_of_two_nodes_with_four_gpus() -> None:
     )
     assert topology.rank_of(5) == RANK_5
     assert str(RANK_5) == "rank 5(8), node 1(2), local 1(4)"
+    assert RANK_5.nodes == 2 and Rank(0, 1, 0, 1, 0).nodes == 1
 
 
 @given(ranks())

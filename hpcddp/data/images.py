@@ -20,7 +20,7 @@ from torch.utils.data import Dataset
 from hpcddp import record
 from hpcddp.data import folder
 from hpcddp.data.cache import shared
-from hpcddp.data.listings import listing_of, run_of_here
+from hpcddp.data.listings import listing_of, rank_of_here, run_of_here
 from hpcddp.data.places import Place
 from hpcddp.data.reading import Cache, Reading
 from hpcddp.errors import ObjectUnreadable, UserError
@@ -77,7 +77,8 @@ class ImageFolder(Dataset[tuple[Any, Any]]):
         place = Place.of(below, patience)
         self.root = found.root
         self._listing = listing_of(found.root, lambda: folder.look(place, pattern))
-        self._reading = Reading(place, self._listing, cache or _cache())
+        nodes = rank_of_here().nodes
+        self._reading = Reading(place, self._listing, cache or _cache(), nodes)
         self.classes = self._listing.classes
         self.class_to_idx = {name: i for i, name in enumerate(self.classes)}
         self.targets = self._listing.labels

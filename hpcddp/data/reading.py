@@ -19,10 +19,11 @@ THREADS = 16  # that fetch, in each process; they wait more than they work
 AHEAD = 256 << 20  # bytes of a batch that are fetched ahead
 OPEN = 64  # shards that a process keeps open
 UNKNOWN = 1 << 20  # bytes, for an object whose size is not known
+NODES = 4  # that take whole shards of which they read a part
 
 
 class Cache(Protocol):
-    """What keeps objects near; cache.py has it."""
+    """What keeps objects near; cache.py has it. One may tell its ``limit`` in bytes."""
 
     def get(self, key: str, size: int, fetch: Callable[[BinaryIO], None]) -> BinaryIO | None:
         """The object, to read from; None if it cannot be kept."""
@@ -33,11 +34,13 @@ class Reading:
 
     Args:
         cache: for what lies in a store; None keeps nothing.
+        nodes: that read this dataset together.
     """
 
-    def __init__(self, place: Place, listing: Listing, cache: Cache | None) -> None:
+    def __init__(self, place: Place, listing: Listing, cache: Cache | None, nodes: int = 1) -> None:
         self._place, self._listing = place, listing
         self._cache = cache if place.remote else None
+        self._takes_shards = not place.remote or _whole_shards(listing, self._cache, nodes)
         self._here = _Process()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -108,7 +111,7 @@ class Reading:
     def _shard(self, number: int) -> _File | None:
         """A shard to read from; None where it must be asked of the store. Of several threads the
         first one opens it."""
-        if self._place.remote and self._cache is None:
+        if not self._takes_shards:
             return None
         shards = self._process.shards
         mine: Future[_File | None] = Future()
@@ -128,6 +131,15 @@ class Reading:
         remote = self._place.remote
         file = self._near(name, size, version) if remote else self._place.open(name)
         return _File(file) if file else None
+
+
+def _whole_shards(listing: Listing, cache: Cache | None, nodes: int) -> bool:
+    """Whether a node takes whole shards from a store. All nodes are at the same few shards at a
+    time, so each would take every shard, for one part in ``nodes`` of its samples, and in every
+    epoch anew unless its cache keeps all of them."""
+    kept: int = getattr(cache, "limit", 0)
+    held = sum(max(0, shard.size) for shard in listing.shards)
+    return cache is not None and (nodes <= NODES or held <= kept)
 
 
 class _File:
