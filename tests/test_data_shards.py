@@ -1,5 +1,6 @@
 """Tar shards: what pack writes, what others write, and how they are read."""
 
+import errno
 import io
 import json
 import os
@@ -104,8 +105,37 @@ def test_a_shard_that_was_written_anew_is_not_read_by_its_old_index(packed, tmp_
     write_tar(tmp_path / "t" / "shard-000000.tar", {"x.png": picture(999), "x.cls": b"c"})
     for path in (tmp_path / "t").iterdir():
         server.client().upload_file(str(path), "shards", f"anew/{path.name}")
-    found = ImageFolder("s3://shards/anew")
-    assert numbers(found)[0] == (999, found.class_to_idx["c"])
+    for root in (tmp_path / "t", "s3://shards/anew"):
+        found = ImageFolder(root)
+        assert numbers(found)[0] == (999, found.class_to_idx["c"])
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_shard_that_was_cut_since_it_was_listed_is_told(packed, tmp_path, kept):
+    """Also where it was open meanwhile."""
+    for file in packed.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    found = ImageFolder(tmp_path)
+    last = int(found.groups[0]) - 1
+    if kept:
+        found[last]
+    os.truncate(tmp_path / "shard-000000.tar", 5000)
+    with pytest.raises(UserError, match="it has changed since it was listed") as error:
+        found[last]
+    assert error.value.where == f"{tmp_path}/shard-000000.tar"
+    assert found[last + 1][1] == found.targets[last + 1]
+
+
+def test_what_an_open_file_does_not_give_is_asked_for_anew(server, tmp_path, monkeypatch):
+    """As where the cache's disk fails."""
+    found = ImageFolder("s3://shards/x", number_of, cache=Kept(tmp_path))
+    wanted = found[4]
+
+    def fails(*args):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "pread", fails)
+    assert found[4] == wanted
 
 
 def test_a_node_fetches_a_shard_once_whole(server, tmp_path):

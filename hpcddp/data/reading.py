@@ -6,6 +6,7 @@ files and what is fetched belong to one process; only plain data is copied to an
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
@@ -88,18 +89,20 @@ class Reading:
         if sample.shard < 0:
             return self._whole(sample)
         file = self._shard(sample.shard)
-        if file is None:
-            name = self._listing.shards[sample.shard].name
-            return self._place.read(name, sample.start, sample.size)
-        return file.read(sample.start, sample.size)
+        data = file.read(sample.start, sample.size) if file else b""
+        if len(data) == sample.size:
+            return data
+        name = self._listing.shards[sample.shard].name  # the place also tells what is wrong
+        return self._place.read(name, sample.start, sample.size)
 
     def _whole(self, sample: Sample) -> bytes:
         """An image that is a file of its own."""
         file = self._near(sample.name, sample.size, sample.version)
-        if file is None:
-            return self._place.read(sample.name)
-        with file:
-            return file.read()
+        if file:
+            with file, contextlib.suppress(OSError):
+                if len(data := file.read()) == sample.size:
+                    return data
+        return self._place.read(sample.name)
 
     def _near(self, name: str, size: int, version: int) -> BinaryIO | None:
         """An object's copy in the cache. One that may change unseen is not kept."""
@@ -153,7 +156,11 @@ class _File:
         os.close(self._fd)
 
     def read(self, start: int, size: int) -> bytes:
-        return os.pread(self._fd, size, start)
+        """So many bytes, or fewer: at its end, and where the disk fails."""
+        try:
+            return os.pread(self._fd, size, start)
+        except OSError:
+            return b""
 
 
 class _Process:

@@ -12,7 +12,7 @@ import json
 import os
 import tarfile
 from collections.abc import Iterable, Iterator
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Any
 
 from hpcddp.data.listing import Listing, Sample, collect
@@ -35,6 +35,7 @@ Piece = tuple[str, int, int, str]  # the image's name, its start and size, and i
 
 def index(place: Place, tars: list[Found], suffixes: tuple[str, ...]) -> Listing:
     """The samples of these shards."""
+    tars = [_measured(place, tar) for tar in tars]
     known, classes = _written(place, tars)
     rest = [tar for tar in tars if tar.name not in known]
     with Pool(READERS) as pool:
@@ -50,6 +51,14 @@ def index(place: Place, tars: list[Found], suffixes: tuple[str, ...]) -> Listing
                 yield Sample(number[label], i, start, size, 0, name)
 
     return collect(place.root, classes, full, rows())
+
+
+def _measured(place: Place, tar: Found) -> Found:
+    """A shard and its size. A folder's listing has none, since there may be a million files."""
+    if place.remote or tar.size >= 0:
+        return tar
+    with place.open(tar.name) as file:
+        return tar._replace(size=os.fstat(file.fileno()).st_size)
 
 
 def _written(place: Place, tars: list[Found]) -> tuple[dict[str, list[Piece]], list[str]]:
@@ -143,9 +152,7 @@ def _label(place: Place, name: str, tar: tarfile.TarFile, member: tarfile.TarInf
 
 
 def opened(place: Place, name: str, size: int) -> io.BufferedReader:
-    """An object to seek and read in, from which much is read at a time."""
-    if not place.remote:
-        size = Path(place.at(name)).stat().st_size if size < 0 else size
+    """An object of so many bytes to seek and read in, from which much is read at a time."""
     return io.BufferedReader(_Ranges(place, name, size), AHEAD)
 
 
