@@ -11,7 +11,8 @@ from pictures import CLASSES, number_of, numbers, picture, pictures, put
 from ranks import make_run
 from torch.utils.data import DataLoader
 
-from hpcddp.data import ImageFolder, S3ImageFolder, cache, reading
+from hpcddp.data import ImageFolder, S3ImageFolder, cache, names, reading
+from hpcddp.data.places import Place
 from hpcddp.data.s3 import endpoint, region
 from hpcddp.errors import StoreUnreachable, UserError
 
@@ -133,6 +134,23 @@ def test_a_place_without_images_is_told_at_once(server, place):
     with pytest.raises(UserError, match=BAD[place]) as error:
         ImageFolder(place)
     assert error.value.where.startswith(place) and error.value.hint
+
+
+def test_a_password_in_a_url_is_refused_and_not_shown(tmp_path, monkeypatch):
+    run = make_run(tmp_path / "job")
+    monkeypatch.setenv("HPCDDP_RUN_DIR", str(run.path))
+    for address in ("me:{}@host", "me:{}@host:22", ":{}@host", "memory://::x://me:{}@host"):
+        for secret in ("geheim", "ge@heim", "ge:heim"):
+            with pytest.raises(UserError, match="has a password in it") as error:
+                ImageFolder(f"memory://{address.format(secret)}/x/y")
+            told = str(error.value)
+            assert "heim" not in told and "host" in told and "FSSPEC_" in told
+    assert not run.listings.exists()
+    with pytest.raises(UserError, match="has a password in it") as error:  # before a run is made
+        names.check(["/proj/x", "sftp://me:geheim@host/pets"], {}, {})
+    assert error.value.where == "data.stage" and "geheim" not in str(error.value)
+    for plain in ("abfs://images@account/x", "hdfs://me@host:8020/x", "s3://b/a:b@c", "/a:b@c/d"):
+        assert Place.of(plain, 1).root == plain
 
 
 def test_in_a_run_a_node_fetches_an_image_once(root, server, tmp_path, monkeypatch):

@@ -9,6 +9,7 @@ from typing import Any
 
 from hpcddp.errors import UserError
 
+PASSWORD = re.compile(r"(://[^/:@]*:)[^/]*@")
 STAGE = re.compile(r"\$(?:STAGE\b|\{STAGE\})")
 
 
@@ -28,6 +29,23 @@ def placed(entries: Sequence[str], folder: Path) -> list[str]:
     ]
 
 
+def refuse_password(url: str, where: str = "") -> None:
+    """What a URL holds is written to the run's folder, listings and lines. A name alone, as abfs
+    and hdfs have it before the @, is no secret.
+
+    Raises:
+        UserError: there is a password in it.
+    """
+    shown = PASSWORD.sub(r"\1***@", url)
+    if shown != url:
+        raise UserError(
+            f"{shown} has a password in it, which would be written to files and lines",
+            where=where,
+            hint="take it out, and give it to the store's driver by its own file or environment: "
+            "for fsspec ~/.config/fsspec/*.json or FSSPEC_* variables",
+        )
+
+
 def check(entries: Sequence[str], dataset: Mapping[str, Any], sources: Mapping[str, str]) -> None:
     """Each entry has a name of its own, and what the dataset asks for is staged.
 
@@ -36,6 +54,7 @@ def check(entries: Sequence[str], dataset: Mapping[str, Any], sources: Mapping[s
     """
     where, seen = sources.get("data.stage", "data.stage"), dict[str, str]()
     for entry in entries:
+        refuse_password(entry, where)
         name = name_of(entry)
         if name.startswith(".") or not name or name.endswith(":"):
             raise UserError(

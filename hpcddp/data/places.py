@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
-from hpcddp.data import stores
+from hpcddp.data import names, stores
 from hpcddp.data.stores import Found, Trouble
 from hpcddp.errors import (
     HpcddpError,
@@ -47,8 +47,13 @@ class Place:
 
     @classmethod
     def of(cls, root: str | os.PathLike[str], patience: float) -> Place:
-        """A place as a person writes it."""
+        """A place as a person writes it.
+
+        Raises:
+            UserError: it names no bucket, or has a password in it.
+        """
         text = os.fspath(root)
+        names.refuse_password(text)
         if stores.scheme(text) == "file":
             text = text.partition("://")[2]
         if not stores.scheme(text):
