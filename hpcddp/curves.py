@@ -16,7 +16,8 @@ from array import array
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
-from operator import attrgetter
+from itertools import accumulate, chain
+from operator import attrgetter, mul, sub
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -87,6 +88,11 @@ class Series:
         self.steps.extend(array("q", steps))  # an array of its own: copied in one piece
         self.values.extend(array("d", values))
 
+    def before(self, step: int) -> float:
+        """The value at a step, or at the last one before it; 0 if there is none."""
+        size = bisect_right(self.steps, step)
+        return self.values[size - 1] if size else 0.0
+
     def cut(self, step: int) -> None:
         """Forget what comes after a step."""
         size = bisect_right(self.steps, step)
@@ -104,9 +110,11 @@ class Curves:
         self.run, self._brief = run, brief
         self.series: dict[str, Series] = {}
         self.events: list[dict[str, Any]] = []  # all other records, oldest first
+        self.spent = Series()  # seconds of all steps up to a step, where records tell of them
         self.step = 0  # newest step told
         self.recent: deque[tuple[int, float]] = deque(maxlen=RECENT)  # step, when it was told
         self.behind = False  # whether there was no time for all that is written
+        self._counted = 0  # step up to which records have told
         self._read: dict[int, int] = {}  # attempt -> bytes
         self._done: set[int] = set()  # attempts that nobody writes any more
 
@@ -157,8 +165,16 @@ class Curves:
                 self.of(name).add(steps, values)
             elif told := [i for i, value in enumerate(values) if value is not None]:
                 self.of(name).add([steps[i] for i in told], [values[i] for i in told])
+        self._count(all_steps, [r.step_s or 0.0 for r in records])
         self.recent.extend((r.step, r.time) for r in records[-RECENT:])
         self.step = all_steps[-1]
+
+    def _count(self, steps: array[int], seconds: list[float]) -> None:
+        """A record's seconds are those of each step since the one before."""
+        whole = map(mul, map(sub, steps, chain([self._counted], steps)), seconds)
+        before = self.spent.values[-1] if self.spent.values else 0.0
+        self.spent.add(steps, list(accumulate(whole, initial=before))[1:])
+        self._counted = steps[-1]
 
     def _other(self, record: dict[str, Any]) -> None:
         """A record that is no point: it may say that the run has gone back."""
@@ -182,9 +198,9 @@ class Curves:
             del self.events[:KEPT]
 
     def _cut(self, step: int) -> None:
-        self.step = step
+        self.step = self._counted = step
         self.recent.clear()
-        for series in self.series.values():
+        for series in (self.spent, *self.series.values()):
             series.cut(step)
 
     def of(self, name: str) -> Series:

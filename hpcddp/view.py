@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from array import array
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -186,7 +185,8 @@ class Viewer:
             view.to_go_s = view.step_s * (view.status.total_steps - view.status.step)
 
     def _attempts(self, view: View) -> None:
-        mean = _mean(self.curves.of("step_s").values)
+        spent = self.curves.spent
+        mean = spent.values[-1] / spent.steps[-1] if spent.steps else 0.0
         ended, begins = view.status.created, _begins(self.curves.events)
         for row in history.rows(self.run, over=view.status.final, kept=self._rows):
             life = Life(row, lost_s=row.lost * mean)
@@ -195,8 +195,8 @@ class Viewer:
             ended = row.ended or view.now
             view.held_s += max(0.0, ended - row.began)
             view.attempts.append(life)
-        counted = sum(life.row.done - life.row.lost for life in view.attempts)
-        view.useful_s = min(view.held_s, mean * max(0, counted))
+        kept = view.status.step - (view.attempts[-1].row.lost if view.attempts else 0)
+        view.useful_s = min(view.held_s, spent.before(kept))
         view.started_s = sum(life.started_s for life in view.attempts)
         view.lost_s = sum(life.lost_s for life in view.attempts)
         view.lost_steps = sum(life.row.lost for life in view.attempts)
@@ -253,10 +253,6 @@ class Viewer:
 FOREIGN = (ArithmeticError, LookupError, TypeError, ValueError, AttributeError)
 PLACE = ("rank", "node", "local", "host", "device")
 FIGURES = ("step_s", "wait_s", "busy_s", "samples_per_s", "memory", "gpu")
-
-
-def _mean(values: array[float]) -> float:
-    return sum(values) / len(values) if values else 0.0
 
 
 def _begins(events: list[dict[str, Any]]) -> dict[int, float]:

@@ -102,3 +102,21 @@ def test_means_are_of_all_points_and_medians_too() -> None:
     series.add(range(10_001, 300_001), [1e308] * 290_000)
     assert means(series, 2)[1][1] == pytest.approx(1e308)  # no sum that is too large
     assert median(series) == 1e308
+
+
+def paced(step: int, seconds: float) -> dict[str, object]:
+    return point(step, 1.0) | {"step_s": seconds}
+
+
+def test_a_record_tells_the_seconds_of_all_steps_since_the_one_before(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    tell(run, 1, {"event": "start", "step": 0}, paced(1, 6.0), paced(5, 0.5))
+    tell(run, 1, {"event": "eval", "step": 7, "metrics": {}}, paced(10, 1.0))
+    curves = Curves(run)
+    curves.update()
+    assert curves.spent.values.tolist() == [6.0, 8.0, 13.0]
+    assert [curves.spent.before(step) for step in (0, 1, 9, 12)] == [0.0, 6.0, 8.0, 13.0]
+    tell(run, 2, {"event": "start", "step": 7}, paced(8, 4.0), paced(10, 1.0))
+    curves.update()
+    assert curves.spent.steps.tolist() == [1, 5, 8, 10]
+    assert curves.spent.values.tolist() == [6.0, 8.0, 12.0, 14.0]  # of step 7 nobody tells now

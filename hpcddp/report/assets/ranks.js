@@ -32,13 +32,23 @@ function rowName(run, row) {
   return last > first ? `ranks ${first}–${last}` : `rank ${first}`;
 }
 
-// Rows that were slow for a while: [row, worst ratio, step it began, step it ended].
+// The longest stretch of columns in which a row is slow: their places. One by one, chance is enough.
+function longest(text, slow) {
+  let best = [], now = [];
+  [...text].forEach((c, i) => {
+    now = slow(c) ? [...now, i] : [];
+    if (now.length > best.length) best = now;
+  });
+  return best;
+}
+
+// Rows that were slow for a while: [row, ratio, step it began, step it ended].
 function slowRows(run) {
   const { rows, steps, code, cell } = run.heat;
   const found = [];
   rows.forEach((text, row) => {
-    const at = [...text].flatMap((c, i) => (c !== " " && code.indexOf(c) * cell >= SLOW ? [i] : []));
-    if (at.length < Math.max(2, steps.length / 50)) return;
+    const at = longest(text, (c) => c !== " " && code.indexOf(c) * cell >= SLOW);
+    if (at.length < Math.max(3, steps.length / 20)) return;
     const ratios = at.map((i) => code.indexOf(text[i]) * cell);
     found.push({ row, worst: median(ratios), from: steps[at[0]], to: steps[at[at.length - 1]],
       still: at[at.length - 1] >= steps.length - 3, share: at.length / steps.length });
