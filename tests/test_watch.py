@@ -103,7 +103,7 @@ def test_another_size(run: RunDir, watch: Callable[..., Terminal]) -> None:
 
 @pytest.mark.parametrize(
     ("number", "code"),
-    [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)],
+    [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130), (signal.SIGQUIT, 131)],
 )
 def test_a_signal_leaves_the_terminal_clean(
     run: RunDir, watch: Callable[..., Terminal], number: signal.Signals, code: int
@@ -116,11 +116,15 @@ def test_a_signal_leaves_the_terminal_clean(
     terminal.check_clean()
 
 
-def test_ctrl_c_is_a_key_too(run: RunDir, watch: Callable[..., Terminal]) -> None:
+@pytest.mark.parametrize(
+    ("keys", "code"),
+    [(b"x\x1b[A\x03", 130), (b"\x1c", 131), (b"qq", 0), (b"\x1b[AxQ\n", 0)],
+)
+def test_keys(run: RunDir, watch: Callable[..., Terminal], keys: bytes, code: int) -> None:
     terminal = watch()
     terminal.until("q leaves")
-    terminal.type(b"x\x1b[A\x03")
-    assert terminal.left() == 130
+    terminal.type(keys)
+    assert terminal.left() == code
     terminal.check_clean()
     assert "Traceback" not in terminal.text
 

@@ -166,8 +166,7 @@ def _figures(pen: Pen, view: View) -> Text:
 
 def _attempts(pen: Pen, view: View, width: int, rows: int) -> list[Text]:
     """The newest attempts, and what all of them cost."""
-    lost = sum(life.row.lost for life in view.attempts)
-    title = f"attempts {len(view.attempts)}, {lost} steps lost"
+    title = f"attempts {len(view.attempts)}, {view.lost_steps} steps lost"
     if view.efficiency is not None:
         title += f", {view.efficiency:.0%} of {span(view.held_s)} useful"
     left_out = max(0, len(view.attempts) - (rows - 1))

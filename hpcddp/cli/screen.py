@@ -1,7 +1,7 @@
 """The terminal while something is watched on it: taken over, and given back as it was.
 
-It is given back whatever ends the watching: a key, Ctrl-C, TERM, HUP, an error; and for as long as
-Ctrl-Z stops it.
+It is given back whatever ends the watching: a key, Ctrl-C, TERM, HUP, QUIT, an error; and for as
+long as Ctrl-Z stops it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from types import FrameType
 # Another screen, no cursor, and no line that goes on in the next one; and all of that undone.
 ENTER = b"\x1b[?1049h\x1b[?25l\x1b[?7l\x1b[H\x1b[2J"
 LEAVE = b"\x1b[0m\x1b[?7h\x1b[?25h\x1b[?1049l"
-ENDS = (signal.SIGTERM, signal.SIGHUP)
+ENDS = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 def size(default: tuple[int, int] = (80, 24)) -> tuple[int, int]:
@@ -51,7 +51,7 @@ class Screen:
         """The terminal is this one's.
 
         Raises:
-            SystemExit: TERM or HUP came; 128 and its number, as a shell says it.
+            SystemExit: TERM, HUP or QUIT came; 128 and its number, as a shell says it.
         """
         self._wake, wake = os.pipe()
         os.set_blocking(wake, False)

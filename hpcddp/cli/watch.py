@@ -100,7 +100,7 @@ def _left(screen: Screen, view: View, every: float, plain: bool) -> bool:
     until = time.monotonic() + every
     while (rest := until - time.monotonic()) > 0:
         screen.show(_lines(view, *size(), plain))  # anew for each change of the size
-        if screen.key(0 if view.behind else rest) in (b"q", b"Q"):
+        if b"q" in screen.key(0 if view.behind else rest).lower():
             return True
         if view.behind:
             break
