@@ -36,7 +36,7 @@ Curve = tuple[list[int], list[float]]  # steps and values
 class RankView:
     """One rank: where it is, its newest figures, and what is wrong with it."""
 
-    rank: Whole
+    rank: int
     node: int
     local: int
     host: str
@@ -251,7 +251,6 @@ class Viewer:
 
 # What records raise that somebody else wrote.
 FOREIGN = (ArithmeticError, LookupError, TypeError, ValueError, AttributeError)
-PLACE = ("rank", "node", "local", "host", "device")
 FIGURES = ("step_s", "wait_s", "busy_s", "samples_per_s", "memory", "gpu")
 
 
@@ -269,11 +268,19 @@ def _words(event: dict[str, Any]) -> str:
         return str(event["event"])
 
 
+class _Place(msgspec.Struct):
+    rank: Whole
+    node: int
+    local: int
+    host: str
+    device: str
+
+
 def _placed(report: Any) -> RankView | None:
     """A rank, if it has told where it is."""
     try:
-        return msgspec.convert({name: report[name] for name in PLACE}, RankView)
-    except (LookupError, TypeError, msgspec.ValidationError):
+        return RankView(*msgspec.structs.astuple(msgspec.convert(report, _Place)))
+    except msgspec.ValidationError:
         return None
 
 

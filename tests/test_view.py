@@ -171,6 +171,7 @@ def test_it_is_plain_data(tmp_path: Path) -> None:
     run = made_run(tmp_path)
     found = json.loads(json.dumps(Viewer(run).look().to_dict() | static(run)))
     assert found["attempts"][1]["cause"] == "preempted" and found["attempts"][1]["lost_s"] == 5.0
+    assert found["ranks"][0]["state"] == "" and found["ranks"][2]["host"] == "n2"
     assert found["config"]["global_batch"] == 32 and "srun" in found["script"]
     assert len(found["curves"]["loss"][0]) <= 400
 
