@@ -9,7 +9,7 @@ import itertools
 import math
 import time
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import msgspec
@@ -108,7 +108,7 @@ class View:
         own: dict[str, Any] = {**vars(self), "efficiency": self.efficiency, "schema_version": 1}
         own["status"] = self.status.to_dict()
         own["attempts"] = [life.to_dict() for life in self.attempts]
-        own["ranks"] = [vars(row) for row in self.ranks]
+        own["ranks"] = [asdict(row) for row in self.ranks]
         return own
 
 
