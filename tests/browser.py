@@ -59,7 +59,9 @@ BLANK = """
 """
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(
+    scope="module"
+)  # while the driver lives its loop runs in this thread, and no other can
 def browser() -> Iterator[Browser]:
     path = shutil.which("chromium") or shutil.which("chromium-browser")
     assert path, "there is no chromium: scripts/test installs it"
