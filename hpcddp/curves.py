@@ -32,6 +32,7 @@ RECENT = 200  # points whose times are kept
 NAMES = ("loss", "lr", "samples_per_s", "step_s", "wait_s", "grad_norm")
 EVENT = attrgetter("event")
 TRAIN = {name: attrgetter(name) for name in NAMES}  # the curves that a train record has
+LASTING = ("ranks", "start", "slow", "recovered")  # records that say how it is until another does
 POINTS = ("eval", "log")  # events whose metrics are curves
 
 
@@ -195,7 +196,7 @@ class Curves:
         if told.event not in ("", "step", "train"):
             self.events.append(record)
         if len(self.events) > 2 * KEPT:
-            del self.events[:KEPT]
+            self.events[:KEPT] = [e for e in self.events[:KEPT] if e["event"] in LASTING]
 
     def _cut(self, step: int) -> None:
         self.step = self._counted = step

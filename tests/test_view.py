@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from made import STEP_S, made_run
 
-from hpcddp import requeue, status
+from hpcddp import curves, requeue, status
 from hpcddp.errors import RunError
 from hpcddp.heat import COLUMNS
 from hpcddp.render import variable
@@ -142,6 +142,19 @@ def test_a_rank_is_slow_until_it_is_well_in_all(tmp_path: Path) -> None:
         view = eye.look()
         assert [row.state for row in view.ranks] == ["", "", state, ""]
     assert view.ranks[2].note == ""
+
+
+def test_what_still_holds_is_not_forgotten_over_what_comes_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(curves, "KEPT", 20)
+    run = made_run(tmp_path, cause=None, last=300)
+    tell(run, *({"event": "log", "step": 300, "metrics": {"a": i}} for i in range(100)))
+    eye = Viewer(run)
+    view = eye.look()
+    assert [row.state for row in view.ranks] == ["", "", "slow", ""]
+    assert view.steps_per_epoch == 100 and view.started_s == 30
+    assert len(eye.curves.events) <= 40
 
 
 def test_ranks_go_by_their_number(tmp_path: Path) -> None:
