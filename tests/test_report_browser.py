@@ -72,6 +72,10 @@ def test_words_are_those_of_all_points_and_attempts(
     assert tile("interruptions") == ["99", "{} steps, {}".format(*cost)]
     assert "starting 50 % 16 min 40 s" in found.locator("#attempts .legend").last.inner_text()
     assert "36 earlier attempts" in found.locator("#attempts").inner_text()
+    rows = found.locator("#attempts .scroll")  # a long table scrolls, and shows its end
+    end = "(n) => [n.clientHeight, n.scrollHeight - n.scrollTop - n.clientHeight]"
+    height, rest = rows.evaluate(end)
+    assert height < 400 and rest < 2
     untold = torn | {"efficiency": None, "useful_s": 0.0}  # no step has said how long it took
     found.evaluate("(data) => hpcddp.draw(document.getElementById('page'), data)", shown([untold]))
     assert found.locator("#attempts h3").inner_text() == "Time on the nodes: 33 min 20 s"
@@ -188,4 +192,9 @@ def test_it_works_by_keyboard_and_is_drawn_again_in_place(
     assert found.evaluate("scrollY") == 500
     assert found.locator(".figures details").get_attribute("open") is not None
     assert seen.blank() == []
+    homeless = early | {"ranks": []}  # where its ranks are is not told
+    found.evaluate(
+        "(data) => hpcddp.draw(document.getElementById('page'), data)", shown([homeless])
+    )
+    assert found.locator(".labels span").all_inner_texts() == ["2 ◂", "0", "1", "3"]
     seen.clean()

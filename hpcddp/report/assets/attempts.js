@@ -119,7 +119,8 @@ function attemptTable(run) {
   });
   const heads = [["#", "n"], "began", ["waited", "n"], ["ran", "n"], ["steps", "n"], "ended",
     ["saved within", "n"], ["cost, steps", "n"], ["cost, time", "n"], "then", "nodes"];
-  return table(heads, rows, { "aria-label": "attempts" });
+  const tall = rows.length > 16 ? "scroll tall" : "scroll";
+  return table(heads, rows, { class: tall, "aria-label": "attempts" });
 }
 
 const barLegend = () => el("ul", { class: "legend" }, KINDS.map(([kind, words]) =>

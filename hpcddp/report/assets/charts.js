@@ -227,6 +227,7 @@ function drawMarks(u, marks) {
   ctx.strokeStyle = ctx.fillStyle = css("--mark");
   ctx.font = `${10 * devicePixelRatio}px system-ui, sans-serif`;
   ctx.setLineDash([2 * devicePixelRatio, 3 * devicePixelRatio]);
+  let free = 0; // where there is room for a name
   for (const { step, label } of marks) {
     const x = Math.round(u.valToPos(step, "x", true));
     if (x <= left || x >= left + width) continue;
@@ -234,7 +235,9 @@ function drawMarks(u, marks) {
     ctx.moveTo(x, top);
     ctx.lineTo(x, top + height);
     ctx.stroke();
+    if (x < free) continue;
     ctx.fillText(label, x + 3 * devicePixelRatio, top + 9 * devicePixelRatio);
+    free = x + ctx.measureText(label).width + 6 * devicePixelRatio;
   }
   ctx.restore();
 }

@@ -48,7 +48,7 @@ function part(page, name, data, build) {
   [...box.node.querySelectorAll("details, .scroll, pre")].forEach((node, i) => {
     const old = was[i];
     if (old && "open" in node) node.open = old.open;
-    const last = name === "log" || name === "events";
+    const last = /^(log|events|attempts)/.test(name);
     node.scrollTop = last && (!old || old.end) ? node.scrollHeight : old ? old.top : 0;
     node.scrollLeft = old ? old.left : 0;
   });

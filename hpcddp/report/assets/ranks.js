@@ -27,8 +27,12 @@ function hostOf(run, rank) {
   return found;
 }
 
+// A rank's name and where it is, if it has told.
+const placed = (name, host, word = " on ") => (host ? `${name}${word}${host}` : name);
+
 function rowName(run, row) {
-  const first = row * run.heat.each, last = Math.min(first + run.heat.each, run.ranks.count) - 1;
+  const first = row * run.heat.each;
+  const last = Math.min(first + run.heat.each, run.ranks.count || Infinity) - 1;
   return last > first ? `ranks ${first}–${last}` : `rank ${first}`;
 }
 
@@ -68,7 +72,7 @@ function rankWords(run) {
     return [row.state, `R${who}: `, told || (slow ? `slow since about step ${count(slow.from)}` : "slow")];
   });
   for (const { row, worst, from, to, still } of slowRows(run).filter(({ row }) => !said.has(row)))
-    words.push(["was", `${rowName(run, row).replace("r", "R")} on ${hostOf(run, row * run.heat.each)}: `,
+    words.push(["was", `${placed(rowName(run, row).replace("r", "R"), hostOf(run, row * run.heat.each))}: `,
       `took ${num(Number(worst.toFixed(1)))} × the median ` +
       (still ? `from step ${count(from)} on` : `between step ${count(from)} and ${count(to)}`)]);
   return words;
@@ -186,8 +190,8 @@ function heatMap() {
       if (taken.some((other) => Math.abs(other - y) < 13)) return;
       taken.push(y);
       const name = el("span", { class: kind, "data-row": row, "data-rank": row * run.heat.each },
-        `${rowName(run, row).replace("ranks ", "").replace("rank ", "")} · ` +
-        hostOf(run, row * run.heat.each) + (kind === "dead" ? " ✕" : kind ? " ◂" : ""));
+        placed(rowName(run, row).replace(/ranks? /, ""), hostOf(run, row * run.heat.each), " · ") +
+        (kind === "dead" ? " ✕" : kind ? " ◂" : ""));
       name.style.top = `${y}px`;
       names.push(name);
     };
@@ -229,7 +233,7 @@ function heatMap() {
     const c = at && run.heat.rows[at.y] ? run.heat.rows[at.y][at.x] : null;
     const ratio = !c || c === " " ? "not told"
       : `${(run.heat.code.indexOf(c) * run.heat.cell).toFixed(2)} × the median`;
-    said.textContent = at ? `${rowName(run, at.y)} on ${hostOf(run, at.y * run.heat.each)}, ` +
+    said.textContent = at ? `${placed(rowName(run, at.y), hostOf(run, at.y * run.heat.each))}, ` +
       `step ${count(run.heat.steps[at.x])}: ${ratio}` : "";
     redraw();
   }
