@@ -4,6 +4,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ from conftest import record_run
 from test_cache import mounts
 
 from hpcddp import ledger
-from hpcddp.data import names
+from hpcddp.data import names, sources
 from hpcddp.data.stage import Stage, folder_of
 from hpcddp.errors import StageError, UserError
 from hpcddp.rundir import RunDir, write_json
@@ -136,6 +138,32 @@ def test_it_stops_when_it_is_not_wanted(tmp_path: Path, source: Path) -> None:
     node.mkdir()
     assert not Stage(node, [str(source)], 1).copy(lambda: False)
     assert Stage(node, [str(source)], 1).copy(always)
+
+
+def test_it_stops_at_once_where_a_source_does_not_answer(
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node, asked, answer = tmp_path / "node", threading.Event(), threading.Event()
+    node.mkdir()
+
+    def silent(self: sources.Local, file: sources.File, start: int) -> Iterator[bytes]:
+        asked.set()
+        answer.wait()
+        yield b"late"
+
+    monkeypatch.setattr(sources.Local, "read", silent)
+    found: list[bool] = []
+    made = Stage(node, [str(source)], 1)
+    copying = threading.Thread(target=lambda: found.append(made.copy(lambda: not asked.is_set())))
+    copying.start()
+    copying.join(20)
+    stopped = list(found)
+    answer.set()
+    copying.join()
+    assert stopped == [False]
+    monkeypatch.undo()
+    assert Stage(node, [str(source)], 1).copy(always)
+    assert (node / "pets/cats/3.jpg").read_bytes() == (source / "cats/3.jpg").read_bytes()
 
 
 def test_a_source_that_changes_meanwhile_or_is_not_there_is_named(

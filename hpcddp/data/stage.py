@@ -21,13 +21,14 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from hpcddp import ledger
 from hpcddp.data import disk, sources
 from hpcddp.data.names import name_of
+from hpcddp.data.pool import Pool
 from hpcddp.data.sources import File, Source
 from hpcddp.errors import HpcddpError, StageError, UserError
 from hpcddp.failure import host
@@ -107,14 +108,14 @@ class Stage:
             UserError: there is no room, or a source cannot be read.
             StageError: a source has changed meanwhile.
         """
-        with ThreadPoolExecutor(THREADS, "hpcddp stage") as pool:
+        with Pool(THREADS) as pool:  # not waited for: a thread may wait for a store for minutes
             try:
                 look = pool.submit(self._look)
                 if not self._wait([look], wanted):
                     return False
                 self._check_room()
                 began, rest = time.monotonic(), iter(look.result())
-                work = [pool.submit(self._work, rest) for _ in range(THREADS)]
+                work = [pool.submit(lambda: self._work(rest)) for _ in range(THREADS)]
                 if not self._wait(work, wanted, began):
                     return False
             except OSError as error:
@@ -129,19 +130,18 @@ class Stage:
         self, work: Sequence[Future[Any]], wanted: Callable[[], bool],
         began: float = 0.0,
     ) -> bool:  # fmt: skip
-        """Until threads have ended. Of several errors the first is raised."""
-        said = time.monotonic()
-        busy = True
+        """Until threads have ended, or one of them has failed."""
+        said, busy = time.monotonic(), set(work)
         while busy:
-            busy = bool(wait(work, LOOK).not_done)
+            done, busy = wait(busy, LOOK, FIRST_EXCEPTION)
+            for future in done:
+                future.result()
             if not wanted():
                 self._over.set()
                 return False
             if began and time.monotonic() - said >= SAY:
                 said = time.monotonic()
                 self._say(said - began)
-        for future in work:
-            future.result()
         return True
 
     def _look(self) -> list[_Item]:
@@ -216,12 +216,12 @@ class Stage:
         file, part, target = item.file, self._part(item), self._target(item)
         with part.open("ab") as out:
             for data in item.source.read(file, out.tell()):
+                if self._over.is_set():  # another copy may be at work by now
+                    return
                 out.write(data)
                 with self._lock:
                     self._got += len(data)
                     self.signs += 1
-                if self._over.is_set():
-                    return
         if (size := _size(part)) != file.size:
             part.unlink()
             raise StageError(f"had {file.size} bytes and now gives {size}", where=item.where,
