@@ -15,6 +15,7 @@ from conftest import record_run
 
 from hpcddp import spec
 from hpcddp.data import cache as caches
+from hpcddp.data import claims
 from hpcddp.data.cache import Cache
 from hpcddp.rundir import RunDir
 
@@ -128,6 +129,34 @@ def test_what_a_killed_process_left_is_taken_over(tmp_path: Path) -> None:
     assert cache._usage.total() == K
 
 
+def test_what_another_container_fetches_stays_while_it_is_young(tmp_path: Path) -> None:
+    """Its processes cannot be seen from here, and their ids mean others."""
+    cache, key = Cache(tmp_path, 10 * K), tmp_path / name("a")
+    theirs = f"{os.getpid()}-1-00000000"
+    for number in (0, 1):
+        key.parent.mkdir(exist_ok=True)
+        claim, part = key.with_suffix(".claim"), key.with_name(f".{key.name}.{theirs}.token.part")
+        claim.write_text(f"{theirs} {K} token")
+        part.write_text("half")
+        if number:
+            os.utime(claim, (1, 1))
+            os.utime(part, (1, 1))
+        cache._sweep(0, 0)
+        assert claim.exists() == part.exists() == (not number)
+        assert claims.held(claim) == (not number)
+    assert put(cache, "a") and [path.name for path in files(tmp_path)] == [key.name]
+
+
+def test_marks_of_two_pid_namespaces_differ(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    mine = claims.mark()
+    assert claims.lives(mine, tmp_path / "nothing") and mine.count("-") == 2 and "." not in mine
+    (tmp_path / "pid").symlink_to("pid:[1]")
+    monkeypatch.setattr(claims, "SPACE", tmp_path / "pid")
+    assert claims._space() != mine.rpartition("-")[2]
+
+
 def test_the_least_recently_used_go_and_who_reads_them_reads_on(tmp_path: Path) -> None:
     cache = Cache(tmp_path, 10 * K)
     now = time.time()
@@ -216,6 +245,7 @@ folder, outside, small = Path(sys.argv[1]), Path(sys.argv[2]), 64 << 10
 if sys.argv[3] == "tmpfs":
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", folder], check=True)
 from hpcddp.data import cache as caches
+from hpcddp.data import claims
 def fetch(file, size): file.write(b"x" * size)
 def get(cache, key, size):
     return cache.get(key, size, lambda file: file.write(b"x" * size) and None)

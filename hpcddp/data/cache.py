@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from hpcddp.data import claims, disk
-from hpcddp.data.sweep import Files
+from hpcddp.data.sweep import Files, clear
 from hpcddp.data.usage import Usage
 from hpcddp.errors import HpcddpError, UserError
 from hpcddp.rundir import RunDir, read_json, token
@@ -105,13 +105,13 @@ class Cache:
     def _claim(self, claim: Path, size: int) -> str:
         """Take the claim on a key. What a killed process left of it goes."""
         killed, left = claims.holder(claim)
-        if killed and claims.lives(killed):
+        if killed and claims.lives(killed, claim):
             return ""
         text = claims.take(claim, size)
         if text and killed:
             self._usage.add(-left)
             for part in claim.parent.glob(f".{claim.stem}.{killed}.*"):
-                part.unlink(missing_ok=True)
+                clear(part)
         return text
 
     def _take(self, path: Path, size: int, fetch: Fetch) -> BinaryIO | None:

@@ -1,18 +1,24 @@
 """Who works on a file: a claim beside it, of a process that may be killed at any time.
 
 A claim is a small file that says which process made it, and how many bytes it is about to write.
-It holds while that process lives; what a killed one left counts for nothing.
+It holds while that process lives; what a killed one left counts for nothing. One of another machine
+or container cannot be seen from here: it lives while its file is young.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import os
+import time
 from pathlib import Path
 
 from hpcddp.ledger import process_start
 from hpcddp.rundir import token
+
+YOUNG = 600.0  # seconds; longer than a store may be silent by default
+MACHINE, SPACE = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid")
 
 
 def mark() -> str:
@@ -22,13 +28,31 @@ def mark() -> str:
 
 @functools.cache
 def _mark(pid: int) -> str:
-    return f"{pid}-{process_start(pid)}"
+    return f"{pid}-{process_start(pid)}-{_space()}"
 
 
-def lives(who: str) -> bool:
-    """Whether a process by its mark is still there."""
-    pid, _, start = who.partition("-")
-    return pid.isdecimal() and bool(start) and process_start(int(pid)) == start
+def _space() -> str:
+    """Where the id of a process means this very process: the machine, and the PID namespace."""
+    words = [os.uname().nodename]
+    with contextlib.suppress(OSError):
+        words = [MACHINE.read_text(), str(SPACE.readlink())]
+    return hashlib.sha256(" ".join(words).encode()).hexdigest()[:8]
+
+
+def lives(who: str, file: Path, young: float = YOUNG) -> bool:
+    """Whether a process by its mark is still there.
+
+    Args:
+        file: what the process writes.
+        young: seconds since then for which a process that cannot be seen from here lives.
+    """
+    pid, _, rest = who.partition("-")
+    start, _, space = rest.partition("-")
+    if space == mark().rpartition("-")[2]:
+        return bool(start) and process_start(int(pid)) == start
+    with contextlib.suppress(OSError):
+        return time.time() - file.stat().st_mtime < young
+    return False
 
 
 def holder(claim: Path) -> tuple[str, int]:
@@ -41,7 +65,7 @@ def holder(claim: Path) -> tuple[str, int]:
 
 def held(claim: Path) -> bool:
     """Whether a living process holds it."""
-    return lives(holder(claim)[0])
+    return lives(holder(claim)[0], claim)
 
 
 def take(claim: Path, size: int = 0) -> str:

@@ -28,7 +28,7 @@ class Files:
             if entry.name.endswith(".claim"):
                 self.claimed += _claimed(Path(entry.path))
             elif entry.name.endswith(".part"):
-                _clear(Path(entry.path))
+                clear(Path(entry.path))
             else:
                 with contextlib.suppress(OSError):
                     facts = entry.stat()
@@ -75,15 +75,15 @@ class Files:
 def _claimed(claim: Path) -> int:
     """Bytes that are on their way; the claim of a killed process goes."""
     who, size = claims.holder(claim)
-    if claims.lives(who):
+    if claims.lives(who, claim):
         return size
     with contextlib.suppress(OSError):
         claim.unlink()
     return 0
 
 
-def _clear(part: Path) -> None:
+def clear(part: Path) -> None:
     """Remove what a killed process has left of a file. Its name ends with WHO.TOKEN.part."""
-    if not claims.lives(part.name.split(".")[-3]):
+    if not claims.lives(part.name.split(".")[-3], part):
         with contextlib.suppress(OSError):
             part.unlink()

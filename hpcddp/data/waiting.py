@@ -108,6 +108,9 @@ def _follow(folder: Path, turn: str, patience: float, wanted: Callable[[], bool]
 
 
 def _alive(owner: Path) -> bool:
-    """Whether the one that stages lives. Its process may be of another container."""
+    """Whether the one that stages lives. How it left may not be seen here at once."""
     facts = read_json(owner) or {}
-    return claims.lives(str(facts.get("who"))) or time.time() - owner.stat().st_mtime < SILENT
+    return (
+        claims.lives(str(facts.get("who")), owner, SILENT)
+        or time.time() - owner.stat().st_mtime < SILENT
+    )
