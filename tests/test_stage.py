@@ -1,10 +1,13 @@
 """Staging on one node: real files, killed processes, a small disk, a real store."""
 
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -15,7 +18,7 @@ from conftest import record_run
 from test_cache import mounts
 
 from hpcddp import ledger
-from hpcddp.data import names, sources
+from hpcddp.data import claims, names, sources
 from hpcddp.data.stage import Stage, folder_of
 from hpcddp.errors import StageError, UserError
 from hpcddp.rundir import RunDir, write_json
@@ -49,7 +52,7 @@ def source(tmp_path: Path) -> Path:
 def contents(root: Path) -> dict[str, bytes]:
     found = {}
     for path in root.rglob("*"):
-        if path.is_file() and path.name != "pipe":
+        if path.is_file() and path.name not in ("pipe", ".owner"):
             found[str(path.relative_to(root))] = path.read_bytes()
     return found
 
@@ -267,16 +270,33 @@ def test_what_runs_that_are_over_left_goes(tmp_path: Path) -> None:
         "lives": run_of(tmp_path / "a" / "lives", ""),
         "new": run_of(tmp_path / "a" / "new"),
         "deleted": run_of(tmp_path / "a" / "deleted", ""),
+        "deleted just now": run_of(tmp_path / "a" / "deleted just now", ""),
+        "trains unseen": run_of(tmp_path / "a" / "trains unseen", ""),
+        "trains elsewhere": run_of(tmp_path / "a" / "trains elsewhere", ""),
     }
     folders = {n: folder_of(r, rank, local=False, environ=environ) for n, r in runs.items()}
     for folder in folders.values():
         (folder / "data").touch()
-    runs["deleted"].job.unlink()
+    code = "from hpcddp.data import claims; print(claims.mark(), end='')"
+    gone = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
+    days = {
+        "deleted": (gone, 2),
+        "deleted just now": (gone, 0.5),
+        "trains unseen": (claims.mark(), 20),
+        "trains elsewhere": ("7-7-00000000", 5),
+    }
+    for name, (who, age) in days.items():  # their runs' folder is not to be seen from here
+        shutil.rmtree(runs[name].path)
+        write_json(folders[name] / ".owner", {"who": who, "turn": ""})
+        for path in (folders[name] / ".owner", folders[name].parent):
+            os.utime(path, (time.time() - age * 86400,) * 2)
     own = folder_of(run_of(tmp_path / "own"), rank, local=False, environ=environ)
     Stage(own, [str(tmp_path / "a" / "new" / "job.json")], 1).copy(always)
     assert {name for name, folder in folders.items() if folder.exists()} == {
-        "comes back", "lives", "new"
+        "comes back", "lives", "new", "deleted just now", "trains unseen", "trains elsewhere"
     }  # fmt: skip
+    owner = json.loads((own / ".owner").read_text())
+    assert owner["who"] == claims.mark()
     same = RunDir(tmp_path / "b" / "new")  # of the same name
     same.path.mkdir(parents=True)
     assert folder_of(same, rank, local=False, environ=environ) != folders["new"]

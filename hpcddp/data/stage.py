@@ -6,7 +6,7 @@
         NODE/
           NAME/...           each entry of data.stage by the last part of its path
           .parts/HASH        what has come of a file
-          .owner .ended-N    who copies, and how that ended (staged.py)
+          .owner .ended-N    who copies, and then trains; how copying ended (waiting.py)
 
 A copy has the size of its source and its time: so what is there need not be copied again, and what
 has changed at the source is. A part goes on at its length, also in the next attempt.
@@ -26,14 +26,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hpcddp import ledger
-from hpcddp.data import disk, sources
+from hpcddp.data import claims, disk, sources
 from hpcddp.data.names import name_of
 from hpcddp.data.pool import Pool
 from hpcddp.data.sources import File, Source
 from hpcddp.errors import HpcddpError, StageError, UserError
 from hpcddp.failure import host
 from hpcddp.requeue import RETURNS
-from hpcddp.rundir import RunDir, remove, sweep, write_text
+from hpcddp.rundir import RunDir, read_json, remove, sweep, write_json, write_text
 from hpcddp.topology import Rank
 
 THREADS = 8
@@ -41,7 +41,8 @@ LOOK = 0.2  # seconds between two looks at what the threads do
 SAY = 5.0  # seconds between two lines
 BLOCK = 4096  # bytes of a disk that the smallest file takes
 SPARE = 0.01  # of the disk that stays free
-OLD = 86400.0  # seconds after which a folder that nobody knows goes
+OLD = 86400.0  # seconds after which a folder goes whose run cannot be found
+LONG = 7 * OLD  # the same, where its owner may be a process that cannot be seen from here
 
 
 def folder_of(run: RunDir, rank: Rank, *, local: bool, environ: Mapping[str, str]) -> Path:
@@ -87,10 +88,14 @@ class Stage:
         folder: of `folder_of`.
         entries: of data.stage.
         patience: seconds that a store may be silent.
+        turn: what those that wait for it call this time (waiting.py).
     """
 
-    def __init__(self, folder: Path, entries: Sequence[str], patience: float) -> None:
+    def __init__(
+        self, folder: Path, entries: Sequence[str], patience: float, turn: str = ""
+    ) -> None:
         self.folder, self._entries, self._patience = folder, entries, patience
+        self.owner, self.turn = folder / ".owner", turn
         self._parts = folder / ".parts"
         self._over = threading.Event()
         self._lock = threading.Lock()
@@ -110,6 +115,7 @@ class Stage:
         """
         with Pool(THREADS) as pool:  # not waited for: a thread may wait for a store for minutes
             try:
+                write_json(self.owner, {"who": claims.mark(), "turn": self.turn})
                 look = pool.submit(self._look)
                 if not self._wait([look], wanted):
                     return False
@@ -284,15 +290,17 @@ def clear(base: Path, own: Path) -> None:
 
 
 def _over(folder: Path) -> bool:
-    """Whether nobody will read a folder any more: its run is gone, or will not come back by
-    itself."""
-    try:
+    """Whether nobody will read a folder any more: its run will not come back by itself. Where the
+    run cannot be found, another node or container may see it: who copied must be gone too."""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         run = RunDir((folder / "run").read_text())
-    except FileNotFoundError:
-        return time.time() - folder.stat().st_mtime > OLD
-    try:
         run.job.stat()
-    except (FileNotFoundError, NotADirectoryError):
-        return True
-    last = ledger.last(run)
-    return last is not None and not last.live and last.action not in RETURNS
+        last = ledger.last(run)
+        return last is not None and not last.live and last.action not in RETURNS
+    owners = list(folder.glob("*/.owner"))
+    newest = max(path.stat().st_mtime for path in (folder, *owners))
+    return time.time() - newest > OLD and not any(map(_works, owners))
+
+
+def _works(owner: Path) -> bool:
+    return claims.lives(str((read_json(owner) or {}).get("who")), owner, LONG)

@@ -43,9 +43,9 @@ def bring(
         data, attempt = job["spec"]["data"], int(environ.get("HPCDDP_ATTEMPT", "1"))
         turn = f"{attempt}-{environ.get('MASTER_PORT', '')}"
         if rank.local_rank == 0:
-            stage = Stage(folder, data["stage"], data["retry_seconds"])
+            stage = Stage(folder, data["stage"], data["retry_seconds"], turn)
             with _alone(rank, run.attempt(attempt).staging):
-                _lead(stage, turn, wanted)
+                _lead(stage, wanted)
         else:
             _follow(folder, turn, float(environ.get("HPCDDP_START_TIMEOUT", START)), wanted)
     except OSError as error:
@@ -65,11 +65,10 @@ def _alone(rank: Rank, mark: Path) -> Iterator[None]:
             mark.unlink(missing_ok=True)
 
 
-def _lead(stage: Stage, turn: str, wanted: Callable[[], bool]) -> None:
-    owner, ended = stage.folder / ".owner", stage.folder / f".ended-{turn}"
+def _lead(stage: Stage, wanted: Callable[[], bool]) -> None:
+    ended = stage.folder / f".ended-{stage.turn}"
     for old in stage.folder.glob(".ended-*"):
         old.unlink(missing_ok=True)
-    write_json(owner, {"who": claims.mark(), "turn": turn})
     signed = time.monotonic()
 
     def go() -> bool:
@@ -77,7 +76,7 @@ def _lead(stage: Stage, turn: str, wanted: Callable[[], bool]) -> None:
         if time.monotonic() - signed >= SIGN:
             signed = time.monotonic()
             with contextlib.suppress(OSError):
-                os.utime(owner)
+                os.utime(stage.owner)
         return wanted()
 
     try:
