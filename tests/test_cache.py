@@ -15,7 +15,7 @@ from conftest import record_run
 
 from hpcddp import spec
 from hpcddp.data import cache as caches
-from hpcddp.data import claims
+from hpcddp.data import claims, disk
 from hpcddp.data.cache import Cache
 from hpcddp.rundir import RunDir
 
@@ -245,7 +245,7 @@ folder, outside, small = Path(sys.argv[1]), Path(sys.argv[2]), 64 << 10
 if sys.argv[3] == "tmpfs":
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", folder], check=True)
 from hpcddp.data import cache as caches
-from hpcddp.data import claims
+from hpcddp.data import claims, disk
 def fetch(file, size): file.write(b"x" * size)
 def get(cache, key, size):
     return cache.get(key, size, lambda file: file.write(b"x" * size) and None)
@@ -315,6 +315,23 @@ def test_each_run_has_the_cache_that_it_asks_for(tmp_path: Path, capfd) -> None:
     assert of(environ, tmp_path, data__cache="1.5K").limit == 1536
     assert of(environ, tmp_path, data__cache="0").limit == 0
     assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("kind", ["tmpfs", "ramfs"])
+def test_memory_is_no_disk(tmp_path: Path, kind: str, monkeypatch, capfd) -> None:
+    """A job that says how much of its memory may be a cache gets it."""
+    place = tmp_path / "the node"
+    place.mkdir()
+    escaped = str(place).replace(" ", r"\040")
+    mounts = f"/dev/sda / ext4 rw 0 0\nnone {escaped} {kind} rw 0 0\n"
+    (tmp_path / "mounts").write_text(mounts)
+    monkeypatch.setattr(disk, "MOUNTS", tmp_path / "mounts")
+    for _ in range(3):
+        assert of({"TMPDIR": str(place)}, tmp_path).limit == 0
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith("hpcddp: no cache: ") and "memory" in line
+    assert of({"TMPDIR": str(place)}, tmp_path, data__cache="2G").limit == 2 << 30
+    assert of({"TMPDIR": str(tmp_path)}, tmp_path).limit == 10 << 30
 
 
 @pytest.mark.parametrize("what", ["link", "open", "file"])

@@ -17,8 +17,8 @@ import pytest
 from conftest import record_run
 from test_cache import mounts
 
-from hpcddp import ledger
-from hpcddp.data import claims, names, sources
+from hpcddp import cgroups, ledger
+from hpcddp.data import claims, disk, names, sources
 from hpcddp.data.stage import Stage, folder_of
 from hpcddp.errors import StageError, UserError
 from hpcddp.rundir import RunDir, write_json
@@ -220,8 +220,19 @@ def test_a_disk_without_room_is_told_with_both_numbers(tmp_path: Path) -> None:
     done = subprocess.run([*within, sys.executable, "-c", SMALL, big, node],
                           capture_output=True, text=True, check=True)  # fmt: skip
     before, _, after = done.stdout.partition("\n  ")
-    assert "50.3 MB more are to be staged, and 4.2 MB are free" in before
+    assert "50.3 MB more are to be staged, and 4.2 MB of memory are free" in before
     assert "are free" in after and "TMPDIR" in after
+
+
+def test_what_is_staged_in_memory_counts_as_the_jobs(tmp_path: Path, monkeypatch) -> None:
+    node = tmp_path / "node"
+    node.mkdir()
+    (tmp_path / "big").write_bytes(b"x" * 40_000)
+    (tmp_path / "mounts").write_text(f"none {node} tmpfs rw 0 0\n")
+    monkeypatch.setattr(disk, "MOUNTS", tmp_path / "mounts")
+    monkeypatch.setattr(cgroups, "memory_left", lambda: 30_000.0)
+    with pytest.raises(UserError, match="of memory are free"):
+        Stage(node, [str(tmp_path / "big")], 1).copy(always)
 
 
 def test_a_store_is_staged_too(tmp_path: Path, s3_server: Any, monkeypatch) -> None:

@@ -176,17 +176,21 @@ class Cache:
         self._usage.renew(held - files.evict(least), since)
 
     def _refuse(self, error: OSError | None) -> None:
-        """Take in nothing new for a while, and say so once."""
+        """Take in nothing new for a while, and say so."""
         self._pause = time.monotonic() + PAUSE
-        told = self.folder / "told"
-        with contextlib.suppress(OSError):
-            if time.time() - told.stat().st_mtime < QUIET:
-                return
-        with contextlib.suppress(OSError):
-            told.touch()
         why = (error and error.strerror) or f"less than {SPARE:.0%} of the disk would stay free"
-        print(f"hpcddp: not all of the data can be cached in {self.folder}: {why}",
-              file=sys.stderr, flush=True)  # fmt: skip
+        _tell(self.folder, f"not all of the data can be cached in {self.folder}: {why}")
+
+
+def _tell(folder: Path, line: str) -> None:
+    """Say a line once, of all processes of the node."""
+    told = folder / "told"
+    with contextlib.suppress(OSError):
+        if time.time() - told.stat().st_mtime < QUIET:
+            return
+    with contextlib.suppress(OSError):
+        told.touch()
+    print(f"hpcddp: {line}", file=sys.stderr, flush=True)
 
 
 def _looks() -> Iterator[bool]:
@@ -261,11 +265,16 @@ def of_run(environ: Mapping[str, str]) -> Cache:
     """The cache of a rank, by its environment; one that takes nothing where there can be none."""
     asked = DataSpec().cache
     try:
-        if folder := environ.get("HPCDDP_RUN_DIR"):
-            job = read_json(RunDir(folder).job) or {}
+        if run := environ.get("HPCDDP_RUN_DIR"):
+            job = read_json(RunDir(run).job) or {}
             asked = job.get("spec", {}).get("data", {}).get("cache", asked)
         limit = limit_of(asked, "data.cache")
-        return Cache(disk.own_folder(environ, "cache") if limit else Path(), limit)
+        folder = disk.own_folder(environ, "cache") if limit else Path()
+        if asked == DataSpec().cache and limit and disk.in_memory(folder):
+            _tell(folder, f"no cache: {folder} is in the job's memory; set TMPDIR to a folder on a "
+                  "disk, or data.cache to how much of the memory it may have")  # fmt: skip
+            limit = 0
+        return Cache(folder, limit)
     except HpcddpError as error:
         print(f"hpcddp: no cache: {str(error).splitlines()[0]}", file=sys.stderr, flush=True)
         return Cache(Path(), 0)

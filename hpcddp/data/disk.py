@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import functools
 import os
+import re
 import stat
 from collections.abc import Mapping
 from pathlib import Path
 
+from hpcddp import cgroups
 from hpcddp.errors import UserError
 
+MOUNTS = Path("/proc/self/mounts")
 PLACES = ("SLURM_TMPDIR", "TMPDIR")  # the first that is there; else /tmp
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # what a disk says that takes no more
 
@@ -43,6 +48,28 @@ def own_folder(environ: Mapping[str, str], what: str) -> Path:
 
 
 def free(path: Path) -> tuple[int, int]:
-    """Bytes that a user can still write on a path's disk, and bytes of the whole disk."""
+    """Bytes that a user can still write on a path's disk, and bytes of the whole disk. What lies in
+    memory is charged to the job."""
     facts = os.statvfs(path)
-    return facts.f_bavail * facts.f_frsize, facts.f_blocks * facts.f_frsize
+    left, whole = facts.f_bavail * facts.f_frsize, facts.f_blocks * facts.f_frsize
+    if in_memory(path):
+        left = max(0, int(min(left, cgroups.memory_left())))
+    return left, whole
+
+
+def in_memory(path: Path) -> bool:
+    """Whether a path's disk is none (proc(5), mounts)."""
+    return _kind(path.resolve()) in ("tmpfs", "ramfs")
+
+
+@functools.cache
+def _kind(path: Path) -> str:
+    """The kind of a path's file system."""
+    best, kind = Path(), ""
+    with contextlib.suppress(OSError):
+        for line in os.fsdecode(MOUNTS.read_bytes()).splitlines():
+            _, folder, name, *_ = line.split(" ")
+            point = Path(re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), folder))
+            if path.is_relative_to(point) and len(point.parts) >= len(best.parts):
+                best, kind = point, name
+    return kind

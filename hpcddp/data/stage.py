@@ -189,8 +189,9 @@ class Stage:
             raise self._no_room(self._need, free)
 
     def _no_room(self, need: int, free: int) -> UserError:
+        where = " of memory" if disk.in_memory(self.folder) else ""
         return UserError(
-            f"{_bytes(need)} more are to be staged, and {_bytes(free)} are free",
+            f"{_bytes(need)} more are to be staged, and {_bytes(free)}{where} are free",
             where=f"{self.folder} on {host()}",
             hint="stage less, ask for a node with more room, or set TMPDIR in [env] to another "
             "disk; without data.stage the data is read from where it lies",

@@ -6,15 +6,15 @@ Ranks that nobody has bound share those of their node.
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-PROC, CGROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
+from hpcddp import cgroups
+
 MOST_BESIDE_GPU, MOST = 8, 4  # processes that read for one rank
 
 
@@ -71,31 +71,15 @@ def share(reports: Sequence[Mapping[str, Any]], rank: int) -> int:
     return max(1, int(found))
 
 
-def quota(proc: Path = PROC, cgroups: Path = CGROUPS) -> list[Any] | None:
+def quota(proc: Path = cgroups.PROC, root: Path = cgroups.CGROUPS) -> list[Any] | None:
     """The cgroup that limits this process most, and to how many CPUs' time; None without a limit.
 
     Sources: kernel documentation, cgroup-v2.rst (cpu.max) and sched-bwc.rst (cfs_quota_us).
     """
-    found: list[list[Any]] = []
-    with contextlib.suppress(OSError):
-        for line in proc.read_text().splitlines():
-            _, controllers, path = line.split(":", 2)
-            read = _max if not controllers else _cfs
-            if not controllers or "cpu" in controllers.split(","):
-                for folder in _folders(cgroups, controllers, path):
-                    with contextlib.suppress(OSError, ValueError):
-                        found.append([str(folder), read(folder)])
-    limits = [row for row in found if row[1] > 0]
-    return min(limits, key=lambda row: row[1], default=None)
-
-
-def _folders(cgroups: Path, controllers: str, path: str) -> Iterator[Path]:
-    """A process's group and those around it, where the hierarchy may be mounted. A container sees
-    its own group as the root, whatever its path outside."""
-    names = [controllers, *controllers.split(",")] if controllers else ["", "unified"]
-    inner = Path(path.lstrip("/"))
-    for root in dict.fromkeys(cgroups / name for name in names):
-        yield from (root / part for part in (inner, *inner.parents))
+    found = cgroups.read("cpu", _max, _cfs, proc, root)
+    limits = [(count, str(folder)) for folder, count in found if count > 0]
+    least = min(limits, key=lambda limit: limit[0], default=None)
+    return least and [least[1], least[0]]
 
 
 def _max(folder: Path) -> float:
