@@ -1,5 +1,6 @@
 """The node's cache, used by real processes that are killed, starved and refused."""
 
+import errno
 import hashlib
 import os
 import signal
@@ -17,6 +18,7 @@ from hpcddp import spec
 from hpcddp.data import cache as caches
 from hpcddp.data import claims, disk
 from hpcddp.data.cache import Cache
+from hpcddp.errors import ObjectMissing
 from hpcddp.rundir import RunDir
 
 K = 1024
@@ -222,10 +224,10 @@ def test_content_of_another_size_is_dropped(tmp_path: Path) -> None:
 def test_what_fetching_raises_flies_and_leaves_nothing(tmp_path: Path) -> None:
     def lost(file: BinaryIO) -> None:
         file.write(b"x")
-        raise FileNotFoundError(2, "no such sample", "s3://b/x")
+        raise ObjectMissing("no such sample", where="s3://b/x")
 
     cache = Cache(tmp_path, 10 * K)
-    with pytest.raises(FileNotFoundError, match="no such sample"):
+    with pytest.raises(ObjectMissing, match="no such sample"):
         read(cache, "a", lost)
     assert not files(tmp_path) and cache._usage.total() == 0
     assert put(cache, "a")
@@ -303,6 +305,19 @@ def of(environ: dict[str, str], folder: Path, **keys: object) -> Cache:
     run.path.mkdir()
     record_run(run, spec=spec.to_dict(spec.KEYS.build(values)))
     return caches.of_run({**environ, "HPCDDP_RUN_DIR": str(run.path)})
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EROFS])
+def test_a_disk_that_breaks_is_no_error(tmp_path: Path, number: int, capfd) -> None:
+    """The caller reads from where the data lies."""
+
+    def broken(file: BinaryIO) -> None:
+        raise OSError(number, os.strerror(number))
+
+    cache = Cache(tmp_path, 10 * K)
+    assert read(cache, "a", broken) is None
+    assert not files(tmp_path) and cache._usage.total() == 0
+    assert os.strerror(number) in capfd.readouterr().err
 
 
 def test_each_run_has_the_cache_that_it_asks_for(tmp_path: Path, capfd) -> None:

@@ -60,7 +60,8 @@ class Cache:
     def get(self, key: str, size: int, fetch: Fetch) -> BinaryIO | None:
         """A file with the content for a key, to read; None where it cannot be cached.
 
-        It stays whole when it is evicted. What `fetch` raises flies.
+        It stays whole when it is evicted. What `fetch` raises flies, but for an OSError: that is of
+        the cache's disk.
 
         Args:
             key: names the content and its version.
@@ -79,9 +80,6 @@ class Cache:
                     raise
                 self._sweep(size, max(size, int(SLACK * self.limit)))
                 return self._get(path, size, fetch)
-        except _Raised as error:
-            assert error.__cause__
-            raise error.__cause__ from None
         except OSError as error:
             self._refuse(error)
             return None
@@ -220,21 +218,12 @@ def _open(path: Path, size: int) -> BinaryIO | None:
     return file
 
 
-class _Raised(Exception):
-    """What a `fetch` raised itself, and no matter of the cache."""
-
-
 def _fetch(path: Path, size: int, fetch: Fetch) -> BinaryIO | None:
     """Fetch content aside and put it into its place; None if it is of another size."""
     aside = path.with_name(f".{path.name}.{claims.mark()}.{token(4)}.part")
     try:
         with aside.open("xb") as file:
-            try:
-                fetch(file)
-            except OSError as error:
-                if error.errno in disk.FULL:
-                    raise
-                raise _Raised from error
+            fetch(file)
         if aside.stat().st_size != size:
             return None
         found = aside.open("rb")
