@@ -36,6 +36,8 @@ RESERVED_ENV = re.compile(
     r"|RUN|PYTHON|NODES|GPUS_PER_NODE|CPUS_PER_TASK|MODULES|ENVIRONMENT|COMMAND|TRACKERS)"
 )
 
+MARGIN = 30.0  # seconds between the end of a store's patience and a hang
+
 
 def name(job: JobSpec, sources: Mapping[str, str]) -> None:
     if not re.fullmatch(r"\w[\w.+-]*", job.name) or len(job.name.encode()) > 100:
@@ -101,6 +103,17 @@ def data(job: JobSpec, sources: Mapping[str, str]) -> None:
     """Sizes are sizes, and what is staged has a name of its own on the node's disk."""
     bytes_of(job.data.cache, sources.get("data.cache", "data.cache"), what="a cache", zero=True)
     names.check(job.data.stage, job.dataset, sources)
+
+
+def patience(job: JobSpec) -> list[str]:
+    """A note where a store that is away would pass for a hang before it is given up."""
+    least, limit = job.data.retry_seconds + MARGIN, job.train.hang_seconds
+    if job.command or not 0 < limit < least or "://" not in str(job.dataset):
+        return []
+    return [
+        f"train.hang_seconds is {limit:g}: a store may be away for data.retry_seconds, "
+        f"{job.data.retry_seconds:g}, and that would count as a hang: set it to {least:g} or more"
+    ]
 
 
 def served(job: JobSpec, launcher: Launcher, profile: Profile) -> None:

@@ -249,7 +249,7 @@ def make(
     checks.limits(job, nodes, gpus, profile)
     if profile.cluster.backend == "slurm":
         checks.variables(environ)
-    notes += checks.trackers(job)
+    notes += [*checks.patience(job), *checks.trackers(job)]
     launcher = launchers.find(job.launcher, profile.cluster.backend, sources.get("launcher", ""))
     checks.served(job, launcher, profile)
     rules = _site(job, profile)

@@ -15,7 +15,8 @@ from test_command import told
 from test_local import PATIENCE, Command, end_all
 from toy import TOY
 
-from hpcddp import claim, ledger, meeting
+from hpcddp import claim, ledger, meeting, spec
+from hpcddp.data import cache as caches
 from hpcddp.data import claims, waiting
 from hpcddp.errors import StageError
 from hpcddp.rundir import RunDir, read_lines, write_json
@@ -214,6 +215,28 @@ def test_what_contradicts_is_refused_before_it_is_submitted(
         site.job("toy", text, READS)
         done = hpcddp("submit", "--dry-run")
         assert done.code == 2 and what in done.err
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ({}, False),
+        ({"hang_seconds": 250}, True),
+        ({"hang_seconds": 0}, False),
+        ({"hang_seconds": 250, "root": "/proj/pets"}, False),
+    ],
+)
+def test_a_store_that_is_away_is_no_hang(
+    site: Site, hpcddp: Callable[..., Outcome], values: dict[str, object], told: bool
+) -> None:
+    root, seconds = values.get("root", "s3://b/pets"), values.get("hang_seconds", 300)
+    text = f'global_batch = 8\ntrain.hang_seconds = {seconds}\ndataset.root = "{root}"\n'
+    site.job("toy", text, READS)
+    done = hpcddp("submit", "--dry-run")
+    assert done.code == 0, done.text
+    assert ("set it to 270 or more" in done.text) == told
+    defaults = spec.JobSpec("x")
+    assert caches.WAIT < defaults.train.hang_seconds > defaults.data.retry_seconds
 
 
 def test_the_time_to_meet_begins_when_all_is_staged(
