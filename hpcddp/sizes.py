@@ -11,17 +11,17 @@ _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([KMGT]?)(?:i?B)?", re.IGNORECASE)
 
 
 def bytes_of(text: str, where: str, *, what: str = "memory", zero: bool = False) -> int:
-    """A size such as 80G in bytes; 0 if it is empty.
+    """A size such as 80G in bytes.
 
     Args:
         what: the size of what, for the error.
-        zero: 0 is a size too.
+        zero: 0 is a size too, and an empty text is none; else it is 0.
 
     Raises:
         UserError: it is none.
     """
     found = _SIZE.fullmatch(text.strip())
-    if text and not (found and (zero or float(found[1]))):
+    if (text or zero) and not (found and (zero or float(found[1]))):
         raise UserError(f"{text!r} is no size of {what}", where=where,
                         hint="write a number and a unit, such as 80G")  # fmt: skip
     return int(float(found[1]) * 1024 ** UNITS[found[2].upper()]) if found else 0

@@ -211,6 +211,7 @@ def test_what_contradicts_is_refused_before_it_is_submitted(
         (JOB.replace('data.stage = "proj/pets"\n', ""), "nothing is staged"),
         (JOB.replace('"proj/pets"', '["a/pets", "s3://b/pets"]'), "are both called pets"),
         (JOB + 'data.cache = "much"\n', "'much' is no size of a cache"),
+        (JOB + 'data.cache = ""\n', "'' is no size of a cache"),
     ):
         site.job("toy", text, READS)
         done = hpcddp("submit", "--dry-run")

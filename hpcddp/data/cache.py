@@ -27,7 +27,7 @@ from typing import BinaryIO
 from hpcddp.data import claims, disk
 from hpcddp.data.sweep import Files, clear
 from hpcddp.data.usage import Usage
-from hpcddp.errors import HpcddpError, UserError
+from hpcddp.errors import HpcddpError
 from hpcddp.rundir import RunDir, read_json, token
 from hpcddp.sizes import bytes_of
 from hpcddp.spec import DataSpec
@@ -257,7 +257,7 @@ def of_run(environ: Mapping[str, str]) -> Cache:
         if run := environ.get("HPCDDP_RUN_DIR"):
             job = read_json(RunDir(run).job) or {}
             asked = job.get("spec", {}).get("data", {}).get("cache", asked)
-        limit = limit_of(asked, "data.cache")
+        limit = bytes_of(asked, "data.cache", what="a cache", zero=True)
         folder = disk.own_folder(environ, "cache") if limit else Path()
         if asked == DataSpec().cache and limit and disk.in_memory(folder):
             _tell(folder, f"no cache: {folder} is in the job's memory; set TMPDIR to a folder on a "
@@ -267,14 +267,3 @@ def of_run(environ: Mapping[str, str]) -> Cache:
     except HpcddpError as error:
         print(f"hpcddp: no cache: {str(error).splitlines()[0]}", file=sys.stderr, flush=True)
         return Cache(Path(), 0)
-
-
-def limit_of(text: str, where: str) -> int:
-    """Bytes of data.cache.
-
-    Raises:
-        UserError: it is no size.
-    """
-    if not text.strip():
-        raise UserError("is empty", where=where, hint="write a size such as 10G; 0 caches nothing")
-    return bytes_of(text, where, what="a cache", zero=True)
