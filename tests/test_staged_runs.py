@@ -119,7 +119,7 @@ def test_a_task_that_is_preempted_while_it_stages_comes_back(
     folders = {path.parent for path in pets.glob("*/*/pets")}
     assert len(folders) == 2 and {text for _, text in read} == {"meow"}
     assert {Path(root).parent for root, _ in read} == folders
-    assert out.count("staged 0.0 MB in") == 2
+    assert out.count("staged 4B in") == 2
 
 
 def test_a_task_whose_source_is_not_there_fails_once(

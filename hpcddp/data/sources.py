@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from typing import NamedTuple, Protocol
 
 from hpcddp.data.places import Place
 from hpcddp.data.stores import Found
+from hpcddp.data.tree import walk
 from hpcddp.errors import UserError
 
 BLOCK = 4 << 20  # bytes that are read at a time
@@ -60,28 +62,15 @@ class Local:
             raise UserError(f"cannot be staged: {error.strerror}", where=str(self._root),
                             hint="data.stage names what every node can read") from None  # fmt: skip
         if stat.S_ISDIR(facts.st_mode):
-            yield from self._below(self._root, "", frozenset())
+            yield from self._below()
         else:
             yield _file("", facts)
 
-    def _below(
-        self, folder: Path, prefix: str, above: frozenset[tuple[int, int]]
-    ) -> Iterator[File]:
-        facts = folder.stat()
-        if (facts.st_dev, facts.st_ino) in above:
-            return
-        above |= {(facts.st_dev, facts.st_ino)}
-        with os.scandir(folder) as entries:
-            found = sorted(entries, key=lambda entry: entry.name)
-        for entry in found:
-            try:
-                facts = entry.stat()
-            except FileNotFoundError:  # a link to nothing
-                continue
-            if stat.S_ISDIR(facts.st_mode):
-                yield from self._below(Path(entry.path), f"{prefix}{entry.name}/", above)
-            elif stat.S_ISREG(facts.st_mode):
-                yield _file(prefix + entry.name, facts)
+    def _below(self) -> Iterator[File]:
+        for name, entry in walk(self._root):
+            with contextlib.suppress(FileNotFoundError):  # a link to nothing
+                if stat.S_ISREG((facts := entry.stat()).st_mode):
+                    yield _file(name, facts)
 
     def read(self, file: File, start: int) -> Iterator[bytes]:
         with (self._root / file.name).open("rb", buffering=0) as content:

@@ -34,6 +34,7 @@ from hpcddp.errors import HpcddpError, StageError, UserError
 from hpcddp.failure import host
 from hpcddp.requeue import RETURNS
 from hpcddp.rundir import RunDir, read_json, remove, sweep, write_json, write_text
+from hpcddp.sizes import size
 from hpcddp.topology import Rank
 
 THREADS = 8
@@ -170,8 +171,8 @@ class Stage:
                     self._there += file.size
                 else:
                     todo.append(item)
-                    self._there += (size := _size(self._part(item)))
-                    self._need += -(-file.size // BLOCK) * BLOCK - size
+                    self._there += (got := _size(self._part(item)))
+                    self._need += -(-file.size // BLOCK) * BLOCK - got
         return todo
 
     def _target(self, item: _Item) -> Path:
@@ -191,7 +192,7 @@ class Stage:
     def _no_room(self, need: int, free: int) -> UserError:
         where = " of memory" if disk.in_memory(self.folder) else ""
         return UserError(
-            f"{_bytes(need)} more are to be staged, and {_bytes(free)}{where} are free",
+            f"{size(need)} more are to be staged, and {size(free)}{where} are free",
             where=f"{self.folder} on {host()}",
             hint="stage less, ask for a node with more room, or set TMPDIR in [env] to another "
             "disk; without data.stage the data is read from where it lies",
@@ -229,9 +230,9 @@ class Stage:
                 with self._lock:
                     self._got += len(data)
                     self.signs += 1
-        if (size := _size(part)) != file.size:
+        if (got := _size(part)) != file.size:
             part.unlink()
-            raise StageError(f"had {file.size} bytes and now gives {size}", where=item.where,
+            raise StageError(f"had {file.size} bytes and now gives {got}", where=item.where,
                              hint="what is staged must not change meanwhile")  # fmt: skip
         part.chmod(file.mode)
         os.utime(part, ns=(file.stamp, file.stamp))
@@ -240,18 +241,18 @@ class Stage:
 
     def _say(self, seconds: float) -> None:
         done, rate = self._there + self._got, self._got / seconds
-        text = f"{host()}: staged {_part(done, self._total)}, {rate / 1e6:.0f} MB/s"
+        text = f"{host()}: staged {size(done)} of {size(self._total)}, {size(rate)}/s"
         if rate:
             text += f", {(self._total - done) / rate:.0f} s to go"
         print(text, flush=True)
 
     def _say_end(self, seconds: float) -> None:
-        text = f"{host()}: staged {_bytes(self._total)}"
+        text = f"{host()}: staged {size(self._total)}"
         if not self._got:
             text += ", all of it was there already"
         else:
-            text += f" in {seconds:.1f} s, {self._got / max(seconds, 1e-3) / 1e6:.0f} MB/s"
-            text += f"; {_bytes(self._there)} of it were there already" if self._there else ""
+            text += f" in {seconds:.1f} s, {size(self._got / max(seconds, 1e-3))}/s"
+            text += f"; {size(self._there)} of it were there already" if self._there else ""
         print(text, flush=True)
 
 
@@ -268,16 +269,6 @@ def _size(path: Path) -> int:
         return path.stat().st_size
     except FileNotFoundError:
         return 0
-
-
-def _bytes(count: int) -> str:
-    """Bytes for a person, as disks and networks have them: in powers of 1000."""
-    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
-
-
-def _part(count: int, of: int) -> str:
-    text = _bytes(of)
-    return f"{count / (1e9 if of >= 1e9 else 1e6):.1f} of {text}"
 
 
 def clear(base: Path, own: Path) -> None:
