@@ -174,6 +174,16 @@ def test_the_least_recently_used_go_and_who_reads_them_reads_on(tmp_path: Path) 
         assert reader.read() == b"2" * K
 
 
+def test_what_nobody_has_used_for_weeks_goes(tmp_path: Path, monkeypatch) -> None:
+    cache = Cache(tmp_path, 10 * K)
+    for key, days in {"a": 15, "b": 13}.items():
+        put(cache, key)
+        os.utime(tmp_path / name(key), (1, time.time() - days * 86400))
+    monkeypatch.setattr(caches, "RECOUNT", -1.0)
+    assert put(cache, "c") and not has(cache, "a") and has(cache, "b")
+    assert cache._usage.total() == 2 * K
+
+
 def test_the_limit_holds_whoever_writes(tmp_path: Path) -> None:
     folder, limit = tmp_path / "cache", 64 * K
     code = GO + ALL.replace("with read(key) as file:", "file = read(key)\n    if file:")

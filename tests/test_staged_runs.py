@@ -103,7 +103,7 @@ def run_of(site: Site) -> RunDir:
 def test_a_task_that_is_preempted_while_it_stages_comes_back(
     site: Site, pets: Path, gate: Path, command: Command
 ) -> None:
-    """Each node has its own copy, which all of its ranks read."""
+    """Each node has its own copy, which all of its ranks read, and which goes when all is done."""
     site.job("toy", JOB, READS)
     command("submit", "--nodes", "2", "--gpus", "2", "--detach")
     held(site, 2)
@@ -116,9 +116,9 @@ def test_a_task_that_is_preempted_while_it_stages_comes_back(
     (end,) = [r for r in read_lines(run.attempt(1).metrics) if r["event"] == "end"]
     assert (end["outcome"], end["step"]) == ("stopped", 0) and end["by"]
     read = [line.split()[2:] for line in out.splitlines() if ": reads " in line]
-    folders = {path.parent for path in pets.glob("*/*/pets")}
+    folders = {Path(root).parent for root, _ in read}
     assert len(folders) == 2 and {text for _, text in read} == {"meow"}
-    assert {Path(root).parent for root, _ in read} == folders
+    assert {folder.parent.parent for folder in folders} == {pets} and not any(pets.iterdir())
     assert out.count("staged 4B in") == 2
 
 

@@ -14,7 +14,6 @@ has changed at the source is. A part goes on at its length, also in the next att
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import shutil
@@ -25,15 +24,14 @@ from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hpcddp import ledger
 from hpcddp.data import claims, disk, sources
+from hpcddp.data.leftovers import clear
 from hpcddp.data.names import name_of
 from hpcddp.data.pool import Pool
 from hpcddp.data.sources import File, Source
 from hpcddp.errors import HpcddpError, StageError, UserError
 from hpcddp.failure import host
-from hpcddp.requeue import RETURNS
-from hpcddp.rundir import RunDir, read_json, remove, sweep, write_json, write_text
+from hpcddp.rundir import RunDir, write_json, write_text
 from hpcddp.sizes import size
 from hpcddp.topology import Rank
 
@@ -42,8 +40,6 @@ LOOK = 0.2  # seconds between two looks at what the threads do
 SAY = 5.0  # seconds between two lines
 BLOCK = 4096  # bytes of a disk that the smallest file takes
 SPARE = 0.01  # of the disk that stays free
-OLD = 86400.0  # seconds after which a folder goes whose run cannot be found
-LONG = 7 * OLD  # the same, where its owner may be a process that cannot be seen from here
 
 
 def folder_of(run: RunDir, rank: Rank, *, local: bool, environ: Mapping[str, str]) -> Path:
@@ -269,30 +265,3 @@ def _size(path: Path) -> int:
         return path.stat().st_size
     except FileNotFoundError:
         return 0
-
-
-def clear(base: Path, own: Path) -> None:
-    """Remove what runs that are over have left on this node."""
-    for folder in base.iterdir():
-        with contextlib.suppress(OSError, HpcddpError):
-            if folder.name.startswith(".gone-"):
-                sweep(folder)
-            elif folder != own and _over(folder):
-                remove(folder)
-
-
-def _over(folder: Path) -> bool:
-    """Whether nobody will read a folder any more: its run will not come back by itself. Where the
-    run cannot be found, another node or container may see it: who copied must be gone too."""
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        run = RunDir((folder / "run").read_text())
-        run.job.stat()
-        last = ledger.last(run)
-        return last is not None and not last.live and last.action not in RETURNS
-    owners = list(folder.glob("*/.owner"))
-    newest = max(path.stat().st_mtime for path in (folder, *owners))
-    return time.time() - newest > OLD and not any(map(_works, owners))
-
-
-def _works(owner: Path) -> bool:
-    return claims.lives(str((read_json(owner) or {}).get("who")), owner, LONG)

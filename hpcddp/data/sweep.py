@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,10 +13,12 @@ from pathlib import Path
 from hpcddp.data import claims
 
 FOLDERS = 256
+UNUSED = 14 * 86400.0  # seconds after which a file goes that nobody has used
 
 
 class Files:
-    """A look at all files. What killed processes have left goes at once.
+    """A look at all files. What killed processes have left goes at once, and what was not used for
+    long.
 
     ``held`` are the bytes of whole files, ``claimed`` those on their way.
     """
@@ -32,6 +35,9 @@ class Files:
             else:
                 with contextlib.suppress(OSError):
                     facts = entry.stat()
+                    if time.time() - facts.st_mtime > UNUSED:
+                        Path(entry.path).unlink()
+                        continue
                     self._times.append(facts.st_mtime)
                     self._sizes.append(facts.st_size)
         self.held = sum(self._sizes)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcddp import record as records
+from hpcddp.data import leftovers
 from hpcddp.data.stage import Stage, folder_of
 from hpcddp.errors import HpcddpError, RunError, StageError
 from hpcddp.preempt import Preemption
@@ -161,3 +162,11 @@ def arrive(
     if not verdict:
         _there[entries] = folder
     return str(verdict.get("by", ""))
+
+
+def depart(world: World, spec: JobSpec) -> None:
+    """Remove what was brought, once no rank reads it any more."""
+    if folder := _there.pop(tuple(spec.data.stage), None):
+        world.barrier()
+        if world.rank.local_rank == 0:
+            leftovers.leave(folder)

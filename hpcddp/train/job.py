@@ -56,9 +56,12 @@ def train(
         spec.max_steps = min(max_steps, spec.max_steps or max_steps)
     world = join(rank, job, os.environ)
     print(f"{rank} on {host()}, {world.device}", flush=True)
-    return train_in(
+    outcome = train_in(
         world, run, attempt, spec, job.workdir, preemption, on_record, pulse=pulse, on_hang=on_hang
     )
+    if outcome == "done":
+        arrival.depart(world, spec)
+    return outcome
 
 
 def train_in(
