@@ -5,6 +5,7 @@ import pickle
 import subprocess
 import sys
 import threading
+from types import ModuleType
 
 import pytest
 from pictures import CLASSES, number_of, numbers, picture, pictures, put
@@ -207,12 +208,35 @@ def test_an_extra_that_is_missing_is_named(monkeypatch):
     from hpcddp.data import stores
 
     monkeypatch.setattr(stores, "_opened", {})
-    for name in ("hpcddp.data.s3", "fsspec.core"):
-        monkeypatch.setitem(sys.modules, name, None)
+    absent = ("s3torchconnector", "fsspec")
+
+    class Finder:
+        @staticmethod
+        def find_spec(name, path, target=None):
+            if name in absent:
+                raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+    for name in list(sys.modules):
+        if name == "hpcddp.data.s3" or name.partition(".")[0] in absent:
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "meta_path", [Finder, *sys.meta_path])
     for place, extra in (("s3://images/x", "s3"), ("memory://x", "stores")):
-        with pytest.raises(UserError) as error:
+        with pytest.raises(UserError, match="which is not here") as error:
             ImageFolder(place)
         assert error.value.hint == f"pip install 'hpcddp[{extra}]'"
+
+
+@pytest.mark.parametrize("place", [None, ModuleType("s3torchconnector._s3client")])
+def test_an_extra_that_is_here_but_of_no_use_is_told_as_what_it_is(monkeypatch, place):
+    """Such as another version, or a library that does not load."""
+    from hpcddp.data import stores
+
+    monkeypatch.setattr(stores, "_opened", {})
+    monkeypatch.delitem(sys.modules, "hpcddp.data.s3", raising=False)
+    monkeypatch.setitem(sys.modules, "s3torchconnector._s3client", place)
+    with pytest.raises(UserError, match=r"cannot be loaded: .*s3torchconnector._s3client") as error:
+        ImageFolder("s3://images/x")
+    assert "pip install 'hpcddp[s3]'" in error.value.hint
 
 
 def outage(server, root, seconds, capfd):

@@ -160,8 +160,8 @@ class Fsspec:
     def __init__(self, root: str) -> None:
         try:
             from fsspec.core import url_to_fs
-        except ImportError:
-            raise _without("fsspec", "stores", root) from None
+        except ImportError as error:
+            raise _without(error, "fsspec", "stores", root) from None
         try:
             self._fs, self._path = url_to_fs(root)
         except (ImportError, ValueError) as error:
@@ -207,19 +207,21 @@ def _asked(call: Callable[[], T]) -> T:
         raise Trouble("down", f"{type(error).__name__}: {error}") from None
 
 
-def _without(package: str, extra: str, where: str) -> UserError:
+def _without(error: ImportError, package: str, extra: str, where: str) -> UserError:
+    absent = isinstance(error, ModuleNotFoundError) and "." not in (error.name or "")
+    why = "which is not here" if absent else f"which cannot be loaded: {error}"
     return UserError(
-        f"is read with {package}, which is not here",
+        f"is read with {package}, {why}",
         where=where,
-        hint=f"pip install 'hpcddp[{extra}]'",
+        hint=f"pip install 'hpcddp[{extra}]'" + (" has versions that work" if not absent else ""),
     )
 
 
 def _s3(root: str) -> Store:
     try:
         from hpcddp.data.s3 import S3
-    except ImportError:
-        raise _without("s3torchconnector", "s3", root) from None
+    except ImportError as error:
+        raise _without(error, "s3torchconnector", "s3", root) from None
     return S3(root)
 
 
