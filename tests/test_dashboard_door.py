@@ -9,7 +9,7 @@ import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -22,6 +22,13 @@ from hpcddp.dashboard import app, door
 from hpcddp.errors import UserError
 
 Command = Callable[..., Outcome]
+
+
+@pytest.fixture
+def short() -> Iterator[Path]:
+    """A folder with a path that leaves room for a socket's."""
+    with tempfile.TemporaryDirectory(prefix="d-") as made:
+        yield Path(made)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -83,9 +90,9 @@ def test_it_ends_when_nobody_reads_it(tmp_path: Path) -> None:
 
 
 def test_the_usual_socket_is_in_a_folder_of_ones_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, short: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    runtime = tmp_path / "runtime"
+    runtime = short / "runtime"
     runtime.mkdir(0o700)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
     found = door.own_path(tmp_path)
