@@ -72,7 +72,7 @@ def start(
         environ = {**rank.to_env(), **common}
         if devices:
             environ["CUDA_VISIBLE_DEVICES"] = devices
-        job = task.Job(rank, environ, place.pid, backend, gpus, call, sys.path)
+        job = task.Job(rank, environ, place.pid, backend, gpus, call, sys.path, made.key)
         made.add(worker, place.host, job)
     return made
 
@@ -156,9 +156,12 @@ class Ranks:
         return [pickle.loads(answer.result) for answer in answers]
 
     def cancel(self) -> None:
-        """End the ranks that still run, if the cluster can be reached."""
+        """End the ranks that still run, if the cluster can be reached, and wait until they have:
+        what they have sent until then is there."""
         with contextlib.suppress(Exception):
             self.client.cancel(list(self.futures), force=True, reason="hpcddp: the call has ended")
+            if len(self.answers) < len(self.futures):
+                self.client.run(task.gone, self.key, 2 * task.KILL_WAIT + 2, on_error="ignore")
 
     def _answers(self, meanwhile: Callable[[], object]) -> list[Answer]:
         deadline = float("inf")

@@ -6,6 +6,7 @@ data workers, and it leaves nothing behind for the next call.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import pickle
 import signal
@@ -35,6 +36,7 @@ class Job:
     gpus: bool  # each rank has one of its own
     call: bytes  # function and arguments, pickled
     path: list[str]  # where the client finds modules
+    call_key: str = ""  # of all ranks of one call
 
 
 @dataclass
@@ -53,8 +55,27 @@ class Answer:
         return cls(rank.world_rank, error=error, peer=peer, time=time.time())
 
 
+_living: set[tuple[str, int]] = set()  # calls and their ranks that live below this worker
+
+
+async def gone(call_key: str, seconds: float) -> None:
+    """Wait on a worker until the rank of a call has ended there."""
+    end = time.monotonic() + seconds
+    while any(key == call_key for key, _ in _living) and time.monotonic() < end:
+        await asyncio.sleep(LOOK / 4)
+
+
 def live(job: Job) -> Answer:
     """Runs on a worker, for as long as the rank lives."""
+    mine = job.call_key, job.rank.world_rank
+    _living.add(mine)
+    try:
+        return _live(job)
+    finally:
+        _living.discard(mine)
+
+
+def _live(job: Job) -> Answer:
     if os.getpid() != job.pid:  # a nanny has started it anew: the other ranks wait for the old one
         return Answer.failure(job.rank, host(), "was ended with its Dask worker")
     ours, theirs = Pipe()
