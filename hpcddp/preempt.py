@@ -10,6 +10,7 @@ import contextlib
 import os
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
@@ -109,10 +110,27 @@ def _is_submitit(handler: object) -> bool:
 def ignore_stop_signals(worker_id: int = 0) -> None:
     """For DataLoader workers (``worker_init_fn``): the rank decides when they end.
 
-    A worker that died of Slurm's SIGTERM would take its rank with it.
+    A worker that died of Slurm's SIGTERM would take its rank with it. One that was forked within
+    ``held_back`` cannot, from its first instant on.
     """
-    for number in (*stop_signals(), signal.SIGUSR1, signal.SIGINT):
+    for number in _told_to_ranks():
         signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _told_to_ranks())
+
+
+@contextlib.contextmanager
+def held_back() -> Iterator[None]:
+    """Stop signals come after this. A process that is forked within holds them back until it
+    ignores them: torch's own handler would end it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _told_to_ranks())
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _told_to_ranks() -> tuple[signal.Signals, ...]:
+    return (*stop_signals(), signal.SIGUSR1, signal.SIGINT)
 
 
 def ignores(pid: int, number: int) -> bool:

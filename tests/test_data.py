@@ -2,6 +2,8 @@
 
 import gc
 import os
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -95,3 +97,22 @@ def test_an_error_of_a_worker_process_is_told_as_it_was_raised(tmp_path, split, 
     with pytest.raises(JobFileError) as caught:
         one_rank(run)
     assert str(caught.value) == "s3://bucket: there is no image 5\n  put it there"
+
+
+EARLY = """
+import os, signal, torch
+from torch.utils.data import TensorDataset
+from hpcddp.train.data import end_workers, make_loader, read
+os.register_at_fork(after_in_child=lambda: os.kill(os.getpid(), signal.SIGTERM))
+data = TensorDataset(torch.arange(8))
+loader = make_loader(data, 2, torch.device("cpu"), batch_size=2, generator=torch.Generator())
+print(sum(int(batch[0].sum()) for batch in read(loader)))
+end_workers(loader)
+"""
+
+
+def test_a_stop_signal_does_not_end_a_process_that_has_just_begun_to_read():
+    done = subprocess.run(
+        [sys.executable, "-c", EARLY], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.stdout == "28\n", done.stderr

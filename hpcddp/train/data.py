@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 from torch.utils.data._utils import signal_handling
 
 from hpcddp.errors import HpcddpError, JobFileError
-from hpcddp.preempt import ignore_stop_signals
+from hpcddp.preempt import held_back, ignore_stop_signals
 from hpcddp.spec import JobSpec
 from hpcddp.strategy import Layout
 from hpcddp.train.sampler import ResumableSampler
@@ -266,7 +266,9 @@ def read(loader: DataLoader[Any]) -> Iterator[Any]:
     Raises:
         HpcddpError: as it was raised, also in a worker process: torch brings its traceback alone.
     """
-    for batch in loader:
+    with held_back():  # processes begin here
+        batches = iter(loader)
+    for batch in batches:
         if isinstance(batch, HpcddpError):
             raise batch
         yield batch

@@ -7,15 +7,16 @@ and the epoch, and no more from how often an iterator was made.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import multiprocessing
 import signal
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 
-from hpcddp.preempt import ignore_stop_signals, ignores
+from hpcddp.preempt import held_back, ignore_stop_signals, ignores
 from hpcddp.train.data import leave_garbage
 from hpcddp.train.sampler import ResumableSampler
 from hpcddp.train.seeding import mix
@@ -43,6 +44,14 @@ def _end_workers() -> None:
     for process in multiprocessing.active_children():
         if process.daemon and process.pid and ignores(process.pid, signal.SIGTERM):
             process.kill()
+
+
+def begin(loader: Iterable[Any]) -> Iterator[Any]:
+    """The loader's batches. Its processes, if it has any, leave stopping to the rank from their
+    first instant on."""
+    deaf = isinstance(getattr(loader, "worker_init_fn", None), _Deaf)
+    with held_back() if deaf else contextlib.nullcontext():
+        return iter(loader)
 
 
 def batch_size(loader: Any) -> int:

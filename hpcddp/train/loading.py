@@ -19,7 +19,7 @@ from torch.utils.data import Dataset, default_collate
 from hpcddp.spec import JobSpec
 from hpcddp.train import cpus
 from hpcddp.train.cpus import Division
-from hpcddp.train.data import TrainData, end_workers, make_loader
+from hpcddp.train.data import TrainData, end_workers, make_loader, read
 from hpcddp.train.samples import Samples, prefetch_of
 from hpcddp.train.world import World
 
@@ -68,7 +68,7 @@ def is_quick(dataset: Any, batches: list[list[int]], seed: int) -> bool:
     loader = make_loader(look, 1, device, generator=torch.Generator(), timeout=PATIENCE)
     began = time.monotonic()
     try:
-        return float(next(iter(loader))) < QUICK
+        return float(next(read(loader))) < QUICK
     except Exception:  # whatever else than time it is, the training meets it and tells of it
         return time.monotonic() - began < PATIENCE
     finally:

@@ -33,7 +33,7 @@ from hpcddp.rundir import RunDir, write_json
 from hpcddp.train import checkpoint, cpus, loading, snapshot, state
 from hpcddp.train.data import Micro
 from hpcddp.train.lease import Lease
-from hpcddp.train.loaders import Place, batch_size
+from hpcddp.train.loaders import Place, batch_size, begin
 from hpcddp.train.meter import Meter
 from hpcddp.train.metrics import Recorder
 from hpcddp.train.pace import Pace
@@ -202,7 +202,7 @@ class Run:
         self._read, size = self._at.epoch, batch_size(loader)
         each = size * self.world.size
         skip = self._place.go_to(loader, self._at.epoch, self._at.samples_consumed, each)
-        batches = iter(loader)
+        batches = begin(loader)
         self._workers = getattr(loader, "num_workers", 0)
         for _ in range(skip):
             next(batches, None)
