@@ -393,3 +393,14 @@ def test_a_fork_uses_it_on(tmp_path: Path, monkeypatch) -> None:
         assert answer.read() == b"y"
     assert read(cache, "b")
     assert cache._usage.total() == 2 * K
+
+
+def test_what_is_kept_is_read_at_once_and_counts_as_used(tmp_path: Path) -> None:
+    cache = Cache(tmp_path, 1 << 20)
+    assert cache.read("a", 3) is None
+    with cache.get("a", 3, lambda file: file.write(b"abc")) or pytest.fail("not kept"):
+        pass
+    (kept,) = (path for path in tmp_path.glob("??/*") if path.is_file())
+    os.utime(kept, (1, 1))
+    assert cache.read("a", 3) == b"abc" and kept.stat().st_mtime > 1
+    assert cache.read("a", 4) is None and cache.read("b", 3) is None

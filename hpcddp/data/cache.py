@@ -70,8 +70,7 @@ class Cache:
         """
         if not 0 <= size <= self.limit or not self.limit:
             return None
-        name = hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()[:32]
-        path = self.folder / name[:2] / name[2:]
+        path = Path(self._path(key))
         try:
             try:
                 return self._get(path, size, fetch)
@@ -83,6 +82,29 @@ class Cache:
         except OSError as error:
             self._refuse(error)
             return None
+
+    def read(self, key: str, size: int) -> bytes | None:
+        """The content for a key, if it is there now: `get` for small files, some times as fast."""
+        try:
+            fd = os.open(self._path(key), os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return None
+        try:
+            facts = os.fstat(fd)
+            if facts.st_size != size:
+                return None  # `get` knows what to do with it
+            if time.time() - facts.st_mtime > TOUCH:
+                os.utime(fd)
+            data = os.read(fd, size)
+            return data if len(data) == size else None
+        except OSError:
+            return None
+        finally:
+            os.close(fd)
+
+    def _path(self, key: str) -> str:
+        name = hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+        return f"{self.folder}/{name[:2]}/{name[2:]}"
 
     def _get(self, path: Path, size: int, fetch: Fetch) -> BinaryIO | None:
         claim, text, looks = path.with_suffix(".claim"), "", _looks()

@@ -19,6 +19,7 @@ from hpcddp.data.pool import Pool
 THREADS = 16  # that fetch, in each process; they wait more than they work
 AHEAD = 256 << 20  # bytes of a batch that are fetched ahead
 OPEN = 64  # shards that a process keeps open
+SMALL = 1 << 20  # bytes that are read at once where they are on the node's disk
 UNKNOWN = 1 << 20  # bytes, for an object whose size is not known
 NODES = 4  # that take whole shards of which they read a part
 
@@ -28,6 +29,9 @@ class Cache(Protocol):
 
     def get(self, key: str, size: int, fetch: Callable[[BinaryIO], None]) -> BinaryIO | None:
         """The object, to read from; None if it cannot be kept."""
+
+    def read(self, key: str, size: int) -> bytes | None:
+        """The whole object, if it is kept now."""
 
 
 class Reading:
@@ -49,7 +53,9 @@ class Reading:
 
     def __call__(self, index: int) -> bytes:
         fetched = self._process.pieces.get(index)
-        return fetched.result() if fetched else self._fetch(index)
+        if fetched is None:
+            return self._fetch(index)
+        return fetched if isinstance(fetched, bytes) else fetched.result()
 
     def where(self, index: int) -> str:
         """Where a sample lies, for a person."""
@@ -70,9 +76,17 @@ class Reading:
             room -= size if size >= 0 else UNKNOWN
             if room < 0:
                 return
-            here.pieces[index] = held.get(index) or here.pool.submit(
+            piece = held.get(index) or self._kept(index)
+            here.pieces[index] = piece or here.pool.submit(
                 lambda index=index: self._fetch(index)  # type: ignore[misc]
             )
+
+    def _kept(self, index: int) -> bytes | None:
+        """What the cache has already: read in less time than a thread takes to begin."""
+        sample = self._listing[index]
+        if self._cache is None or sample.shard >= 0 or not sample.version or sample.size > SMALL:
+            return None
+        return self._cache.read(self._key(sample.name, sample.size, sample.version), sample.size)
 
     def holds(self, indices: Iterable[int]) -> bool:
         """Whether these are on their way already."""
@@ -108,8 +122,11 @@ class Reading:
         """An object's copy in the cache. One that may change unseen is not kept."""
         if self._cache is None or not version or size < 0:
             return None
-        key = f"{self._place.at(name)} {size} {version}"
+        key = self._key(name, size, version)
         return self._cache.get(key, size, lambda out: self._place.copy(name, out))
+
+    def _key(self, name: str, size: int, version: int) -> str:
+        return f"{self._place.at(name)} {size} {version}"
 
     def _shard(self, number: int) -> _File | None:
         """A shard to read from; None where it must be asked of the store. Of several threads the
@@ -168,7 +185,7 @@ class _Process:
 
     def __init__(self) -> None:
         self.pid = os.getpid()
-        self.pieces: dict[int, Future[bytes]] = {}
+        self.pieces: dict[int, Future[bytes] | bytes] = {}
         self.shards: dict[int, Future[_File | None]] = {}
         self._pool: Pool | None = None
 
