@@ -24,7 +24,7 @@
         dask/             a cluster's certificate and address, while it is  written by rank 0
         sending/          results on their way; the next attempt takes it away
       work/               a command's working folder: the code as it was  written by submit
-      versions.json       its Python and packages                         written by submit
+      versions.json       its Python and packages                         by submit, or rank 0
       listings/NAME.tsv   which samples a dataset has                     linked by the first rank
       trackers.json       the run at its trackers, and what they know     written by who tells them
       tensorboard/        event files                                     written by who tells it

@@ -11,6 +11,7 @@ from hpcddp.rundir import RunDir, read_json
 from hpcddp.spec import JobSpec, to_dict
 
 HIDDEN = "(hidden)"
+FIRST = ("python", "torch", "numpy", "hpcddp", "executable")
 ENVIRONMENT = re.compile(r"^(readonly -a ENVIRONMENT=\()(.*)\)$", re.MULTILINE)  # see render.py
 USER = re.compile(r"(?<=://)[^/\s]+@")  # in a URL: NAME:PASSWORD
 
@@ -27,13 +28,21 @@ def static(run: RunDir) -> dict[str, Any]:
     except OSError:
         script = ""
     facts = {name: value for name, value in vars(job).items() if name != "spec"}
-    config, versions = _flat(job.spec), read_json(run.versions) or {}
+    config, versions = _flat(job.spec), _versions(read_json(run.versions) or {})
     plain = _flat(to_dict(JobSpec()))
     defaults = [name for name, value in config.items() if name in plain and plain[name] == value]
     config |= {name: HIDDEN for name in config if name.startswith("env.")}
     script = ENVIRONMENT.sub(_names, script)
     told = {"job": facts, "config": config, "versions": versions, "script": script}
     return {name: _nobody(value) for name, value in told.items()} | {"defaults": defaults}
+
+
+def _versions(told: dict[str, Any]) -> dict[str, Any]:
+    """Python and packages in one table, the ones that matter most first."""
+    packages = told.get("packages")
+    flat = {name: value for name, value in told.items() if name != "packages"}
+    flat |= packages if isinstance(packages, dict) else {}
+    return {name: flat[name] for name in (*FIRST, *sorted(flat, key=str.lower)) if name in flat}
 
 
 def _names(found: re.Match[str]) -> str:

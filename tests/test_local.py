@@ -6,8 +6,10 @@ import os
 import pty
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +65,8 @@ def test_two_virtual_nodes_train_here(toy: Site, command: Command) -> None:
     assert (found["state"], found["backend"], found["step"]) == ("COMPLETED", "local", 12)
     lines = command("logs", "--rank", "3").out.splitlines()
     assert lines and all(line.startswith("3: rank 3(4), node 1(2), local 1(2)") for line in lines)
+    told = json.loads(Path(found["path"], "versions.json").read_text())
+    assert told["packages"]["torch"] == version("torch") and told["executable"] == sys.executable
 
 
 def test_detach_stop_resume_and_cancel(toy: Site, command: Command) -> None:

@@ -222,3 +222,12 @@ def test_a_url_is_shown_without_its_user(tmp_path: Path) -> None:
     assert found["config"]["dataset.url"] == "https://(hidden)@host:8/a@b"
     assert found["config"]["dataset.also"] == ["s3://(hidden)@bucket", "a@b.org"]
     assert found["script"] == "curl 'ftp://(hidden)@host' me@host\n"
+
+
+def test_versions_are_one_table_with_what_matters_first(tmp_path: Path) -> None:
+    run = made_run(tmp_path)
+    packages = {"attrs": "26", "torch": "2.13.0", "Zope": "1"}
+    write_json(
+        run.versions, {"executable": "/bin/python", "python": "3.11.7", "packages": packages}
+    )
+    assert list(static(run)["versions"]) == ["python", "torch", "executable", "attrs", "Zope"]

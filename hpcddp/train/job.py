@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Mapping
+from threading import Thread
 
-from hpcddp import ledger, results
+from hpcddp import ledger, results, versions
 from hpcddp import record as record_
 from hpcddp import spec as jobspec
 from hpcddp.errors import Diverged
 from hpcddp.failure import host
 from hpcddp.preempt import Preemption
 from hpcddp.record import JobRecord
-from hpcddp.rundir import RunDir
+from hpcddp.rundir import RunDir, write_json
 from hpcddp.spec import JobSpec
 from hpcddp.topology import Rank
 from hpcddp.train import arrival
@@ -54,6 +56,8 @@ def train(
     spec = jobspec.from_dict(job.spec, str(run.job))
     if max_steps:
         spec.max_steps = min(max_steps, spec.max_steps or max_steps)
+    if rank.world_rank == 0 and not run.versions.exists():  # it waits for the others anyway
+        Thread(target=_note_versions, args=(run,), daemon=True).start()
     world = join(rank, job, os.environ)
     print(f"{rank} on {host()}, {world.device}", flush=True)
     outcome = train_in(
@@ -102,6 +106,12 @@ def train_in(
             return _train(trainer, preemption, deadline)
     finally:
         record.close()
+
+
+def _note_versions(run: RunDir) -> None:
+    """Write down which Python and packages train; a run can do without."""
+    with contextlib.suppress(OSError, ValueError):
+        write_json(run.versions, versions.here())
 
 
 def _stopped(lease: Lease, spec: JobSpec, record: Recorder, by: str) -> str:
