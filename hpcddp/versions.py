@@ -21,15 +21,6 @@ print(json.dumps({"executable": sys.executable, "python": version, "packages": f
 TIMEOUT = 60  # seconds
 
 
-def here() -> dict[str, Any]:
-    """Executable, version and packages of this Python."""
-    from importlib.metadata import distributions
-
-    found = {d.metadata["Name"]: d.version for d in distributions() if d.metadata["Name"]}
-    version = ".".join(map(str, sys.version_info[:3]))
-    return {"executable": sys.executable, "python": version, "packages": found}
-
-
 def installed(program: str, environ: Mapping[str, str]) -> dict[str, Any]:
     """Executable, version and packages of a Python, or of this one where the program is another;
     nothing if it does not say."""

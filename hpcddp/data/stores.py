@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, Protocol, TypeVar
 
+from hpcddp.data.tree import walk
 from hpcddp.errors import UserError
 
 T = TypeVar("T")
@@ -104,25 +105,11 @@ class Local:
 
     def find(self) -> Iterator[Found]:
         try:
-            yield from self._below(self._root, "", frozenset())
+            for name, entry in walk(self._root, hidden=False):
+                # a million calls of stat would take minutes
+                yield Found(f"{name}/" if entry.is_dir() else name)
         except OSError as error:
             raise _of_disk(error, f" ({error.filename})") from None
-
-    def _below(
-        self, folder: Path, prefix: str, above: frozenset[tuple[int, int]]
-    ) -> Iterator[Found]:
-        facts = folder.stat()
-        if (facts.st_dev, facts.st_ino) in above:
-            return
-        above |= {(facts.st_dev, facts.st_ino)}
-        for entry in os.scandir(folder):
-            if entry.name.startswith("."):
-                continue
-            if entry.is_dir():
-                yield Found(f"{prefix}{entry.name}/")
-                yield from self._below(Path(entry.path), f"{prefix}{entry.name}/", above)
-            else:
-                yield Found(prefix + entry.name)  # a million calls of stat would take minutes
 
     def read(self, name: str, start: int, size: int) -> bytes:
         try:

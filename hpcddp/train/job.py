@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import time
 from collections.abc import Callable, Mapping
 from threading import Thread
@@ -110,8 +111,9 @@ def train_in(
 
 def _note_versions(run: RunDir) -> None:
     """Write down which Python and packages train; a run can do without."""
-    with contextlib.suppress(OSError, ValueError):
-        write_json(run.versions, versions.here())
+    with contextlib.suppress(OSError):
+        if found := versions.installed(sys.executable, os.environ):
+            write_json(run.versions, found)
 
 
 def _stopped(lease: Lease, spec: JobSpec, record: Recorder, by: str) -> str:
