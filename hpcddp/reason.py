@@ -76,13 +76,13 @@ def raised(text: str) -> str:
 
 
 def aborted(text: str) -> str:
-    """The rank that a thread of gloo ended when Python was leaving: hpcddp.train.gloo has why."""
+    """The rank that a thread of gloo ended when Python was leaving: hpcddp.gloo has why."""
     found = ABORTED.search(text)
     if not found:
         return ""
     return (
-        f"rank {found[1]} was ended by a thread of gloo that outlived Python: import torch."
-        "distributed.nn.functional before init_process_group, and destroy_process_group at the end"
+        f"rank {found[1]} was ended by a thread of gloo that outlived Python: install hpcddp "
+        "in the Python that runs the script, which then waits for it"
     )
 
 

@@ -14,10 +14,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from hpcddp import gloo
 from hpcddp import record as records
 from hpcddp.rundir import RunDir
 from hpcddp.topology import Rank
-from hpcddp.train import gloo
 from hpcddp.train import job as jobs
 from hpcddp.train import model as models
 from hpcddp.train import world as worlds

@@ -3,21 +3,31 @@
 A thread of gloo lets go of a collective's tensors after whoever waited was told. Where the last
 hold on a tensor of Python's goes while Python ends, the thread cannot take Python's lock any more,
 and the process dies of SIGABRT ("terminate called without an active exception", torch 2.13,
-ProcessGroupGloo::runLoop). Ending the process group joins its threads, but not while something
-holds it: the functions of this import do, as defaults, when they are made after the group.
+ProcessGroupGloo::runLoop): a script that has done all it had to do would count as a crash.
+Ending the process group joins its threads, but few scripts end it, and one that made a
+DistributedDataParallel joins them only if nothing holds the group any more.
+
+torch calls ``watch_over`` when it is imported (entry point ``torch.backends``, which torch 2.5 and
+later look for), so a job's scripts need no line for it where hpcddp is installed beside torch.
 """
 
 from __future__ import annotations
 
+import atexit
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import torch.distributed.nn.functional  # noqa: F401
-
 NAME = "pt_gloo_runloop"
 QUIET = 3  # looks, one after the other, that see all of them asleep
 LIMIT = 1.0  # seconds
+
+
+def watch_over() -> None:
+    """In a process of a job: let gloo's threads come to rest before Python ends."""
+    if "HPCDDP_RUN_DIR" in os.environ:
+        atexit.register(rest)
 
 
 def rest() -> None:
@@ -27,7 +37,10 @@ def rest() -> None:
     """
     end, quiet = time.monotonic() + LIMIT, 0
     while quiet < QUIET and time.monotonic() < end:
-        quiet = quiet + 1 if all(state == "S" for state in _states()) else 0
+        states = list(_states())
+        if not states:
+            return
+        quiet = quiet + 1 if set(states) == {"S"} else 0
         time.sleep(0.001)
 
 
