@@ -15,7 +15,7 @@ import time
 from array import array
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import accumulate, chain
 from operator import attrgetter, mul, sub
 from pathlib import Path
@@ -172,9 +172,12 @@ class Curves:
 
     def _count(self, steps: array[int], seconds: list[float]) -> None:
         """A record's seconds are those of each step since the one before."""
-        whole = map(mul, map(sub, steps, chain([self._counted], steps)), seconds)
+        whole: Iterable[float] = seconds
+        if len(steps) != steps[-1] - self._counted:  # else each step has a record
+            whole = map(mul, map(sub, steps, chain([self._counted], steps)), seconds)
         before = self.spent.values[-1] if self.spent.values else 0.0
-        self.spent.add(steps, list(accumulate(whole, initial=before))[1:])
+        sums = array("d", accumulate(whole, initial=before))
+        self.spent.add(steps, sums[1:])
         self._counted = steps[-1]
 
     def _other(self, record: dict[str, Any]) -> None:
