@@ -191,7 +191,7 @@ def release(run: RunDir, number: int, exclude: str) -> None:
             if known.state == "PENDING":
                 if said(mine) == requeue.CANCELLED:
                     slurm.cancel(mine.job_id)
-                else:
-                    slurm.release(mine.job_id, f"now+{SETTLE}", exclude)
-                return
+                    return
+                if slurm.release(mine.job_id, f"now+{SETTLE}", exclude):
+                    return
         time.sleep(0.3)

@@ -211,10 +211,11 @@ def requeue(job_id: str) -> str:
     return first_line(said.stderr)
 
 
-def release(job_id: str, when: str = "now", exclude: str = "") -> None:
-    """Let a waiting job of ours start at a time, on other nodes than these."""
+def release(job_id: str, when: str = "now", exclude: str = "") -> bool:
+    """Let a waiting job of ours start at a time, on other nodes than these; whether it is so."""
     more = [f"ExcNodeList={exclude}"] if exclude else []
-    call("scontrol", "update", f"JobId={job_id}", f"StartTime={when}", *more)
+    done = call("scontrol", "update", f"JobId={job_id}", f"StartTime={when}", *more)
+    return done.returncode == 0
 
 
 def successor(

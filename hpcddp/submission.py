@@ -90,6 +90,9 @@ def request(run: RunDir, want: str) -> Status:
         raise SlurmUnreachable(found.reason, where=run.name, hint="nothing was asked; try again")
     if found.final or not found.job_id or (want == "preempt" and found.state != "RUNNING"):
         raise RunError(f"the run is {found.state}: there is nothing to {want}", where=run.name)
+    last = ledger.last(run)
+    if want == "preempt" and not (last and last.live):  # a life that begins would pass it over
+        raise RunError("the run starts: there is nothing to preempt yet", where=run.name)
     write_json(run.request, {"want": want, "job_id": found.job_id, "when": time.time()})
     backend = BACKENDS[found.backend]
     for act in (getattr(backend, name) for name in REQUESTS[want]):

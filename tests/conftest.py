@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
 from hpcddp import cli, jobfile, plan, record
@@ -17,6 +18,10 @@ from hpcddp.plan import Plan
 from hpcddp.record import JobRecord
 from hpcddp.rundir import RunDir
 
+hypothesis.settings.register_profile(
+    "tests", deadline=None
+)  # a loaded machine stands still at times
+hypothesis.settings.load_profile("tests")
 COMMAND = Path(sys.executable).with_name("hpcddp")
 TASK = 'raise RuntimeError("the command line imported the task")\n'
 FOREIGN = (
@@ -190,7 +195,7 @@ def command(site: Site) -> Callable[..., Outcome]:
     def run(*arguments: str, **environ: str) -> Outcome:
         done = subprocess.run(
             [COMMAND, *arguments],
-            capture_output=True, encoding="utf-8", errors="surrogateescape", timeout=60,
+            capture_output=True, encoding="utf-8", errors="surrogateescape", timeout=240,
             check=False, env={**os.environ, **environ}, stdin=subprocess.DEVNULL,
         )  # fmt: skip
         return Outcome(done.returncode, done.stdout, done.stderr)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -16,6 +15,7 @@ from typing import Any
 from conftest import record_run
 
 from hpcddp import ledger, spec
+from hpcddp.claim import free_port
 from hpcddp.rundir import RunDir, read_lines
 from hpcddp.topology import Rank
 
@@ -111,13 +111,10 @@ class Ranks:
     """Worker processes with torchrun's variables; on leaving the context none is left."""
 
     def __init__(self, run: RunDir, environs: list[dict[str, str]], *, attempt: int = 1) -> None:
-        with socket.socket() as s:
-            s.bind(("127.0.0.1", 0))
-            port = s.getsockname()[1]
         self.processes: list[subprocess.Popen[str]] = []
         common = {
             "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
+            "MASTER_PORT": str(free_port()),
             "HPCDDP_RUN_DIR": str(run.path),
             "HPCDDP_ATTEMPT": str(attempt),
             "HPCDDP_START_TIMEOUT": "60",

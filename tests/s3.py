@@ -18,6 +18,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.request import urlopen
 
+from hpcddp.claim import free_port
+
 KEYS = {
     "AWS_ACCESS_KEY_ID": "testing",
     "AWS_SECRET_ACCESS_KEY": "testing-secret",
@@ -35,12 +37,6 @@ MESSAGES = {
     "provided. Check your key and signing method.",
     "AccessDenied": "Access Denied",
 }
-
-
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
 
 
 class Door:

@@ -19,7 +19,7 @@ from hpcddp.train import data
 @pytest.mark.parametrize("stuck", [False, True])
 def test_the_thread_that_pins_memory_ends_before_the_processes_it_reads_from(monkeypatch, stuck):
     """It stands for torch's own, which there is with a GPU only."""
-    monkeypatch.setattr(data, "PIN_SECONDS", 0.2)
+    monkeypatch.setattr(data, "PIN_SECONDS", 0.2 if stuck else 20)
     loader = data.make_loader(TensorDataset(torch.arange(8.0)), 1, torch.device("cpu"))
     iterator = iter(loader)
     next(iterator)

@@ -150,7 +150,7 @@ def test_what_is_no_host_name_is_not_written(name: str) -> None:
 
 
 def test_ten_thousand_hosts_take_milliseconds() -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     hosts = expand_hosts("n[0-9999]")
     assert nth_host(compress_hosts(hosts), 9_999) == "n9999"
-    assert time.perf_counter() - start < 0.5  # about 0.02 s; this finds what grows with the square
+    assert time.process_time() - start < 0.5  # about 0.02 s; this finds what grows with the square

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from conftest import Site
-from test_local import Command, until
+from test_local import PATIENCE, Command, until
 from toy import DEEP
 
 from hpcddp import ledger
@@ -25,13 +25,17 @@ def submitted(command: Command, launcher: str) -> RunDir:
 
 
 def play(command: Command, launcher: str, seed: int, preemptions: int) -> tuple[RunDir, RunDir]:
-    """A run without and one with preemptions, at instants uniform from its start to its end."""
+    """A run without and one with preemptions, at instants uniform from its start to its end.
+
+    The first one is early enough to take: it is heard half a second later.
+    """
     whole = submitted(command, launcher)
     began = time.monotonic()
     until(command, lambda s: s["state"] == "COMPLETED")
     length, dice = time.monotonic() - began, random.Random(seed)
     run = submitted(command, launcher)
-    for instant in sorted(dice.uniform(0, length) for _ in range(preemptions)):
+    shares = [dice.uniform(0.1, 0.6), *(dice.random() for _ in range(preemptions - 1))]
+    for instant in sorted(share * length for share in shares[:preemptions]):
         wait_for_share(run, instant / length)
         command("preempt", run.name)  # refused where it is starting over: it is being preempted
     until(command, lambda s: s["state"] in ("COMPLETED", "FAILED", "CANCELLED"))
@@ -41,7 +45,7 @@ def play(command: Command, launcher: str, seed: int, preemptions: int) -> tuple[
 def wait_for_share(run: RunDir, share: float) -> None:
     """Until the run has come so far; what is before the first step counts as its first tenth."""
     wanted = int((share - 0.1) / 0.9 * STEPS)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE
     while (
         wanted > 0 and max(read_step(a)[0] for a in run.all_attempts() or [run.attempt(1)]) < wanted
     ):

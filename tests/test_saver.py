@@ -187,16 +187,16 @@ def test_a_failure_while_a_save_runs_lets_it_end_and_is_the_one_that_is_heard(tm
         "\nimport os\n_loss, seen = loss, []\n"
         "def loss(output, target):\n"
         "    seen.append(1)\n"
-        "    if os.environ['RANK'] == '1' and len(seen) == 6:\n"
+        "    if os.environ['RANK'] == '1' and len(seen) == 7:\n"
         "        raise ValueError('boom')\n"
         "    return _loss(output, target)\n"
     )
-    run = make_run(tmp_path, extra=boom, gpus=2, max_steps=9, checkpoint__every=5, **CALM)
+    run = make_run(tmp_path, extra=boom, gpus=2, max_steps=9, checkpoint__every=3, **CALM)
     with Ranks.of(run, 2) as ranks:
-        (code0, _, err0), (code1, _, err1) = ranks.wait(30)
+        (code0, _, err0), (code1, _, err1) = ranks.wait()
     assert (code0, code1) == (1, 1)
     assert "ValueError: boom" in err1 and "rank 1 failed first" in err0
-    assert steps(run) == [5]
+    assert steps(run) == [6, 3]
 
 
 def test_the_loop_waits_for_no_import_in_a_first_save(tmp_path):

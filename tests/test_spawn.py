@@ -39,10 +39,14 @@ MEET = "if [ $RANK = 0 ]; then until [ -e up1 ] && [ -e up2 ]; do sleep 0.02; do
 
 
 def run(
-    nodes: int, gpus: int, script: str, folder: Path | None = None
+    nodes: int,
+    gpus: int,
+    script: str,
+    folder: Path | None = None,
+    how: tuple[str, str] = ("-c", QUICK),
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        arguments(nodes, gpus, script),
+        arguments(nodes, gpus, script, how),
         capture_output=True, text=True, timeout=60, check=False, cwd=folder,
     )  # fmt: skip
 
@@ -162,7 +166,8 @@ def test_ranks_of_a_program_may_stay(tmp_path: Path) -> None:
 
 
 def test_the_first_bad_code_is_the_one_and_ends_the_others(tmp_path: Path) -> None:
-    done = run(1, 3, f"{MEET}; trap 'echo asked; exit 3' TERM; >up$RANK; {FOREVER}", tmp_path)
+    script = f"{MEET}; trap 'echo asked; exit 3' TERM; >up$RANK; {FOREVER}"
+    done = run(1, 3, script, tmp_path, AS_STARTED)
     assert done.returncode == 7
     assert sorted(done.stdout.splitlines()) == ["1: asked", "2: asked"]
 

@@ -115,6 +115,8 @@ def scheduler(optimizer, total_steps):
     return torch.optim.lr_scheduler.LambdaLR(optimizer, [lambda s: 1 / (1 + s), lambda s: 0.9**s])
 """
 )
+# The groups that train all layouts take a minute and a half on two cores.
+pytestmark = pytest.mark.timeout(900)
 OWN_CHAIN = ["fsdp=2,tp=2", "ddp", "tp", "fsdp", "ddp=2,tp=2"]
 # Save under one, go on under the next, two steps each.
 CHAIN = ["ddp", "fsdp", "pp=2,ddp=2", "fsdp=2,tp=2", "zero1", "tp", "ddp"]

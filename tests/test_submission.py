@@ -48,7 +48,7 @@ def local(site: Site) -> Iterator[Callable[[str], RunDir]]:
 
 
 def wait_for(condition: Callable[[], object]) -> None:
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.02)

@@ -4,6 +4,7 @@ import copy
 import io
 import json
 import math
+import statistics
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,10 +29,10 @@ class Slow(nn.Module):
         super().__init__()
         self.rank, self.until, self.calls = rank, until, 0
     def forward(self, x):
-        if torch.is_grad_enabled() and dist.get_rank() == self.rank:
+        if torch.is_grad_enabled() and self.until:
             self.calls += 1
-            if self.calls <= self.until:
-                time.sleep(0.03)
+            slow = dist.get_rank() == self.rank and self.calls <= self.until
+            time.sleep(0.06 if slow else 0.01)  # beside which a wait for a core is little
         return x
 
 def model(slow=-1, until=0):
@@ -88,7 +89,7 @@ def test_a_slow_rank_is_named_with_its_host_and_no_other_and_recovers(
 ) -> None:
     assert told(runs["model"], "slow") == told(runs["model"], "recovered") == [(2, "h2")]
     (found,) = (r for r in records(runs["model"], "slow") if r["what"] == "compute")
-    assert found["ratio"] > 1.5 and 0.03 < found["own_s"] < 0.2 and found["median_s"] < 0.03
+    assert found["ratio"] > 1.5 and 0.06 < found["own_s"] < 0.2 and found["median_s"] < 0.03
     assert 2 <= found["since"] <= 4 <= found["step"] and found["since_time"] < found["time"]
     assert max(r["step"] for r in records(runs["model"], "recovered")) >= 12
 
@@ -121,8 +122,9 @@ def test_each_record_has_a_line_with_a_figure_of_each_rank(runs: dict[str, RunDi
     last = found[-1]
     assert all(50e6 < held < 5e9 for held in last["memory"]) and last["gpu"] == [None] * 4
     assert all(0 < busy < step for busy, step in zip(last["busy_s"], last["step_s"], strict=True))
-    each = sum(last["samples_per_s"]) / records(run, "train")[-1]["samples_per_s"]
-    assert each == pytest.approx(1, rel=0.5)
+    rates = [r["samples_per_s"] for r in records(run, "train")]
+    each = [sum(line["samples_per_s"]) / rate for line, rate in zip(found, rates, strict=True)]
+    assert statistics.median(each) == pytest.approx(1, rel=0.25)
 
 
 def test_where_a_forward_pass_waits_for_others_nobody_knows_its_own_time(

@@ -99,7 +99,7 @@ def test_a_rank_asleep_is_told_from_those_that_wait_for_it(tmp_path):
         tmp_path, gpus=2, max_steps=100, extra=extra, train__hang_seconds=2, data__workers=1
     )
     with Ranks.of(run, 2) as ranks:
-        assert [code for code, _, _ in ranks.wait(30)] == [86, 86]
+        assert [code for code, _, _ in ranks.wait()] == [86, 86]
     told, by_rank, error = hang_of(run)
     assert told["step"] == 5
     assert [by_rank[n]["state"] for n in (0, 1)] == ["running", "running"]
@@ -190,7 +190,7 @@ def test_a_rank_follows_the_first_one_that_sees_it(watched):
     pulse, witness, watchdog = watched
     for step in range(4):
         pulse.beat(step)
-        time.sleep(0.1)
+        time.sleep(0.2)
     assert watchdog.limit > 0.8
     witness.begun = True
     assert witness.called.wait(5) and witness.seconds < watchdog.limit

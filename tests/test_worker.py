@@ -68,7 +68,7 @@ def test_a_signal_to_one_rank_stops_all_at_one_step_and_nothing_is_lost(tmp_path
 
     cut = make_run(tmp_path / "cut", **job)
     with Ranks.of(cut, 2) as ranks:
-        wait_for(lambda: len(records(cut, "train")) > 20, "20 steps")
+        wait_for(lambda: len(records(cut, "train")) > 5, "5 steps")
         ranks.processes[1].send_signal(signal.SIGUSR2)
         assert [code for code, _, _ in ranks.wait()] == [85, 85]
     (end,) = records(cut, "end")

@@ -15,7 +15,7 @@ import faulthandler
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +89,7 @@ class Evidence:
             self._look_after_node()
         if not first and _wait(self._attempt.hang.exists, 2 * WAIT):
             return
-        _wait(lambda: all(_text(self._attempt.stack(r["rank"])) for r in self._reports), WAIT)
+        _wait(self._written(self._reports), WAIT)
         with contextlib.suppress(OSError):
             self._tell(step, seconds)
 
@@ -106,8 +106,23 @@ class Evidence:
     def _dump(self) -> None:
         with contextlib.suppress(OSError):
             if self._fd is not None and os.fstat(self._fd).st_size == 0:
-                faulthandler.dump_traceback(self._fd, all_threads=True)
+                if self._answers:  # as to a sibling: two at once would write into each other
+                    signal.raise_signal(SIGNAL)
+                else:
+                    faulthandler.dump_traceback(self._fd, all_threads=True)
                 os.fsync(self._fd)
+
+    def _written(self, ranks: Sequence[dict[str, Any]]) -> Callable[[], bool]:
+        """Whether the stacks of all these are there, and nobody writes them any more."""
+        before: list[int] = []
+
+        def look() -> bool:
+            nonlocal before
+            now = [len(_text(self._attempt.stack(r["rank"]))) for r in ranks]
+            same, before = now == before, now
+            return same and all(now)
+
+        return look
 
     def _look_after_node(self) -> None:
         """Make the siblings on this node show their stacks; for those that cannot, write why."""
@@ -116,7 +131,7 @@ class Evidence:
             if state_of(report) != "gone" and not _text(self._attempt.stack(report["rank"])):
                 with contextlib.suppress(OSError):
                     os.kill(report["pid"], SIGNAL)
-        _wait(lambda: all(_text(self._attempt.stack(r["rank"])) for r in here), SETTLE)
+        _wait(self._written(here), SETTLE)
         for report in here:
             with contextlib.suppress(OSError):
                 self._speak_for(report)

@@ -62,7 +62,7 @@ class Desk:
 
     def until(self, good: Callable[[dict[str, Any]], bool], run: str = "last") -> dict[str, Any]:
         """Wait until the status of a run is good."""
-        deadline = time.monotonic() + 90
+        deadline = time.monotonic() + 200
         while time.monotonic() < deadline:
             found = self.status(run)
             if good(found):
@@ -83,10 +83,10 @@ class Desk:
         return ledger.attempts(self.run(name))
 
     def training(self, name: str = "last", attempt: int = 1, step: int = 1) -> dict[str, Any]:
-        """Wait until an attempt has come to a step."""
+        """Wait until an attempt has come to a step; a later one may have ended before the look."""
+        states = ("RUNNING", "COMPLETED") if attempt > 1 else ("RUNNING",)
         return self.until(
-            lambda s: s["attempt"] >= attempt and s["state"] == "RUNNING" and s["step"] >= step,
-            name,
+            lambda s: s["attempt"] >= attempt and s["state"] in states and s["step"] >= step, name
         )
 
     def take_all_nodes(self, seconds: float = 0.5) -> str:

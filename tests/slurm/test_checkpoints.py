@@ -1,5 +1,7 @@
 """A job's checkpoints on the real Slurm: damaged, without room, read by other numbers of ranks."""
 
+import os
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +16,7 @@ from hpcddp.train import checkpoint
 
 from .desk import Desk
 from .test_hardships import wait_for
-from .test_survive import STEADY, finished, lost, resumed
+from .test_survive import STEADY, finished, lost, pids, resumed
 
 # 5 MB with the optimizer's moments.
 BIG = TOY.replace("nn.Linear(4, 2)", "nn.Sequential(nn.Linear(4, 60_000), nn.Linear(60_000, 2))")
@@ -55,10 +57,11 @@ def disk(desk: Desk) -> Iterator[Path]:
 def test_a_disk_that_is_full_for_a_while(desk: Desk, disk: Path, leave: int) -> None:
     """The logs still have room in the first case; the second is full within a file."""
     (desk.folder / "jobs/toy.py").write_text(BIG)
-    run = desk.submit(*STEADY, "--set", "checkpoint.every=10", "--set", "checkpoint.keep=2")
+    keys = ("checkpoint.every=10", "checkpoint.keep=2", "checkpoint.best=")
+    run = desk.submit(*STEADY, *(word for key in keys for word in ("--set", key)))
     folder = RunDir(Path(desk.training(run, step=20)["path"]))
     ballast = disk / "ballast"
-    ballast.write_bytes(bytes(room(disk) - leave))
+    wait_for(lambda: filled(folder, ballast, leave))
     wait_for(lambda: failed(folder))
     kept = {path.name for path in checkpoint.complete(folder.checkpoints)}
     first = failed(folder)[0]
@@ -69,6 +72,31 @@ def test_a_disk_that_is_full_for_a_while(desk: Desk, disk: Path, leave: int) -> 
     assert [a.cause for a in desk.attempts(run)] == ["done"]
     assert checkpoint.step_of(checkpoint.complete(folder.checkpoints)[0]) == 250
     assert f"step {first}  NOT saved: " in desk("logs", run)
+
+
+def filled(run: RunDir, ballast: Path, leave: int) -> bool:
+    """Take the disk's room but for so many bytes, in an instant between two saves.
+
+    The ranks stand still meanwhile: what a save takes or gives back would count.
+    """
+    ranks = pids(run)
+    for pid in ranks:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        wait_for(lambda: all(state(pid) == "T" for pid in ranks))
+        under_way = [*run.checkpoints.glob(".saving-*/*"), *run.checkpoints.glob(".gone-*")]
+        if under_way or len(checkpoint.complete(run.checkpoints)) != 2:
+            return False
+        ballast.write_bytes(bytes(room(ballast.parent) - leave))
+        return True
+    finally:
+        for pid in ranks:
+            os.kill(pid, signal.SIGCONT)
+
+
+def state(pid: int) -> str:
+    """As in proc(5), /proc/pid/stat."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0]
 
 
 def room(folder: Path) -> int:

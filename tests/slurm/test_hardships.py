@@ -55,7 +55,7 @@ def test_a_job_that_preemption_would_cancel_comes_back(site: Site) -> None:
 
 
 def test_without_a_grace_time_a_follow_up_goes_on(site: Site) -> None:
-    desk = site(preempt_mode="CANCEL", grace=0)
+    desk = site(preempt_mode="CANCEL", grace=0, kill_wait=30)
     run = desk.submit(*SIZE)
     job = desk.training(run, step=20)["job_id"]
     desk.take_all_nodes()

@@ -197,7 +197,6 @@ def test_requeued_by_hand_it_waits_and_is_not_resumed_twice(desk: Desk) -> None:
     waits = desk.until(lambda s: s["state"] == "PENDING", run)
     assert waits["job_id"] == job
     assert desk.result("resume", run).returncode == 2
-    desk.slurm.run("scontrol", "update", f"JobId={job}", "StartTime=now+4", check=True)
     again = desk.until(lambda s: s["state"] == "RUNNING" and s["attempt"] == 2, run)
     assert again["job_id"] == job
     desk.until(lambda s: s["step"] > 6, run)

@@ -32,11 +32,15 @@ found = hpcddp.dask.run(client, tell, backend="gloo")
 json.dump({"found": found}, open(sys.argv[1], "w"))
 """
 
-# Two ranks say that they are up; what stops them first is noted by each.
+# Two ranks say that they are up; what stops them first is noted by each. A rank waits with leaving
+# for the others' notes, since its end would be theirs.
 WAIT = """
-import os, signal, sys, time
+import glob, os, signal, sys, time
 def leave(number, frame):
     open(f"left-{os.environ['RANK']}-{os.environ['HPCDDP_ATTEMPT']}", "w").close()
+    until = time.monotonic() + 3
+    while len(glob.glob("left-?-1")) < int(os.environ["WORLD_SIZE"]) and time.monotonic() < until:
+        time.sleep(0.02)
     sys.exit(3)
 if os.environ["HPCDDP_ATTEMPT"] != "1":
     sys.exit(0)

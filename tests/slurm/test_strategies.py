@@ -68,7 +68,7 @@ def losses(run: RunDir) -> dict[int, float]:
 def test_a_run_is_preempted_under_each_strategy_and_goes_on_under_the_next(
     desk: Desk, lives: tuple[tuple[str, str, str], ...]
 ) -> None:
-    steps = 30 * len(lives)
+    steps = 45 * len(lives)
     (desk.folder / "jobs/gpt.py").write_text(TASK)
     (desk.folder / "jobs/gpt.toml").write_text(JOB.format(steps=steps))
     run = ""
@@ -76,10 +76,10 @@ def test_a_run_is_preempted_under_each_strategy_and_goes_on_under_the_next(
         words = ("resume", run) if run else ("submit", "gpt")
         how = ("--nodes", nodes, "--gpus", gpus, "--strategy", text, "--detach", "--json")
         run = json.loads(desk(*words, *how, *PAUSE).splitlines()[0])["run"]
-        desk.training(run, attempt=2 * i + 1, step=30 * i + 5)
+        desk.training(run, attempt=2 * i + 1, step=45 * i + 5)
         desk.take_all_nodes()
         if i + 1 < len(lives):
-            desk.training(run, attempt=2 * i + 2, step=30 * i + 15)
+            desk.training(run, attempt=2 * i + 2, step=45 * i + 15)
             desk("stop", run)
             desk.until(lambda s: s["state"] == "STOPPED", run)
     desk.until(lambda s: s["state"] == "COMPLETED", run)

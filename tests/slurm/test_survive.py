@@ -12,7 +12,7 @@ import pytest
 from hpcddp import history
 from hpcddp.rundir import RunDir, read_lines
 
-from .desk import Desk
+from .desk import LONG, Desk
 
 STEPS = 250
 # About 50 steps a second, so that a stop falls between many of them.
@@ -59,7 +59,7 @@ def test_a_requeued_job_does_not_wait(desk: Desk) -> None:
 
     What the ranks' own start takes is a matter of the benchmarks.
     """
-    run = desk.submit(*SIZE, "--set", "train.log_every=1")
+    run = desk.submit(*LONG, *SIZE[4:], "--set", "train.log_every=1")
     desk.training(run, step=30)
     desk("preempt", run)
     desk.training(run, attempt=2)
