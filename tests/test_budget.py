@@ -16,6 +16,8 @@ from hpcddp.rundir import RunDir
 from hpcddp.spec import JobSpec
 from hpcddp.train import sketch
 
+pytestmark = pytest.mark.xdist_group("budget")  # one worker, one group of ranks for all
+
 KEYS = {
     "global_batch": 64,
     "max_steps": 4,

@@ -9,6 +9,8 @@ from hpcddp import record
 from hpcddp.errors import JobFileError
 from hpcddp.train import shards
 
+pytestmark = pytest.mark.xdist_group("fit")  # one worker, one group of ranks for all
+
 # A rank has memory for so many samples; random numbers and buffers change in each pass.
 TASK = """
 import torch

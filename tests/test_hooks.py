@@ -16,6 +16,8 @@ from hpcddp.train import checkpoint, hooks, shards
 from hpcddp.train.spread import replicas
 from hpcddp.train.world import World
 
+pytestmark = pytest.mark.xdist_group("hooks")  # one worker, one group of ranks for all
+
 SIZE = 2
 STEPS = 20
 # Each rank notes its weights before each pass, and how many samples go through.

@@ -18,6 +18,8 @@ from hpcddp.rundir import RunDir, read_lines
 from hpcddp.train import timing
 from hpcddp.train.timing import Clock, Figures
 
+pytestmark = pytest.mark.xdist_group("timing")  # one worker, one group of ranks for all
+
 # A rank's forward pass, or its data, is slow up to some step; a BatchNorm has buffers, which DDP
 # sends from rank 0 at the beginning of each forward pass.
 SLOW = """

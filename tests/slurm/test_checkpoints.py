@@ -15,8 +15,8 @@ from hpcddp.rundir import RunDir, read_lines
 from hpcddp.train import checkpoint
 
 from .desk import Desk
-from .test_hardships import wait_for
-from .test_survive import STEADY, finished, lost, pids, resumed
+from .test_hardships import pids, wait_for
+from .test_survive import STEADY, finished, lost, resumed
 
 # 5 MB with the optimizer's moments.
 BIG = TOY.replace("nn.Linear(4, 2)", "nn.Sequential(nn.Linear(4, 60_000), nn.Linear(60_000, 2))")
