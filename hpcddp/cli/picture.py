@@ -61,7 +61,7 @@ def _parts(pen: Pen, view: View, width: int) -> list[Part]:
     if view.attempts:
         most = len(view.attempts) + 1
         found.append(Part(lambda w, h: _attempts(pen, view, w, h), 2, most, 2))
-    if name := _drawn(view):
+    if width > LABEL and (name := _drawn(view)):
         found.append(Part(lambda w, h: _curve(pen, view, name, w, h), 5, 26, 3))
     if view.ranks:
         least = 2 + min(2, sum(row.state != "" for row in view.ranks))
