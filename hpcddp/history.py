@@ -8,9 +8,9 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from hpcddp import comeback, ledger, requeue
+from hpcddp import comeback, ledger, reason, requeue
 from hpcddp.ledger import Attempt
-from hpcddp.rundir import AttemptDir, RunDir, last_lines, read_json, read_lines, read_step
+from hpcddp.rundir import AttemptDir, RunDir, last_lines, read_lines, read_step
 from hpcddp.status import whole
 
 TAIL = 1 << 16  # bytes of the metrics file that are read
@@ -38,7 +38,7 @@ class Row:
     safe_s: float | None  # seconds from the first signal to a complete checkpoint
     action: str
     reason: str
-    error: dict[str, Any] | None  # what the first failing rank wrote down
+    error: dict[str, Any] | None  # what the first failing rank wrote down, or its log says of it
 
     @property
     def done(self) -> int:
@@ -66,7 +66,7 @@ def rows(run: RunDir, *, over: bool = False, kept: dict[int, Row] | None = None)
         last = attempts[-1]
         last.cause = comeback.said(last) or requeue.UNKNOWN
         last.action, last.saved = requeue.NONE, ledger.newest_step(run)
-    new = [_row(f, run.attempt(f.number), gone=over or f is not attempts[-1]) for f in attempts]
+    new = [_row(run, facts, gone=over or facts is not attempts[-1]) for facts in attempts]
     found = sorted([*kept.values(), *new], key=lambda row: row.attempt)
     kept.update((row.attempt, row) for row in found[:-1] if row.cause)
     for i, row in enumerate(found):
@@ -80,8 +80,9 @@ def rows(run: RunDir, *, over: bool = False, kept: dict[int, Row] | None = None)
     return found
 
 
-def _row(facts: Attempt, folder: AttemptDir, gone: bool) -> Row:
+def _row(run: RunDir, facts: Attempt, gone: bool) -> Row:
     start: dict[str, Any] = {}
+    folder = run.attempt(facts.number)
     for line in itertools.islice(read_lines(folder.metrics), 4):
         start = line if line.get("event") == "start" else start
     tail = last_lines(folder.metrics, TAIL)
@@ -99,7 +100,7 @@ def _row(facts: Attempt, folder: AttemptDir, gone: bool) -> Row:
         safe_s=max(0.0, told - asked) if timed and asked else None,
         action=facts.action,
         reason=facts.reason,
-        error=read_json(folder.error),
+        error=reason.error_of(run, facts),
     )  # fmt: skip
 
 

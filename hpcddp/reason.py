@@ -1,4 +1,8 @@
-"""Why an attempt failed, in one line: what a rank wrote down, or else what its log says."""
+"""Why an attempt failed, and who failed first: what a rank wrote down, or else what the log says.
+
+A rank that is killed writes nothing. Its neighbours lose it, and what one of them writes of that is
+no cause: then the log is asked who failed first.
+"""
 
 from __future__ import annotations
 
@@ -7,37 +11,96 @@ import os
 import re
 from collections import Counter
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from hpcddp import ledger, record
+from hpcddp import ledger, record, requeue
+from hpcddp.errors import TopologyError
 from hpcddp.failure import LOST_PEER, is_peer
+from hpcddp.hostlist import count_hosts
 from hpcddp.rundir import RunDir, read_json
 
 TAIL = 1 << 18  # bytes of a log that are read: a traceback of each of many ranks
 LAST = 10  # lines of a rank behind the traceback of the exception that ended it
 LONG = 200  # characters of a line that are shown
+NODES = "node"  # the kind of a failure of all ranks there
 # A launcher puts the rank before a line, and torch puts it before a traceback's once more.
 LINE = re.compile(r"^ *(\d+): (?:\[rank\d+\]: ?)?(.*)$", re.M)
 RAISED = re.compile(r"[A-Za-z_][\w.]*(: .*)?$")
 ABORTED = re.compile(r"^ *(\d+): terminate called without an active exception$", re.M)
 EXITED = re.compile(r"^srun: error: (\S+): task (\d+): Exited with exit code (\d+)", re.M)
-KILLED = (
-    (re.compile(r"^srun: error: (\S+): tasks? (\d+): Killed", re.M), "rank {1} on {0}"),
-    (re.compile(r"^(?: *\d+: )?hpcddp: (rank \d+ on \S+) was ended by SIGKILL", re.M), "{0}"),
-)
+NODE = re.compile(r"^srun: error: Node failure on (\S+)", re.M)
+BY_SRUN = re.compile(r"^srun: error: (\S+): tasks? (\d+)[\d,-]*: Killed", re.M)
+BY_OURS = re.compile(r"^(?: *\d+: )?hpcddp: rank (\d+) on (\S+) was ended by SIGKILL", re.M)
+# Causes of an end that is no rank's doing: what the ranks say as they leave tells nothing.
+CALM = {
+    requeue.DONE, requeue.ASKED, requeue.CANCELLED, requeue.PREEMPTED, requeue.TIMEOUT,
+    requeue.SIGNALLED, requeue.REQUEUED, requeue.SUPERSEDED,
+}  # fmt: skip
+
+
+class Failed(NamedTuple):
+    """The rank that failed first, or the nodes."""
+
+    rank: int | None  # None is all that is on ``host``, a host list
+    host: str  # "" where the log does not say
+    what: str  # what became of it, as it goes on after its name
+
+    def __str__(self) -> str:
+        name = "" if self.rank is None else f"rank {self.rank}"
+        return " on ".join(filter(None, (name, self.host))) + self.what
+
+    def to_dict(self) -> dict[str, Any]:
+        """What the rank would have written down."""
+        return {
+            "rank": self.rank,
+            "host": self.host,
+            "type": "",
+            "kind": NODES if self.rank is None else "crash",
+            "message": self.what.removeprefix(":").strip(),
+            "traceback": str(self),
+        }
 
 
 def of(run: RunDir, attempt: ledger.Attempt) -> str:
     """Why an attempt failed."""
     error = read_json(run.attempt(attempt.number).error)
     if not error or is_peer(error):
-        text = _tail(run.attempt(attempt.number).log)
-        one_each = record.read(run).launcher not in ("fork", "torchrun")
-        first = killed(text) or raised(text) or aborted(text) or (left(text) if one_each else "")
-        if first or not error:
-            return first or f"exit code {attempt.exit_code}{_last(text) or '; the log is empty'}"
+        if first := failed(run, attempt.number):
+            return str(first)
+        if not error:
+            text = _tail(run.attempt(attempt.number).log)
+            return f"exit code {attempt.exit_code}{_last(text) or '; the log is empty'}"
     message = error["message"].partition("\n")[0]
     who = "" if error["rank"] is None else f"rank {error['rank']} on {error['host']}: "
     return f"{who}{error['type']}: {message}"
+
+
+def error_of(run: RunDir, attempt: ledger.Attempt) -> dict[str, Any] | None:
+    """What the first failing rank of an attempt wrote down, or would have; None if none failed.
+
+    Where the log does not know who it was, it is the record of a rank that lost another one.
+    """
+    error = read_json(run.attempt(attempt.number).error)
+    if (error and not is_peer(error)) or attempt.cause in CALM:
+        return error
+    if attempt.live and not error:
+        return None  # what is in its log may be of no importance
+    first = failed(run, attempt.number)
+    return first.to_dict() if first else error
+
+
+def failed(run: RunDir, number: int) -> Failed | None:
+    """Who failed first, as an attempt's log tells it."""
+    text = _tail(run.attempt(number).log)
+    # Else srun counts what starts the ranks of a node.
+    one_each = record.read(run).launcher not in ("fork", "torchrun")
+    return (
+        _node(text)
+        or killed(text, one_each)
+        or raised(text)
+        or aborted(text)
+        or (left(text) if one_each else None)
+    )
 
 
 def _tail(log: Path) -> str:
@@ -47,15 +110,29 @@ def _tail(log: Path) -> str:
     return ""
 
 
-def killed(text: str) -> str:
-    """The first rank that was killed, as the launcher says it; its neighbours only complain."""
-    for pattern, who in KILLED:
-        if found := pattern.search(text):
-            return f"{who.format(*found.groups())} was killed: out of memory?"
-    return ""
+def _node(text: str) -> Failed | None:
+    """The nodes that failed: srun says so before it ends the ranks on the others."""
+    with contextlib.suppress(TopologyError):  # a line of that kind which is not srun's
+        if (found := NODE.search(text)) and count_hosts(found[1]):
+            return Failed(None, found[1], " failed")
+    return None
 
 
-def raised(text: str) -> str:
+def killed(text: str, one_each: bool = True) -> Failed | None:
+    """The first rank that was killed, as the launcher says it; its neighbours only complain.
+
+    Args:
+        one_each: a task of srun is a rank.
+    """
+    what = " was killed: out of memory?"
+    if one_each and (found := BY_SRUN.search(text)):
+        return Failed(int(found[2]), found[1], what)
+    if found := BY_OURS.search(text):
+        return Failed(int(found[1]), found[2], what)
+    return None
+
+
+def raised(text: str) -> Failed | None:
     """The exception that ended the rank which had one first, but for those of ranks that only lost
     another one."""
     ends: dict[str, tuple[int, str]] = {}  # rank -> its newest traceback's last line, and where
@@ -71,27 +148,29 @@ def raised(text: str) -> str:
                 ends[rank] = count[rank], line
     for rank, (at, line) in ends.items():
         if count[rank] - at < LAST:  # and not one that the script went on from
-            return f"rank {rank}: {line[:LONG]}"
-    return ""
+            return Failed(int(rank), "", f": {line[:LONG]}")
+    return None
 
 
-def aborted(text: str) -> str:
+def aborted(text: str) -> Failed | None:
     """The rank that a thread of gloo ended when Python was leaving: hpcddp.gloo has why."""
     found = ABORTED.search(text)
     if not found:
-        return ""
-    return (
-        f"rank {found[1]} was ended by a thread of gloo that outlived Python: install hpcddp "
+        return None
+    what = (
+        " was ended by a thread of gloo that outlived Python: install hpcddp "
         "in the Python that runs the script, which then waits for it"
     )
+    return Failed(int(found[1]), "", what)
 
 
-def left(text: str) -> str:
+def left(text: str) -> Failed | None:
     """The first rank that just left, as srun says it."""
     found = EXITED.search(text)
     if not found:
-        return ""
-    return f"rank {found[2]} on {found[1]} left with exit code {found[3]}{_last(text, found[2])}"
+        return None
+    what = f" left with exit code {found[3]}{_last(text, found[2])}"
+    return Failed(int(found[2]), found[1], what)
 
 
 def _last(text: str, rank: str | None = None) -> str:

@@ -17,9 +17,12 @@ import msgspec
 from hpcddp import history, status
 from hpcddp.curves import Curves, Series, Whole, means, median, thin
 from hpcddp.errors import RunError
+from hpcddp.failure import is_peer
 from hpcddp.heat import Heat
 from hpcddp.history import Row
-from hpcddp.rundir import RunDir, read_json
+from hpcddp.hostlist import expand_hosts
+from hpcddp.reason import NODES
+from hpcddp.rundir import RunDir
 from hpcddp.status import Status
 from hpcddp.train.metrics import line
 
@@ -217,20 +220,9 @@ class Viewer:
         for (_, rank), text in _slow(events[last:]).items():
             if rank in found:
                 found[rank].state, found[rank].note = "slow", text
-        for rank, note in self._dead():
-            if rank in found:
-                found[rank].state, found[rank].note = "dead", note
-
-    def _dead(self) -> Iterator[tuple[int, str]]:
-        """Ranks that ended the newest attempt."""
-        folders = self.run.all_attempts()
-        for path in (folders[-1].error, folders[-1].hang) if folders else ():
-            try:
-                said = read_json(path) or {}
-            except RunError:
-                continue
-            if isinstance(rank := said.get("rank"), int):
-                yield rank, str(said.get("message") or said.get("what") or path.stem)
+        error = (view.attempts[-1].row.error if view.attempts else None) or {}
+        for row in _dead(error, view.ranks):
+            row.state, row.note = "dead", str(error.get("message") or "error")
 
     def _hint(self, view: View) -> str:
         """The newest advice on data, as long as it is needed."""
@@ -266,6 +258,16 @@ def _words(event: dict[str, Any]) -> str:
         return line(event)
     except FOREIGN:
         return str(event["event"])
+
+
+def _dead(error: dict[str, Any], ranks: list[RankView]) -> list[RankView]:
+    """The ranks that ended an attempt, and none of those that only lost them."""
+    if is_peer(error):
+        return []
+    if error.get("kind") == NODES:
+        hosts = expand_hosts(str(error["host"]))
+        return [row for row in ranks if row.host in hosts]
+    return [row for row in ranks if row.rank == error.get("rank")]
 
 
 class _Place(msgspec.Struct):

@@ -1,12 +1,16 @@
 """Why a program failed, as its log tells it."""
 
+import json
 import sys
+from pathlib import Path
 
 import pytest
-from conftest import Site
+from conftest import Site, record_run
+from made import made_run
 from test_local import Command
 
-from hpcddp import reason
+from hpcddp import history, ledger, reason
+from hpcddp.rundir import write_json
 
 GONE = "RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer"
 
@@ -40,13 +44,69 @@ def traceback(rank: int, end: str, mark: str = "") -> str:
     ],
 )  # fmt: skip
 def test_the_exception_that_ended_the_first_rank(text: str, told: str) -> None:
-    assert reason.raised(text) == told
+    assert str(reason.raised(text) or "") == told
 
 
 def test_a_rank_that_gloo_ended() -> None:
     text = " 0: step 3\n11: terminate called without an active exception\n"
-    assert reason.aborted(text).startswith("rank 11 was ended by a thread of gloo")
-    assert reason.aborted(" 0: why terminate called without an active exception\n") == ""
+    assert str(reason.aborted(text)).startswith("rank 11 was ended by a thread of gloo")
+    assert reason.aborted(" 0: why terminate called without an active exception\n") is None
+
+
+SRUN = "srun: error: n2: tasks 3,5-6: Killed\nsrun: error: n1: task 0: Killed\n"
+OURS = "hpcddp: rank 3 on n2 was ended by SIGKILL\n"
+KILLED = (3, "n2", "rank 3 on n2 was killed: out of memory?")
+
+
+@pytest.mark.parametrize(
+    ("launcher", "log", "told"),
+    [
+        ("srun", traceback(0, GONE) + SRUN, KILLED),
+        ("spawn", traceback(0, GONE) + OURS, KILLED),
+        # There a task of srun is a node's, and ended as a consequence.
+        ("fork", traceback(0, GONE) + OURS + "srun: error: n1: task 0: Killed\n", KILLED),
+        ("torchrun", "1: hpcddp: rank 3 on n2 was ended by SIGKILL\n", KILLED),
+        ("srun", traceback(0, GONE) + "srun: error: n2: task 3: Exited with exit code 7\n",
+         (3, "n2", "rank 3 on n2 left with exit code 7")),
+        ("srun", traceback(0, GONE) + traceback(3, "ValueError: boom"),
+         (3, "", "rank 3: ValueError: boom")),
+        # It ends the others then, which are not to blame.
+        ("srun", "srun: error: Node failure on n[2-3]\nsrun: error: n1: tasks 0-1: Killed\n",
+         (None, "n[2-3]", "n[2-3] failed")),
+        ("srun", "srun: error: Node failure on n[2-\n" + SRUN, KILLED),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("lost", [True, False])
+def test_who_failed_first_where_no_rank_could_tell(
+    tmp_path: Path, launcher: str, log: str, told: tuple[int | None, str, str], lost: bool
+) -> None:
+    """The one that lost it has a record of its own, or has none."""
+    run = made_run(tmp_path, cause="crash", last=300)
+    record_run(run, (2, 2), 2, launcher=launcher)
+    run.attempt(3).log.write_text(log)
+    if lost:
+        peer = {"rank": 0, "host": "n1", "type": "RuntimeError", "kind": "peer", "message": GONE}
+        write_json(run.attempt(3).error, peer)
+    row = history.rows(run)[-1]
+    assert row.error and (row.error["rank"], row.error["host"]) == told[:2]
+    assert row.error["traceback"].partition(";")[0] == told[2]
+    last = ledger.read(run.attempt(3))
+    assert last and reason.of(run, last).partition(";")[0] == told[2]
+
+
+def test_a_record_of_a_cause_is_more_than_what_the_log_says(tmp_path: Path) -> None:
+    run = made_run(tmp_path, cause="crash", last=300)
+    own = {"rank": 1, "host": "n1", "type": "ValueError", "kind": "crash", "message": "boom"}
+    write_json(run.attempt(3).error, own)
+    run.attempt(3).log.write_text(SRUN)
+    assert history.rows(run)[-1].error == own
+
+
+@pytest.mark.parametrize("cause", [None, "preempted", "time limit", "cancelled"])
+def test_nobody_failed_where_ranks_were_ended(tmp_path: Path, cause: str | None) -> None:
+    run = made_run(tmp_path, cause=cause, last=300)
+    run.attempt(3).log.write_text(SRUN)
+    assert history.rows(run)[-1].error is None
 
 
 @pytest.mark.parametrize(
@@ -67,3 +127,20 @@ def test_why_tells_what_a_program_said(
     assert done.code == 1
     assert told in command("status", "last").out
     assert told.lstrip("(") in command("why", "last").out
+
+
+def test_a_killed_rank_is_named_wherever_it_is_asked(site: Site, command: Command) -> None:
+    site.write(
+        "train.py",
+        "import os, signal, time\n"
+        "if os.environ['RANK'] == '1': os.kill(os.getpid(), signal.SIGKILL)\n"
+        "time.sleep(60)",
+    )
+    once = ("--gpus", "2", "--set", "requeue.enabled=false")
+    done = command("submit", *once, "--", sys.executable, "train.py")
+    assert done.code == 1
+    assert "was killed: out of memory?" in command("status", "last").out
+    told = command("why", "last").out
+    assert "attempt 1, rank 1 on " in told and "rank 0" not in told
+    (row,) = json.loads(command("why", "last", "--json").out)["attempts"]
+    assert row["error"]["rank"] == 1

@@ -11,6 +11,7 @@ from hpcddp import curves, requeue, status
 from hpcddp.errors import RunError
 from hpcddp.heat import COLUMNS
 from hpcddp.render import variable
+from hpcddp.report import shown
 from hpcddp.rundir import RunDir, write_json
 from hpcddp.static import static
 from hpcddp.view import Viewer
@@ -128,6 +129,32 @@ def test_the_rank_that_ended_an_attempt_is_dead(tmp_path: Path) -> None:
     view = Viewer(run).look()
     assert [row.state for row in view.ranks] == ["", "dead", "slow", ""]
     assert view.ranks[1].note == "no <b>"
+
+
+@pytest.mark.parametrize(
+    ("log", "dead", "note"),
+    [
+        ("hpcddp: rank 3 on n2 was ended by SIGKILL\n", [3], "was killed: out of memory?"),
+        ("srun: error: n2: task 3: Killed\n", [3], "was killed: out of memory?"),
+        ("srun: error: Node failure on n2\n", [2, 3], "failed"),
+        ("", [], ""),
+    ],
+)
+@pytest.mark.parametrize("cause", [None, "crash"])
+def test_a_rank_that_lost_another_one_is_not_dead(
+    tmp_path: Path, log: str, dead: list[int], note: str, cause: str | None
+) -> None:
+    run = made_run(tmp_path, cause=cause, last=300, slow=None)
+    gone = "[gloo/transport/tcp/pair.cc:553] Connection closed by peer"
+    error = {"rank": 0, "host": "n1", "type": "RuntimeError", "kind": "peer", "message": gone}
+    write_json(run.attempt(3).error, error)
+    run.attempt(3).log.write_text(f"0: RuntimeError: {gone}\n{log}")
+    view = Viewer(run).look()
+    assert [row.rank for row in view.ranks if row.state == "dead"] == dead
+    assert {row.note for row in view.ranks if row.state} == ({note} if dead else set())
+    told = shown([view.to_dict() | static(run)])["runs"][0]["attempts"][-1]["error"]
+    assert told["text"].endswith(note) and (not log or "Connection" not in told["text"])
+    assert told["rank"] == (3 if dead == [3] else None if dead else 0)
 
 
 def test_a_rank_is_slow_until_it_is_well_in_all(tmp_path: Path) -> None:

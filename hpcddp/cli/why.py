@@ -77,8 +77,9 @@ def _since(row: Row) -> str:
 
 
 def words(row: Row) -> str:
-    """What the first failing rank of an attempt wrote down."""
+    """What the first failing rank of an attempt wrote down, or would have."""
     error = row.error or {}
-    who = f"rank {error['rank']} on {error['host']}" if error.get("rank") is not None else "a rank"
+    who = f"rank {error['rank']}" if error.get("rank") is not None else "a rank"
+    who += f" on {error['host']}" if who != "a rank" and error.get("host") else ""
     text = error.get("traceback") or f"{error.get('type')}: {error.get('message')}"
     return f"attempt {row.attempt}, {who}:\n{text.rstrip()}"

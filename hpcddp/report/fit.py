@@ -168,11 +168,12 @@ def _attempt(row: dict[str, Any], size: int) -> dict[str, Any]:
     error = row["error"] or {}
     made = _facts(row, ATTEMPT, size)
     if error:
-        text = str(error.get("traceback") or f"{error.get('type')}: {error.get('message')}")
+        said = filter(None, (error.get("type"), error.get("message")))
+        text = str(error.get("traceback") or ": ".join(map(str, said)))
         text = text if len(text) <= 8 * size else f"... {text[-8 * size :]}"
         made["error"] = {
             "rank": error.get("rank"),
-            "host": _cut(error.get("host"), size),
+            "host": _cut(error.get("host") or "", size),
             "text": text,
         }
     return made

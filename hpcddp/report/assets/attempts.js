@@ -138,7 +138,8 @@ function attempts(run) {
     told ? budgetBar(run) : "", attemptTable(run), earlier && el("p", { class: "note" }, earlier),
     errors.map((life) => el("details", { class: "error", open: life === errors[errors.length - 1] },
       el("summary", {}, `Attempt ${life.attempt}: error of ` +
-        (known(life.error.rank) ? `rank ${life.error.rank} on ${life.error.host}` : "a rank")),
+        (known(life.error.rank) ? `rank ${life.error.rank}` : "a rank") +
+        (known(life.error.rank) && life.error.host ? ` on ${life.error.host}` : "")),
       el("pre", { tabindex: "0" }, life.error.text))),
   ].flat().filter(Boolean);
 }
