@@ -8,6 +8,7 @@ import pytest
 from conftest import Site, record_run
 from made import made_run
 from test_local import Command
+from toy import TOY
 
 from hpcddp import history, ledger, reason
 from hpcddp.rundir import write_json
@@ -129,18 +130,36 @@ def test_why_tells_what_a_program_said(
     assert told.lstrip("(") in command("why", "last").out
 
 
-def test_a_killed_rank_is_named_wherever_it_is_asked(site: Site, command: Command) -> None:
-    site.write(
-        "train.py",
-        "import os, signal, time\n"
-        "if os.environ['RANK'] == '1': os.kill(os.getpid(), signal.SIGKILL)\n"
-        "time.sleep(60)",
-    )
-    once = ("--gpus", "2", "--set", "requeue.enabled=false")
-    done = command("submit", *once, "--", sys.executable, "train.py")
+KILLS = """
+import os, signal
+_loss, steps = loss, []
+def loss(output, target):
+    steps.append(1)
+    if os.environ["RANK"] == "1" and len(steps) == 6:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return _loss(output, target)
+"""
+SLEEPS = """
+import os, signal, time
+if os.environ["RANK"] == "1":
+    os.kill(os.getpid(), signal.SIGKILL)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("what", [["toy"], ["--", sys.executable, "train.py"]])
+def test_a_killed_rank_is_named_wherever_it_is_asked(
+    site: Site, command: Command, what: list[str]
+) -> None:
+    site.job("toy", "global_batch = 8\nmax_steps = 12\n", TOY + KILLS)
+    site.write("train.py", SLEEPS)
+    done = command("submit", "--gpus", "2", "--set", "requeue.enabled=false", *what)
     assert done.code == 1
     assert "was killed: out of memory?" in command("status", "last").out
     told = command("why", "last").out
     assert "attempt 1, rank 1 on " in told and "rank 0" not in told
     (row,) = json.loads(command("why", "last", "--json").out)["attempts"]
     assert row["error"]["rank"] == 1
+    if what == ["toy"]:  # which tells where its ranks are
+        shown = command("watch", "last").out
+        assert "1 dead (X)" in shown and "X rank 1 on " in shown
