@@ -278,3 +278,41 @@ def test_nothing_is_imported_before_it_is_asked_for() -> None:
     code = "import sys, hpcddp; assert 'torch' not in sys.modules and hpcddp.attach; import torch"
     code += "; assert 'lightning' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+SELDOM = """
+import time
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+import hpcddp
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+loader = DataLoader(TensorDataset(torch.rand(160, 2)), batch_size=4)
+run = hpcddp.attach(model, optimizer, log_every=5)
+begun = time.monotonic()
+for epoch in run.epochs(1):
+    for (x,) in run.batches(loader):
+        loss = model(x).mean()
+        loss.backward()
+        optimizer.step()
+        time.sleep(0.01)
+        run.step(loss if run.steps % 10 == 9 and run.steps < 20 else None)
+print("took", time.monotonic() - begun)
+"""
+
+
+def test_a_loss_that_is_told_seldom_or_never_leaves_the_speed_right(
+    site: Site, command: Command
+) -> None:
+    site.write("seldom.py", SELDOM)
+    done = command("submit", "--", sys.executable, "seldom.py")
+    assert done.code == 0, done.text
+    (run,) = runs(site)
+    told = [r for r in read_lines(run.attempt(1).metrics) if r["event"] in ("train", "step")]
+    steps = [r["step"] for r in told]
+    assert steps == [1, *range(5, 41, 5)]
+    assert [r["step"] for r in told if r["event"] == "train"] == [10, 20]
+    each = [r["step_s"] * count for r, count in zip(told, [1, 4, *[5] * 7], strict=True)]
+    assert 40 * 0.01 <= sum(each) <= float(next(iter(said(run, "took"))).split()[1])
+    assert [r["samples_per_s"] * r["step_s"] for r in told] == pytest.approx([4] * len(told))
+    assert [r["step"] for r in read_lines(run.attempt(1).ranks)] == steps

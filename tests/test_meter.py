@@ -66,3 +66,17 @@ def test_rare_records_keep_few_losses(meter, monkeypatch):
     weights = [1 + loss % 2 for loss in range(11)]
     mean = sum(n * w for n, w in enumerate(weights)) / sum(weights)
     assert told(meter)["loss"] == pytest.approx(mean)
+
+
+def test_steps_without_a_loss_count_in_speed_and_not_in_the_loss(meter):
+    for loss in (None, torch.tensor(3.0), None, None):
+        meter.add(loss, 2)
+        meter.step(0.1, None)
+    values = told(meter)
+    assert (values["loss"], values["lr"]) == (3, 0.1)
+    assert values["samples_per_s"] * values["step_s"] == pytest.approx(2)
+    meter.add(None, 5)
+    meter.step(0.1, None)
+    values = told(meter)
+    assert "loss" not in values and not meter.first
+    assert values["samples_per_s"] * values["step_s"] == pytest.approx(5)

@@ -225,7 +225,8 @@ class Run:
         at once where it does not take them from ``batches``.
 
         Args:
-            loss: the step's mean loss on this rank, for the records.
+            loss: the step's mean loss on this rank, for the records; steps without one count in
+                their time and samples.
 
         Returns: True if all ranks have saved and are to leave (with ``leave=False``, and looked at
             at once).
@@ -255,24 +256,20 @@ class Run:
 
     def _log(self, loss: Tensor | None) -> None:
         step, epoch = self._at.step, self._at.epoch
-        if loss is not None:
-            loss = loss.detach()
-            samples = max(1, self._batch) * max(1, len(self._seen))
-            self._clock.count(samples)
-            self._meter.add(loss, samples)
-            self._meter.step(float(self._optimizer.param_groups[0]["lr"]), None)
+        loss = None if loss is None else loss.detach()
+        samples = max(1, self._batch) * max(1, len(self._seen))
+        self._clock.count(samples)
+        self._meter.add(loss, samples)
+        self._meter.step(float(self._optimizer.param_groups[0]["lr"]), None)
         one = Micro(len(self._seen), len(self._seen))
         self._trace.add(self._seen, one, torch.zeros(()) if loss is None else loss)
         self._trace.step(step, epoch)
         self._seen = []
         if step % self._log_every and not self._meter.first:
             return
-        if loss is None:
-            self._record("step", step=step, epoch=epoch)
-            return
         self._meter.add_up(torch.zeros((), device=self.world.device))
         values, _ = self._meter.read()
-        self._record("train", step=step, epoch=epoch, **values)
+        self._record("train" if "loss" in values else "step", step=step, epoch=epoch, **values)
         self._pace.look(step, values, self._meter.ranks)
 
     def log(self, **numbers: float | Tensor) -> None:

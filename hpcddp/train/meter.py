@@ -33,8 +33,8 @@ KEPT = 1024  # losses of micro-batches that are kept, before they become one
 class _Sums(NamedTuple):
     """What was counted up to a record."""
 
-    # Loss over samples, whether numbers are bad, samples, bytes sent; of all ranks after works.
-    # Then come the figures of each rank.
+    # Loss over samples, whether numbers are bad, samples with a loss and without, bytes sent; of
+    # all ranks after works. Then come the figures of each rank.
     totals: Tensor
     most: Tensor  # bytes held by part, of the rank that has most of it
     works: list[dist.Work | None]
@@ -56,6 +56,7 @@ class Meter:
         self.ranks: list[list[float]] = []
         self._losses: list[Tensor] = []  # of micro-batches
         self._samples: list[int] = []  # of each, on this rank
+        self._mute = 0  # samples of what has told no loss
         self._marked = 0  # micro-batches before this step
         self._steps = 0
         self._began = time.monotonic()
@@ -70,8 +71,11 @@ class Meter:
         """Tell memory and bytes sent from now on, too."""
         self._gauge, self._wire = Gauge(live, self._world.device), Wire(self._world.backend)
 
-    def add(self, loss: Tensor, samples: int) -> None:
-        """Count a micro-batch: its mean loss and its samples."""
+    def add(self, loss: Tensor | None, samples: int) -> None:
+        """Count a micro-batch: its mean loss, where it is told, and its samples."""
+        if loss is None:
+            self._mute += samples
+            return
         self._losses.append(loss)
         self._samples.append(samples)
 
@@ -109,7 +113,7 @@ class Meter:
             bad: 1 if this rank met bad numbers, on the device.
         """
         loss = self._total()
-        counts = [sum(self._samples), *([self._wire.take()] if self._wire else [])]
+        counts = [sum(self._samples), self._mute, *([self._wire.take()] if self._wire else [])]
         told = torch.stack((loss.double(), bad.double()))  # some know no precision of the loss
         seconds = max(time.monotonic() - self._began, 1e-9)
         totals = torch.cat((told, self._sent(counts + self._own(seconds))))
@@ -138,23 +142,23 @@ class Meter:
         return dist.all_reduce(values, how, async_op=True) if several else None
 
     def read(self) -> tuple[dict[str, Any], bool]:
-        """What was added up: the record's values over all ranks, none if all steps were left out;
-        and whether any rank met bad numbers."""
+        """What was added up: the record's values over all ranks, none if all steps were left out,
+        and no loss if nobody told one; and whether any rank met bad numbers."""
         sums, self._sums = self._sums, None
         assert sums
         for work in filter(None, sums.works):
             work.wait()
-        loss, bad, samples, *rest = sums.totals.tolist()
+        loss, bad, samples, mute, *rest = sums.totals.tolist()
         width = self._clock.width
         first = len(rest) - self._world.size * width
         sent = rest[:first]
         self.ranks = [rest[i : i + width] for i in range(first, len(rest), width)]
-        if not samples:
+        if not samples + mute:
             return {}, bool(bad)
         values = {
-            "loss": loss / samples,
+            **({"loss": loss / samples} if samples else {}),
             "lr": sums.lr,
-            "samples_per_s": samples / sums.seconds,
+            "samples_per_s": (samples + mute) / sums.seconds,
             "step_s": sums.seconds / sums.steps,
         }
         waits = [figures[0] for figures in self.ranks if not math.isnan(figures[0])]
@@ -173,7 +177,7 @@ class Meter:
         if self._wire:
             self._wire.forget()
         self._clock.forget()
-        self._losses, self._samples, self._marked = [], [], 0
+        self._losses, self._samples, self._marked, self._mute = [], [], 0, 0
         self._steps, self._sums = 0, None
         self._began = time.monotonic()
 
