@@ -219,18 +219,27 @@ def _memory(device: torch.device) -> float:
 
 
 class _Use:
-    """How busy a GPU is, as its driver says, asked for now and then; nan where nobody says."""
+    """How busy a GPU is, as its driver says, asked for now and then; nan where nobody says.
 
-    def __init__(self, device: torch.device) -> None:
+    Args:
+        ask: the percent of the time that a device has worked of late.
+    """
+
+    def __init__(
+        self, device: torch.device, ask: Callable[[torch.device], float] = torch.cuda.utilization
+    ) -> None:
         self._device: torch.device | None = device if device.type == "cuda" else None
+        self._ask = ask
         self._next, self._last = 0.0, math.nan
 
     def look(self) -> float:
         if self._device is None or time.monotonic() < self._next:
             return self._last
         try:
-            self._last = float(torch.cuda.utilization(self._device))
-        except Exception:  # no library for it, or a driver that does not answer
+            self._last = float(self._ask(self._device))
+        except ModuleNotFoundError:  # what torch asks the driver with
             self._device, self._last = None, math.nan
+        except Exception:  # no answer this time
+            self._last = math.nan
         self._next = time.monotonic() + LOOK_SECONDS
         return self._last
