@@ -6,13 +6,17 @@ import time
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
 import torch
+from pictures import pictures, put
 from ranks import make_run, one_rank, records
 from torch.utils.data import Dataset
 
-from hpcddp.train import loading
-from hpcddp.train.loading import hint, is_quick
+from hpcddp.data import ImageFolder, stores
+from hpcddp.data.cache import Cache
+from hpcddp.train import loading, pace
+from hpcddp.train.loading import hint, is_far, is_quick
 
 
 @pytest.fixture(autouse=True)
@@ -160,5 +164,56 @@ def test_the_hint_follows_from_the_facts() -> None:
     assert hint(0, 2).endswith("data.workers = 1 gives that to other processes")
     assert "data.workers is 2 of 8 CPUs: try 4" in hint(2, 8)
     assert "num_workers is 6 of 8 CPUs: try 7" in hint(6, 8, key="num_workers")
-    assert "cpus-per-task=16" in hint(7, 8)
-    assert "data.cache" in hint(2, 8, far=True)
+    full = hint(7, 8)
+    assert "7 of 8 CPUs: if all are busy" in full and "cpus-per-task=16" in full
+    assert "data.cache" in hint(2, 8, far=True) and "data.stage" in hint(7, 8, far=True)
+
+
+def test_a_dataset_tells_whether_its_samples_come_from_a_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They do not when the node's cache has all of them, once they were read."""
+    monkeypatch.setattr(stores, "VERSIONS", ("created",))  # of the store that is in memory
+    objects = pictures()
+    found = ImageFolder(put(tmp_path / "images", objects), cache=Cache(Path(), 0))
+    assert not is_far(found, again=False) and not is_far(found, again=True)
+    fsspec.filesystem("memory").pipe({f"/far/{name}": data for name, data in objects.items()})
+    size = sum(len(data) for name, data in objects.items() if " ü" in name)
+
+    def at(again: bool, cache: Cache | None) -> bool:
+        return is_far(ImageFolder("memory://far", cache=cache), again=again)
+
+    fits, tight = Cache(tmp_path, size), Cache(tmp_path, size - 1)
+    assert at(False, fits) and not at(True, fits)
+    assert at(True, tight) and at(True, Cache(Path(), 0)) and at(True, None)
+    monkeypatch.setattr(stores, "VERSIONS", ())  # what may change unseen is not kept
+    assert at(True, fits)
+    assert not is_far(FromAStore(), again=False)  # who does not tell it
+
+
+FAR = """
+_dataset = dataset
+class Far(torch.utils.data.TensorDataset):
+    def far(self, *, again):
+        return not again
+def dataset(split, held_out=0):
+    return Far(*_dataset(split, 24).tensors) if split == "train" else None
+"""
+
+
+def test_a_run_that_waits_for_a_store_is_told_so_until_all_of_it_was_read(
+    tmp_path: Path, eight: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Any wait is told here."""
+    for name in ("SHARE", "LEAST", "WORSE"):
+        monkeypatch.setattr(pace, name, -1.0)
+    run = make_run(tmp_path, extra=FAR, dataset__held_out=0, data__workers=1, epochs=2,
+                   max_steps=0, checkpoint__best="", checkpoint__every=0)  # fmt: skip
+    threads = torch.get_num_threads()
+    try:
+        one_rank(run)
+    finally:
+        torch.set_num_threads(threads)
+    told = {r["step"]: r["hint"] for r in records(run, "waiting")}
+    assert told[4] == hint(1, 8, far=True)  # of six steps an epoch
+    assert told[8] == told[12] == hint(1, 8)

@@ -77,8 +77,9 @@ class ImageFolder(Dataset[tuple[Any, Any]]):
         place = Place.of(below, patience)
         self.root = found.root
         self._listing = listing_of(found.root, lambda: folder.look(place, pattern))
-        nodes = rank_of_here().nodes
-        self._reading = Reading(place, self._listing, cache or _cache(), nodes)
+        nodes, cache = rank_of_here().nodes, cache or _cache()
+        self._reading = Reading(place, self._listing, cache, nodes)
+        self._remote, self._room = place.remote, getattr(cache, "limit", 0)  # bytes
         self.classes = self._listing.classes
         self.class_to_idx = {name: i for i, name in enumerate(self.classes)}
         self.targets = self._listing.labels
@@ -114,6 +115,18 @@ class ImageFolder(Dataset[tuple[Any, Any]]):
         """Begin to fetch what will be asked for next; what was fetched before and is not among it
         is dropped. Of no use for local files, and does nothing then."""
         self._reading.ahead(indices)
+
+    def far(self, *, again: bool) -> bool:
+        """Whether reading it is waiting for a store; ``again``: once all of it was read before.
+
+        The node's cache has it then, where all of it fits and each object has a version.
+        """
+        listing = self._listing
+        versions = [shard.version for shard in listing.shards] or listing.version
+        sizes = [shard.size for shard in listing.shards] or listing.size
+        known = bool(np.all(versions)) and int(np.min(sizes)) >= 0
+        kept = known and int(np.sum(sizes)) <= self._room
+        return self._remote and not (again and kept)
 
     def __repr__(self) -> str:
         return f"ImageFolder({self.root!r}): {len(self)} images of {len(self.classes)} classes"

@@ -107,6 +107,16 @@ class _Look(Dataset[float]):
         return time.perf_counter() - began
 
 
+def is_far(dataset: Any, *, again: bool) -> bool:
+    """Whether samples come over a network, as a dataset's method ``far`` tells.
+
+    Args:
+        again: all of them were read before.
+    """
+    far = getattr(dataset, "far", None)
+    return callable(far) and bool(far(again=again))
+
+
 def hint(workers: int, count: int, *, key: str = "data.workers", far: bool = False) -> str:
     """What to change where training waits for its data.
 
@@ -114,7 +124,7 @@ def hint(workers: int, count: int, *, key: str = "data.workers", far: bool = Fal
         workers: processes that read for a rank.
         count: its CPUs.
         key: what sets the first.
-        far: the data lies in a store, and nothing keeps it on the node.
+        far: the data comes from a store, and not from the node's cache.
     """
     more = f"ask for more CPUs, such as --sbatch cpus-per-task={max(4, 2 * count)}"
     if count == 1:
@@ -124,9 +134,10 @@ def hint(workers: int, count: int, *, key: str = "data.workers", far: bool = Fal
         return f"the training reads by itself: {key} = {best} gives that to other processes"
     if far:
         return (
-            "the data comes from a store: data.cache keeps it on the node, data.stage copies it "
-            "there before the training, tar shards take fewer requests"
+            "the data comes from a store: data.stage copies it to the node before the training, "
+            "a data.cache that is large enough keeps it there once it was read, tar shards take "
+            "fewer requests"
         )
     if workers < count - 1:
         return f"{key} is {workers} of {count} CPUs: try {min(2 * workers, count - 1)}"
-    return f"all {count} CPUs are busy: {more}"
+    return f"{key} is {workers} of {count} CPUs: if all are busy, {more}"

@@ -81,7 +81,8 @@ class Run:
         self._clock = Clock(world.device, whole=self._spec["metrics"].get("ranks", True))
         if folder and not compiled:  # what is compiled has no place for a clock
             self._clock.watch([live.module])
-        self._workers = 0  # of the loader that was read last
+        self._workers = self._reads = 0  # of the loader that was read last; how often one was
+        self._dataset: Any = None
         self.state: dict[str, Any] = {}  # plain data of the loop's own, saved and restored
         self.resumed = False
         self._at = Position()
@@ -138,7 +139,8 @@ class Run:
     def _hint(self) -> str:
         """What to change where the loop waits for its data."""
         count = cpus.share(self.world.reports, self.world.rank.world_rank)
-        return loading.hint(self._workers, count, key="num_workers")
+        far = loading.is_far(self._dataset, again=self._reads > 1)
+        return loading.hint(self._workers, count, key="num_workers", far=far)
 
     def _lead(self) -> float:
         """Seconds before the time limit at which to begin to save."""
@@ -203,7 +205,8 @@ class Run:
         each = size * self.world.size
         skip = self._place.go_to(loader, self._at.epoch, self._at.samples_consumed, each)
         batches = begin(loader)
-        self._workers = getattr(loader, "num_workers", 0)
+        self._workers, self._reads = getattr(loader, "num_workers", 0), self._reads + 1
+        self._dataset = getattr(loader, "dataset", None)
         for _ in range(skip):
             next(batches, None)
         if self._random:  # whatever was drawn on the way here was drawn before

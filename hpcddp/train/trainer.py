@@ -23,7 +23,6 @@ from hpcddp.train.meter import Meter
 from hpcddp.train.metrics import Recorder
 from hpcddp.train.pace import Pace
 from hpcddp.train.pulse import Pulse
-from hpcddp.train.samples import prefetch_of
 from hpcddp.train.saver import Saver
 from hpcddp.train.setup import Model
 from hpcddp.train.snapshot import Position
@@ -87,8 +86,7 @@ class Trainer:
 
     def _hint(self) -> str:
         """What to change where the training waits for its data."""
-        data = self.spec.data
-        far = bool(prefetch_of(self.data.dataset)) and data.cache == "0" and not data.stage
+        far = loading.is_far(self.data.dataset, again=self.at.epoch > self._began_in)
         return loading.hint(self.cpus.workers, self.cpus.cpus, far=far)
 
     def _load(self, made: Model, folder: Path | None, meta: dict[str, Any]) -> None:
@@ -98,6 +96,7 @@ class Trainer:
             self._fit = meta.get("fit") or {}
             self.evaluations.go_on(meta)
             self.guard.refer_to(meta.get("first_loss"))
+        self._began_in = self.at.epoch
         self.total_steps = _total_steps(self.spec, self.at, self.data)
         self.live = made.live(self.hook, self.total_steps)
         if folder:
