@@ -1,6 +1,7 @@
 """Trackers that a job tells itself: a process beside the ranks, and what it leaves to the next."""
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -13,6 +14,7 @@ from test_local import Command, alive
 from test_local import toy as toy
 from test_trackers import history, scalars, text
 from test_trackers import made as made
+from toy import TOY
 
 from hpcddp import requeue
 from hpcddp.jobfile import Layer
@@ -30,12 +32,30 @@ def ended(site: Site) -> RunDir:
     return run
 
 
+# Ranks that evaluate when a tracker has heard of their first steps: what its package takes to be
+# imported is then behind it, however busy the machine is.
+HELD = """
+import os
+_metrics = metrics
+def metrics(output, target):
+    until = time.monotonic() + 40
+    while not os.path.exists(os.environ["HPCDDP_RUN_DIR"] + "/trackers.json"):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    return _metrics(output, target)
+"""
+
+
 def test_a_job_tells_its_trackers_while_it_trains(toy: Site, command: Command) -> None:
     """One of them cannot be told: a line, and the training goes on."""
     broken = toy.write("broken/wandb/__init__.py", "raise RuntimeError('no wandb\\ntoday')\n")
+    toy.job("toy", "global_batch = 8\nmax_steps = 12\n", TOY + HELD)
+    renice = toy.write("bin/renice", "#!/bin/sh\n")  # beside other tests the least would be nothing
+    renice.chmod(0o755)
     trackers = 'metrics.trackers=["tensorboard", "wandb"]'
     done = command("submit", "--gpus", "2", "--set", trackers, "--set", "train.log_every=1",
-                   PYTHONPATH=str(broken.parents[1]))  # fmt: skip
+                   PYTHONPATH=str(broken.parents[1]),
+                   PATH=f"{renice.parent}:{os.environ['PATH']}")  # fmt: skip
     assert done.code == 0, done.text
     run = ended(toy)
     assert [step for step, _ in scalars(run, "loss")] == list(range(1, 13))
@@ -65,7 +85,7 @@ with open(f"{run}/attempts/1/metrics.jsonl", "a") as f:
                    PYTHONPATH=str(site.folder / "broken"))  # fmt: skip
     assert done.code == 0, done.text
     run = ended(site)
-    assert time.monotonic() - begun < 40
+    assert time.monotonic() - begun < 120
     assert [step for step, _ in scalars(run, "loss")] == [1, 2, 3]
     assert "the trackers took too long" in run.log.read_text()
 
@@ -113,6 +133,27 @@ def test_a_tracker_that_hangs_while_the_ranks_train_is_left_when_they_leave(
         finally:
             process.kill()
     assert process.returncode == 1 and "the trackers took too long" in output
+
+
+def test_what_tells_is_imported_while_the_ranks_start(
+    made: Callable[..., RunDir],
+    site: Site,
+    monkeypatch: pytest.MonkeyPatch,
+    ranks: subprocess.Popen[bytes],
+) -> None:
+    run = made(ends=(), cause=None, last=3)
+    run.attempt(1).metrics.unlink()
+    there = site.folder / "there"
+    site.write("broken/tensorboard/__init__.py", f"open({str(there)!r}, 'w').close()\n")
+    monkeypatch.setenv("PYTHONPATH", str(site.folder / "broken"))
+    with beside(run, 1, ranks.pid, "tensorboard") as process:
+        until = time.monotonic() + 60
+        try:
+            while not there.exists():
+                assert process.poll() is None and time.monotonic() < until
+                time.sleep(0.05)
+        finally:
+            process.kill()
 
 
 def test_an_attempt_that_a_newer_one_has_outlived_tells_nothing_more(

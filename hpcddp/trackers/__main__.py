@@ -9,18 +9,20 @@ it before, and what fails here is a line in the log.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from typing import NoReturn
 
 from hpcddp import ledger
 from hpcddp.errors import HpcddpError
 from hpcddp.preempt import ignore_stop_signals
 from hpcddp.rundir import RunDir
-from hpcddp.trackers import plain
+from hpcddp.trackers import module, plain
 
 PAUSE = 2.0  # seconds between two looks at the run dir
 TICK = 0.1  # between two looks whether the ranks are still there
@@ -34,6 +36,7 @@ def main(args: list[str]) -> None:
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     run, gone = RunDir(folder), threading.Event()
     threading.Thread(target=_watch, args=(run, int(pid), gone), daemon=True).start()
+    _load(names)
     teller = None
     over = final = False
     while not over:
@@ -43,7 +46,7 @@ def main(args: list[str]) -> None:
         if run.outlived(int(number)):  # by an attempt that tells for itself
             return
         if teller is None and (over or run.attempt(int(number)).metrics.exists()):
-            from hpcddp.trackers.tell import Teller  # nothing of it takes CPU time from a start
+            from hpcddp.trackers.tell import Teller
 
             teller = Teller(run, names, lambda name, error: print(told(run, name, error)))
         if teller:
@@ -57,6 +60,14 @@ def told(run: RunDir, name: str, error: Exception) -> str:
     what = str(error) if isinstance(error, HpcddpError) else f"{type(error).__name__}: {error}"
     line = " ".join(plain(what).split())[:300]
     return f"hpcddp: {name} is not told any more ({line}); hpcddp track {run.name} --to {name} does"
+
+
+def _load(names: Sequence[str]) -> None:
+    """Import what tells while the ranks start: the end of a short training leaves no time for it.
+    What fails here fails again where it is told."""
+    for name in names:
+        with contextlib.suppress(Exception):
+            module(name)
 
 
 def _watch(run: RunDir, pid: int, gone: threading.Event) -> None:
