@@ -8,14 +8,18 @@ ones go on behind it.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from types import TracebackType
+from subprocess import Popen
+from types import FrameType, TracebackType
 from typing import Any
 
 from hpcddp import plan, record, strategy
@@ -140,16 +144,22 @@ class Ranks:
         where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
         kept = {n: v for n, v in os.environ.items() if n not in ("HPCDDP_RUN_DIR",)}
         program = [*python, "hpcddp.train.trial", str(self._file)]
-        self._process = subprocess.Popen(
-            [*python, "hpcddp.spawn", "1", str(first.ranks), *program],
-            env={**kept, **first.environ, **where}, stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            process_group=0,  # Ctrl-C is for us: we end them
-        )  # fmt: skip
-        return self._lines()
+        self._process: Popen[bytes] | None = None
+        try:
+            with _uninterrupted():
+                self._process = Popen(
+                    [*python, "hpcddp.spawn", "1", str(first.ranks), *program],
+                    env={**kept, **first.environ, **where}, stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                    process_group=0,  # Ctrl-C is for us: we end them
+                )  # fmt: skip
+            return self._lines()
+        except BaseException:  # nobody leaves what was not entered
+            self._end(at_once=True)
+            raise
 
     def _lines(self) -> Iterator[bytes]:
-        assert self._process.stdout
+        assert self._process and self._process.stdout
         with self._log.open("wb") as log:
             for line in self._process.stdout:
                 log.write(line)
@@ -157,7 +167,12 @@ class Ranks:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
                  trace: TracebackType | None) -> None:  # fmt: skip
-        if kind:
+        self._end(at_once=kind is not None)
+
+    def _end(self, *, at_once: bool) -> None:
+        if self._process is None:
+            return
+        if at_once:
             self._process.terminate()
         self._process.wait()
         assert self._process.stdout
@@ -167,7 +182,28 @@ class Ranks:
         """How they left: their exit code, and their last line."""
         lines = self._log.read_bytes()[-TAIL:].decode(errors="replace").split("\n")
         last = next((line for line in reversed(lines) if line.strip()), "")
+        assert self._process
         return f"its ranks left with exit code {self._process.returncode}: {last}"
+
+
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Ctrl-C comes after this: within Popen it would leave a process that nobody knows.
+
+    By a handler, since what is started would go on with a mask.
+    """
+    earlier = signal.getsignal(signal.SIGINT)
+    if not callable(earlier) or threading.current_thread() is not threading.main_thread():
+        yield  # nobody is interrupted here
+        return
+    came: list[tuple[int, FrameType | None]] = []
+    signal.signal(signal.SIGINT, lambda *told: came.append(told))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, earlier)
+    if came:
+        earlier(*came[0])
 
 
 def play(trials: Sequence[Trial], root: Path, note: Callable[[str], object]) -> Iterator[Trial]:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import COMMAND, Outcome, Site, record_run
@@ -16,7 +17,7 @@ from hpcddp.cases import Case, cases, chosen
 from hpcddp.cli.strategies import LEGEND, _print_table
 from hpcddp.errors import UserError
 from hpcddp.rundir import RunDir
-from hpcddp.trial import Trial, figures
+from hpcddp.trial import Ranks, Trial, figures
 
 Command = Callable[..., Outcome]
 JOB = "global_batch = 8\nepochs = 1\n[ddp]\nbucket_mb = 1\n[pp]\nchunks = 4\n"
@@ -217,3 +218,31 @@ def test_an_interrupt_leaves_no_process(site: Site) -> None:
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130 and "interrupted" in err
     assert not of_this(site.folder / "kept")
+
+
+class Interrupted(subprocess.Popen[bytes]):
+    """Ctrl-C comes while it starts, before anybody knows of it."""
+
+    def __init__(self, *words: Any, **options: Any) -> None:
+        super().__init__(*words, **options)
+        STARTED.append(self)
+        signal.raise_signal(signal.SIGINT)
+
+
+STARTED: list[Interrupted] = []
+
+
+def test_an_interrupt_at_the_start_of_ranks_leaves_no_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hpcddp.trial.Popen", Interrupted)
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        Ranks([Trial(Case("ddp", "ddp"), 1)], [], tmp_path).__enter__()
+    assert signal.getsignal(signal.SIGINT) == before
+    (process,) = STARTED
+    try:
+        assert process.returncode is not None and not of_this(tmp_path)
+    finally:
+        process.kill()
+        process.wait()
