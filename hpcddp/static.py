@@ -6,21 +6,20 @@ import re
 import shlex
 from typing import Any
 
-from hpcddp import record
+from hpcddp import record, urls
 from hpcddp.rundir import RunDir, read_json
 from hpcddp.spec import JobSpec, to_dict
 
 HIDDEN = "(hidden)"
 FIRST = ("python", "torch", "numpy", "hpcddp", "executable")
 ENVIRONMENT = re.compile(r"^(readonly -a ENVIRONMENT=\()(.*)\)$", re.MULTILINE)  # see render.py
-USER = re.compile(r"(?<=://)[^/\s]+@")  # in a URL: NAME:PASSWORD
 
 
 def static(run: RunDir) -> dict[str, Any]:
     """What of a run does not change while it runs: configuration, versions, script, submission.
 
-    Of the environment names alone are told, and of URLs no user. ``defaults`` names the keys of the
-    configuration that nobody changed.
+    Of the environment names alone are told, and of URLs no user and no signature. ``defaults``
+    names the keys of the configuration that nobody changed.
     """
     job = record.read(run)
     try:
@@ -55,9 +54,9 @@ def _names(found: re.Match[str]) -> str:
 
 
 def _nobody(value: Any) -> Any:
-    """The same, with no user and no password in a URL."""
+    """The same, with no secret in a URL."""
     if isinstance(value, str):
-        return USER.sub(f"{HIDDEN}@", value)
+        return urls.hidden(value, HIDDEN)
     if isinstance(value, dict):
         return {name: _nobody(each) for name, each in value.items()}
     return [_nobody(each) for each in value] if isinstance(value, list) else value

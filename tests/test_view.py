@@ -241,13 +241,18 @@ def test_values_of_the_environment_stay_where_they_are(tmp_path: Path) -> None:
 
 
 def test_a_url_is_shown_without_its_user(tmp_path: Path) -> None:
-    dataset = {"url": "https://ann:hu@sh@host:8/a@b", "also": ["s3://key:hush@bucket", "a@b.org"]}
+    dataset = {"url": "https://ann:hu@sh@host:8/a@b", "also": ["s3://key:hush@bucket", "a@b.org"],
+               "root": "s3://key:hu+/hush@bucket/x", "plain": "s3://b/a:b@c",
+               "signed": "https://host:8/a@b?sig=hush&x=1"}  # fmt: skip
     run = made_run(tmp_path, dataset=dataset, data={"stage": "http://hush@host/x"})
     run.script.write_text("curl 'ftp://ann:hush@host' me@host\n")
     found = static(run)
     assert "hush" not in json.dumps(found) and "hu@" not in json.dumps(found)
     assert found["config"]["dataset.url"] == "https://(hidden)@host:8/a@b"
     assert found["config"]["dataset.also"] == ["s3://(hidden)@bucket", "a@b.org"]
+    assert found["config"]["dataset.root"] == "s3://(hidden)@bucket/x"
+    assert found["config"]["dataset.plain"] == "s3://b/a:b@c"
+    assert found["config"]["dataset.signed"] == "https://host:8/a@b?sig=(hidden)&x=1"
     assert found["script"] == "curl 'ftp://(hidden)@host' me@host\n"
 
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hpcddp import urls
 from hpcddp.errors import UserError
 
-PASSWORD = re.compile(r"(://[^/:@]*:)[^/]*@")
 STAGE = re.compile(r"\$(?:STAGE\b|\{STAGE\})")
 
 
@@ -34,12 +34,14 @@ def refuse_password(url: str, where: str = "") -> None:
     and hdfs have it before the @, is no secret.
 
     Raises:
-        UserError: there is a password in it.
+        UserError: there is a password or a signature in it.
     """
-    shown = PASSWORD.sub(r"\1***@", url)
+    plain = urls.without_password(url)
+    shown = urls.without_signature(plain)
     if shown != url:
+        what = "password" if plain != url else "signature"
         raise UserError(
-            f"{shown} has a password in it, which would be written to files and lines",
+            f"{shown} has a {what} in it, which would be written to files and lines",
             where=where,
             hint="take it out, and give it to the store's driver by its own file or environment: "
             "for fsspec ~/.config/fsspec/*.json or FSSPEC_* variables",

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import re
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from hpcddp import urls
 from hpcddp.errors import UserError
 from hpcddp.rundir import RunDir
 
@@ -59,8 +59,8 @@ class Module(Protocol):
 
 
 def plain(text: str) -> str:
-    """A text without the user and the password of the URLs in it."""
-    return re.sub(r"://[^/?#\s]*@", "://***@", text)
+    """A text without the users, passwords and signatures of the URLs in it."""
+    return urls.hidden(text)
 
 
 def missing(name: str) -> bool:
