@@ -2,7 +2,8 @@
 
 Members of one name before its first dot are one sample: ``KEY.jpg`` and ``KEY.cls``, which holds a
 number or a name. Without ``.cls`` the class is the member's first folder. What ``pack`` has written
-has all of that in ``index.json`` beside the shards.
+has all of that in ``index.json`` beside the shards; a number is that of a class of the index then,
+also in shards that it does not have.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def index(place: Place, tars: list[Found], suffixes: tuple[str, ...]) -> Listing
     known, classes = _written(place, tars)
     rest = [tar for tar in tars if tar.name not in known]
     with Pool(READERS) as pool:
-        read = pool.map(lambda tar: list(_pieces(place, tar.name, tar.size, suffixes)), rest)
+        read = pool.map(lambda tar: list(_pieces(place, tar, suffixes, classes)), rest)
         pieces = known | {tar.name: found for tar, found in zip(rest, read, strict=True)}
     classes = classes if not rest else _classes(pieces.values(), classes)
     number = {name: i for i, name in enumerate(classes)}
@@ -102,18 +103,21 @@ def _classes(pieces: Iterable[list[Piece]], known: list[str]) -> list[str]:
     return [str(i) for i in range(count)]
 
 
-def _pieces(place: Place, name: str, size: int, suffixes: tuple[str, ...]) -> Iterator[Piece]:
-    """The samples in a shard, by its members' headers."""
+def _pieces(
+    place: Place, shard: Found, suffixes: tuple[str, ...], classes: list[str]
+) -> Iterator[Piece]:
+    """The samples in a shard, by its members' headers; the classes are those of the index."""
+    name = shard.name
     images: dict[str, tarfile.TarInfo] = {}
     labels: dict[str, str] = {}
     try:
-        with tarfile.open(fileobj=opened(place, name, size), mode="r:") as tar:
+        with tarfile.open(fileobj=opened(place, name, shard.size), mode="r:") as tar:
             for member in tar:
                 key, suffix = _parts(member.name)
                 if not member.isreg() or _hidden(key):
                     continue
                 if suffix == ".cls":
-                    labels[key] = _label(place, name, tar, member)
+                    labels[key] = _class(_label(place, name, tar, member), place, name, classes)
                 elif PurePosixPath(member.name).suffix.lower() in suffixes:
                     images.setdefault(key, member)
     except tarfile.TarError as error:
@@ -149,6 +153,19 @@ def _label(place: Place, name: str, tar: tarfile.TarFile, member: tarfile.TarInf
             hint=LAYOUT,
         )
     return str(int(label)) if label.isdecimal() else label
+
+
+def _class(label: str, place: Place, name: str, classes: list[str]) -> str:
+    """A label with the name of its class, where the index tells that."""
+    if not (classes and label.isdecimal()):
+        return label
+    if int(label) >= len(classes):
+        raise UserError(
+            f"class {label} in it is none of the {len(classes)} of {INDEX}",
+            where=place.at(name),
+            hint=f"pack all images anew into one, or delete {INDEX}: numbers are then the classes",
+        )
+    return classes[int(label)]
 
 
 def opened(place: Place, name: str, size: int) -> io.BufferedReader:
