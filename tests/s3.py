@@ -30,12 +30,15 @@ ANSWERS = {
     503: ("Slow Down", "SlowDown"),
     500: ("Internal Server Error", "InternalError"),
     403: ("Forbidden", "InvalidAccessKeyId"),
+    400: ("Bad Request", "ExpiredToken"),
 }
 MESSAGES = {
     "InvalidAccessKeyId": "The AWS Access Key Id you provided does not exist in our records.",
     "SignatureDoesNotMatch": "The request signature we calculated does not match the signature you "
     "provided. Check your key and signing method.",
     "AccessDenied": "Access Denied",
+    "ExpiredToken": "The provided token has expired.",
+    "InvalidToken": "The provided token is malformed or otherwise invalid.",
 }
 
 

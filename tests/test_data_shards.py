@@ -110,6 +110,29 @@ def test_a_shard_that_was_written_anew_is_not_read_by_its_old_index(packed, tmp_
         assert numbers(found)[0] == (999, found.class_to_idx["c"])
 
 
+def test_a_number_is_a_class_of_the_index_also_in_a_shard_that_it_does_not_have(packed, tmp_path):
+    for file in packed.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    more = {
+        "x.png": picture(999),
+        "x.cls": b"2\n",
+        "d/y.png": picture(998),
+        "3/z.png": picture(997),
+    }
+    write_tar(tmp_path / "shard-more.tar", {**more, "d/y.cls": b"b b"})
+    found = ImageFolder(tmp_path)
+    assert found.classes == ["3", *MANY]  # the folder's name is no number of a class
+    labels = dict(numbers(found))
+    named = {number: found.classes[label] for number, label in labels.items()}
+    assert (named[999], named[998], named[997]) == ("c", "b b", "3")
+    before = ImageFolder(packed)
+    assert {n: before.classes[label] for n, label in numbers(before)}.items() <= named.items()
+    write_tar(tmp_path / "shard-more.tar", {"x.png": picture(999), "x.cls": b"4"})
+    with pytest.raises(UserError, match=r"class 4 in it is none of the 4 of index\.json") as error:
+        ImageFolder(tmp_path)
+    assert error.value.where == f"{tmp_path}/shard-more.tar"
+
+
 @pytest.mark.parametrize("kept", [False, True])
 def test_a_shard_that_was_cut_since_it_was_listed_is_told(packed, tmp_path, kept):
     """Also where it was open meanwhile."""
@@ -272,6 +295,25 @@ def test_one_shard_and_patterns_of_shards_are_roots(packed):
     with pytest.raises(UserError, match="there is no such shard, nor 3 more") as error:
         ImageFolder(f"{packed}/shard-{{000001..{len(each) + 3:06}}}.tar")
     assert error.value.where == f"{packed}/shard-{len(each):06}.tar"
+
+
+def test_what_lies_beside_a_named_shard_is_not_looked_at(packed, server, tmp_path, monkeypatch):
+    """It may be much, or not to be read."""
+    for name in ("shard-000002.tar", "shard-000003.tar", "index.json"):
+        (tmp_path / name).write_bytes((packed / name).read_bytes())
+
+    def closed(path):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+
+    monkeypatch.setattr(os, "scandir", closed)
+    server.door.answer(403, "AccessDenied", to="prefix=x%2F HTTP")
+    with pytest.raises(UserError, match="may not be read"):
+        ImageFolder("s3://shards/x")
+    for root in (tmp_path, "s3://shards/x"):
+        assert len(ImageFolder(f"{root}/shard-000002.tar").groups) == 1
+        assert len(ImageFolder(f"{root}/shard-{{000002..000003}}.tar").groups) == 2
+        with pytest.raises(UserError, match="there is no such shard"):
+            ImageFolder(f"{root}/shard-00000.tar")
 
 
 def test_braces_stand_for_what_a_shell_makes_of_them():

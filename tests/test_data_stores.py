@@ -1,18 +1,21 @@
 """One constructor for a folder, S3 and what fsspec knows; and a store that fails."""
 
+import io
 import os
 import pickle
 import subprocess
 import sys
 import threading
+import time
 from types import ModuleType
+from typing import ClassVar
 
 import pytest
 from pictures import CLASSES, number_of, numbers, picture, pictures, put
 from ranks import make_run
 from torch.utils.data import DataLoader
 
-from hpcddp.data import ImageFolder, S3ImageFolder, cache, names, reading
+from hpcddp.data import ImageFolder, S3ImageFolder, cache, names, places, reading, stores
 from hpcddp.data.places import Place
 from hpcddp.data.s3 import endpoint, region
 from hpcddp.errors import StoreUnreachable, UserError
@@ -141,7 +144,7 @@ def test_a_password_in_a_url_is_refused_and_not_shown(tmp_path, monkeypatch):
     run = make_run(tmp_path / "job")
     monkeypatch.setenv("HPCDDP_RUN_DIR", str(run.path))
     for address in ("me:{}@host", "me:{}@host:22", ":{}@host", "memory://::x://me:{}@host"):
-        for secret in ("geheim", "ge@heim", "ge:heim"):
+        for secret in ("geheim", "ge@heim", "ge:heim", "ge/h+heim", "/geheim/x"):
             with pytest.raises(UserError, match="has a password in it") as error:
                 ImageFolder(f"memory://{address.format(secret)}/x/y")
             told = str(error.value)
@@ -150,7 +153,15 @@ def test_a_password_in_a_url_is_refused_and_not_shown(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="has a password in it") as error:  # before a run is made
         names.check(["/proj/x", "sftp://me:geheim@host/pets"], {}, {})
     assert error.value.where == "data.stage" and "geheim" not in str(error.value)
-    for plain in ("abfs://images@account/x", "hdfs://me@host:8020/x", "s3://b/a:b@c", "/a:b@c/d"):
+    signed = "https://host/pets.tar?X-Amz-Date=1&X-Amz-Signature=geheim&x=1"
+    with pytest.raises(
+        UserError, match=r"&X-Amz-Signature=\*\*\*&x=1 has a signature in it"
+    ) as error:
+        names.check([signed], {}, {})
+    assert "geheim" not in str(error.value)
+    for plain in ("abfs://images@account/x", "hdfs://me@host:8020/x", "s3://b/a:b@c", "/a:b@c/d",
+                  "hdfs://host:8020/x@y", "zip://x::abfs://images@account/x",
+                  "https://h/x?tokenizer=b"):  # fmt: skip
         assert Place.of(plain, 1).root == plain
 
 
@@ -177,9 +188,18 @@ def test_in_a_run_a_node_fetches_an_image_once(root, server, tmp_path, monkeypat
         server.client().put_object(Body=data, **put_back)
 
 
-@pytest.mark.parametrize("code", ["InvalidAccessKeyId", "SignatureDoesNotMatch", "AccessDenied"])
-def test_wrong_credentials_are_told_at_once_and_not_shown(root, server, capfd, code):
-    server.door.answer(403, code)
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [
+        (403, "InvalidAccessKeyId"),
+        (403, "SignatureDoesNotMatch"),
+        (403, "AccessDenied"),
+        (400, "ExpiredToken"),
+        (400, "InvalidToken"),
+    ],
+)
+def test_wrong_credentials_are_told_at_once_and_not_shown(root, server, capfd, status, code):
+    server.door.answer(status, code)
     with pytest.raises(UserError, match="may not be read with these credentials") as error:
         ImageFolder(root)
     assert error.value.where == root
@@ -205,8 +225,6 @@ def test_missing_credentials_are_told_and_what_to_set(server, tmp_path):
 
 
 def test_an_extra_that_is_missing_is_named(monkeypatch):
-    from hpcddp.data import stores
-
     monkeypatch.setattr(stores, "_opened", {})
     absent = ("s3torchconnector", "fsspec")
 
@@ -229,8 +247,6 @@ def test_an_extra_that_is_missing_is_named(monkeypatch):
 @pytest.mark.parametrize("place", [None, ModuleType("s3torchconnector._s3client")])
 def test_an_extra_that_is_here_but_of_no_use_is_told_as_what_it_is(monkeypatch, place):
     """Such as another version, or a library that does not load."""
-    from hpcddp.data import stores
-
     monkeypatch.setattr(stores, "_opened", {})
     monkeypatch.delitem(sys.modules, "hpcddp.data.s3", raising=False)
     monkeypatch.setitem(sys.modules, "s3torchconnector._s3client", place)
@@ -281,6 +297,45 @@ def test_patience_ends(root, server):
     assert error.value.where.startswith(root) and "data.retry_seconds" in error.value.hint
 
 
+class Cut:
+    """A store whose answers are cut after so many items, one after the other; then it is whole."""
+
+    cuts: ClassVar[list[int]] = []
+
+    def __init__(self, root):
+        pass
+
+    def stream(self, name):
+        cut = self.cuts.pop(0) if self.cuts else 99
+        for i in range(6):
+            if i == cut:
+                raise stores.Trouble("down", "reset")
+            time.sleep(0.1)
+            yield b"%d" % i
+
+    def find(self):
+        return (stores.Found(data.decode()) for data in self.stream(""))
+
+
+def test_patience_is_with_silence_and_not_with_long_answers(monkeypatch):
+    monkeypatch.setitem(stores.STORES, "cut", Cut)
+    place, out = Place.of("cut://x", 0.3), io.BytesIO()
+    monkeypatch.setattr(Cut, "cuts", [1, 5, 4])  # half a second and more passes between the cuts
+    place.copy("y", out)
+    assert out.getvalue() == b"012345"
+    monkeypatch.setattr(Cut, "cuts", [1, 5, 4])
+    assert [found.name for found in place.find()] == list("012345")
+
+
+def test_an_answer_that_is_always_cut_is_not_waited_for_without_end(monkeypatch):
+    monkeypatch.setitem(stores.STORES, "cut", Cut)
+    monkeypatch.setattr(places, "VAIN", 3)
+    monkeypatch.setattr(Cut, "cuts", [1] * 99)
+    with pytest.raises(StoreUnreachable, match=r"does not answer for 0\.4 s: reset"):
+        Place.of("cut://x", 0.4).copy("y", io.BytesIO())
+    assert len(Cut.cuts) > 80
+
+
 def test_an_object_that_was_taken_away_is_named(server, root):
     found = ImageFolder(root)
     name = "a b/ä/cat/a000 ü.png"
@@ -302,8 +357,13 @@ def test_one_object_that_may_not_be_read_is_skipped_and_wrong_keys_are_not(serve
     assert [found[i] for i in (0, 1)] == [(1, 0), (1, 0)]
     (said,) = capfd.readouterr().err.splitlines()
     assert said.startswith("skipped s3://images/a b/ä/cat/a000 ü.png: may not be read with these")
-    for code in ("InvalidAccessKeyId", "SignatureDoesNotMatch"):
-        server.door.answer(403, code, to="cat/a000")
+    for status, code in (
+        (403, "InvalidAccessKeyId"),
+        (403, "SignatureDoesNotMatch"),
+        (400, "ExpiredToken"),
+        (400, "InvalidToken"),
+    ):
+        server.door.answer(status, code, to="cat/a000")
         with pytest.raises(UserError, match="may not be read with these credentials") as error:
             found[0]
         assert error.value.where.endswith("cat/a000 ü.png") and "skipped" not in str(error.value)

@@ -258,6 +258,31 @@ def test_a_store_is_staged_too(tmp_path: Path, s3_server: Any, monkeypatch) -> N
         Stage(tmp_path, ["s3://sly/p"], 1).copy(always)
 
 
+def test_one_object_of_a_store_is_staged_without_a_look_at_the_others(
+    tmp_path: Path, s3_server: Any, monkeypatch
+) -> None:
+    """Who may read one object may not list all of the bucket, which may be large."""
+    import fsspec
+
+    for name, value in s3_server.environ.items():
+        monkeypatch.setenv(name, value)
+    s3_server.put("one", {"weights.tar": b"right", "weights.tar.old": b"old", "other": b"other"})
+    fsspec.filesystem("memory").pipe("/one/pets.tar", b"pets")
+    fsspec.filesystem("memory").pipe("/one/pets.tar.old", b"old")
+    s3_server.door.open()
+    s3_server.door.answer(403, "AccessDenied", to="prefix= HTTP")
+    try:
+        with pytest.raises(UserError, match="may not be read"):
+            Stage(tmp_path, ["s3://one"], 1).copy(always)
+        entries = ["s3://one/weights.tar", "memory://one/pets.tar"]
+        assert Stage(tmp_path, entries, 1).copy(always)
+    finally:
+        s3_server.door.open()
+    assert contents(tmp_path) == {"weights.tar": b"right", "pets.tar": b"pets"}
+    with pytest.raises(UserError, match="nothing to stage"):
+        Stage(tmp_path, ["memory://one/dogs.tar"], 1).copy(always)
+
+
 def run_of(path: Path, cause: str | None = None, action: str = "") -> RunDir:
     run = RunDir(path)
     run.path.mkdir(parents=True)

@@ -52,9 +52,9 @@ def look(place: Place, pattern: str = "") -> Listing:
         UserError: there is nothing to be read, with a remedy.
         StoreUnreachable: the store does not answer for too long.
     """
-    found = [item for item in place.find() if not _hidden(item.name)]
     if pattern:
-        return _shards(place, _named(place, pattern, {item.name: item for item in found}))
+        return _shards(place, _named(place, pattern))
+    found = [item for item in place.find() if not _hidden(item.name)]
     images = [item for item in found if _is_image(item.name)]
     if images:
         _check_classes(place, [f.name for f in found], [f.name for f in images])
@@ -92,8 +92,9 @@ def _images(place: Place, images: list[Found]) -> Listing:
     return collect(place.root, classes, [], rows())
 
 
-def _named(place: Place, pattern: str, found: dict[str, Found]) -> list[Found]:
+def _named(place: Place, pattern: str) -> list[Found]:
     names = expand(pattern)
+    found = place.named(names)
     missing = [name for name in names if name not in found]
     if missing:
         raise UserError(

@@ -11,7 +11,7 @@ import os
 import random
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, TypeVar
@@ -28,6 +28,7 @@ from hpcddp.errors import (
 
 T = TypeVar("T")
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 5.0  # seconds
+VAIN = 10  # tries that get something, but no further, after which that is as good as silence
 # Of its own: a dataset that draws from the default generator is read twice (see train/samples.py).
 _chance = random.SystemRandom()
 _down: dict[tuple[int, str], float] = {}  # by process and store: since when it does not answer
@@ -50,7 +51,7 @@ class Place:
         """A place as a person writes it.
 
         Raises:
-            UserError: it names no bucket, or has a password in it.
+            UserError: it names no bucket, or has a password or a signature in it.
         """
         text = os.fspath(root)
         names.refuse_password(text)
@@ -72,8 +73,21 @@ class Place:
 
     def find(self) -> list[Found]:
         """All objects, in the order of their names' parts."""
-        found = self._patiently(self.root, lambda: list(self._store.find()))
-        return sorted(found, key=lambda item: item.name.replace("/", "\0"))
+        return sorted(self._all(self._store.find), key=lambda f: f.name.replace("/", "\0"))
+
+    def named(self, names: Collection[str]) -> dict[str, Found]:
+        """Objects of these names, those that are there; other ones may be many, or hidden."""
+        return {found.name: found for found in self._all(lambda: self._store.named(names))}
+
+    def _all(self, ask: Callable[[], Iterable[Found]]) -> list[Found]:
+        found: list[Found] = []
+
+        def once() -> None:
+            found.clear()
+            found.extend(ask())
+
+        self._patiently(self.root, once, lambda: len(found))
+        return found
 
     def read(self, name: str, start: int = 0, size: int = -1) -> bytes:
         """So many bytes of an object, all of it by default.
@@ -106,7 +120,7 @@ class Place:
             for block in self._store.stream(name):
                 out.write(block)
 
-        self._patiently(self.at(name), once)
+        self._patiently(self.at(name), once, out.tell)
 
     @property
     def _store(self) -> stores.Store:
@@ -118,13 +132,21 @@ class Place:
         scheme, mark, rest = self.root.partition("://")
         return scheme + mark + rest.partition("/")[0] if mark else self.root
 
-    def _patiently(self, where: str, call: Callable[[], T]) -> T:
-        end, pause = 0.0, FIRST_PAUSE
+    def _patiently(
+        self, where: str, call: Callable[[], T], got: Callable[[], int] = lambda: 0
+    ) -> T:
+        """What a call gives, at last. ``got`` tells how far it came when it failed: a store that
+        gives something is not silent."""
+        end, pause, furthest, vain = 0.0, FIRST_PAUSE, 0, 0
         while True:
             try:
                 found = call()
             except Trouble as trouble:
                 now = time.monotonic()
+                if far := got():
+                    vain = 0 if far > furthest else vain + 1
+                    furthest = max(far, furthest)
+                    end, pause = (0.0, FIRST_PAUSE) if vain < VAIN else (end, pause)
                 end = end or now + self.patience
                 if not trouble.kind.passes or now >= end:
                     raise _told(trouble, where, self.patience) from None

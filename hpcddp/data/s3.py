@@ -9,7 +9,7 @@ from __future__ import annotations
 import configparser
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -28,6 +28,7 @@ SAID = {
     r"key does not exist": "missing",
     r"InvalidAccessKeyId|SignatureDoesNotMatch": "keys",
     r"(?i:access key id) .* not exist|signature .* does not match": "keys",  # in their place
+    r"(?:Expired|Invalid)Token|(?i:token .*(?:expired|malformed|invalid))": "keys",
     r"Forbidden|AccessDenied": "denied",
     r"[Nn]o signing credentials": "credentials",
     r"[Ww]rong region|PermanentRedirect": "region",
@@ -45,7 +46,20 @@ class S3:
         self._prefix = prefix.rstrip("/") + "/" if prefix.strip("/") else ""
 
     def find(self) -> Iterator[Found]:
-        pages = _asked(lambda: iter(client().list_objects(self._bucket, self._prefix)))
+        return self._below("")
+
+    def named(self, names: Collection[str]) -> Iterator[Found]:
+        left = set(names)
+        for found in self._below(os.path.commonprefix(list(left))):  # noqa: RUF071  of letters
+            if found.name in left:
+                yield found
+                left.remove(found.name)
+            if not left:  # keys come in order: one that is there is the first of its prefix
+                return
+
+    def _below(self, start: str) -> Iterator[Found]:
+        """Objects whose names begin so."""
+        pages = _asked(lambda: iter(client().list_objects(self._bucket, self._prefix + start)))
         while page := _asked(lambda: next(pages, None)):
             for item in page.object_info:
                 if name := item.key[len(self._prefix) :]:

@@ -104,11 +104,9 @@ class Remote:
     def _object(self) -> File:
         """The entry as one object."""
         whole = Place.of(self._above, self._patience)
-        if "://" in self._above:
-            for found in whole.find():
-                if found.name == self._name:
-                    self._place = whole
-                    return self._file("", found)
+        if "://" in self._above and (found := whole.named([self._name]).get(self._name)):
+            self._place = whole
+            return self._file("", found)
         raise UserError("there is nothing to stage", where=self._place.root,
                         hint="is the prefix spelled as in the store?")  # fmt: skip
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator
+import stat
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, Protocol, TypeVar
+from typing import Any, BinaryIO, NamedTuple, Protocol, TypeVar
 
 from hpcddp.data.tree import walk
 from hpcddp.errors import UserError
@@ -90,6 +92,10 @@ class Store(Protocol):
     def find(self) -> Iterable[Found]:
         """All objects, in any order."""
 
+    def named(self, names: Collection[str]) -> Iterable[Found]:
+        """Objects of these names, those that are there; of what is beside them as little as can be
+        is looked at."""
+
     def read(self, name: str, start: int, size: int) -> bytes:
         """So many bytes of an object, or fewer at its end; -1 reads all."""
 
@@ -110,6 +116,16 @@ class Local:
                 yield Found(f"{name}/" if entry.is_dir() else name)
         except OSError as error:
             raise _of_disk(error, f" ({error.filename})") from None
+
+    def named(self, names: Collection[str]) -> Iterator[Found]:
+        for name in names:
+            try:
+                if not stat.S_ISDIR((self._root / name).stat().st_mode):
+                    yield Found(name)
+            except (FileNotFoundError, NotADirectoryError):
+                pass
+            except OSError as error:
+                raise _of_disk(error, f" ({error.filename})") from None
 
     def read(self, name: str, start: int, size: int) -> bytes:
         try:
@@ -162,9 +178,19 @@ class Fsspec:
         found = _asked(lambda: self._fs.find(self._path, detail=True))
         start = len(self._path.rstrip("/")) + 1 if self._path.strip("/") else len(self._path)
         for name, facts in found.items():
-            size = facts.get("size")
-            tag = next((facts[word] for word in VERSIONS if facts.get(word)), None)
-            yield Found(name[start:], -1 if size is None else int(size), version_of(tag))
+            if below := name[start:]:  # else the root is an object: nothing is below it
+                yield _found(below, facts)
+
+    def named(self, names: Collection[str]) -> Iterator[Found]:
+        for name in names:
+            try:
+                facts = _asked(partial(self._fs.info, self._name(name)))
+            except Trouble as trouble:
+                if not trouble.missing:
+                    raise
+            else:
+                if facts.get("type") != "directory":
+                    yield _found(name, facts)
 
     def read(self, name: str, start: int, size: int) -> bytes:
         end = None if size < 0 else start + size
@@ -178,6 +204,12 @@ class Fsspec:
 
     def _name(self, name: str) -> str:
         return f"{self._path.rstrip('/')}/{name}"
+
+
+def _found(name: str, facts: Mapping[str, Any]) -> Found:
+    size = facts.get("size")
+    tag = next((facts[word] for word in VERSIONS if facts.get(word)), None)
+    return Found(name, -1 if size is None else int(size), version_of(tag))
 
 
 def _asked(call: Callable[[], T]) -> T:
