@@ -31,8 +31,9 @@ SORTED = 1 << 17  # values of which a median is taken
 RECENT = 200  # points whose times are kept
 NAMES = ("loss", "lr", "samples_per_s", "step_s", "wait_s", "grad_norm")
 EVENT = attrgetter("event")
-TRAIN = {name: attrgetter(name) for name in NAMES}  # the curves that a train record has
+TRAIN = {name: attrgetter(name) for name in NAMES}  # the curves that a record of a step may have
 LASTING = ("ranks", "start", "slow", "recovered")  # records that say how it is until another does
+STEPS = {"train", "step"}  # events of steps: a loop that tells no loss has the second
 POINTS = ("eval", "log")  # events whose metrics are curves
 
 
@@ -143,11 +144,12 @@ class Curves:
     def _take(self, data: bytes, attempt: int) -> None:
         """Points in a row go into the curves together; what stands between them, one by one."""
         found, first = _decoded(data), 0
-        lines = [] if set(map(EVENT, found)) == {"train"} else data.split(b"\n")
+        events = set(map(EVENT, found))
+        lines = [] if events and events <= STEPS else data.split(b"\n")
         if lines and len(found) != len(lines) - 1:  # lines that are none are counted too
             found = [_one(line) for line in lines[:-1]]
         for i, record in enumerate(found):
-            if record.event != "train":
+            if record.event not in STEPS:
                 self._points(found[first:i])
                 self._other({**_parsed(lines[i]), "attempt": attempt})
                 first = i + 1
@@ -196,7 +198,7 @@ class Curves:
             if isinstance(value, int | float):
                 with contextlib.suppress(OverflowError):  # hundreds of digits
                     self.of(f"{told.event}/{name}").add([step], [float(value)])
-        if told.event not in ("", "step", "train"):
+        if told.event:
             self.events.append(record)
         if len(self.events) > 2 * KEPT:
             self.events[:KEPT] = [e for e in self.events[:KEPT] if e["event"] in LASTING]

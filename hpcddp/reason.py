@@ -27,7 +27,7 @@ NODES = "node"  # the kind of a failure of all ranks there
 LINE = re.compile(r"^ *(\d+): (?:\[rank\d+\]: ?)?(.*)$", re.M)
 RAISED = re.compile(r"[A-Za-z_][\w.]*(: .*)?$")
 ABORTED = re.compile(r"^ *(\d+): terminate called without an active exception$", re.M)
-EXITED = re.compile(r"^srun: error: (\S+): task (\d+): Exited with exit code (\d+)", re.M)
+EXITED = re.compile(r"^srun: error: (\S+): tasks? (\d+)[\d,-]*: Exited with exit code (\d+)", re.M)
 NODE = re.compile(r"^srun: error: Node failure on (\S+)", re.M)
 BY_SRUN = re.compile(r"^srun: error: (\S+): tasks? (\d+)[\d,-]*: Killed", re.M)
 BY_OURS = re.compile(r"^(?: *\d+: )?hpcddp: rank (\d+) on (\S+) was ended by SIGKILL", re.M)
@@ -125,7 +125,8 @@ def killed(text: str, one_each: bool = True) -> Failed | None:
         one_each: a task of srun is a rank.
     """
     what = " was killed: out of memory?"
-    if one_each and (found := BY_SRUN.search(text)):
+    found = BY_SRUN.search(text) if one_each else None
+    if found and not EXITED.search(text, 0, found.start()):  # else srun ended it for another one
         return Failed(int(found[2]), found[1], what)
     if found := BY_OURS.search(text):
         return Failed(int(found[1]), found[2], what)
@@ -158,8 +159,8 @@ def aborted(text: str) -> Failed | None:
     if not found:
         return None
     what = (
-        " was ended by a thread of gloo that outlived Python: install hpcddp "
-        "in the Python that runs the script, which then waits for it"
+        " was ended by a thread of gloo that outlived Python: hpcddp in the Python of the script "
+        "lets it come to rest first, and so does ending the process group"
     )
     return Failed(int(found[1]), "", what)
 

@@ -80,6 +80,20 @@ def test_numbers_that_are_none_are_points_too(tmp_path: Path) -> None:
     assert found[2] != found[2] and found[3] == float("inf")
 
 
+def test_steps_that_tell_no_loss_count_too(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    mute = [{"event": "step", "step": n, "time": 1.0 * n, "step_s": 0.5} for n in (5, 15, 20)]
+    tell(
+        run, 1, {"event": "start", "step": 0}, mute[0], point(10, 3.0) | {"step_s": 1.0}, *mute[1:]
+    )
+    tell(run, 1, {"event": "step", "step": 25})  # by an hpcddp that told no more of it
+    curves = Curves(run)
+    curves.update()
+    assert losses(curves) == {10: 3.0}
+    assert curves.of("step_s").steps.tolist() == [5, 10, 15, 20]
+    assert curves.spent.before(20) == 2.5 + 5.0 + 2.5 + 2.5 and curves.step == 25
+
+
 def test_a_thinned_curve_keeps_its_peaks() -> None:
     series = Series()
     series.add(range(10_000), [100.0 if i == 7001 else float(i % 3) for i in range(10_000)])

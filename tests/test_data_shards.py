@@ -10,12 +10,13 @@ import tarfile
 from collections import Counter
 from itertools import chain
 
+import fsspec
 import numpy as np
 import pytest
 from pictures import number_of, numbers, picture, pictures, put
 from torch.utils.data import DataLoader
 
-from hpcddp.data import ImageFolder, folder, pack
+from hpcddp.data import ImageFolder, folder, pack, stores
 from hpcddp.errors import UserError
 from hpcddp.topology import Topology
 from hpcddp.train.sampler import ResumableSampler
@@ -314,6 +315,17 @@ def test_what_lies_beside_a_named_shard_is_not_looked_at(packed, server, tmp_pat
         assert len(ImageFolder(f"{root}/shard-{{000002..000003}}.tar").groups) == 2
         with pytest.raises(UserError, match="there is no such shard"):
             ImageFolder(f"{root}/shard-00000.tar")
+
+
+@pytest.mark.parametrize("few", [1, 2])
+def test_shards_of_any_store_are_asked_for_one_by_one_or_listed(packed, monkeypatch, few):
+    monkeypatch.setattr(stores, "FEW", few)
+    memory = fsspec.filesystem("memory")
+    for name in ("shard-000001.tar", "shard-000002.tar", "shard-000003.tar", "index.json"):
+        memory.pipe(f"/few/{name}", (packed / name).read_bytes())
+    assert len(ImageFolder("memory://few/shard-{000002..000003}.tar").groups) == 2
+    with pytest.raises(UserError, match="there is no such shard"):
+        ImageFolder("memory://few/shard-{000003..000004}.tar")
 
 
 def test_braces_stand_for_what_a_shell_makes_of_them():

@@ -15,6 +15,7 @@ from torch.utils.data import Dataset
 
 from hpcddp.data import ImageFolder, stores
 from hpcddp.data.cache import Cache
+from hpcddp.topology import Rank
 from hpcddp.train import loading, pace
 from hpcddp.train.loading import hint, is_far, is_quick
 
@@ -186,6 +187,10 @@ def test_a_dataset_tells_whether_its_samples_come_from_a_store(
     fits, tight = Cache(tmp_path, size), Cache(tmp_path, size - 1)
     assert at(False, fits) and not at(True, fits)
     assert at(True, tight) and at(True, Cache(Path(), 0)) and at(True, None)
+    with monkeypatch.context() as patch:  # of two nodes: each has read other images
+        for name, value in Rank(2, 4, 0, 2, 1).to_env().items():
+            patch.setenv(name, value)
+        assert at(True, fits)
     monkeypatch.setattr(stores, "VERSIONS", ())  # what may change unseen is not kept
     assert at(True, fits)
     assert not is_far(FromAStore(), again=False)  # who does not tell it

@@ -286,10 +286,13 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 import hpcddp
 model = torch.nn.Linear(2, 1)
-optimizer = torch.optim.SGD(model.parameters(), 0.1)
+class Own(torch.optim.SGD):
+    def step(self):
+        self.param_groups[0]["lr"] = None  # it finds that out by itself
+optimizer = Own(model.parameters(), 0.1)
 loader = DataLoader(TensorDataset(torch.rand(160, 2)), batch_size=4)
-run = hpcddp.attach(model, optimizer, log_every=5)
 begun = time.monotonic()
+run = hpcddp.attach(model, optimizer, log_every=5)
 for epoch in run.epochs(1):
     for (x,) in run.batches(loader):
         loss = model(x).mean()

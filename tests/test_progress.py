@@ -114,11 +114,19 @@ def test_what_a_program_prints_is_not_obeyed() -> None:
         assert "\x1b[2J" not in screen.getvalue()
 
 
+@pytest.mark.parametrize("label", ["", "12: "])
+def test_of_a_bar_of_the_programs_own_its_last_state_is_shown(label: str) -> None:
+    with shown() as (screen, progress):
+        progress.write(f"{label}  0%|   |\r 50%|## |\r100%|###|\n".encode())
+        progress.bar.refresh()
+        assert f"{label}100%|###|" in screen.text and "50%" not in screen.text
+
+
 ATTACHED = """
 import time, torch, hpcddp
 model = torch.nn.Linear(2, 1)
 run = hpcddp.attach(model, torch.optim.SGD(model.parameters(), 0.1), log_every=1, save_every=0)
-while run.steps < 30:
+while run.steps < 60:
     run.step(torch.tensor(0.25))
     time.sleep(0.1)
 run.finish()

@@ -75,6 +75,9 @@ KILLED = (3, "n2", "rank 3 on n2 was killed: out of memory?")
         ("srun", "srun: error: Node failure on n[2-3]\nsrun: error: n1: tasks 0-1: Killed\n",
          (None, "n[2-3]", "n[2-3] failed")),
         ("srun", "srun: error: Node failure on n[2-\n" + SRUN, KILLED),
+        ("srun", traceback(3, "ValueError: boom")
+         + "srun: error: n2: task 3: Exited with exit code 1\n"
+         + "srun: error: n1: tasks 0-1: Killed\n", (3, "", "rank 3: ValueError: boom")),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("lost", [True, False])

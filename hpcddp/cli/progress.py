@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from typing import Any
 
 from hpcddp.cli.shown import shown
 from hpcddp.rundir import RunDir, parse_lines
 from hpcddp.status import whole
+
+# What a rank has printed of a line before it drew that again, behind the launcher's label.
+REDRAWN = re.compile(r"^( *\d+: |).*\r(?=.)")
 
 
 class Progress:
@@ -72,6 +76,7 @@ class Progress:
         """Print a line of a log above the bar, as text that the terminal does not obey."""
         if self.bar:
             text = line.decode("utf-8", "replace").rstrip("\r\n")
+            text = REDRAWN.sub(r"\1", text)  # a bar of the program's own: its last state
             self.bar.console.out(shown(text), highlight=False)
 
 

@@ -119,14 +119,15 @@ class ImageFolder(Dataset[tuple[Any, Any]]):
     def far(self, *, again: bool) -> bool:
         """Whether reading it is waiting for a store; ``again``: once all of it was read before.
 
-        The node's cache has it then, where all of it fits and each object has a version.
+        The node's cache has it then, where all of it fits and each object has a version; but of
+        images that are objects of their own only those that this node's ranks have read.
         """
         listing = self._listing
         versions = [shard.version for shard in listing.shards] or listing.version
         sizes = [shard.size for shard in listing.shards] or listing.size
         known = bool(np.all(versions)) and int(np.min(sizes)) >= 0
         kept = known and int(np.sum(sizes)) <= self._room
-        return self._remote and not (again and kept)
+        return self._remote and not (again and kept and self._reading.comes_whole)
 
     def __repr__(self) -> str:
         return f"ImageFolder({self.root!r}): {len(self)} images of {len(self.classes)} classes"

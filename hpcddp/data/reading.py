@@ -46,6 +46,8 @@ class Reading:
         self._place, self._listing = place, listing
         self._cache = cache if place.remote else None
         self._takes_shards = not place.remote or _whole_shards(listing, self._cache, nodes)
+        # Whether an epoch brings all of it to this node.
+        self.comes_whole = nodes == 1 or (bool(listing.shards) and self._takes_shards)
         self._here = _Process()
 
     def __getstate__(self) -> dict[str, Any]:

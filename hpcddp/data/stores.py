@@ -22,6 +22,7 @@ T = TypeVar("T")
 # What drivers of fsspec call a version.
 VERSIONS = ("etag", "ETag", "md5Hash", "mtime", "LastModified", "last_modified", "created")
 BLOCK = 1 << 20  # bytes that are read at a time
+FEW = 16  # objects that are asked for one by one
 
 
 class Kind(NamedTuple):
@@ -182,6 +183,9 @@ class Fsspec:
                 yield _found(below, facts)
 
     def named(self, names: Collection[str]) -> Iterator[Found]:
+        if len(names) > FEW:  # one request for each would take longer than a list of all
+            yield from (found for found in self.find() if found.name in names)
+            return
         for name in names:
             try:
                 facts = _asked(partial(self._fs.info, self._name(name)))

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import atexit
 import json
+import math
 import os
 import sys
 from collections.abc import Iterable, Iterator
@@ -263,7 +264,8 @@ class Run:
         samples = max(1, self._batch) * max(1, len(self._seen))
         self._clock.count(samples)
         self._meter.add(loss, samples)
-        self._meter.step(float(self._optimizer.param_groups[0]["lr"]), None)
+        rate = self._optimizer.param_groups[0].get("lr")  # there are optimizers without one
+        self._meter.step(math.nan if rate is None else float(rate), None)
         one = Micro(len(self._seen), len(self._seen))
         self._trace.add(self._seen, one, torch.zeros(()) if loss is None else loss)
         self._trace.step(step, epoch)

@@ -157,7 +157,7 @@ class Meter:
             return {}, bool(bad)
         values = {
             **({"loss": loss / samples} if samples else {}),
-            "lr": sums.lr,
+            **({} if math.isnan(sums.lr) else {"lr": sums.lr}),
             "samples_per_s": (samples + mute) / sums.seconds,
             "step_s": sums.seconds / sums.steps,
         }

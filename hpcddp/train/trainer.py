@@ -96,7 +96,7 @@ class Trainer:
             self._fit = meta.get("fit") or {}
             self.evaluations.go_on(meta)
             self.guard.refer_to(meta.get("first_loss"))
-        self._began_in = self.at.epoch
+        self._began_in = self.at.epoch + bool(self.at.samples_consumed)  # the first one whole
         self.total_steps = _total_steps(self.spec, self.at, self.data)
         self.live = made.live(self.hook, self.total_steps)
         if folder:
