@@ -92,6 +92,8 @@ def error_of(run: RunDir, attempt: ledger.Attempt) -> dict[str, Any] | None:
 def failed(run: RunDir, number: int) -> Failed | None:
     """Who failed first, as an attempt's log tells it."""
     text = _tail(run.attempt(number).log)
+    if not text:
+        return None
     # Else srun counts what starts the ranks of a node.
     one_each = record.read(run).launcher not in ("fork", "torchrun")
     return (
@@ -126,7 +128,8 @@ def killed(text: str, one_each: bool = True) -> Failed | None:
     """
     what = " was killed: out of memory?"
     found = BY_SRUN.search(text) if one_each else None
-    if found and not EXITED.search(text, 0, found.start()):  # else srun ended it for another one
+    # Else srun ended it, since another one had failed.
+    if found and not (EXITED.search(text, 0, found.start()) and raised(text)):
         return Failed(int(found[2]), found[1], what)
     if found := BY_OURS.search(text):
         return Failed(int(found[1]), found[2], what)

@@ -11,6 +11,7 @@ import sys
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn.functional
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
@@ -62,6 +63,7 @@ def main(out, steps=20):
                 {"weights": digest(model.module), "places": places, "loss": loss.item()}, file
             )
     dist.barrier()
+    del model  # it holds the group, whose threads must not outlive Python
     dist.destroy_process_group()
 
 
