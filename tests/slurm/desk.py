@@ -13,7 +13,7 @@ from toy import TOY
 
 from hpcddp import ledger
 from hpcddp.ledger import Attempt
-from hpcddp.rundir import RunDir
+from hpcddp.rundir import RunDir, read_lines
 from hpcddp.sandbox.cluster import Sandbox
 
 HPCDDP = str(Path(sys.executable).with_name("hpcddp"))
@@ -83,11 +83,19 @@ class Desk:
         return ledger.attempts(self.run(name))
 
     def training(self, name: str = "last", attempt: int = 1, step: int = 1) -> dict[str, Any]:
-        """Wait until an attempt has come to a step; a later one may have ended before the look."""
-        states = ("RUNNING", "COMPLETED") if attempt > 1 else ("RUNNING",)
-        return self.until(
-            lambda s: s["attempt"] >= attempt and s["state"] in states and s["step"] >= step, name
-        )
+        """Wait until an attempt took steps of its own and came to `step`.
+
+        A later one begins with the step that was saved, and may have ended before the look.
+        """
+
+        def there(s: dict[str, Any]) -> bool:
+            if s["attempt"] < attempt or s["step"] < step:
+                return False
+            lines = read_lines(RunDir(s["path"]).attempt(attempt).metrics)
+            trains = s["state"] == "RUNNING" and any(x["event"] == "train" for x in lines)
+            return trains or (attempt > 1 and s["state"] == "COMPLETED")
+
+        return self.until(there, name)
 
     def take_all_nodes(self, seconds: float = 0.5) -> str:
         """A job of higher priority that needs every node: a real preemption. Its id."""
