@@ -153,6 +153,14 @@ def test_a_password_in_a_url_is_refused_and_not_shown(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="has a password in it") as error:  # before a run is made
         names.check(["/proj/x", "sftp://me:geheim@host/pets"], {}, {})
     assert error.value.where == "data.stage" and "geheim" not in str(error.value)
+    for given in (
+        "db://me:geheim@host/x",
+        ["/x", "db://me:geheim@host/x"],
+        {"x": "db://a:geheim@b"},
+    ):
+        with pytest.raises(UserError, match="has a password in it") as error:
+            names.check([], {"given": given}, {"dataset.given": "--set dataset.given"})
+        assert error.value.where == "--set dataset.given" and "geheim" not in str(error.value)
     signed = "https://host/pets.tar?X-Amz-Date=1&X-Amz-Signature=geheim&x=1"
     with pytest.raises(
         UserError, match=r"&X-Amz-Signature=\*\*\*&x=1 has a signature in it"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,8 @@ def refuse_password(url: str, where: str = "") -> None:
 
 
 def check(entries: Sequence[str], dataset: Mapping[str, Any], sources: Mapping[str, str]) -> None:
-    """Each entry has a name of its own, and what the dataset asks for is staged.
+    """Each entry has a name of its own, what the dataset asks for is staged, and no URL of theirs
+    has a secret in it.
 
     Raises:
         UserError: it is not so.
@@ -72,12 +73,24 @@ def check(entries: Sequence[str], dataset: Mapping[str, Any], sources: Mapping[s
             )
         seen[name] = entry
     for key, value in dataset.items():
-        if not entries and isinstance(value, str) and STAGE.search(value):
-            raise UserError(
-                f"dataset.{key} is {value!r}, but nothing is staged",
-                where=sources.get(f"dataset.{key}", f"dataset.{key}"),
-                hint='name what the nodes copy: [data] stage = ["/proj/pets"]',
-            )
+        where = sources.get(f"dataset.{key}", f"dataset.{key}")
+        for text in filter(lambda each: isinstance(each, str), _each(value)):
+            refuse_password(text, where)
+            if not entries and STAGE.search(text):
+                raise UserError(
+                    f"dataset.{key} is {text!r}, but nothing is staged",
+                    where=where,
+                    hint='name what the nodes copy: [data] stage = ["/proj/pets"]',
+                )
+
+
+def _each(value: Any) -> Iterator[Any]:
+    """A value, or what lists and tables of it hold."""
+    if isinstance(value, list | dict):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from _each(part)
+    else:
+        yield value
 
 
 def absent(entries: Sequence[str]) -> list[str]:
