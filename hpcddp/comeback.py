@@ -182,7 +182,7 @@ def release(run: RunDir, number: int, exclude: str) -> None:
     mine = ledger.read(run.attempt(number))
     if mine is None:
         return
-    deadline = time.monotonic() + HOLD
+    pause, deadline = 0.3, time.monotonic() + HOLD
     while time.monotonic() < deadline:
         with contextlib.suppress(SlurmUnreachable):
             known = slurm.facts(mine.job_id)
@@ -194,4 +194,5 @@ def release(run: RunDir, number: int, exclude: str) -> None:
                     return
                 if slurm.release(mine.job_id, f"now+{SETTLE}", exclude):
                     return
-        time.sleep(0.3)
+        time.sleep(pause)
+        pause = min(2.0, 1.2 * pause)  # a whole partition may have been preempted

@@ -106,6 +106,28 @@ def test_several_runs_lie_over_each_other(tmp_path: Path, look: Callable[..., Se
         seen.clean()
 
 
+def test_the_versions_that_matter_stand_first_and_no_name_runs_into_another(
+    tmp_path: Path, look: Callable[..., Seen]
+) -> None:
+    """The others are folded away; long names are broken."""
+    run, file = made_run(tmp_path), tmp_path / "page.html"
+    others = {f"a-package-of-a-rather-long-name-{i}": f"{i}.0" for i in range(60)}
+    first = {"python": "3.11.7", "executable": "/opt/x/bin/python"}
+    write_json(run.versions, {**first, "packages": {**others, "torch": "2.13.0", "numpy": "2.3",
+                                                    "hpcddp": "0.1"}})  # fmt: skip
+    file.write_text(page([looked(run)]))
+    for width in WIDTHS:
+        found = (seen := look(width)).open(file)
+        rows = found.locator(".versions > .columns th")
+        assert rows.all_inner_texts() == ["python", "torch", "numpy", "hpcddp", "executable"]
+        found.get_by_text("60 packages more").click()
+        names = found.locator(".versions th")
+        assert names.last.inner_text().endswith("-name-9") and names.last.is_visible()
+        assert seen.too_wide() == 0
+        wide = "(all) => all.filter((th) => th.scrollWidth > th.clientWidth).length"
+        assert width == min(WIDTHS) or names.evaluate_all(wide) == 0
+
+
 def test_a_run_without_attempts_has_a_page_too(tmp_path: Path, look: Callable[..., Seen]) -> None:
     run = RunDir(tmp_path / "young")
     run.create()

@@ -128,10 +128,14 @@ function several(runs) {
       el("li", {}, swatch(i), el("b", {}, `${run.status.run}: `), story(run))))];
 }
 
-// Names and their values in each run: those that differ first, of one run those that were set.
+const FIRST = 5; // versions that everybody asks for: python, torch, numpy, hpcddp, and where it is
+
+// Names and their values in each run: those that differ first, of one run those that were set or
+// matter most.
 function compared(runs, name) {
   const of = runs.map((run) => run[name]);
-  const names = [...new Set(of.flatMap(Object.keys))].sort();
+  const names = [...new Set(of.flatMap(Object.keys))];
+  if (name === "config") names.sort();
   if (!names.length) return [el("p", { class: "none" }, "Nothing was written down.")];
   const value = (values, key) => (known(values[key]) ? values[key] || '""' : "–");
   const row = (key, mark, shown) => el("tr", { class: mark ? "differs" : null },
@@ -139,12 +143,14 @@ function compared(runs, name) {
     shown.map((values) => el("td", {}, value(values, key))));
   const list = (some) => el("div", { class: "columns" },
     el("table", {}, el("tbody", {}, some.map((key) => row(key, false, of.slice(0, 1))))));
+  const noun = name === "config" ? "value" : "package";
   const folded = (some, words) => (some.length
-    ? [el("details", {}, el("summary", {}, `${plural(some.length, "value")} ${words}`), list(some))] : []);
+    ? [el("details", {}, el("summary", {}, `${plural(some.length, noun)} ${words}`), list(some))] : []);
   if (runs.length === 1) {
-    const plain = new Set(name === "config" ? runs[0].defaults : []);
+    const plain = new Set(name === "config" ? runs[0].defaults : names.slice(FIRST));
     const own = names.filter((key) => !plain.has(key));
-    return [list(own), ...folded(names.filter((key) => plain.has(key)), "as by default")];
+    const words = name === "config" ? "as by default" : "more";
+    return [list(own), ...folded(names.filter((key) => plain.has(key)), words)];
   }
   const differs = (key) => new Set(of.map((values) => values[key])).size > 1;
   const heads = ["", ...runs.map((run, i) => [el("span", { class: "run" }, swatch(i), run.status.run), "head"])];
