@@ -70,6 +70,7 @@ class Group:
         self.kill_wait = KILL_WAIT if kill_wait is None else kill_wait
         self.width = len(str(ranks[0].world_size - 1))
         self.code = 0
+        self.told: set[int] = set()  # ranks of which it was said that a signal ended them
         self.parent = os.getppid()
         self.deadline = self.late = float("inf")
         self.wait = wait
@@ -138,14 +139,16 @@ class Group:
     def _watch(self) -> bool:
         """Look at every rank; whether one still runs."""
         codes = {rank: process.poll() for rank, process in self.processes.items()}
-        bad = [(rank, code) for rank, code in codes.items() if code]
+        # A rank that was killed comes first: the others, which lost it, may be seen before.
+        bad = sorted(
+            ((rank, code) for rank, code in codes.items() if code),
+            key=lambda end: end[1] != -signal.SIGKILL,
+        )
+        for rank, code in bad[: 1 if not self.code else None]:
+            self._tell(rank, code)
         if bad and not self.code:
-            rank, code = bad[0]
+            code = bad[0][1]
             self.code = code if code > 0 else 128 - code
-            if code < 0:
-                name = signal.Signals(-code).name
-                where = f"rank {rank} on {host()}"
-                self._write(f"hpcddp: {where} was ended by {name}\n".encode())
             self.end()
         self._pass_on()
         self.orphans.look(self._pids())
@@ -155,6 +158,14 @@ class Group:
         if time.monotonic() > self.deadline:
             self.signal(signal.SIGKILL)
         return any(code is None for code in codes.values())
+
+    def _tell(self, rank: int, code: int) -> None:
+        """Name a rank that a signal ended, if it was not this group that sent it."""
+        ours = self.code and (code != -signal.SIGKILL or time.monotonic() > self.deadline)
+        if code < 0 and not ours and rank not in self.told:
+            self.told.add(rank)
+            name = signal.Signals(-code).name
+            self._write(f"hpcddp: rank {rank} on {host()} was ended by {name}\n".encode())
 
     def _wait_for_the_rest(self, codes: dict[int, int | None]) -> None:
         """A rank that hangs at its very end must not keep a job that is done."""

@@ -128,12 +128,20 @@ def killed(text: str, one_each: bool = True) -> Failed | None:
     """
     what = " was killed: out of memory?"
     found = BY_SRUN.search(text) if one_each else None
-    # Else srun ended it, since another one had failed.
-    if found and not (EXITED.search(text, 0, found.start()) and raised(text)):
+    if found and not _ended_for(text, EXITED.search(text, 0, found.start())):
         return Failed(int(found[2]), found[1], what)
     if found := BY_OURS.search(text):
         return Failed(int(found[1]), found[2], what)
     return None
+
+
+def _ended_for(text: str, left: re.Match[str] | None) -> bool:
+    """Whether srun killed a rank since this one had left: it did not lose another one, or not
+    first."""
+    if not left:
+        return False
+    told = [line for rank, line in LINE.findall(text) if rank == left[2]]
+    return raised(text) is not None or not any(map(LOST_PEER.search, told))
 
 
 def raised(text: str) -> Failed | None:

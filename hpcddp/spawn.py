@@ -26,9 +26,9 @@ def main(args: list[str]) -> int:
     """Start the ranks; TERM and INT end them, USR2 is passed on."""
     label = args[0] != "--no-label"
     nodes, tasks, *command = args if label else args[1:]
-    ended: list[int] = []  # a signal during the start of the ranks must not miss those to come
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda number, frame: ended.append(number))
+    came: list[int] = []  # a signal during the start of the ranks must not miss those to come
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2):
+        signal.signal(number, lambda number, frame: came.append(number))
 
     adopt_orphans()
 
@@ -49,8 +49,8 @@ def main(args: list[str]) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, frame: group.end())
     signal.signal(signal.SIGUSR2, lambda number, frame: group.signal(number))
-    if ended:
-        group.end()
+    for early in came:
+        group.signal(early) if early == signal.SIGUSR2 else group.end()
     code = group.run()
     ignore_stop_signals()  # one that comes while Python leaves would hide the exit code
     return code

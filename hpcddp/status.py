@@ -102,9 +102,10 @@ def asked(run: RunDir, found: Status, queue: Callable[[], list[JobRow]] | None =
         if found.state != "RENDERED":
             found.stale, found.reason = True, error.what
         return found
-    if row is None:
-        again = known(run)  # it may have ended between the two looks
-        return again if again.final else gone(run, again)
+    if row is None or not row.live:  # it may have ended between the two looks
+        found = known(run)
+        if row is None or (found.final and found.state not in UNTOLD):
+            return found if found.final else gone(run, found)
     found.state, found.hosts, found.job_id = row.state, row.hosts or found.hosts, row.job_id
     found.reason = "" if row.reason == "None" or row.state == "CANCELLED" else row.reason
     found.since = (row.submitted if row.state == "PENDING" else row.start) or found.since
@@ -201,6 +202,8 @@ def known(run: RunDir) -> Status:
         found.state, found.since = "PENDING", stamp(submitted["submitted"])
     elif submitted:
         found.state, found.reason = "LOST", "sbatch did not answer, and no job has the run's name"
+    else:
+        record.read(run)  # it may be removed just now: then nothing of this is so
     return found
 
 

@@ -174,7 +174,12 @@ class Ranks:
             return
         if at_once:
             self._process.terminate()
-        self._process.wait()
+        try:
+            self._process.wait()
+        except BaseException:
+            self._process.terminate()
+            self._process.wait()
+            raise
         assert self._process.stdout
         self._process.stdout.close()
 

@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import ports
 from conftest import record_run
 
 from hpcddp import ledger, spec
-from hpcddp.claim import free_port
 from hpcddp.rundir import RunDir, read_lines
 from hpcddp.topology import Rank
 
@@ -112,9 +112,10 @@ class Ranks:
 
     def __init__(self, run: RunDir, environs: list[dict[str, str]], *, attempt: int = 1) -> None:
         self.processes: list[subprocess.Popen[str]] = []
+        self._port = ports.held()
         common = {
             "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(free_port()),
+            "MASTER_PORT": str(ports.number(self._port)),
             "HPCDDP_RUN_DIR": str(run.path),
             "HPCDDP_ATTEMPT": str(attempt),
             "HPCDDP_START_TIMEOUT": "60",
@@ -146,6 +147,7 @@ class Ranks:
             if process.poll() is None:
                 process.kill()
             process.communicate()
+        self._port.close()
 
     def wait(self, seconds: float = 90.0) -> list[tuple[int, str, str]]:
         """Exit code, stdout and stderr of each rank."""

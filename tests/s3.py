@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.request import urlopen
 
-from hpcddp.claim import free_port
+import ports
 
 KEYS = {
     "AWS_ACCESS_KEY_ID": "testing",
@@ -46,10 +46,12 @@ class Door:
     """A TCP proxy. ``requests`` counts what came through, ``refused`` what was turned away."""
 
     def __init__(self, behind: int) -> None:
-        self.port = free_port()
+        self._port = ports.held()
+        self.port = ports.number(self._port)
         self.requests = self.refused = 0
         self._behind, self._answer, self._to = behind, b"", b""
         self._sockets: set[socket.socket] = set()
+        self._lock = threading.Lock()
         self._listener: socket.socket | None = None
         self.open()
 
@@ -79,6 +81,11 @@ class Door:
             with contextlib.suppress(OSError):
                 s.shutdown(socket.SHUT_RDWR)
 
+    def close(self) -> None:
+        """Shut it for good."""
+        self.shut()
+        self._port.close()
+
     def shut_for(self, seconds: float) -> threading.Timer:
         """Shut now, and open after so many seconds."""
         self.shut()
@@ -91,19 +98,22 @@ class Door:
         with contextlib.suppress(OSError):
             while True:
                 client, _ = listener.accept()
-                threading.Thread(target=self._carry, args=(client,), daemon=True).start()
+                threading.Thread(target=self._carry, args=(client, listener), daemon=True).start()
 
-    def _carry(self, client: socket.socket) -> None:
+    def _carry(self, client: socket.socket, listener: socket.socket) -> None:
         with contextlib.suppress(OSError), client:
             server = socket.create_connection(("127.0.0.1", self._behind))
             with server:
                 pair = {client: server, server: client}
-                self._sockets |= pair.keys()
+                with self._lock:
+                    self._sockets.update(pair)
                 try:
-                    while self._pass(pair, client):
+                    # Else it was shut meanwhile.
+                    while self._listener is listener and self._pass(pair, client):
                         pass
                 finally:
-                    self._sockets -= pair.keys()
+                    with self._lock:
+                        self._sockets.difference_update(pair)
 
     def _pass(self, pair: dict[socket.socket, socket.socket], client: socket.socket) -> bool:
         for source in select.select(list(pair), [], [])[0]:
@@ -111,9 +121,11 @@ class Door:
             if not data:
                 return False
             if source is client:
-                self.requests += data.count(b"HTTP/1.1\r\n")
-                if self._answer and self._to in data:
-                    self.refused += 1
+                turned, count = self._answer and self._to in data, data.count(b"HTTP/1.1\r\n")
+                with self._lock:
+                    self.requests += count
+                    self.refused += bool(turned)
+                if turned:
                     source.sendall(self._answer)
                     return False
             pair[source].sendall(data)
@@ -165,7 +177,8 @@ class Server:
 @contextlib.contextmanager
 def serving() -> Iterator[Server]:
     """A server on a free port; its process is ended with the context."""
-    port = free_port()
+    place = ports.held()
+    port = ports.number(place)
     words = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
     environ = {k: v for k, v in os.environ.items() if not k.startswith("AWS_")} | KEYS
     process = subprocess.Popen(
@@ -182,7 +195,8 @@ def serving() -> Iterator[Server]:
         try:
             yield server
         finally:
-            server.door.shut()
+            server.door.close()
     finally:
         process.kill()
         process.wait()
+        place.close()

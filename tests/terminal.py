@@ -81,14 +81,18 @@ class Terminal:
         deadline = time.monotonic() + SECONDS
         while missing := [word for word in told if word not in self.text] or not holds(self.text):
             assert time.monotonic() < deadline, f"{missing}\n{self.text}"
-            assert self._read(0.2) or self.process.poll() is None, f"{missing}\n{self.text}"
+            ended = self.process.poll() is not None
+            assert self._read(0.2) or not ended, f"{missing}\n{self.text}"
         return self.text
 
     def left(self) -> int:
         """The exit code, once all that was written is on the screen."""
         deadline = time.monotonic() + SECONDS
-        while self._read(0.05) or self.process.poll() is None:
+        ended = read = False
+        while not ended or read:
             assert time.monotonic() < deadline, self.text
+            ended = self.process.poll() is not None
+            read = self._read(0.05)
         return self.process.wait()
 
     def _read(self, seconds: float) -> bool:

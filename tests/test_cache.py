@@ -16,7 +16,7 @@ from conftest import record_run
 
 from hpcddp import spec
 from hpcddp.data import cache as caches
-from hpcddp.data import claims, disk
+from hpcddp.data import claims, disk, sweep, usage
 from hpcddp.data.cache import Cache
 from hpcddp.errors import ObjectMissing
 from hpcddp.rundir import RunDir
@@ -59,9 +59,18 @@ def start(
     )  # fmt: skip
 
 
-def end(processes: list[subprocess.Popen[str]]) -> None:
+def go(processes: list[subprocess.Popen[str]]) -> None:
+    """Let them begin, all at once."""
     for process in processes:
-        out, err = process.communicate("go\n", timeout=60)
+        assert process.stdin
+        process.stdin.write("go\n")
+        process.stdin.flush()
+
+
+def end(processes: list[subprocess.Popen[str]]) -> None:
+    go(processes)
+    for process in processes:
+        out, err = process.communicate(timeout=60)
         assert process.returncode == 0, out + err
 
 
@@ -188,13 +197,10 @@ def test_the_limit_holds_whoever_writes(tmp_path: Path) -> None:
     folder, limit = tmp_path / "cache", 64 * K
     code = GO + ALL.replace("with read(key) as file:", "file = read(key)\n    if file:")
     processes = [start(code, folder, limit=limit, size=3 * K, count=150) for _ in range(4)]
-    for process in processes:
-        assert process.stdin
-        process.stdin.write("go\n")
-        process.stdin.flush()
-    most = 0
-    while any(process.poll() is None for process in processes):
-        found = 0
+    go(processes)
+    most, over = 0, False
+    while not over:
+        over, found = all(process.poll() is not None for process in processes), 0
         for path in files(folder):
             try:
                 found += path.stat().st_size if "." not in path.name else 0
@@ -220,6 +226,34 @@ def test_accounts_are_put_right_by_what_is_there(tmp_path: Path, monkeypatch) ->
     assert put(cache, "d") and read(cache, "d")
     monkeypatch.setattr(caches, "RECOUNT", -1.0)
     assert put(cache, "e") and cache._usage.total() == 4 * K
+
+
+def test_what_comes_while_the_accounts_are_put_right_is_counted(
+    tmp_path: Path, monkeypatch
+) -> None:
+    """Rather twice than not at all."""
+    mine, other = (usage.Usage(tmp_path / "usage") for _ in range(2))
+    mine.renew(0, mine.position())
+    since, real = mine.position(), time.time_ns
+    other.add(3)
+
+    def late() -> int:
+        """The new journal is about to be written, and another process sees the old one."""
+        monkeypatch.setattr(time, "time_ns", real)
+        other.add(5)
+        return real()
+
+    monkeypatch.setattr(time, "time_ns", late)
+    mine.renew(100, since)
+    assert mine.total() == other.total() == 108
+    (folder := tmp_path / "cache").mkdir()
+    cache = Cache(folder, 10 * K)
+    assert put(cache, "a")
+    path = cache.folder / name("a")
+    # Claims that are given back, or left, when their file is whole already.
+    assert sweep._claimed(path.with_suffix(".claim")) == K
+    path.with_suffix(".claim").write_text(f"1-1-{claims.mark().rpartition('-')[2]} {K} x")
+    assert cache._claim(path.with_suffix(".claim"), K) and cache._usage.total() == K
 
 
 def test_content_of_another_size_is_dropped(tmp_path: Path) -> None:

@@ -195,12 +195,12 @@ def test_a_program_needs_no_batch(site: Site) -> None:
 
 def test_a_script_that_never_meets_ends_with_the_reason(site: Site, command: Command) -> None:
     site.write("alone.py", "import signal; print('I am alone', flush=True); signal.pause()")
-    limit = ("--set", "start_seconds=2")
+    limit = ("--set", "start_seconds=10")
     size = ("--nodes", "2", "--gpus", "1", "--no-snapshot")
     done = command("submit", *size, *limit, "--", sys.executable, "alone.py")
     assert done.code == 1
     told = command("why").out
-    assert "no process group after 2 s" in told and "init_process_group" in told
+    assert "no process group after 10 s" in told and "init_process_group" in told
     assert "mistake" in told and "I am alone" in command("logs").out
 
 
@@ -208,13 +208,13 @@ MEETS = """
 import os, socket, time
 if os.environ["RANK"] == "0":
     meeting = socket.create_server(("127.0.0.1", int(os.environ["MASTER_PORT"])))
-time.sleep(6)
+time.sleep(14)
 """
 
 
 def test_one_that_has_met_is_left_alone(site: Site, command: Command) -> None:
     site.write("met.py", MEETS)
-    limit = ("--set", "start_seconds=3")
+    limit = ("--set", "start_seconds=10")
     size = ("--nodes", "2", "--gpus", "1", "--no-snapshot")
     done = command("submit", *size, *limit, "--", sys.executable, "met.py")
     assert done.code == 0, done.text

@@ -11,6 +11,7 @@ from conftest import Site
 from made import BEGAN, made_run
 
 from hpcddp import ledger, view
+from hpcddp.dashboard import answers
 from hpcddp.dashboard import folder as folder_
 from hpcddp.dashboard.answers import Answer
 from hpcddp.dashboard.folder import IDLE, Folder, scan
@@ -186,7 +187,8 @@ def test_a_slurm_that_is_gone_hides_nothing(site: Site) -> None:
     assert "Unable to contact" in json.loads(folder.runs().body)["away"]
 
 
-def test_many_tabs_are_one_look(tmp_path: Path) -> None:
+def test_many_tabs_are_one_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answers, "EVERY", 60.0)
     made_run(tmp_path, "done-1", ends=(), steps=20)
     folder = Folder(tmp_path)
     assert folder.runs() is folder.runs()

@@ -140,6 +140,22 @@ def test_as_long_as_the_first_rank_shows_signs_it_is_waited_for(run, tmp_path, m
     assert seen == [False] and not listings._sign(path).exists()
 
 
+def test_a_rank_that_stood_still_itself_looks_before_it_gives_up(run, tmp_path, monkeypatch):
+    path, sleep, slept = run.listing("x"), time.sleep, []
+
+    def long(seconds):
+        slept.append(seconds)
+        sleep(0.15)
+        listings._sign(path).write_text(str(len(slept)))
+        if len(slept) == 3:
+            path.touch()
+
+    path.parent.mkdir()
+    monkeypatch.setattr(listings, "SILENT_SECONDS", 0.1)
+    monkeypatch.setattr(time, "sleep", long)
+    assert listings._awaited(path) and len(slept) == 3
+
+
 def test_what_each_node_has_in_another_place_has_one_listing(run, folder, tmp_path, monkeypatch):
     """Staged data: the second node finds the first one's, and never lists."""
     monkeypatch.setenv("HPCDDP_STAGE", str(tmp_path))

@@ -50,9 +50,7 @@ def test_a_fit_that_is_over_is_not_done_again(site: Site, command: Command) -> N
 
 @pytest.mark.full
 def test_it_goes_on_with_more_ranks(site: Site, command: Command) -> None:
-    start(command, "2", "own", "0.1", size=("--gpus", "1"), script=SCRIPT)
-    until(command, lambda s: s["step"] >= 3)
-    command("stop", "last")
+    start(command, "2", "own", "0.1", size=("--gpus", "1"), script=SCRIPT, stop="3")
     stopped = until(command, lambda s: s["state"] == "STOPPED")["step"]
     assert command("resume", "last", "--gpus", "3", "--detach").code == 0
     until(command, lambda s: s["state"] == "COMPLETED")

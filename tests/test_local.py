@@ -18,7 +18,7 @@ from conftest import COMMAND, Outcome, Site
 from toy import TOY
 
 Command = Callable[..., Outcome]
-PATIENCE = 150  # seconds: two cores, four ranks, and each imports a framework
+PATIENCE = 240  # seconds: two cores, four ranks, and each imports a framework
 OVER = 20  # looks at a run that has ended, which a `resume` may yet begin again
 LONG = ("--set", "max_steps=100000", "--set", "dataset.pause=0.01")
 

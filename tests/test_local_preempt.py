@@ -16,7 +16,7 @@ from hpcddp.sandbox import compare
 
 STEPS = 150
 SIZE = ("--nodes", "2", "--gpus", "2")
-KEYS = f"global_batch = 8\nmax_steps = {STEPS}\n[train]\ntrace = true\n[dataset]\npause = 0.005\n"
+KEYS = f"global_batch = 8\nmax_steps = {STEPS}\n[train]\ntrace = true\n[dataset]\npause = 0.02\n"
 
 
 def submitted(command: Command, launcher: str) -> RunDir:
@@ -34,7 +34,7 @@ def play(command: Command, launcher: str, seed: int, preemptions: int) -> tuple[
     until(command, lambda s: s["state"] == "COMPLETED")
     length, dice = time.monotonic() - began, random.Random(seed)
     run = submitted(command, launcher)
-    shares = [dice.uniform(0.1, 0.6), *(dice.random() for _ in range(preemptions - 1))]
+    shares = [dice.uniform(0.1, 0.5), *(dice.random() for _ in range(preemptions - 1))]
     for instant in sorted(share * length for share in shares[:preemptions]):
         wait_for_share(run, instant / length)
         command("preempt", run.name)  # refused where it is starting over: it is being preempted
@@ -44,7 +44,7 @@ def play(command: Command, launcher: str, seed: int, preemptions: int) -> tuple[
 
 def wait_for_share(run: RunDir, share: float) -> None:
     """Until the run has come so far; what is before the first step counts as its first tenth."""
-    wanted = int((share - 0.1) / 0.9 * STEPS)
+    wanted = 1 + int((share - 0.1) / 0.9 * STEPS) if share >= 0.1 else 0
     deadline = time.monotonic() + PATIENCE
     while (
         wanted > 0 and max(read_step(a)[0] for a in run.all_attempts() or [run.attempt(1)]) < wanted

@@ -26,9 +26,10 @@ def start(
     size: tuple[str, ...] = SIZE,
     script: str = SCRIPT,
     at: tuple[int, ...] = (),
+    stop: str = "",
 ) -> None:
-    """Submit a script that has itself preempted at some steps."""
-    more = ("--env", "PREEMPT_AT=" + ",".join(map(str, at)), "--detach")
+    """Submit a script that has itself preempted at some steps, or stopped at one."""
+    more = ("--env", "PREEMPT_AT=" + ",".join(map(str, at)), "--env", f"STOP_AT={stop}", "--detach")
     done = command("submit", *size, *TRACE, *more, "--", sys.executable, script, *words)
     assert done.code == 0, done.text
 
@@ -97,9 +98,7 @@ def test_preempted_it_loses_no_step_and_ends_as_if_undisturbed(
 
 
 def test_it_goes_on_with_more_ranks(site: Site, command: Command) -> None:
-    start(command, "2", "0.1", "own", size=("--gpus", "1"))
-    until(command, lambda s: s["step"] >= 1)
-    command("stop", "last")
+    start(command, "2", "0.1", "own", size=("--gpus", "1"), stop="2")
     until(command, lambda s: s["state"] == "STOPPED")
     assert command("resume", "last", "--gpus", "3", "--follow").code == 0
     (run,) = runs(site)

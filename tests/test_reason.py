@@ -80,6 +80,8 @@ KILLED = (3, "n2", "rank 3 on n2 was killed: out of memory?")
          + "srun: error: n1: tasks 0-1: Killed\n", (3, "", "rank 3: ValueError: boom")),
         ("srun", traceback(0, GONE) + "srun: error: n1: task 0: Exited with exit code 1\n" + SRUN,
          KILLED),
+        ("srun", traceback(0, GONE) + "srun: error: n2: task 3: Exited with exit code 7\n"
+         + "srun: error: n1: tasks 0-1: Killed\n", (3, "n2", "rank 3 on n2 left with exit code 7")),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("lost", [True, False])

@@ -214,11 +214,35 @@ def test_a_rank_that_a_signal_ended_is_named() -> None:
     assert f"hpcddp: rank 1 on {os.uname().nodename} was ended by SIGSEGV" in done.stdout
 
 
+def test_a_killed_rank_is_named_where_another_is_seen_first(
+    started: list[subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    """The launcher stands still until both have left."""
+    up = tmp_path / "up"
+    script = (
+        f"if [ $RANK = 0 ]; then until [ -e {up} ]; do sleep 0.02; done; exit 1; fi; "
+        f"kill -STOP $PPID; >{up}; kill -KILL $$"
+    )
+    process = start(started, 1, 2, script)
+    wait_for(up.exists, "the rank that is killed")
+    wait_for(lambda: members(process.pid) == [process.pid], "the end of the ranks")
+    process.send_signal(signal.SIGCONT)
+    assert f"rank 1 on {os.uname().nodename} was ended by SIGKILL" in read(process, 1)[0]
+    assert process.wait(30) == 128 + signal.SIGKILL
+
+
+def test_a_rank_that_is_killed_while_the_others_are_ended_is_named(tmp_path: Path) -> None:
+    script = f"{MEET}; trap 'kill -KILL $$' TERM; >up$RANK; {FOREVER}"
+    done = run(1, 3, script, tmp_path, how=AS_STARTED)
+    assert done.returncode == 7 and "rank 1 on " in done.stdout
+
+
 def test_ranks_that_do_not_listen_are_killed_and_nothing_is_left(tmp_path: Path) -> None:
     done = run(1, 3, f"{MEET}; trap '' TERM; echo $$; >up$RANK; {FOREVER}", tmp_path)
     assert done.returncode == 7
     left = [int(line.split()[1]) for line in done.stdout.splitlines()]
     assert len(left) == 2 and not any(ledger.process_start(pid) for pid in left)
+    assert "was ended by" not in done.stdout  # by nobody else
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -275,7 +299,7 @@ def test_a_rank_that_cannot_be_started_leaves_no_other_behind(
     # The ranks write to pipes of their own: this ends with the launcher alone.
     assert "Too many open files" in process.stderr.read()
     assert process.wait(30) != 0
-    assert members(process.pid) == []
+    wait_for(lambda: not members(process.pid), "the end of the ranks")
 
 
 def test_a_command_that_is_not_there_starts_nothing() -> None:

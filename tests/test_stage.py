@@ -121,7 +121,7 @@ def test_a_big_file_goes_on_where_a_kill_cut_it(tmp_path: Path) -> None:
             file.write(os.urandom(1 << 20))
     node.mkdir()
     words = [sys.executable, "-c", SLOWLY, big, node]
-    first = subprocess.Popen([*words, "0.05"], stdout=subprocess.PIPE, text=True)
+    first = subprocess.Popen([*words, "0.3"], stdout=subprocess.PIPE, text=True)
     assert first.stdout
     lines = [first.stdout.readline() for _ in range(6)]
     assert lines == ["from 0\n", *["block\n"] * 5]

@@ -34,7 +34,7 @@ class Slow(nn.Module):
         if torch.is_grad_enabled() and self.until:
             self.calls += 1
             slow = dist.get_rank() == self.rank and self.calls <= self.until
-            time.sleep(0.06 if slow else 0.01)  # beside which a wait for a core is little
+            time.sleep(0.12 if slow else 0.01)  # beside which a wait for a core is little
         return x
 
 def model(slow=-1, until=0):
@@ -76,7 +76,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunDir]:
     asked: dict[str, dict[str, Any]] = {
         "model": {"model": slow, "dataset": data, "max_steps": 60},
         "data": {"dataset": {**data, "late": 0}},
-        "stages": {"model": slow, "dataset": data, "strategy": "pp=2,ddp=2",
+        "stages": {"model": {**slow, "until": 30}, "dataset": data, "strategy": "pp=2,ddp=2",
                    "global_batch": 16},
         "divided": {"dataset": data, "strategy": "fsdp", "max_steps": 6},
         "off": {"dataset": {**data, "late": 0}, "metrics__ranks": False, "max_steps": 6},

@@ -34,6 +34,10 @@ def loss(output, target):
     time.sleep(0.005)
     return _loss(output, target)
 """
+# Long enough for a signal to come to it in time.
+SLOWER = SLOW.replace("0.005", "0.05 if os.environ['HPCDDP_ATTEMPT'] == '1' else 0.005").replace(
+    "import time", "import os, time"
+)
 
 
 def last_state(run):
@@ -66,7 +70,7 @@ def test_a_signal_to_one_rank_stops_all_at_one_step_and_nothing_is_lost(tmp_path
     with Ranks.of(whole, 2) as ranks:
         assert [code for code, _, _ in ranks.wait()] == [0, 0]
 
-    cut = make_run(tmp_path / "cut", **job)
+    cut = make_run(tmp_path / "cut", **job | {"extra": SLOWER})
     with Ranks.of(cut, 2) as ranks:
         wait_for(lambda: len(records(cut, "train")) > 5, "5 steps")
         ranks.processes[1].send_signal(signal.SIGUSR2)
@@ -201,8 +205,9 @@ def test_a_failing_rank_leaves_at_once_whatever_its_data_workers_do(tmp_path):
             lambda: run.attempt(1).error.exists() and json.loads(run.attempt(1).error.read_text()),
             "the failure",
         )
+        told = time.monotonic()
         ((code, _, err),) = ranks.wait(20)
-        assert time.time() - failed["time"] < 3
+        assert time.monotonic() - told < 3
     assert code == 1 and "ValueError: boom" in err
     assert failed["kind"] == "mistake"
 

@@ -33,7 +33,7 @@ class Mark(NamedTuple):
     """By which is seen whether a run has changed that has ended."""
 
     attempt: int
-    stamp: tuple[int, ...]
+    stamp: tuple[tuple[int, int], ...]
 
     @classmethod
     def of(cls, run: RunDir) -> Mark:
@@ -171,7 +171,7 @@ def shown(name: str) -> str:
     return os.fsencode(name).decode("utf-8", "replace")
 
 
-def stamp(run: RunDir, attempt: int) -> tuple[int, ...]:
+def stamp(run: RunDir, attempt: int) -> tuple[tuple[int, int], ...]:
     """When the files were written that tell a run's end."""
     return tuple(
         _written(path)
@@ -179,11 +179,13 @@ def stamp(run: RunDir, attempt: int) -> tuple[int, ...]:
     )
 
 
-def _written(path: Path) -> int:
+def _written(path: Path) -> tuple[int, int]:
+    """When, and as which file: a clock may stand still between two that are written."""
     try:
-        return path.stat().st_mtime_ns
+        facts = path.stat()
+        return facts.st_mtime_ns, facts.st_ino
     except OSError:
-        return 0
+        return 0, 0
 
 
 class Page:

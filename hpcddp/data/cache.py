@@ -129,7 +129,8 @@ class Cache:
             return ""
         text = claims.take(claim, size)
         if text and killed:
-            self._usage.add(-left)
+            if not claim.with_suffix("").exists():
+                self._usage.add(-left)
             for part in claim.parent.glob(f".{claim.stem}.{killed}.*"):
                 clear(part)
         return text

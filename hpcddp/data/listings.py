@@ -85,14 +85,14 @@ def _awaited(path: Path) -> bool:
     """Wait for the first rank's file; whether it is there. The clocks of two nodes are never
     compared: a sign is that the progress file has changed."""
     last, since = None, time.monotonic()
-    while time.monotonic() - since < SILENT_SECONDS:
-        if path.exists():
-            return True
+    while not path.exists():
         with contextlib.suppress(OSError):
             if (sign := _sign(path).read_text()) != last:
                 last, since = sign, time.monotonic()
+        if time.monotonic() - since >= SILENT_SECONDS:  # this process itself may have stood still
+            return path.exists()
         time.sleep(LOOK_SECONDS)
-    return path.exists()
+    return True
 
 
 @contextlib.contextmanager

@@ -32,6 +32,7 @@ VAIN = 10  # tries that get something, but no further, after which that is as go
 # Of its own: a dataset that draws from the default generator is read twice (see train/samples.py).
 _chance = random.SystemRandom()
 _down: dict[tuple[int, str], float] = {}  # by process and store: since when it does not answer
+_spoke: dict[tuple[int, str], float] = {}  # and when it did again
 
 
 @dataclass(frozen=True)
@@ -139,6 +140,7 @@ class Place:
         gives something is not silent."""
         end, pause, furthest, vain = 0.0, FIRST_PAUSE, 0, 0
         while True:
+            began = time.monotonic()
             try:
                 found = call()
             except Trouble as trouble:
@@ -150,7 +152,7 @@ class Place:
                 end = end or now + self.patience
                 if not trouble.kind.passes or now >= end:
                     raise _told(trouble, where, self.patience) from None
-                self._silent(trouble.reason, now)
+                self._silent(trouble.reason, began, now)
                 time.sleep(min(pause * _chance.uniform(0.5, 1.5), max(0.05, end - now)))
                 pause = min(2 * pause, LONGEST_PAUSE)
             else:
@@ -158,16 +160,20 @@ class Place:
                     self._speaks()
                 return found
 
-    def _silent(self, reason: str, now: float) -> None:
-        if _down.setdefault((os.getpid(), self._name), now) is now:  # of all threads the first
+    def _silent(self, reason: str, began: float, now: float) -> None:
+        who = (os.getpid(), self._name)
+        if began < _spoke.get(who, 0.0):  # another thread has heard it since
+            return
+        if _down.setdefault(who, now) is now:  # of all threads the first
             _say(
                 f"{self._name} does not answer ({reason}); trying again for up to "
                 f"{self.patience:g} s"
             )
 
     def _speaks(self) -> None:
-        since = _down.pop((os.getpid(), self._name), None)
-        if since is not None:
+        who = (os.getpid(), self._name)
+        if (since := _down.pop(who, None)) is not None:
+            _spoke[who] = time.monotonic()
             _say(f"{self._name} answers again, after {time.monotonic() - since:.0f} s")
 
 

@@ -81,6 +81,10 @@ class Files:
 def _claimed(claim: Path) -> int:
     """Bytes that are on their way; the claim of a killed process goes."""
     who, size = claims.holder(claim)
+    if not who:  # given back meanwhile: its file may have come after the look at its folder
+        with contextlib.suppress(OSError):
+            return claim.with_suffix("").stat().st_size
+        return 0
     if claims.lives(who, claim):
         return size
     with contextlib.suppress(OSError):

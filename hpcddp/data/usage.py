@@ -8,10 +8,12 @@ journal is written anew from what is really there.
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import struct
 import time
 from pathlib import Path
+from typing import BinaryIO
 
 from hpcddp.rundir import token
 
@@ -69,21 +71,21 @@ class Usage:
             since: where the journal ended when the look began. What has come to it since may be
                 in the total too: rather too much than too little.
         """
-        began, offset = since
-        if began == self._read()[0]:
-            total += max(0, self._sum(offset))
         aside = self._path.with_name(f".{self._path.name}.{token(4)}")
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError), self._open() as old:
+            total += max(0, _since(old, *since))
             aside.write_bytes(HEADER.pack(time.time_ns(), total))
             aside.replace(self._path)
+            if (late := sum(_changes(old.read()))) > 0:  # its writers may not have seen this
+                self.add(late)
             return
         aside.unlink(missing_ok=True)
 
-    def _sum(self, offset: int) -> int:
-        with contextlib.suppress(OSError), self._path.open("rb") as file:
-            file.seek(offset)
-            return sum(_changes(file.read()))
-        return 0
+    def _open(self) -> BinaryIO:
+        try:
+            return self._path.open("rb")
+        except FileNotFoundError:
+            return io.BytesIO()
 
     def _read(self) -> tuple[int, int, int]:
         """Read on. The state is replaced as a whole: who reads at the same time comes to the
@@ -100,6 +102,19 @@ class Usage:
             return 0, 0, 0
         self._seen = (began, seen[1] + len(found) * CHANGE.size, seen[2] + sum(found))
         return self._seen
+
+
+def _since(journal: BinaryIO, began: int, offset: int) -> int:
+    """The sum of what came to a journal after an offset, if it is the one that began then; it is
+    read up to there."""
+    head = journal.read(HEADER.size)
+    if len(head) < HEADER.size or HEADER.unpack(head)[0] != began:
+        journal.read()
+        return 0
+    journal.seek(offset)
+    found = _changes(journal.read())
+    journal.seek(offset + len(found) * CHANGE.size)
+    return sum(found)
 
 
 def _changes(data: bytes) -> tuple[int, ...]:

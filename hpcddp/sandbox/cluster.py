@@ -189,9 +189,9 @@ def _site(home: Path, prefix: str, nodes: int) -> Site:
 
 
 def _free_ports(count: int) -> int:
-    """The first of `count` free ports in a row, below those that the kernel hands out."""
+    """The first of `count` free ports in a row, below those that jobs and the kernel choose."""
     text = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text()
-    last = max(int(text.split()[0]) - count, 11000)
+    last = max(min(int(text.split()[0]), 15000) - count, 11000)
     for _ in range(100):
         first = random.randrange(10000, last)
         if all(_free(port) for port in range(first, first + count)):

@@ -161,7 +161,7 @@ class _Rehearsal:
     def _undisturbed(self, stage: Stage) -> Timeline:
         """The run without faults; it must come to its end in one life."""
         submission.submit(self.plan, stage.run)
-        began = self._start_of(stage)
+        seconds = self._life_of(stage)
         found = _end(stage)
         if found != ("COMPLETED", "") or stage.number != 1:
             raise SandboxError(
@@ -171,7 +171,6 @@ class _Rehearsal:
             )
         last, when = read_step(stage.run.attempt(1))
         if not last:
-            seconds = (stage.facts().ended or began) - began
             self.say(f"the program tells no steps: it ran {seconds:.1f} s, and is to come back")
             return Timeline(0.0, TICK, int(seconds / TICK), clock=True)
         first, since = stage.first_steps.get(1, (last, when))
@@ -183,12 +182,21 @@ class _Rehearsal:
         )
         return line
 
-    def _start_of(self, stage: Stage) -> float:
-        """When the ranks of a program were there; one that is over before is as good as now."""
+    def _life_of(self, stage: Stage) -> float:
+        """For how many seconds the ranks of a program are there; 0 of one that was over before."""
+        seconds = 0.0
         with suppress(Over):
             if self.plan.spec.command:
-                stage.until(lambda: bool(stage.tasks()), "its ranks start")
-        return time.time()
+                tasks, began = stage.until(stage.tasks, "its ranks start"), time.time()
+                try:
+                    stage.until(
+                        lambda: not any(task.alive() for task in tasks),
+                        "its ranks leave",
+                        10 * stage.patience,
+                    )
+                finally:
+                    seconds = time.time() - began
+        return seconds
 
     def _disturbed(self, stage: Stage, drawn: list[Fault], line: Timeline) -> tuple[str, str]:
         """The run with the faults; its last state, and the reason."""

@@ -48,7 +48,9 @@ def main(args: list[str]) -> None:
         if teller is None and (over or run.attempt(int(number)).metrics.exists()):
             from hpcddp.trackers.tell import Teller
 
-            teller = Teller(run, names, lambda name, error: print(told(run, name, error)))
+            teller = Teller(
+                run, names, lambda name, error: print(told(run, name, error)), int(number)
+            )
         if teller:
             teller.tell(over=final)
     if teller:

@@ -36,10 +36,11 @@ class Rows:
 
     Args:
         given: those up to here are known; they are not kept in memory.
+        last: of later attempts somebody else tells.
     """
 
-    def __init__(self, run: RunDir, given: Origin = NOWHERE) -> None:
-        self.run = run
+    def __init__(self, run: RunDir, given: Origin = NOWHERE, last: float = float("inf")) -> None:
+        self.run, self._last = run, last
         self.words: deque[str] = deque(maxlen=WORDS)
         self._read: dict[int, int] = {}  # attempt -> bytes
         self._rows: list[Row] = []  # the newest that was given, and those since
@@ -53,6 +54,8 @@ class Rows:
             over: nobody writes any more. Else the newest step is kept back: more may come of it.
         """
         for attempt in self.run.all_attempts():
+            if attempt.number > self._last:
+                break
             start = self._read.get(attempt.number, 0)
             for data in pieces(attempt.metrics, start):
                 for text in data.splitlines(keepends=True):

@@ -21,17 +21,22 @@ class Teller:
 
     Args:
         failed: is told of a tracker that fails.
+        last: of later attempts somebody else tells.
     """
 
     def __init__(
-        self, run: RunDir, names: Sequence[str], failed: Callable[[str, Exception], None]
+        self,
+        run: RunDir,
+        names: Sequence[str],
+        failed: Callable[[str, Exception], None],
+        last: float = float("inf"),
     ) -> None:
         self.run, self._failed = run, failed
         self._lives: dict[int, history.Row] = {}  # attempts that have ended
         self._ears: list[_Ear] = []
         for name in dict.fromkeys(names):
             self._try(name, self._listen, name)
-        self._rows = Rows(run, min((ear.told for ear in self._ears), default=NOWHERE))
+        self._rows = Rows(run, min((ear.told for ear in self._ears), default=NOWHERE), last)
 
     def _listen(self, name: str) -> None:
         self._ears.append(_Ear(self.run, name))

@@ -75,16 +75,17 @@ class Watchdog:
             now = time.monotonic()
             silent += min(now - clock, 2 * self._look)
             clock = now
+            limit = self.limit  # before the beats: a long phase may end in between
             if self._pulse.beats != beats:
                 if timed:
                     self._slowest = max(self._slowest, silent)
                 beats, silent = self._pulse.beats, 0.0
                 timed = self._pulse.taken > 0 and not self._pulse.patient
                 self._doubt.clear()
-            elif silent > self.limit or self._called:
+            elif silent > limit or self._called:
                 self._hung(silent)
                 return
-            elif silent > self.limit / 2 and not self._doubt.is_set():
+            elif silent > limit / 2 and not self._doubt.is_set():
                 self._doubt.set()
                 threading.Thread(target=self._listen, daemon=True).start()
 
