@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -18,10 +19,11 @@ from hpcddp.plan import Plan
 from hpcddp.record import JobRecord
 from hpcddp.rundir import RunDir
 
-hypothesis.settings.register_profile(
-    "tests", deadline=None
-)  # a loaded machine stands still at times
+# A loaded machine stands still at times.
+hypothesis.settings.register_profile("tests", deadline=None)
 hypothesis.settings.load_profile("tests")
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a script that starts the tests with &
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 COMMAND = Path(sys.executable).with_name("hpcddp")
 TASK = 'raise RuntimeError("the command line imported the task")\n'
 FOREIGN = (

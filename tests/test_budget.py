@@ -16,7 +16,8 @@ from hpcddp.rundir import RunDir
 from hpcddp.spec import JobSpec
 from hpcddp.train import sketch
 
-pytestmark = pytest.mark.xdist_group("budget")  # one worker, one group of ranks for all
+# One worker, one group of ranks for all, which the first test waits for.
+pytestmark = [pytest.mark.xdist_group("budget"), pytest.mark.timeout(900)]
 
 KEYS = {
     "global_batch": 64,

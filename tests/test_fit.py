@@ -9,7 +9,8 @@ from hpcddp import record
 from hpcddp.errors import JobFileError
 from hpcddp.train import shards
 
-pytestmark = pytest.mark.xdist_group("fit")  # one worker, one group of ranks for all
+# One worker, one group of ranks for all, which the first test waits for.
+pytestmark = [pytest.mark.xdist_group("fit"), pytest.mark.timeout(900)]
 
 # A rank has memory for so many samples; random numbers and buffers change in each pass.
 TASK = """

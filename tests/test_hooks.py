@@ -16,7 +16,8 @@ from hpcddp.train import checkpoint, hooks, shards
 from hpcddp.train.spread import replicas
 from hpcddp.train.world import World
 
-pytestmark = pytest.mark.xdist_group("hooks")  # one worker, one group of ranks for all
+# One worker, one group of ranks for all, which the first test waits for.
+pytestmark = [pytest.mark.xdist_group("hooks"), pytest.mark.timeout(900)]
 
 SIZE = 2
 STEPS = 20

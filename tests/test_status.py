@@ -1,5 +1,6 @@
 import json
 import os
+import shutil
 import socket
 from pathlib import Path
 from typing import Any
@@ -113,6 +114,27 @@ def test_a_failure_tells_the_first_rank_and_its_words(site: Site) -> None:
     write_json(run.attempt(1).error, error)
     ledger.end(run, 1, 1, requeue.CRASH)
     assert status.status(run).reason == "rank 5 on n2: ValueError: too small"
+
+
+def test_a_run_that_ends_while_slurm_is_asked_has_its_own_word(site: Site) -> None:
+    run = begun(submitted(make(site)))
+    write_json(run.attempt(1).error, {"rank": 3, "host": "n2", "type": "E", "message": "boom"})
+
+    def late() -> list[slurm.JobRow]:
+        ledger.end(run, 1, 1, requeue.CRASH)
+        return [slurm.JobRow("7", "FAILED", "NonZeroExitCode", "x", "x", "n1", "toy-1")]
+
+    found = status.status(run, late)
+    assert (found.state, found.reason) == ("FAILED", "rank 3 on n2: E: boom")
+
+
+def test_a_run_that_is_removed_under_a_look_has_no_state(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make(site)
+    monkeypatch.setattr(status, "current", lambda run: shutil.rmtree(run.path))
+    with pytest.raises(RunError, match="no run here"):
+        status.known(run)
 
 
 def test_a_slurm_that_is_away_leaves_the_last_known_state(site: Site) -> None:

@@ -4,6 +4,7 @@ import copy
 import io
 import json
 import math
+import os
 import statistics
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +19,8 @@ from hpcddp.rundir import RunDir, read_lines
 from hpcddp.train import timing
 from hpcddp.train.timing import Clock, Figures
 
-pytestmark = pytest.mark.xdist_group("timing")  # one worker, one group of ranks for all
+# One worker, one group of ranks for all, which the first test waits for.
+pytestmark = [pytest.mark.xdist_group("timing"), pytest.mark.timeout(900)]
 
 # A rank's forward pass, or its data, is slow up to some step; a BatchNorm has buffers, which DDP
 # sends from rank 0 at the beginning of each forward pass.
@@ -82,7 +84,12 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunDir]:
         "off": {"dataset": {**data, "late": 0}, "metrics__ranks": False, "max_steps": 6},
     }  # fmt: skip
     made = {name: make_run(folder / name, **keys | more) for name, more in asked.items()}
-    train_all(folder, 4, [(run, 1, 0, "") for run in made.values()])
+    cpus = os.sched_getaffinity(0)  # what is told to change depends on how many there are
+    os.sched_setaffinity(0, sorted(cpus)[:2])
+    try:
+        train_all(folder, 4, [(run, 1, 0, "") for run in made.values()])
+    finally:
+        os.sched_setaffinity(0, cpus)
     return made
 
 

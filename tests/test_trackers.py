@@ -113,6 +113,10 @@ def test_rows_hold_each_step_once_with_all_its_values(made: Callable[..., RunDir
     assert rows[99].values.keys() >= {"loss", "lr", "wait_s", "eval/accuracy"}
 
 
+def test_an_older_attempt_tells_nothing_of_a_newer_one(made: Callable[..., RunDir]) -> None:
+    assert [row.step for row in Rows(made(), last=2).new(over=True)] == list(range(1, 261))
+
+
 def test_a_step_waits_for_what_may_still_be_told_of_it(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     rows = Rows(run)

@@ -40,7 +40,7 @@ def slurm(pytestconfig: pytest.Config) -> Iterator[Slurm]:
     with tempfile.TemporaryDirectory(prefix="hpcddp-", dir="/tmp") as parent:
         sandbox = Sandbox(Path(parent, "slurm"))
         try:
-            sandbox.up(Settings(accounting=False))
+            sandbox.up(Settings(accounting=False, grace=10, kill_wait=10))  # for a slow machine
             pytestconfig.stash[LOGS] = sandbox.logs
             yield Slurm(sandbox, clean_environ(sandbox))
         finally:

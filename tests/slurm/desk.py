@@ -1,10 +1,13 @@
 """A user's folder and his command line on the sandbox, with a small job in it."""
 
+import contextlib
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,7 +60,10 @@ class Desk:
         return self.slurm.run(HPCDDP, *args, cwd=self.folder, timeout=120, input=text)
 
     def status(self, run: str = "last") -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self("status", run, "--json"))
+        """What is known of a run; stale where Slurm did not answer."""
+        done = self.result("status", run, "--json")
+        assert done.returncode in (0, 3), done.stdout + done.stderr
+        found: dict[str, Any] = json.loads(done.stdout)
         return found
 
     def until(self, good: Callable[[dict[str, Any]], bool], run: str = "last") -> dict[str, Any]:
@@ -65,7 +71,7 @@ class Desk:
         deadline = time.monotonic() + 200
         while time.monotonic() < deadline:
             found = self.status(run)
-            if good(found):
+            if not found["stale"] and good(found):
                 return found
             time.sleep(0.8)  # each look is a process, and takes CPU time from the ranks
         raise AssertionError(f"never so: {found}\n{self('logs', run)}")
@@ -110,6 +116,37 @@ class Desk:
         """Plain sbatch; the job id."""
         done = self.slurm.run("sbatch", "--parsable", str(script), cwd=self.folder, check=True)
         return done.stdout.strip()
+
+
+def wait_for(found: Callable[[], object], seconds: float = 200.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not found():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def pids(run: RunDir, attempt: int = 1) -> list[int]:
+    ranks = next(read_lines(run.attempt(attempt).metrics))["ranks"]
+    return [rank["pid"] for rank in ranks]
+
+
+@contextlib.contextmanager
+def standing_still(ranks: Sequence[int]) -> Iterator[None]:
+    """So that nothing changes while one looks, and acts on it."""
+    for pid in ranks:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        wait_for(lambda: all(_state(pid) == "T" for pid in ranks))
+        yield
+    finally:
+        for pid in ranks:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
+
+def _state(pid: int) -> str:
+    """As in proc(5), /proc/pid/stat."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0]
 
 
 def make_toy(folder: Path) -> None:

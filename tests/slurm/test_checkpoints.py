@@ -1,7 +1,5 @@
 """A job's checkpoints on the real Slurm: damaged, without room, read by other numbers of ranks."""
 
-import os
-import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,8 +12,7 @@ from toy import TOY
 from hpcddp.rundir import RunDir, read_lines
 from hpcddp.train import checkpoint
 
-from .desk import Desk
-from .test_hardships import pids, wait_for
+from .desk import Desk, pids, standing_still, wait_for
 from .test_survive import STEADY, finished, lost, resumed
 
 # 5 MB with the optimizer's moments.
@@ -79,24 +76,12 @@ def filled(run: RunDir, ballast: Path, leave: int) -> bool:
 
     The ranks stand still meanwhile: what a save takes or gives back would count.
     """
-    ranks = pids(run)
-    for pid in ranks:
-        os.kill(pid, signal.SIGSTOP)
-    try:
-        wait_for(lambda: all(state(pid) == "T" for pid in ranks))
+    with standing_still(pids(run)):
         under_way = [*run.checkpoints.glob(".saving-*/*"), *run.checkpoints.glob(".gone-*")]
         if under_way or len(checkpoint.complete(run.checkpoints)) != 2:
             return False
         ballast.write_bytes(bytes(room(ballast.parent) - leave))
         return True
-    finally:
-        for pid in ranks:
-            os.kill(pid, signal.SIGCONT)
-
-
-def state(pid: int) -> str:
-    """As in proc(5), /proc/pid/stat."""
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0]
 
 
 def room(folder: Path) -> int:

@@ -5,8 +5,7 @@ import sys
 
 from hpcddp import ledger
 
-from .desk import Desk
-from .test_hardships import wait_for
+from .desk import Desk, wait_for
 
 # An all-reduce over all ranks, as any script for torchrun does it; told by rank 0.
 SUM = """

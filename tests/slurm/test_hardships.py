@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from hpcddp.rundir import RunDir, read_json, read_lines
+from hpcddp.rundir import read_json
 from hpcddp.sandbox.cluster import Sandbox, Settings
 
 from .conftest import clean_environ
-from .desk import Desk, Slurm, make_toy
+from .desk import Desk, Slurm, make_toy, pids, wait_for
 from .test_survive import SIZE, STEADY, finished, lost
 
 Site = Callable[..., Desk]
@@ -37,11 +37,6 @@ def site(slurm: Slurm, tmp_path: Path) -> Iterator[Site]:
             yield make
         finally:
             sandbox.down()
-
-
-def pids(run: RunDir, attempt: int = 1) -> list[int]:
-    ranks = next(read_lines(run.attempt(attempt).metrics))["ranks"]
-    return [rank["pid"] for rank in ranks]
 
 
 def test_a_job_that_preemption_would_cancel_comes_back(site: Site) -> None:
@@ -162,13 +157,6 @@ def test_a_controller_that_is_away_while_the_job_leaves(desk: Desk, seconds: flo
         desk.slurm.sandbox.start_daemon("slurmctld")
     assert desk.training(run, attempt=2)["job_id"] == job
     assert lost(finished(desk, run)) == 0
-
-
-def wait_for(found: Callable[[], object], seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not found():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def test_each_element_of_an_array_comes_back_alone(desk: Desk) -> None:

@@ -12,7 +12,7 @@ import pytest
 from toy import TOY
 
 from .conftest import Slurm
-from .desk import HPCDDP, LONG, Desk, make_toy
+from .desk import HPCDDP, LONG, Desk, make_toy, wait_for
 
 
 def test_submit_and_render_run_the_same_job(desk: Desk, pytestconfig: pytest.Config) -> None:
@@ -194,13 +194,15 @@ def test_requeued_by_hand_it_waits_and_is_not_resumed_twice(desk: Desk) -> None:
     run = desk.submit(*LONG, "--set", "checkpoint.every=5")
     job = desk.until(lambda s: s["state"] == "RUNNING" and s["step"] > 5, run)["job_id"]
     desk.slurm.run("scontrol", "requeue", job, check=True)
-    waits = desk.until(lambda s: s["state"] == "PENDING", run)
-    assert waits["job_id"] == job
+    state = ("squeue", "--noheader", "--jobs", job, "--format=%T")
+    wait_for(lambda: desk.slurm.run(*state).stdout.strip() == "PENDING")  # for some seconds only
+    waits = desk.status(run)
+    assert (waits["state"], waits["job_id"]) == ("PENDING", job)
     assert desk.result("resume", run).returncode == 2
     again = desk.until(lambda s: s["state"] == "RUNNING" and s["attempt"] == 2, run)
     assert again["job_id"] == job
-    desk.until(lambda s: s["step"] > 6, run)
-    assert "resumed from checkpoints/" in desk("logs", run, "--attempt", "2")
+    desk.training(run, attempt=2)
+    wait_for(lambda: "resumed from checkpoints/" in desk("logs", run, "--attempt", "2"))
     desk.slurm.run("scancel", job, check=True)
     desk.until(lambda s: s["state"] == "CANCELLED", run)
 

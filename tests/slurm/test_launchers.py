@@ -13,8 +13,7 @@ import pytest
 from hpcddp import ledger
 from hpcddp.hostlist import expand_hosts
 
-from .desk import Desk
-from .test_hardships import wait_for
+from .desk import Desk, wait_for
 
 SCRIPT = str(Path(__file__).parents[1] / "ddp_script.py")
 LAUNCHERS = ("srun", "fork", "torchrun", "mpi", "horovod", "dask")

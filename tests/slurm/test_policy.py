@@ -22,8 +22,8 @@ def test_what_a_partition_gives(slurm: Slurm, monkeypatch: pytest.MonkeyPatch) -
     for name, value in slurm.sandbox.environ().items():
         monkeypatch.setenv(name, value)
     low, high = site.read("low"), site.read("high")
-    assert (low.preempts, low.preempt_mode, low.grace, low.kill_wait) == (True, "REQUEUE", 5, 5)
-    assert (low.notice, low.hold, low.limit) == (10, 121, "UNLIMITED")
+    assert (low.preempts, low.preempt_mode, low.grace, low.kill_wait) == (True, "REQUEUE", 10, 10)
+    assert (low.notice, low.hold, low.limit) == (20, 121, "UNLIMITED")
     assert (low.outlives, low.user_signal) == (True, False)
     assert (high.preempts, high.preempt_mode) == (False, "OFF")
     assert low.version == high.version != ""
@@ -40,7 +40,7 @@ def test_a_save_that_cannot_fit_is_told_before_submitting(desk: Desk) -> None:
     told = desk.result(*asked)
     assert told.returncode == 0
     assert "warning: saves take 95 s" in told.stderr
-    assert "this partition gives 10 s" in told.stderr
+    assert "this partition gives 20 s" in told.stderr
     assert "warning" not in desk.result(*asked, "--partition", "high").stderr
     refuses = desk.result(*asked, "--set", "requeue.enabled=false").stderr
     assert "requeue.enabled is false" in refuses

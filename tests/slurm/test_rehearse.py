@@ -117,7 +117,7 @@ def test_everything_ends_with_it(user: tuple[Path, dict[str, str]], sig: signal.
         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
     ) as running:  # fmt: skip
         try:
-            deadline = time.monotonic() + 60
+            deadline = time.monotonic() + 200
             while not (lines := records(folder / "kept")):
                 assert running.poll() is None and time.monotonic() < deadline
                 time.sleep(0.1)

@@ -31,7 +31,7 @@ def folder(slurm: Slurm) -> Iterator[Path]:
             Sandbox(Path(parent, "box")).down()
 
 
-def wait_until(condition: Callable[[], object], what: str, seconds: float = 30) -> None:
+def wait_until(condition: Callable[[], object], what: str, seconds: float = 200) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, what

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from hpcddp import history
-from hpcddp.rundir import RunDir, read_lines
+from hpcddp import history, ledger
+from hpcddp.rundir import RunDir, read_lines, read_step
 
-from .desk import LONG, Desk
+from .desk import LONG, Desk, pids, standing_still, wait_for
 
 STEPS = 250
 # About 50 steps a second, so that a stop falls between many of them.
@@ -110,12 +110,20 @@ def model():
 def test_a_killed_rank_comes_back(desk: Desk) -> None:
     run = desk.submit(*STEADY, "--set", "checkpoint.every=20")
     folder = Path(desk.training(run, step=30)["path"])
-    ranks = next(read_lines(folder / "attempts/1/metrics.jsonl"))["ranks"]
-    os.kill(ranks[1]["pid"], signal.SIGKILL)
+    wait_for(lambda: killed(RunDir(folder)))
     done = finished(desk, run)
     first, second = desk.attempts(run)
     assert (first.cause, first.action, second.cause) == ("crash", "requeue", "done")
     assert 0 < lost(done) <= 20 + 12  # since the last save, up to the kill
+
+
+def killed(run: RunDir) -> bool:
+    """Kill a rank, at a step that is not saved yet."""
+    with standing_still(ranks := pids(run)):
+        if read_step(run.attempt(1))[0] <= ledger.newest_step(run):
+            return False
+        os.kill(ranks[1], signal.SIGKILL)
+        return True
 
 
 @pytest.mark.parametrize("when", ["pending", "step"])
