@@ -19,6 +19,7 @@ from hpcddp.sandbox import compare, daemons, faults, instants
 from hpcddp.sandbox.cluster import Sandbox
 from hpcddp.sandbox.instants import EARLY, KINDS, Fault, Timeline
 from hpcddp.sandbox.outcome import Report, rows
+from hpcddp.sandbox.processes import Process
 from hpcddp.sandbox.setting import Say, sandbox_of, sandboxed, surroundings
 from hpcddp.sandbox.stage import TICK, Over, Stage
 from hpcddp.topology import parse_gpus, parse_nodes
@@ -184,19 +185,24 @@ class _Rehearsal:
 
     def _life_of(self, stage: Stage) -> float:
         """For how many seconds the ranks of a program are there; 0 of one that was over before."""
-        seconds = 0.0
+        tasks: list[Process] = []
+        began = ended = 0.0
+
+        def left() -> bool:
+            """Whether those that were seen have left, and no others are there."""
+            nonlocal tasks
+            tasks = [task for task in tasks if task.alive()] or stage.tasks()
+            return not tasks
+
         with suppress(Over):
             if self.plan.spec.command:
-                tasks, began = stage.until(stage.tasks, "its ranks start"), time.time()
+                tasks = stage.until(stage.tasks, "its ranks start")
+                began = ended = time.time()
                 try:
-                    stage.until(
-                        lambda: not any(task.alive() for task in tasks),
-                        "its ranks leave",
-                        10 * stage.patience,
-                    )
+                    stage.until(left, "its ranks leave", 10 * stage.patience)
                 finally:
-                    seconds = time.time() - began
-        return seconds
+                    ended = time.time()
+        return ended - began
 
     def _disturbed(self, stage: Stage, drawn: list[Fault], line: Timeline) -> tuple[str, str]:
         """The run with the faults; its last state, and the reason."""
