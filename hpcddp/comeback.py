@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import subprocess
 import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
 
-from hpcddp import ledger, requeue, slurm
+from hpcddp import ledger, reason, requeue, slurm
 from hpcddp.errors import RunError, SlurmUnreachable, SubmissionRefused
 from hpcddp.ledger import Attempt
 from hpcddp.record import JobRecord
@@ -26,11 +25,6 @@ PATIENCE = 100.0  # seconds for which a controller that is away is asked again
 PAUSE = 3.0  # seconds between two such questions
 HOLD = 60.0  # seconds for which a job that was queued again is looked for
 TAIL = 1 << 16  # bytes of a log that are searched
-KILLED = re.compile(
-    r"^(?:srun: error: (\S+): tasks? \S+ Killed"
-    r"|(?: *\d+: )?hpcddp: rank \d+ on (\S+) was ended by SIGKILL)",
-    re.MULTILINE,
-)
 SETTLE = 4  # seconds from the end of one life to the next: clocks of nodes differ a little
 
 
@@ -147,13 +141,12 @@ def excluded(run: RunDir, job: JobRecord) -> str:
 
 
 def bad_host(run: RunDir, mine: Attempt) -> str:
-    """The node that an attempt's failure points to, if there is one."""
-    attempt = run.attempt(mine.number)
-    failure = read_json(attempt.error) or {}
+    """The node that an attempt's failure points to, if there is one; or the nodes that failed."""
+    failure = read_json(run.attempt(mine.number).error) or {}
     if failure and failure.get("kind") != "peer":
         return str(failure["host"])
-    killed = KILLED.search(tail(attempt.log))
-    return (killed[1] or killed[2]) if killed else ""
+    first = reason.failed(run, mine.number)
+    return first.host if first else ""
 
 
 def said(attempt: Attempt) -> str:

@@ -115,7 +115,8 @@ class Group:
             self.signal(signal.SIGTERM)
 
     def run(self) -> int:
-        """Until every rank has left; the first bad exit code, 128 + N for signal N, or 0."""
+        """Until every rank has left; the first bad exit code, 128 + N for signal N, or 0. Of ranks
+        that are seen at once a killed one is the first."""
         while self._watch() or self._leaves():
             for key, _ in self.selector.select(timeout=0.1):
                 self._read(key)
@@ -144,7 +145,7 @@ class Group:
             ((rank, code) for rank, code in codes.items() if code),
             key=lambda end: end[1] != -signal.SIGKILL,
         )
-        for rank, code in bad[: 1 if not self.code else None]:
+        for rank, code in bad if self.code else bad[:1]:
             self._tell(rank, code)
         if bad and not self.code:
             code = bad[0][1]

@@ -21,6 +21,7 @@ MODULES = (
     "hostlist",
     "ledger",
     "meeting",
+    "reason",
     "record",
     "requeue",
     "rundir",

@@ -128,20 +128,21 @@ def killed(text: str, one_each: bool = True) -> Failed | None:
     """
     what = " was killed: out of memory?"
     found = BY_SRUN.search(text) if one_each else None
-    if found and not _ended_for(text, EXITED.search(text, 0, found.start())):
+    if found and not _ended_for_another(text, found.start()):
         return Failed(int(found[2]), found[1], what)
-    if found := BY_OURS.search(text):
+    found = BY_OURS.search(text)
+    if found and not raised(text[: found.start()]):
         return Failed(int(found[1]), found[2], what)
     return None
 
 
-def _ended_for(text: str, left: re.Match[str] | None) -> bool:
-    """Whether srun killed a rank since this one had left: it did not lose another one, or not
-    first."""
-    if not left:
-        return False
-    told = [line for rank, line in LINE.findall(text) if rank == left[2]]
-    return raised(text) is not None or not any(map(LOST_PEER.search, told))
+def _ended_for_another(text: str, at: int) -> bool:
+    """Whether srun, which says that a rank was killed, did it itself: another one had left before,
+    and had words of its own, none of which is that it lost its peer."""
+    left = [found[2] for found in EXITED.finditer(text, 0, at)]
+    told = {rank: [line for r, line in LINE.findall(text) if r == rank] for rank in left}
+    alone = [lines for lines in told.values() if lines and not any(map(LOST_PEER.search, lines))]
+    return bool(alone or (left and raised(text)))
 
 
 def raised(text: str) -> Failed | None:

@@ -49,8 +49,11 @@ def main(args: list[str]) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, frame: group.end())
     signal.signal(signal.SIGUSR2, lambda number, frame: group.signal(number))
-    for early in came:
-        group.signal(early) if early == signal.SIGUSR2 else group.end()
+    for early in came:  # of USR2 a rank that is not ready for it dies, as it would of Slurm's
+        if early == signal.SIGUSR2:
+            group.signal(early)
+        else:
+            group.end()
     code = group.run()
     ignore_stop_signals()  # one that comes while Python leaves would hide the exit code
     return code

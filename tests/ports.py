@@ -7,10 +7,14 @@ from hpcddp.claim import free_port
 
 def held() -> socket.socket:
     """Bound and not listened on: who binds with SO_REUSEADDR, as servers do, can listen there, and
-    `free_port` takes it for used."""
+    `free_port` takes it for used.
+
+    Raises:
+        OSError: another process has just taken it.
+    """
     found = socket.socket()
-    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     found.bind(("", free_port()))
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     return found
 
 

@@ -10,7 +10,7 @@ from made import made_run
 from test_local import Command
 from toy import TOY
 
-from hpcddp import history, ledger, reason
+from hpcddp import comeback, history, ledger, reason
 from hpcddp.rundir import write_json
 
 GONE = "RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer"
@@ -80,8 +80,11 @@ KILLED = (3, "n2", "rank 3 on n2 was killed: out of memory?")
          + "srun: error: n1: tasks 0-1: Killed\n", (3, "", "rank 3: ValueError: boom")),
         ("srun", traceback(0, GONE) + "srun: error: n1: task 0: Exited with exit code 1\n" + SRUN,
          KILLED),
-        ("srun", traceback(0, GONE) + "srun: error: n2: task 3: Exited with exit code 7\n"
-         + "srun: error: n1: tasks 0-1: Killed\n", (3, "n2", "rank 3 on n2 left with exit code 7")),
+        ("srun", traceback(0, GONE) + "3: no\nsrun: error: n1: task 1: Exited with exit code 1\n"
+         + "srun: error: n2: task 3: Exited with exit code 7\nsrun: error: n1: task 0: Killed\n",
+         (1, "n1", "rank 1 on n1 left with exit code 1")),
+        ("spawn", traceback(3, "ValueError: boom") + OURS.replace("rank 3", "rank 1"),
+         (3, "", "rank 3: ValueError: boom")),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("lost", [True, False])
@@ -100,6 +103,7 @@ def test_who_failed_first_where_no_rank_could_tell(
     assert row.error["traceback"].partition(";")[0] == told[2]
     last = ledger.read(run.attempt(3))
     assert last and reason.of(run, last).partition(";")[0] == told[2]
+    assert comeback.bad_host(run, last) == told[1]
 
 
 def test_a_record_of_a_cause_is_more_than_what_the_log_says(tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunDir]:
         "off": {"dataset": {**data, "late": 0}, "metrics__ranks": False, "max_steps": 6},
     }  # fmt: skip
     made = {name: make_run(folder / name, **keys | more) for name, more in asked.items()}
-    cpus = os.sched_getaffinity(0)  # what is told to change depends on how many there are
+    cpus = os.sched_getaffinity(0)  # the advice for slow data depends on how many there are
     os.sched_setaffinity(0, sorted(cpus)[:2])
     try:
         train_all(folder, 4, [(run, 1, 0, "") for run in made.values()])
@@ -98,7 +98,7 @@ def test_a_slow_rank_is_named_with_its_host_and_no_other_and_recovers(
 ) -> None:
     assert told(runs["model"], "slow") == told(runs["model"], "recovered") == [(2, "h2")]
     (found,) = (r for r in records(runs["model"], "slow") if r["what"] == "compute")
-    assert found["ratio"] > 1.5 and 0.06 < found["own_s"] < 0.2 and found["median_s"] < 0.03
+    assert found["ratio"] > 1.5 and 0.12 < found["own_s"] < 0.26 and found["median_s"] < 0.03
     assert 2 <= found["since"] <= 4 <= found["step"] and found["since_time"] < found["time"]
     assert max(r["step"] for r in records(runs["model"], "recovered")) >= 12
 

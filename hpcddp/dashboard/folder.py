@@ -172,7 +172,7 @@ def shown(name: str) -> str:
 
 
 def stamp(run: RunDir, attempt: int) -> tuple[tuple[int, int], ...]:
-    """When the files were written that tell a run's end."""
+    """The files that tell a run's end: when each was written, and which file it is."""
     return tuple(
         _written(path)
         for path in (run.path, run.job, run.submission, run.attempts, run.attempt(attempt).facts)

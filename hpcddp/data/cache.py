@@ -123,7 +123,8 @@ class Cache:
             claims.drop(claim, text)
 
     def _claim(self, claim: Path, size: int) -> str:
-        """Take the claim on a key. What a killed process left of it goes."""
+        """Take the claim on a key. What a killed process left of it goes, but for a file that was
+        whole: that is counted."""
         killed, left = claims.holder(claim)
         if killed and claims.lives(killed, claim):
             return ""

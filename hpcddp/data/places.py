@@ -172,8 +172,8 @@ class Place:
 
     def _speaks(self) -> None:
         who = (os.getpid(), self._name)
+        _spoke[who] = time.monotonic()  # first: another thread may look in between
         if (since := _down.pop(who, None)) is not None:
-            _spoke[who] = time.monotonic()
             _say(f"{self._name} answers again, after {time.monotonic() - since:.0f} s")
 
 

@@ -81,7 +81,7 @@ class Files:
 def _claimed(claim: Path) -> int:
     """Bytes that are on their way; the claim of a killed process goes."""
     who, size = claims.holder(claim)
-    if not who:  # given back meanwhile: its file may have come after the look at its folder
+    if not who and not claim.exists():  # given back: its file may have come after the look
         with contextlib.suppress(OSError):
             return claim.with_suffix("").stat().st_size
         return 0

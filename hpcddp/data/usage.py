@@ -73,7 +73,7 @@ class Usage:
         """
         aside = self._path.with_name(f".{self._path.name}.{token(4)}")
         with contextlib.suppress(OSError), self._open() as old:
-            total += max(0, _since(old, *since))
+            total += max(0, _sum_after(old, *since))
             aside.write_bytes(HEADER.pack(time.time_ns(), total))
             aside.replace(self._path)
             if (late := sum(_changes(old.read()))) > 0:  # its writers may not have seen this
@@ -104,9 +104,9 @@ class Usage:
         return self._seen
 
 
-def _since(journal: BinaryIO, began: int, offset: int) -> int:
-    """The sum of what came to a journal after an offset, if it is the one that began then; it is
-    read up to there."""
+def _sum_after(journal: BinaryIO, began: int, offset: int) -> int:
+    """The sum of what came to a journal after an offset, 0 if it is another than the one that began
+    then. What comes to it from now on is what is left to read."""
     head = journal.read(HEADER.size)
     if len(head) < HEADER.size or HEADER.unpack(head)[0] != began:
         journal.read()

@@ -36,7 +36,7 @@ class Rows:
 
     Args:
         given: those up to here are known; they are not kept in memory.
-        last: of later attempts somebody else tells.
+        last: the last attempt that is told; later ones tell for themselves.
     """
 
     def __init__(self, run: RunDir, given: Origin = NOWHERE, last: float = float("inf")) -> None:

@@ -21,7 +21,7 @@ class Teller:
 
     Args:
         failed: is told of a tracker that fails.
-        last: of later attempts somebody else tells.
+        last: the last attempt that is told; later ones tell for themselves.
     """
 
     def __init__(

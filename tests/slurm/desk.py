@@ -119,13 +119,15 @@ class Desk:
 
 
 def wait_for(found: Callable[[], object], seconds: float = 200.0) -> None:
+    """Wait until something is so."""
     deadline = time.monotonic() + seconds
     while not found():
-        assert time.monotonic() < deadline
+        assert time.monotonic() < deadline, f"not so after {seconds:g} s"
         time.sleep(0.05)
 
 
 def pids(run: RunDir, attempt: int = 1) -> list[int]:
+    """The processes of an attempt's ranks, by rank."""
     ranks = next(read_lines(run.attempt(attempt).metrics))["ranks"]
     return [rank["pid"] for rank in ranks]
 
@@ -133,9 +135,9 @@ def pids(run: RunDir, attempt: int = 1) -> list[int]:
 @contextlib.contextmanager
 def standing_still(ranks: Sequence[int]) -> Iterator[None]:
     """So that nothing changes while one looks, and acts on it."""
-    for pid in ranks:
-        os.kill(pid, signal.SIGSTOP)
     try:
+        for pid in ranks:
+            os.kill(pid, signal.SIGSTOP)
         wait_for(lambda: all(_state(pid) == "T" for pid in ranks))
         yield
     finally:

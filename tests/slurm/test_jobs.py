@@ -194,11 +194,11 @@ def test_requeued_by_hand_it_waits_and_is_not_resumed_twice(desk: Desk) -> None:
     run = desk.submit(*LONG, "--set", "checkpoint.every=5")
     job = desk.until(lambda s: s["state"] == "RUNNING" and s["step"] > 5, run)["job_id"]
     desk.slurm.run("scontrol", "requeue", job, check=True)
-    state = ("squeue", "--noheader", "--jobs", job, "--format=%T")
-    wait_for(lambda: desk.slurm.run(*state).stdout.strip() == "PENDING")  # for some seconds only
-    waits = desk.status(run)
-    assert (waits["state"], waits["job_id"]) == ("PENDING", job)
+    holder = desk.take_all_nodes(600)  # else it waits for some seconds only
+    waits = desk.until(lambda s: s["state"] == "PENDING", run)
+    assert waits["job_id"] == job
     assert desk.result("resume", run).returncode == 2
+    desk.slurm.run("scancel", holder, check=True)
     again = desk.until(lambda s: s["state"] == "RUNNING" and s["attempt"] == 2, run)
     assert again["job_id"] == job
     desk.training(run, attempt=2)

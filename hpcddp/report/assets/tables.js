@@ -128,14 +128,15 @@ function several(runs) {
       el("li", {}, swatch(i), el("b", {}, `${run.status.run}: `), story(run))))];
 }
 
-const FIRST = 5; // versions that everybody asks for: python, torch, numpy, hpcddp, and where it is
+const FIRST = ["python", "torch", "numpy", "hpcddp", "executable"]; // what everybody asks for
 
 // Names and their values in each run: those that differ first, of one run those that were set or
 // matter most.
 function compared(runs, name) {
   const of = runs.map((run) => run[name]);
-  const names = [...new Set(of.flatMap(Object.keys))];
-  if (name === "config") names.sort();
+  const given = new Set(of.flatMap(Object.keys));
+  const first = name === "config" ? [] : FIRST.filter((key) => given.has(key));
+  const names = [...new Set([...first, ...[...given].sort()])];
   if (!names.length) return [el("p", { class: "none" }, "Nothing was written down.")];
   const value = (values, key) => (known(values[key]) ? values[key] || '""' : "–");
   const row = (key, mark, shown) => el("tr", { class: mark ? "differs" : null },
@@ -143,11 +144,11 @@ function compared(runs, name) {
     shown.map((values) => el("td", {}, value(values, key))));
   const list = (some) => el("div", { class: "columns" },
     el("table", {}, el("tbody", {}, some.map((key) => row(key, false, of.slice(0, 1))))));
-  const noun = name === "config" ? "value" : "package";
+  const noun = name === "config" || runs.length > 1 ? "value" : "package";
   const folded = (some, words) => (some.length
     ? [el("details", {}, el("summary", {}, `${plural(some.length, noun)} ${words}`), list(some))] : []);
   if (runs.length === 1) {
-    const plain = new Set(name === "config" ? runs[0].defaults : names.slice(FIRST));
+    const plain = new Set(name === "config" ? runs[0].defaults : names.slice(first.length));
     const own = names.filter((key) => !plain.has(key));
     const words = name === "config" ? "as by default" : "more";
     return [list(own), ...folded(names.filter((key) => plain.has(key)), words)];
@@ -155,10 +156,10 @@ function compared(runs, name) {
   const differs = (key) => new Set(of.map((values) => values[key])).size > 1;
   const heads = ["", ...runs.map((run, i) => [el("span", { class: "run" }, swatch(i), run.status.run), "head"])];
   const unlike = names.filter(differs);
-  const first = unlike.length
+  const shown = unlike.length
     ? table(heads, unlike.map((key) => row(key, true, of)), { "aria-label": "differences" })
     : el("p", { class: "note" }, "No differences.");
-  return [first, ...folded(names.filter((key) => !differs(key)), "that all have in common")];
+  return [shown, ...folded(names.filter((key) => !differs(key)), "that all have in common")];
 }
 
 const WARNS = /\b(slow|bad|NOT saved|diverged|waits? for|back to|crash|left out|could not)\b/;
