@@ -7,14 +7,19 @@
     │   ├── TemplateError       a template, or a value that cannot enter a script
     │   ├── ClusterError        a cluster profile, or a limit that it sets
     │   ├── RunError            a run that does not exist, or is not in the right state
+    │   │   └── RunUnreadable       its files cannot be read now
     │   └── ObjectUnreadable    a file or an object of a store cannot be read, but others may be
     │       └── ObjectMissing   it is not there
     ├── SubmissionRefused   1   sbatch said no
     ├── SlurmUnreachable    3   Slurm does not answer
+    │   └── SlurmMissing        one of its programs is not there
     ├── StoreUnreachable    1   a store of data does not answer
     ├── RankMapError        1   the ranks that started are not the ranks that were planned
     ├── StageError          1   data could not be copied to a node's disk
-    ├── CheckpointError     1   a checkpoint is damaged, foreign or missing
+    ├── CheckpointError     1   a checkpoint is damaged or missing
+    │   ├── CheckpointForeign     it is of another model, or of another version's format
+    │   ├── CheckpointsDamaged    there are some, and none of them is whole
+    │   └── CheckpointUnreadable  an I/O error, for minutes: what it holds is not known
     ├── Diverged            1   the loss or the weights are no numbers any more, or exploded
     ├── LeaseLost           1   a newer attempt owns the run dir
     ├── RankError           1   a rank on a Dask worker has failed
@@ -79,6 +84,10 @@ class RunError(UserError):
     pass
 
 
+class RunUnreadable(RunError):
+    kind = "crash"
+
+
 class ObjectUnreadable(UserError):
     pass
 
@@ -95,12 +104,25 @@ class SlurmUnreachable(HpcddpError):
     exit_code = 3
 
 
+class SlurmMissing(SlurmUnreachable):
+    pass
+
+
 class StoreUnreachable(HpcddpError):
     pass
 
 
 class RankMapError(HpcddpError):
-    pass
+    """Raised on all ranks of an attempt that cannot train as planned.
+
+    Args:
+        facts: what error.json says in place of the raising rank's own: the rank and the host that
+            are to blame; ``bad_host`` where the next attempt is to leave that host out.
+    """
+
+    def __init__(self, what: str, *, where: str = "", hint: str = "", **facts: Any) -> None:
+        super().__init__(what, where=where, hint=hint)
+        self.facts = facts
 
 
 class StageError(HpcddpError):
@@ -109,6 +131,26 @@ class StageError(HpcddpError):
 
 class CheckpointError(HpcddpError):
     pass
+
+
+class CheckpointForeign(CheckpointError):
+    kind = "foreign"
+
+
+class CheckpointsDamaged(CheckpointError):
+    kind = "damaged"
+
+
+class CheckpointUnreadable(CheckpointError):
+    """Raised on all ranks together.
+
+    Args:
+        facts: the rank that could not read, and its host.
+    """
+
+    def __init__(self, what: str, facts: dict[str, Any], *, where: str, hint: str) -> None:
+        super().__init__(what, where=where, hint=hint)
+        self.facts = facts
 
 
 class Diverged(HpcddpError):

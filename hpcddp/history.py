@@ -95,13 +95,19 @@ def _row(run: RunDir, facts: Attempt, gone: bool) -> Row:
         by=str(end.get("by", "")),
         first=whole(start.get("step")),
         last=max(read_step(folder)[0], *(whole(line.get("step")) for line in tail), 0),
-        saved=facts.saved,
+        saved=_told(start, tail) if facts.saved is None else facts.saved,
         lost=0,
         safe_s=max(0.0, told - asked) if timed and asked else None,
         action=facts.action,
         reason=facts.reason,
         error=reason.error_of(run, facts),
     )  # fmt: skip
+
+
+def _told(start: dict[str, Any], tail: list[dict[str, Any]]) -> int:
+    """The newest step that was saved, as the ranks tell it."""
+    saves = [line for line in tail if line.get("event") == "checkpoint"]
+    return max(whole(line.get("step")) for line in (start, *saves))
 
 
 def _ended(facts: Attempt, folder: AttemptDir, gone: bool) -> float | None:

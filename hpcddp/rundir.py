@@ -11,12 +11,17 @@
       log -> attempts/N/log
       attempts/N/         one life of the job between start and stop
         attempt.json      when, where, as which job; how it ended           written by the script
+        slurm.json        what Slurm said later: time limit, site's rules   written by the sentry
+        met               a program's ranks have met                        written on its host
         log               output of all ranks, each line with its rank
         metrics.jsonl     the rank map, then metrics                        written by rank 0
         ranks.jsonl       each rank's own figures, line by line             written by rank 0
         step              the last step, and when                           written by rank 0
+        asked.json        job.json and job.sbatch as they were then, which  written by resume
+        asked.sbatch      a resume has replaced
         trace-R.jsonl     each step's samples and loss, if asked for        written by rank R
         error.json        the first failing rank's traceback                written by that rank
+        failures          which ranks failed before any step, and of what   a line of each rank
         staging           a program's first rank stages data still            written by rank 0
         left.json         a program's ranks saved and left, to come back    written by rank 0
         hang.json         which rank hangs, and where                       written by the first
@@ -31,6 +36,7 @@
       wandb/              W&B's own files                                 written by wandb
       checkpoints/
         step-N/           complete, with COMPLETE in it                     published by rename
+        .step-N.old/      until another step-N in its place is read back
         .saving-N/        of attempt N, not yet published; the next attempt takes it away
       results/            what a person's code has sent                   published by rename
 
@@ -42,6 +48,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import struct
 import time
@@ -49,7 +56,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from hpcddp.errors import RunError
+from hpcddp.errors import RunError, RunUnreadable
 
 SWEEPS = 5  # tries at a folder in which an older life still writes
 
@@ -61,6 +68,11 @@ class AttemptDir:
         self.path = path
         self.number = int(path.name)
         self.facts = path / "attempt.json"
+        self.slurm = path / "slurm.json"
+        self.met = path / "met"
+        self.failures = path / "failures"
+        self.asked = path / "asked.json"
+        self.asked_script = path / "asked.sbatch"
         self.log = path / "log"
         self.metrics = path / "metrics.jsonl"
         self.ranks = path / "ranks.jsonl"
@@ -144,6 +156,25 @@ class RunDir:
             ) from None
 
 
+def step_of(folder: Path) -> int | None:
+    """The step in a checkpoint's name; None for any other folder."""
+    found = re.fullmatch(r"step-([0-9]+)|\.step-([0-9]+)\.old", folder.name)
+    return int(found[1] or found[2]) if found else None
+
+
+def step_folders(checkpoints: Path) -> list[Path]:
+    """The folders of a run's checkpoints, whole or not.
+
+    Raises:
+        OSError: that cannot be read, or the run is not there: the disk may be away.
+    """
+    try:
+        return [path for path in checkpoints.iterdir() if step_of(path) is not None]
+    except FileNotFoundError:
+        RunDir(checkpoints.parent).attempts.stat()  # every run has it
+        return []
+
+
 def token(size: int) -> str:
     """Random bytes as hexadecimal digits."""
     return os.urandom(size).hex()
@@ -197,13 +228,16 @@ def read_json(path: Path) -> dict[str, Any] | None:
     """The object in a JSON file, or None if the file is not there.
 
     Raises:
+        RunUnreadable: it cannot be read now.
         RunError: the file holds something else.
     """
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise RunUnreadable(f"cannot be read: {error}", where=str(path)) from None
+    except ValueError as error:
         raise RunError(f"cannot be read: {error}", where=str(path)) from None
     if not isinstance(data, dict):
         raise RunError("holds no JSON object", where=str(path))

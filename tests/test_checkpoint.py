@@ -10,7 +10,14 @@ import torch
 from ranks import TASK, Ranks, make_run, one_rank, records
 from torch.distributed.checkpoint import metadata
 
-from hpcddp.errors import CheckpointError, JobFileError, UserError
+from hpcddp.errors import (
+    CheckpointError,
+    CheckpointForeign,
+    CheckpointsDamaged,
+    JobFileError,
+    UserError,
+)
+from hpcddp.rundir import step_of
 from hpcddp.train import checkpoint, plainfile, shards
 
 
@@ -70,7 +77,16 @@ def test_best_of_a_metric_that_is_not_there_is_a_clear_error(tmp_path):
         one_rank(run)
 
 
-@pytest.mark.parametrize("harm", ["truncate", "flip", "unmark", "tear mark", "remove file"])
+SAID = {
+    "truncate": "__0_0.distcp has ",
+    "flip": "__0_0.distcp is not what was written",
+    "unmark": "COMPLETE is missing",
+    "tear mark": "COMPLETE is damaged",
+    "remove file": "__0_0.distcp is missing",
+}
+
+
+@pytest.mark.parametrize("harm", SAID)
 def test_a_damaged_checkpoint_is_passed_over(tmp_path, capsys, harm):
     run = make_run(tmp_path, max_steps=3, checkpoint__every=1, checkpoint__keep=3)
     one_rank(run)
@@ -89,11 +105,11 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path, capsys, harm):
     else:
         data.unlink()
     assert resumed(run) == "checkpoints/step-2"
-    assert ("step-3 is damaged (__0_0.distcp)" in capsys.readouterr().out) == (harm == "flip")
+    assert f"step-3 is damaged ({SAID[harm]}" in capsys.readouterr().out
     assert checkpoint.damage(newest) == ""  # written again, whole
 
 
-def test_what_a_crash_left_half_written_is_ignored_and_removed(tmp_path):
+def test_what_a_crash_left_half_written_is_removed_and_what_has_lost_its_content_is_not(tmp_path):
     run = make_run(tmp_path, max_steps=2)
     one_rank(run)
     half = run.saving(1) / "step-9"
@@ -101,7 +117,7 @@ def test_what_a_crash_left_half_written_is_ignored_and_removed(tmp_path):
     (half / "__0_0.distcp").write_bytes(b"x")
     (run.checkpoints / "step-7").mkdir()  # as when a file system lost the content
     assert resumed(run, max_steps=3) == "checkpoints/step-2"
-    assert not half.parent.exists() and not (run.checkpoints / "step-7").exists()
+    assert not half.parent.exists() and (run.checkpoints / "step-7").exists()
 
 
 def malicious(folder, payload, name=".metadata"):
@@ -192,13 +208,52 @@ def test_what_is_unreadable_in_whole_files_is_passed_over_too(tmp_path, capsys, 
     assert checkpoint.unreadable(folder) == ""  # written again
 
 
+@pytest.mark.parametrize("harm", ["cut", "unmark"])
+def test_where_no_checkpoint_is_whole_the_run_stops_and_nothing_is_removed(tmp_path, harm):
+    run = make_run(tmp_path, max_steps=3, checkpoint__every=1, checkpoint__keep=2)
+    one_rank(run)
+    there = sorted(run.checkpoints.iterdir())
+    assert len(there) == 2
+    for folder in there:
+        if harm == "cut":
+            data = folder / "__0_0.distcp"
+            os.truncate(data, data.stat().st_size - 1)
+        else:
+            (folder / "COMPLETE").unlink()
+    again(run, max_steps=9)
+    wrong = {"cut": r"__0_0.distcp has \d+ of \d+ bytes", "unmark": "COMPLETE is missing"}[harm]
+    with pytest.raises(CheckpointsDamaged, match=f"newest of 2, step-3: {wrong}\n  .*move this"):
+        one_rank(run, 2)
+    assert [p for p in sorted(run.checkpoints.iterdir()) if step_of(p)] == there
+    assert records(run, "train", 2) == []
+
+
+def test_what_cannot_be_read_is_not_damaged(tmp_path):
+    """An older one is no answer to who asks for the newest."""
+    run = make_run(tmp_path, max_steps=2, checkpoint__every=1)
+    one_rank(run)
+    for name in ("COMPLETE", "__0_0.distcp", ".metadata"):
+        file = run.checkpoints / "step-2" / name
+        content = file.read_bytes()
+        file.unlink()
+        file.symlink_to(file)  # ELOOP
+        with pytest.raises(CheckpointError, match=f"{name}: cannot be read: Too many"):
+            plainfile.export(run, tmp_path / "out.pt")
+        if name == "__0_0.distcp":
+            with pytest.raises(OSError, match="Too many"):
+                shards.read_all(file.parent)
+        file.unlink()
+        file.write_bytes(content)
+    assert plainfile.export(run, tmp_path / "out.pt") == 2
+
+
 def test_a_checkpoint_of_another_format_is_not_passed_over(tmp_path):
     run = make_run(tmp_path, max_steps=3, checkpoint__every=1, checkpoint__keep=3)
     one_rank(run)
     folder = run.checkpoints / "step-3"
     meta = json.loads((folder / "meta.json").read_text()) | {"format": 2}
     malicious(folder, json.dumps(meta).encode(), "meta.json")
-    with pytest.raises(CheckpointError, match="format 2"):
+    with pytest.raises(CheckpointForeign, match="format 2"):
         one_rank(run, 2)
     assert names(run) == ["step-3", "step-2", "step-1"]
 

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import shutil
 import signal
 
 import pytest
@@ -73,6 +74,24 @@ def test_a_save_after_the_fence_publishes_nothing(tmp_path):
         one_rank(run, on_record=events)
     assert published(run) == {(4, 1)} and records(run, "end") == []
     assert [p.name for p in run.checkpoints.iterdir()] == ["step-4"]
+
+
+def test_a_disk_that_is_away_is_no_newer_attempt(tmp_path):
+    """Another file system is in its place: an empty one, as where nothing is mounted."""
+    run = make_run(tmp_path, max_steps=12, checkpoint__every=4, checkpoint__keep=9, **CALM)
+    away = tmp_path / "away"
+
+    def events(record):
+        if record["event"] == "checkpoint" and record["step"] == 4:
+            run.path.rename(away)
+            run.path.mkdir()
+        if record["event"] == "checkpoint_failed":
+            shutil.rmtree(run.path)
+            away.rename(run.path)
+
+    assert one_rank(run, on_record=events) == "done"
+    assert [r["step"] for r in records(run, "checkpoint_failed")] == [8]
+    assert steps(run) == [12, 4]
 
 
 def test_a_file_system_that_is_away_for_a_moment_costs_one_save(tmp_path, monkeypatch):

@@ -2,6 +2,7 @@ import itertools
 import subprocess
 import sys
 import threading
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from hpcddp import ledger, requeue
 from hpcddp.errors import RunError
 from hpcddp.ledger import Attempt
-from hpcddp.rundir import RunDir, fence, read_json, write_json
+from hpcddp.rundir import STEP, RunDir, fence, read_json, write_json
 
 ROUNDS = 20
 RACER = """
@@ -105,6 +106,63 @@ def test_a_folder_without_facts_keeps_its_number(run: RunDir) -> None:
     run.attempt(1).error.write_text("{}")
     begun = ledger.begin(run, facts(), lambda earlier: True)
     assert begun and begun.number == 2
+
+
+def save(run: RunDir, step: int, attempt: int) -> Path:
+    mark = run.checkpoints / f"step-{step}" / "COMPLETE"
+    mark.parent.mkdir(parents=True)
+    write_json(mark, {"attempt": attempt})
+    return mark
+
+
+def took(run: RunDir, attempt: int, step: int) -> None:
+    run.attempt(attempt).step.write_bytes(STEP.pack(step, 1.0))
+
+
+def test_a_newest_step_that_cannot_be_read_is_not_0_and_is_known_later(run: RunDir) -> None:
+    assert ledger.newest_step(run) == 0
+    mark = save(run, 5, attempt=1)
+    ledger.begin(run, facts(), lambda earlier: True)
+    took(run, 1, step=7)
+    mark.rename(aside := run.path / "aside")
+    mark.symlink_to(mark)  # ELOOP
+    assert ledger.newest_step(run) is None
+    ended = ledger.end(run, 1, 1, requeue.CRASH, requeue.AGAIN)
+    assert ended and ended.saved is None and ended.progress  # it spends no budget
+    ledger.begin(run, facts(), lambda earlier: True)
+    assert [a.checkpoint for a in ledger.attempts(run)] == [5, None]
+    ended = ledger.end(run, 2, 1, requeue.CRASH, requeue.AGAIN)
+    assert ended and ended.saved is None and not ended.progress  # it took no step
+    aside.replace(mark)
+    ledger.begin(run, facts(), lambda earlier: True)
+    assert [(a.saved, a.progress) for a in ledger.attempts(run)[:2]] == [(5, True), (5, False)]
+
+
+def test_the_newest_step_of_a_run_that_is_away_is_not_known(run: RunDir) -> None:
+    run.path.rename(run.path.with_name("away"))
+    run.path.mkdir()
+    assert ledger.newest_step(run) is None
+
+
+def test_a_damaged_checkpoint_of_a_higher_step_hides_no_progress(run: RunDir) -> None:
+    """It stays, and the run goes on from an older one."""
+    save(run, 400, attempt=1)
+    ledger.begin(run, facts(), lambda earlier: True)
+    ledger.end(run, 1, 1, requeue.CRASH)
+    begun = ledger.begin(run, facts(), lambda earlier: True)
+    assert begun and begun.checkpoint == 400
+    save(run, 310, attempt=2)
+    ended = ledger.end(run, 2, 1, requeue.CRASH)
+    assert ended and ended.progress and ended.saved == 310
+
+
+def test_attempts_of_an_earlier_version_are_read(run: RunDir) -> None:
+    begun = ledger.begin(run, facts(), lambda earlier: True)
+    assert begun
+    old = asdict(begun) | {"checkpoint": 3, "saved": 5}
+    del old["gained"]
+    write_json(run.attempt(1).facts, old)
+    assert [(a.saved, a.progress) for a in ledger.attempts(run)] == [(5, True)]
 
 
 def test_an_attempt_that_is_not_there_cannot_end(run: RunDir) -> None:

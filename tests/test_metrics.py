@@ -2,8 +2,10 @@
 
 import io
 import json
+import subprocess
+import sys
 
-from hpcddp.rundir import RunDir, read_lines
+from hpcddp.rundir import RunDir, read_lines, read_step
 from hpcddp.train.lease import Lease
 from hpcddp.train.metrics import Recorder, line
 
@@ -69,17 +71,40 @@ def test_the_end_tells_counts_for_truth_values_and_means_for_the_rest():
         "loss 0.0712 (mean of 360 held-out samples, seed 7)",
     ]
     assert line({"event": "end", "outcome": "stopped", "step": 3}) == "stopped at step 3"
+    unknown = {"event": "end", "outcome": "stopped", "step": None, "saved": None}
+    assert line(unknown) == "stopped"  # it could not be read
 
 
 def test_a_full_disk_loses_records_and_stops_nothing(tmp_path, capsys):
     """/dev/full takes nothing; afterwards the file is whole lines."""
     attempt = RunDir(tmp_path).attempt(1)
     attempt.path.mkdir(parents=True)
-    attempt.metrics.symlink_to("/dev/full")
+    for file in (attempt.metrics, attempt.step):
+        file.symlink_to("/dev/full")
     record = Recorder(attempt, active=True)
+    record.took(1)
     record("end", outcome="stopped", step=1)
     record.close()
     assert capsys.readouterr().out == "stopped at step 1\n"
+
+
+CUT_SHORT = """
+import os, sys
+from hpcddp.rundir import RunDir
+from hpcddp.train.metrics import Recorder
+attempt = RunDir(sys.argv[1]).attempt(1)
+record = Recorder(attempt, active=True)
+for step in (1, 2):
+    record.took(step)
+    os.truncate(attempt.step, 0)  # as where a file system lost a page of it
+record.took(3)
+"""
+
+
+def test_the_file_of_the_last_step_ends_no_rank(tmp_path):
+    """A map of it would: by SIGBUS, where a page of the file has no place on the disk."""
+    subprocess.run([sys.executable, "-c", CUT_SHORT, str(tmp_path)], check=True)
+    assert read_step(RunDir(tmp_path).attempt(1))[0] == 3
 
 
 def test_nothing_is_written_or_said_once_the_lease_is_lost(tmp_path, capsys):

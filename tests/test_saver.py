@@ -1,6 +1,7 @@
 """Saves beside the training: of one step, on all ranks together, and never in its way."""
 
 import errno
+import json
 import os
 import random
 import signal
@@ -290,6 +291,24 @@ def check_newest(run, least):
     counts = {t.item() for name, t in tensors.items() if name.endswith(".step")}
     assert counts == {step} and tensors["model.1.num_batches_tracked"] == step
     return step
+
+
+@pytest.mark.parametrize("event", ["checkpoint", "checkpoint_failed"])
+def test_what_a_save_takes_is_known_from_the_life_before(tmp_path, monkeypatch, event):
+    """The limit is 150 s away: enough for one of 5 s, and not for one of 95 s."""
+    run = make_run(tmp_path, max_steps=30, **CALM)
+    tell(run, 1, {"event": event, "seconds": 95.0}, {"event": event, "seconds": 3.0})
+    tell(run, 2, {"event": "train"})  # it has not saved
+    monkeypatch.setenv("HPCDDP_DEADLINE", str(time.time() + 150))
+    assert one_rank(run, 3) == "stopped"
+    assert records(run, "end", 3)[0]["by"] == "time limit" and steps(run)[0] < 30
+    assert one_rank(run, 4) == "done"  # the save of attempt 3 was quick
+
+
+def tell(run, attempt, *told):
+    metrics = run.attempt(attempt).metrics
+    metrics.parent.mkdir()
+    metrics.write_text("".join(json.dumps(record) + "\n" for record in told))
 
 
 KILLED = MODEL.split("def optimizer")[0]

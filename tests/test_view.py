@@ -66,6 +66,18 @@ def test_steps_that_no_checkpoint_has_are_of_no_use(tmp_path: Path) -> None:
     assert view.lost_steps == 120 and view.useful_s == pytest.approx(180 * STEP_S)
 
 
+def test_what_was_saved_is_as_the_ranks_told_it_where_the_folder_could_not_be_read(
+    tmp_path: Path,
+) -> None:
+    run = made_run(tmp_path, ends=(), cause="crash", last=300)
+    path = run.attempt(1).facts
+    write_json(path, json.loads(path.read_text()) | {"saved": None})
+    assert Viewer(run).look().lost_steps == 0
+    lines = run.attempt(1).metrics.read_text().splitlines(keepends=True)
+    run.attempt(1).metrics.write_text("".join(x for x in lines if '"checkpoint"' not in x))
+    assert Viewer(run).look().lost_steps == 300
+
+
 def test_no_efficiency_where_no_step_told_its_time(tmp_path: Path) -> None:
     run = made_run(tmp_path, ends=(), last=300)
     metrics = run.attempt(1).metrics

@@ -72,7 +72,10 @@ def digest(run: RunDir) -> str:
 
     from hpcddp.train import checkpoint, shards
 
-    folder = next(iter(checkpoint.complete(run.checkpoints)), None)
+    try:
+        folder = next(iter(checkpoint.complete(run.checkpoints)), None)
+    except FileNotFoundError:  # there is no run
+        folder = None
     if folder is None:
         return ""
     tensors = shards.read_all(folder, "model.") | shards.read_all(folder, "optim.")

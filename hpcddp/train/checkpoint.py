@@ -7,8 +7,9 @@
       COMPLETE         the files' sizes and SHA-256, written last
 
 All of it is written into a hidden folder beside, fsynced, and renamed (publish.py). A folder
-without COMPLETE, or whose files have other sizes, is nobody's checkpoint. Here they are found,
-judged and read.
+without COMPLETE, or whose files have other sizes, is damaged: no training goes on from it, and
+none removes it. One that cannot be read is not damaged: an OSError says so (patience.py). Here they
+are judged and read; newest.py chooses one.
 """
 
 from __future__ import annotations
@@ -16,18 +17,20 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from hpcddp.errors import CheckpointError, RunError
-from hpcddp.rundir import RunDir, read_json
-from hpcddp.train.world import World
+from hpcddp.errors import CheckpointError, CheckpointForeign
+from hpcddp.rundir import step_folders
+from hpcddp.rundir import step_of as step_of
+from hpcddp.train.patience import Patience, naming
+
+if TYPE_CHECKING:
+    from hpcddp.train import shards
 
 FORMAT = 1
 COMPLETE = "COMPLETE"
@@ -39,58 +42,88 @@ OBJECTS = ("optimizer", "scheduler", "scaler")
 NAMED = 3  # tensors that an error names
 
 
-def step_of(folder: Path) -> int | None:
-    """The step in a checkpoint's name; None for any other folder."""
-    found = re.fullmatch(r"step-([0-9]+)|\.step-([0-9]+)\.old", folder.name)
-    return int(found[1] or found[2]) if found else None
-
-
 def old(folder: Path) -> Path:
     """The name of a checkpoint while another takes its place."""
     return folder.with_name(f".{folder.name}.old")
 
 
+def steps(checkpoints: Path) -> list[int]:
+    """The steps of a run's checkpoints, newest first, whole or not.
+
+    Raises:
+        OSError: that cannot be read.
+    """
+    found = {step for path in step_folders(checkpoints) if (step := step_of(path)) is not None}
+    return sorted(found, reverse=True)
+
+
+def find(checkpoints: Path, step: int) -> tuple[Path, str]:
+    """Where the checkpoint of a step lies, and what is wrong with it as ``judge`` sees it.
+
+    Raises:
+        OSError: that cannot be read.
+    """
+    folder, wrong = checkpoints / f"step-{step}", ""
+    for path in (folder, old(folder), folder):  # once more: it may be replaced since the first look
+        found = judge(path)
+        if not found:
+            return path, ""
+        wrong = wrong or found
+    return folder, wrong
+
+
 def complete(checkpoints: Path) -> list[Path]:
-    """The complete checkpoints of a run, newest first."""
-    with contextlib.suppress(FileNotFoundError):
-        steps = {s for p in checkpoints.iterdir() if (s := step_of(p)) is not None}
-        found = (_whole(checkpoints / f"step-{s}") for s in sorted(steps, reverse=True))
-        return [path for path in found if path]
-    return []
+    """The complete checkpoints of a run, newest first.
+
+    Raises:
+        OSError: one cannot be read: whether it is complete is not known.
+    """
+    found = (find(checkpoints, step) for step in steps(checkpoints))
+    return [path for path, wrong in found if not wrong]
 
 
-def _whole(folder: Path) -> Path | None:
-    """Where a checkpoint lies whole. The third look is for one replaced since the first."""
-    return next((p for p in (folder, old(folder), folder) if _sizes_match(p)), None)
+def judge(folder: Path) -> str:
+    """What is wrong with a checkpoint by COMPLETE and the sizes of its files; "" if it is whole.
 
-
-def torn(checkpoints: Path, newest: Path | None) -> list[str]:
-    """The names of incomplete checkpoints that are newer than the newest complete one."""
-    with contextlib.suppress(FileNotFoundError):
-        least = step_of(newest) if newest else -1
-        steps = [(s, p) for p in checkpoints.iterdir() if (s := step_of(p)) is not None]
-        return [p.name for s, p in sorted(steps) if s > (least or 0)]
-    return []
+    Raises:
+        OSError: that cannot be read, which is no damage.
+    """
+    try:
+        files = _marked(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return f"{COMPLETE} is missing"
+    if not files:
+        return f"{COMPLETE} is damaged"
+    for name, entry in files.items():
+        try:
+            size = (folder / name).stat().st_size
+        except FileNotFoundError:
+            return f"{name} is missing"
+        if size != entry.get("size"):
+            return f"{name} has {size} of {entry.get('size')} bytes"
+    return ""
 
 
 def _marked(folder: Path) -> dict[str, dict[str, Any]]:
-    """The files that COMPLETE names, with size and sha256; none if it is missing or torn."""
-    try:
-        files = json.loads((folder / COMPLETE).read_text(encoding="utf-8"))["files"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return {}
-    return files if isinstance(files, dict) else {}
+    """The files that COMPLETE names, with size and sha256; none if it is torn.
+
+    Raises:
+        OSError: it is missing, or cannot be read.
+    """
+    with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        files: dict[str, dict[str, Any]] = json.loads(_text(folder / COMPLETE))["files"]
+        if all(_is_entry(name, entry) for name, entry in files.items()):
+            return files
+    return {}
 
 
-def _sizes_match(folder: Path) -> bool:
-    files = _marked(folder)
-    try:
-        return bool(files) and all(
-            Path(name).name == name and (folder / name).stat().st_size == entry["size"]
-            for name, entry in files.items()
-        )
-    except (OSError, KeyError, TypeError):
-        return False
+def _is_entry(name: str, entry: object) -> bool:
+    return Path(name).name == name and "\0" not in name and isinstance(entry, dict)
+
+
+def _text(path: Path) -> str:
+    with naming(path):
+        return path.read_text(encoding="utf-8")
 
 
 def damage(folder: Path, share: int = 0, shares: int = 1) -> str:
@@ -98,61 +131,31 @@ def damage(folder: Path, share: int = 0, shares: int = 1) -> str:
 
     Args:
         share, shares: look at every ``shares``-th file only; ranks divide the reading.
+
+    Raises:
+        OSError: one cannot be read, which is no damage.
     """
-    for name, entry in sorted(_marked(folder).items())[share::shares]:
-        try:
+    try:
+        for name, entry in sorted(_marked(folder).items())[share::shares]:
             if digest(folder / name)["sha256"] != entry.get("sha256"):
-                return name
-        except OSError:
-            return name
+                return f"{name} is not what was written"
+    except FileNotFoundError as error:
+        return _missing(error)
     return ""
+
+
+def _missing(error: FileNotFoundError) -> str:
+    return f"{Path(error.filename).name} is missing"
 
 
 def digest(path: Path) -> dict[str, Any]:
     """A file's size in bytes and its SHA-256, as COMPLETE has them."""
     digest, size = hashlib.sha256(), 0
-    with path.open("rb") as f:
+    with naming(path), path.open("rb") as f:
         while chunk := f.read(CHUNK):
             digest.update(chunk)
             size += len(chunk)
     return {"size": size, "sha256": digest.hexdigest()}
-
-
-def newest(run: RunDir, world: World) -> Path | None:
-    """The newest undamaged checkpoint, the same on all ranks; None if there is none at all. A
-    collective.
-
-    Raises:
-        CheckpointError: there are complete ones, and all of them are damaged.
-    """
-    found: list[Any] = [complete(run.checkpoints)] if world.is_main else [None]
-    if world.is_main:
-        for name in torn(run.checkpoints, next(iter(found[0]), None)):
-            print(f"{name} is incomplete: passed over", flush=True)
-    if world.size > 1:
-        dist.broadcast_object_list(found, src=0, group=world.control)
-    reason = ""
-    for folder in found[0]:
-        reason = _judged(folder, world)
-        if not reason:
-            return Path(folder)
-        if world.is_main:
-            print(f"{folder.name} is damaged ({reason}): passed over", flush=True)
-    if reason:
-        raise CheckpointError(
-            f"no checkpoint of this run is whole; the oldest: {reason}",
-            where=str(run.checkpoints),
-            hint="to train from the beginning, remove them",
-        )
-    return None
-
-
-def _judged(folder: Path, world: World) -> str:
-    """What is wrong with a checkpoint, as the first rank that saw it says; a collective."""
-    mine = damage(folder, world.rank.world_rank, world.size)
-    if not mine and world.is_main:
-        mine = unreadable(folder)
-    return next((reason for reason in world.gather(mine) if reason), "")
 
 
 def unreadable(folder: Path) -> str:
@@ -160,21 +163,32 @@ def unreadable(folder: Path) -> str:
 
     Nothing that they hold is run. A checkpoint of another format is not damaged: ``read_meta``
     says whose it is.
+
+    Raises:
+        OSError: one cannot be read, which is no damage.
     """
     from hpcddp.train import shards
 
     try:
-        meta = read_json(folder / META) or {}
+        meta = _meta(folder)
         if type(meta.get("format")) is int and meta["format"] != FORMAT:
             return ""
         if not _is_sound(meta) or meta["step"] != step_of(folder):
             return f"{META} is not a checkpoint's"
         shards.read_metadata(folder)
-    except RecursionError:
-        return f"{META} is not a checkpoint's"
-    except (RunError, CheckpointError) as error:
+    except FileNotFoundError as error:
+        return _missing(error)
+    except CheckpointError as error:
         return error.what
     return ""
+
+
+def _meta(folder: Path) -> dict[str, Any]:
+    """What meta.json says; nothing if it is no JSON object."""
+    with contextlib.suppress(ValueError, RecursionError):
+        found = json.loads(_text(folder / META))
+        return found if isinstance(found, dict) else {}
+    return {}
 
 
 def _is_sound(meta: dict[str, Any]) -> bool:
@@ -191,10 +205,16 @@ def _is_sound(meta: dict[str, Any]) -> bool:
 
 
 def read_meta(folder: Path) -> dict[str, Any]:
-    """A checkpoint's meta.json; CheckpointError when another format wrote it."""
-    meta = read_json(folder / META) or {}
+    """A checkpoint's meta.json.
+
+    Raises:
+        CheckpointForeign: another format wrote it.
+        OSError: it cannot be read.
+    """
+    meta = _meta(folder)
     if meta.get("format") != FORMAT:
-        raise CheckpointError(
+        damaged = type(meta.get("format")) is not int  # since it was judged
+        raise (CheckpointError if damaged else CheckpointForeign)(
             f"format {meta.get('format')}, but this version reads format {FORMAT}",
             where=str(folder),
             hint="use the hpcddp that wrote it",
@@ -202,22 +222,26 @@ def read_meta(folder: Path) -> dict[str, Any]:
     return meta
 
 
-def load(folder: Path, tensors: Mapping[str, Tensor], world: World) -> None:
+def load(folder: Path, tensors: Mapping[str, Tensor], patience: Patience) -> None:
     """Fill the tensors of this rank, whole ones or ``shards.Slice``, in place; a collective."""
     from hpcddp.train import shards
 
-    shards.read(folder, tensors, world.control, alone=False)
+    found = patience.read(lambda: shards.read_metadata(folder))
+    patience.read(lambda: shards.read(folder, found, tensors, patience.world.control))
 
 
-def check_names(folder: Path, sizes: Mapping[str, torch.Size]) -> set[str]:
-    """All names in a checkpoint; CheckpointError when its model is not this one.
+def check_names(
+    folder: Path, sizes: Mapping[str, torch.Size], there: shards.Shapes | None = None
+) -> set[str]:
+    """All names in a checkpoint; CheckpointForeign when its model is not this one.
 
     Args:
         sizes: of all the model's tensors, by name.
+        there: what the folder holds, where that was read before.
     """
     from hpcddp.train import shards
 
-    there = shards.shapes(folder)
+    there = there or shards.shapes(folder)
     theirs = {n: shape for n, (shape, _) in there.items() if n.startswith("model.")}
     differ = [n for n in sorted(sizes.keys() | theirs.keys()) if sizes.get(n) != theirs.get(n)]
     if differ:
@@ -226,10 +250,10 @@ def check_names(folder: Path, sizes: Mapping[str, torch.Size]) -> set[str]:
             for n in differ[:NAMED]
         ]
         more = f"; and {len(differ) - NAMED} more" if len(differ) > NAMED else ""
-        raise CheckpointError(
+        raise CheckpointForeign(
             f"it is of another model: {'; '.join(said)}{more}",
             where=str(folder),
-            hint="submit a new run for another model",
+            hint="submit a new run for another model, or leave model.* and its code as they were",
         )
     return set(there)
 

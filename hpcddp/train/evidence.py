@@ -68,10 +68,10 @@ class Evidence:
         if self._answers:
             faulthandler.unregister(SIGNAL)
             signal.signal(SIGNAL, signal.SIG_IGN)  # a sibling may still send it
-        empty = os.fstat(self._fd).st_size == 0
-        os.close(self._fd)
-        self._fd = None
+        descriptor, self._fd = self._fd, None
         with contextlib.suppress(OSError):
+            empty = os.fstat(descriptor).st_size == 0
+            os.close(descriptor)
             if empty:
                 self._path.unlink()
                 self._attempt.stacks.rmdir()

@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from hpcddp.errors import LeaseLost
 from hpcddp.rundir import RunDir, fence
+from hpcddp.train import patience
 from hpcddp.train.world import World
 
 LOOK_SECONDS = 1.0  # between two looks at the run dir in the loop
@@ -35,10 +36,10 @@ class Lease:
 
         Raises:
             LeaseLost: on all ranks, if a newer attempt has begun.
+            OSError: on rank 0; the disk is away, and the folder was made in its place.
         """
         if world.is_main:
-            fence(self.run, self.attempt)
-            self.folder.mkdir(parents=True, exist_ok=True)
+            patience.alone(self._make)
             # Looked at afterwards: a newer attempt comes before this look, or its fence comes
             # after the folder.
             if self.run.outlived(self.attempt):
@@ -51,16 +52,18 @@ class Lease:
         if self.lost:
             raise self.error()
 
+    def _make(self) -> None:
+        self.run.job.stat()  # else another file system lies over the run's
+        fence(self.run, self.attempt)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.run.job.stat()
+
     def held(self) -> bool:
         """Look at the run dir whether the attempt may still publish; rank 0 only. A file system
-        that is out of reach for a moment takes nothing away."""
-        try:
-            self.folder.stat()
+        that is out of reach for a moment, or has another one in its place, takes nothing away: a
+        newer attempt is there before it takes the folder."""
+        with contextlib.suppress(OSError):
             self.lost = self.lost or self.run.outlived(self.attempt)
-        except FileNotFoundError:
-            self.lost = True
-        except OSError:
-            pass
         return not self.lost
 
     def look(self, clock: float) -> bool:

@@ -15,6 +15,7 @@ same step and leave, and the job comes back. Outside of a job nothing is saved a
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import math
 import os
@@ -26,18 +27,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hpcddp import codes
+from hpcddp import codes, sentry
 from hpcddp import record as records
-from hpcddp.errors import UserError
+from hpcddp.errors import CheckpointError, UserError
 from hpcddp.preempt import Preemption, ignore_stop_signals
 from hpcddp.rundir import RunDir, write_json
-from hpcddp.train import checkpoint, cpus, loading, snapshot, state
+from hpcddp.train import checkpoint, cpus, loading, newest, snapshot, state
 from hpcddp.train.data import Micro
 from hpcddp.train.lease import Lease
 from hpcddp.train.loaders import Place, batch_size, begin
 from hpcddp.train.meter import Meter
 from hpcddp.train.metrics import Recorder
 from hpcddp.train.pace import Pace
+from hpcddp.train.patience import Patience
 from hpcddp.train.saver import Saver
 from hpcddp.train.snapshot import Live, Position
 from hpcddp.train.spread import replicas
@@ -116,17 +118,18 @@ class Run:
         self._record("ranks", backend=self.world.backend, ranks=self.world.reports)
         stages, slow = [0] * self.world.size, self._spec["metrics"].get("slow", 1.5)
         self._pace = Pace(self._record, self.world.hosts, stages, slow, self._hint)
-        newest, ranks = checkpoint.newest(folder, self.world), replicas(self.world)
-        if newest:
-            meta = checkpoint.read_meta(newest)
-            self._at, self.resumed = snapshot.position(meta, newest), True
+        patience, ranks = Patience(self.world), replicas(self.world)
+        saved = newest.find(folder, patience)
+        if saved:
+            meta = patience.read(lambda: checkpoint.read_meta(saved))
+            self._at, self.resumed = snapshot.position(meta, saved), True
             self.state = meta.get("own") or {}
-            snapshot.restore(newest, meta, ranks, live, optimizer=True, schedule=True)
+            snapshot.restore(saved, meta, ranks, live, patience, optimizer=True, schedule=True)
             self._random = state.rng_tensors(self.world.rank.world_rank, self.world.device)
-        path = str(newest.relative_to(folder.path)) if newest else None
+        path = str(saved.relative_to(folder.path)) if saved else None
         self._record("start", step=self._at.step, epoch=self._at.epoch, resumed=path)
-        saved = self._at.step if newest else None
-        self._saver = Saver(self._lease, ranks, live, self._record, keep, saved)
+        step = self._at.step if saved else None
+        self._saver = Saver(self._lease, ranks, live, self._record, keep, step, patience)
         live.optimizer.register_step_pre_hook(lambda *_: self._saver.join())
         deadline = float(os.environ.get("HPCDDP_DEADLINE") or 0)
         facts = (self.world, self._preemption, folder.request, self._lease, _NoGuard())
@@ -315,8 +318,11 @@ class Run:
         facts = {"step": self._at.step, "saved": self._saver.saved, "by": by, "asked": asked}
         self._record("end", outcome="stopped", **facts)
         if self.world.is_main and saved:
-            write_json(self._mine.left, {"code": codes.STOPPED, "step": self._at.step})
+            with contextlib.suppress(OSError):  # without it, the run comes back as after a crash
+                write_json(self._mine.left, {"code": codes.STOPPED, "step": self._at.step})
         self.stopped = True
+        if self.world.is_main:
+            sentry.relieve(self._folder, self._mine.number)
         self.world.barrier()  # nobody leaves while another one still saves
         if self._leave:
             sys.exit(codes.STOPPED)
@@ -326,7 +332,12 @@ class Run:
         """Save the last step. ``epochs`` calls it at its end."""
         if self._folder is None:
             return
-        self.save()
+        if not self.save() and not self.save():  # the first may have begun before there was room
+            raise CheckpointError(
+                f"the last step, {self._at.step}, could not be saved",
+                where=str(self._folder.checkpoints),
+                hint="make room; the run comes back, and goes on from the newest checkpoint",
+            )
         self._record("end", outcome="done", step=self._at.step, saved=self._saver.saved)
         self.world.barrier()
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hpcddp.errors import CheckpointError, UserError
+from hpcddp.errors import CheckpointError, CheckpointForeign, UserError
 from hpcddp.rundir import RunDir
 from hpcddp.spec import JobSpec
 
@@ -49,20 +49,20 @@ def export(run: RunDir, target: Path) -> int:
     Returns: the checkpoint's step.
 
     Raises:
-        CheckpointError: there is no complete, undamaged checkpoint.
+        CheckpointError: there is no complete, undamaged checkpoint, or one cannot be read.
         UserError: the target cannot be written.
     """
-    from hpcddp.train import checkpoint, shards
+    from hpcddp.train import checkpoint, newest, shards
 
-    reason = ""
-    for folder in checkpoint.complete(run.checkpoints):
-        if reason := checkpoint.damage(folder) or checkpoint.unreadable(folder):
-            continue
-        tensors = shards.read_all(folder, "model.")
+    try:
+        folder = newest.alone(run)
+        tensors = shards.read_all(folder, "model.") if folder else {}
+    except OSError as error:  # an older one is not what was asked for
+        what = f"cannot be read: {error.strerror}"
+        raise CheckpointError(what, where=str(error.filename or run.checkpoints)) from None
+    if folder:
         write({name.removeprefix("model."): t for name, t in tensors.items()}, target)
         return checkpoint.step_of(folder) or 0
-    if reason:
-        raise CheckpointError(f"no checkpoint is whole: {reason}", where=str(run.checkpoints))
     raise CheckpointError(
         "there is no complete checkpoint",
         where=str(run.checkpoints),
@@ -256,7 +256,7 @@ def _check_same(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor], where:
     ]
     if wrong:
         more = f"; {len(wrong) - SHOWN} more" if len(wrong) > SHOWN else ""
-        raise CheckpointError(
+        raise CheckpointForeign(
             f"it is of another model: {', '.join(wrong[:SHOWN])}{more}",
             where=where,
             hint=_advice(ours.keys(), theirs.keys()),

@@ -8,9 +8,9 @@
    marks, publishes, and removes old checkpoints. The ranks agree after each of these acts.
 
 A save that fails on one rank fails on all: what was written goes, older checkpoints stay, the
-training goes on, and the next save tries again. One save runs at a time. A save that is asked for
-while one runs waits for it, and is never left out: where saves take longer than the steps between
-them, the training waits for the disk.
+training goes on, and the next save tries again. A save that cannot be read back has failed. One
+save runs at a time. A save that is asked for while one runs waits for it, and is never left out:
+where saves take longer than the steps between them, the training waits for the disk.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import json
 import threading
 import time
 import zlib
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,12 +31,14 @@ from torch import Tensor
 from hpcddp.errors import HpcddpError
 from hpcddp.train import checkpoint, publish, snapshot, state
 from hpcddp.train.lease import Lease
-from hpcddp.train.metrics import Recorder
+from hpcddp.train.metrics import Recorder, earlier_saves
+from hpcddp.train.patience import Patience
 from hpcddp.train.snapshot import Live, Position
 from hpcddp.train.spread import Spread
 from hpcddp.train.staging import Staging
 
-FIRST = 5.0  # seconds that a save is thought to take before the first one
+FIRST = 5.0  # seconds that a save is thought to take before the first one of a run
+LATEST = 10  # saves whose time counts
 GRACE = 5.0  # seconds that a running save gets when the training failed
 
 T = TypeVar("T")
@@ -68,6 +71,9 @@ class Saver:
     Args:
         keep: newest checkpoints that are kept.
         saved: the step that the attempt began from, if it was resumed.
+
+    Raises:
+        CheckpointUnreadable: which checkpoints there are could not be read.
     """
 
     def __init__(
@@ -78,26 +84,34 @@ class Saver:
         record: Recorder,
         keep: int,
         saved: int | None,
+        patience: Patience,
     ) -> None:
-        self.took = FIRST  # seconds of the last save
         self._lease, self._spread, self._live, self._record = lease, spread, live, record
-        self._world, self._keep = spread.world, keep
+        self._world, self._keep, self._patience = spread.world, keep, patience
         self._folder = lease.run.checkpoints
+        self._times: deque[float] = deque(maxlen=LATEST)  # seconds of the latest saves
         if self._world.is_main:
             publish.tidy(self._folder)
+            self._times.extend(earlier_saves(lease.run, lease.attempt))
         self.begin_from(saved)
         self._staging = Staging(self._world.device)
         self._thread: threading.Thread | None = None
         self._current: _Save | None = None
         self._joined = True
 
+    @property
+    def took(self) -> float:
+        """Seconds that a save may take: the slowest of the latest, of the life before too. Rank 0
+        alone knows that one: it alone looks at the time limit."""
+        return max(self._times, default=FIRST)
+
     def begin_from(self, saved: int | None) -> None:
         """The training goes on from this step: newer checkpoints were passed over."""
         self.saved = saved  # the newest step that is on disk
-        self._passed: set[int] = set()
-        if self._world.is_main:
-            there = {checkpoint.step_of(p) or 0 for p in checkpoint.complete(self._folder)}
-            self._passed = {step for step in there if saved is None or step > saved}
+        there = self._patience.read(
+            lambda: checkpoint.steps(self._folder) if self._world.is_main else []
+        )
+        self._passed = {step for step in there if saved is None or step > saved}
 
     def save(self, at: Position, facts: dict[str, Any], looked: float = 0.0) -> None:
         """Begin to save this step, unless it is saved.
@@ -188,7 +202,7 @@ class Saver:
         assert done
         if done.error:
             raise done.error
-        self.took = done.seconds
+        self._times.append(done.seconds)
         # A save that was waited for took until the loop went on.
         times = {"seconds": max(done.seconds, done.blocked), "blocked_s": done.blocked}
         if done.reason:

@@ -33,8 +33,11 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from hpcddp.errors import CheckpointError
+from hpcddp.train.patience import ElsewhereError, naming
 
 METADATA = ".metadata"
+
+Shapes = dict[str, tuple[torch.Size, torch.dtype]]  # of a checkpoint's tensors, by name
 
 _DTYPES = ("float64 float32 float16 bfloat16 float8_e4m3fn float8_e5m2 "
            "complex64 complex128 int64 int32 int16 int8 uint8 bool")  # fmt: skip
@@ -117,11 +120,14 @@ def read_metadata(folder: Path) -> metadata.Metadata:
     """What a checkpoint's folder holds.
 
     Raises:
-        CheckpointError: the file is missing, damaged, or asks for more than tensors.
+        CheckpointError: the file is damaged, or asks for more than tensors.
+        OSError: it cannot be read.
     """
     path = folder / METADATA
+    with naming(path):
+        data = path.read_bytes()
     try:
-        found = _Unpickler(io.BytesIO(path.read_bytes())).load()
+        found = _Unpickler(io.BytesIO(data)).load()
         _check(found)
     except Exception as error:  # a damaged pickle raises anything
         raise CheckpointError(
@@ -149,9 +155,9 @@ def _check(found: Any) -> None:
 class _Reader(FileSystemReader):
     """Reads by metadata that were read before; DCP's own reader would unpickle them freely."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, found: metadata.Metadata) -> None:
         super().__init__(folder)
-        self._metadata = read_metadata(folder)
+        self._metadata = found
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> metadata.Metadata:
         self._metadata.storage_meta = metadata.StorageMeta(load_id=self.load_id)
@@ -171,7 +177,7 @@ class _Writer(FileSystemWriter):
         self.fs = _Files()
 
 
-def shapes(folder: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
+def shapes(folder: Path) -> Shapes:
     """Name -> shape and dtype of every tensor of a checkpoint."""
     entries = read_metadata(folder).state_dict_metadata
     return {
@@ -181,11 +187,11 @@ def shapes(folder: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
     }
 
 
-def empty(folder: Path, prefix: str) -> dict[str, Tensor]:
+def empty(there: Shapes, prefix: str) -> dict[str, Tensor]:
     """New CPU tensors for a checkpoint's names with this prefix, for ``read`` to fill."""
     return {
         name: torch.empty(size, dtype=dtype)
-        for name, (size, dtype) in shapes(folder).items()
+        for name, (size, dtype) in there.items()
         if name.startswith(prefix)
     }
 
@@ -207,14 +213,27 @@ def write(folder: Path, tensors: Mapping[str, Tensor], group: dist.ProcessGroup 
 
 
 def read(
-    folder: Path, tensors: Mapping[str, Tensor], group: dist.ProcessGroup | None, *, alone: bool
+    folder: Path,
+    found: metadata.Metadata,
+    tensors: Mapping[str, Tensor],
+    group: dist.ProcessGroup | None,
+    *,
+    alone: bool = False,
 ) -> None:
-    """Fill the tensors in place; a collective, unless ``alone``."""
-    with _errors(folder), warnings.catch_warnings():
+    """Fill the tensors in place; a collective, unless ``alone``.
+
+    Args:
+        found: the folder's metadata.
+
+    Raises:
+        CheckpointError: on all ranks, with the first rank's reason.
+        OSError: on all ranks; a file cannot be read.
+    """
+    with _errors(folder, reading=True), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         load(
             dict(tensors),
-            storage_reader=_Reader(folder),
+            storage_reader=_Reader(folder, found),
             process_group=None if alone else group,
             no_dist=alone,
         )
@@ -222,13 +241,13 @@ def read(
 
 def read_all(folder: Path, prefix: str = "") -> dict[str, Tensor]:
     """The tensors whose names begin so, on the CPU; no process group needed."""
-    tensors = empty(folder, prefix)
-    read(folder, tensors, None, alone=True)
+    tensors = empty(shapes(folder), prefix)
+    read(folder, read_metadata(folder), tensors, None, alone=True)
     return tensors
 
 
 @contextlib.contextmanager
-def _errors(folder: Path) -> Iterator[None]:
+def _errors(folder: Path, *, reading: bool = False) -> Iterator[None]:
     """DCP's exceptions as ours, with the first rank's reason; its logs, which repeat them and
     tell of every tensor, are silent."""
     logs = [logging.getLogger(name) for name in _LOGS]
@@ -239,6 +258,9 @@ def _errors(folder: Path) -> Iterator[None]:
         yield
     except CheckpointException as error:
         rank, (reason, _) = next(iter(error.failures.items()))
+        if reading and isinstance(reason, OSError):
+            reason.filename = reason.filename or str(folder)
+            raise ElsewhereError(rank, reason) from None
         raise CheckpointError(
             f"rank {rank}: {type(reason).__name__}: {reason}", where=str(folder)
         ) from None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -17,7 +17,11 @@ from hpcddp.errors import CheckpointError
 from hpcddp.train import checkpoint, optim, state
 from hpcddp.train.hooks import PREFIX, Hook
 from hpcddp.train.lease import Lease
+from hpcddp.train.patience import Patience
 from hpcddp.train.spread import Spread
+
+if TYPE_CHECKING:
+    from hpcddp.train import shards
 
 
 @dataclass
@@ -85,6 +89,7 @@ def restore(
     meta: dict[str, Any],
     spread: Spread,
     live: Live,
+    patience: Patience,
     *,
     optimizer: bool = False,
     schedule: bool = False,
@@ -101,7 +106,8 @@ def restore(
     """
     from hpcddp.train import shards
 
-    names = _check(folder, live, spread)
+    saved = patience.read(lambda: shards.shapes(folder))
+    names = _check(folder, live, spread, saved)
     state.begin(live.module, live.optimizer, names)
     there = state.parts(live.module, live.optimizer, spread.holders)
     slices = {
@@ -109,16 +115,16 @@ def restore(
         for name, tensor in there.tensors.items()
         if not there.where[name].nothing(tensor)
     }
-    rng = shards.empty(folder, f"rng.{spread.stream}.")
-    more = shards.empty(folder, state.MORE) if live.more else {}
+    rng = shards.empty(saved, f"rng.{spread.stream}.")
+    more = shards.empty(saved, state.MORE) if live.more else {}
     fits = live.hook and live.hook.fits == meta.get("hook")
-    memory = shards.empty(folder, f"{PREFIX}.{spread.world.rank.world_rank}.") if fits else {}
-    checkpoint.load(folder, {**slices, **rng, **more, **memory}, spread.world)
+    memory = shards.empty(saved, f"{PREFIX}.{spread.world.rank.world_rank}.") if fits else {}
+    checkpoint.load(folder, {**slices, **rng, **more, **memory}, patience)
     live.module.load_state_dict(there.module)  # a module may have more to do then
     state.apply(live.module, live.optimizer, meta["optimizer"], options=optimizer or schedule)
     if schedule:
-        saved = optim.by_new_groups(meta["scheduler"], live.optimizer.param_groups)
-        live.scheduler.load_state_dict(state.like(saved, live.scheduler.state_dict()))
+        rates = optim.by_new_groups(meta["scheduler"], live.optimizer.param_groups)
+        live.scheduler.load_state_dict(state.like(rates, live.scheduler.state_dict()))
     elif isinstance(live.scheduler, LambdaLR):
         optim.go_to_step(live.scheduler, meta["step"])
     if live.scaler.is_enabled() and meta["scaler"]:
@@ -131,11 +137,11 @@ def restore(
         state.set_rng(rng, spread.world.device)
 
 
-def _check(folder: Path, live: Live, spread: Spread) -> set[str]:
+def _check(folder: Path, live: Live, spread: Spread, saved: shards.Shapes) -> set[str]:
     """All names in a checkpoint; CheckpointError on all ranks when its model is not this one. A
     collective where ranks have different tensors."""
     where = state.parts(live.module, live.optimizer, spread.holders).where
     sizes = {name: part.size for name, part in where.items() if name.startswith("model.")}
     if spread.layout.pp > 1:
         sizes = {name: size for some in spread.world.gather(sizes) for name, size in some.items()}
-    return checkpoint.check_names(folder, sizes)
+    return checkpoint.check_names(folder, sizes, saved)

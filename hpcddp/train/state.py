@@ -105,6 +105,16 @@ def parts(module: nn.Module, optimizer: Optimizer, holders: Holders = alone) -> 
     return found
 
 
+def sizes(module: nn.Module) -> dict[str, torch.Size]:
+    """The sizes of a whole model's tensors, by their names in a checkpoint.
+
+    Raises:
+        CheckpointError: the module's state holds something else than tensors.
+    """
+    name_of = _naming(module)
+    return {f"model.{name_of(n)}": _tensor(n, v).size() for n, v in module.state_dict().items()}
+
+
 def own(optimizer: Optimizer) -> Optimizer:
     """The optimizer of this rank's parameters, where a ZeroRedundancyOptimizer divides them."""
     inner: Optimizer = getattr(optimizer, "optim", optimizer)

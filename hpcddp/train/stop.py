@@ -58,7 +58,8 @@ class StopVote:
         request: the run dir's file with a person's wish.
         lease: shows whether a newer attempt owns the run dir.
         guard: looks for numbers that went wrong, in the same vote.
-        deadline: end of the time limit, in seconds since the epoch; 0 for none.
+        deadline: end of the time limit, in seconds since the epoch, as the attempt began; 0 for
+            none. What Slurm says later counts from when it is in the run dir.
         lead: seconds before it at which the ranks must begin to save.
     """
 
@@ -181,6 +182,9 @@ class StopVote:
         if clock < self._next_look:
             return ""
         self._next_look = clock + REQUEST_SECONDS
+        with contextlib.suppress(RunError):
+            told = read_json(self._lease.run.attempt(self._lease.attempt).slurm) or {}
+            self._deadline = float(told.get("deadline", self._deadline) or 0)
         with contextlib.suppress(RunError):
             return str((read_json(self._request) or {}).get("want", ""))
         return ""

@@ -10,6 +10,7 @@ first that computes their loss; the others have none. Waiting for it makes steps
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -43,11 +44,13 @@ class Trace:
             total = sum(loss.item() * real for loss, real in self._losses)
             mean = total / len(self._ids) if self._ids else None
             line = {"step": step, "epoch": epoch, "ids": self._ids, "loss": mean}
-            self._file.write(json.dumps(line) + "\n")
-            self._file.flush()
+            with contextlib.suppress(OSError):  # a full disk loses lines, and no rank
+                self._file.write(json.dumps(line) + "\n")
+                self._file.flush()
             self._ids, self._losses = [], []
 
     def close(self) -> None:
         if self._file:
-            self._file.close()
+            with contextlib.suppress(OSError):
+                self._file.close()
             self._file = None

@@ -13,7 +13,7 @@ from torch import Tensor
 from hpcddp.errors import CheckpointError
 from hpcddp.preempt import Preemption
 from hpcddp.spec import JobSpec
-from hpcddp.train import checkpoint, fit, loading, snapshot, spread
+from hpcddp.train import checkpoint, fit, loading, newest, snapshot, spread
 from hpcddp.train.data import Micro, Step, TrainData
 from hpcddp.train.evaluate import Evaluations
 from hpcddp.train.guard import Finding, Guard, RollBack
@@ -22,6 +22,7 @@ from hpcddp.train.lease import Lease
 from hpcddp.train.meter import Meter
 from hpcddp.train.metrics import Recorder
 from hpcddp.train.pace import Pace
+from hpcddp.train.patience import Patience
 from hpcddp.train.pulse import Pulse
 from hpcddp.train.saver import Saver
 from hpcddp.train.setup import Model
@@ -54,17 +55,17 @@ class Trainer:
         self._fit: dict[str, Any] = {}  # what fits into memory
         self.spread = spread.of(spec, world)
         self.evaluations = Evaluations(task, spec, self.spread, pulse, record)
-        newest = checkpoint.newest(self.run, world)
-        made = Model(task, spec, self.spread, new=newest is None)
+        self._patience = Patience(world, pulse.touch)
+        self.resumed = newest.find(self.run, self._patience)
+        made = Model(task, spec, self.spread, new=self.resumed is None)
         self.module = made.module
         self._clock = Clock(world.device, whole=spec.metrics.ranks)
         self.data = TrainData(task.dataset("train"), spec, self.spread, self._clock)
         self._meter = Meter(world, self._clock)
         self.guard = Guard(self.spread, spec.train, self.module, self._meter)
         self.hook = Hook(spec, self.spread)
-        self.resumed = newest
-        meta = checkpoint.read_meta(newest) if newest else {}
-        self._load(made, newest, meta)
+        meta = self._meta(self.resumed) if self.resumed else {}
+        self._load(made, self.resumed, meta)
         self.cpus, self._look = loading.settle(meta.get("look"), spec, world, self.data)
         spec.data.workers = self.cpus.workers
         self.data.load(self.cpus.workers)
@@ -101,12 +102,15 @@ class Trainer:
         self.live = made.live(self.hook, self.total_steps)
         if folder:
             self._restore(folder, meta)
-        saved, keep = self.at.step if folder else None, self.spec.checkpoint.keep
-        self.saver = Saver(self.lease, self.spread, self.live, self.record, keep, saved)
+        facts = self.spec.checkpoint.keep, self.at.step if folder else None, self._patience
+        self.saver = Saver(self.lease, self.spread, self.live, self.record, *facts)
+
+    def _meta(self, folder: Path) -> dict[str, Any]:
+        return self._patience.read(lambda: checkpoint.read_meta(folder))
 
     def _restore(self, folder: Path, meta: dict[str, Any]) -> None:
         own = {"optimizer": self.task.has("optimizer"), "schedule": self.task.has("scheduler")}
-        snapshot.restore(folder, meta, self.spread, self.live, **own)
+        snapshot.restore(folder, meta, self.spread, self.live, self._patience, **own)
 
     def train(self, preemption: Preemption, deadline: float = 0.0) -> str:
         """Train to the end, or until all ranks agree to stop: "done" or "stopped".
@@ -159,9 +163,8 @@ class Trainer:
         """Go back to the newest checkpoint, in all ranks; Diverged when that cannot help."""
         with self.pulse.patience():
             self.saver.wait()
-            newest = checkpoint.newest(self.run, self.world)
-            folder = self.guard.go_back(found, newest)
-            meta = checkpoint.read_meta(folder)
+            folder = self.guard.go_back(found, newest.find(self.run, self._patience))
+            meta = self._meta(folder)
             self.at = snapshot.position(meta, folder)
             self.evaluations.go_on({**meta, "owed": False})  # this life has made up for it
             self._restore(folder, meta)
@@ -314,8 +317,8 @@ class Trainer:
                 where=str(self.run.checkpoints),
                 hint="make room, and resume the run",
             )
-        newest = self.evaluations.newest
-        result = vars(newest) if outcome == "done" and newest else {}
+        last = self.evaluations.newest
+        result = vars(last) if outcome == "done" and last else {}
         facts: dict[str, Any] = {
             "step": self.at.step,
             "saved": self.saver.saved,

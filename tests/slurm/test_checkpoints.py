@@ -1,5 +1,7 @@
 """A job's checkpoints on the real Slurm: damaged, without room, read by other numbers of ranks."""
 
+import contextlib
+import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +17,7 @@ from hpcddp.train import checkpoint
 from .desk import Desk, pids, standing_still, wait_for
 from .test_survive import STEADY, finished, lost, resumed
 
+BEST = ("--set", "checkpoint.every=10", "--set", "checkpoint.best_mode=max")  # the first one
 # 5 MB with the optimizer's moments.
 BIG = TOY.replace("nn.Linear(4, 2)", "nn.Sequential(nn.Linear(4, 60_000), nn.Linear(60_000, 2))")
 
@@ -33,7 +36,47 @@ def test_a_truncated_checkpoint_is_passed_over(desk: Desk) -> None:
     steps = [checkpoint.step_of(path) for path in (newest, before)]
     assert resumed(folder, 2) == steps[1]
     assert lost(folder) == steps[0] - steps[1] <= 20
-    assert f"{newest.name} is incomplete: passed over" in folder.log.read_text()
+    assert f"{newest.name} is damaged ({file.name} has " in folder.log.read_text()
+
+
+def test_what_was_saved_is_not_removed_because_it_cannot_be_read(desk: Desk) -> None:
+    """A byte is cut from each checkpoint; then they are whole again, and away for a moment."""
+    run = desk.submit(*STEADY, *BEST)
+    folder = RunDir(Path(desk.training(run, step=30)["path"]))
+    desk("stop", run)
+    desk.until(lambda s: s["state"] == "STOPPED", run)
+    there = checkpoint.complete(folder.checkpoints)
+    assert len(there) == 3  # two, and the best
+    files = [max(path.iterdir(), key=lambda file: file.stat().st_size) for path in there]
+    before = [file.read_bytes() for file in files]
+    for file, content in zip(files, before, strict=True):
+        file.write_bytes(content[:-1])
+    desk("resume", run)
+    ended = desk.until(lambda s: s["state"] == "FAILED", run)
+    assert "no checkpoint of this run is whole; the newest of 3, " in ended["reason"]
+    assert [a.cause for a in desk.attempts(run)] == ["stopped", "mistake"]
+    for file, content in zip(files, before, strict=True):
+        file.write_bytes(file.read_bytes() + content[-1:])
+    assert checkpoint.complete(folder.checkpoints) == there
+    with unreadable([path / "COMPLETE" for path in there]):
+        desk("resume", run)
+        wait_for(lambda: "all ranks read again" in desk("logs", run))
+    finished(desk, run)
+    assert resumed(folder, 3) == checkpoint.step_of(there[0]) and lost(folder) == 0
+    assert [a.cause for a in desk.attempts(run)] == ["stopped", "mistake", "done"]
+    assert checkpoint.step_of(there[2]) == 8 and there[2].exists()  # the best
+
+
+@contextlib.contextmanager
+def unreadable(files: list[Path]) -> Iterator[None]:
+    """Something that nobody can read (EIO) in their places: the memory of this process at 0."""
+    try:
+        for file in files:
+            subprocess.run(["mount", "--bind", f"/proc/{os.getpid()}/mem", file], check=True)
+        yield
+    finally:
+        for file in files:
+            subprocess.run(["umount", file], check=True)
 
 
 @pytest.fixture
