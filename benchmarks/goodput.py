@@ -100,7 +100,7 @@ def _ours(site: Site) -> tuple[Lives, float, float]:
     job_id, run = preempted.submit(
         site, max_steps=100_000, model__width=WIDTH, dataset__width=WIDTH, dataset__pause=PAUSE
     )
-    found = _lives(site, job_id, lambda: ledger.newest_step(run))
+    found = _lives(site, job_id, lambda: ledger.newest_step(run) or 0)
     lives = range(1, LIVES + 1)
     first = sum(records(run, n, "start")[0]["time"] for n in lives)
     steps = [r["step_s"] for n in lives for r in records(run, n, "train")]

@@ -76,6 +76,7 @@ def main(figures: Path, length: float, blocks: int, steps: int) -> None:
     rank = Rank.from_env(os.environ)
     address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     world = worlds.join(rank, (1, 1), rank.world_size, local=True, address=address)
+    world.connect()
     record = Recorder(RunDir(figures.parent).attempt(1), active=world.is_main)
     found = {}
     for every in EVERY:

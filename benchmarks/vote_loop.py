@@ -37,6 +37,7 @@ def main(figures: Path, length: float, steps: int) -> None:
     rank = Rank.from_env(os.environ)
     address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     world = worlds.join(rank, (1, 1), rank.world_size, local=True, address=address)
+    world.connect()
     gradients = torch.ones(GRADIENTS)
 
     def step() -> None:

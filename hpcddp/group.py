@@ -21,6 +21,8 @@ from hpcddp.topology import Rank
 KILL_WAIT = 10.0  # seconds between TERM and KILL
 WAIT = 600.0  # seconds between the first rank's end and the last's, as for srun in the templates
 LOOK = 0.5  # seconds between two looks at the run dir
+# Ends that no rank comes to because another one is gone: no memory left, or no room on a disk.
+CAUSES = (-signal.SIGKILL, -signal.SIGBUS)
 
 
 def patience(environ: Mapping[str, str]) -> float:
@@ -143,7 +145,7 @@ class Group:
         # A rank that was killed comes first: the others, which lost it, may be seen before.
         bad = sorted(
             ((rank, code) for rank, code in codes.items() if code),
-            key=lambda end: end[1] != -signal.SIGKILL,
+            key=lambda end: end[1] not in CAUSES,
         )
         for rank, code in bad if self.code else bad[:1]:
             self._tell(rank, code)
@@ -162,7 +164,8 @@ class Group:
 
     def _tell(self, rank: int, code: int) -> None:
         """Name a rank that a signal ended, if it was not this group that sent it."""
-        ours = self.code and (code != -signal.SIGKILL or time.monotonic() > self.deadline)
+        late = code == -signal.SIGKILL and time.monotonic() > self.deadline
+        ours = self.code and (code not in CAUSES or late)
         if code < 0 and not ours and rank not in self.told:
             self.told.add(rank)
             name = signal.Signals(-code).name

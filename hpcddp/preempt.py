@@ -1,7 +1,9 @@
 """Preemption: a request to stop, as a flag (layer 0: what a signal means to a worker).
 
 Slurm signals every process of a step, two or three times and in the middle of anything. So a
-handler sets the flag and returns; the trainer looks at the flag between two steps.
+handler sets the flag and returns; the trainer looks at the flag between two steps. Before the ranks
+have met there is no such step, and a handler of Python's would not even run while a rank waits for
+the others: the signal's own meaning, which ends the process, is what is needed.
 """
 
 from __future__ import annotations
@@ -75,6 +77,13 @@ class Preemption:
                 newest(number, frame)
         finally:
             self._earlier[number] = chain
+
+
+def end_on_stop_signals() -> None:
+    """Let the stop signals end this process at once, whoever has handlers for them: submitit's
+    ignore TERM, and at USR2 queue the job again. Main thread only."""
+    for number in (*stop_signals(), signal.SIGCONT):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def die_with_parent() -> None:

@@ -4,7 +4,9 @@
 the same. Both leave the process for good, with one of the codes in codes.py. ``run`` is the plain
 function underneath, for a debugger.
 
-The stop handlers come before everything else, torch included: a signal may come at any time.
+A signal may come at any time. Until this rank has heard that all ranks have met, a stop signal ends
+it at once: nothing is to be saved yet, and a vote that could stop all ranks together may never come
+where a neighbour is gone. From then on a signal sets a flag, which is carried to the first vote.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from hpcddp import codes
-from hpcddp.preempt import Preemption, die_with_parent
+from hpcddp.preempt import Preemption, die_with_parent, end_on_stop_signals
 
 if TYPE_CHECKING:
     from hpcddp.rundir import RunDir
@@ -35,13 +37,13 @@ class Worker:
         self.run_dir = os.fspath(run_dir)
 
     def __call__(self) -> NoReturn:
-        preemption = Preemption()
-        preemption.install()
+        end_on_stop_signals()
         if os.environ.keys() & PARENTS:
             die_with_parent()
         # An array's element has a run dir of its own, which its script names.
         folder = os.environ.get("HPCDDP_RUN_DIR") or self.run_dir
-        end(_start(folder, os.environ, preemption))
+        watch_node(folder)
+        end(_start(folder, os.environ, Preemption()))
 
 
 def run(
@@ -68,19 +70,29 @@ def run(
     return outcome
 
 
+def watch_node(folder: str) -> None:
+    """On the second node of a Slurm job, one process outlives the ranks: the first may be lost."""
+    if os.environ.get("SLURM_NODEID") == "1" and "SLURM_JOB_ID" in os.environ:
+        from hpcddp import sentry
+
+        sentry.watch_node(folder, os.environ)
+
+
 def _start(run_dir: str, environ: Mapping[str, str], preemption: Preemption) -> int:
     """A rank of a task lives in this process; one of a command becomes it."""
     from hpcddp.command import become, job_of
 
     if job := job_of(run_dir):
+        preemption.install()  # it may stage data first
         return become(job, run_dir, environ, preemption)
     return _live(run_dir, environ, preemption)
 
 
 def _live(run_dir: str, environ: Mapping[str, str], preemption: Preemption) -> int:
     """One rank's life, to its exit code. A failure is written down by the first rank that fails."""
+    from hpcddp import sentry
     from hpcddp.errors import LeaseLost
-    from hpcddp.failure import kind_of, report
+    from hpcddp.failure import compare, kind_of, report
     from hpcddp.rundir import RunDir
     from hpcddp.topology import Rank
     from hpcddp.train.pulse import Pulse
@@ -91,16 +103,25 @@ def _live(run_dir: str, environ: Mapping[str, str], preemption: Preemption) -> i
         rank = Rank.from_env(environ)
         from hpcddp.train.job import train  # imports torch
 
-        outcome = train(folder, rank, attempt, preemption, pulse=pulse, on_hang=hung)
+        outcome = train(
+            folder, rank, attempt, preemption, met=preemption.install, pulse=pulse, on_hang=hung
+        )
     except LeaseLost as error:  # nothing of this life may be written any more
         print(error, file=sys.stderr)
         return codes.FENCED
     except BaseException as error:
         _end_children()  # before Python clears the error's frames, and waits for each of them
         stepped, number = pulse.taken > 0, rank.world_rank if rank else None
-        print(report(error, folder.attempt(attempt), number, stepped=stepped), file=sys.stderr)
+        text = report(error, folder.attempt(attempt), number, stepped=stepped)
+        print(text, file=sys.stderr, flush=True)
+        if rank and kind_of(error, stepped=stepped) == "mistake":
+            compare(error, folder.attempt(attempt), rank.world_rank, rank.world_size)
         return CODES.get(kind_of(error, stepped=stepped), codes.FAILED)
-    return codes.DONE if outcome == "done" else codes.STOPPED
+    if outcome == "done":
+        return codes.DONE
+    if rank.world_rank == 0:
+        sentry.relieve(folder, attempt)
+    return codes.STOPPED
 
 
 def end(code: int) -> NoReturn:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -107,10 +109,33 @@ def begin(run: RunDir) -> int:
     return begun.number
 
 
-class Ranks:
-    """Worker processes with torchrun's variables; on leaving the context none is left."""
+# Root may read everything; without these capabilities it is a user like any other.
+AS_A_USER = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] * (os.geteuid() == 0)
+WORKER = [sys.executable, "-W", "error", "-P", "-m", "hpcddp.worker"]
 
-    def __init__(self, run: RunDir, environs: list[dict[str, str]], *, attempt: int = 1) -> None:
+
+class Ranks:
+    """Worker processes with torchrun's variables; on leaving the context none is left.
+
+    Args:
+        words: what each of them runs, before the run dir.
+        first: Python code that a rank runs before its worker.
+        files: the soft and the hard limit of file descriptors, else this process's.
+    """
+
+    def __init__(
+        self,
+        run: RunDir,
+        environs: list[dict[str, str]],
+        *,
+        attempt: int = 1,
+        words: Sequence[str] = WORKER,
+        first: str = "",
+        files: tuple[int, int] | None = None,
+    ) -> None:
+        if first:
+            code = f"{first}\nimport sys\nfrom hpcddp.worker import Worker\nWorker(sys.argv[1])()"
+            words = [*WORKER[:-2], "-c", code]
         self.processes: list[subprocess.Popen[str]] = []
         self._port = ports.held()
         common = {
@@ -125,8 +150,10 @@ class Ranks:
         for environ in environs:
             self.processes.append(
                 subprocess.Popen(
-                    [sys.executable, "-W", "error", "-P", "-m", "hpcddp.worker", str(run.path)],
+                    [*words, str(run.path)],
                     env={**os.environ, **common, **environ},
+                    preexec_fn=files
+                    and (lambda: resource.setrlimit(resource.RLIMIT_NOFILE, files)),
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
                     text=True,
@@ -138,6 +165,13 @@ class Ranks:
         """All ranks of one node."""
         environs = [Rank(r, world, r, world, 0).to_env() for r in range(world)]
         return cls(run, environs, **options)
+
+    def met_by(self, rank: int) -> None:
+        """Wait until a rank is where all are to meet."""
+        from torch.distributed import TCPStore
+
+        store = TCPStore("127.0.0.1", ports.number(self._port), timeout=timedelta(seconds=60))
+        store.wait([f"hpcddp/rank/{rank}"])
 
     def __enter__(self) -> Ranks:
         return self

@@ -1,5 +1,6 @@
 """A person's own loop on a run: it comes back where it was, and ends as if nothing had happened."""
 
+import json
 import os
 import re
 import subprocess
@@ -8,12 +9,13 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from conftest import Site
+from conftest import Site, record_run
 from test_local import Command, until
 
 from hpcddp import history, ledger
 from hpcddp.rundir import RunDir, read_lines
 from hpcddp.sandbox import compare
+from hpcddp.topology import Rank
 
 SCRIPT = str(Path(__file__).with_name("loop_script.py"))
 TRACE = ("--set", "train.trace=true")
@@ -127,6 +129,22 @@ def test_outside_of_a_job_it_is_a_plain_loop(tmp_path: Path, told: dict[str, str
     assert not list(tmp_path.iterdir())
 
 
+def test_ranks_that_are_not_the_planned_ones_leave_a_record_of_who_it_was(tmp_path: Path) -> None:
+    """As where a node has lost its GPU: the decision on what follows reads it."""
+    run = RunDir(tmp_path / "run")
+    run.attempt(1).path.mkdir(parents=True)
+    record_run(run, (2, 2), 2)
+    environ = {**os.environ, "HPCDDP_RUN_DIR": str(run.path), **Rank(0, 1, 0, 1, 0).to_env()}
+    code = "import hpcddp; hpcddp.init()"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1 and "RankMapError" in done.stderr
+    error = json.loads(run.attempt(1).error.read_text())
+    assert (error["rank"], error["type"], error["kind"]) == (0, "RankMapError", "crash")
+    assert "not on the map" in error["message"] and error["host"]
+
+
 MANY = """
 import sys, torch
 import hpcddp
@@ -156,6 +174,30 @@ def test_a_program_that_leaves_by_itself_comes_back_whatever_its_exit_code(
     assert ends == [("preempted", 0), ("done", 0)]
     told = [x for x in command("logs", "last").out.splitlines() if "state" in x]
     assert told == ["0: state False {}", "0: state True {'seen': 0}"]
+
+
+WIDE = """
+import os, torch, hpcddp
+model = torch.nn.Linear(2, int(os.environ.get("WIDTH", "1")))
+run = hpcddp.attach(model, torch.optim.SGD(model.parameters(), 0.1))
+while run.steps < 3:
+    run.step()
+run.finish()
+"""
+
+
+def test_a_resume_of_another_model_leaves_a_programs_run_as_it_was(
+    site: Site, command: Command
+) -> None:
+    """Its model is not known before the job."""
+    site.write("wide.py", WIDE)
+    assert command("submit", "--", sys.executable, "wide.py").code == 0
+    done = command("resume", "last", "--env", "WIDTH=5")
+    assert done.code == 1 and "model.bias is [1] there and [5] here" in done.text
+    found = until(command, lambda s: s["attempt"] == 2)
+    assert (found["state"], found["step"], found["refused"]) == ("COMPLETED", 3, True)
+    (run,) = runs(site)
+    assert "WIDTH" not in run.job.read_text()  # the next resume goes by what was asked before
 
 
 LOG = """

@@ -8,10 +8,12 @@ import subprocess
 import sys
 import time
 
+import pytest
 import torch
-from ranks import TASK, Ranks, make_run, one_rank, records, wait_for
+from ranks import TASK, WORKER, Ranks, make_run, one_rank, records, wait_for
 
 from hpcddp.rundir import write_json
+from hpcddp.topology import Rank
 from hpcddp.train import checkpoint, shards
 from hpcddp.worker import Worker
 
@@ -146,6 +148,57 @@ def model(_model=model):
     assert (code, err) == (85, "")
     assert (tmp_path / "own").exists()
     assert len(checkpoint.complete(run.checkpoints)) == 1
+
+
+SUBMITIT = """
+import signal
+from submitit.core.job_environment import SignalHandler
+theirs = SignalHandler.__new__(SignalHandler)  # its methods are what submitit installs
+for number in (signal.SIGTERM, signal.SIGCONT):
+    signal.signal(number, theirs.bypass)
+signal.signal(signal.SIGUSR2, theirs.checkpoint_and_try_requeue)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2])
+def test_a_signal_ends_a_rank_at_once_that_waits_for_the_others(tmp_path, number):
+    """The other one never comes: it has died of the same signal, say. Handlers of submitit's are
+    there before."""
+    run = make_run(tmp_path, gpus=2)
+    with Ranks(run, [Rank(0, 2, 0, 2, 0).to_env()], first=SUBMITIT) as ranks:
+        ranks.met_by(0)
+        ranks.processes[0].send_signal(number)
+        ((code, _, err),) = ranks.wait(5)
+    assert (code, err) == (-number, "")
+    assert not run.attempt(1).error.exists()
+
+
+def test_so_do_forked_ranks_and_their_node_leaves_with_the_signals_code(tmp_path):
+    run = make_run(tmp_path, nodes=(2, 2), gpus=2)
+    words = [*WORKER[:-1], "hpcddp.fork", "2", sys.executable, "-P", "-m", "hpcddp.worker"]
+    with Ranks(run, [Rank(0, 2, 0, 1, 0).to_env()], words=words) as ranks:
+        for rank in (0, 1):
+            ranks.met_by(rank)
+        ranks.processes[0].send_signal(signal.SIGTERM)
+        ((code, _, _),) = ranks.wait(5)
+    assert code == 128 + signal.SIGTERM
+
+
+AT_CONNECTING = """
+import os, signal, torch.distributed as dist
+def signalled(*a, _init=dist.init_process_group, **k):
+    os.kill(os.getpid(), signal.SIGTERM)
+    _init(*a, **k)
+dist.init_process_group = signalled
+"""
+
+
+def test_a_signal_that_comes_as_soon_as_all_have_met_stops_all_at_the_first_vote(tmp_path):
+    run = make_run(tmp_path, max_steps=10**6)
+    with Ranks(run, [{}], first=AT_CONNECTING) as ranks:
+        ((code, _, err),) = ranks.wait()
+    assert (code, err) == (85, "")
+    assert records(run, "end")[0]["by"] == "SIGTERM"
 
 
 def test_a_users_mistake_is_told_without_a_traceback(tmp_path):

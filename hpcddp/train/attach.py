@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from hpcddp import gloo
+from hpcddp import failure, gloo
 from hpcddp import record as records
+from hpcddp.errors import CheckpointError, RankMapError
 from hpcddp.rundir import RunDir
 from hpcddp.topology import Rank
 from hpcddp.train import job as jobs
@@ -39,20 +42,38 @@ class _Nothing:
         return False
 
 
+@contextlib.contextmanager
+def _written_down() -> Iterator[None]:
+    """Have the run know which host is to blame where the ranks cannot begin together."""
+    try:
+        yield
+    except RankMapError as error:
+        if folder := os.environ.get("HPCDDP_RUN_DIR"):
+            attempt = RunDir(folder).attempt(int(os.environ.get("HPCDDP_ATTEMPT", "1")))
+            rank = Rank.from_env(os.environ).world_rank
+            failure.report(error, attempt, rank, stepped=False)
+        raise
+
+
+@_written_down()
 def init() -> World:
     """Meet the other ranks and start the process group, NCCL where there are GPUs and else gloo: in
     place of ``torch.distributed.init_process_group``. Its result has rank and device.
 
     Raises:
-        RankMapError: a rank is wrong, doubled or missing; it names them.
+        RankMapError: a rank is wrong, doubled or missing, has lost its GPU or shares it; it is
+            named.
     """
     rank, folder = Rank.from_env(os.environ), os.environ.get("HPCDDP_RUN_DIR")
     if folder:
-        return jobs.join(rank, records.read(RunDir(folder)), os.environ)
-    nodes = rank.world_size // rank.local_size
-    port = int(os.environ.get("MASTER_PORT", "29500"))
-    address = os.environ.get("MASTER_ADDR", "127.0.0.1"), port
-    return worlds.join(rank, (nodes, nodes), rank.local_size, local=nodes == 1, address=address)
+        world = jobs.join(rank, records.read(RunDir(folder)), os.environ)
+    else:
+        nodes, size = rank.world_size // rank.local_size, rank.local_size
+        port = int(os.environ.get("MASTER_PORT", "29500"))
+        address = os.environ.get("MASTER_ADDR", "127.0.0.1"), port
+        world = worlds.join(rank, (nodes, nodes), size, local=nodes == 1, address=address)
+    world.connect()
+    return world
 
 
 def _unwrapped(model: Any) -> tuple[nn.Module, DistributedDataParallel | None, bool]:
@@ -101,12 +122,13 @@ def attach(
             and ``Run.stopped`` is True.
 
     Raises:
-        CheckpointError: the checkpoint is of another model.
+        CheckpointForeign: the checkpoint is of another model; written down, as it would come again.
         LeaseLost: a newer attempt owns the run dir.
     """
     module, wrapper, compiled = _unwrapped(model)
     device = next((p.device for p in module.parameters()), torch.device("cpu"))
-    world = worlds.adopt(device) if dist.is_initialized() else init()
+    with _written_down():
+        world = worlds.adopt(device) if dist.is_initialized() else init()
     atexit.register(gloo.rest)
     folder = os.environ.get("HPCDDP_RUN_DIR")
     if not folder and world.is_main:
@@ -114,8 +136,13 @@ def attach(
     if wrapper:
         models.settle_buckets(wrapper)
     live = Live(module, _innermost(optimizer), scheduler or _Nothing(), scaler or _Nothing(), more)
-    return Run(
-        world, live, Path(folder) if folder else None,
-        save_every=save_every, keep=keep, log_every=log_every, leave=leave,
-        compiled=compiled,
-    )  # fmt: skip
+    try:
+        return Run(
+            world, live, Path(folder) if folder else None,
+            save_every=save_every, keep=keep, log_every=log_every, leave=leave,
+            compiled=compiled,
+        )  # fmt: skip
+    except CheckpointError as error:  # on all ranks
+        attempt = RunDir(folder or "").attempt(int(os.environ.get("HPCDDP_ATTEMPT", "1")))
+        failure.report(error, attempt, world.rank.world_rank)
+        raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sys
 import time
@@ -12,14 +13,14 @@ from threading import Thread
 from hpcddp import ledger, results, versions
 from hpcddp import record as record_
 from hpcddp import spec as jobspec
-from hpcddp.errors import Diverged
+from hpcddp.errors import Diverged, RunUnreadable
 from hpcddp.failure import host
 from hpcddp.preempt import Preemption
 from hpcddp.record import JobRecord
 from hpcddp.rundir import RunDir, write_json
 from hpcddp.spec import JobSpec
 from hpcddp.topology import Rank
-from hpcddp.train import arrival
+from hpcddp.train import arrival, patience
 from hpcddp.train import task as tasks
 from hpcddp.train import world as worlds
 from hpcddp.train.lease import Lease
@@ -29,6 +30,7 @@ from hpcddp.train.trainer import Trainer
 from hpcddp.train.watchdog import watching
 from hpcddp.train.world import World
 
+READ = 60.0  # seconds for which a run that cannot be read is read again
 START_TIMEOUT = 600.0  # seconds; a thousand ranks that import torch from one file server are slow
 
 
@@ -40,6 +42,7 @@ def train(
     max_steps: int | None = None,
     on_record: OnRecord | None = None,
     *,
+    met: Callable[[], object] | None = None,
     pulse: Pulse | None = None,
     on_hang: Callable[[], object] | None = None,
 ) -> str:
@@ -47,20 +50,23 @@ def train(
     last one has saved.
 
     Args:
+        met: called as soon as this rank has heard that all ranks have met.
         pulse: gets every sign of life.
         on_hang: ends the process; without it nothing looks for hangs.
 
     Raises:
         LeaseLost: on all ranks, when a newer attempt has begun on the run.
     """
-    job = record_.read(run)
+    job = patience.alone(lambda: _read(run), READ)
     spec = jobspec.from_dict(job.spec, str(run.job))
     if max_steps:
         spec.max_steps = min(max_steps, spec.max_steps or max_steps)
     if rank.world_rank == 0 and not run.versions.exists():  # it waits for the others anyway
         Thread(target=_note_versions, args=(run,), daemon=True).start()
     world = join(rank, job, os.environ)
-    print(f"{rank} on {host()}, {world.device}", flush=True)
+    if met:
+        met()
+    patience.say(f"{rank} on {host()}, {world.device}")
     outcome = train_in(
         world, run, attempt, spec, job.workdir, preemption, on_record, pulse=pulse, on_hang=on_hang
     )
@@ -82,16 +88,19 @@ def train_in(
     on_hang: Callable[[], object] | None = None,
     evaluates: bool = True,
 ) -> str:
-    """``train`` in a process group that is there, and that may train several runs in turn.
+    """``train`` with ranks that have met, and that may train several runs in turn.
 
     Args:
         evaluates: else no samples are held out.
     """
     pulse, folder, lease = pulse or Pulse(), run.attempt(attempt), Lease(run, attempt)
-    record = Recorder(folder, active=world.is_main, on_record=on_record, lease=lease)
+    record = patience.alone(
+        lambda: Recorder(folder, active=world.is_main, on_record=on_record, lease=lease)
+    )
     try:
         hangs = watching(pulse, world, folder, spec.train.hang_seconds, on_hang)
         with hangs, results.of(run, attempt):
+            world.connect(watched=bool(spec.train.hang_seconds and on_hang))
             lease.take(world)
             record("ranks", backend=world.backend, ranks=world.reports)
             deadline = float(os.environ.get("HPCDDP_DEADLINE") or 0)
@@ -107,6 +116,18 @@ def train_in(
             return _train(trainer, preemption, deadline)
     finally:
         record.close()
+
+
+def _read(run: RunDir) -> JobRecord:
+    """What the run is to do.
+
+    Raises:
+        OSError: it cannot be read now.
+    """
+    try:
+        return record_.read(run)
+    except RunUnreadable as error:
+        raise OSError(errno.EIO, error.what, str(run.job)) from None
 
 
 def _note_versions(run: RunDir) -> None:
@@ -140,10 +161,10 @@ def _train(trainer: Trainer, preemption: Preemption, deadline: float) -> str:
 
 
 def join(rank: Rank, job: JobRecord, environ: Mapping[str, str]) -> World:
-    """Meet the other ranks of a job where its script says, and start the process group.
+    """Meet the other ranks of a job where its script says.
 
     Raises:
-        RankMapError: a rank is wrong, doubled or missing.
+        RankMapError: a rank is wrong, doubled or missing, has lost its GPU or shares it.
     """
     address = None
     if environ.get("MASTER_ADDR") and environ.get("MASTER_PORT", "").isdecimal():

@@ -6,7 +6,8 @@ the limit it calls the node's ranks as witnesses (evidence.py) and ends the proc
 
 The limit is ``train.hang_seconds`` or ten times the longest silence between two signs of life so
 far, whichever is longer. A start (until two steps are taken, so that one has been timed), a save
-and the start of an evaluation may take six times as long: half an hour by default.
+and the start of an evaluation may take six times as long: half an hour by default. The time-outs of
+torch's own groups are longer where it watches (World.connect).
 """
 
 from __future__ import annotations
