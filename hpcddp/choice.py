@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
-import os
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpcddp import budget, checks, clashes, spec, strategy
+from hpcddp import budget, checks, clashes, inquiry, strategy
 from hpcddp.budget import Estimate
 from hpcddp.errors import HpcddpError, JobFileError, UserError
 from hpcddp.facts import Facts
@@ -100,29 +97,19 @@ def ask(job: JobSpec, folder: Path, layouts: Sequence[Layout]) -> Facts:
     Raises:
         UserError: there is no torch, or the task or its model is wrong.
     """
-    asked = {
-        "spec": spec.to_dict(job),
-        "workdir": str(folder),
-        "meshes": layouts,
-        "stages": [budget.stages_of(job, layout) for layout in layouts],
-    }
-    environ = {**os.environ, **{name: str(value) for name, value in job.env.items()}}
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "hpcddp.train.sketch"],
-        input=json.dumps(asked), capture_output=True, encoding="utf-8", errors="replace",
-        env=environ, cwd=folder, check=False,
-    )  # fmt: skip
-    if done.returncode or not done.stdout:
-        raise _failed(done.stderr, job)
-    told = json.loads(done.stdout)
+    stages = [budget.stages_of(job, layout) for layout in layouts]
+    asked = {"meshes": layouts, "stages": stages}
+    try:
+        told = inquiry.ask("hpcddp.train.sketch", job, folder, asked)
+    except inquiry.NoAnswer as error:
+        raise _failed(str(error), job) from None
     if "error" in told:
         raise JobFileError(told["error"].pop("what"), **told["error"])
     return Facts.load(told)
 
 
-def _failed(said: str, job: JobSpec) -> HpcddpError:
-    """What ended the process that looks at the model."""
-    last = (said.strip().splitlines() or ["it says nothing"])[-1]
+def _failed(last: str, job: JobSpec) -> HpcddpError:
+    """What ended the process that looks at the model, by its last line."""
     if last.startswith("ModuleNotFoundError") and "'torch'" in last:
         return UserError("there is no torch in this Python", where=sys.executable,
                          hint="the model is looked at with it: pip install torch")  # fmt: skip

@@ -7,12 +7,12 @@ import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from hpcddp import hostapp, record
+from hpcddp import hostapp, record, standing
 from hpcddp import plan as plans
 from hpcddp.errors import UserError
 from hpcddp.jobfile import Layer
 from hpcddp.plan import Plan
-from hpcddp.rundir import RunDir, new_id, write_bytes, write_json, write_text
+from hpcddp.rundir import RunDir, new_id, step_folders, write_bytes, write_json, write_text
 
 
 def new_run(plan: Plan, root: Path) -> RunDir:
@@ -67,6 +67,7 @@ def _fill(plan: Plan, run: RunDir, text: str, created: float | None = None) -> N
 def renew(plan: Plan, run: RunDir, created: float) -> None:
     """Put another plan into a run dir that is there."""
     text = plan.render(run, plan.worker_command(run))
+    standing.keep(run)
     _fill(plan, run, text, created)
 
 
@@ -88,11 +89,19 @@ def again(
             before.values.pop(name)
     else:
         before.put("cluster", job.cluster, str(run.job))
-    begun = any(run.checkpoints.glob("step-*/COMPLETE"))
+    begun = has_saved(run)
     made = plans.make([flags, before], [], environ=environ, folder=Path(job.workdir), begun=begun)
     look(made)
     renew(made, run, job.created)
     return made
+
+
+def has_saved(run: RunDir) -> bool:
+    """Whether the run has checkpoints, or may have: they are there, and cannot be read."""
+    try:
+        return bool(step_folders(run.checkpoints))
+    except OSError:
+        return True
 
 
 def write_script(run: RunDir, text: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -17,6 +17,9 @@ from hpcddp.cli.options import (
     runs_option,
     runs_root,
 )
+
+if TYPE_CHECKING:
+    from hpcddp.plan import Plan
 
 
 @click.command()
@@ -67,12 +70,19 @@ def ask(token: str, runs: str | None, want: str, as_json: bool) -> None:
 @json_option
 def resume(run: str, runs: str | None, follow: bool | None, as_json: bool, **given: Any) -> int:
     """Go on with RUN from its newest checkpoint, also with other nodes, GPUs or values."""
-    from hpcddp import prepare, submission
+    from hpcddp import match, prepare, submission
     from hpcddp.cli.submit import announce
 
     folder = submission.find(runs_root(runs), run)
     submission.check_ended(folder)
-    made = prepare.again(folder, flags(given), os.environ, lambda plan: advise(plan, [folder]))
+
+    def look(plan: Plan) -> None:
+        advise(plan, [folder])
+        if why := match.check(plan, folder):
+            what = f"the model could not be compared with the checkpoint here ({why})"
+            click.echo(f"note: {what}; the first attempt compares them", err=True)
+
+    made = prepare.again(folder, flags(given), os.environ, look)
     job_id = submission.submit(made, folder)
     announce(folder, job_id, as_json=as_json, parsable=False)
     if not (made.backend == "local" if follow is None else follow):

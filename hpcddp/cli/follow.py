@@ -71,7 +71,8 @@ def follow_log(run: RunDir, wanted: Callable[[bytes], bool], attempt: int | None
 
 def outcome(found: Status) -> int:
     """The exit code of a command that has seen a run's end."""
-    return 0 if found.state in ("COMPLETED", "STOPPED", "RENDERED") else 1
+    well = found.state in ("COMPLETED", "STOPPED", "RENDERED") and not found.refused
+    return 0 if well else 1
 
 
 class Interrupts:
@@ -148,4 +149,4 @@ def finish(run: RunDir, found: Status, *, as_json: bool, interrupted: bool) -> i
     sys.stdout.flush()
     if interrupted:
         return 130
-    return 0 if found.state in ("COMPLETED", "STOPPED") else 1
+    return outcome(found)

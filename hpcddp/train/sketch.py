@@ -1,17 +1,14 @@
 """What a budget needs of a model, found without the memory that it takes: its tensors have shapes
 and no numbers (FakeTensorMode). Where that does not work it is made on the CPU.
 
-python -m hpcddp.train.sketch reads an Ask as JSON from stdin, and writes Facts (facts.py) to
-stdout, or an error. No process group and no GPU are used, and of the data one sample.
+python -m hpcddp.train.sketch answers an Ask with Facts (facts.py), or an error; see inquiry.py. No
+process group and no GPU are used, and of the data one sample.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
-import os
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -23,6 +20,7 @@ from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 from torch.utils.data import default_collate
 
+from hpcddp import inquiry
 from hpcddp import spec as specs
 from hpcddp.errors import HpcddpError, JobFileError
 from hpcddp.facts import Amount, Facts, View, Weight
@@ -289,17 +287,5 @@ def sketch(ask: Ask) -> Facts:
     )
 
 
-def main() -> None:
-    """Answer the one question on stdin. What the task prints goes to stderr."""
-    answer = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
-    try:
-        told = dataclasses.asdict(sketch(Ask(**json.load(sys.stdin))))
-    except HpcddpError as error:
-        told = {"error": {"what": error.what, "where": error.where, "hint": error.hint}}
-    with answer:
-        json.dump(told, answer)
-
-
 if __name__ == "__main__":
-    main()
+    inquiry.answer(lambda **asked: dataclasses.asdict(sketch(Ask(**asked))))
