@@ -62,6 +62,16 @@ def warnings(facts: Facts) -> list[str]:
     return [text for text in found if text]
 
 
+def room(site: Site, took: Measured | None = None) -> str:
+    """How long a step and a save together may take when a preemption ends a job; "" where none
+    does."""
+    if not site.preempts:
+        return ""
+    parts = f"{site.grace} s of grace and {site.kill_wait} s of KillWait"
+    seen = f"; measured in {took.run}: {_s(took.stop)}" if took else ""
+    return f"a preemption leaves {site.notice} s for a step and a save ({parts}){seen}"
+
+
 def _left(facts: Facts) -> str:
     """A job that would not come back."""
     if facts.returns or not facts.site.preempts:

@@ -94,7 +94,7 @@ def look_local(run: RunDir, job_id: str) -> JobRow | None:
         alive = bool(ledger.process_start(int(job_id)))
     if not alive:
         return None
-    return JobRow(job_id, "RUNNING", "None", "", "", "", run.name)
+    return JobRow(job_id, "RUNNING", "None", None, None, "", run.name)
 
 
 def cancel_local(job_id: str) -> None:

@@ -24,7 +24,8 @@ OWNED = {
     **dict.fromkeys(("ntasks", "n", "ntasks-per-node", "ntasks-per-gpu", "ntasks-per-core",
                      "ntasks-per-socket", "distribution", "m"), "--nodes and --gpus"),
     **dict.fromkeys(("job-name", "J"), "--name"),
-    **dict.fromkeys(("output", "o", "error", "e", "open-mode", "chdir", "D"), "the run's folder"),
+    **dict.fromkeys(("open-mode", "chdir", "D"), "the run's folder"),
+    **dict.fromkeys(("o", "e"), "output and error"),
     **dict.fromkeys(("array", "a", "wrap", "parsable", "test-only", "wait", "W"), "hpcddp submit"),
 }  # fmt: skip
 CONTRADICTING = ("SBATCH_GPUS", "SBATCH_GPUS_PER_NODE", "SBATCH_GPUS_PER_TASK", "SBATCH_ARRAY_INX",
@@ -33,7 +34,7 @@ CONTRADICTING = ("SBATCH_GPUS", "SBATCH_GPUS_PER_NODE", "SBATCH_GPUS_PER_TASK", 
 RESERVED_ENV = re.compile(
     r"(RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|GROUP_RANK|MASTER_ADDR|MASTER_PORT|UID|EUID|PPID"
     r"|BASHOPTS|SHELLOPTS|BASH_VERSINFO|SLURM_.*|HPCDDP_.*|SUBMITIT_.*"
-    r"|RUN|PYTHON|NODES|GPUS_PER_NODE|CPUS_PER_TASK|MODULES|ENVIRONMENT|COMMAND|TRACKERS)"
+    r"|RUN|WORKDIR|PYTHON|NODES|GPUS_PER_NODE|CPUS_PER_TASK|MODULES|ENVIRONMENT|COMMAND|TRACKERS)"
 )
 
 MARGIN = 30.0  # seconds between the end of a store's patience and a hang
@@ -209,6 +210,20 @@ def options(job: JobSpec, sources: Mapping[str, str]) -> None:
             raise UserError(f"{name} is {value!r}, but must be true or false", where=where)
     if "time" in job.slurm:
         slurm.seconds(str(job.slurm["time"]), sources["slurm.time"])
+
+
+def output(job: JobSpec, profile: Profile, environ: Mapping[str, str]) -> list[str]:
+    """What a person's own log of Slurm's risks."""
+    asked = {f"--{name}": job.slurm[name] for name in ("output", "error") if name in job.slurm}
+    names = ("SBATCH_OUTPUT", "SBATCH_ERROR")
+    asked |= {name: environ[name] for name in names if environ.get(name)}
+    if profile.cluster.backend != "slurm":
+        return []
+    return [
+        f"{name} is {path}: where Slurm cannot write there when the job starts, it fails the job; "
+        "without it the job waits for its folder, and comes back"
+        for name, path in asked.items()
+    ]
 
 
 def limits(job: JobSpec, nodes: NodeRange, gpus: int, profile: Profile) -> None:

@@ -10,20 +10,29 @@ import contextlib
 import os
 import random
 import re
+import select
 import shlex
 import socket
 import stat
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any, TypeVar
 
 from hpcddp import comeback, hostlist, ledger, record, requeue, site, slurm
-from hpcddp.errors import RunError, SlurmUnreachable
+from hpcddp.errors import RunError, RunUnreadable, SlurmMissing, SlurmUnreachable
 from hpcddp.ledger import Attempt
 from hpcddp.rundir import RunDir, read_json, write_json
 
-ASK = 4.0  # seconds for one question at the start: a controller that is away must not delay it
+# Seconds for one question at the start: a controller that is away must not delay it. The sentry
+# asks again.
+ASK = 4.0
+NODE_LOGS = "/tmp/hpcddp-"  # how the names of our own logs on nodes begin: see plan.py
+PATIENCE, PAUSE = 60.0, 3.0  # seconds for a question that must have an answer; between two of them
+
+T = TypeVar("T")
 
 
 def check_owner(run: RunDir) -> None:
@@ -41,7 +50,7 @@ def check_owner(run: RunDir) -> None:
             )
 
 
-def works(attempt: Attempt, run: RunDir, me: Attempt) -> bool:
+def works(attempt: Attempt, run: RunDir, me: Attempt, follows: int) -> bool:
     """Whether an attempt that has not ended is still at work, as far as can be told from here."""
     if (attempt.slurm, attempt.job_id) == (me.slurm, me.job_id):
         return False  # an earlier life of this very job
@@ -49,11 +58,30 @@ def works(attempt: Attempt, run: RunDir, me: Attempt) -> bool:
         if attempt.host != os.uname().nodename:
             return True
         return ledger.process_start(attempt.pid) == attempt.pid_start != ""
-    try:
-        row = slurm.job(attempt.job_id, record.read(run).name)
-    except SlurmUnreachable:
-        return True
+    if follows == attempt.number:  # Slurm has let this job begin since that one is gone
+        return False
+    row = asked_until(lambda: slurm.job(attempt.job_id, record.read(run).name))
     return row is not None and row.live
+
+
+def asked_until(question: Callable[[], T]) -> T:
+    """Slurm's answer, which may take a while: a controller that is away refuses nobody.
+
+    Raises:
+        SlurmMissing: there is nobody to ask.
+        SlurmUnreachable: it was away for PATIENCE seconds.
+    """
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        try:
+            return question()
+        except SlurmMissing:
+            raise
+        except SlurmUnreachable as error:
+            if time.monotonic() > deadline:
+                raise
+            print(f"hpcddp: {error.what}: asking again", file=sys.stderr, flush=True)
+            time.sleep(PAUSE)
 
 
 def free_port() -> int:
@@ -105,11 +133,12 @@ def _script_of(run: RunDir, script: bytes) -> bytes:
     return re.sub(rb"^readonly RUN=.*$", lambda _: line, script, count=1, flags=re.MULTILINE)
 
 
-def begin(run: RunDir, pid: int, follows: int = 0) -> str:
-    """Claim the run dir for this life; empty if a person has asked this job to end.
+def begin(run: RunDir, pid: int, follows: int = 0, look: bool = False) -> str:
+    """Claim the run dir for this life; empty if this job has nothing to do.
 
     Args:
         follows: the attempt that this job was submitted to follow; 0 for none.
+        look: whether that attempt is to be followed is not decided yet.
     """
     check_owner(run)
     job = record.read(run)
@@ -117,49 +146,112 @@ def begin(run: RunDir, pid: int, follows: int = 0) -> str:
     if in_slurm and "SLURM_JOB_ID" not in os.environ:
         hint = f"sbatch {run.script}"
         raise RunError("this script is for Slurm, and no job is around", where=run.name, hint=hint)
+    if in_slurm and not Path(job.workdir).is_dir():
+        raise RunUnreadable("the working folder is not there", where=job.workdir)
     run = element(run) if in_slurm else run
-    facts = here(my_job(), pid) if in_slurm else ledger.life(str(pid), pid)
-    if want := asked(run, facts.job_id):
-        print(f"hpcddp: {want} was asked before the job began", file=sys.stderr)
+    facts = here(run, my_job(), pid) if in_slurm else ledger.life(str(pid), pid)
+    heard = read_json(run.request)
+    if want := asked(run, facts.job_id, follows):
+        say(run, f"{want} was asked before the job began")
         return ""
-    if reason := needless(run, facts.job_id, follows):
-        print(f"hpcddp: {reason}", file=sys.stderr)
+    if reason := needless(run, facts, follows, look):
+        say(run, reason)
         return ""
     if in_slurm and not follows:
         check_awaited(run, facts.job_id)
-    run.request.unlink(missing_ok=True)  # meant for an earlier job
-    if not ledger.begin(run, facts, lambda earlier: works(earlier, run, facts), close):
-        earlier = ledger.last(run)
-        raise RunError(
-            f"job {earlier.job_id if earlier else '?'} already works on this run",
-            where=str(run.path),
-            hint=f"hpcddp cancel {run.name} ends it",
-        )
+    if abandoned():
+        raise RunError("nobody waits for this claim any more", where=str(run.path))
+    claimed = ledger.begin(run, facts, lambda earlier: works(earlier, run, facts, follows),
+                           lambda earlier: close(run, earlier))  # fmt: skip
+    if not claimed:
+        return refused(run, facts)
+    forget(run, heard)
     if in_slurm:
         provide_pickle(run, facts.job_id)
     first = hostlist.first_host(facts.nodes) + job.host_suffix if in_slurm else "127.0.0.1"
     return f"{facts.number} {first} {free_port()} {facts.deadline or 0:.0f} {run.path}"
 
 
-def needless(run: RunDir, job_id: str, follows: int) -> str:
-    """Why a follow-up job has nothing to do: sbatch may have been heard though it gave no answer,
-    and the run gone on, or ended, without it."""
+def say(run: RunDir, text: str) -> None:
+    """Say why this job leaves, also in the run's own log: nobody reads a file of its node."""
+    print(f"hpcddp: {text}", file=sys.stderr, flush=True)
+    if not my_job():
+        return
+    with contextlib.suppress(OSError):
+        own = Path("/proc/self/fd/2").readlink()
+        if not own.is_relative_to(run.path):
+            with run.job_log(my_job()).open("a", encoding="utf-8") as log:
+                log.write(f"hpcddp: {text}\n")
+        if str(own).startswith(NODE_LOGS):
+            own.unlink()
+
+
+def abandoned() -> bool:
+    """Whether the script has given this process up: a disk has blocked it for too long."""
+    look = select.poll()
+    look.register(1, 0)
+    piped = stat.S_ISFIFO(os.fstat(1).st_mode)
+    return piped and any(event & select.POLLERR for _, event in look.poll(0))
+
+
+def refused(run: RunDir, me: Attempt) -> str:
+    """Leave a run in which another job works; empty if that one took the place of this very job.
+
+    Raises:
+        RunError: this job is not of the run's own.
+    """
+    earlier = ledger.last(run)
+    by = earlier.job_id if earlier else "?"
+    if any(attempt.job_id == me.job_id for attempt in ledger.attempts(run)):
+        say(run, f"job {by} has gone on with this run")
+        return ""
+    raise RunError(
+        f"job {by} already works on this run",
+        where=str(run.path),
+        hint=f"hpcddp cancel {run.name} ends it",
+    )
+
+
+def forget(run: RunDir, heard: dict[str, Any] | None) -> None:
+    """Remove a request that was meant for an earlier job; one that has come since then stays."""
+    with contextlib.suppress(OSError, RunError):
+        if heard is not None and read_json(run.request) == heard:
+            run.request.unlink()
+
+
+def needless(run: RunDir, me: Attempt, follows: int, look: bool) -> str:
+    """Why a follow-up job has nothing to do: it may wait although the run has gone on, or has
+    ended, without it. What the attempt before could not decide is decided here."""
     newest = ledger.last(run)
-    if not follows or newest is None or newest.job_id == job_id:
+    if not follows or newest is None or newest.job_id == me.job_id:
         return ""
     if newest.number != follows:
         return f"attempt {follows} was to be followed, and attempt {newest.number} has begun since"
-    return "" if newest.action in requeue.RETURNS else f"attempt {follows} is not to be followed"
+    cause = newest.cause or asked_until(lambda: comeback.why_ended(run, newest))
+    ends = newest.action not in requeue.RETURNS if newest.cause else cause not in requeue.FOLLOWED
+    if ends and (newest.cause or look or cause == requeue.CANCELLED):
+        return f"attempt {follows} is not to be followed: {cause or 'nobody knows why it ended'}"
+    with contextlib.suppress(SlurmMissing):
+        known = asked_until(lambda: slurm.facts(newest.job_id))
+        if known and known.state in ("PENDING", "RUNNING", "CONFIGURING", "SUSPENDED"):
+            return f"job {newest.job_id} is back, and goes on itself"
+        if known and known.state.startswith("CANCELLED"):
+            return f"job {newest.job_id} was cancelled while it was to come back"
+    return ""
 
 
 def check_awaited(run: RunDir, job_id: str) -> None:
-    """Refuse a job that takes the place of one that waits to come back."""
+    """Refuse a job that takes the place of one that waits to come back. The very job that was to be
+    followed goes on itself: its sentry cancels the other one."""
     newest = ledger.last(run)
-    awaited = (newest.successor or newest.job_id) if newest else job_id
-    if not newest or newest.action not in requeue.RETURNS or awaited == job_id:
+    if not newest or newest.action not in requeue.RETURNS or newest.job_id == job_id:
         return
-    with contextlib.suppress(SlurmUnreachable):
-        row = slurm.job(awaited, record.read(run).name)
+    awaited = newest.successor or newest.job_id
+    if awaited == job_id:
+        return
+    with contextlib.suppress(SlurmMissing):
+        name = record.read(run).name
+        row = asked_until(lambda: slurm.job(awaited, name))
         if row and row.live:
             raise RunError(
                 f"job {awaited} waits to come back on this run",
@@ -168,24 +260,24 @@ def check_awaited(run: RunDir, job_id: str) -> None:
             )
 
 
-def asked(run: RunDir, job_id: str) -> str:
+def asked(run: RunDir, job_id: str, follows: int) -> str:
     """What a person asked of this job while it waited: stop, cancel, or nothing."""
     request, earlier = read_json(run.request) or {}, ledger.last(run)
-    waited = bool(
-        earlier and earlier.action in requeue.RETURNS and earlier.job_id == request.get("job_id")
-    )
-    if request.get("want") not in ("stop", "cancel") or not (
-        waited or request.get("job_id") == job_id
-    ):
+    chain = {earlier.job_id, earlier.successor} if earlier else set()
+    mine = {job_id, *(chain if follows or job_id in chain else ())}
+    waited = bool(earlier and (earlier.live or earlier.action in requeue.RETURNS))
+    if request.get("want") not in ("stop", "cancel") or request.get("job_id") not in mine:
         return ""
-    if earlier:
+    if earlier and not waited and request["job_id"] != job_id:
+        return ""
+    if earlier and waited:
         earlier.cause = requeue.ASKED if request["want"] == "stop" else requeue.CANCELLED
         earlier.action, earlier.reason = requeue.NONE, "asked while it waited"
         write_json(run.attempt(earlier.number).facts, asdict(earlier))
     return str(request["want"])
 
 
-def here(job_id: str, pid: int) -> Attempt:
+def here(run: RunDir, job_id: str, pid: int) -> Attempt:
     """The facts of a life inside a Slurm job."""
     nodes = os.environ.get("SLURM_JOB_NODELIST", os.uname().nodename)
     facts = ledger.life(job_id, pid, slurm=True, nodes=nodes)
@@ -194,6 +286,8 @@ def here(job_id: str, pid: int) -> Attempt:
     with contextlib.suppress(OSError):  # the log that Slurm gave to the script
         facts.said = str(Path("/proc/self/fd/2").readlink())
         facts.said_size = os.fstat(2).st_size
+        if not Path(facts.said).is_relative_to(run.path) and stat.S_ISREG(os.fstat(2).st_mode):
+            join(run, facts)
     with contextlib.suppress(SlurmUnreachable):
         known = slurm.facts(job_id, ASK)
         if known:
@@ -202,9 +296,22 @@ def here(job_id: str, pid: int) -> Attempt:
     return facts
 
 
-def close(earlier: Attempt) -> None:
+def join(run: RunDir, facts: Attempt) -> None:
+    """Put what the script has said so far, in a file of its node, into the run's own log; the
+    sentry adds what Slurm says later."""
+    node_log, size, log = facts.said, facts.said_size, run.job_log(facts.job_id)
+    with log.open("ab") as f:
+        f.write(Path("/proc/self/fd/2").read_bytes()[:size])
+        facts.said, facts.said_size = str(log), f.tell()
+    facts.node_log, facts.node_log_size = node_log, size
+
+
+def close(run: RunDir, earlier: Attempt) -> None:
     """Say how an attempt ended that could not: its script was killed, or its node died."""
-    earlier.cause = comeback.said(earlier) or (requeue.NODE if earlier.slurm else requeue.UNKNOWN)
+    cause = ""
+    with contextlib.suppress(SlurmUnreachable):
+        cause = comeback.why_ended(run, earlier, ASK)
+    earlier.cause = cause or (requeue.NODE if earlier.slurm else requeue.UNKNOWN)
     earlier.action, earlier.ended = requeue.LEFT, time.time()
 
 

@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,18 +20,30 @@ from hpcddp.errors import HpcddpError
 from hpcddp.preempt import Preemption
 from hpcddp.topology import Rank, check_map
 
+READS = 60  # looks at a job.json that cannot be read, a second apart
 NOT_FOUND = 127  # as a shell has it
 PRIME = 2**127 - 1
 
 
 def job_of(run_dir: str) -> dict[str, Any]:
-    """job.json of a run that has a command; nothing of another, or of one that is damaged."""
-    try:
-        with open(f"{run_dir}/job.json", encoding="utf-8") as file:
-            job: dict[str, Any] = json.load(file)
-        return job if job["format"] == JOB_FORMAT and job["spec"]["command"] else {}
-    except (OSError, ValueError, KeyError, TypeError):
-        return {}
+    """job.json of a run that has a command; nothing of another, or of one that is damaged or gone.
+    One that cannot be read now is read again for a minute.
+
+    Raises:
+        OSError: that was not enough.
+    """
+    for left in reversed(range(READS)):
+        try:
+            with open(f"{run_dir}/job.json", encoding="utf-8") as file:
+                job: dict[str, Any] = json.load(file)
+            return job if job["format"] == JOB_FORMAT and job["spec"]["command"] else {}
+        except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError):
+            return {}
+        except OSError:
+            if not left:
+                raise
+            time.sleep(1.0)
+    return {}
 
 
 def become(
@@ -93,11 +106,13 @@ def staged(
 
 def failed(error: HpcddpError, run_dir: str, attempt: int, rank: Rank) -> int:
     """Write down what a rank failed of before it became the program, and say it."""
-    from hpcddp.failure import report
+    from hpcddp.failure import compare, report
     from hpcddp.rundir import RunDir
 
-    text = report(error, RunDir(run_dir).attempt(attempt), rank.world_rank, stepped=False)
-    print(text, file=sys.stderr, flush=True)
+    folder = RunDir(run_dir).attempt(attempt)
+    print(report(error, folder, rank.world_rank, stepped=False), file=sys.stderr, flush=True)
+    if error.kind == "mistake":  # the first rank of each node stages for all of them
+        compare(error, folder, rank.node, rank.world_size // rank.local_size)
     return codes.FAILED
 
 

@@ -8,6 +8,8 @@ record that only says that another rank is gone makes room for that rank's own.
     crash     an exception                                        may help
     oom       no memory left, on the GPU or the node              may help
     mistake   a job file, or code that fails before any step      does not
+    foreign   the checkpoint is of another model or format        does not
+    damaged   checkpoints are there, and none is whole            does not
     hang      no step for too long                                helps
     diverged  the numbers went wrong                              does not
     lease     another life of the run has taken over              is at work already
@@ -16,6 +18,7 @@ record that only says that another rank is gone makes room for that rank's own.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -35,6 +38,7 @@ LOST_PEER = re.compile(
 NO_MEMORY = re.compile(r"out of memory|can't allocate memory|not enough memory")
 # torch's word for an operation that train.deterministic does not allow; it names the operation.
 NO_ALGORITHM = re.compile(r"does not have a deterministic implementation")
+LINGER = 5.0  # seconds that a rank whose failure looks like a mistake waits for the others
 # What a network, a disk or a device can have done. Before any step, anything else comes again.
 MAY_PASS = (RuntimeError, OSError, EOFError)
 
@@ -61,6 +65,31 @@ def report(
     if isinstance(error, HpcddpError):
         return f"{_name(record['rank'])} on {record['host']}: {error}"
     return f"{_name(rank)} on {record['host']} failed\n{record['traceback']}".rstrip()
+
+
+def compare(error: BaseException, attempt: AttemptDir, rank: int, size: int) -> None:
+    """Write down that this rank failed of what looks like a mistake, and wait for the others, for
+    LINGER seconds at most: the first one that leaves has its launcher end them, and they could say
+    nothing any more. A failure that all ranks share is a mistake; any other is their node's.
+    """
+    # Where it was may name the rank.
+    what = error.what if isinstance(error, HpcddpError) else str(error)
+    what = f"{type(error).__name__}: {what}".replace("\n", " ")
+    deadline = time.monotonic() + LINGER
+    with contextlib.suppress(OSError):
+        with attempt.failures.open("a", encoding="utf-8") as f:
+            f.write(f"{rank} {size} {what}\n")
+        while attempt.failures.read_text().count("\n") < size and time.monotonic() < deadline:
+            time.sleep(0.05)
+
+
+def is_shared(attempt: AttemptDir) -> bool:
+    """Whether all ranks have written down the same failure."""
+    with contextlib.suppress(OSError, ValueError, IndexError):  # a network's disk may mix lines
+        lines = attempt.failures.read_text(encoding="utf-8").splitlines()
+        told = dict(line.split(" ", 1) for line in lines)
+        return len({*told.values()}) == 1 and lines[0].split(" ")[1] == str(len(told))
+    return False
 
 
 def _name(rank: int | None) -> str:
@@ -122,7 +151,8 @@ def claim(attempt: AttemptDir, record: dict[str, Any]) -> dict[str, Any] | None:
     except OSError:  # the folder is gone or full: this rank speaks for itself
         return None
     finally:
-        aside.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # a read-only disk has no such file
+            aside.unlink(missing_ok=True)
     return None
 
 

@@ -1,14 +1,17 @@
 """What the batch script asks on its host, before and after the ranks: standard library only.
 
-    begin RUN PID [N]    checks and claims the run dir, to follow attempt N; prints one line for the
-                         script: attempt, MASTER_ADDR, MASTER_PORT, end of the time limit, run dir
+    begin RUN PID [N [look]]  checks and claims the run dir, to follow attempt N; prints one line
+                         for the script: attempt, MASTER_ADDR, MASTER_PORT, end of the time limit,
+                         run dir. On Slurm the sentry of the attempt (sentry.py) stays behind.
     end RUN N CODE       decides what follows the end of attempt N, and does it; prints the exit
                          code of the job, or `again` where the script itself starts over
     watch RUN N PID      tells when the ranks that PID started never meet
-    release RUN N NODES  ends the wait of attempt N's job, which was just queued again
+    bereaved RUN N       on a node whose ranks are gone: brings the run back, or ends its wait,
+                         where the batch script cannot
 
 It runs from RUN/host.pyz with whatever Python there is, beside a container too, and when the
-environment of the job is gone.
+environment of the job is gone. It leaves with FAILED where the answer is no, and with AWAY where
+there is none yet: the run dir cannot be read or written, or Slurm does not answer.
 """
 
 from __future__ import annotations
@@ -20,16 +23,17 @@ import signal
 import sys
 import time
 
-from hpcddp import codes, comeback, ledger, meeting, record, requeue
-from hpcddp.claim import begin
-from hpcddp.errors import HpcddpError
+from hpcddp import codes, comeback, ledger, meeting, reason, record, requeue, sentry, standing
+from hpcddp.claim import begin, say
+from hpcddp.errors import HpcddpError, RunUnreadable, SlurmUnreachable
 from hpcddp.ledger import Attempt
-from hpcddp.requeue import End, Past, Policy
+from hpcddp.requeue import Decision, End, Policy
 from hpcddp.rundir import RunDir, last_lines, read_json
 
 LATE = 90.0  # seconds before the time limit: Slurm warns up to a minute early
 LOOKS = 3  # at a job that changes while it is decided about
-FAILED = 3  # exit code of this program: it ran, and the answer is no
+FAILED, AWAY = 3, 4  # exit codes of this program, see above
+BLOCKED = 120  # seconds after which a begin that a file system blocks is ended
 TERMINATED, KILLED = 128 + 15, 128 + 9  # exit codes of what a signal ended
 # srun's word on a task that did not end well: an exit code, or a signal by its description.
 _LEFT = re.compile(
@@ -45,14 +49,15 @@ def end(run: RunDir, number: int, code: int) -> str:
     if mine is None:
         print(f"hpcddp: a newer attempt works on this run: attempt {number} is over")
         return "1"
-    job = record.read(run)
-    if job.spec.get("command"):
-        code = _first_code(run, mine, code)
+    job, mine = record.read(run), sentry.known(run, mine)
+    code = _first_code(run, mine, code)
     policy = Policy.of(job.spec.get("requeue", {}))
     took = time.time() - mine.began
     for _ in range(LOOKS):
-        found = requeue.decide(gather(run, mine, code), past(run), policy)
-        written = ledger.end(run, number, code, found.cause, found.action, found.reason)
+        found = requeue.decide(gather(run, mine, code), comeback.past(run), policy)
+        if found.cause == requeue.REFUSED:
+            standing.put_back(run, number)
+        written = _ended(run, mine, code, found)
         next_ = found.action + (f" ({found.reason})" if found.reason else "")
         print(f"hpcddp: attempt {number} ended after {took:.0f} s: {found.cause}, "
               f"exit code {code}; next: {next_}", flush=True)  # fmt: skip
@@ -61,19 +66,22 @@ def end(run: RunDir, number: int, code: int) -> str:
         if answer := comeback.bring_back(run, written, found, job):
             return answer
     else:  # nobody brings it back: the ledger must not say so
-        ledger.end(run, number, code, found.cause, requeue.NONE, "Slurm begins to end the job")
-    if found.action == requeue.LEFT:
-        comeback.shorten(run, mine)
+        none = Decision(found.cause, requeue.NONE, "Slurm begins to end the job")
+        _ended(run, mine, code, none)
     well = found.cause in (requeue.DONE, requeue.ASKED) or found.action == requeue.LEFT
     return "0" if well else "1"
 
 
-def past(run: RunDir) -> list[Past]:
-    """What counts of the earlier attempts: those since the run last ended and was resumed."""
-    earlier = ledger.attempts(run)[:-1]
-    ends = [i for i, attempt in enumerate(earlier) if attempt.action not in requeue.RETURNS]
-    since = earlier[ends[-1] + 1 :] if ends else earlier
-    return [Past(attempt.cause or "", attempt.progress) for attempt in since]
+def _ended(run: RunDir, mine: Attempt, code: int, found: Decision) -> Attempt | None:
+    """Write an attempt's end; None if a newer one has begun. What cannot be written, on a full
+    disk, is done all the same."""
+    try:
+        written = ledger.end(run, mine.number, code, found.cause, found.action, found.reason)
+    except (OSError, RunUnreadable) as error:
+        print(f"hpcddp: not written down: {error}", flush=True)
+        mine.exit_code, mine.cause, mine.action = code, found.cause, found.action
+        return mine
+    return written and sentry.known(run, written)
 
 
 def gather(run: RunDir, mine: Attempt, code: int) -> End:
@@ -86,16 +94,21 @@ def gather(run: RunDir, mine: Attempt, code: int) -> End:
     if program:
         code = _code_of_program(run, mine, code, want)
     common = End(
-        code,
+        TERMINATED if code == _own_signal() else code,
         state=requeue.LOCAL,
         want=want,
-        kind="oom" if oom and code else str(failure.get("kind", "crash") if failure else ""),
-        progress=ledger.newest_step(run) > mine.checkpoint,
+        kind="oom" if oom and code else reason.kind(run, mine, failure, code),
+        progress=ledger.progress_of(run, mine),
     )
     if not mine.slurm or (code == 0 and not program):
         return common
-    known = comeback.ask(mine.job_id)
-    facts = {**common._asdict(), "ending": comeback.said(mine), "state": ""}
+    known = comeback.ask(mine)
+    # While the job runs, words that it is cancelled are of a TERM for the batch script alone.
+    words = comeback.said(mine)
+    if words and known and known.running:
+        comeback.pass_over(run, mine)
+        words = ""
+    facts = {**common._asdict(), "ending": words, "state": ""}
     if known:
         facts |= {
             "state": known.state,
@@ -110,6 +123,12 @@ def gather(run: RunDir, mine: Attempt, code: int) -> End:
     if code == 0 and told:  # it was to leave, and may have more to do
         facts["code"] = TERMINATED
     return End(**facts)
+
+
+def _own_signal() -> int:
+    """The exit code of a rank that the job's own stop signal has ended, before it had a handler."""
+    own = os.environ.get("HPCDDP_SIGNAL", "")
+    return 128 + signal.Signals[f"SIG{own}"] if own else TERMINATED
 
 
 def _finished(run: RunDir, mine: Attempt, code: int) -> bool:
@@ -164,27 +183,62 @@ def _deaf() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
-def main(args: list[str]) -> int:
-    """Dispatch `begin`, `end`, `watch` and `release`."""
-    verb, *rest = args
+def main(args: list[str], *, stay: bool = False) -> int:
+    """Dispatch `begin`, `end`, `watch` and `bereaved`.
+
+    Args:
+        stay: the sentry of an attempt that begins stays behind.
+    """
+    verb, folder, *rest = args
+    run = RunDir(folder)
     try:
         if verb == "begin":
-            print(begin(RunDir(rest[0]), int(rest[1]), int("".join(rest[2:]) or 0)))
+            signal.alarm(BLOCKED)
+            claim = begin(run, int(rest[0]), int("".join(rest[1:2]) or 0), comeback.LOOK in rest)
+            print(claim, flush=True)
+            signal.alarm(0)
+            if stay and claim:
+                number, *_, path = claim.split(" ", 4)
+                with contextlib.suppress(HpcddpError, OSError):  # the claim is made
+                    sentry.post(RunDir(path), int(number))
         elif verb == "end":
             _deaf()  # a job that is queued again gets TERM at once
             # What is said on the way goes to the log; the answer alone to the script.
             with contextlib.redirect_stdout(sys.stderr):
-                answer = end(RunDir(rest[0]), int(rest[1]), int(rest[2]))
+                answer = end(run, int(rest[0]), int(rest[1]))
             print(answer)
         elif verb == "watch":
-            meeting.watch(RunDir(rest[0]), int(rest[1]), int(rest[2]), os.environ)
+            meeting.watch(run, int(rest[0]), int(rest[1]), os.environ)
         else:
-            comeback.release(RunDir(rest[0]), int(rest[1]), rest[2])
+            _deaf()
+            sentry.bereaved(run, int(rest[0]))
     except (HpcddpError, OSError) as error:
-        print(f"hpcddp: {error}", file=sys.stderr)
-        return FAILED
+        later = away(run, error)
+        if verb == "begin" and not later and run.path.exists():
+            say(run, str(error))
+        else:
+            print(f"hpcddp: {error}", file=sys.stderr)
+        return AWAY if later else FAILED
     return 0
 
 
+def away(run: RunDir, error: Exception) -> bool:
+    """Whether an error may pass: a run dir that is not there may be a file system that is away,
+    but not where its parent folder is there, with other entries."""
+    if isinstance(error, (OSError, RunUnreadable, SlurmUnreachable)):
+        return True
+    try:
+        if run.path.exists():
+            return not run.job.exists()
+        return not any(run.path.parent.iterdir())
+    except OSError:
+        return True
+
+
+def run() -> None:
+    """What host.pyz does."""
+    sys.exit(main(sys.argv[1:], stay=True))
+
+
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    run()

@@ -25,11 +25,13 @@ MODULES = (
     "record",
     "requeue",
     "rundir",
+    "sentry",
     "site",
     "slurm",
+    "standing",
 )
 UNCHECKED = (1).to_bytes(4, "little")
-MAIN = "import sys\n\nfrom hpcddp.host import main\n\nsys.exit(main(sys.argv[1:]))\n"
+MAIN = "from hpcddp.host import run\n\nrun()\n"
 
 
 def build() -> bytes:

@@ -13,13 +13,16 @@ import signal
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 
-from hpcddp import failure, record
+from hpcddp import failure, ledger, record
 from hpcddp.errors import UserError
-from hpcddp.rundir import RunDir
+from hpcddp.ledger import Attempt
+from hpcddp.rundir import AttemptDir, RunDir, read_json, read_lines
 
 SAY = 300.0  # seconds after which it is said
+LIVES = 60.0  # seconds after which ranks that meet elsewhere, or a rank alone, have begun
 LOOK = 1.0  # seconds between two looks
 TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
 LISTENS = "0A"  # Linux, include/net/tcp_states.h
@@ -35,7 +38,13 @@ def watch(run: RunDir, number: int, launched: int, environ: Mapping[str, str]) -
     job = record.read(run)
     alone = job.nodes[1] * job.gpus_per_node == 1
     elsewhere = job.launcher == "horovod" or "hpcddp.dask" in job.spec["command"]
-    if alone or elsewhere or environ.get("SLURM_NODEID", "0") != "0":
+    if environ.get("SLURM_NODEID", "0") != "0":
+        return
+    if alone or elsewhere:  # nothing shows that they have met, but that they live
+        until = time.monotonic() + LIVES
+        while alive(launched) and time.monotonic() < until:
+            time.sleep(LOOK)
+        _note(run, number, launched)
         return
     port, limit = int(environ["MASTER_PORT"]), float(job.spec.get("start_seconds", 0))
     began, said = time.monotonic(), False
@@ -59,6 +68,29 @@ def watch(run: RunDir, number: int, launched: int, environ: Mapping[str, str]) -
                   f"distributed.init_process_group, each rank trains a copy of its own (nobody "
                   f"listens at MASTER_PORT {port})", flush=True)  # fmt: skip
         time.sleep(LOOK)
+    _note(run, number, launched)
+
+
+def _note(run: RunDir, number: int, launched: int) -> None:
+    """Write down that the ranks have met, if they are there."""
+    if alive(launched):
+        with suppress(OSError):
+            run.attempt(number).met.touch()
+
+
+def met_since(run: RunDir, mine: Attempt, *, program: bool) -> bool:
+    """Whether the ranks of an attempt have met since a person last submitted the run. Those of a
+    task meet before its code is read: of them, earlier attempts alone count."""
+    submitted = (read_json(run.submission) or {}).get("submitted", 0.0)
+    numbers = [a.number for a in ledger.attempts(run) if a.began >= submitted]
+    return any(met(run.attempt(n)) for n in numbers if program or n < mine.number)
+
+
+def met(attempt: AttemptDir) -> bool:
+    """Whether the ranks of an attempt have met, as far as they or their host saw it."""
+    if attempt.met.exists():
+        return True
+    return any(line.get("event") == "ranks" for line in islice(read_lines(attempt.metrics), 1))
 
 
 def alive(pid: int) -> bool:

@@ -11,6 +11,7 @@ import os
 import signal
 import time
 from collections.abc import Collection
+from pathlib import Path
 
 from hpcddp.ledger import process_start
 from hpcddp.preempt import children
@@ -50,6 +51,7 @@ class Orphans:
         if now or (self._told and clock >= self._next_look):
             self._next_look = clock + LOOK
             found = [p for p in children(os.getpid()) if p not in self._others and p not in mine]
+            found = [p for p in found if not is_sentry(p)]
             for pid in found:
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(pid, os.WNOHANG)
@@ -61,6 +63,15 @@ class Orphans:
         """End those that there are."""
         for pid in self._got:
             _send(pid, signal.SIGKILL)
+
+
+def is_sentry(pid: int) -> bool:
+    """Whether a process is to outlive the job: sentry.py."""
+    from hpcddp.sentry import NAME  # at the start nobody needs it
+
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/comm").read_text().strip() == NAME
+    return False
 
 
 def _send(pid: int, number: int) -> None:

@@ -46,6 +46,9 @@ if TYPE_CHECKING:
 # Sent before the time limit, up to half a minute too early. The ranks know the limit, and stop as
 # late as they can; so it is asked for only where preemption sends it instead of TERM.
 SIGNAL = "USR2"
+# Where Slurm writes to before the run's folder is known to be there: a file of the node, that the
+# attempt joins to the run's own log. %j is the job.
+NODE_LOG = "/tmp/hpcddp-{run}-%j.log"
 LEAD = 30  # seconds, as long as nobody knows what the job's steps and saves take
 
 
@@ -149,7 +152,7 @@ class Plan:
             ("ntasks-per-node", self.ranks_per_node),
             ("cpus-per-task", self.cpus_per_task),
             ("chdir", self.folder(run)),
-            ("output", str(run.path).replace("%", "%%") + "/job-%j.log"),
+            *([] if "output" in options else [("output", NODE_LOG.format(run=run.name))]),
             ("open-mode", "append"),
             ("requeue" if self.spec.requeue.enabled else "no-requeue", True),
         ]
@@ -168,6 +171,7 @@ class Plan:
         modules, trackers = self.profile.cluster.modules, self.spec.metrics.trackers
         variables: dict[str, Any] = {
             "RUN": str(run.path),
+            "WORKDIR": str(self.folder(run)),
             "PYTHON": sys.executable,
             "NODES": str(self.nodes.max),
             "GPUS_PER_NODE": self.ranks_per_node,  # what a launcher starts there
@@ -186,6 +190,7 @@ class Plan:
             program=bool(self.spec.command),
             trackers=bool(trackers),
             backend=self.backend,
+            returns=self.spec.requeue.enabled,
         )
         return render(self.template, shipped.folder("templates"), facts)
 
@@ -249,10 +254,10 @@ def make(
     checks.limits(job, nodes, gpus, profile)
     if profile.cluster.backend == "slurm":
         checks.variables(environ)
-    notes += [*checks.patience(job), *checks.trackers(job)]
+    notes += [*checks.patience(job), *checks.trackers(job), *checks.output(job, profile, environ)]
     launcher = launchers.find(job.launcher, profile.cluster.backend, sources.get("launcher", ""))
     checks.served(job, launcher, profile)
-    rules = _site(job, profile)
+    rules = site_of(job, profile)
     return Plan(
         job, sources, profile, nodes, gpus, launcher, _template(job, profile, sources, folder),
         _cpus(job, profile, nodes, gpus, sources, rules), folder, notes, rules,
@@ -269,7 +274,7 @@ def _backend(cluster: str, notes: list[str]) -> str:
     return "local"
 
 
-def _site(job: JobSpec, profile: Profile) -> Site | None:
+def site_of(job: JobSpec, profile: Profile) -> Site | None:
     """What Slurm says of itself and of the job's partition."""
     if profile.cluster.backend != "slurm":
         return None

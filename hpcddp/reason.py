@@ -10,14 +10,15 @@ import contextlib
 import os
 import re
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hpcddp import ledger, record, requeue
+from hpcddp import ledger, meeting, record, requeue
 from hpcddp.errors import TopologyError
-from hpcddp.failure import LOST_PEER, is_peer
+from hpcddp.failure import LOST_PEER, is_peer, is_shared
 from hpcddp.hostlist import count_hosts
-from hpcddp.rundir import RunDir, read_json
+from hpcddp.rundir import RunDir, read_json, read_step
 
 TAIL = 1 << 18  # bytes of a log that are read: a traceback of each of many ranks
 LAST = 10  # lines of a rank behind the traceback of the exception that ended it
@@ -29,13 +30,26 @@ RAISED = re.compile(r"[A-Za-z_][\w.]*(: .*)?$")
 ABORTED = re.compile(r"^ *(\d+): terminate called without an active exception$", re.M)
 EXITED = re.compile(r"^srun: error: (\S+): tasks? (\d+)[\d,-]*: Exited with exit code (\d+)", re.M)
 NODE = re.compile(r"^srun: error: Node failure on (\S+)", re.M)
-BY_SRUN = re.compile(r"^srun: error: (\S+): tasks? (\d+)[\d,-]*: Killed", re.M)
-BY_OURS = re.compile(r"^(?: *\d+: )?hpcddp: rank (\d+) on (\S+) was ended by SIGKILL", re.M)
+# What ended a rank, as srun or our launchers say it, and what that may mean.
+NO_MEMORY = " was killed: out of memory?"
+NO_SPACE = " was ended by SIGBUS: is a disk or /dev/shm full?"
+ENDED = {"Killed": NO_MEMORY, "SIGKILL": NO_MEMORY, "Bus error": NO_SPACE, "SIGBUS": NO_SPACE}
+BY_SRUN = re.compile(r"^srun: error: (\S+): tasks? (\d+)[\d,-]*: (Killed|Bus error)", re.M)
+BY_OURS = re.compile(
+    r"^(?: *\d+: )?hpcddp: rank (\d+) on (\S+) was ended by (SIGKILL|SIGBUS)", re.M
+)
 # Causes of an end that is no rank's doing: what the ranks say as they leave tells nothing.
 CALM = {
     requeue.DONE, requeue.ASKED, requeue.CANCELLED, requeue.PREEMPTED, requeue.TIMEOUT,
     requeue.SIGNALLED, requeue.REQUEUED, requeue.SUPERSEDED,
 }  # fmt: skip
+
+
+# Last lines of a program that was never right: to start it again brings them again.
+WRONG = re.compile(
+    r"(ModuleNotFound|Import|Syntax|Indentation|Tab|Name|Attribute|Type)Error\b"
+    r"|.*(: can't open file |: No such file or directory$|: command not found$)"
+)
 
 
 class Failed(NamedTuple):
@@ -59,6 +73,37 @@ class Failed(NamedTuple):
             "message": self.what.removeprefix(":").strip(),
             "traceback": str(self),
         }
+
+
+def kind(run: RunDir, mine: ledger.Attempt, failure: Mapping[str, Any], code: int) -> str:
+    """The kind of an attempt's failure, for the decision on what follows; see failure.py.
+
+    A mistake would come again. It is one only where no ranks have met since a person last submitted
+    the run, and where all ranks have failed in the same way: else it is a crash of that node. A
+    program writes nothing down: the last lines of its ranks tell.
+    """
+    told = str(failure.get("kind", "crash")) if failure else ""
+    program = bool(record.read(run).spec.get("command"))
+    whole = bool(failure) and failure.get("rank") is None  # a word on all of them
+    if not code or whole or told not in ("mistake", *([""] if program else [])):
+        return told
+    if read_step(run.attempt(mine.number))[0]:
+        return "crash" if told else ""
+    same = is_shared(run.attempt(mine.number)) or (program and alike(run, mine))
+    if same and not meeting.met_since(run, mine, program=program):
+        return "mistake"
+    return "crash" if told else ""
+
+
+def alike(run: RunDir, mine: ledger.Attempt) -> bool:
+    """Whether the ranks on all nodes have ended with the same last line, of a program that was
+    never right. Those that another one's end has ended early have said nothing."""
+    job, text = record.read(run), _tail(run.attempt(mine.number).log)
+    last = {int(r): line.strip() for r, line in LINE.findall(text) if line.strip()}
+    nodes = {rank // job.gpus_per_node for rank in last}
+    wrong = [line for line in last.values() if WRONG.match(line)]
+    most = count_hosts(mine.nodes) if mine.slurm else job.nodes[1]
+    return len({*last.values()}) == 1 and len(wrong) > 0 and len(nodes) >= most
 
 
 def of(run: RunDir, attempt: ledger.Attempt) -> str:
@@ -121,18 +166,18 @@ def _node(text: str) -> Failed | None:
 
 
 def killed(text: str, one_each: bool = True) -> Failed | None:
-    """The first rank that was killed, as the launcher says it; its neighbours only complain.
+    """The first rank that was killed, or lost a page of its memory, as the launcher says it; its
+    neighbours only complain.
 
     Args:
         one_each: a task of srun is a rank.
     """
-    what = " was killed: out of memory?"
     found = BY_SRUN.search(text) if one_each else None
     if found and not _ended_for_another(text, found.start()):
-        return Failed(int(found[2]), found[1], what)
+        return Failed(int(found[2]), found[1], ENDED[found[3]])
     found = BY_OURS.search(text)
     if found and not raised(text[: found.start()]):
-        return Failed(int(found[1]), found[2], what)
+        return Failed(int(found[1]), found[2], ENDED[found[3]])
     return None
 
 

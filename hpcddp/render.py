@@ -45,6 +45,7 @@ class Facts:
         program: whether the ranks run a program of the user's.
         trackers: whether anybody else gets the run's metrics while it trains.
         backend: who takes the script.
+        returns: whether the job may come back.
     """
 
     directives: list[tuple[str, Any]]
@@ -54,6 +55,7 @@ class Facts:
     program: bool = False
     trackers: bool = False
     backend: str = "slurm"
+    returns: bool = True
 
 
 def check_text(value: str, where: str) -> str:
@@ -157,6 +159,7 @@ def render(template: Path, shipped: Path, facts: Facts) -> str:
             program=facts.program,
             trackers=facts.trackers,
             backend=facts.backend,
+            returns=facts.returns,
         )
     except jinja2.TemplateNotFound as error:
         raise TemplateError(f"unknown template {error.name!r}", where=str(template)) from None
@@ -165,11 +168,13 @@ def render(template: Path, shipped: Path, facts: Facts) -> str:
             error.message or "cannot be read", where=f"{error.filename}:{error.lineno}"
         ) from None
     except jinja2.UndefinedError as error:
-        names = "sbatch, variables, directives, launcher, modules, program, trackers, backend"
+        names = (
+            "sbatch, variables, directives, launcher, modules, program, trackers, backend, returns"
+        )
         raise TemplateError(
             error.message or "undefined name",
             where=_line(error.__traceback__),
-            hint=f"a template knows {names}",
+            hint=f"a template knows {names}, returns",
         ) from None
     except TemplateError as error:
         error.where = ": ".join(filter(None, (_line(error.__traceback__), error.where)))

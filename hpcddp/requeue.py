@@ -17,7 +17,8 @@ from hpcddp import codes
 DONE, ASKED, CANCELLED, PREEMPTED = "done", "stopped", "cancelled", "preempted"
 TIMEOUT, SIGNALLED, NODE, REQUEUED = "time limit", "signalled", "node failure", "requeued"
 CRASH, OOM, HANG, DIVERGED = "crash", "out of memory", "hang", "diverged"
-MISTAKE, SUPERSEDED = "mistake", "superseded"
+MISTAKE, SUPERSEDED, REFUSED = "mistake", "superseded", "refused"
+KILLED = "script killed"  # the batch script, by a SIGKILL that was not Slurm's
 UNKNOWN = "unknown"
 
 # Actions: what is done about it.
@@ -31,8 +32,12 @@ RETURNS = (AGAIN, FOLLOW, LEFT)  # actions after which the run comes back
 LOCAL = "LOCAL"  # the state of a job without a scheduler
 _RUNS = ("RUNNING", "SIGNALING", LOCAL, "")  # "" is a controller that did not answer
 
-# What slurmstepd writes into a job's log when it ends the job. scancel has nothing after the time.
-_WORDS = re.compile(r"\*\*\* JOB \S+ ON \S+ CANCELLED AT [^\s*,]+(?: DUE TO ([A-Z ]*[A-Z]))?")
+# What slurmstepd writes into a job's log when it ends the job. scancel has nothing after the time,
+# nor has a TERM for the batch script alone, which ends nothing: then the job's steps may say later
+# what does.
+_WORDS = re.compile(
+    r"\*\*\* (JOB|STEP) \S+ ON \S+ CANCELLED AT [^\s*,]+(?: DUE TO ([A-Z ]*[A-Z]))?"
+)
 _ENDINGS = {
     None: CANCELLED,
     "PREEMPTION": PREEMPTED,
@@ -42,7 +47,11 @@ _ENDINGS = {
 }
 
 # Which key of [requeue] limits the restarts after a cause; causes that are not here have no limit.
-BUDGETS = {CRASH: "crashes", OOM: "crashes", HANG: "hangs", TIMEOUT: "timeouts"}
+BUDGETS = {
+    CRASH: "crashes", OOM: "crashes", KILLED: "crashes", HANG: "hangs", TIMEOUT: "timeouts",
+}  # fmt: skip
+# What Slurm ends a job for, where a new one goes on.
+FOLLOWED = (PREEMPTED, TIMEOUT, NODE, KILLED)
 # Restarts after which an attempt must have got somewhere, whatever its budget.
 IDLE = {TIMEOUT: 3, SIGNALLED: 3}
 
@@ -81,9 +90,10 @@ class End(NamedTuple):
     ending: str = ""  # why Slurm ends the job, in its own words: a cause
     grace: bool = False  # a preemption of this site gives time before it ends the job
     want: str = ""  # a person's request: stop, cancel, preempt
-    kind: str = ""  # of the failure that a rank wrote down
+    kind: str = ""  # of the failure that a rank wrote down; "peer" is of no cause
     late: bool = False  # the time limit was near
     progress: bool = False  # a complete checkpoint is newer than at the attempt's start
+    killed: bool = False  # a SIGKILL ended the batch script, and Slurm says that it was not its own
 
 
 class Past(NamedTuple):
@@ -103,8 +113,12 @@ class Decision(NamedTuple):
 
 def ending(log: str) -> str:
     """Why Slurm ended a job, by the last such line of its log: a cause, or "" if it did not."""
-    found = _WORDS.findall(log)
-    return _ENDINGS.get(found[-1] or None, CANCELLED) if found else ""
+    found = [(whose, why) for whose, why in _WORDS.findall(log)]
+    jobs = [i for i, (whose, _) in enumerate(found) if whose == "JOB"]
+    if not jobs:
+        return ""
+    last = found[jobs[-1]][1] or next((why for _, why in found[jobs[-1] :] if why), None)
+    return _ENDINGS.get(last, CANCELLED)
 
 
 def decide(end: End, history: Sequence[Past], policy: Policy) -> Decision:
@@ -118,7 +132,7 @@ def decide(end: End, history: Sequence[Past], policy: Policy) -> Decision:
         return _of_ended(end, why, history, policy)
     if end.want in ("stop", "cancel") or why in (DONE, ASKED, CANCELLED):
         return Decision(why, NONE)
-    if why in (DIVERGED, MISTAKE, SUPERSEDED):
+    if why in _FINAL:
         return Decision(why, NONE, _FINAL[why])
     return _within(AGAIN, why, end, history, policy)
 
@@ -126,7 +140,7 @@ def decide(end: End, history: Sequence[Past], policy: Policy) -> Decision:
 _FINAL = {
     DIVERGED: "the same numbers would come again",
     MISTAKE: "it would fail again in the same way",
-    SUPERSEDED: "a newer attempt works on this run",
+    REFUSED: "the saved weights are of another model or format",
 }
 
 
@@ -134,7 +148,7 @@ def _of_ended(end: End, why: str, history: Sequence[Past], policy: Policy) -> De
     """Slurm ends the job: it has queued it again, or no person asked for the end, or that is it."""
     if end.requeued:
         return Decision(why, LEFT)
-    if why in (PREEMPTED, TIMEOUT, NODE) and end.want not in ("stop", "cancel"):
+    if why in FOLLOWED and end.want not in ("stop", "cancel"):
         return _within(FOLLOW, why, end, history, policy)
     return Decision(why, NONE)
 
@@ -184,16 +198,21 @@ def _row(causes: set[str], end: End, history: Sequence[Past]) -> int:
 
 
 def cause(end: End) -> str:
-    """Why an attempt ended; the first line that holds."""
+    """Why an attempt ended; the first line that holds.
+
+    An attempt that found itself fenced is not asked here: a newer one owns the run. Without a newer
+    one, the file system has shown it what is not so, and that is a crash.
+    """
     early = end.code in (128 + 15, 128 + 12)  # by a signal that came before its handler
-    left = end.code == codes.STOPPED or (early and not end.kind)
+    quiet = end.kind in ("", "peer")  # a rank that lost another one tells no cause
+    left = end.code == codes.STOPPED or (early and quiet)
     runs = end.state in _RUNS
     local = end.state == LOCAL
     table = (
         (end.code == 0, DONE),
-        (end.code == codes.FENCED, SUPERSEDED),
         (end.want == "cancel", CANCELLED),
         (not runs and bool(end.ending), end.ending),
+        (end.killed, KILLED),
         (not runs and end.preempted and (end.requeued or not end.grace), PREEMPTED),
         (not runs and end.requeued, REQUEUED),
         (not runs, CANCELLED),
@@ -201,7 +220,7 @@ def cause(end: End) -> str:
         (left and end.want == "preempt", PREEMPTED),
         (end.code == codes.DIVERGED, DIVERGED),
         (end.code == codes.HUNG, HANG),
-        (end.preempted and (left or not end.kind), PREEMPTED),
+        (end.preempted and (left or quiet), PREEMPTED),
         (left and end.late, TIMEOUT),
         (local and left, CANCELLED if early else ASKED),  # nobody but a person signals here
         (left, SIGNALLED),
@@ -209,5 +228,7 @@ def cause(end: End) -> str:
         (end.kind == "hang", HANG),
         (end.kind == "oom", OOM),
         (end.kind == "mistake", MISTAKE),
+        (end.kind == "foreign", REFUSED),
+        (end.kind == "damaged", MISTAKE),
     )
     return next((name for holds, name in table if holds), CRASH)

@@ -11,13 +11,15 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from hpcddp.errors import SlurmUnreachable, SubmissionRefused, UserError
+from hpcddp.errors import SlurmMissing, SlurmUnreachable, SubmissionRefused, UserError
 
-TIMEOUT = 8.0  # seconds; Slurm's own time-out of one message is 10
+# Seconds. Slurm's programs wait 10 s for one message, and try again, before they give up: a busy
+# controller has done what it was asked, and answers late.
+TIMEOUT = 30.0
 
 # Ranks and bindings of a surrounding job would be taken for those of the job that is submitted.
 LEAKING = (
@@ -41,7 +43,12 @@ LIVE = {
     "REQUEUE_FED", "RESIZING", "SIGNALING", "SPECIAL_EXIT", "STAGE_OUT", "STOPPED",
 }  # fmt: skip
 
-_AWAY = ("Unable to contact", "timed out", "Connection refused", "Unexpected message")
+# What Slurm's programs say when the controller, or what proves who asks, cannot answer now.
+_AWAY = (
+    "Unable to contact", "timed out", "Connection refused", "Unexpected message",
+    "Zero Bytes were transmitted", "Rate limit exceeded", "unable to accept job", "not accepting",
+    "Invalid authentication credential", "Protocol authentication error", "Munge", "munge",
+)  # fmt: skip
 
 
 class JobRow(NamedTuple):
@@ -50,14 +57,19 @@ class JobRow(NamedTuple):
     job_id: str
     state: str
     reason: str
-    submitted: str  # local time, as Slurm writes it
-    start: str  # begin of this life, or the expected one
+    submitted: float | None  # seconds since the epoch
+    start: float | None  # begin of this life, or the expected one
     hosts: str
     name: str
+    command: str = ""  # the script as it was submitted, and its arguments
 
     @property
     def live(self) -> bool:
         return self.state in LIVE
+
+    def is_in(self, folder: str) -> bool:
+        """Whether its command names a run's folder."""
+        return f"{folder}/" in self.command
 
 
 def leaking(environ: Mapping[str, str]) -> list[str]:
@@ -83,11 +95,11 @@ def call(
     try:
         done = subprocess.run(
             args, input=text, capture_output=True, text=True, timeout=timeout, check=False,
-            stdin=subprocess.DEVNULL if text is None else None, env=clean(os.environ),
+            stdin=subprocess.DEVNULL if text is None else None, env=_environ(args[0]),
         )  # fmt: skip
     except FileNotFoundError:
         hint = "is this a login node, and is Slurm's bin folder on PATH?"
-        raise SlurmUnreachable(f"there is no {args[0]} here", hint=hint) from None
+        raise SlurmMissing(f"there is no {args[0]} here", hint=hint) from None
     except subprocess.TimeoutExpired:
         raise SlurmUnreachable(
             f"{args[0]} did not answer in {timeout:g} s", hint="try again"
@@ -97,6 +109,13 @@ def call(
             first_line(done.stderr), hint="try again when the controller is back"
         )
     return done
+
+
+def _environ(program: str) -> dict[str, str]:
+    """Its environment: times come as seconds since the epoch, which no time zone and no hour that
+    the clocks repeat makes another. A job would inherit that from sbatch."""
+    plain = clean(os.environ)
+    return plain if program == "sbatch" else {**plain, "SLURM_TIME_FORMAT": "%s"}
 
 
 def first_line(text: str) -> str:
@@ -120,14 +139,18 @@ def answers() -> bool:
         return False
 
 
-def queue(*, name: str = "") -> list[JobRow]:
+def queue(*, name: str = "", timeout: float = TIMEOUT) -> list[JobRow]:
     """The user's jobs, all or of one name, newest first; also those that ended minutes ago."""
-    fields = "%i|%T|%r|%V|%S|%N|%j"
+    fields = "%i|%T|%r|%V|%S|%N|%o|%j"  # a name may hold anything: it comes last
     select = ["--me", "--states=all", "--sort=-i", *([f"--name={name}"] if name else [])]
-    done = call("squeue", "--noheader", f"--format={fields}", *select)
+    done = call("squeue", "--noheader", f"--format={fields}", *select, timeout=timeout)
     if done.returncode:
         raise SlurmUnreachable(f"squeue: {first_line(done.stderr)}", hint="is SLURM_CONF right?")
-    return [JobRow(*line.split("|", 6)) for line in done.stdout.splitlines() if line.count("|") > 5]
+    rows = [line.split("|", 7) for line in done.stdout.splitlines() if line.count("|") > 6]
+    return [
+        JobRow(job_id, state, why, _moment(submitted), _moment(start), hosts, own, command)
+        for job_id, state, why, submitted, start, hosts, command, own in rows
+    ]
 
 
 def job(job_id: str, name: str) -> JobRow | None:
@@ -135,10 +158,11 @@ def job(job_id: str, name: str) -> JobRow | None:
     return next((row for row in queue(name=name) if row.job_id == job_id), None)
 
 
-def cancel(job_id: str, *, state: str = "", signal: str = "") -> None:
+def cancel(job_id: str, *, state: str = "", signal: str = "", timeout: float = TIMEOUT) -> None:
     """scancel, or one signal to every task of the job; only if it is in that state."""
     options = {"--state": state, "--signal": signal}
-    call("scancel", *(f"{name}={value}" for name, value in options.items() if value), job_id)
+    words = [f"{name}={value}" for name, value in options.items() if value]
+    call("scancel", *words, job_id, timeout=timeout)
 
 
 class JobFacts(NamedTuple):
@@ -149,6 +173,7 @@ class JobFacts(NamedTuple):
     restarts: int = 0
     preempted: bool = False  # a preemption of this life is noted
     end: float | None = None  # seconds since the epoch at which its time is over
+    exit_code: str = ""  # of the batch script, CODE:SIGNAL
 
     @property
     def running(self) -> bool:
@@ -156,8 +181,8 @@ class JobFacts(NamedTuple):
         return self.state in ("RUNNING", "SIGNALING")
 
 
-_FIELDS = ("JobState", "Reason", "Restarts", "PreemptTime", "EndTime")
-_SQUEUE = "State:|,Reason:|,RestartCnt:|,PreemptTime:|,EndTime:|"
+_FIELDS = ("JobState", "Reason", "Restarts", "PreemptTime", "EndTime", "ExitCode")
+_SQUEUE = "State:|,Reason:|,RestartCnt:|,PreemptTime:|,EndTime:|,exit_code:|"
 
 
 def facts(job_id: str, timeout: float = TIMEOUT) -> JobFacts | None:
@@ -168,13 +193,13 @@ def facts(job_id: str, timeout: float = TIMEOUT) -> JobFacts | None:
     try:
         said = call("scontrol", "--oneliner", "show", "job", job_id, timeout=timeout)
         found = dict(re.findall(rf"\b({'|'.join(_FIELDS)})=(\S*)", said.stdout))
-    except SlurmUnreachable:
-        if shutil.which("scontrol"):
-            raise
+    except SlurmMissing:
         ask = ("--noheader", "--states=all", f"--jobs={job_id}", f"--Format={_SQUEUE}")
         said = call("squeue", *ask, timeout=timeout)
         found = dict(zip(_FIELDS, said.stdout.strip().split("|")))  # noqa: B905
     if not found.get("JobState"):
+        if said.returncode and "nvalid job id" not in said.stderr:
+            raise SlurmUnreachable(first_line(said.stderr), hint="try again")
         return None
     return JobFacts(
         found["JobState"],
@@ -182,6 +207,7 @@ def facts(job_id: str, timeout: float = TIMEOUT) -> JobFacts | None:
         int(_digits(found.get("Restarts", ""))),
         found.get("PreemptTime", "") not in ("", "None", "N/A"),
         _moment(found.get("EndTime", "")),
+        found.get("ExitCode", ""),
     )
 
 
@@ -190,22 +216,28 @@ def _digits(text: str) -> str:
 
 
 def _moment(text: str) -> float | None:
-    """A local time as Slurm writes it, in seconds since the epoch; None for Unknown."""
+    """A time in seconds since the epoch, from those or from a local time, which is what a Slurm
+    that does not know SLURM_TIME_FORMAT writes; None for Unknown."""
+    if text.isdecimal():
+        return float(text)
     try:
         return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S"))
     except ValueError:
         return None
 
 
-def requeue(job_id: str) -> str:
+def requeue(job_id: str, timeout: float = TIMEOUT) -> str:
     """Queue a running job of ours again; "" or why Slurm did not.
 
     A site that sets JobRequeue=0 leaves it to the owner to allow it.
+
+    Raises:
+        SlurmUnreachable: nobody knows whether it did.
     """
-    said = call("scontrol", "requeue", job_id)
+    said = call("scontrol", "requeue", job_id, timeout=timeout)
     if said.returncode and "disabled" in said.stderr:
-        call("scontrol", "update", f"JobId={job_id}", "Requeue=1")
-        said = call("scontrol", "requeue", job_id)
+        call("scontrol", "update", f"JobId={job_id}", "Requeue=1", timeout=timeout)
+        said = call("scontrol", "requeue", job_id, timeout=timeout)
     if not said.returncode or "pending execution" in said.stderr:  # it waits already
         return ""
     return first_line(said.stderr)
@@ -218,25 +250,43 @@ def release(job_id: str, when: str = "now", exclude: str = "") -> bool:
     return done.returncode == 0
 
 
+# When a follow-up may begin: where its parent's script is alive, and leaves with 0, it is cancelled
+# with it. Where the parent is being ended, the follow-up looks at its own begin why.
+DEPENDENCIES = {
+    True: ("--dependency=afterok:{}", "--kill-on-invalid-dep=yes"),
+    False: ("--dependency=afterany:{}",),
+}
+
+
 def successor(
-    script: Path, attempt: int, parent: str, *, exclude: str = "", after: bool = True
-) -> str:
+    script: Path, arguments: Sequence[str], parent: str, *, ok: bool, exclude: str = "",
+    timeout: float = TIMEOUT,
+) -> str:  # fmt: skip
     """Submit a script as the follow-up of a job; the new job's id.
 
     Args:
-        attempt: the script's argument; it leaves at once if the run has gone on without it.
-        after: it begins when its parent has left with 0, and is cancelled with it (afterany would
-            revive what a person cancelled). Without, the parent is known to be ending.
+        arguments: the script's: the attempt to follow. It leaves at once if the run has gone on
+            without it.
+        ok: its parent's script leaves with 0; see DEPENDENCIES.
 
     Raises:
-        SlurmUnreachable, SubmissionRefused: there is no follow-up.
+        SlurmUnreachable: nobody knows whether there is a follow-up; ``follow_ups`` tells later.
+        SubmissionRefused: there is none.
     """
-    options = [f"--dependency=afterok:{parent}", "--kill-on-invalid-dep=yes"] if after else []
+    options = [option.format(parent) for option in DEPENDENCIES[ok]]
     options += [f"--exclude={exclude}"] if exclude else []
-    said = call("sbatch", "--parsable", *options, str(script), str(attempt))
+    said = call("sbatch", "--parsable", *options, str(script), *arguments, timeout=timeout)
     if said.returncode:
         raise SubmissionRefused(first_line(said.stderr), where=str(script))
     return said.stdout.strip().partition(";")[0]
+
+
+def follow_ups(script: Path, name: str, timeout: float = TIMEOUT) -> dict[str, int]:
+    """The jobs, waiting or running, that were submitted to follow an attempt: id -> attempt."""
+    rows = [row for row in queue(name=name, timeout=timeout) if row.live]
+    words = {row.job_id: row.command.removeprefix(f"{script} ").split(" ") for row in rows
+             if row.command.startswith(f"{script} ")}  # fmt: skip
+    return {job_id: int(args[0]) for job_id, args in words.items() if args[0].isdecimal()}
 
 
 def verdict(script: str) -> tuple[bool, str]:
@@ -264,6 +314,20 @@ def partitions() -> list[Partition]:
         number = int(re.sub(r"\D", "", cpus) or 1)
         rows.append(Partition(name.rstrip("*"), name.endswith("*"), number, gpus))
     return rows
+
+
+def usable_nodes(partition: str = "") -> list[str]:
+    """Host lists of a partition's nodes that can take jobs now or soon; of all, without a name.
+
+    Raises:
+        SlurmUnreachable: nobody answers.
+    """
+    where = [f"--partition={partition}"] if partition else []
+    done = call("sinfo", "--noheader", "--responding", "--format=%N|%T", *where)
+    if done.returncode:
+        raise SlurmUnreachable(f"sinfo: {first_line(done.stderr)}")
+    rows = (line.split("|", 1) for line in done.stdout.splitlines() if "|" in line)
+    return [hosts for hosts, state in rows if not state.startswith(("down", "drain", "fail"))]
 
 
 _TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", re.ASCII)

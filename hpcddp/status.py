@@ -8,12 +8,12 @@ from __future__ import annotations
 import itertools
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcddp import comeback, ledger, reason, record, requeue, slurm
+from hpcddp import comeback, ledger, reason, record, requeue, slurm, standing
 from hpcddp.backends import BACKENDS
 from hpcddp.errors import RunError, SlurmUnreachable
 from hpcddp.record import JobRecord
@@ -39,6 +39,17 @@ FINAL = {
     "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE", "LOST", "RENDERED", "DAMAGED",
 }  # fmt: skip
 TAIL = 1 << 16  # bytes of the metrics file that status reads
+ELEMENT = re.compile(r"_\d+$")  # of the id of an array's element
+
+# Slurm's reason for a job that waits until it is released -> why; squeue writes some with spaces,
+# scontrol with underscores. The first that matches.
+HELD = (
+    ("JobHeldAdmin", "an administrator holds it, and one has to run"),
+    ("JobHeldUser", "it is held until you run"),
+    ("JobHoldMaxRequeue", "Slurm holds it, since its start failed too often, until you run"),
+    ("launch.failed.*held", "Slurm holds it, since its start failed on a node, until you run"),
+    (".*held.*", "Slurm holds it until you run"),
+)
 
 
 @dataclass
@@ -64,6 +75,7 @@ class Status:
     metrics: dict[str, float] | None = None
     policy: str = ""  # when it comes back
     stale: bool = False  # Slurm did not answer: this is the last known state
+    refused: bool = False  # the newest resume was refused: this is the state before it
 
     @property
     def final(self) -> bool:
@@ -107,20 +119,45 @@ def asked(run: RunDir, found: Status, queue: Callable[[], list[JobRow]] | None =
         if row is None or (found.final and found.state not in UNTOLD):
             return found if found.final else gone(run, found)
     found.state, found.hosts, found.job_id = row.state, row.hosts or found.hosts, row.job_id
-    found.reason = "" if row.reason == "None" or row.state == "CANCELLED" else row.reason
-    found.since = (row.submitted if row.state == "PENDING" else row.start) or found.since
+    found.reason = "" if row.reason == "None" or row.state == "CANCELLED" else explained(row)
+    since = row.submitted if row.state == "PENDING" else row.start
+    found.since = stamp(since) if since else found.since
     return found
 
 
+def explained(row: JobRow) -> str:
+    """Slurm's reason for a job's state; of one that is held also the command that lets it go."""
+    why = next((words for pattern, words in HELD if re.fullmatch(pattern, row.reason)), "")
+    return f"{row.reason}: {why} scontrol release {row.job_id}" if why else row.reason
+
+
 def find_row(run: RunDir, found: Status, queue: Callable[[], list[JobRow]] | None) -> JobRow | None:
-    """The row of a run's job: by id, or by name where sbatch never told the id."""
+    """The row of a run's job: by id, or by name and folder where sbatch never told the id."""
     if found.backend != "slurm":
         return BACKENDS[found.backend].look(run, found.job_id) if found.job_id else None
-    name = record.read(run).name
-    rows = [r for r in queue() if r.name == name] if queue else slurm.queue(name=name)
-    if found.job_id is None:  # an array's elements have run dirs of their own
-        return next((r for r in rows if not re.search(r"_\d+$", r.job_id)), None)
-    return next((r for r in rows if r.job_id == found.job_id), None)
+    rows = rows_of(run, queue() if queue else slurm.queue(name=record.read(run).name))
+    row = next((r for r in rows if r.job_id == found.job_id), None)
+    return row if row and row.live else next((r for r in rows if r.live), row)
+
+
+def rows_of(run: RunDir, rows: Iterable[JobRow]) -> list[JobRow]:
+    """Of some jobs those of a run, newest first: by the ids that it knows, or by name and folder.
+    An array's elements have run dirs of their own, and the command of their array."""
+    name, ids = record.read(run).name, job_ids(run)
+
+    def ours(row: JobRow) -> bool:
+        if row.name != name:
+            return False
+        return row.job_id in ids or (row.is_in(str(run.path)) and not ELEMENT.search(row.job_id))
+
+    return [row for row in rows if ours(row)]
+
+
+def job_ids(run: RunDir) -> set[str]:
+    """Every job that has worked on a run, or waits to, as far as its folder knows."""
+    submitted = read_json(run.submission) or {}
+    known = {name for a in ledger.attempts(run) for name in (a.job_id, a.successor) if name}
+    return known | {str(submitted.get("job_id"))}
 
 
 def status_all(root: Path) -> list[Status]:
@@ -190,14 +227,16 @@ def known(run: RunDir) -> Status:
         policy=policy(job),
     )
     last = ledger.last(run)
-    if last:
-        found.attempt, found.hosts, found.since = last.number, last.nodes, stamp(last.began)
-        progress(run, last.number, found)
+    ends = standing.of(run, last) if last else None
+    if last and ends:
+        found.attempt, found.hosts, found.since = last.number, ends.nodes, stamp(ends.began)
+        found.refused = ends is not last
+        progress(run, ends.number, found)
     if submitted.get("refused") and not job_id:
         found.state, found.reason = "REFUSED", submitted["refused"]
-    elif last and job_id in (last.job_id, last.successor):
-        found.state, found.reason = ended(run, last)
-        found.since = stamp(last.ended or last.began)
+    elif last and ends and job_id in (last.job_id, last.successor):
+        found.state, found.reason = ended(run, last, ends)
+        found.since = stamp(ends.ended or ends.began)
     elif job_id:
         found.state, found.since = "PENDING", stamp(submitted["submitted"])
     elif submitted:
@@ -216,13 +255,28 @@ def policy(job: JobRecord) -> str:
     return f"{told}; {again}"
 
 
-def ended(run: RunDir, last: ledger.Attempt) -> tuple[str, str]:
-    """A run's state after its last attempt, and the reason."""
+def ended(run: RunDir, last: ledger.Attempt, ends: ledger.Attempt) -> tuple[str, str]:
+    """A run's state after its last attempt, and the reason.
+
+    Args:
+        ends: the attempt whose end is the run's; see standing.py.
+    """
     if last.cause is None:
         return "RUNNING", ""
     if last.action in requeue.RETURNS:
         return "PENDING", f"comes back after {last.cause}"
-    state = STATES.get(last.cause, "FAILED")
+    state, why = _over(run, ends)
+    if ends is not last:
+        why = "; ".join(filter(None, (why, f"its resume was refused: {reason.of(run, last)}")))
+    return state, why
+
+
+def _over(run: RunDir, last: ledger.Attempt) -> tuple[str, str]:
+    """The state after an attempt that nobody brings back, and the reason."""
+    waited = last.action in requeue.RETURNS  # and a person resumed the run
+    if waited and last.exit_code is not None:
+        return "CANCELLED", "while it waited to come back"
+    state = STATES.get(last.cause or "", "LOST" if waited else "FAILED")
     failed = reason.of(run, last) if state in ("FAILED", "OUT_OF_MEMORY") else ""
     return state, "; ".join(filter(None, (failed, last.reason)))
 

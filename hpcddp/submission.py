@@ -6,31 +6,32 @@ import contextlib
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hpcddp import ledger
+from hpcddp import ledger, record, slurm
 from hpcddp.backends import BACKENDS
 from hpcddp.errors import RunError, SlurmUnreachable, SubmissionRefused
 from hpcddp.keys import nearest
 from hpcddp.plan import Plan
 from hpcddp.rundir import RunDir, read_json, runs_in, write_json
-from hpcddp.status import Status, status
+from hpcddp.status import Status, job_ids, rows_of, status
 
 
 def submit(plan: Plan, run: RunDir) -> str:
     """Hand a run to its backend; the job id. A refusal is written into the run dir, and raised."""
     run.request.unlink(missing_ok=True)
-    record: dict[str, Any] = {"backend": plan.backend, "submitted": time.time(), "job_id": None}
-    write_json(run.submission, record)  # from here on the job is found by its name
+    facts: dict[str, Any] = {"backend": plan.backend, "submitted": time.time(), "job_id": None}
+    write_json(run.submission, facts)  # from here on the job is found by its name
     try:
-        record["job_id"] = BACKENDS[plan.backend].submit(plan, run)
+        facts["job_id"] = BACKENDS[plan.backend].submit(plan, run)
     except SubmissionRefused as error:
-        write_json(run.submission, record | {"refused": error.what})
+        write_json(run.submission, facts | {"refused": error.what})
         raise
-    write_json(run.submission, record)
-    show_log(run, plan.backend, str(record["job_id"]))
-    return str(record["job_id"])
+    write_json(run.submission, facts)
+    show_log(run, plan.backend, str(facts["job_id"]))
+    return str(facts["job_id"])
 
 
 def show_log(run: RunDir, backend: str, job_id: str) -> None:
@@ -68,12 +69,7 @@ def find(root: Path, token: str) -> RunDir:
     raise RunError(f"no run {token!r}", where=str(root), hint=hint)
 
 
-def job_ids(run: RunDir) -> set[str]:
-    """Every job that has worked on a run, or waits to."""
-    record = read_json(run.submission) or {}
-    known = {name for a in ledger.attempts(run) for name in (a.job_id, a.successor) if name}
-    return known | {str(record.get("job_id"))}
-
+TRIES = 3  # of a request to Slurm that gets no answer
 
 # What a backend does about a request that lies in the run dir.
 REQUESTS = {"stop": ("drop", "tell"), "preempt": ("tell",), "cancel": ("cancel",)}
@@ -95,9 +91,37 @@ def request(run: RunDir, want: str) -> Status:
         raise RunError("the run starts: there is nothing to preempt yet", where=run.name)
     write_json(run.request, {"want": want, "job_id": found.job_id, "when": time.time()})
     backend = BACKENDS[found.backend]
-    for act in (getattr(backend, name) for name in REQUESTS[want]):
-        act(found.job_id)
+    for job_id in live_jobs(run, found):
+        for act in (getattr(backend, name) for name in REQUESTS[want]):
+            insist(act, job_id)
     return found
+
+
+def live_jobs(run: RunDir, found: Status) -> list[str]:
+    """The jobs of a run that live: more than one where an answer of sbatch was lost."""
+    ids = [str(found.job_id)]
+    with contextlib.suppress(SlurmUnreachable):
+        if found.backend != "slurm":
+            return ids
+        rows = rows_of(run, slurm.queue(name=record.read(run).name))
+        ids += [row.job_id for row in rows if row.live and row.job_id not in ids]
+    return ids
+
+
+def insist(act: Callable[[str], None], job_id: str) -> None:
+    """Ask Slurm, and ask again where it gives no answer: what is asked of it twice is done once.
+
+    Raises:
+        SlurmUnreachable: it did not answer the last time either. The request lies in the run dir:
+            a running job takes it from there, and one that begins later too.
+    """
+    for left in reversed(range(TRIES)):
+        try:
+            act(job_id)
+            return
+        except SlurmUnreachable:
+            if not left:
+                raise
 
 
 def check_ended(run: RunDir) -> None:
@@ -115,7 +139,7 @@ def check_ended(run: RunDir) -> None:
 
 def kill_local(run: RunDir) -> None:
     """KILL a run on this machine, with all of its ranks."""
-    record = read_json(run.submission) or {}
-    write_json(run.request, {"want": "cancel", "job_id": record["job_id"], "when": time.time()})
+    submitted = read_json(run.submission) or {}
+    write_json(run.request, {"want": "cancel", "job_id": submitted["job_id"], "when": time.time()})
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(int(record["job_id"]), signal.SIGKILL)
+        os.killpg(int(submitted["job_id"]), signal.SIGKILL)

@@ -174,3 +174,18 @@ def test_a_run_without_figures_or_damaged_has_nothing_to_say(site: Site) -> None
     assert advice.measured(run) is None
     run.attempt(1).facts.write_text("[")
     assert advice.measured(run) is None
+
+
+def test_the_time_that_a_preemption_leaves_is_said(
+    site: Site, hpcddp: Callable[..., Outcome]
+) -> None:
+    slurm(site)
+    asked = ("submit", "toy", "--nodes", "1", "--gpus", "1", "--cluster", "slurm", "--dry-run")
+    told = (
+        "note: a preemption leaves 30 s for a step and a save (5 s of grace and 25 s of KillWait)"
+    )
+    assert told in hpcddp(*asked).err
+    earlier(site, save=3.0, run="toy-20260101-0000-a")
+    assert f"{told}; measured in toy-20260101-0000-a: 4 s" in hpcddp(*asked).err
+    slurm(site, partition="PartitionName=gpu Default=YES PreemptMode=OFF MaxTime=1:00:00")
+    assert "preemption" not in hpcddp(*asked).err

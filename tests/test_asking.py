@@ -29,7 +29,7 @@ def answers(site: Site, text: str) -> Path:
 
 
 def row(state: str, name: str) -> str:
-    return f"echo '17|{state}|Priority|2030-01-01T10:00:00|x|n7|{name}'"
+    return f"echo '17|{state}|Priority|2030-01-01T10:00:00|x|n7||{name}'"
 
 
 def test_a_word_holds_until_the_folder_tells_something_new(site: Site) -> None:

@@ -51,7 +51,7 @@ def submitted(site: Site, job_id: str = "7") -> RunDir:
 
 def test_a_waiting_job_and_a_slurm_that_is_gone(site: Site, hpcddp: Command) -> None:
     submitted(site)
-    site.slurm(squeue="echo '7|PENDING|Resources|2030-01-01T10:00:00|x||toy-1'")
+    site.slurm(squeue="echo '7|PENDING|Resources|2030-01-01T10:00:00|x|||toy-1'")
     done = hpcddp("status", "7")
     assert done.code == 0
     assert "PENDING (Resources)" in done.out and "since     2030-01-01T10:00:00" in done.out
@@ -79,7 +79,7 @@ def test_a_damaged_run_is_listed_and_named(site: Site, hpcddp: Command) -> None:
 
 def test_stop_and_cancel_say_what_was_asked(site: Site, hpcddp: Command) -> None:
     submitted(site)
-    site.slurm(squeue="echo '7|RUNNING|None|x|x|n[1-2]|toy-1'")
+    site.slurm(squeue="echo '7|RUNNING|None|x|x|n[1-2]||toy-1'")
     assert hpcddp("stop", "last").out == "stop asked of toy-1 (was RUNNING, job 7)\n"
     data = json.loads(hpcddp("cancel", "last", "--json").out)
     assert data == {

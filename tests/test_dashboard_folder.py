@@ -154,7 +154,7 @@ def test_slurm_is_asked_once_for_all_runs(site: Site) -> None:
     site.runs.mkdir()
     for name in ("a-1", "b-1", "c-1"):
         made_run(site.runs, name, ends=(), steps=20, last=10, cause=None)
-    row = "echo '17|SUSPENDED|Priority|2030-01-01T10:00:00|x|n7|a-1'"
+    row = "echo '17|SUSPENDED|Priority|2030-01-01T10:00:00|x|n7||a-1'"
     site.slurm(squeue=f"echo asked >> {site.folder}/asked; {row}")
     folder = Folder(site.runs)
     assert told(folder)["a-1"]["state"] == "RUNNING"  # by its folder: Slurm has not answered yet

@@ -111,9 +111,12 @@ def test_what_belongs_to_somebody_else_is_refused(run: RunDir) -> None:
 def test_a_run_that_was_deleted_is_no_traceback(
     site: Site, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    site.runs.mkdir()
+    assert host.main(["begin", str(site.runs / "gone"), "1"]) == host.AWAY  # with all of the runs
+    (site.runs / "another").mkdir()
     assert host.main(["begin", str(site.runs / "gone"), "1"]) == host.FAILED
     assert "there is no run here" in capsys.readouterr().err
-    assert not site.runs.exists()
+    assert not (site.runs / "gone").exists()
 
 
 def test_a_port_is_outside_of_what_the_kernel_gives_and_can_be_bound() -> None:
@@ -182,11 +185,9 @@ def test_of_another_machine_nothing_can_be_said(run: RunDir) -> None:
 @pytest.mark.parametrize(
     ("answer", "begins"),
     [
-        ("echo '6|RUNNING|None|x|x|n1|toy-1'", False),
-        ("echo '6|PENDING|Resources|x|x|n1|toy-1'", False),
-        ("echo 'Unable to contact slurm controller' >&2; exit 1", False),
-        ("echo '6|COMPLETED|None|x|x|n1|toy-1'", True),
-        ("echo 'slurm_load_jobs error: Access denied' >&2; exit 1", False),
+        ("echo '6|RUNNING|None|x|x|n1||toy-1'", False),
+        ("echo '6|PENDING|Resources|x|x|n1||toy-1'", False),
+        ("echo '6|COMPLETED|None|x|x|n1||toy-1'", True),
         ("exit 0", True),
     ],
 )
@@ -200,6 +201,24 @@ def test_slurm_knows_whether_an_earlier_job_works(
     else:
         with pytest.raises(RunError, match="job 6 already works"):
             host.begin(run, 1)
+
+
+@pytest.mark.usefixtures("in_slurm")
+@pytest.mark.parametrize("words", ["Unable to contact slurm controller", "Access denied"])
+def test_a_controller_that_is_away_refuses_nobody(
+    site: Site, run: RunDir, monkeypatch: pytest.MonkeyPatch, words: str
+) -> None:
+    earlier(run, slurm=True, job_id="6")
+    answered = site.folder / "answered"
+    site.program(
+        "squeue", f"[ -e {answered} ] || {{ touch {answered}; echo '{words}' >&2; exit 1; }}"
+    )
+    monkeypatch.setattr(claim, "PAUSE", 0.01)
+    assert host.begin(run, 1).startswith("2 ")
+    monkeypatch.setattr(claim, "PATIENCE", 0.0)
+    earlier(run, slurm=True, job_id="6")
+    site.program("squeue", f"echo '{words}' >&2; exit 1")
+    assert host.main(["begin", str(run.path), "1"]) == host.AWAY
 
 
 @pytest.mark.usefixtures("in_slurm")
@@ -396,3 +415,53 @@ def test_a_program_that_was_warned_of_its_time_limit_may_have_more_to_do(
     mine.number, mine.deadline = 1, time.time() + left
     run.attempt(1).path.mkdir()
     assert host.gather(run, mine, 0).code == found
+
+
+def test_a_program_is_done_though_a_term_came_for_its_script_alone(
+    site: Site, run: RunDir, tmp_path: Path
+) -> None:
+    """Slurm's words are those of scancel; the job runs."""
+    site.program("scontrol", "echo JobId=7 JobState=RUNNING Restarts=0 PreemptTime=None")
+    record_run(run, spec={"command": ["python", "train.py"]})
+    mine = ledger.life("7", 1, slurm=True)
+    mine.number, mine.said = 1, str(tmp_path / "said")
+    Path(mine.said).write_text("slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2030-01-01 ***\n")
+    run.attempt(1).path.mkdir()
+    assert host.gather(run, mine, 0).code == 0
+    site.program("scontrol", "echo JobId=7 JobState=COMPLETING Restarts=0 PreemptTime=None")
+    assert host.gather(run, mine, 0).code == 0  # these words count for nothing any more
+    with Path(mine.said).open("a") as f:
+        f.write("slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2030-01-02 ***\n")
+    assert host.gather(run, mine, 0).code == 143
+
+
+@pytest.mark.usefixtures("in_slurm")
+def test_a_full_disk_at_the_end_brings_the_run_back_all_the_same(
+    site: Site, run: RunDir, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site.program("scontrol", f"echo $* >>{site.folder}/asked; echo JobState=RUNNING Restarts=0")
+    assert host.begin(run, os.getpid())
+    subprocess.run(["/bin/mount", "--bind", run.path, run.path], check=True)
+    try:
+        subprocess.run(["/bin/mount", "-o", "remount,ro,bind", run.path], check=True)
+        assert host.main(["end", str(run.path), "1", "1"]) == 0
+    finally:
+        subprocess.run(["/bin/umount", "--lazy", run.path], check=True)
+    out, err = capsys.readouterr()
+    assert out == "0\n" and "not written down" in err
+    assert "requeue 7" in (site.folder / "asked").read_text()
+
+
+@pytest.mark.usefixtures("in_slurm")
+def test_a_follow_up_looks_itself_why_its_parent_ended(site: Site, run: RunDir) -> None:
+    words = site.folder / "said"
+    site.program("scontrol", "echo JobId=6 JobState=FAILED Restarts=0 ExitCode=0:9")
+    for said, begins in (("CANCELLED AT x ***", False), ("CANCELLED AT x DUE TO PREEMPTION", True)):
+        earlier(run, slurm=True, job_id="6", said=str(words))
+        words.write_text(f"error: *** JOB 6 ON n1 {said}\n")
+        newest = ledger.last(run)
+        assert newest and bool(host.begin(run, 1, newest.number, look=True)) is begins
+    earlier(run, slurm=True, job_id="6")  # a script that was killed: Slurm has no words
+    newest = ledger.last(run)
+    assert newest and host.begin(run, 1, newest.number, look=True)
+    assert (ledger.read(run.attempt(newest.number)) or newest).cause == "script killed"

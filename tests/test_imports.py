@@ -8,8 +8,10 @@ from conftest import Site
 
 LAYER_0 = ("errors", "keys", "topology", "hostlist", "spec", "rundir", "record", "ledger", "slurm",
            "site", "requeue", "codes", "preempt", "claim", "comeback", "failure", "host", "meeting",
+           "sentry",
            "group", "orphans", "command", "spawn", "strategy", "facts", "budget",
-           "sizes", "results", "reason", "cgroups", "gloo", "urls")  # fmt: skip
+           "sizes", "results", "reason", "cgroups", "gloo", "urls", "standing",
+           "inquiry")  # fmt: skip
 HEAVY = {"torch", "numpy", "submitit", "rich", "sklearn"}
 
 # Runs one command and tells what was asked for on the way, found or not.

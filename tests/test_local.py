@@ -153,6 +153,26 @@ def test_second_ctrl_c_kills(toy: Site, command: Command) -> None:
     assert not alive(status(command)["job_id"])
 
 
+def test_a_resume_of_another_model_leaves_the_run_as_it_was(toy: Site, command: Command) -> None:
+    """Where the model cannot be made before the job, its first attempt finds it out."""
+    task = TOY.replace("model()", "model(width=2)").replace(
+        "nn.Linear(4, 2)", "nn.Linear(4, width)"
+    )
+    needs = "import os\nif 'RANK' not in os.environ: raise RuntimeError('no GPU')\n"
+    toy.job("toy", "global_batch = 8\nmax_steps = 6\n", needs + task)
+    assert command("submit").code == 0
+    done = command("resume", "last", "--set", "model.width=16", "--set", "max_steps=9")
+    assert done.code == 1, done.text
+    assert "could not be compared with the checkpoint here (RuntimeError: no GPU)" in done.err
+    found = status(command)
+    assert (found["state"], found["step"], found["attempt"]) == ("COMPLETED", 6, 2)
+    assert "model.weight is [2, 4] there and [16, 4] here" in found["reason"]
+    why = command("why").out
+    assert "refused" in why and "submit a new run for another model" in why
+    assert command("resume", "last", "--set", "max_steps=9").code == 0
+    assert status(command)["step"] == 9
+
+
 def test_one_process_for_a_debugger(toy: Site, command: Command) -> None:
     toy.job("toy", "global_batch = 8\n", TOY + "\nimport os\nprint('task in', os.getpid())\n")
     done = command("run", "toy", "--steps", "5")
@@ -165,7 +185,7 @@ def test_one_process_for_a_debugger(toy: Site, command: Command) -> None:
 
 def test_a_failure_is_told_once_and_named(toy: Site, command: Command) -> None:
     fails = "\nimport os\nif os.environ['RANK'] == '1': raise ValueError('rank one')\n"
-    toy.job("toy", "global_batch = 8\n", TOY + fails)
+    toy.job("toy", "global_batch = 8\nrequeue.crashes = 1\n", TOY + fails)
     done = command("submit", "--gpus", "2")
     assert done.code == 1
     assert done.out.count("Traceback") == 1

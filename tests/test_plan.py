@@ -44,7 +44,6 @@ def flags(*pairs: tuple[str, Any], where: str = "--set") -> Layer:
         ("slurm.nodes", 2, "contradicts the map"),
         ("slurm.G", 2, "contradicts the map"),
         ("slurm.gres", "gpu:4", "contradicts the map"),
-        ("slurm.output", "x.log", "contradicts the map"),
         ("slurm.job-name", "x", "contradicts the map"),
         ("slurm.array", "1-3", "contradicts the map"),
         ("slurm.Time", "1", "not the long name"),
@@ -173,9 +172,19 @@ def test_the_map_and_the_folder_are_options_of_sbatch(site: Site) -> None:
     assert str(found["nodes"]) == "1-2"
     assert (found["ntasks-per-node"], found["gpus-per-node"]) == (4, "4")
     assert found["job-name"] == "toy-1"
-    assert found["output"] == "/runs/50%%/toy-1/job-%j.log"
+    assert found["output"] == "/tmp/hpcddp-toy-1-%j.log"  # the run's folder may be away
     assert found["chdir"] == site.folder
     assert found["qos"] == "high"
+
+
+def test_a_persons_own_log_stays_and_its_risk_is_said(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = ("slurm.output", "logs/%j.out")
+    assert directives(site, asked)["output"] == "logs/%j.out"
+    assert any("--output is logs/%j.out" in note for note in site.plan(flags(asked)).notes)
+    monkeypatch.setenv("SBATCH_OUTPUT", "here.log")
+    assert any("SBATCH_OUTPUT is here.log" in note for note in site.plan(flags()).notes)
 
 
 def test_requeue_is_always_said(site: Site) -> None:

@@ -2,7 +2,10 @@
 
 import json
 import sys
+import time
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import Site, record_run
@@ -10,8 +13,8 @@ from made import made_run
 from test_local import Command
 from toy import TOY
 
-from hpcddp import comeback, history, ledger, reason
-from hpcddp.rundir import write_json
+from hpcddp import comeback, history, ledger, reason, record
+from hpcddp.rundir import RunDir, write_json
 
 GONE = "RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer"
 
@@ -57,6 +60,7 @@ def test_a_rank_that_gloo_ended() -> None:
 SRUN = "srun: error: n2: tasks 3,5-6: Killed\nsrun: error: n1: task 0: Killed\n"
 OURS = "hpcddp: rank 3 on n2 was ended by SIGKILL\n"
 KILLED = (3, "n2", "rank 3 on n2 was killed: out of memory?")
+FULL = (3, "n2", "rank 3 on n2 was ended by SIGBUS: is a disk or /dev/shm full?")
 
 
 @pytest.mark.parametrize(
@@ -67,6 +71,8 @@ KILLED = (3, "n2", "rank 3 on n2 was killed: out of memory?")
         # There a task of srun is a node's, and ended as a consequence.
         ("fork", traceback(0, GONE) + OURS + "srun: error: n1: task 0: Killed\n", KILLED),
         ("torchrun", "1: hpcddp: rank 3 on n2 was ended by SIGKILL\n", KILLED),
+        ("srun", traceback(0, GONE) + SRUN.replace("Killed", "Bus error (core dumped)"), FULL),
+        ("spawn", traceback(0, GONE) + OURS.replace("SIGKILL", "SIGBUS"), FULL),
         ("srun", traceback(0, GONE) + "srun: error: n2: task 3: Exited with exit code 7\n",
          (3, "n2", "rank 3 on n2 left with exit code 7")),
         ("srun", traceback(0, GONE) + traceback(3, "ValueError: boom"),
@@ -147,7 +153,7 @@ _loss, steps = loss, []
 def loss(output, target):
     steps.append(1)
     if os.environ["RANK"] == "1" and len(steps) == 6:
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), signal.{signal})
     return _loss(output, target)
 """
 SLEEPS = """
@@ -158,15 +164,22 @@ time.sleep(60)
 """
 
 
-@pytest.mark.parametrize("what", [["toy"], ["--", sys.executable, "train.py"]])
+@pytest.mark.parametrize(
+    ("what", "number", "why"),
+    [
+        (["toy"], "SIGKILL", "was killed: out of memory?"),
+        (["toy"], "SIGBUS", "was ended by SIGBUS: is a disk or /dev/shm full?"),
+        (["--", sys.executable, "train.py"], "SIGKILL", "was killed: out of memory?"),
+    ],
+)
 def test_a_killed_rank_is_named_wherever_it_is_asked(
-    site: Site, command: Command, what: list[str]
+    site: Site, command: Command, what: list[str], number: str, why: str
 ) -> None:
-    site.job("toy", "global_batch = 8\nmax_steps = 12\n", TOY + KILLS)
+    site.job("toy", "global_batch = 8\nmax_steps = 12\n", TOY + KILLS.format(signal=number))
     site.write("train.py", SLEEPS)
     done = command("submit", "--gpus", "2", "--set", "requeue.enabled=false", *what)
     assert done.code == 1
-    assert "was killed: out of memory?" in command("status", "last").out
+    assert why in command("status", "last").out
     told = command("why", "last").out
     assert "attempt 1, rank 1 on " in told and "rank 0" not in told
     (row,) = json.loads(command("why", "last", "--json").out)["attempts"]
@@ -174,3 +187,103 @@ def test_a_killed_rank_is_named_wherever_it_is_asked(
     if what == ["toy"]:  # which tells where its ranks are
         shown = command("watch", "last").out
         assert "1 dead (X)" in shown and "X rank 1 on " in shown
+
+
+def failing(site: Site, **spec: Any) -> tuple[RunDir, ledger.Attempt]:
+    """A run of two nodes with two ranks each, whose first attempt has failed."""
+    run = RunDir(site.runs / "toy-1")
+    run.create()
+    record_run(run, (2, 2), 2, backend="local", spec=spec)
+    write_json(run.submission, {"submitted": 5.0})
+    return run, attempted(run, 1)
+
+
+def attempted(run: RunDir, number: int, *, met: bool = False) -> ledger.Attempt:
+    mine = ledger.life("7", 1)
+    mine.number = number
+    run.attempt(number).path.mkdir(parents=True)
+    write_json(run.attempt(number).facts, asdict(mine))
+    if met:
+        run.attempt(number).metrics.write_text('{"event": "ranks"}\n')
+    return mine
+
+
+MISTAKE = {"rank": 1, "host": "n1", "type": "ImportError", "kind": "mistake", "message": "no x"}
+SAME = "".join(f"{rank} 4 ImportError: no x\n" for rank in range(4))
+
+
+@pytest.mark.parametrize(
+    ("failures", "met", "found"),
+    [
+        (SAME, False, "mistake"),
+        (SAME, True, "crash"),  # an attempt before has met: it is no mistake any more
+        (SAME.replace("3 4 Import", "3 4 OS"), False, "crash"),
+        ("1 4 ImportError: no x\n", False, "crash"),  # the others did well
+        ("", False, "crash"),
+    ],
+)
+def test_what_all_ranks_fail_of_before_any_progress_is_a_mistake(
+    site: Site, failures: str, met: bool, found: str
+) -> None:
+    run, mine = failing(site)
+    if met:
+        run.attempt(1).metrics.write_text('{"event": "ranks"}\n')
+        mine = attempted(run, 2)
+    run.attempt(mine.number).failures.write_text(failures)
+    assert reason.kind(run, mine, MISTAKE, 1) == found
+    write_json(run.submission, {"submitted": time.time() + 1})  # a person has resumed it since
+    assert reason.kind(run, mine, MISTAKE, 1) == ("mistake" if failures == SAME else "crash")
+
+
+@pytest.mark.parametrize(
+    ("log", "met", "found"),
+    [
+        ("0: ImportError: no x\n3: ImportError: no x\n", False, "mistake"),
+        ("0: ImportError: no x\n3: ImportError: no x\n", True, ""),
+        ("0: ImportError: no x\n", False, ""),  # its node's, it may be
+        ("0: NameError: x\n3: NameError: y\n", False, ""),
+        ("0: train.py: No such file or directory\n2: train.py: No such file or directory\n",
+         False, "mistake"),
+        ("0: OSError: [Errno 5] Input/output error\n2: OSError: [Errno 5] Input/output error\n",
+         False, ""),
+        ("0: step 3\n2: step 3\n", False, ""),
+        ("", False, ""),
+    ],
+)  # fmt: skip
+def test_a_program_that_ends_with_the_same_words_on_all_nodes_was_never_right(
+    site: Site, log: str, met: bool, found: str
+) -> None:
+    run, mine = failing(site, command=["python", "train.py"])
+    run.attempt(1).log.write_text(log)
+    if met:
+        run.attempt(1).met.touch()
+    assert reason.kind(run, mine, {}, 1) == found
+    assert reason.kind(run, mine, {}, 0) == ""
+
+
+def test_nodes_are_left_out_only_while_enough_remain(site: Site) -> None:
+    run, _ = failing(site, requeue={"exclude_bad_nodes": True})
+    job = record.read(run)
+    site.program("sinfo", "echo 'n[1-3]|idle'; echo 'n4|drained*'")
+    for number, host in ((1, "n3"), (2, "n1")):
+        if number > 1:
+            attempted(run, number)
+        write_json(run.attempt(number).error, MISTAKE | {"kind": "crash", "host": host})
+    assert comeback.excluded(run, job) == "n1"  # the newest; without n3 too two are too few
+    job.nodes = [1, 2]
+    assert comeback.excluded(run, job) == "n1,n3"
+    job.nodes = [3, 3]
+    assert comeback.excluded(run, job) == ""
+    site.program("sinfo", "exit 1")
+    job.nodes = [1, 1]
+    assert comeback.excluded(run, job) == ""
+
+
+def test_a_node_without_its_gpu_is_left_out_unasked(site: Site) -> None:
+    run, _ = failing(site)
+    site.program("sinfo", "echo 'n[1-3]|idle'")
+    write_json(run.attempt(1).error, MISTAKE | {"kind": "crash", "host": "n2"})
+    assert comeback.excluded(run, record.read(run)) == ""
+    found = MISTAKE | {"kind": "crash", "host": "n2", "bad_host": True}
+    write_json(run.attempt(1).error, found)
+    assert comeback.excluded(run, record.read(run)) == "n2"

@@ -14,6 +14,7 @@ from hpcddp.requeue import (
     DONE,
     FOLLOW,
     HANG,
+    KILLED,
     LEFT,
     LOCAL,
     MISTAKE,
@@ -21,9 +22,9 @@ from hpcddp.requeue import (
     NONE,
     OOM,
     PREEMPTED,
+    REFUSED,
     REQUEUED,
     SIGNALLED,
-    SUPERSEDED,
     TIMEOUT,
     End,
     Past,
@@ -65,9 +66,18 @@ CASES = [
     ("a killed rank", End(137), CRASH, AGAIN),
     ("out of memory", End(137, kind="oom"), OOM, AGAIN),
     ("a mistake of the user", End(1, kind="mistake"), MISTAKE, NONE),
+    ("a checkpoint of another model", End(1, kind="foreign"), REFUSED, NONE),
+    ("no checkpoint that is whole", End(1, kind="damaged"), MISTAKE, NONE),
     ("a hang", End(86, kind="hang"), HANG, AGAIN),
     ("numbers gone wrong", End(87, kind="diverged"), DIVERGED, NONE),
-    ("an older life", End(88), SUPERSEDED, NONE),
+    ("fenced, by nobody", End(88), CRASH, AGAIN),
+    ("preempted in the start, a neighbour says", End(143, preempted=True, kind="peer"), PREEMPTED,
+     AGAIN),
+    ("a start-up preemption", End(1, preempted=True, kind="peer"), PREEMPTED, AGAIN),
+    ("the script was killed", End(137, ENDED, killed=True), KILLED, FOLLOW),
+    ("the script was killed, and a person asked", End(137, ENDED, killed=True, want="cancel"),
+     CANCELLED, NONE),
+    ("scancel -s KILL", End(137, ENDED, ending=CANCELLED, killed=True), CANCELLED, NONE),
     ("the controller is away", End(85, ""), SIGNALLED, AGAIN),
     ("preempted here", End(85, LOCAL, want="preempt"), PREEMPTED, AGAIN),
     ("TERM here", End(85, LOCAL), ASKED, NONE),
@@ -114,9 +124,9 @@ def test_a_job_is_queued_again_only_while_it_runs() -> None:
             assert decide(end._replace(state=state), [], Policy()).action != AGAIN
 
 
-def test_numbers_gone_wrong_and_older_lives_never_come_back() -> None:
+def test_numbers_gone_wrong_never_come_back() -> None:
     for end in every_end():
-        if end.code in (87, 88):
+        if end.code == 87:
             assert decide(end._replace(requeued=False), [], Policy()).action == NONE
 
 
@@ -219,6 +229,13 @@ srun: forcing job termination
 )
 def test_slurms_words_in_the_log(words: str, cause: str) -> None:
     assert requeue.ending(LOG.format(words)) == cause
+
+
+def test_a_signal_for_the_batch_script_alone_ends_nothing() -> None:
+    """It has the words of scancel; what ends the job later has words for the steps alone."""
+    told = LOG.format("").replace("08:18:44 ***", "08:18:44 DUE TO JOB REQUEUE ***").splitlines()
+    assert requeue.ending("\n".join([told[2], told[1]])) == REQUEUED
+    assert requeue.ending("\n".join([told[1], told[2]])) == CANCELLED
 
 
 def test_a_step_that_ends_is_no_job_that_ends() -> None:

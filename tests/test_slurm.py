@@ -58,30 +58,35 @@ def test_a_surrounding_job_leaves_nothing_in_the_environment() -> None:
 def test_slurms_programs_get_a_clean_environment(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    site.program("squeue", 'printf "%s\\n" "${SLURM_JOB_ID-gone} ${SLURM_CONF-gone}"')
+    seen = 'printf "%s\\n" "${SLURM_JOB_ID-gone} ${SLURM_CONF-gone} ${SLURM_TIME_FORMAT-gone}"'
+    site.program("squeue", seen)
+    site.program("sbatch", seen)
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("SLURM_CONF", "/etc/slurm.conf")
-    assert slurm.call("squeue").stdout == "gone /etc/slurm.conf\n"
+    monkeypatch.setenv("SLURM_TIME_FORMAT", "relative")
+    assert slurm.call("squeue").stdout == "gone /etc/slurm.conf %s\n"
+    assert slurm.call("sbatch").stdout == "gone /etc/slurm.conf gone\n"  # the job would have it
 
 
 def test_a_queue_is_read_by_fields(site: Site) -> None:
     site.program(
         "squeue",
         'echo "slurm_load_jobs: a warning" >&2\n'
-        'echo "12|PENDING|Resources|2030-01-01T00:00:00|N/A||toy-1"\n'
-        'echo "13|RUNNING|None|2030-01-01T00:00:00|2030-01-01T00:01:00|n[1-2]|a|b"\n'
+        'echo "12|PENDING|Resources|1893456000|N/A|||toy-1"\n'
+        'echo "13|RUNNING|None|1893456000|2030-01-01T00:01:00|n[1-2]||a|b"\n'
         "echo noise",
     )
     first, second = slurm.queue()
-    assert first == JobRow("12", "PENDING", "Resources", "2030-01-01T00:00:00", "N/A", "", "toy-1")
+    assert first == JobRow("12", "PENDING", "Resources", 1893456000.0, None, "", "toy-1")
     assert first.live
     assert (second.hosts, second.name) == ("n[1-2]", "a|b")
+    assert second.start == time.mktime((2030, 1, 1, 0, 1, 0, 0, 0, -1))  # of an older Slurm
 
 
 # Answers as squeue does: with the jobs of the name that was asked for, if one was.
 BY_NAME = """
 for word; do case $word in --name=*) name=${word#--name=};; esac; done
-[ "${name-somebody-elses}" = somebody-elses ] && echo "12|RUNNING|None|x|x|n1|somebody-elses"
+[ "${name-somebody-elses}" = somebody-elses ] && echo "12|RUNNING|None|x|x|n1||somebody-elses"
 exit 0
 """
 
@@ -93,7 +98,7 @@ def test_a_job_id_that_was_given_out_again_is_not_ours(site: Site) -> None:
 
 
 def test_of_jobs_of_one_name_the_id_tells_which(site: Site) -> None:
-    site.program("squeue", 'for n in 14 13; do echo "$n|RUNNING|None|x|x|n$n|toy-1"; done')
+    site.program("squeue", 'for n in 14 13; do echo "$n|RUNNING|None|x|x|n$n||toy-1"; done')
     row = slurm.job("13", "toy-1")
     assert row and row.hosts == "n13"
 
@@ -105,7 +110,7 @@ def test_a_squeue_that_fails_is_no_empty_queue(site: Site) -> None:
 
 
 def test_an_ended_job_is_not_live(site: Site) -> None:
-    site.program("squeue", 'echo "12|CANCELLED|None|x|x|n1|toy-1"')
+    site.program("squeue", 'echo "12|CANCELLED|None|x|x|n1||toy-1"')
     row = slurm.job("12", "toy-1")
     assert row and not row.live
 
@@ -179,6 +184,8 @@ def test_what_slurm_says_of_a_job(site: Site) -> None:
     assert slurm.facts("7") == JobFacts("RUNNING", "None", 2, False, end)
     site.program("scontrol", f"echo {said} {times}2029-12-31T23:00:00")
     assert slurm.facts("7") == JobFacts("RUNNING", "None", 2, True, end)
+    site.program("scontrol", f"echo {said} EndTime=1893456000 PreemptTime=1893455000")
+    assert slurm.facts("7") == JobFacts("RUNNING", "None", 2, True, 1893456000.0)
     site.program("scontrol", "echo JobId=7 JobState=PENDING Reason=Resources EndTime=Unknown")
     assert slurm.facts("7") == JobFacts("PENDING", "Resources")
     site.program("scontrol", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
@@ -230,12 +237,22 @@ def test_it_is_queued_again_as_submitit_does_it(
     assert theirs == ours and ours[-1] == "requeue 11_1"
 
 
-def test_a_follow_up_dies_with_its_parent(site: Site) -> None:
+def test_a_follow_up_begins_after_its_parent(site: Site) -> None:
+    """It dies with one that leaves with 0; of one that is being ended it looks itself why."""
     log = site.folder / "asked"
     site.program("sbatch", f'echo "$*" >>{log}; echo "8;cluster"')
-    assert slurm.successor(Path("job.sbatch"), 2, "7", exclude="n1") == "8"
-    assert slurm.successor(Path("job.sbatch"), 2, "7", after=False) == "8"
+    script = Path("job.sbatch")
+    assert slurm.successor(script, ["2"], "7", ok=True, exclude="n1") == "8"
+    assert slurm.successor(script, ["2", "look"], "7", ok=False) == "8"
     assert log.read_text().splitlines() == [
         "--parsable --dependency=afterok:7 --kill-on-invalid-dep=yes --exclude=n1 job.sbatch 2",
-        "--parsable job.sbatch 2",
+        "--parsable --dependency=afterany:7 job.sbatch 2 look",
     ]
+
+
+def test_the_jobs_that_follow_an_attempt_are_known_by_their_command(site: Site) -> None:
+    rows = ("9|PENDING|x|x|x||/r/a/job.sbatch 2 look|a", "8|PENDING|x|x|x||/r/a/job.sbatch 1|a",
+            "7|RUNNING|x|x|x||/r/a/job.sbatch|a", "6|CANCELLED|x|x|x||/r/a/job.sbatch 2|a",
+            "5|PENDING|x|x|x||/r/a_1/job.sbatch 2|a")  # fmt: skip
+    site.program("squeue", "\n".join(f"echo '{row}'" for row in rows))
+    assert slurm.follow_ups(Path("/r/a/job.sbatch"), "a") == {"9": 2, "8": 1}

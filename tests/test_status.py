@@ -51,7 +51,7 @@ def away(site: Site) -> None:
 
 def test_a_pending_job_tells_why_it_waits_and_since_when(site: Site) -> None:
     run = submitted(make(site))
-    queue(site, "7|PENDING|Resources|2030-01-01T10:00:00|2030-01-02T00:00:00||toy-1")
+    queue(site, "7|PENDING|Resources|2030-01-01T10:00:00|2030-01-02T00:00:00|||toy-1")
     found = status.status(run)
     assert (found.state, found.reason, found.since) == (
         "PENDING",
@@ -59,6 +59,26 @@ def test_a_pending_job_tells_why_it_waits_and_since_when(site: Site) -> None:
         "2030-01-01T10:00:00",
     )
     assert (found.nodes, found.gpus_per_node, found.job_id, found.final) == ("1-2", 4, "7", False)
+
+
+@pytest.mark.parametrize(
+    ("reason", "words"),
+    [
+        ("JobHeldUser", "it is held until you run scontrol release 7"),
+        ("JobHeldAdmin", "an administrator holds it, and one has to run scontrol release 7"),
+        ("launch failed requeued held", "its start failed on a node, until you run scontrol"),
+        ("launch_failed_requeued_held", "its start failed on a node, until you run scontrol"),
+        ("job requeued in held state", "Slurm holds it until you run scontrol release 7"),
+        ("JobHoldMaxRequeue", "its start failed too often, until you run scontrol release 7"),
+    ],
+)
+def test_a_job_that_is_held_tells_what_lets_it_go(site: Site, reason: str, words: str) -> None:
+    run = submitted(make(site))
+    queue(site, f"7|PENDING|{reason}|1893456000|N/A|||toy-1")
+    found = status.status(run)
+    assert found.state == "PENDING" and found.reason.startswith(f"{reason}: ")
+    assert words in found.reason
+    assert found.since == status.stamp(1893456000)
 
 
 def test_a_running_job_tells_where_and_how_far(site: Site) -> None:
@@ -72,7 +92,7 @@ def test_a_running_job_tells_where_and_how_far(site: Site) -> None:
     ]
     text = "".join(json.dumps(record) + "\n" for record in records)
     run.attempt(1).metrics.write_text(text + '{"event": "train", "st')
-    queue(site, "7|RUNNING|None|2030-01-01T10:00:00|2030-01-01T11:00:00|n[1-2]|toy-1")
+    queue(site, "7|RUNNING|None|2030-01-01T10:00:00|2030-01-01T11:00:00|n[1-2]||toy-1")
     found = status.status(run)
     assert (found.state, found.reason, found.hosts, found.attempt) == ("RUNNING", "", "n[1-2]", 1)
     assert found.since == "2030-01-01T11:00:00"
@@ -102,7 +122,7 @@ def test_only_the_end_of_long_metrics_is_read(site: Site) -> None:
 def test_a_run_that_ended_is_not_asked_about(site: Site, cause: str, code: int, state: str) -> None:
     run = begun(submitted(make(site)))
     ledger.end(run, 1, code, cause)
-    queue(site, "7|RUNNING|None|x|x|n1|toy-1")
+    queue(site, "7|RUNNING|None|x|x|n1||toy-1")
     found = status.status(run)
     assert (found.state, found.final, asked(site)) == (state, True, 0)
     assert bool(found.reason) is (state == "FAILED")
@@ -122,7 +142,7 @@ def test_a_run_that_ends_while_slurm_is_asked_has_its_own_word(site: Site) -> No
 
     def late() -> list[slurm.JobRow]:
         ledger.end(run, 1, 1, requeue.CRASH)
-        return [slurm.JobRow("7", "FAILED", "NonZeroExitCode", "x", "x", "n1", "toy-1")]
+        return [slurm.JobRow("7", "FAILED", "NonZeroExitCode", None, None, "n1", "toy-1")]
 
     found = status.status(run, late)
     assert (found.state, found.reason) == ("FAILED", "rank 3 on n2: E: boom")
@@ -171,7 +191,7 @@ def test_slurm_may_have_left_a_word_where_the_script_could_not(
 
 def test_states_of_slurm_are_shown_as_they_are(site: Site) -> None:
     run = begun(submitted(make(site)))
-    queue(site, "7|TIMEOUT|TimeLimit|x|x|n1|toy-1")
+    queue(site, "7|TIMEOUT|TimeLimit|x|x|n1||toy-1")
     found = status.status(run)
     assert (found.state, found.reason, found.final) == ("TIMEOUT", "TimeLimit", True)
 
@@ -188,17 +208,17 @@ def test_what_was_refused_rendered_or_left_open(site: Site) -> None:
 
 def test_a_job_whose_id_sbatch_never_told_is_found_by_its_name(site: Site) -> None:
     run = submitted(make(site), None)
-    queue(site, "8|PENDING|Priority|x|x||another", "7|PENDING|Resources|x|x||toy-1")
+    queue(site, "8|PENDING|Priority|x|x|||another", f"7|PENDING|Resources|x|x||{run.script}|toy-1")
     found = status.status(run, slurm.queue)
     assert (found.state, found.job_id, found.reason) == ("PENDING", "7", "Resources")
-    queue(site, "7|PENDING|Resources|x|x||toy-1")
+    queue(site, f"7|PENDING|Resources|x|x||{run.script}|toy-1")
     with pytest.raises(RunError, match="the run is PENDING as job 7"):
         submission.check_ended(run)
 
 
 def test_a_script_that_plain_sbatch_took_is_followed_too(site: Site) -> None:
     run = begun(make(site), job_id="9")
-    queue(site, "9|RUNNING|None|x|2030-01-01T00:00:00|n1|toy-1")
+    queue(site, "9|RUNNING|None|x|2030-01-01T00:00:00|n1||toy-1")
     assert (status.status(run).state, status.status(run).job_id) == ("RUNNING", "9")
 
 
@@ -215,7 +235,9 @@ def test_all_runs_are_one_question(site: Site) -> None:
     for number in range(4):
         submitted(make(site, f"toy-{number}"), str(number))
     ledger.end(begun(submitted(make(site, "ended"), "5"), "5"), 1, 0, requeue.DONE)
-    queue(site, *(f"{n}|PENDING|Priority|x|x||toy-{n}" for n in range(3)), "3|PENDING|x|x|x||other")
+    queue(
+        site, *(f"{n}|PENDING|Priority|x|x|||toy-{n}" for n in range(3)), "3|PENDING|x|x|x|||other"
+    )
     states = {s.run: s.state for s in status.status_all(site.runs)}
     assert states == {
         "toy-0": "PENDING", "toy-1": "PENDING", "toy-2": "PENDING", "toy-3": "LOST",

@@ -155,7 +155,7 @@ def test_an_sbatch_that_failed_though_the_job_exists_is_not_repeated(site: Site)
     site.program(
         "squeue",
         'echo "$*" >squeues; for w; do case $w in --name=*) n=${w#--name=};; esac; done;'
-        ' echo "43|PENDING|Priority|x|x||$n"',
+        ' echo "43|PENDING|Priority|x|x|||$n"',
     )
     made = plan(site)
     run = prepare.new_run(made, site.runs)
@@ -178,7 +178,7 @@ def test_where_nobody_answers_nothing_is_claimed(site: Site) -> None:
 def pending(site: Site, job_id: str = "7", state: str = "PENDING") -> RunDir:
     run = prepare.new_run(plan(site), site.runs)
     write_json(run.submission, {"job_id": job_id, "submitted": time.time()})
-    site.program("squeue", f"echo '{job_id}|{state}|None|x|x||{run.name}'")
+    site.program("squeue", f"echo '{job_id}|{state}|None|x|x|||{run.name}'")
     site.program("scancel", 'echo "$*" >>cancelled')
     return run
 

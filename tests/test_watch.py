@@ -22,7 +22,7 @@ from hpcddp.rundir import RunDir, write_json
 NAME = "pets-20261121-0253-a1b2"
 RUNS = """
 [ -n "$ASKED" ] && echo . >>"$ASKED"
-echo "17|RUNNING|None|2026-11-21T02:53:00|2026-11-21T02:54:00|n[1-2]|{name}"
+echo "17|RUNNING|None|2026-11-21T02:53:00|2026-11-21T02:54:00|n[1-2]||{name}"
 """
 
 
@@ -187,7 +187,7 @@ def test_nothing_of_a_run_is_obeyed(site: Site, watch: Callable[..., Terminal]) 
     nasty = "\x1b]0;owned\x07\x1b[2J\x1b[31mred\x1b[0m \x9b5m \u202ertl [bold]b[/bold] 数据 e\u0301"
     nasty += " :smile:"
     run = made_run(site.runs, "pets\x1b[2J\x1bc", cause=None, last=300)
-    site.slurm(squeue=f"printf '17|PENDING|\\033[2Jwhy|||\\033]0;owned|{run.name}'")
+    site.slurm(squeue=f"printf '17|PENDING|\\033[2Jwhy|||\\033]0;owned||{run.name}'")
     run.attempt(3).log.write_text(f"0: {nasty}\n0: the end\n")
     write_json(run.attempt(3).error, {"rank": 1, "host": nasty, "message": nasty})
     metrics = run.attempt(3).metrics

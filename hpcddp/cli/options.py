@@ -159,10 +159,14 @@ def plan_job(job: str | None, given: dict[str, Any]) -> Any:
 
 
 def advise(made: Any, runs: Iterable[RunDir]) -> None:
-    """Say on stderr what speaks against a plan, by what the first of these runs took before."""
+    """Say on stderr what a preemption leaves of time, and what speaks against a plan, by what the
+    first of these runs took before."""
     from hpcddp import advice
 
-    for text in advice.advise(made, runs):
+    warnings = advice.advise(made, runs)
+    if made.site and (text := advice.room(made.site, made.measured)):
+        click.echo(f"note: {text}", err=True)
+    for text in warnings:
         click.echo(f"warning: {text}", err=True)
 
 

@@ -54,7 +54,7 @@ def plan(job: str | None, memory: str | None, as_json: bool, **given: Any) -> No
     if asked.nodes.min != asked.nodes.max:
         notes.append(f"{asked.nodes} nodes: this is the plan of {asked.nodes.max}")
     rows, facts = _look(asked, given["strategy"], folder)
-    for note in [*notes, *facts.notes, *_unknown(facts)]:
+    for note in [*notes, *facts.notes, *_unknown(facts), *_room(asked)]:
         click.echo(f"note: {note}", err=True)
     site = asked.profile.cluster
     device = facts.memory if site.backend == "local" else 0
@@ -99,6 +99,15 @@ def _backend(profile: Profile, facts: Facts) -> str:
     if profile.cluster.backend == "local":
         return "nccl" if facts.memory else "gloo"
     return "gloo" if profile.cluster.gpu_option == "none" else "nccl"
+
+
+def _room(asked: Asked) -> list[str]:
+    """What a preemption leaves of time, where Slurm says so."""
+    from hpcddp import advice
+    from hpcddp import plan as plans
+
+    rules = plans.site_of(asked.spec, asked.profile)
+    return [advice.room(rules)] if rules and rules.preempts else []
 
 
 def _unknown(facts: Facts) -> list[str]:

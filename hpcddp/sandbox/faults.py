@@ -14,7 +14,7 @@ from hpcddp.sandbox import daemons, processes
 from hpcddp.sandbox.instants import EARLY, Fault
 from hpcddp.sandbox.stage import TIME, Stage
 from hpcddp.sandbox.state import load
-from hpcddp.status import current, status
+from hpcddp.status import current, rows_of, status
 
 NOTICE = 40.0  # seconds that Slurm may take to preempt, or to end a job at its limit
 
@@ -113,9 +113,9 @@ def cancel(stage: Stage, fault: Fault, watch: float) -> None:
 
 
 def _jobs(stage: Stage) -> list[str]:
-    """The jobs of the run that live, by any of its ids and names."""
-    name, ids = read_record(stage.run).name, submission.job_ids(stage.run)
-    return [r.job_id for r in slurm.queue() if r.live and (r.name == name or r.job_id in ids)]
+    """The jobs of the run that live."""
+    rows = rows_of(stage.run, slurm.queue(name=read_record(stage.run).name))
+    return [row.job_id for row in rows if row.live]
 
 
 PLAY = {

@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from hpcddp import sentry
 from hpcddp.errors import SandboxError
 
 PROC = Path("/proc")
@@ -138,10 +139,13 @@ def of_jobs(home: str, node: str = "") -> list[Process]:
 
 
 def of_steps(folder: str) -> list[Process]:
-    """The tasks of a run's steps, by number, and what has its environment from them."""
+    """The tasks of a run's steps, by number, and what has its environment from them, but for a
+    sentry."""
     mark, tasks = f"HPCDDP_RUN_DIR={folder}".encode(), []
     for pid in _pids():
         environ = _read(pid, "environ").split(b"\0")
+        if _read(pid, "comm").strip() == sentry.NAME.encode():
+            continue
         if mark in environ and any(entry.startswith(b"SLURM_STEP_ID=") for entry in environ):
             tasks += [(int(e[13:]), pid) for e in environ if e.startswith(b"SLURM_PROCID=")]
     return of_pids(pid for _, pid in sorted(tasks))

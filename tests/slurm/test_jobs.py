@@ -95,7 +95,7 @@ def test_commands_in_every_state(desk: Desk) -> None:
 
     pending = desk.submit("--sbatch", "hold=true")
     found = desk.until(lambda s: s["state"] == "PENDING" and bool(s["reason"]), pending)
-    assert found["reason"] == "JobHeldUser" and found["since"]
+    assert found["reason"].startswith("JobHeldUser: ") and found["since"]
     looks(pending, "PENDING")
     desk("stop", pending)
     desk.until(lambda s: s["state"] in ("CANCELLED", "STOPPED"), pending)
@@ -294,7 +294,8 @@ def test_a_failing_rank_is_named(desk: Desk) -> None:
         TOY
         + "\nimport os\nif os.environ.get('SLURM_PROCID') == '2': raise ValueError('rank two')\n"
     )
-    done = desk.result("submit", "toy", "--nodes", "2", "--gpus", "2", "--follow")
+    once = ("--set", "requeue.crashes=1")  # of one rank alone, it may be its node's
+    done = desk.result("submit", "toy", "--nodes", "2", "--gpus", "2", "--follow", *once)
     assert done.returncode == 1
     assert f"rank 2 on {desk.nodes[1]}: ValueError: rank two" in done.stderr
     assert done.stdout.count("Traceback") == 1

@@ -46,6 +46,48 @@ def test_a_save_that_cannot_fit_is_told_before_submitting(desk: Desk) -> None:
     assert "requeue.enabled is false" in refuses
 
 
+def let_go(desk: Desk, run: str, words: str) -> str:
+    """Wait until a job is told to be held, and run the command that is told; the job's id."""
+    found = desk.until(lambda s: words in s["reason"], run)
+    assert found["state"] == "PENDING"
+    since = time.mktime(time.strptime(found["since"], "%Y-%m-%dT%H:%M:%S"))
+    assert abs(time.time() - since) < 100
+    command = found["reason"].rpartition(" run ")[2].split()
+    assert command == ["scontrol", "release", found["job_id"]]
+    assert f"({found['reason']})" in desk("status", run)
+    desk.slurm.run(*command, check=True)
+    desk.until(lambda s: "release" not in s["reason"], run)
+    return str(found["job_id"])
+
+
+def test_a_job_that_is_held_tells_what_lets_it_go(desk: Desk) -> None:
+    run = desk.submit("--sbatch", "begin=now+1hour")
+    job = desk.status(run)["job_id"]
+    for act, words in (("hold", "an administrator holds it"), ("uhold", "it is held until you")):
+        desk.slurm.run("scontrol", act, job, check=True)
+        assert let_go(desk, run, words) == job
+    desk("cancel", run)
+
+
+def test_a_job_that_a_node_cannot_start_is_held_too(tmp_path: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix="hpcddp-", dir="/tmp") as parent:
+        works, prolog = Path(parent, "works"), Path(parent, "prolog")
+        prolog.write_text(f"#!/bin/sh\n[ -e {works} ]\n")
+        prolog.chmod(0o755)
+        sandbox = Sandbox(Path(parent, "box"))
+        try:
+            sandbox.up(Settings(nodes=2, gpus=2, accounting=False, extra={"Prolog": str(prolog)}))
+            make_toy(tmp_path)
+            desk = Desk(tmp_path, Slurm(sandbox, clean_environ(sandbox)))
+            run = desk.submit()
+            job = let_go(desk, run, "its start failed on a node")
+            works.touch()
+            desk.slurm.run("scontrol", "update", f"JobId={job}", "StartTime=now", check=True)
+            assert desk.until(lambda s: s["state"] == "COMPLETED", run)["step"] == 12
+        finally:
+            sandbox.down()
+
+
 @pytest.fixture
 def tracked(slurm: Slurm, tmp_path: Path) -> Iterator[Desk]:
     """A desk on a Slurm that tracks processes by cgroups, as nearly every site does."""

@@ -1,0 +1,235 @@
+"""Ordinary trouble of a cluster: a slow controller, a disk that is away, a killed script."""
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcddp import ledger
+from hpcddp.rundir import RunDir, read_json
+from hpcddp.sandbox import processes
+
+from . import disks, slow
+from .desk import LONG, Desk, pids, wait_for
+from .test_hardships import site  # noqa: F401
+from .test_survive import SIZE, finished, lost
+
+Site = Callable[..., Desk]
+
+
+def no_job_is_left(desk: Desk) -> None:
+    wait_for(lambda: not desk.slurm.run("squeue", "--noheader").stdout)
+
+
+def test_a_slow_answer_starts_no_second_job(site: Site) -> None:  # noqa: F811
+    """Slurm has done what it was asked long before it says so."""
+    desk = site(kill_wait=30)
+    path = slow.path(desk.folder / "slow", 12)
+    run = desk.submit(*SIZE, "--env", f"PATH={path}")
+    job = desk.training(run, step=20)["job_id"]
+    desk("preempt", run)
+    assert desk.training(run, attempt=2)["job_id"] == job
+    folder = finished(desk, run)
+    assert [a.cause for a in desk.attempts(run)] == ["preempted", "done"] and lost(folder) == 0
+    no_job_is_left(desk)
+
+
+def test_a_follow_up_that_nobody_heard_of_is_cancelled(desk: Desk) -> None:
+    """sbatch took the job, and its answer was lost."""
+    path = slow.path(desk.folder / "slow", 0, errors=2.0, only=("sbatch",))
+    run = desk.submit(*SIZE, *LONG, "--env", f"PATH={path}")
+    desk.training(run, step=10)
+    folder = desk.run(run)
+    script = str(folder.script)
+    waits = desk.slurm.run(
+        "sbatch", "--parsable", "--hold", script, "1", cwd=desk.folder, check=True
+    )
+    desk("cancel", run)
+    desk.until(lambda s: s["state"] == "CANCELLED", run)
+    no_job_is_left(desk)
+    assert waits.stdout.strip() and len(desk.attempts(run)) == 1
+
+
+def test_a_second_job_takes_no_request_away(desk: Desk) -> None:
+    run = desk.submit(*SIZE, *LONG)
+    desk.training(run, step=10)
+    folder = desk.run(run)
+    ranks = pids(folder)
+    for pid in ranks:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        desk("stop", run)
+        done = desk.slurm.run("sbatch", "--wait", str(folder.script), cwd=desk.folder)
+        assert done.returncode == 1 and folder.request.exists()
+    finally:
+        for pid in ranks:
+            os.kill(pid, signal.SIGCONT)
+    desk.until(lambda s: s["state"] == "STOPPED", run)
+    assert [a.cause for a in desk.attempts(run)] == ["stopped"]
+
+
+@pytest.mark.parametrize("seconds", [8.0, pytest.param(0.0, marks=pytest.mark.full)],
+                         ids=["a step too long", "while it starts"])  # fmt: skip
+def test_a_preemption_without_time_is_followed(site: Site, seconds: float) -> None:  # noqa: F811
+    """Slurm kills the ranks and the script before they could say anything."""
+    desk = site(preempt_mode="CANCEL", grace=0, kill_wait=5)
+    task = desk.folder / "jobs/toy.py"
+    slow_step = (
+        f"\nfast = loss\ndef loss(o, t):\n    n = time.sleep({seconds})\n    return fast(o, t)\n"
+    )
+    slow_start = "\nplain = model\ndef model():\n    time.sleep(15)\n    return plain()\n"
+    task.write_text(task.read_text() + (slow_step if seconds else slow_start))
+    run = desk.submit("--nodes", "2", "--gpus", "1", "--set", "max_steps=3")
+    if seconds:
+        desk.training(run, step=1)
+    else:
+        desk.until(lambda s: s["state"] == "RUNNING" and s["attempt"] == 1, run)
+    desk.take_all_nodes()
+    desk.until(lambda s: s["attempt"] == 2, run)
+    desk.until(lambda s: s["state"] == "COMPLETED", run)
+    first, second = desk.attempts(run)
+    assert (first.cause, second.cause) == ("preempted", "done")
+    assert first.job_id != second.job_id
+    no_job_is_left(desk)
+
+
+def test_a_script_that_is_killed_is_followed(desk: Desk) -> None:
+    run = desk.submit(*SIZE)
+    desk.training(run, step=20)
+    os.kill(desk.attempts(run)[0].pid, signal.SIGKILL)
+    desk.training(run, attempt=2)
+    folder = finished(desk, run)
+    first, second = desk.attempts(run)
+    assert (first.cause, second.cause) == ("script killed", "done") and lost(folder) == 0
+    assert "script killed" in desk("why", run)
+
+
+def test_a_script_that_scancel_ends_is_not(site: Site) -> None:  # noqa: F811
+    """The ranks save and leave within KillWait; the script, told to wait for them, is killed."""
+    desk = site(kill_wait=3)
+    run = desk.submit(*SIZE, *LONG)
+    job = desk.training(run, step=20)["job_id"]
+    ranks = pids(desk.run(run))
+    for pid in ranks:
+        os.kill(pid, signal.SIGSTOP)
+    desk.slurm.run("scancel", job, check=True)
+    desk.until(lambda s: s["state"] == "CANCELLED", run)
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline:
+        assert desk.status(run)["state"] == "CANCELLED"
+    no_job_is_left(desk)
+
+
+@pytest.mark.full
+def test_the_loss_of_the_scripts_node_costs_no_wait(desk: Desk) -> None:
+    """Slurm notices it after half a minute, and holds the job for two more: a rank on the second
+    node ends that."""
+    run = desk.submit(*SIZE, *LONG)
+    desk.training(run, step=20)
+    node, sandbox = desk.attempts(run)[0].host, desk.slurm.sandbox
+    sandbox.stop_daemon(f"slurmd-{node}", signal.SIGKILL)
+    try:
+        while left := processes.of_jobs(str(sandbox.logs.parent), node):
+            processes.end(left, signal.SIGKILL, 1.0)
+        desk.until(lambda s: s["state"] == "PENDING", run)
+        free = time.monotonic()
+        desk.training(run, attempt=2)
+        assert time.monotonic() - free < 40
+    finally:
+        sandbox.start_daemon(f"slurmd-{node}")
+    desk("cancel", run)
+    desk.until(lambda s: s["state"] == "CANCELLED", run)
+
+
+STEPS = ("--set", "max_steps=80", "--set", "dataset.pause=0.02", "--set", "checkpoint.every=10",
+         "--set", "checkpoint.keep=2", "--nodes", "1", "--gpus", "2")  # fmt: skip
+
+
+def some(name: str) -> list[Any]:
+    """The troubles of a disk; in each run of the tests only one of them."""
+    return [
+        name if name == other else pytest.param(other, marks=pytest.mark.full)
+        for other in disks.TROUBLES
+    ]
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    with disks.small(tmp_path / "disk") as folder:
+        yield folder
+
+
+def submitted(desk: Desk, disk: Path, *more: str) -> RunDir:
+    """A run whose job waits until it is let go."""
+    line = desk(
+        "submit", "toy", *STEPS, "--runs", str(disk), "--sbatch", "hold=true", "--json", *more
+    )
+    return RunDir(json.loads(line.splitlines()[0])["path"])
+
+
+def complete(desk: Desk, run: RunDir) -> dict[str, Any]:
+    """Wait for the end of a run in a folder of its own."""
+    return desk.until(lambda s: s["state"] in ("COMPLETED", "FAILED", "LOST"), str(run.path))
+
+
+@pytest.mark.parametrize("trouble", some("full"))
+def test_a_disk_that_is_no_use_while_the_job_begins(desk: Desk, disk: Path, trouble: str) -> None:
+    run = submitted(desk, disk)
+    job = str((read_json(run.submission) or {})["job_id"])
+    disks.TROUBLES[trouble](run.path)
+    try:
+        desk.slurm.run("scontrol", "release", job, check=True)
+        log = Path(f"/tmp/hpcddp-{run.name}-{job}.log")
+        wait_for(lambda: log.exists() and (trouble == "away" or "hpcddp:" in log.read_text()))
+        time.sleep(1)
+    finally:
+        disks.well(run.path)
+    assert complete(desk, run)["state"] == "COMPLETED"
+    assert [a.cause for a in ledger.attempts(run)] == ["done"]
+
+
+@pytest.mark.full
+def test_a_disk_that_stays_away_holds_no_nodes(desk: Desk, disk: Path) -> None:
+    """The job waits in the queue instead, and its comment keeps the count."""
+    run = submitted(desk, disk, "--sbatch", "comment=of ours")
+    text = run.script.read_text().replace("SECONDS + 180", "SECONDS + 1")
+    run.script.write_text(text.replace("now+10minutes", "now+8"))
+    job = str((read_json(run.submission) or {})["job_id"])
+    desk.slurm.run("scancel", job, check=True)
+    job = desk.sbatch(run.script)
+    disks.away(run.path)
+    try:
+        desk.slurm.run("scontrol", "release", job, check=True)
+        wait_for(lambda: "try 1 of 12, restart 0]" in comment(desk, job))
+        wait_for(lambda: "try 2 of 12, restart 1]" in comment(desk, job))
+    finally:
+        disks.well(run.path)
+    assert complete(desk, run)["state"] == "COMPLETED"
+    assert comment(desk, job).startswith("of ours [hpcddp: try ")
+
+
+def comment(desk: Desk, job: str) -> str:
+    return desk.slurm.run(
+        "squeue", "--noheader", "--states=all", f"--jobs={job}", "--format=%k"
+    ).stdout
+
+
+@pytest.mark.parametrize("trouble", some("away"))
+def test_a_crash_while_the_disk_is_no_use_comes_back(desk: Desk, disk: Path, trouble: str) -> None:
+    line = desk("submit", "toy", *STEPS, "--runs", str(disk), "--json")
+    run = RunDir(json.loads(line.splitlines()[0])["path"])
+    wait_for(lambda: ledger.newest_step(run))
+    os.kill(pids(run)[1], signal.SIGKILL)
+    disks.TROUBLES[trouble](run.path)
+    try:
+        time.sleep(8)
+    finally:
+        disks.well(run.path)
+    ended = complete(desk, run)
+    assert (ended["state"], ended["step"]) == ("COMPLETED", 80)
+    assert lost(run) <= 20
