@@ -220,7 +220,10 @@ def test_one_that_has_met_is_left_alone(site: Site, command: Command) -> None:
     assert done.code == 0, done.text
 
 
-def test_ranks_that_meet_elsewhere_are_left_alone(site: Site) -> None:
+def test_ranks_that_meet_elsewhere_are_left_alone(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(meeting, "LIVES", 0.1)
     run = RunDir(site.runs / "program")
     run.path.mkdir(parents=True)
     words = ["python", "-m", "hpcddp.dask", "program.py"]
@@ -228,4 +231,5 @@ def test_ranks_that_meet_elsewhere_are_left_alone(site: Site) -> None:
     with subprocess.Popen(["sleep", "60"]) as ranks:
         meeting.watch(run, 1, ranks.pid, {"MASTER_PORT": "9"})
         assert ranks.poll() is None
+        assert not run.attempt(1).met.exists()  # the run has no such attempt
         ranks.kill()

@@ -19,6 +19,7 @@ from hpcddp.rundir import STEP, AttemptDir, RunDir, last_lines
 if TYPE_CHECKING:
     from hpcddp.train.lease import Lease
 
+QUICK = 5.0  # seconds: a save that failed sooner tells nothing of what one takes
 TAIL = 1 << 16  # bytes of an earlier attempt's metrics that are read
 OnRecord = Callable[[dict[str, Any]], None]
 
@@ -118,8 +119,10 @@ def earlier_saves(run: RunDir, attempt: int) -> list[float]:
                 ]
                 for event in ("checkpoint", "checkpoint_failed")
             }
-            if good := took["checkpoint"]:
-                return [*good, *(s for s in took["checkpoint_failed"] if s > max(good))]
+            good = took["checkpoint"]
+            least = max(good, default=QUICK)
+            if found := [*good, *(s for s in took["checkpoint_failed"] if s > least)]:
+                return found
     return []
 
 
