@@ -65,10 +65,10 @@ def works(attempt: Attempt, run: RunDir, me: Attempt, follows: int) -> bool:
 
 
 def asked_until(question: Callable[[], T]) -> T:
-    """Slurm's answer, which may take a while: a controller that is away refuses nobody.
+    """Ask Slurm again until it answers, for PATIENCE seconds at most.
 
     Raises:
-        SlurmMissing: there is nobody to ask.
+        SlurmMissing: the program is not installed.
         SlurmUnreachable: it was away for PATIENCE seconds.
     """
     deadline = time.monotonic() + PATIENCE
@@ -160,7 +160,7 @@ def begin(run: RunDir, pid: int, follows: int = 0, look: bool = False) -> str:
     if in_slurm and not follows:
         check_awaited(run, facts.job_id)
     if abandoned():
-        raise RunError("nobody waits for this claim any more", where=str(run.path))
+        raise RunError("the batch script no longer waits for this claim", where=str(run.path))
     claimed = ledger.begin(run, facts, lambda earlier: works(earlier, run, facts, follows),
                            lambda earlier: close(run, earlier))  # fmt: skip
     if not claimed:
@@ -173,7 +173,7 @@ def begin(run: RunDir, pid: int, follows: int = 0, look: bool = False) -> str:
 
 
 def say(run: RunDir, text: str) -> None:
-    """Say why this job leaves, also in the run's own log: nobody reads a file of its node."""
+    """Say why this job leaves, in the run's own log too: the node's file is hard to reach."""
     print(f"hpcddp: {text}", file=sys.stderr, flush=True)
     if not my_job():
         return
@@ -230,7 +230,7 @@ def needless(run: RunDir, me: Attempt, follows: int, look: bool) -> str:
     cause = newest.cause or asked_until(lambda: comeback.why_ended(run, newest))
     ends = newest.action not in requeue.RETURNS if newest.cause else cause not in requeue.FOLLOWED
     if ends and (newest.cause or look or cause == requeue.CANCELLED):
-        return f"attempt {follows} is not to be followed: {cause or 'nobody knows why it ended'}"
+        return f"attempt {follows} is not to be followed: {cause or 'unknown reason'}"
     with contextlib.suppress(SlurmMissing):
         known = asked_until(lambda: slurm.facts(newest.job_id))
         if known and known.state in ("PENDING", "RUNNING", "CONFIGURING", "SUSPENDED"):
