@@ -281,6 +281,7 @@ def here(run: RunDir, job_id: str, pid: int) -> Attempt:
     """The facts of a life inside a Slurm job."""
     nodes = os.environ.get("SLURM_JOB_NODELIST", os.uname().nodename)
     facts = ledger.life(job_id, pid, slurm=True, nodes=nodes)
+    facts.said_id = os.environ["SLURM_JOB_ID"]
     facts.restarts = int(os.environ.get("SLURM_RESTART_COUNT") or 0)
     facts.deadline = float(os.environ.get("SLURM_JOB_END_TIME") or 0) or None
     with contextlib.suppress(OSError):  # the log that Slurm gave to the script

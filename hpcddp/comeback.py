@@ -155,6 +155,20 @@ def follow_up(
     )
 
 
+def drop(run: RunDir, name: str, *, upto: int, but: str, wait: float = slurm.TIMEOUT) -> None:
+    """Cancel the jobs that wait to follow an attempt, up to one of this number.
+
+    Args:
+        but: the job that asks: it may be such a one itself.
+
+    Raises:
+        SlurmUnreachable: it is not known whether there are any.
+    """
+    for job_id, number in slurm.follow_ups(run.script, name, wait).items():
+        if number <= upto and job_id != but:
+            slurm.cancel(job_id, state="PENDING", timeout=wait)
+
+
 def note(run: RunDir, facts: Attempt) -> None:
     """Write an attempt's facts down; a full disk, which may have room again soon, ends nothing."""
     try:
@@ -228,7 +242,7 @@ def said(attempt: Attempt) -> str:
     log = tail(Path(attempt.said), attempt.said_size) if attempt.said else ""
     if attempt.node_log and attempt.host == os.uname().nodename:
         log += tail(Path(attempt.node_log), attempt.node_log_size)
-    return requeue.ending(log)
+    return requeue.ending(log, attempt.said_id)
 
 
 def was_killed(run: RunDir, mine: Attempt, told: slurm.JobFacts) -> bool:

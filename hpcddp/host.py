@@ -62,6 +62,7 @@ def end(run: RunDir, number: int, code: int) -> str:
         print(f"hpcddp: attempt {number} ended after {took:.0f} s: {found.cause}, "
               f"exit code {code}; next: {next_}", flush=True)  # fmt: skip
         if written is None or found.action not in (requeue.AGAIN, requeue.FOLLOW):
+            _drop(run, mine, found, job.name)
             break
         if answer := comeback.bring_back(run, written, found, job):
             return answer
@@ -82,6 +83,14 @@ def _ended(run: RunDir, mine: Attempt, code: int, found: Decision) -> Attempt | 
         mine.exit_code, mine.cause, mine.action = code, found.cause, found.action
         return mine
     return written and sentry.known(run, written)
+
+
+def _drop(run: RunDir, mine: Attempt, found: Decision, name: str) -> None:
+    """Cancel the job that the sentry submitted at Slurm's words, where nothing is to follow. One
+    that is not found leaves by itself when it begins."""
+    if mine.slurm and found.action == requeue.NONE and comeback.said(mine):
+        with contextlib.suppress(SlurmUnreachable):
+            comeback.drop(run, name, upto=mine.number, but=mine.job_id)
 
 
 def gather(run: RunDir, mine: Attempt, code: int) -> End:
@@ -179,7 +188,7 @@ def _warned(run: RunDir, mine: Attempt) -> bool:
 
 
 def _deaf() -> None:
-    """Slurm's TERM at the end of a job is for others."""
+    """Slurm's TERM at the end of a job is for the ranks."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
@@ -193,6 +202,8 @@ def main(args: list[str], *, stay: bool = False) -> int:
     run = RunDir(folder)
     try:
         if verb == "begin":
+            if "SLURM_JOB_ID" in os.environ:
+                _deaf()  # the job may be ended already; the sentry sees why
             signal.alarm(BLOCKED)
             claim = begin(run, int(rest[0]), int("".join(rest[1:2]) or 0), comeback.LOOK in rest)
             print(claim, flush=True)

@@ -37,7 +37,7 @@ class Attempt:
     """One life of a run, as attempt.json holds it."""
 
     number: int
-    job_id: str  # Slurm's, or the process id of the local script
+    job_id: str  # Slurm's, A_N for an array's element, or the process id of the local script
     host: str  # where the batch script runs
     pid: int
     pid_start: str  # the process's start, in clock ticks since boot: a pid alone is no identity
@@ -46,6 +46,7 @@ class Attempt:
     began: float  # seconds since the epoch
     said: str = ""  # the log that holds Slurm's words on why it ends the job
     said_size: int = 0  # bytes of it at the start: what comes after them is of this life
+    said_id: str = ""  # the job's number in these words, which an array's element has besides
     node_log: str = ""  # on ``host``, where Slurm writes them; the sentry copies them into ``said``
     node_log_size: int = 0  # bytes of it that were there, or copied, at the start
     restarts: int = 0  # how often Slurm had restarted the job when this life began
@@ -188,7 +189,8 @@ def point(link: Path, target: Path) -> None:
 def end(
     run: RunDir, number: int, exit_code: int, cause: str, action: str = "", reason: str = ""
 ) -> Attempt | None:
-    """Write how an attempt ended; None if it is not there, or is the newest no more."""
+    """Write how an attempt ended; None if it is the newest no more. ``owner`` says what is
+    raised."""
     facts = owner(run, number)
     if facts:
         facts.ended, facts.exit_code, facts.cause = time.time(), exit_code, cause
@@ -199,9 +201,16 @@ def end(
 
 
 def owner(run: RunDir, number: int) -> Attempt | None:
-    """The facts of an attempt while it is the newest: it alone may write."""
+    """The facts of an attempt while it is the newest: it alone may write. None if a newer one has
+    begun.
+
+    Raises:
+        RunUnreadable: neither of them is there: the disk may be away.
+    """
     folders = run.all_attempts()
-    return read(folders[-1]) if folders and folders[-1].number == number else None
+    if not folders or folders[-1].number < number:
+        raise RunUnreadable("is not there", where=str(run.attempt(number).path))
+    return read(folders[-1]) if folders[-1].number == number else None
 
 
 class Save(NamedTuple):

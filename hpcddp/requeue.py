@@ -36,7 +36,7 @@ _RUNS = ("RUNNING", "SIGNALING", LOCAL, "")  # "" is a controller that did not a
 # nor has a TERM for the batch script alone, which ends nothing: then the job's steps may say later
 # what does.
 _WORDS = re.compile(
-    r"\*\*\* (JOB|STEP) \S+ ON \S+ CANCELLED AT [^\s*,]+(?: DUE TO ([A-Z ]*[A-Z]))?"
+    r"\*\*\* (JOB|STEP) (\d+)\S* ON \S+ CANCELLED AT [^\s*,]+(?: DUE TO ([A-Z ]*[A-Z]))?"
 )
 _ENDINGS = {
     None: CANCELLED,
@@ -111,9 +111,13 @@ class Decision(NamedTuple):
     reason: str = ""
 
 
-def ending(log: str) -> str:
-    """Why Slurm ended a job, by the last such line of its log: a cause, or "" if it did not."""
-    found = [(whose, why) for whose, why in _WORDS.findall(log)]
+def ending(log: str, number: str = "") -> str:
+    """Why Slurm ended a job, by the last such line of its log: a cause, or "" if it did not.
+
+    Args:
+        number: the job's, which may share its log with others; else any.
+    """
+    found = [(whose, why) for whose, job, why in _WORDS.findall(log) if number in ("", job)]
     jobs = [i for i, (whose, _) in enumerate(found) if whose == "JOB"]
     if not jobs:
         return ""

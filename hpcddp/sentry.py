@@ -37,6 +37,7 @@ from hpcddp.rundir import RunDir, read_json, write_json
 GLANCE = 0.5  # seconds between two looks at the script and at Slurm's words
 ANSWER = 60.0  # seconds to wait for an answer that nobody waits for
 LATE = 10.0  # seconds that a script gets to say how it ended, before other nodes ask Slurm
+RARELY = 30.0  # most seconds between two questions while it runs
 SLOWEST = 5.0  # seconds between two questions of what has become of the job
 NAME = "hpcddp-sentry"  # of such a process, as ps shows it
 RELIEF = 20.0  # seconds that a rank spends on a script that is gone
@@ -146,7 +147,7 @@ class Sentry:
 
     def _ask(self) -> None:
         """Ask Slurm, at the pace of the cluster's profile; what begin could not learn at once."""
-        dropped, pause = False, max(1.0, float(self.job.poll_seconds))
+        dropped, pause = False, min(max(1.0, float(self.job.poll_seconds)), RARELY)
         if self.mine.site and self.mine.number == 1:
             time.sleep(pause)
         while True:
@@ -174,10 +175,8 @@ class Sentry:
         """
         mine = self.mine
         if mine.number > 1:
-            waiting = slurm.follow_ups(self.run.script, self.job.name, ANSWER)
-            for job_id, number in waiting.items():
-                if number < mine.number and job_id != mine.job_id:
-                    slurm.cancel(job_id, state="PENDING", timeout=ANSWER)
+            name, upto = self.job.name, mine.number - 1
+            comeback.drop(self.run, name, upto=upto, but=mine.job_id, wait=ANSWER)
         return True
 
 

@@ -68,8 +68,10 @@ class JobRow(NamedTuple):
         return self.state in LIVE
 
     def is_in(self, folder: str) -> bool:
-        """Whether its command names a run's folder."""
-        return f"{folder}/" in self.command
+        """Whether its command names a run's folder, by whatever path."""
+        real, script = os.path.realpath(folder), self.command.partition("/job.sbatch")[0]
+        named = any(f"{name}/" in self.command for name in (folder, real))
+        return named or (bool(script) and os.path.realpath(script) == real)
 
 
 def leaking(environ: Mapping[str, str]) -> list[str]:

@@ -452,6 +452,46 @@ def test_a_full_disk_at_the_end_brings_the_run_back_all_the_same(
     assert "requeue 7" in (site.folder / "asked").read_text()
 
 
+def test_an_empty_mount_at_the_end_is_no_newer_attempt(
+    run: RunDir, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert host.begin(run, os.getpid())
+    subprocess.run(["/bin/mount", "-t", "tmpfs", "tmpfs", run.path], check=True)
+    try:
+        assert host.main(["end", str(run.path), "1", "0"]) == host.AWAY
+    finally:
+        subprocess.run(["/bin/umount", "--lazy", run.path], check=True)
+    assert capsys.readouterr().out == ""
+    assert host.main(["end", str(run.path), "1", "0"]) == 0
+
+
+def test_a_begin_that_the_script_has_given_up_claims_nothing(run: RunDir) -> None:
+    """A disk that blocks holds it; the script has gone on without it when the disk is back."""
+    words = ["begin", str(run.path), str(os.getpid())]
+    begin = subprocess.Popen([sys.executable, "-m", "hpcddp.host", *words], stdout=subprocess.PIPE)
+    assert begin.stdout
+    begin.stdout.close()
+    assert begin.wait() == host.FAILED
+    assert ledger.attempts(run) == []
+
+
+@pytest.mark.usefixtures("in_slurm")
+def test_what_the_sentry_submitted_goes_where_nothing_follows(site: Site, run: RunDir) -> None:
+    """Slurm's words were of a preemption, and a person had asked for the end."""
+    words = site.folder / "said"
+    words.touch()
+    site.program("scontrol", "echo JobState=COMPLETING Restarts=0")
+    site.program("scancel", f"echo $* >>{site.folder}/asked")
+    rows = [f"{number}|PENDING|None|x|x||{run.script} {of} look|{run.name}"
+            for number, of in ((8, 1), (9, 2))]  # fmt: skip
+    site.program("squeue", f"printf '%s\\n' '{rows[0]}' '{rows[1]}'")
+    earlier(run, slurm=True, job_id="7", said=str(words))
+    write_json(run.request, {"want": "stop", "job_id": "7"})
+    words.write_text("error: *** JOB 7 ON n1 CANCELLED AT x DUE TO PREEMPTION ***\n")
+    assert host.main(["end", str(run.path), "1", "85"]) == 0
+    assert (site.folder / "asked").read_text() == "--state=PENDING 8\n"
+
+
 @pytest.mark.usefixtures("in_slurm")
 def test_a_follow_up_looks_itself_why_its_parent_ended(site: Site, run: RunDir) -> None:
     words = site.folder / "said"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hpcddp import ledger, requeue
-from hpcddp.errors import RunError
+from hpcddp.errors import RunError, RunUnreadable
 from hpcddp.ledger import Attempt
 from hpcddp.rundir import STEP, RunDir, fence, read_json, write_json
 
@@ -166,7 +166,8 @@ def test_attempts_of_an_earlier_version_are_read(run: RunDir) -> None:
 
 
 def test_an_attempt_that_is_not_there_cannot_end(run: RunDir) -> None:
-    assert ledger.end(run, 3, 0, requeue.DONE) is None
+    with pytest.raises(RunUnreadable, match="is not there"):
+        ledger.end(run, 3, 0, requeue.DONE)
     assert ledger.last(run) is None
     assert read_json(run.attempt(3).facts) is None
 

@@ -243,5 +243,11 @@ def test_a_step_that_ends_is_no_job_that_ends() -> None:
     assert requeue.ending("") == ""
 
 
+def test_words_on_another_job_of_the_same_log_are_not_taken() -> None:
+    told = LOG.format(" DUE TO PREEMPTION")
+    assert requeue.ending(told, "3") == PREEMPTED
+    assert requeue.ending(told, "33") == requeue.ending(told + "", "4") == ""
+
+
 def test_the_last_word_counts() -> None:
     assert requeue.ending(LOG.format(" DUE TO JOB REQUEUE") + LOG.format("")) == CANCELLED

@@ -133,6 +133,48 @@ def test_the_script_leaves_with_the_jobs_code(
     assert (site.bin / "asked").read_text().split() == ["show", *asked.split()]
 
 
+def test_a_term_while_the_run_is_claimed_ends_neither_the_claim_nor_the_script(
+    site: Site, script: Callable[..., RunDir]
+) -> None:
+    """A preemption that comes so early must find somebody who can bring the run back."""
+    run = script()
+    site.program("scontrol", f"touch {site.folder}/asked; sleep 2\n{SCONTROL}")
+    process = subprocess.Popen(["bash", run.script], start_new_session=True)
+    while not (site.folder / "asked").exists():
+        time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGTERM)
+    assert process.wait() == 0
+    assert [a.cause for a in ledger.attempts(run)] == ["done"]
+
+
+CGROUP = "echo ProctrackType = proctrack/cgroup"
+
+
+def test_where_nothing_outlives_the_job_another_one_waits_for_the_disk(
+    site: Site, script: Callable[..., RunDir]
+) -> None:
+    """Its start, its nodes and the count of tries are in the very request."""
+    run = script()
+    text = run.script.read_text().replace("SECONDS + 180", "SECONDS")
+    run.script.write_text(text.replace("sleep 3\n", "sleep 0\n"))
+    site.program("scontrol", CGROUP)
+    site.program("sbatch", f"printf '%s\\n' \"$@\" >{site.folder}/asked")
+    for comment, told in (
+        ("(null)", "[hpcddp: try 1 of 12, restart -1]"),
+        ("of ours [hpcddp: try 1 of 12, restart -1]", "of ours [hpcddp: try 2 of 12, restart -1]"),
+    ):
+        site.program("squeue", f"echo 'RUNNING|n9|{comment}'")
+        subprocess.run(["/bin/mount", "-t", "tmpfs", "tmpfs", run.path], check=True)
+        try:
+            subprocess.run(["bash", "-s", "3", "look"], input=text, text=True, check=True)
+        finally:
+            subprocess.run(["/bin/umount", "--lazy", run.path], check=True)
+        assert (site.folder / "asked").read_text().splitlines() == [
+            "--parsable", "--begin=now+10minutes", "--dependency=afterany:7", "--exclude=n9",
+            f"--comment={told}", "bash", "3", "look", f"{run.path}/",
+        ]  # fmt: skip
+
+
 def test_a_term_does_not_end_the_script_before_its_ranks(script: Callable[..., RunDir]) -> None:
     """Slurm's TERM comes to all processes of a job; the ranks save first."""
     run = script(

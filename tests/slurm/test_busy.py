@@ -16,6 +16,7 @@ from .test_hardships import site  # noqa: F401
 from .test_survive import lost
 
 Site = Callable[..., Desk]
+pytestmark = [pytest.mark.full, pytest.mark.timeout(3000)]
 LATE = 12.0  # seconds until an answer; Slurm's own programs wait 10 for a message
 STEPS = 1500
 JOB = ("--nodes", "1", "--gpus", "1", "--set", "dataset.pause=0.01")
@@ -28,7 +29,6 @@ def busy(site: Site, request: pytest.FixtureRequest) -> Iterator[tuple[Desk, str
     yield desk, slow.path(desk.folder / "slow", LATE, request.param)
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("busy", [0.0, 0.2], ids=["late", "late and lost"], indirect=True)
 def test_twenty_preemptions_lose_nothing(busy: tuple[Desk, str]) -> None:
     """Four runs at once, five times each, at instants that nothing else depends on."""
@@ -49,7 +49,6 @@ def test_twenty_preemptions_lose_nothing(busy: tuple[Desk, str]) -> None:
     wait_for(lambda: not desk.slurm.run("squeue", "--noheader").stdout)
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("busy", [0.0, 0.2], ids=["late", "late and lost"], indirect=True)
 def test_five_cancellations_are_kept(busy: tuple[Desk, str]) -> None:
     """While they train, and while they come back. The person's own commands are slow too."""

@@ -20,6 +20,7 @@ from . import disks
 from .desk import Desk, pids, wait_for
 from .test_survive import lost
 
+pytestmark = [pytest.mark.full, pytest.mark.timeout(3000)]
 MINUTE = 60.0
 STEPS, EVERY = 400, 20
 JOB = (
@@ -54,7 +55,6 @@ def anywhere(run: RunDir, chance: random.Random) -> None:
 MOMENTS: tuple[Moment, ...] = (*[begin] * 3, *[save] * 3, *[end] * 2, *[anywhere] * 2)
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("trouble", disks.TROUBLES)
 def test_a_minute_without_the_disk(desk: Desk, tmp_path: Path, trouble: str) -> None:
     """Ten runs, five at a time, each on a disk of its own."""
