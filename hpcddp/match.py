@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 
-from hpcddp import inquiry
+from hpcddp import inquiry, ledger
 from hpcddp.errors import UserError
 from hpcddp.plan import Plan
 from hpcddp.rundir import RunDir
@@ -26,8 +26,11 @@ def check(plan: Plan, run: RunDir) -> str:
         UserError: the checkpoint is of another model or format, or the model cannot be
             made with the job's values.
     """
-    if plan.spec.command or not any(run.checkpoints.glob("step-*/COMPLETE")):
+    newest = ledger.newest_step(run)
+    if plan.spec.command or newest == 0:
         return ""
+    if newest is None:
+        return "the checkpoints cannot be read now"
     if importlib.util.find_spec("torch") is None:
         return "there is no torch in this Python"
     asked = {"run": str(run.path)}

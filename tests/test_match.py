@@ -102,6 +102,14 @@ def test_where_it_cannot_be_compared_the_job_does_it(
     assert "; the first attempt compares them" in done.err
 
 
+def test_what_cannot_be_read_now_is_compared_later(hpcddp: Command, run: RunDir) -> None:
+    mark = run.checkpoints / "step-2" / "COMPLETE"
+    mark.unlink()
+    mark.mkdir()  # no user and no root can read it as a file
+    done = resume(hpcddp, "model.width=16")
+    assert done.code == 0 and "here (the checkpoints cannot be read now" in done.err, done.text
+
+
 def test_a_run_without_a_checkpoint_is_not_looked_at(hpcddp: Command, run: RunDir) -> None:
     (run.checkpoints / "step-2" / "COMPLETE").unlink()
     rewrite(run, "raise RuntimeError\n")

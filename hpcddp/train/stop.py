@@ -26,7 +26,8 @@ from hpcddp.train.lease import Lease
 from hpcddp.train.world import World
 
 SECONDS = 0.2  # between two votes; a stop is agreed within a quarter of a second, or one step
-REQUEST_SECONDS = 1.0  # between two looks at the run dir
+REQUEST_SECONDS = 1.0  # between two looks at the run dir, for a request
+LIMIT_SECONDS = 20.0  # the same, for a time limit that has changed
 QUICK = 4  # ticks between two votes from which on a vote is counted one tick after it was cast
 GROWTH = 8  # one quick step among slow ones must not put the next vote far away
 GO, STOP, FENCED = range(3)  # what a rank can vote for; the greatest counts
@@ -81,7 +82,7 @@ class StopVote:
         self.by = ""  # what asked this rank to stop: a signal, a request, the time limit
         self.when: float | None = None  # seconds since the epoch
         self._stopped = 0.0  # when all agreed on it
-        self._next_look = 0.0
+        self._next_look = self._next_limit = 0.0
         self._interval = 1
         self._step_s = 0.0
         self._last: tuple[int, float] | None = None
@@ -182,9 +183,14 @@ class StopVote:
         if clock < self._next_look:
             return ""
         self._next_look = clock + REQUEST_SECONDS
-        with contextlib.suppress(RunError):
-            told = read_json(self._lease.run.attempt(self._lease.attempt).slurm) or {}
-            self._deadline = float(told.get("deadline", self._deadline) or 0)
+        if clock >= self._next_limit:
+            self._next_limit = clock + LIMIT_SECONDS
+            self._learn_limit()
         with contextlib.suppress(RunError):
             return str((read_json(self._request) or {}).get("want", ""))
         return ""
+
+    def _learn_limit(self) -> None:
+        with contextlib.suppress(RunError):
+            told = read_json(self._lease.run.attempt(self._lease.attempt).slurm) or {}
+            self._deadline = float(told.get("deadline", self._deadline) or 0)
