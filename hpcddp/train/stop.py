@@ -177,15 +177,15 @@ class StopVote:
 
     def _looked(self, clock: float) -> str:
         """What rank 0 sees: the time limit, and a request in the run dir."""
+        if clock >= self._next_limit:
+            self._next_limit = clock + LIMIT_SECONDS
+            self._learn_limit()
         lead = self._lead() + 2 * self._step_s
         if self._deadline and time.time() + lead > self._deadline:
             return "time limit"
         if clock < self._next_look:
             return ""
         self._next_look = clock + REQUEST_SECONDS
-        if clock >= self._next_limit:
-            self._next_limit = clock + LIMIT_SECONDS
-            self._learn_limit()
         with contextlib.suppress(RunError):
             return str((read_json(self._request) or {}).get("want", ""))
         return ""

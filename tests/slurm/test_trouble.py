@@ -146,6 +146,18 @@ def test_the_loss_of_the_scripts_node_costs_no_wait(desk: Desk) -> None:
     desk.until(lambda s: s["state"] == "CANCELLED", run)
 
 
+@pytest.mark.full
+def test_a_time_limit_that_is_changed_is_known_within_a_minute(desk: Desk) -> None:
+    run = desk.submit(*SIZE, *LONG, "--time", "60")
+    job = desk.training(run, step=10)["job_id"]
+    before, told = desk.attempts(run)[0].deadline, desk.run(run).attempt(1).slurm
+    desk.slurm.run("scontrol", "update", f"JobId={job}", "TimeLimit=40", check=True)
+    wait_for(lambda: (read_json(told) or {}).get("deadline"), 60)
+    assert before and (read_json(told) or {})["deadline"] == before - 20 * 60
+    desk("cancel", run)
+    desk.until(lambda s: s["state"] == "CANCELLED", run)
+
+
 STEPS = ("--set", "max_steps=80", "--set", "dataset.pause=0.02", "--set", "checkpoint.every=10",
          "--set", "checkpoint.keep=2", "--nodes", "1", "--gpus", "2")  # fmt: skip
 
