@@ -17,6 +17,7 @@ from hpcddp.sandbox import processes
 from . import disks, slow
 from .desk import LONG, Desk, pids, wait_for
 from .test_hardships import site  # noqa: F401
+from .test_policy import tracked  # noqa: F401
 from .test_survive import SIZE, finished, lost
 
 Site = Callable[..., Desk]
@@ -36,6 +37,21 @@ def test_a_slow_answer_starts_no_second_job(site: Site) -> None:  # noqa: F811
     assert desk.training(run, attempt=2)["job_id"] == job
     folder = finished(desk, run)
     assert [a.cause for a in desk.attempts(run)] == ["preempted", "done"] and lost(folder) == 0
+    no_job_is_left(desk)
+
+
+@pytest.mark.full
+def test_a_slow_answer_starts_no_second_job_where_nothing_outlives_one(tracked: Desk) -> None:  # noqa: F811
+    """There a follow-up is the first way to come back."""
+    desk = tracked
+    path = slow.path(desk.folder / "slow", 12)
+    run = desk.submit(*SIZE, "--env", f"PATH={path}")
+    desk.training(run, step=20)
+    desk("preempt", run)
+    folder = finished(desk, run)
+    first, second = desk.attempts(run)
+    assert [first.cause, second.cause] == ["preempted", "done"] and lost(folder) == 0
+    assert second.job_id == first.successor != first.job_id
     no_job_is_left(desk)
 
 
@@ -225,9 +241,31 @@ def test_a_disk_that_stays_away_holds_no_nodes(desk: Desk, disk: Path) -> None:
     assert comment(desk, job).startswith("of ours [hpcddp: try ")
 
 
-def comment(desk: Desk, job: str) -> str:
+@pytest.mark.full
+def test_a_disk_that_stays_away_has_another_job_wait_where_nothing_outlives_one(
+    tracked: Desk,
+    disk: Path,  # noqa: F811
+) -> None:
+    desk = tracked
+    run = submitted(desk, disk)
+    text = run.script.read_text().replace("SECONDS + 180", "SECONDS + 1")
+    run.script.write_text(text.replace("now+10minutes", "now+8"))
+    first = str((read_json(run.submission) or {})["job_id"])
+    desk.slurm.run("scancel", first, check=True)
+    first = desk.sbatch(run.script)
+    disks.away(run.path)
+    try:
+        desk.slurm.run("scontrol", "release", first, check=True)
+        wait_for(lambda: "try 2 of 12, restart -1]" in comment(desk))
+    finally:
+        disks.well(run.path)
+    assert complete(desk, run)["state"] == "COMPLETED"
+    assert [(a.cause, a.job_id != first) for a in ledger.attempts(run)] == [("done", True)]
+
+
+def comment(desk: Desk, job: str = "") -> str:
     return desk.slurm.run(
-        "squeue", "--noheader", "--states=all", f"--jobs={job}", "--format=%k"
+        "squeue", "--noheader", "--states=all", "--format=%k", *([f"--jobs={job}"] if job else [])
     ).stdout
 
 
