@@ -27,10 +27,20 @@ def no_job_is_left(desk: Desk) -> None:
     wait_for(lambda: not desk.slurm.run("squeue", "--noheader").stdout)
 
 
-def test_a_slow_answer_starts_no_second_job(site: Site) -> None:  # noqa: F811
-    """Slurm has done what it was asked long before it says so."""
+@pytest.mark.parametrize(
+    ("seconds", "errors", "verb"),
+    [(0, 2.0, "requeue"), pytest.param(12, 0.0, "", marks=pytest.mark.full)],
+    ids=["lost", "late"],
+)
+def test_a_slow_answer_starts_no_second_job(
+    site: Site,  # noqa: F811
+    seconds: float,
+    errors: float,
+    verb: str,
+) -> None:
+    """Slurm has done what it was asked long before it says so, or does not say so at all."""
     desk = site(kill_wait=30)
-    path = slow.path(desk.folder / "slow", 12)
+    path = slow.path(desk.folder / "slow", seconds, errors, verb=verb)
     run = desk.submit(*SIZE, "--env", f"PATH={path}")
     job = desk.training(run, step=20)["job_id"]
     desk("preempt", run)
@@ -244,7 +254,7 @@ def test_a_disk_that_stays_away_holds_no_nodes(desk: Desk, disk: Path) -> None:
 @pytest.mark.full
 def test_a_disk_that_stays_away_has_another_job_wait_where_nothing_outlives_one(
     tracked: Desk,
-    disk: Path,  # noqa: F811
+    disk: Path,
 ) -> None:
     desk = tracked
     run = submitted(desk, disk)
