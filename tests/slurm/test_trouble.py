@@ -253,7 +253,7 @@ def test_a_disk_that_stays_away_holds_no_nodes(desk: Desk, disk: Path) -> None:
 
 @pytest.mark.full
 def test_a_disk_that_stays_away_has_another_job_wait_where_nothing_outlives_one(
-    tracked: Desk,
+    tracked: Desk,  # noqa: F811
     disk: Path,
 ) -> None:
     desk = tracked
