@@ -216,6 +216,21 @@ def test_a_job_whose_id_sbatch_never_told_is_found_by_its_name(site: Site) -> No
         submission.check_ended(run)
 
 
+def test_a_job_is_found_by_whatever_path_names_its_folder(site: Site) -> None:
+    run = submitted(make(site), None)
+    link, other = site.folder / "link", make(site, "toy-2")
+    link.symlink_to(site.runs)
+    for command, found in (
+        (f"{link}/{run.name}/job.sbatch 3", True),
+        (f"/var/spool/slurmd/job7/slurm_script 0 {run.path}/", True),
+        (f"{link}/{other.name}/job.sbatch", False),
+        ("", False),
+    ):
+        queue(site, f"7|PENDING|None|x|x||{command}|toy-1")
+        assert bool(status.rows_of(run, slurm.queue())) is found, command
+        assert bool(status.rows_of(RunDir(link / run.name), slurm.queue())) is found, command
+
+
 def test_a_script_that_plain_sbatch_took_is_followed_too(site: Site) -> None:
     run = begun(make(site), job_id="9")
     queue(site, "9|RUNNING|None|x|2030-01-01T00:00:00|n1||toy-1")
