@@ -124,6 +124,37 @@ def test_a_preemption_without_time_is_followed(site: Site, seconds: float) -> No
     no_job_is_left(desk)
 
 
+BROKEN = """
+import os
+if os.environ.get("HPCDDP_ATTEMPT") == "2" and os.environ["SLURM_PROCID"] == "1":
+    raise ImportError("its disk was away")
+"""
+
+
+@pytest.mark.full
+def test_an_error_of_one_rank_after_progress_is_a_crash_of_its_node(desk: Desk) -> None:
+    task = desk.folder / "jobs/toy.py"
+    task.write_text(task.read_text() + BROKEN)
+    run = desk.submit(*SIZE)
+    desk.training(run, step=20)
+    desk("preempt", run)
+    folder = finished(desk, run)
+    assert [a.cause for a in desk.attempts(run)] == ["preempted", "crash", "done"]
+    assert lost(folder) == 0
+    refused = desk.result("resume", run, "--set", "model.width=16")
+    assert refused.returncode == 2 and desk.status(run)["state"] == "COMPLETED"
+    assert len(desk.attempts(run)) == 3
+
+
+@pytest.mark.full
+def test_a_command_that_fails_alike_on_all_nodes_is_a_mistake_at_once(desk: Desk) -> None:
+    (desk.folder / "train.py").write_text("import nowhere\n")
+    size = ("--nodes", "2", "--gpus", "1", "--follow")
+    assert desk.result("submit", *size, "--", "python", "train.py").returncode == 1
+    assert [a.cause for a in desk.attempts()] == ["mistake"]
+    assert "No module named 'nowhere'" in desk("why")
+
+
 def test_a_script_that_is_killed_is_followed(desk: Desk) -> None:
     run = desk.submit(*SIZE)
     desk.training(run, step=20)
