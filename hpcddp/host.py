@@ -234,14 +234,11 @@ def main(args: list[str], *, stay: bool = False) -> int:
 
 
 def away(run: RunDir, error: Exception) -> bool:
-    """Whether an error may pass: a run dir that is not there may be a file system that is away,
-    but not where its parent folder is there, with other entries."""
+    """Whether an error may pass: a run dir that is not there may be a file system that is away."""
     if isinstance(error, (OSError, RunUnreadable, SlurmUnreachable)):
         return True
     try:
-        if run.path.exists():
-            return not run.job.exists()
-        return not any(run.path.parent.iterdir())
+        return not (run.deleted() or run.job.exists())
     except OSError:
         return True
 

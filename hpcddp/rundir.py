@@ -130,6 +130,14 @@ class RunDir:
         """Where an attempt writes its checkpoints. While this folder is there, it may publish."""
         return self.checkpoints / f".saving-{attempt}"
 
+    def deleted(self) -> bool:
+        """Whether somebody has removed the run: other entries of its parent folder are there.
+
+        Raises:
+            OSError: that cannot be read.
+        """
+        return not self.path.exists() and any(self.path.parent.iterdir())
+
     def outlived(self, attempt: int) -> bool:
         """Whether a newer attempt has begun: it owns the run dir."""
         folders = self.all_attempts()

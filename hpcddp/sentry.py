@@ -193,6 +193,8 @@ def bereaved(run: RunDir, number: int) -> None:
     pause, deadline = 0.3, time.monotonic() + comeback.HOLD
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError, HpcddpError):
+            if run.deleted():
+                return
             mine = ledger.owner(run, number)
             here = mine is not None and mine.host == os.uname().nodename
             if mine is None or (mine.cause and (mine.action not in requeue.RETURNS or not here)):
