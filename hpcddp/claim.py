@@ -16,7 +16,7 @@ import socket
 import stat
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
@@ -133,12 +133,15 @@ def _script_of(run: RunDir, script: bytes) -> bytes:
     return re.sub(rb"^readonly RUN=.*$", lambda _: line, script, count=1, flags=re.MULTILINE)
 
 
-def begin(run: RunDir, pid: int, follows: int = 0, look: bool = False) -> str:
+def begin(
+    run: RunDir, pid: int, follows: int = 0, look: bool = False, instead: Sequence[str] = ()
+) -> str:
     """Claim the run dir for this life; empty if this job has nothing to do.
 
     Args:
         follows: the attempt that this job was submitted to follow; 0 for none.
         look: whether that attempt is to be followed is not decided yet.
+        instead: jobs in whose place this one began, as they could not reach the run.
     """
     check_owner(run)
     job = record.read(run)
@@ -151,7 +154,7 @@ def begin(run: RunDir, pid: int, follows: int = 0, look: bool = False) -> str:
     run = element(run) if in_slurm else run
     facts = here(run, my_job(), pid) if in_slurm else ledger.life(str(pid), pid)
     heard = read_json(run.request)
-    if want := asked(run, facts.job_id, follows):
+    if want := asked(run, facts.job_id, follows, instead):
         say(run, f"{want} was asked before the job began")
         return ""
     if reason := needless(run, facts, follows, look):
@@ -159,10 +162,14 @@ def begin(run: RunDir, pid: int, follows: int = 0, look: bool = False) -> str:
         return ""
     if in_slurm and not follows:
         check_awaited(run, facts.job_id)
-    if abandoned():
-        raise RunError("the batch script no longer waits for this claim", where=str(run.path))
-    claimed = ledger.begin(run, facts, lambda earlier: works(earlier, run, facts, follows),
-                           lambda earlier: close(run, earlier))  # fmt: skip
+    check_awaiting(run)
+
+    def at_work(earlier: Attempt) -> bool:
+        found = works(earlier, run, facts, follows)
+        check_awaiting(run)
+        return found
+
+    claimed = ledger.begin(run, facts, at_work, lambda earlier: close(run, earlier))
     if not claimed:
         return refused(run, facts)
     forget(run, heard)
@@ -186,12 +193,14 @@ def say(run: RunDir, text: str) -> None:
             own.unlink()
 
 
-def abandoned() -> bool:
-    """Whether the script has given this process up: a disk has blocked it for too long."""
+def check_awaiting(run: RunDir) -> None:
+    """Claim nothing for a script that has given this process up: a disk has blocked it for too
+    long."""
     look = select.poll()
     look.register(1, 0)
     piped = stat.S_ISFIFO(os.fstat(1).st_mode)
-    return piped and any(event & select.POLLERR for _, event in look.poll(0))
+    if piped and any(event & select.POLLERR for _, event in look.poll(0)):
+        raise RunError("the batch script no longer waits for this claim", where=str(run.path))
 
 
 def refused(run: RunDir, me: Attempt) -> str:
@@ -260,15 +269,16 @@ def check_awaited(run: RunDir, job_id: str) -> None:
             )
 
 
-def asked(run: RunDir, job_id: str, follows: int) -> str:
-    """What a person asked of this job while it waited: stop, cancel, or nothing."""
+def asked(run: RunDir, job_id: str, follows: int, instead: Sequence[str] = ()) -> str:
+    """What a person asked of this job while it waited: stop, cancel, or nothing. ``begin`` says
+    what the arguments are."""
     request, earlier = read_json(run.request) or {}, ledger.last(run)
     chain = {earlier.job_id, earlier.successor} if earlier else set()
-    mine = {job_id, *(chain if follows or job_id in chain else ())}
+    mine = {job_id, *instead, *(chain if follows or job_id in chain else ())}
     waited = bool(earlier and (earlier.live or earlier.action in requeue.RETURNS))
     if request.get("want") not in ("stop", "cancel") or request.get("job_id") not in mine:
         return ""
-    if earlier and not waited and request["job_id"] != job_id:
+    if earlier and not waited and request["job_id"] not in (job_id, *instead):
         return ""
     if earlier and waited:
         earlier.cause = requeue.ASKED if request["want"] == "stop" else requeue.CANCELLED
@@ -286,12 +296,13 @@ def here(run: RunDir, job_id: str, pid: int) -> Attempt:
     facts.deadline = float(os.environ.get("SLURM_JOB_END_TIME") or 0) or None
     with contextlib.suppress(OSError):  # the log that Slurm gave to the script
         facts.said = str(Path("/proc/self/fd/2").readlink())
-        facts.said_size = os.fstat(2).st_size
+        size = os.fstat(2).st_size
+        facts.said_size = min(size, int(os.environ.get("HPCDDP_SAID") or size))
         if not Path(facts.said).is_relative_to(run.path) and stat.S_ISREG(os.fstat(2).st_mode):
             join(run, facts)
     with contextlib.suppress(SlurmUnreachable):
         known = slurm.facts(job_id, ASK)
-        if known:
+        if known and known.running:  # else it may have been queued again, for a later life
             facts.restarts, facts.deadline = known.restarts, known.end
         facts.site = site.read(os.environ.get("SLURM_JOB_PARTITION", ""), ASK)._asdict()
     return facts

@@ -266,11 +266,18 @@ def why_ended(run: RunDir, mine: Attempt, timeout: float = slurm.TIMEOUT) -> str
     return requeue.KILLED if told and was_killed(run, mine, told) else ""
 
 
-def pass_over(run: RunDir, mine: Attempt) -> None:
-    """Slurm's words so far are of a signal for the batch script alone: the job runs on."""
-    with contextlib.suppress(OSError):
-        mine.said_size = Path(mine.said).stat().st_size if mine.said else 0
-        mine.node_log_size = Path(mine.node_log).stat().st_size if mine.node_log else 0
+def sizes(mine: Attempt) -> tuple[int, int]:
+    """Bytes of the files in which Slurm's words are, now."""
+    found = [mine.said_size, mine.node_log_size]
+    for i, path in enumerate((mine.said, mine.node_log)):
+        with contextlib.suppress(OSError):
+            found[i] = Path(path).stat().st_size if path else 0
+    return found[0], found[1]
+
+
+def pass_over(run: RunDir, mine: Attempt, upto: tuple[int, int]) -> None:
+    """Slurm's words up to here are of a signal for the batch script alone: the job runs on."""
+    mine.said_size, mine.node_log_size = upto
     note(run, mine)
 
 

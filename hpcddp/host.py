@@ -33,6 +33,7 @@ from hpcddp.rundir import RunDir, last_lines, read_json
 LATE = 90.0  # seconds before the time limit: Slurm warns up to a minute early
 LOOKS = 3  # at a job that changes while it is decided about
 FAILED, AWAY = 3, 4  # exit codes of this program, see above
+INSTEAD = "instead="  # before the id of a job in whose place this one begins
 BLOCKED = 120  # seconds after which a begin that a file system blocks is ended
 TERMINATED, KILLED = 128 + 15, 128 + 9  # exit codes of what a signal ended
 # srun's word on a task that did not end well: an exit code, or a signal by its description.
@@ -111,13 +112,13 @@ def gather(run: RunDir, mine: Attempt, code: int) -> End:
     )
     if not mine.slurm or (code == 0 and not program):
         return common
+    sizes, early = comeback.sizes(mine), comeback.said(mine)
     known = comeback.ask(mine)
-    # While the job runs, words that it is cancelled are of a TERM for the batch script alone.
-    words = comeback.said(mine)
-    if words and known and known.running:
-        comeback.pass_over(run, mine)
-        words = ""
-    facts = {**common._asdict(), "ending": words, "state": ""}
+    # Where the job runs after them, words that it is cancelled are of a TERM for the batch script
+    # alone. While Slurm answers it may say what does end the job.
+    if early == requeue.CANCELLED and known and known.running:
+        comeback.pass_over(run, mine, sizes)
+    facts = {**common._asdict(), "ending": comeback.said(mine), "state": ""}
     if known:
         facts |= {
             "state": known.state,
@@ -205,7 +206,9 @@ def main(args: list[str], *, stay: bool = False) -> int:
             if "SLURM_JOB_ID" in os.environ:
                 _deaf()  # the job may be ended already; the sentry sees why
             signal.alarm(BLOCKED)
-            claim = begin(run, int(rest[0]), int("".join(rest[1:2]) or 0), comeback.LOOK in rest)
+            instead = [x.removeprefix(INSTEAD) for x in rest if x.startswith(INSTEAD)]
+            follows, look = int("".join(rest[1:2]) or 0), comeback.LOOK in rest
+            claim = begin(run, int(rest[0]), follows, look, instead)
             print(claim, flush=True)
             signal.alarm(0)
             if stay and claim:

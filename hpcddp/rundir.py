@@ -136,7 +136,11 @@ class RunDir:
         Raises:
             OSError: that cannot be read.
         """
-        return not self.path.exists() and any(self.path.parent.iterdir())
+        try:
+            self.path.stat()
+        except FileNotFoundError:
+            return any(self.path.parent.iterdir())
+        return False
 
     def outlived(self, attempt: int) -> bool:
         """Whether a newer attempt has begun: it owns the run dir."""

@@ -6,6 +6,7 @@ time-out; a controller that does not answer is SlurmUnreachable.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -277,10 +278,15 @@ def successor(
     """
     options = [option.format(parent) for option in DEPENDENCIES[ok]]
     options += [f"--exclude={exclude}"] if exclude else []
+    options += ["--begin=now"]  # whenever the first job was to begin
     said = call("sbatch", "--parsable", *options, str(script), *arguments, timeout=timeout)
     if said.returncode:
         raise SubmissionRefused(first_line(said.stderr), where=str(script))
-    return said.stdout.strip().partition(";")[0]
+    job_id = said.stdout.strip().partition(";")[0]
+    with contextlib.suppress(OSError, SlurmUnreachable):  # a person has let the first one go
+        if "\n#SBATCH --hold" in script.read_text(encoding="utf-8"):
+            call("scontrol", "release", job_id, timeout=timeout)
+    return job_id
 
 
 def follow_ups(script: Path, name: str, timeout: float = TIMEOUT) -> dict[str, int]:

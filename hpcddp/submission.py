@@ -82,6 +82,9 @@ def request(run: RunDir, want: str) -> Status:
         RunError: there is nothing that could be stopped.
     """
     found = status(run)
+    for _ in range(TRIES - 1):
+        if found.stale:
+            found = status(run)
     if found.stale:
         raise SlurmUnreachable(found.reason, where=run.name, hint="nothing was asked; try again")
     if found.final or not found.job_id or (want == "preempt" and found.state != "RUNNING"):

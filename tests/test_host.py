@@ -476,6 +476,36 @@ def test_a_begin_that_the_script_has_given_up_claims_nothing(run: RunDir) -> Non
 
 
 @pytest.mark.usefixtures("in_slurm")
+def test_words_that_come_while_slurm_answers_are_heard(site: Site, run: RunDir) -> None:
+    """The answer says still that the job runs."""
+    words = site.folder / "said"
+    words.touch()
+    told = "error: *** JOB 7 ON n1 CANCELLED AT x DUE TO TIME LIMIT ***"
+    ends = "echo JobState=COMPLETING Restarts=0"
+    runs = f"{{ echo '{told}' >{words}; echo JobState=RUNNING Restarts=0; }}"
+    site.program("scontrol", f"[ -s {words} ] && {ends} || {runs}")
+    site.program("squeue", "exit 0")
+    site.program("sbatch", "echo 8")
+    earlier(run, slurm=True, job_id="7", said=str(words))
+    assert host.main(["end", str(run.path), "1", "85"]) == 0
+    found = ledger.last(run)
+    assert found and (found.cause, found.action, found.successor) == (
+        "time limit",
+        "follow-up",
+        "8",
+    )
+
+
+@pytest.mark.usefixtures("in_slurm")
+def test_a_job_hears_what_was_asked_of_the_one_in_whose_place_it_began(run: RunDir) -> None:
+    write_json(run.request, {"want": "stop", "job_id": "6"})
+    assert host.main(["begin", str(run.path), "1", "0", f"{run.path}/", "instead=6"]) == 0
+    assert ledger.attempts(run) == [] and run.request.exists()
+    assert host.main(["begin", str(run.path), "1", "0", f"{run.path}/", "instead=5"]) == 0
+    assert len(ledger.attempts(run)) == 1
+
+
+@pytest.mark.usefixtures("in_slurm")
 def test_what_the_sentry_submitted_goes_where_nothing_follows(site: Site, run: RunDir) -> None:
     """Slurm's words were of a preemption, and a person had asked for the end."""
     words = site.folder / "said"

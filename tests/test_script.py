@@ -158,12 +158,15 @@ def test_where_nothing_outlives_the_job_another_one_waits_for_the_disk(
     text = run.script.read_text().replace("SECONDS + 180", "SECONDS")
     run.script.write_text(text.replace("sleep 3\n", "sleep 0\n"))
     site.program("scontrol", CGROUP)
-    site.program("sbatch", f"printf '%s\\n' \"$@\" >{site.folder}/asked")
+    site.program(
+        "sbatch", f"env >{site.folder}/environ; printf '%s\\n' \"$@\" >{site.folder}/asked"
+    )
     for comment, told in (
         ("(null)", "[hpcddp: try 1 of 12, restart -1]"),
         ("of ours [hpcddp: try 1 of 12, restart -1]", "of ours [hpcddp: try 2 of 12, restart -1]"),
     ):
-        site.program("squeue", f"echo 'RUNNING|n9|{comment}'")
+        rows = f"[[ $* == *--jobs=7* ]] && echo 'RUNNING|n9|{comment}' || echo '7|{comment}'"
+        site.program("squeue", rows)
         subprocess.run(["/bin/mount", "-t", "tmpfs", "tmpfs", run.path], check=True)
         try:
             subprocess.run(["bash", "-s", "3", "look"], input=text, text=True, check=True)
@@ -172,7 +175,9 @@ def test_where_nothing_outlives_the_job_another_one_waits_for_the_disk(
         assert (site.folder / "asked").read_text().splitlines() == [
             "--parsable", "--begin=now+10minutes", "--dependency=afterany:7", "--exclude=n9",
             f"--comment={told}", "bash", "3", "look", f"{run.path}/",
+            "instead=7",
         ]  # fmt: skip
+        assert "SLURM_JOB_ID" not in (site.folder / "environ").read_text()
 
 
 def test_a_term_does_not_end_the_script_before_its_ranks(script: Callable[..., RunDir]) -> None:

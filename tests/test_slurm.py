@@ -245,9 +245,19 @@ def test_a_follow_up_begins_after_its_parent(site: Site) -> None:
     assert slurm.successor(script, ["2"], "7", ok=True, exclude="n1") == "8"
     assert slurm.successor(script, ["2", "look"], "7", ok=False) == "8"
     assert log.read_text().splitlines() == [
-        "--parsable --dependency=afterok:7 --kill-on-invalid-dep=yes --exclude=n1 job.sbatch 2",
-        "--parsable --dependency=afterany:7 job.sbatch 2 look",
+        "--parsable --dependency=afterok:7 --kill-on-invalid-dep=yes --exclude=n1 --begin=now "
+        "job.sbatch 2",
+        "--parsable --dependency=afterany:7 --begin=now job.sbatch 2 look",
     ]
+
+
+def test_a_follow_up_of_a_job_that_was_held_is_let_go(site: Site) -> None:
+    """Its first job was submitted with --hold, and a person has released that."""
+    site.program("sbatch", "echo 8")
+    site.program("scontrol", f'echo "$*" >>{site.folder}/asked')
+    script = site.write("job.sbatch", "#!/bin/bash\n#SBATCH --hold\n")
+    assert slurm.successor(script, ["2"], "7", ok=True) == "8"
+    assert (site.folder / "asked").read_text() == "release 8\n"
 
 
 def test_the_jobs_that_follow_an_attempt_are_known_by_their_command(site: Site) -> None:

@@ -183,6 +183,15 @@ def pending(site: Site, job_id: str = "7", state: str = "PENDING") -> RunDir:
     return run
 
 
+def test_a_person_who_cancels_is_not_sent_away_by_one_lost_answer(site: Site) -> None:
+    run = pending(site)
+    row = f"7|PENDING|None|x|x|||{run.name}"
+    lost = "echo 'squeue: error: Zero Bytes were transmitted' >&2; exit 1"
+    site.program("squeue", f"[ -e asked ] && echo '{row}' || {{ touch asked; {lost}; }}")
+    submission.request(run, "cancel")
+    assert Path("cancelled").read_text() == "7\n"
+
+
 STOP = "--state=PENDING 7\n--state=RUNNING --signal=USR2 7"
 
 

@@ -8,17 +8,18 @@ from dataclasses import replace
 
 import pytest
 
+from hpcddp import ledger
 from hpcddp.rundir import RunDir, read_lines, read_step
 
 from . import slow
-from .desk import Desk, wait_for
+from .desk import HPCDDP, Desk, wait_for
 from .test_hardships import site  # noqa: F401
 from .test_survive import lost
 
 Site = Callable[..., Desk]
 pytestmark = [pytest.mark.full, pytest.mark.timeout(3000)]
 LATE = 12.0  # seconds until an answer; Slurm's own programs wait 10 for a message
-STEPS = 1500
+STEPS = 2500
 JOB = ("--nodes", "1", "--gpus", "1", "--set", "dataset.pause=0.01")
 
 
@@ -31,56 +32,106 @@ def busy(site: Site, request: pytest.FixtureRequest) -> Iterator[tuple[Desk, str
 
 @pytest.mark.parametrize("busy", [0.0, 0.2], ids=["late", "late and lost"], indirect=True)
 def test_twenty_preemptions_lose_nothing(busy: tuple[Desk, str]) -> None:
-    """Four runs at once, five times each, at instants that nothing else depends on."""
+    """Four runs at once, five times each, at any moment since their jobs began: before the run is
+    claimed, while the ranks start, in a step or in a save."""
     desk, path = busy
     chance = random.Random(7)
     words = (*JOB, "--set", f"max_steps={STEPS}", "--env", f"PATH={path}")
-    runs = [desk.run(desk.submit(*words)) for _ in range(4)]
-    for number in range(1, 6):
-        wait_for(lambda number=number: all(trains(run, number) for run in runs), 300)
-        time.sleep(chance.uniform(0.0, 5.0))
+    names = [desk.submit(*words) for _ in range(4)]
+    for number in range(5):
+        wait_for(lambda: all(running(desk, name) for name in names), 300)
+        time.sleep(chance.uniform(0.0, 10.0 * number))
+        assert all(running(desk, name) for name in names)
         desk.take_all_nodes()
-    wait_for(lambda: all(desk.status(run.name)["state"] == "COMPLETED" for run in runs), 600)
+        wait_for(lambda: not any(running(desk, name) for name in names), 300)
+    runs = [desk.run(name) for name in names]
+    wait_for(lambda: all(desk.status(name)["state"] == "COMPLETED" for name in names), 600)
+    nothing_is_queued(desk)
     for run in runs:
-        causes = [attempt.cause for attempt in desk.attempts(run.name)]
-        assert causes.count("preempted") == 5 and causes[-1] == "done", desk("why", run.name)
-        assert (desk.status(run.name)["step"], lost(run)) == (STEPS, 0), desk("why", run.name)
+        *causes, last = [attempt.cause for attempt in desk.attempts(run.name)]
+        assert set(causes) <= {"preempted"} and last == "done", desk("why", run.name)
+        assert ledger.attempts(run)[-1].restarts == 5, desk("why", run.name)
+        ended = desk.status(run.name)
+        assert (ended["state"], ended["step"], lost(run)) == ("COMPLETED", STEPS, 0), ended
         alone(run)
-    wait_for(lambda: not desk.slurm.run("squeue", "--noheader").stdout)
+
+
+def training(desk: Desk, path: str) -> str:
+    """A run that takes steps."""
+    run = desk.run(desk.submit(*JOB, "--set", "max_steps=100000", "--env", f"PATH={path}"))
+    wait_for(lambda: run.all_attempts() and read_step(run.attempt(1))[0], 300)
+    return run.name
+
+
+def starting(desk: Desk, path: str) -> str:
+    """A run whose job has just begun."""
+    run = desk.submit(*JOB, "--set", "max_steps=100000", "--env", f"PATH={path}")
+    wait_for(lambda: running(desk, run))
+    return run
+
+
+def waiting(desk: Desk, path: str) -> str:
+    """A run whose job has no nodes yet."""
+    desk.take_all_nodes(60)
+    return desk.submit(*JOB, "--set", "max_steps=100000", "--env", f"PATH={path}")
+
+
+def preempted(desk: Desk, path: str) -> str:
+    """A run whose job waits to come back."""
+    run = training(desk, path)
+    desk.take_all_nodes(60)
+    wait_for(lambda: not running(desk, run))
+    return run
+
+
+def asked(desk: Desk, path: str) -> str:
+    """A run that is about to come back by itself."""
+    run = training(desk, path)
+    desk("preempt", run)
+    return run
 
 
 @pytest.mark.parametrize("busy", [0.0, 0.2], ids=["late", "late and lost"], indirect=True)
 def test_five_cancellations_are_kept(busy: tuple[Desk, str]) -> None:
-    """While they train, and while they come back. The person's own commands are slow too."""
+    """The person's own commands are slow too; one that says that it could not is repeated."""
     desk, path = busy
     chance = random.Random(11)
-    slowly = replace(desk, slurm=replace(desk.slurm, environ=desk.slurm.environ | {"PATH": path}))
-    for number in range(5):
-        run = desk.run(desk.submit(*JOB, "--set", "max_steps=100000", "--env", f"PATH={path}"))
-        wait_for(lambda run=run: trains(run, 1), 300)
-        if number % 2:
-            desk("preempt", run.name)
-        time.sleep(chance.uniform(0.0, 40.0))
-        slowly("cancel", run.name, code=None)
-        desk.until(lambda s: s["state"] == "CANCELLED", run.name)
+    environ = desk.slurm.environ | {"PATH": path}
+    slowly = replace(desk.slurm, environ=environ)
+    for moment in (training, starting, waiting, preempted, asked):
+        name = moment(desk, path)
+        time.sleep(chance.uniform(0.0, 10.0))
+        for _ in range(4):
+            done = slowly.run(HPCDDP, "cancel", name, cwd=desk.folder, timeout=300)
+            if done.returncode != 3:
+                break
+        told = moment.__name__ + done.stdout + done.stderr
+        assert done.returncode == 0, told
+        desk.until(lambda s: s["state"] == "CANCELLED", name)
+        nothing_is_queued(desk)
+        run = desk.run(name)
         began, deadline = len(run.all_attempts()), time.monotonic() + 45
         while time.monotonic() < deadline:
-            assert desk.status(run.name)["state"] == "CANCELLED", desk("why", run.name)
+            assert desk.status(name)["state"] == "CANCELLED", told
             time.sleep(1)
-        assert len(run.all_attempts()) == began
-        assert not desk.slurm.run("squeue", "--noheader").stdout
+        assert len(run.all_attempts()) == began, told
+        nothing_is_queued(desk)
+        alone(run)
 
 
-def trains(run: RunDir, attempt: int) -> bool:
-    """Whether an attempt, or a later one, takes steps."""
-    return any(
-        read_step(folder)[0] for folder in run.all_attempts() if folder.number >= attempt
-    )  # fmt: skip
+def running(desk: Desk, name: str) -> bool:
+    """Whether a job of a run has nodes; never two of them."""
+    rows = desk.slurm.run("squeue", "--noheader", f"--name={name}", "--states=R", check=True)
+    assert len(rows.stdout.splitlines()) < 2, rows.stdout
+    return bool(rows.stdout.strip())
+
+
+def nothing_is_queued(desk: Desk) -> None:
+    wait_for(lambda: not desk.slurm.run("squeue", "--noheader", check=True).stdout)
 
 
 def alone(run: RunDir) -> None:
-    """No attempt has begun to train before the one before it took its last step."""
-    folders = run.all_attempts()
-    for before, after in itertools.pairwise(folders):
+    """No attempt has begun to train before those before it took their last steps."""
+    for before, after in itertools.combinations(run.all_attempts(), 2):
         first = next(read_lines(after.metrics), None)
         assert first is None or read_step(before)[1] <= first["time"]
