@@ -126,6 +126,11 @@ def wait_for(found: Callable[[], object], seconds: float = 200.0) -> None:
         time.sleep(0.05)
 
 
+def no_job_is_left(desk: Desk) -> None:
+    """Wait until Slurm's queue is empty."""
+    wait_for(lambda: not desk.slurm.run("squeue", "--noheader", check=True).stdout)
+
+
 def pids(run: RunDir, attempt: int = 1) -> list[int]:
     """The processes of an attempt's ranks, by rank."""
     ranks = next(read_lines(run.attempt(attempt).metrics))["ranks"]

@@ -12,7 +12,7 @@ from hpcddp import ledger
 from hpcddp.rundir import RunDir, read_lines, read_step
 
 from . import slow
-from .desk import HPCDDP, Desk, wait_for
+from .desk import HPCDDP, Desk, no_job_is_left, wait_for
 from .test_hardships import site  # noqa: F401
 from .test_survive import lost
 
@@ -46,7 +46,7 @@ def test_twenty_preemptions_lose_nothing(busy: tuple[Desk, str]) -> None:
         wait_for(lambda: not any(running(desk, name) for name in names), 300)
     runs = [desk.run(name) for name in names]
     wait_for(lambda: all(desk.status(name)["state"] == "COMPLETED" for name in names), 600)
-    nothing_is_queued(desk)
+    no_job_is_left(desk)
     for run in runs:
         *causes, last = [attempt.cause for attempt in desk.attempts(run.name)]
         assert set(causes) <= {"preempted"} and last == "done", desk("why", run.name)
@@ -108,14 +108,14 @@ def test_five_cancellations_are_kept(busy: tuple[Desk, str]) -> None:
         told = moment.__name__ + done.stdout + done.stderr
         assert done.returncode == 0, told
         desk.until(lambda s: s["state"] == "CANCELLED", name)
-        nothing_is_queued(desk)
+        no_job_is_left(desk)
         run = desk.run(name)
         began, deadline = len(run.all_attempts()), time.monotonic() + 45
         while time.monotonic() < deadline:
             assert desk.status(name)["state"] == "CANCELLED", told
             time.sleep(1)
         assert len(run.all_attempts()) == began, told
-        nothing_is_queued(desk)
+        no_job_is_left(desk)
         alone(run)
 
 
@@ -124,10 +124,6 @@ def running(desk: Desk, name: str) -> bool:
     rows = desk.slurm.run("squeue", "--noheader", f"--name={name}", "--states=R", check=True)
     assert len(rows.stdout.splitlines()) < 2, rows.stdout
     return bool(rows.stdout.strip())
-
-
-def nothing_is_queued(desk: Desk) -> None:
-    wait_for(lambda: not desk.slurm.run("squeue", "--noheader", check=True).stdout)
 
 
 def alone(run: RunDir) -> None:

@@ -15,16 +15,12 @@ from hpcddp.rundir import RunDir, read_json
 from hpcddp.sandbox import processes
 
 from . import disks, slow
-from .desk import LONG, Desk, pids, wait_for
+from .desk import LONG, Desk, no_job_is_left, pids, wait_for
 from .test_hardships import site  # noqa: F401
 from .test_policy import tracked  # noqa: F401
 from .test_survive import SIZE, finished, lost
 
 Site = Callable[..., Desk]
-
-
-def no_job_is_left(desk: Desk) -> None:
-    wait_for(lambda: not desk.slurm.run("squeue", "--noheader").stdout)
 
 
 @pytest.mark.parametrize(
