@@ -146,7 +146,8 @@ class Sentry:
         self._followed = True
 
     def _ask(self) -> None:
-        """Ask Slurm, at the pace of the cluster's profile; what begin could not learn at once."""
+        """Ask Slurm, at the pace of the cluster's profile or a faster one; what begin could not
+        learn at once."""
         dropped, pause = False, min(max(1.0, float(self.job.poll_seconds)), RARELY)
         if self.mine.site and self.mine.number == 1:
             time.sleep(pause)
