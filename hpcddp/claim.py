@@ -193,6 +193,13 @@ def say(run: RunDir, text: str) -> None:
             own.unlink()
 
 
+def clear(mine: Attempt) -> None:
+    """Remove our log on the node: nobody needs what Slurm may say there from now on."""
+    if mine.node_log.startswith(NODE_LOGS):  # else it is a person's
+        with contextlib.suppress(OSError):
+            Path(mine.node_log).unlink()
+
+
 def check_awaiting(run: RunDir) -> None:
     """Claim nothing for a script that has given this process up: a disk has blocked it for too
     long."""

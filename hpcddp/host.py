@@ -24,7 +24,7 @@ import sys
 import time
 
 from hpcddp import codes, comeback, ledger, meeting, reason, record, requeue, sentry, standing
-from hpcddp.claim import begin, say
+from hpcddp.claim import begin, clear, say
 from hpcddp.errors import HpcddpError, RunUnreadable, SlurmUnreachable
 from hpcddp.ledger import Attempt
 from hpcddp.requeue import Decision, End, Policy
@@ -64,8 +64,12 @@ def end(run: RunDir, number: int, code: int) -> str:
               f"exit code {code}; next: {next_}", flush=True)  # fmt: skip
         if written is None or found.action not in (requeue.AGAIN, requeue.FOLLOW):
             _drop(run, mine, found, job.name)
+            if found.action == requeue.NONE:
+                clear(mine)
             break
         if answer := comeback.bring_back(run, written, found, job):
+            if written.successor:
+                clear(mine)
             return answer
     else:  # nobody brings it back: the ledger must not say so
         none = Decision(found.cause, requeue.NONE, "Slurm begins to end the job")

@@ -132,9 +132,8 @@ class Sentry:
     def _clear(self) -> None:
         """Leave nothing on the node, if all of it was copied."""
         with contextlib.suppress(OSError):
-            own = self.mine.node_log.startswith(claim.NODE_LOGS)  # else it is a person's
-            if own and os.fstat(self._log).st_size == self._copied:
-                Path(self.mine.node_log).unlink()
+            if self.mine.node_log and os.fstat(self._log).st_size == self._copied:
+                claim.clear(self.mine)
 
     def _follow(self, cause: str) -> None:
         """Submit a follow-up, if Slurm ends the job for what is followed. The script may have

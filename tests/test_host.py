@@ -497,6 +497,21 @@ def test_words_that_come_while_slurm_answers_are_heard(site: Site, run: RunDir) 
 
 
 @pytest.mark.usefixtures("in_slurm")
+@pytest.mark.parametrize(("code", "left"), [("0", False), ("85", True)])
+def test_the_log_on_the_node_goes_with_the_run(
+    site: Site, run: RunDir, code: str, left: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next life of a job that is queued again writes there too."""
+    monkeypatch.setattr(claim, "NODE_LOGS", str(site.folder))
+    site.program("scontrol", "echo JobState=RUNNING Restarts=0")
+    log = site.folder / "log"
+    log.touch()
+    earlier(run, slurm=True, job_id="7", node_log=str(log))
+    assert host.main(["end", str(run.path), "1", code]) == 0
+    assert log.exists() is left
+
+
+@pytest.mark.usefixtures("in_slurm")
 def test_a_job_hears_what_was_asked_of_the_one_in_whose_place_it_began(run: RunDir) -> None:
     write_json(run.request, {"want": "stop", "job_id": "6"})
     assert host.main(["begin", str(run.path), "1", "0", f"{run.path}/", "instead=6"]) == 0

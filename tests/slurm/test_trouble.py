@@ -59,6 +59,7 @@ def test_a_slow_answer_starts_no_second_job_where_nothing_outlives_one(tracked: 
     assert [first.cause, second.cause] == ["preempted", "done"] and lost(folder) == 0
     assert second.job_id == first.successor != first.job_id
     no_job_is_left(desk)
+    assert not any(Path(attempt.node_log).exists() for attempt in (first, second))
 
 
 def test_a_follow_up_that_nobody_heard_of_is_cancelled(desk: Desk) -> None:
