@@ -142,7 +142,8 @@ def test_without_the_environment_the_decision_is_made_all_the_same(desk: Desk) -
     assert lost(finished(desk, run)) == 0
 
 
-@pytest.mark.parametrize("seconds", [0, pytest.param(30, marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("seconds", [0, 30])
 def test_a_controller_that_is_away_while_the_job_leaves(desk: Desk, seconds: float) -> None:
     run = desk.submit(*STEADY)
     job = desk.training(run, step=20)["job_id"]
