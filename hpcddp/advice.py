@@ -117,7 +117,7 @@ def advise(plan: Plan, runs: Iterable[RunDir]) -> list[str]:
     """Put what the first of these runs with figures took into the plan; warnings for its user."""
     if plan.backend != "slurm":
         return []
-    plan.measured = next((found for run in runs if (found := measured(run))), None)
+    plan.measured = earlier(runs)
     site = plan.site or Site()
     limit = str(plan.spec.slurm.get("time", "")) or site.limit
     return warnings(
@@ -131,16 +131,21 @@ def advise(plan: Plan, runs: Iterable[RunDir]) -> list[str]:
     )
 
 
-def alike(plan: Plan, runs: Iterable[RunDir]) -> Iterator[RunDir]:
-    """Of these runs the first of the plan's job, on the same backend."""
-    named = (run for run in runs if run.name.startswith(f"{plan.spec.name}-"))
+def alike(name: str, backend: str, runs: Iterable[RunDir]) -> Iterator[RunDir]:
+    """Of these runs the first of a job's, on the same backend."""
+    named = (run for run in runs if run.name.startswith(f"{name}-"))
     for run in itertools.islice(named, RUNS):
         try:
             job = record.read(run)
         except RunError:
             continue
-        if (job.spec.get("name"), job.backend) == (plan.spec.name, plan.backend):
+        if (job.spec.get("name"), job.backend) == (name, backend):
             yield run
+
+
+def earlier(runs: Iterable[RunDir]) -> Measured | None:
+    """What the first of these runs with figures took."""
+    return next((found for run in runs if (found := measured(run))), None)
 
 
 def measured(run: RunDir) -> Measured | None:

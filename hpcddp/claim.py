@@ -157,7 +157,8 @@ def begin(
     if want := asked(run, facts.job_id, follows, instead):
         say(run, f"{want} was asked before the job began")
         return ""
-    if reason := needless(run, facts, follows, look):
+    cause = _cause(run, facts, follows)
+    if reason := needless(run, facts, follows, look, cause):
         say(run, reason)
         return ""
     if in_slurm and not follows:
@@ -169,7 +170,7 @@ def begin(
         check_awaiting(run)
         return found
 
-    claimed = ledger.begin(run, facts, at_work, lambda earlier: close(run, earlier))
+    claimed = ledger.begin(run, facts, at_work, lambda earlier: close(run, earlier, cause))
     if not claimed:
         return refused(run, facts)
     forget(run, heard)
@@ -235,15 +236,27 @@ def forget(run: RunDir, heard: dict[str, Any] | None) -> None:
             run.request.unlink()
 
 
-def needless(run: RunDir, me: Attempt, follows: int, look: bool) -> str:
+def _cause(run: RunDir, me: Attempt, follows: int) -> str:
+    """Why the attempt ended that this job was submitted to follow, where it could not say so."""
+    newest = ledger.last(run)
+    if not follows or not newest or newest.cause or newest.job_id == me.job_id:
+        return ""
+    return asked_until(lambda: comeback.why_ended(run, newest))
+
+
+def needless(run: RunDir, me: Attempt, follows: int, look: bool, cause: str = "") -> str:
     """Why a follow-up job has nothing to do: it may wait although the run has gone on, or has
-    ended, without it. What the attempt before could not decide is decided here."""
+    ended, without it. What the attempt before could not decide is decided here.
+
+    Args:
+        cause: why that one ended, if it did not say so itself.
+    """
     newest = ledger.last(run)
     if not follows or newest is None or newest.job_id == me.job_id:
         return ""
     if newest.number != follows:
         return f"attempt {follows} was to be followed, and attempt {newest.number} has begun since"
-    cause = newest.cause or asked_until(lambda: comeback.why_ended(run, newest))
+    cause = newest.cause or cause
     ends = newest.action not in requeue.RETURNS if newest.cause else cause not in requeue.FOLLOWED
     if ends and (newest.cause or look or cause == requeue.CANCELLED):
         return f"attempt {follows} is not to be followed: {cause or 'unknown reason'}"
@@ -325,11 +338,14 @@ def join(run: RunDir, facts: Attempt) -> None:
     facts.node_log, facts.node_log_size = node_log, size
 
 
-def close(run: RunDir, earlier: Attempt) -> None:
-    """Say how an attempt ended that could not: its script was killed, or its node died."""
-    cause = ""
+def close(run: RunDir, earlier: Attempt, cause: str = "") -> None:
+    """Say how an attempt ended that could not: its script was killed, or its node died.
+
+    Args:
+        cause: why, if that is known already.
+    """
     with contextlib.suppress(SlurmUnreachable):
-        cause = comeback.why_ended(run, earlier, ASK)
+        cause = cause or comeback.why_ended(run, earlier, ASK)
     earlier.cause = cause or (requeue.NODE if earlier.slurm else requeue.UNKNOWN)
     earlier.action, earlier.ended = requeue.LEFT, time.time()
 

@@ -90,12 +90,22 @@ def bring_back(run: RunDir, mine: Attempt, found: Decision, job: JobRecord) -> s
                 tries += 1
                 if tries % TRIES:  # ask by the same way what became of the request
                     break
+                if _is_back(mine):
+                    return "0"
         if not can_ask():
             break
         time.sleep(PAUSE)
     reason = f"could not be queued again ({refused}); hpcddp resume {run.name} goes on"
     ledger.end(run, mine.number, mine.exit_code or 0, found.cause, requeue.NONE, reason)
     return "1"
+
+
+def _is_back(mine: Attempt) -> bool:
+    """Whether Slurm has queued the job again, as far as it answers."""
+    with contextlib.suppress(SlurmUnreachable):
+        known = slurm.facts(mine.job_id, patience(mine, ends=False))
+        return bool(known and known.restarts > mine.restarts)
+    return False
 
 
 def prefers_follow(mine: Attempt) -> bool:
@@ -199,11 +209,11 @@ def excluded(run: RunDir, job: JobRecord) -> str:
         if attempt.progress:
             break
     own = str(job.spec.get("slurm", {}).get("exclude", ""))
-    bad = _spare(bad, own, job) if bad else []
+    bad = _spare(run, bad, own, job) if bad else []
     return ",".join([*([own] if own else []), *bad]) if bad else ""
 
 
-def _spare(bad: list[str], own: str, job: JobRecord) -> list[str]:
+def _spare(run: RunDir, bad: list[str], own: str, job: JobRecord) -> list[str]:
     """Of some host lists, newest first, those without which the job can still start."""
     partition = str(job.spec.get("slurm", {}).get("partition", "")).partition(",")[0]
     try:
@@ -219,7 +229,16 @@ def _spare(bad: list[str], own: str, job: JobRecord) -> list[str]:
         if len(left) >= job.nodes[0]:
             usable = left
             kept.append(hosts)
+    while kept and not _can_start(run, [own, *kept]):
+        kept.pop()
     return kept
+
+
+def _can_start(run: RunDir, left_out: list[str]) -> bool:
+    """Whether Slurm would take the job without some nodes: others may lack its GPUs."""
+    with contextlib.suppress(SlurmUnreachable):
+        return slurm.takes(run.script, ",".join(filter(None, left_out)))
+    return True
 
 
 def bad_host(run: RunDir, mine: Attempt, *, certain: bool = False) -> str:
@@ -263,7 +282,10 @@ def why_ended(run: RunDir, mine: Attempt, timeout: float = slurm.TIMEOUT) -> str
     if not mine.slurm:
         return ""
     told = slurm.facts(mine.job_id, timeout)
-    return requeue.KILLED if told and was_killed(run, mine, told) else ""
+    if told and was_killed(run, mine, told):
+        return requeue.KILLED
+    # The words may be on another node, on a disk that was away when they were to be copied.
+    return requeue.OF_STATE.get(told.state, "") if told else ""
 
 
 def sizes(mine: Attempt) -> tuple[int, int]:

@@ -85,6 +85,8 @@ def kind(run: RunDir, mine: ledger.Attempt, failure: Mapping[str, Any], code: in
     told = str(failure.get("kind", "crash")) if failure else ""
     program = bool(record.read(run).spec.get("command"))
     whole = bool(failure) and failure.get("rank") is None  # a word on all of them
+    if whole and told == "mistake" and meeting.met_since(run, mine, program=program):
+        return "crash"
     if not code or whole or told not in ("mistake", *([""] if program else [])):
         return told
     if read_step(run.attempt(mine.number))[0]:
@@ -97,13 +99,26 @@ def kind(run: RunDir, mine: ledger.Attempt, failure: Mapping[str, Any], code: in
 
 def alike(run: RunDir, mine: ledger.Attempt) -> bool:
     """Whether the ranks on all nodes have ended with the same last line, of a program that was
-    never right. Those that another one's end has ended early have said nothing."""
-    job, text = record.read(run), _tail(run.attempt(mine.number).log)
-    last = {int(r): line.strip() for r, line in LINE.findall(text) if line.strip()}
+    never right. Those that another one's end has ended early have said nothing: then the attempt
+    before has ended so too."""
+    job, last = record.read(run), _last_lines(run, mine.number)
     nodes = {rank // job.gpus_per_node for rank in last}
-    wrong = [line for line in last.values() if WRONG.match(line)]
     most = count_hosts(mine.nodes) if mine.slurm else job.nodes[1]
-    return len({*last.values()}) == 1 and len(wrong) > 0 and len(nodes) >= most
+    if len({*last.values()}) != 1 or not all(map(WRONG.match, last.values())):
+        return False
+    if len(nodes) >= most:
+        return True
+    before = ledger.read(run.attempt(mine.number - 1)) if mine.number > 1 else None
+    since = (read_json(run.submission) or {}).get("submitted", 0.0)
+    if before is None or before.cause != requeue.CRASH or before.began < since:
+        return False
+    return {*_last_lines(run, before.number).values()} == {*last.values()}
+
+
+def _last_lines(run: RunDir, number: int) -> dict[int, str]:
+    """The last line of each rank that has said something, by rank."""
+    text = _tail(run.attempt(number).log)
+    return {int(r): line.strip() for r, line in LINE.findall(text) if line.strip()}
 
 
 def of(run: RunDir, attempt: ledger.Attempt) -> str:

@@ -46,6 +46,9 @@ _ENDINGS = {
     "JOB REQUEUE": REQUEUED,
 }
 
+# Why a job ended, by the state that Slurm gave it for good: what a person cancels is none of these.
+OF_STATE = {"PREEMPTED": PREEMPTED, "TIMEOUT": TIMEOUT, "NODE_FAIL": NODE}
+
 # Which key of [requeue] limits the restarts after a cause; causes that are not here have no limit.
 BUDGETS = {
     CRASH: "crashes", OOM: "crashes", KILLED: "crashes", HANG: "hangs", TIMEOUT: "timeouts",

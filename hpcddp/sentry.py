@@ -40,7 +40,7 @@ LATE = 10.0  # seconds that a script gets to say how it ended, before other node
 RARELY = 30.0  # most seconds between two questions while it runs
 SLOWEST = 5.0  # seconds between two questions of what has become of the job
 NAME = "hpcddp-sentry"  # of such a process, as ps shows it
-RELIEF = 20.0  # seconds that a rank spends on a script that is gone
+RELIEF = 20.0  # least seconds that a rank spends on a script that is gone
 DEAF = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -106,16 +106,16 @@ class Sentry:
 
     def _glance(self) -> bool:
         """Look at Slurm's words, and do what follows; whether that is not done yet."""
-        spoken = True
+        spoken, joined = True, False
         with contextlib.suppress(OSError, HpcddpError):  # a disk that is away may come back
-            spoken = self._join()
+            spoken, joined = self._join(), True
         with contextlib.suppress(OSError, HpcddpError):
             if spoken and not self._followed:
                 cause = comeback.said(self.mine)
                 if cause not in requeue.FOLLOWED:
                     return False
                 self._follow(cause)
-        return spoken and not self._followed
+        return not joined or (spoken and not self._followed)
 
     def _join(self) -> bool:
         """Copy what Slurm has said since the last look into the run's own log; whether it has said
@@ -234,7 +234,7 @@ def _would_follow(run: RunDir, mine: Attempt, cause: str) -> bool:
         SlurmUnreachable: whether Slurm has queued it again itself is not known.
     """
     want = str((read_json(run.request) or {}).get("want", ""))
-    cancels = mine.site.get("preempt_mode") == "CANCEL"
+    cancels = mine.site.get("preempt_mode", "CANCEL") == "CANCEL"  # unknown: there may be no time
     if cause == requeue.NODE or (cause == requeue.PREEMPTED and not cancels):
         told = slurm.facts(mine.job_id, ANSWER)
         if told and told.restarts > mine.restarts:
@@ -281,7 +281,8 @@ def relieve(run: RunDir, number: int) -> None:
         mine = ledger.read(run.attempt(number))
         here = mine and mine.slurm and mine.host == os.uname().nodename
         if mine and here and ledger.process_start(mine.pid) != mine.pid_start:
-            subprocess.run(_act(run, number), check=False, timeout=RELIEF)
+            left = float(known(run, mine).site.get("kill_wait", RELIEF))
+            subprocess.run(_act(run, number), check=False, timeout=max(RELIEF, left))
 
 
 def watch_node(run_dir: str, environ: Mapping[str, str]) -> None:

@@ -74,6 +74,11 @@ class JobRow(NamedTuple):
         named = any(f"{name}/" in self.command for name in (folder, real))
         return named or (bool(script) and os.path.realpath(script) == real)
 
+    def is_in_any(self) -> bool:
+        """Whether its command names the folder of any run."""
+        folder, script, _ = self.command.partition("/job.sbatch")
+        return bool(script) and Path(folder, "job.json").exists()
+
 
 def leaking(environ: Mapping[str, str]) -> list[str]:
     """The variables that must not reach a submitted job."""
@@ -301,6 +306,12 @@ def verdict(script: str) -> tuple[bool, str]:
     """What `sbatch --test-only` says of a script: accepted or not, and its words."""
     done = call("sbatch", "--test-only", text=script)
     return done.returncode == 0, first_line(done.stderr)
+
+
+def takes(script: Path, exclude: str) -> bool:
+    """Whether `sbatch --test-only` takes a script that leaves out some nodes."""
+    done = call("sbatch", "--test-only", f"--exclude={exclude}", str(script))
+    return done.returncode == 0
 
 
 class Partition(NamedTuple):

@@ -142,13 +142,18 @@ def find_row(run: RunDir, found: Status, queue: Callable[[], list[JobRow]] | Non
 
 def rows_of(run: RunDir, rows: Iterable[JobRow]) -> list[JobRow]:
     """Of some jobs those of a run, newest first: by the ids that it knows, or by name and folder.
-    An array's elements have run dirs of their own, and the command of their array."""
+
+    A rendered script may lie anywhere: then the name is the run's own, and the command names no
+    other run. An array's elements have run dirs of their own, and the name and command of their
+    array.
+    """
     name, ids = record.read(run).name, job_ids(run)
 
     def ours(row: JobRow) -> bool:
         if row.name != name:
             return False
-        return row.job_id in ids or (row.is_in(str(run.path)) and not ELEMENT.search(row.job_id))
+        mine = row.is_in(str(run.path)) or (name == run.name and not row.is_in_any())
+        return row.job_id in ids or (mine and not ELEMENT.search(row.job_id))
 
     return [row for row in rows if ours(row)]
 

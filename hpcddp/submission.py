@@ -15,6 +15,7 @@ from hpcddp.backends import BACKENDS
 from hpcddp.errors import RunError, SlurmUnreachable, SubmissionRefused
 from hpcddp.keys import nearest
 from hpcddp.plan import Plan
+from hpcddp.requeue import RETURNS
 from hpcddp.rundir import RunDir, read_json, runs_in, write_json
 from hpcddp.status import Status, job_ids, rows_of, status
 
@@ -81,15 +82,15 @@ def request(run: RunDir, want: str) -> Status:
     Raises:
         RunError: there is nothing that could be stopped.
     """
-    found = status(run)
-    for _ in range(TRIES - 1):
-        if found.stale:
-            found = status(run)
+    found = _status(run)
     if found.stale:
         raise SlurmUnreachable(found.reason, where=run.name, hint="nothing was asked; try again")
-    if found.final or not found.job_id or (want == "preempt" and found.state != "RUNNING"):
-        raise RunError(f"the run is {found.state}: there is nothing to {want}", where=run.name)
     last = ledger.last(run)
+    # The job that is to follow may be on its way into the queue still: it finds the request.
+    returns = bool(last and last.action in RETURNS and found.backend == "slurm")
+    ends = found.final and not (returns and want != "preempt")
+    if ends or not found.job_id or (want == "preempt" and found.state != "RUNNING"):
+        raise RunError(f"the run is {found.state}: there is nothing to {want}", where=run.name)
     if want == "preempt" and not (last and last.live):  # a life that begins would pass it over
         raise RunError("the run starts: there is nothing to preempt yet", where=run.name)
     write_json(run.request, {"want": want, "job_id": found.job_id, "when": time.time()})
@@ -100,14 +101,22 @@ def request(run: RunDir, want: str) -> Status:
     return found
 
 
+def _status(run: RunDir) -> Status:
+    """Its status; Slurm is asked again where an answer is lost."""
+    found = status(run)
+    for _ in range(TRIES - 1):
+        if found.stale:
+            found = status(run)
+    return found
+
+
 def live_jobs(run: RunDir, found: Status) -> list[str]:
     """The jobs of a run that live: more than one where an answer of sbatch was lost."""
     ids = [str(found.job_id)]
-    with contextlib.suppress(SlurmUnreachable):
-        if found.backend != "slurm":
-            return ids
-        rows = rows_of(run, slurm.queue(name=record.read(run).name))
-        ids += [row.job_id for row in rows if row.live and row.job_id not in ids]
+    for _ in range(TRIES if found.backend == "slurm" else 0):
+        with contextlib.suppress(SlurmUnreachable):
+            rows = rows_of(run, slurm.queue(name=record.read(run).name))
+            return ids + [row.job_id for row in rows if row.live and row.job_id not in ids]
     return ids
 
 
@@ -129,7 +138,7 @@ def insist(act: Callable[[str], None], job_id: str) -> None:
 
 def check_ended(run: RunDir) -> None:
     """Refuse while the run lives."""
-    found = status(run)
+    found = _status(run)
     if found.stale:
         raise SlurmUnreachable(found.reason, where=run.name, hint="try again")
     if not found.final:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from conftest import Outcome, Site, record_run
+from test_cli_plan import TOY
 
 from hpcddp import advice, ledger, spec
 from hpcddp import site as sites
@@ -187,5 +188,8 @@ def test_the_time_that_a_preemption_leaves_is_said(
     assert told in hpcddp(*asked).err
     earlier(site, save=3.0, run="toy-20260101-0000-a")
     assert f"{told}; measured in toy-20260101-0000-a: 4 s" in hpcddp(*asked).err
+    site.job("toy", "", TOY)
+    planned = hpcddp("plan", "toy", "--nodes", "1", "--gpus", "1", "--cluster", "slurm")
+    assert f"{told}; measured in toy-20260101-0000-a: 4 s" in planned.err
     slurm(site, partition="PartitionName=gpu Default=YES PreemptMode=OFF MaxTime=1:00:00")
     assert "preemption" not in hpcddp(*asked).err

@@ -261,6 +261,28 @@ def test_a_program_that_ends_with_the_same_words_on_all_nodes_was_never_right(
     assert reason.kind(run, mine, {}, 0) == ""
 
 
+def test_a_program_that_fails_twice_with_the_same_words_was_never_right(site: Site) -> None:
+    """srun ends the other nodes' ranks as soon as one has failed: they say nothing."""
+    run, first = failing(site, command=["python", "train.py"])
+    run.attempt(1).log.write_text("0: ImportError: no x\n")
+    assert reason.kind(run, first, {}, 1) == ""
+    first.cause = "crash"
+    write_json(run.attempt(1).facts, asdict(first))
+    second = attempted(run, 2)
+    for words, found in (("3: ImportError: no x\n", "mistake"), ("3: ImportError: no y\n", "")):
+        run.attempt(2).log.write_text(words)
+        assert reason.kind(run, second, {}, 1) == found
+
+
+def test_ranks_that_met_before_make_no_mistake_by_meeting_late(site: Site) -> None:
+    run, _ = failing(site, command=["python", "train.py"])
+    late = MISTAKE | {"rank": None, "message": "no process group after 9 s"}
+    second = attempted(run, 2)
+    assert reason.kind(run, second, late, 143) == "mistake"
+    run.attempt(1).met.touch()
+    assert reason.kind(run, second, late, 143) == "crash"
+
+
 def test_nodes_are_left_out_only_while_enough_remain(site: Site) -> None:
     run, _ = failing(site, requeue={"exclude_bad_nodes": True})
     job = record.read(run)

@@ -224,7 +224,8 @@ def test_a_job_is_found_by_whatever_path_names_its_folder(site: Site) -> None:
         (f"{link}/{run.name}/job.sbatch 3", True),
         (f"/var/spool/slurmd/job7/slurm_script 0 {run.path}/", True),
         (f"{link}/{other.name}/job.sbatch", False),
-        ("", False),
+        ("/home/ann/job.sbatch", True),  # a rendered script, given to sbatch from anywhere
+        ("", True),  # one from its standard input
     ):
         queue(site, f"7|PENDING|None|x|x||{command}|toy-1")
         assert bool(status.rows_of(run, slurm.queue())) is found, command

@@ -178,5 +178,5 @@ def plan_run(job: str | None, given: dict[str, Any], root: Path) -> Any:
     made = plan_job(job, given)
     for what in prepare.freeze(made, root):
         click.echo(f"warning: the job reads {what} where it lies, not from its copy", err=True)
-    advise(made, advice.alike(made, runs_in(root)))
+    advise(made, advice.alike(made.spec.name, made.backend, runs_in(root)))
     return made

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from hpcddp.cli.options import complete_jobs, flags, json_option
+from hpcddp.cli.options import complete_jobs, flags, json_option, runs_root
 from hpcddp.errors import UserError
 
 if TYPE_CHECKING:
@@ -102,12 +102,16 @@ def _backend(profile: Profile, facts: Facts) -> str:
 
 
 def _room(asked: Asked) -> list[str]:
-    """What a preemption leaves of time, where Slurm says so."""
+    """What a preemption leaves of time, where Slurm says so, and what the job took before."""
     from hpcddp import advice
     from hpcddp import plan as plans
+    from hpcddp.rundir import runs_in
 
     rules = plans.site_of(asked.spec, asked.profile)
-    return [advice.room(rules)] if rules and rules.preempts else []
+    if not rules or not rules.preempts:
+        return []
+    alike = advice.alike(asked.spec.name, asked.profile.cluster.backend, runs_in(runs_root(None)))
+    return [advice.room(rules, advice.earlier(alike))]
 
 
 def _unknown(facts: Facts) -> list[str]:
