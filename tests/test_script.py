@@ -147,6 +147,82 @@ def test_a_term_while_the_run_is_claimed_ends_neither_the_claim_nor_the_script(
     assert [a.cause for a in ledger.attempts(run)] == ["done"]
 
 
+def lost(site: Site, run: RunDir, python: str = sys.executable) -> tuple[int, str, list[str]]:
+    """Start a script whose run cannot be reached, and which does not wait: its exit code, what it
+    says, and what it asks of scontrol."""
+    text = run.script.read_text().replace("SECONDS + 180", "SECONDS").replace("sleep 3\n", "\n")
+    text = text.replace(f"readonly PYTHON={sys.executable}\n", f"readonly PYTHON={python}\n")
+    asked = site.folder / "requests"
+    asked.unlink(missing_ok=True)
+    site.program("scontrol", f'echo "$*" >>{asked}; echo JobState=RUNNING; echo linuxproc')
+    if python == sys.executable:
+        subprocess.run(["/bin/mount", "-t", "tmpfs", "tmpfs", run.path], check=True)
+    try:
+        done = subprocess.run(
+            ["bash", "-s"], input=text, capture_output=True, text=True, check=False, timeout=60
+        )
+    finally:
+        if python == sys.executable:
+            subprocess.run(["/bin/umount", "--lazy", run.path], check=True)
+    return done.returncode, done.stderr, asked.read_text().splitlines() if asked.exists() else []
+
+
+def test_a_job_whose_disk_is_away_is_queued_again(
+    site: Site, script: Callable[..., RunDir]
+) -> None:
+    run = script()
+    site.program("squeue", "echo 'RUNNING||of ours'")
+    code, said, asked = lost(site, run)
+    assert code == 0 and "try 1 of 12" in said
+    comment = "update JobId=7 Comment=of ours [hpcddp: try 1 of 12, restart 0]"
+    assert [x for x in asked if x.startswith(("update", "requeue"))][:2] == [comment, "requeue 7"]
+
+
+@pytest.mark.parametrize(
+    ("row", "what"),
+    [
+        ("RUNNING||[hpcddp: try 12 of 12, restart 3]", "given up after 12 tries"),
+        ("COMPLETING||(null)", "the run directory cannot be used"),  # somebody cancels it
+    ],
+)
+def test_a_job_whose_disk_is_away_ends(
+    site: Site, script: Callable[..., RunDir], monkeypatch: pytest.MonkeyPatch, row: str, what: str
+) -> None:
+    run = script()
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "4")
+    site.program("squeue", f"echo '{row}'")
+    code, said, asked = lost(site, run)
+    assert code == 1 and what in said and not [x for x in asked if "requeue" in x]
+
+
+def test_a_job_that_is_not_to_come_back_is_not_queued_again(
+    site: Site, script: Callable[..., RunDir]
+) -> None:
+    run = script(("requeue.enabled", False))
+    site.program("squeue", "echo 'RUNNING||(null)'")
+    assert lost(site, run)[::2] == (1, [])
+
+
+@pytest.mark.parametrize(("nodes", "exclude"), [("n1 n2 n3", "n9,n1"), ("n1 n2", "n9")])
+def test_a_node_without_python_is_left_while_enough_others_are_there(
+    site: Site, script: Callable[..., RunDir], monkeypatch: pytest.MonkeyPatch,
+    nodes: str, exclude: str,
+) -> None:  # fmt: skip
+    run = script()
+    monkeypatch.setenv("SLURMD_NODENAME", "n1")
+    site.program("python3", "exit 127")
+    site.program("sinfo", f"printf '%s\\n' {nodes}")
+    rows = "[[ $* == *%x* ]] && echo 'RUNNING|n9|(null)' || echo PENDING"
+    site.program("squeue", rows)
+    code, said, _ = lost(site, run, python="/nowhere")
+    assert code == 0 and "no Python answers on n1; the job is queued again, try 1 of 3" in said
+    want = f"update JobId=7 StartTime=now ExcNodeList={exclude}"
+    deadline = time.monotonic() + 20
+    while want not in (site.folder / "requests").read_text().splitlines():
+        assert time.monotonic() < deadline, (site.folder / "requests").read_text()
+        time.sleep(0.1)
+
+
 CGROUP = "echo ProctrackType = proctrack/cgroup"
 
 
