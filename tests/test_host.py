@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from conftest import Site, record_run
 
-from hpcddp import claim, codes, host, ledger, record
+from hpcddp import claim, codes, host, ledger, record, sentry
 from hpcddp.errors import RunError
 from hpcddp.ledger import Attempt
 from hpcddp.rundir import RunDir, read_json, write_json
@@ -494,6 +494,50 @@ def test_words_that_come_while_slurm_answers_are_heard(site: Site, run: RunDir) 
         "follow-up",
         "8",
     )
+
+
+@pytest.mark.usefixtures("in_slurm")
+@pytest.mark.parametrize(
+    ("state", "says"),
+    [
+        ("RUNNING", "job 6 is back, and goes on itself"),
+        ("PENDING", "job 6 is back, and goes on itself"),
+        ("CANCELLED", "job 6 was cancelled while it was to come back"),
+        ("COMPLETED", ""),
+    ],
+)
+def test_a_follow_up_asks_what_has_become_of_its_parent(
+    site: Site, run: RunDir, capsys: pytest.CaptureFixture[str], state: str, says: str
+) -> None:
+    site.program("scontrol", f"echo JobId=6 JobState={state} Restarts=0")
+    earlier(run, slurm=True, job_id="6")
+    ledger.end(run, 1, 85, "preempted", "follow-up")
+    assert bool(host.begin(run, 1, 1)) is (not says)
+    assert says in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("in_slurm")
+@pytest.mark.parametrize("state", ["PREEMPTED", "TIMEOUT", "NODE_FAIL"])
+def test_a_follow_up_reads_the_state_of_a_parent_whose_words_are_elsewhere(
+    site: Site, run: RunDir, state: str
+) -> None:
+    site.program("scontrol", f"echo JobId=6 JobState={state} Restarts=0")
+    earlier(run, slurm=True, job_id="6")
+    assert host.begin(run, 1, 1, look=True)
+
+
+@pytest.mark.usefixtures("in_slurm")
+def test_a_job_that_is_back_cancels_what_was_to_follow_it(site: Site, run: RunDir) -> None:
+    site.program("scancel", f"echo $* >>{site.folder}/asked")
+    rows = [f"{job}|PENDING|None|x|x||{run.script} {of}|{run.name}" for job, of in ((8, 1), (9, 2))]
+    site.program("squeue", f"printf '%s\\n' '{rows[0]}' '{rows[1]}'")
+    earlier(run, slurm=True, job_id="7")
+    ledger.end(run, 1, 85, "preempted", "requeue")
+    site.program("scontrol", "echo JobId=7 JobState=RUNNING Restarts=1")
+    assert host.begin(run, os.getpid())
+    mine = ledger.last(run)
+    assert mine and sentry.Sentry(run, mine, -1)._drop_follow_ups()
+    assert (site.folder / "asked").read_text() == "--state=PENDING 8\n"
 
 
 @pytest.mark.usefixtures("in_slurm")

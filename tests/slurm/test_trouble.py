@@ -154,6 +154,14 @@ def test_a_command_that_fails_alike_on_all_nodes_is_a_mistake(desk: Desk) -> Non
     assert "No module named 'nowhere'" in desk("why")
 
 
+@pytest.mark.full
+def test_a_script_that_is_killed_is_followed_where_nothing_outlives_it(
+    tracked: Desk,  # noqa: F811
+) -> None:
+    """The sentry dies with the job: a rank that leaves does its work."""
+    test_a_script_that_is_killed_is_followed(tracked)
+
+
 def test_a_script_that_is_killed_is_followed(desk: Desk) -> None:
     run = desk.submit(*SIZE)
     desk.training(run, step=20)
