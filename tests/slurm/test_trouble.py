@@ -51,12 +51,17 @@ def test_a_slow_answer_starts_no_second_job_where_nothing_outlives_one(tracked: 
     """There a follow-up is the first way to come back."""
     desk = tracked
     path = slow.path(desk.folder / "slow", 12)
-    run = desk.submit(*SIZE, "--env", f"PATH={path}")
+    run = desk.submit(*SIZE, *LONG, "--env", f"PATH={path}")
+    told = desk.run(run).attempt(1).slurm
+    wait_for(lambda: "site" in (read_json(told) or {}))  # begin could not wait for the answers
     desk.training(run, step=20)
     desk("preempt", run)
-    folder = finished(desk, run)
+    desk.training(run, attempt=2)
+    desk("stop", run)
+    desk.until(lambda s: s["state"] == "STOPPED", run)
+    folder = desk.run(run)
     first, second = desk.attempts(run)
-    assert [first.cause, second.cause] == ["preempted", "done"] and lost(folder) == 0
+    assert [first.cause, second.cause] == ["preempted", "stopped"] and lost(folder) == 0
     assert second.job_id == first.successor != first.job_id
     no_job_is_left(desk)
     assert not any(Path(attempt.node_log).exists() for attempt in (first, second))
