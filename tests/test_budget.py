@@ -29,16 +29,18 @@ KEYS = {
 }
 PAIRS = [(job, text) for job in ("charlm", "digits") for text in ("ddp", "zero1", "fsdp", "pp")]
 PAIRS.append(("charlm", "tp"))
-FOURS: list[tuple[str, dict[str, Any]]] = [
-    ("hsdp=2", {}),
-    ("fsdp", {"train.micro_batch": 4}),
-    ("tp=2,ddp", {}),
-    ("tp=2,fsdp", {}),
-    ("pp=2,ddp", {"pp.schedule": "interleaved"}),
-    ("pp=2,fsdp", {"pp.schedule": "gpipe", "pp.chunks": 4}),
-    ("pp=2,zero1", {}),
-    ("pp=2,tp=2", {"train.recompute": True}),
-    ("ddp", {"train.micro_batch": 4, "train.recompute": True}),
+# Strategy, keys, and the share of the gradients that is left when a step ends: those that add up
+# over micro-batches beside DDP's buckets are gone then.
+FOURS: list[tuple[str, dict[str, Any], float]] = [
+    ("hsdp=2", {}, 1),
+    ("fsdp", {"train.micro_batch": 4}, 1),
+    ("tp=2,ddp", {}, 1),
+    ("tp=2,fsdp", {}, 1),
+    ("pp=2,ddp", {"pp.schedule": "interleaved"}, 0.5),
+    ("pp=2,fsdp", {"pp.schedule": "gpipe", "pp.chunks": 4}, 1),
+    ("pp=2,zero1", {}, 0.5),
+    ("pp=2,tp=2", {"train.recompute": True}, 1),
+    ("ddp", {"train.micro_batch": 4, "train.recompute": True}, 0.5),
 ]
 Case = tuple[str, str, dict[str, Any]]
 Measured = tuple[dict[str, Any], Estimate]
@@ -88,18 +90,25 @@ def most(made: Estimate, part: str) -> float:
     return max(getattr(need, part) for need in made.needs)
 
 
-def compare(told: dict[str, Any], made: Estimate) -> None:
-    """What is there at the end of a step, and what was sent in one."""
+def compare(told: dict[str, Any], made: Estimate, case: str, left: float = 1) -> None:
+    """What is there at the end of a step, and what was sent in one.
+
+    Args:
+        left: the share of the gradients.
+    """
     for part in ("parameters", "gradients", "optimizer", "buffers"):
-        assert told["memory"][part] == pytest.approx(most(made, part), rel=0.01), part
-    assert told["sent"] == pytest.approx(made.sent["gloo"], rel=0.1)
+        share = left if part == "gradients" else 1
+        assert told["memory"][part] == pytest.approx(share * most(made, part), rel=0.01), (
+            part, case,
+        )  # fmt: skip
+    assert told["sent"] == pytest.approx(made.sent["gloo"], rel=0.1), case
 
 
 @pytest.mark.parametrize(("job", "text"), PAIRS)
 def test_two_ranks_have_and_send_what_was_estimated(
     two: dict[tuple[str, str], Measured], job: str, text: str
 ) -> None:
-    compare(*two[job, text])
+    compare(*two[job, text], f"{job} {text}")
 
 
 @pytest.mark.parametrize("text", ["ddp", "zero1", "fsdp", "tp", "pp"])
@@ -126,8 +135,9 @@ def test_one_process_sends_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_four_ranks_have_and_send_what_was_estimated(tmp_path: Path) -> None:
-    for told, made in measured(tmp_path, 4, [("charlm", *case) for case in FOURS]):
-        compare(told, made)
+    found = measured(tmp_path, 4, [("charlm", text, more) for text, more, _ in FOURS])
+    for (text, more, left), (told, made) in zip(FOURS, found, strict=True):
+        compare(told, made, f"{text} {more}", left)
 
 
 # A model of three blocks of 1,000 numbers and 100 beside, in float32, under AdamW; its two parts
