@@ -239,7 +239,7 @@ def forget(run: RunDir, heard: dict[str, Any] | None) -> None:
 def _cause(run: RunDir, me: Attempt, follows: int) -> str:
     """Why the attempt ended that this job was submitted to follow, where it could not say so."""
     newest = ledger.last(run)
-    if not follows or not newest or newest.cause or newest.job_id == me.job_id:
+    if not newest or newest.number != follows or newest.cause or newest.job_id == me.job_id:
         return ""
     return asked_until(lambda: comeback.why_ended(run, newest))
 

@@ -229,16 +229,16 @@ def _spare(run: RunDir, bad: list[str], own: str, job: JobRecord) -> list[str]:
         if len(left) >= job.nodes[0]:
             usable = left
             kept.append(hosts)
-    while kept and not _can_start(run, [own, *kept]):
-        kept.pop()
+    with contextlib.suppress(SlurmUnreachable):
+        # Others may lack the job's GPUs. What Slurm refuses with these nodes too is another matter.
+        if kept and not _taken(run, [own, *kept]) and _taken(run, [own]):
+            print(f"hpcddp: {kept[-1]} is used again: too few other nodes suit the job", flush=True)
+            kept.pop()
     return kept
 
 
-def _can_start(run: RunDir, left_out: list[str]) -> bool:
-    """Whether Slurm would take the job without some nodes: others may lack its GPUs."""
-    with contextlib.suppress(SlurmUnreachable):
-        return slurm.takes(run.script, ",".join(filter(None, left_out)))
-    return True
+def _taken(run: RunDir, left_out: list[str]) -> bool:
+    return slurm.takes(run.script, ",".join(filter(None, left_out)), LONGEST / 4)
 
 
 def bad_host(run: RunDir, mine: Attempt, *, certain: bool = False) -> str:

@@ -112,7 +112,9 @@ def alike(run: RunDir, mine: ledger.Attempt) -> bool:
     since = (read_json(run.submission) or {}).get("submitted", 0.0)
     if before is None or before.cause != requeue.CRASH or before.began < since:
         return False
-    return {*_last_lines(run, before.number).values()} == {*last.values()}
+    earlier = _last_lines(run, before.number)
+    # The same ranks are of the same node, it may be, which lacks what the others have.
+    return {*earlier.values()} == {*last.values()} and not earlier.keys() & last.keys()
 
 
 def _last_lines(run: RunDir, number: int) -> dict[int, str]:

@@ -29,12 +29,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from hpcddp import claim, comeback, ledger, record, requeue, site, slurm
-from hpcddp.errors import HpcddpError, SubmissionRefused
+from hpcddp.errors import HpcddpError, SlurmUnreachable, SubmissionRefused
 from hpcddp.ledger import Attempt
 from hpcddp.requeue import End, Policy
 from hpcddp.rundir import RunDir, read_json, write_json
 
 GLANCE = 0.5  # seconds between two looks at the script and at Slurm's words
+SOON = 3.0  # seconds for an answer where Slurm may kill this process before
 ANSWER = 60.0  # seconds to wait for an answer that nobody waits for
 LATE = 10.0  # seconds that a script gets to say how it ended, before other nodes ask Slurm
 RARELY = 30.0  # most seconds between two questions while it runs
@@ -99,9 +100,11 @@ class Sentry:
             self._glance()
             time.sleep(GLANCE)
         until = time.monotonic() + comeback.HOLD
-        while self._glance() and time.monotonic() < until:
+        while self._glance() and not self._followed and time.monotonic() < until:
             time.sleep(comeback.PAUSE)
         bereaved(self.run, self.mine.number)
+        while self._glance() and time.monotonic() < until:
+            time.sleep(comeback.PAUSE)
         self._clear()
 
     def _glance(self) -> bool:
@@ -234,9 +237,14 @@ def _would_follow(run: RunDir, mine: Attempt, cause: str) -> bool:
         SlurmUnreachable: whether Slurm has queued it again itself is not known.
     """
     want = str((read_json(run.request) or {}).get("want", ""))
-    cancels = mine.site.get("preempt_mode", "CANCEL") == "CANCEL"  # unknown: there may be no time
+    cancels = mine.site.get("preempt_mode") == "CANCEL"
     if cause == requeue.NODE or (cause == requeue.PREEMPTED and not cancels):
-        told = slurm.facts(mine.job_id, ANSWER)
+        try:
+            told = slurm.facts(mine.job_id, ANSWER if mine.site else SOON)
+        except SlurmUnreachable:
+            if mine.site:
+                raise
+            told = None  # there may be no time to ask again
         if told and told.restarts > mine.restarts:
             return False
     end = End(

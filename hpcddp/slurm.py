@@ -75,9 +75,14 @@ class JobRow(NamedTuple):
         return named or (bool(script) and os.path.realpath(script) == real)
 
     def is_in_any(self) -> bool:
-        """Whether its command names the folder of any run."""
+        """Whether its command names the folder of some run, as far as can be seen from here."""
         folder, script, _ = self.command.partition("/job.sbatch")
-        return bool(script) and Path(folder, "job.json").exists()
+        folders = [folder] if script else []
+        folders += [word for word in self.command.split(" ") if word.endswith("/")]
+        try:
+            return any(Path(name, "job.json").exists() for name in folders)
+        except OSError:
+            return True
 
 
 def leaking(environ: Mapping[str, str]) -> list[str]:
@@ -308,10 +313,10 @@ def verdict(script: str) -> tuple[bool, str]:
     return done.returncode == 0, first_line(done.stderr)
 
 
-def takes(script: Path, exclude: str) -> bool:
+def takes(script: Path, exclude: str, timeout: float = TIMEOUT) -> bool:
     """Whether `sbatch --test-only` takes a script that leaves out some nodes."""
-    done = call("sbatch", "--test-only", f"--exclude={exclude}", str(script))
-    return done.returncode == 0
+    options = [f"--exclude={exclude}"] if exclude else []
+    return call("sbatch", "--test-only", *options, str(script), timeout=timeout).returncode == 0
 
 
 class Partition(NamedTuple):

@@ -111,8 +111,9 @@ def _status(run: RunDir) -> Status:
 
 
 def live_jobs(run: RunDir, found: Status) -> list[str]:
-    """The jobs of a run that live: more than one where an answer of sbatch was lost."""
-    ids = [str(found.job_id)]
+    """The jobs of a run that live: more than one where an answer of sbatch was lost. The id of one
+    that is gone may be another job's by now."""
+    ids = [] if found.final else [str(found.job_id)]
     for _ in range(TRIES if found.backend == "slurm" else 0):
         with contextlib.suppress(SlurmUnreachable):
             rows = rows_of(run, slurm.queue(name=record.read(run).name))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from conftest import Site
 
-from hpcddp import claim, ledger, prepare, record, requeue, status, submission
+from hpcddp import claim, ledger, prepare, record, requeue, slurm, status, submission
 from hpcddp.errors import HpcddpError, RunError, SlurmUnreachable, SubmissionRefused, TemplateError
 from hpcddp.jobfile import Layer
 from hpcddp.ledger import Attempt
@@ -190,6 +190,32 @@ def test_a_person_who_cancels_is_not_sent_away_by_one_lost_answer(site: Site) ->
     site.program("squeue", f"[ -e asked ] && echo '{row}' || {{ touch asked; {lost}; }}")
     submission.request(run, "cancel")
     assert Path("cancelled").read_text() == "7\n"
+
+
+def test_a_cancel_reaches_a_follow_up_that_is_on_its_way_and_no_strangers_job(site: Site) -> None:
+    run = pending(site)
+    facts = ledger.begin(
+        run, Attempt(0, "7", "n1", 1, "1", True, "n1", time.time()), lambda a: True
+    )
+    assert facts
+    ledger.end(run, 1, 85, requeue.PREEMPTED, requeue.FOLLOW)
+    site.program("squeue", "echo '7|RUNNING|None|x|x|||of another'")
+    submission.request(run, "cancel")
+    assert not Path("cancelled").exists()
+    assert claim.asked(run, "8", 1) == "cancel"
+
+
+def test_the_name_alone_tells_a_rendered_job_from_those_of_other_runs(site: Site) -> None:
+    run = pending(site)
+    element = prepare.new_run(plan(site), site.runs)
+    for command, ours in (
+        ("/var/spool/slurm_script 0", True),
+        (f"/var/spool/slurm_script 3 {element.path}/ instead=5", False),
+        (f"{element.script} 3", False),
+    ):
+        row = f"9|RUNNING|None|x|x||{command}|{run.name}"
+        site.program("squeue", f"echo '{row}'")
+        assert bool(status.rows_of(run, slurm.queue())) is ours, command
 
 
 STOP = "--state=PENDING 7\n--state=RUNNING --signal=USR2 7"
