@@ -195,7 +195,7 @@ def say(run: RunDir, text: str) -> None:
 
 
 def clear(mine: Attempt) -> None:
-    """Remove our log on the node: nobody needs what Slurm may say there from now on."""
+    """Remove our log on the node. What Slurm writes there from now on is not needed."""
     if mine.node_log.startswith(NODE_LOGS):  # else it is a person's
         with contextlib.suppress(OSError):
             Path(mine.node_log).unlink()

@@ -231,7 +231,7 @@ def _spare(run: RunDir, bad: list[str], own: str, job: JobRecord) -> list[str]:
             kept.append(hosts)
     with contextlib.suppress(SlurmUnreachable):
         # Others may lack the job's GPUs. What Slurm refuses with these nodes too is another matter.
-        if kept and not _taken(run, [own, *kept]) and _taken(run, [own]):
+        while kept and not _taken(run, [own, *kept]) and _taken(run, [own]):
             print(f"hpcddp: {kept[-1]} is used again: too few other nodes suit the job", flush=True)
             kept.pop()
     return kept

@@ -305,6 +305,21 @@ def test_nodes_are_left_out_only_while_enough_remain(site: Site) -> None:
     assert comeback.excluded(run, job) == ""
 
 
+def test_a_node_is_used_again_where_too_few_others_suit_the_job(site: Site) -> None:
+    """What Slurm refuses in any case is no reason to."""
+    run, _ = failing(site, requeue={"exclude_bad_nodes": True})
+    job = record.read(run)
+    site.program("sinfo", "echo 'n[1-9]|idle'")
+    write_json(run.attempt(1).error, MISTAKE | {"kind": "crash", "host": "n3"})
+    for program, left_out in (
+        ("exit 0", "n3"),
+        ("[[ $* != *exclude=n3* ]]", ""),
+        ("exit 1", "n3"),
+    ):
+        site.program("sbatch", program)
+        assert comeback.excluded(run, job) == left_out
+
+
 def test_a_node_without_its_gpu_is_left_out_unasked(site: Site) -> None:
     run, _ = failing(site)
     site.program("sinfo", "echo 'n[1-3]|idle'")

@@ -252,6 +252,14 @@ def submitted(desk: Desk, disk: Path, *more: str) -> RunDir:
     return RunDir(json.loads(line.splitlines()[0])["path"])
 
 
+def impatient(desk: Desk, run: RunDir) -> str:
+    """Submit the run's script anew with seconds in place of minutes; the job's id."""
+    text = run.script.read_text().replace("SECONDS + 180", "SECONDS + 1")
+    run.script.write_text(text.replace("now+10minutes", "now+8"))
+    desk.slurm.run("scancel", str((read_json(run.submission) or {})["job_id"]), check=True)
+    return desk.sbatch(run.script)
+
+
 def complete(desk: Desk, run: RunDir) -> dict[str, Any]:
     """Wait for the end of a run in a folder of its own."""
     return desk.until(lambda s: s["state"] in ("COMPLETED", "FAILED", "LOST"), str(run.path))
@@ -277,11 +285,7 @@ def test_a_disk_that_is_no_use_while_the_job_begins(desk: Desk, disk: Path, trou
 def test_a_disk_that_stays_away_holds_no_nodes(desk: Desk, disk: Path) -> None:
     """The job waits in the queue instead, and its comment keeps the count."""
     run = submitted(desk, disk, "--sbatch", "comment=of ours")
-    text = run.script.read_text().replace("SECONDS + 180", "SECONDS + 1")
-    run.script.write_text(text.replace("now+10minutes", "now+8"))
-    job = str((read_json(run.submission) or {})["job_id"])
-    desk.slurm.run("scancel", job, check=True)
-    job = desk.sbatch(run.script)
+    job = impatient(desk, run)
     disks.away(run.path)
     try:
         desk.slurm.run("scontrol", "release", job, check=True)
@@ -300,11 +304,7 @@ def test_a_disk_that_stays_away_has_another_job_wait_where_nothing_outlives_one(
 ) -> None:
     desk = tracked
     run = submitted(desk, disk)
-    text = run.script.read_text().replace("SECONDS + 180", "SECONDS + 1")
-    run.script.write_text(text.replace("now+10minutes", "now+8"))
-    first = str((read_json(run.submission) or {})["job_id"])
-    desk.slurm.run("scancel", first, check=True)
-    first = desk.sbatch(run.script)
+    first = impatient(desk, run)
     disks.away(run.path)
     try:
         desk.slurm.run("scontrol", "release", first, check=True)
