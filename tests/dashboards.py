@@ -80,6 +80,7 @@ def started(*arguments: str) -> Iterator[Dashboard]:
     process = subprocess.Popen(
         [COMMAND, "dashboard", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         stdin=subprocess.DEVNULL, text=True, encoding="utf-8", errors="surrogateescape",
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # under nohup too
     )  # fmt: skip
     assert process.stdout and process.stderr
     try:

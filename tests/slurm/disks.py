@@ -3,6 +3,7 @@
 import contextlib
 import os
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -32,8 +33,11 @@ def full(run: Path) -> None:
 
 def read_only(run: Path) -> None:
     """Nothing can be written."""
-    _mount("--bind", run, run)
-    _mount("-o", "remount,ro,bind", run)
+    with tempfile.TemporaryDirectory() as place:  # a mount with an open file is not made so
+        _mount("--bind", run, place)
+        _mount("-o", "remount,ro,bind", place)
+        _mount("--bind", place, run)
+        _umount(place)
 
 
 def away(run: Path) -> None:
@@ -55,5 +59,5 @@ def _mount(*words: str | Path) -> None:
     subprocess.run(["mount", *words], check=True)
 
 
-def _umount(folder: Path) -> None:
+def _umount(folder: str | Path) -> None:
     subprocess.run(["umount", "--lazy", folder], check=True)
