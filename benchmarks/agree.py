@@ -20,7 +20,7 @@ from statistics import mean
 
 from benchmarks.measure import Row
 from benchmarks.site import PYTHON, Site, output
-from hpcddp.claim import free_port
+from hpcddp.attempt.claim import free_port
 
 LIMIT = 0.01
 STEP = 5e-3  # seconds
@@ -50,7 +50,7 @@ def _take(site: Site, ranks: int) -> tuple[float, float]:
         "OMP_NUM_THREADS": "1",
     }
     loop = [PYTHON, "-P", LOOP, str(figures), str(SLEEP[ranks]), str(STEPS)]
-    command = [PYTHON, "-P", "-m", "hpcddp.spawn", "1", str(ranks), *loop]
+    command = [PYTHON, "-P", "-m", "hpcddp.launch.spawn", "1", str(ranks), *loop]
     output(command, environ, figures.parent)
     found = json.loads(figures.read_text())
     votes = zip(*(inside for inside, _ in found), strict=True)

@@ -33,8 +33,8 @@ from benchmarks import preempted
 from benchmarks.measure import Row
 from benchmarks.preempted import records, state, until
 from benchmarks.site import PYTHON, Site, output
-from hpcddp import ledger
-from hpcddp.comeback import SETTLE
+from hpcddp.attempt import ledger
+from hpcddp.attempt.requeue import SETTLE
 
 BESIDE, ALLOWED = 1.5, 0.9
 LIFE, LIVES = 30.0, 2  # seconds from the start of a life to its preemption

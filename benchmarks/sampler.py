@@ -22,7 +22,7 @@ from torch.utils.data import DistributedSampler
 
 from benchmarks.measure import Row
 from benchmarks.site import PYTHON, Site, output
-from hpcddp.train.sampler import ResumableSampler
+from hpcddp.train.input.sampler import ResumableSampler
 
 LIMIT = 0.5
 SIZES = {"1e6": 10**6, "1.1e6": 1_100_000, "2^20+1": 2**20 + 1, "1e7": 10**7}

@@ -16,7 +16,7 @@ from benchmarks.measure import Take, interleave
 from hpcddp.errors import HpcddpError
 from hpcddp.sandbox.cluster import Sandbox, Settings
 from hpcddp.sandbox.processes import tail
-from hpcddp.slurm import LIVE, clean
+from hpcddp.slurm.commands import LIVE, clean
 
 PYTHON = sys.executable
 HPCDDP = str(Path(PYTHON).with_name("hpcddp"))

@@ -22,7 +22,7 @@ from typing import Any
 
 from benchmarks.measure import Row
 from benchmarks.site import HPCDDP, PYTHON, Site, output
-from hpcddp.claim import free_port
+from hpcddp.attempt.claim import free_port
 from hpcddp.errors import HpcddpError
 from hpcddp.rundir import RunDir
 
@@ -96,7 +96,7 @@ def _takes(site: Site, strategy: str, pairs: int, more: dict[str, Any] | None = 
         "OMP_NUM_THREADS": "1",
     }
     loop = [PYTHON, "-P", LOOP, str(folder / "figures"), strategy, str(WARM_UP)]
-    command = [PYTHON, "-P", "-m", "hpcddp.spawn", "1", str(RANKS), *loop]
+    command = [PYTHON, "-P", "-m", "hpcddp.launch.spawn", "1", str(RANKS), *loop]
     output([*command, *(str(run.path) for run in runs)], environ, folder)
     found: Found = json.loads((folder / "figures").read_text())
     return found if pairs == 0 else {who: takes[1:] for who, takes in found.items()}

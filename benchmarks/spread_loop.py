@@ -45,9 +45,9 @@ from hpcddp.preempt import Preemption
 from hpcddp.rundir import RunDir
 from hpcddp.spec import JobSpec
 from hpcddp.topology import Rank
-from hpcddp.train import task as tasks
 from hpcddp.train.job import join, train_in
-from hpcddp.train.world import World
+from hpcddp.train.rank import task_module as tasks
+from hpcddp.train.rank.world import World
 
 LR = 6e-3
 LOSS: Any = None  # the task's

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from benchmarks.measure import Row
 from benchmarks.site import HPCDDP, PYTHON, Site, output
-from hpcddp.claim import free_port
+from hpcddp.attempt.claim import free_port
 from hpcddp.rundir import RunDir, read_lines
 
 LIMIT = 1.05
@@ -64,7 +64,7 @@ def _floor(site: Site) -> float:
         "OMP_NUM_THREADS": str(threads),
     }
     loop = [PYTHON, "-P", LOOP, str(stamps), str(LAST), str(BATCH), str(WIDTH)]
-    command = [PYTHON, "-P", "-m", "hpcddp.spawn", "1", str(RANKS), *loop]
+    command = [PYTHON, "-P", "-m", "hpcddp.launch.spawn", "1", str(RANKS), *loop]
     output(command, environ, stamps.parent)
     times = json.loads(stamps.read_text())
     return float(times[LAST - 1] - times[WARM_UP - 1]) / STEPS

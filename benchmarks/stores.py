@@ -23,7 +23,7 @@ from urllib.request import urlopen
 
 from benchmarks.measure import Row
 from benchmarks.site import PYTHON, Site, output
-from hpcddp.claim import free_port
+from hpcddp.attempt.claim import free_port
 from hpcddp.errors import HpcddpError
 
 IMAGES, FEW, CLASSES, BATCH = 2000, 100, 4, 32
@@ -40,7 +40,7 @@ import sys, time
 from pathlib import Path
 import numpy as np
 from hpcddp.data import ImageFolder
-from hpcddp.data.cache import Cache
+from hpcddp.data.node_cache.cache import Cache
 root, cache, count, epochs = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 def opened(folder):
     return ImageFolder(root, np.asarray, cache=Cache(Path(folder), 1 << 30) if folder else None)

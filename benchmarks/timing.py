@@ -14,7 +14,7 @@ from statistics import median
 
 from benchmarks.measure import Row
 from benchmarks.site import PYTHON, Site, output
-from hpcddp.claim import free_port
+from hpcddp.attempt.claim import free_port
 
 LIMIT = 1.02
 RANKS = 2
@@ -44,7 +44,7 @@ def _take(site: Site) -> dict[str, tuple[float, float]]:
         "OMP_NUM_THREADS": "1",
     }
     loop = [PYTHON, "-P", LOOP, str(figures), str(SLEEP), str(BLOCKS), str(STEPS)]
-    command = [PYTHON, "-P", "-m", "hpcddp.spawn", "1", str(RANKS), *loop]
+    command = [PYTHON, "-P", "-m", "hpcddp.launch.spawn", "1", str(RANKS), *loop]
     output(command, environ, figures.parent)
     found = json.loads(figures.read_text())
     return {

@@ -20,12 +20,12 @@ import torch.distributed as dist
 
 from hpcddp.rundir import RunDir
 from hpcddp.topology import Rank
-from hpcddp.train import world as worlds
 from hpcddp.train.meter import Meter
-from hpcddp.train.metrics import Recorder
-from hpcddp.train.pace import Pace
-from hpcddp.train.timing import Clock
-from hpcddp.train.world import World
+from hpcddp.train.monitor.metrics import Recorder
+from hpcddp.train.monitor.pace import Pace
+from hpcddp.train.monitor.timing import Clock
+from hpcddp.train.rank import world as worlds
+from hpcddp.train.rank.world import World
 
 GRADIENTS = 100_000  # numbers that are exchanged in a step
 EVERY = (1, 10)  # steps between two records

@@ -21,13 +21,13 @@ from hpcddp.preempt import Preemption
 from hpcddp.rundir import RunDir
 from hpcddp.spec import TrainSpec
 from hpcddp.topology import Rank
-from hpcddp.train import world as worlds
-from hpcddp.train.guard import Guard
-from hpcddp.train.lease import Lease
+from hpcddp.train.checkpoint.lease import Lease
+from hpcddp.train.divergence import Guard
 from hpcddp.train.meter import Meter
-from hpcddp.train.spread import replicas
+from hpcddp.train.rank import world as worlds
+from hpcddp.train.rank.spread import replicas
+from hpcddp.train.rank.world import World
 from hpcddp.train.stop import StopVote
-from hpcddp.train.world import World
 
 WARM_UP = 100  # steps: by then votes are as far apart as they will be
 GRADIENTS = 100_000  # numbers that are exchanged in a step

@@ -21,8 +21,8 @@ from pathlib import Path
 from benchmarks.measure import Row
 from benchmarks.site import HPCDDP, PYTHON, Site, output
 from hpcddp import record
+from hpcddp.attempt.ledger import life
 from hpcddp.errors import HpcddpError
-from hpcddp.ledger import life
 from hpcddp.record import JobRecord
 from hpcddp.rundir import RunDir, write_json
 

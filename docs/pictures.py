@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcddp.sandbox.cluster import Sandbox, Settings
-from hpcddp.slurm import clean
+from hpcddp.slurm.commands import clean
 
 HERE = Path(__file__).parent
 HPCDDP = str(Path(sys.executable).with_name("hpcddp"))
@@ -32,8 +32,8 @@ WIDTH, COLUMNS, LINES = 1200, 100, 32
 TASK = """
 import sys, time
 import torch.distributed as dist
-from hpcddp import shipped
-sys.path.insert(0, str(shipped.folder("jobs")))
+from hpcddp.planning import resources
+sys.path.insert(0, str(resources.folder("jobs")))
 import digits
 from digits import loss, metrics
 from torch import nn

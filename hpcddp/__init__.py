@@ -11,14 +11,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hpcddp.results import submit_result as submit_result
+    from hpcddp.rank_results import submit_result as submit_result
     from hpcddp.train.attach import attach as attach
     from hpcddp.train.attach import init as init
+    from hpcddp.train.input.sampler import ResumableSampler as Sampler
     from hpcddp.train.loop import Run as Run
-    from hpcddp.train.sampler import ResumableSampler as Sampler
 
 __version__ = "0.1.0"
-JOB_FORMAT = 1  # of job.json
 __all__ = ["Run", "Sampler", "attach", "init", "submit_result"]
 
 # Name -> module and name there; imported when it is first asked for, since torch may come with it.
@@ -26,8 +25,8 @@ _LAZY = {
     "Run": ("hpcddp.train.loop", "Run"),
     "attach": ("hpcddp.train.attach", "attach"),
     "init": ("hpcddp.train.attach", "init"),
-    "Sampler": ("hpcddp.train.sampler", "ResumableSampler"),
-    "submit_result": ("hpcddp.results", "submit_result"),
+    "Sampler": ("hpcddp.train.input.sampler", "ResumableSampler"),
+    "submit_result": ("hpcddp.rank_results", "submit_result"),
 }
 
 

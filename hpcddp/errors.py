@@ -41,7 +41,7 @@ class HpcddpError(Exception):
     """
 
     exit_code = 1
-    kind = "crash"  # of a failed rank; see failure.py
+    kind = "crash"  # of a failed rank; see error_record.py
 
     def __init__(self, what: str, *, where: str = "", hint: str = "") -> None:
         super().__init__(what)

@@ -6,10 +6,11 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-from hpcddp import JOB_FORMAT, __version__
+from hpcddp import __version__
 from hpcddp.errors import RunError
 from hpcddp.rundir import RunDir, read_json, write_json
 
+JOB_FORMAT = 1  # of job.json
 TYPES: dict[str, Any] = {
     "str": str,
     "int": int,

@@ -1,8 +1,8 @@
 """Steps 7 and 8: one rank, from its environment to its exit code.
 
 ``Worker(run_dir)`` is what submitit pickles and calls; ``python -P -m hpcddp.worker RUN_DIR`` does
-the same. Both leave the process for good, with one of the codes in codes.py. ``run`` is the plain
-function underneath, for a debugger.
+the same. Both leave the process for good, with one of the codes in exit_codes.py. ``run`` is the
+plain function underneath, for a debugger.
 
 A signal may come at any time. Until this rank has heard that all ranks have met, a stop signal ends
 it at once: nothing is to be saved yet, and a vote that could stop all ranks together may never come
@@ -11,21 +11,20 @@ where a neighbour is gone. From then on a signal sets a flag, which is carried t
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from hpcddp import codes
+from hpcddp.attempt import exit_codes
 from hpcddp.preempt import Preemption, die_with_parent, end_on_stop_signals
 
 if TYPE_CHECKING:
     from hpcddp.rundir import RunDir
     from hpcddp.topology import Rank
 
-# By the kind of a failure, see failure.py.
-CODES = {"diverged": codes.DIVERGED}
+# By the kind of a failure, see error_record.py.
+CODES = {"diverged": exit_codes.DIVERGED}
 # Set where a launcher's process of its own has started the rank: torch's agent, a Dask worker.
 PARENTS = {"TORCHELASTIC_USE_AGENT_STORE", "HPCDDP_DASK"}
 
@@ -37,6 +36,8 @@ class Worker:
         self.run_dir = os.fspath(run_dir)
 
     def __call__(self) -> NoReturn:
+        from hpcddp.train.rank.rank_exit import end
+
         end_on_stop_signals()
         if os.environ.keys() & PARENTS:
             die_with_parent()
@@ -63,7 +64,7 @@ def run(
     Returns: "done" or "stopped".
     """
     from hpcddp.train.job import train  # imports torch
-    from hpcddp.train.world import leave
+    from hpcddp.train.rank.world import leave
 
     outcome = train(run, rank, attempt, Preemption(), max_steps, on_record)
     leave()
@@ -73,14 +74,14 @@ def run(
 def watch_node(folder: str) -> None:
     """On the second node of a Slurm job, one process outlives the ranks: the first may be lost."""
     if os.environ.get("SLURM_NODEID") == "1" and "SLURM_JOB_ID" in os.environ:
-        from hpcddp import sentry
+        from hpcddp.attempt import sentry
 
         sentry.watch_node(folder, os.environ)
 
 
 def _start(run_dir: str, environ: Mapping[str, str], preemption: Preemption) -> int:
     """A rank of a task lives in this process; one of a command becomes it."""
-    from hpcddp.command import become, job_of
+    from hpcddp.launch.command import become, job_of
 
     if job := job_of(run_dir):
         preemption.install()  # it may stage data first
@@ -90,12 +91,13 @@ def _start(run_dir: str, environ: Mapping[str, str], preemption: Preemption) -> 
 
 def _live(run_dir: str, environ: Mapping[str, str], preemption: Preemption) -> int:
     """One rank's life, to its exit code. A failure is written down by the first rank that fails."""
-    from hpcddp import sentry
+    from hpcddp.attempt import sentry
+    from hpcddp.attempt.error_record import compare, kind_of, report
     from hpcddp.errors import LeaseLost
-    from hpcddp.failure import compare, kind_of, report
     from hpcddp.rundir import RunDir
     from hpcddp.topology import Rank
-    from hpcddp.train.pulse import Pulse
+    from hpcddp.train.monitor.heartbeat import Pulse
+    from hpcddp.train.rank.rank_exit import end_children, hung
 
     folder, rank, attempt = RunDir(run_dir), None, int(environ.get("HPCDDP_ATTEMPT", "1"))
     pulse = Pulse()
@@ -108,52 +110,20 @@ def _live(run_dir: str, environ: Mapping[str, str], preemption: Preemption) -> i
         )
     except LeaseLost as error:  # nothing of this life may be written any more
         print(error, file=sys.stderr)
-        return codes.FENCED
+        return exit_codes.FENCED
     except BaseException as error:
-        _end_children()  # before Python clears the error's frames, and waits for each of them
+        end_children()  # before Python clears the error's frames, and waits for each of them
         stepped, number = pulse.taken > 0, rank.world_rank if rank else None
         text = report(error, folder.attempt(attempt), number, stepped=stepped)
         print(text, file=sys.stderr, flush=True)
         if rank and kind_of(error, stepped=stepped) == "mistake":
             compare(error, folder.attempt(attempt), rank.world_rank, rank.world_size)
-        return CODES.get(kind_of(error, stepped=stepped), codes.FAILED)
+        return CODES.get(kind_of(error, stepped=stepped), exit_codes.FAILED)
     if outcome == "done":
-        return codes.DONE
+        return exit_codes.DONE
     if rank.world_rank == 0:
         sentry.relieve(folder, attempt)
-    return codes.STOPPED
-
-
-def end(code: int) -> NoReturn:
-    """End the process at once: tearing down a process group that lost a rank can hang."""
-    _end_children()
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except (OSError, ValueError):
-            code = code or codes.FAILED
-    os._exit(code)
-
-
-def hung() -> NoReturn:
-    """End the process from the watchdog's thread: the main one may hold any lock, print's too."""
-    with contextlib.suppress(Exception):
-        _end_children()
-    os._exit(codes.HUNG)
-
-
-def _end_children() -> None:
-    """DataLoader workers ignore the stop signals, and nobody would miss the rank for seconds."""
-    if "multiprocessing" not in sys.modules:
-        return
-    import multiprocessing
-    import signal
-    import threading
-
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler raises when a worker dies
-    for child in multiprocessing.active_children():
-        child.kill()
+    return exit_codes.STOPPED
 
 
 if __name__ == "__main__":

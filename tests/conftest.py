@@ -13,9 +13,10 @@ from typing import Any
 import hypothesis
 import pytest
 
-from hpcddp import cli, jobfile, plan, record
-from hpcddp.jobfile import Layer
-from hpcddp.plan import Plan
+from hpcddp import cli, record
+from hpcddp.planning import jobfile, plan
+from hpcddp.planning.jobfile import Layer
+from hpcddp.planning.plan import Plan
 from hpcddp.record import JobRecord
 from hpcddp.rundir import RunDir
 

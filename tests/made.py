@@ -8,7 +8,7 @@ from typing import Any
 
 from conftest import record_run
 
-from hpcddp.ledger import Attempt
+from hpcddp.attempt.ledger import Attempt
 from hpcddp.rundir import STEP, RunDir, write_json
 
 BEGAN = 1_790_000_000.0  # seconds since the epoch

@@ -17,7 +17,8 @@ from typing import Any
 import ports
 from conftest import record_run
 
-from hpcddp import ledger, spec
+from hpcddp import spec
+from hpcddp.attempt import ledger
 from hpcddp.rundir import RunDir, read_lines
 from hpcddp.topology import Rank
 
@@ -67,7 +68,7 @@ def make_run(
 def one_rank(run: RunDir, attempt: int = 1, **options: Any) -> str:
     """Train in this process."""
     from hpcddp import worker
-    from hpcddp.train.world import leave
+    from hpcddp.train.rank.world import leave
 
     sys.modules.pop("small_task", None)
     try:
@@ -96,7 +97,7 @@ CALM = {"train__schedule": "constant", "dataset__held_out": 0, "checkpoint__best
 
 def steps(run: RunDir) -> list[int | None]:
     """The steps of the complete checkpoints, newest first."""
-    from hpcddp.train import checkpoint
+    from hpcddp.train.checkpoint import checkpoint
 
     return [checkpoint.step_of(folder) for folder in checkpoint.complete(run.checkpoints)]
 

@@ -17,7 +17,7 @@ from hpcddp.preempt import Preemption
 from hpcddp.rundir import RunDir
 from hpcddp.topology import Rank
 from hpcddp.train.job import train_in
-from hpcddp.train.world import World
+from hpcddp.train.rank.world import World
 
 
 def told(rank: int) -> dict[str, object]:

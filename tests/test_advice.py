@@ -11,11 +11,13 @@ import pytest
 from conftest import Outcome, Site, record_run
 from test_cli_plan import TOY
 
-from hpcddp import advice, ledger, spec
-from hpcddp import site as sites
-from hpcddp.advice import Facts, Measured
-from hpcddp.jobfile import Layer
+from hpcddp import spec
+from hpcddp.attempt import ledger
+from hpcddp.planning import advice
+from hpcddp.planning.advice import Facts, Measured
+from hpcddp.planning.jobfile import Layer
 from hpcddp.rundir import RunDir, write_json
+from hpcddp.slurm import rules as sites
 
 CONFIG = "KillWait = 25 sec\nPreemptType = preempt/partition_prio\nPreemptMode = REQUEUE\n"
 PARTITION = "PartitionName=gpu Default=YES GraceTime=5 PreemptMode=REQUEUE DefaultTime=NONE "

@@ -8,10 +8,11 @@ import pytest
 from conftest import Site
 from made import made_run
 
-from hpcddp import ledger, status
-from hpcddp.asking import Pace, Told
+from hpcddp.attempt import ledger
 from hpcddp.errors import RunError
+from hpcddp.observe.poll import Pace, Told
 from hpcddp.rundir import RunDir
+from hpcddp.submit import status
 
 AWAY = "echo 'squeue: error: Unable to contact slurm' >&2; exit 1"
 

@@ -9,9 +9,11 @@ import pytest
 from conftest import record_run
 from ranks import one_rank, records, train_all
 
-from hpcddp import budget, record, shipped, spec, strategy
-from hpcddp.budget import Estimate
-from hpcddp.facts import Amount, Facts, View, Weight
+from hpcddp import record, spec, strategy
+from hpcddp.compare import memory_estimate
+from hpcddp.compare.memory_estimate import Estimate
+from hpcddp.model_profile import Amount, Facts, View, Weight
+from hpcddp.planning import resources
 from hpcddp.rundir import RunDir
 from hpcddp.spec import JobSpec
 from hpcddp.train import sketch
@@ -49,7 +51,7 @@ Measured = tuple[dict[str, Any], Estimate]
 def make(folder: Path, job: str, text: str, size: int, **more: Any) -> RunDir:
     run = RunDir(folder / "run")
     run.attempts.mkdir(parents=True)
-    task = str(shipped.folder("jobs") / f"{job}.py")
+    task = str(resources.folder("jobs") / f"{job}.py")
     made = spec.KEYS.build({"task": task, "strategy": text, **KEYS, **more})
     return record_run(run, (1, 1), size, "local", spec=spec.to_dict(made), workdir=str(folder))
 
@@ -64,7 +66,7 @@ def measured(folder: Path, size: int, cases: list[Case]) -> list[Measured]:
     for run, (name, _, more), mesh in zip(runs, cases, meshes, strict=True):
         job, alike = spec.from_dict(record.read(run).spec), f"{name} {more}"
         facts[alike] = facts.get(alike) or look(job, meshes)
-        made = budget.estimate(facts[alike], mesh, job, size)
+        made = memory_estimate.estimate(facts[alike], mesh, job, size)
         assert isinstance(made, Estimate)
         found.append((records(run, "train")[-1], made))
     return found
@@ -72,7 +74,7 @@ def measured(folder: Path, size: int, cases: list[Case]) -> list[Measured]:
 
 def look(job: JobSpec, meshes: list[strategy.Layout]) -> Facts:
     """The facts as they come out of the process that finds them."""
-    stages = [budget.stages_of(job, mesh) for mesh in meshes]
+    stages = [memory_estimate.stages_of(job, mesh) for mesh in meshes]
     asked = sketch.Ask(spec.to_dict(job), ".", [list(mesh) for mesh in meshes], stages)
     return Facts.load(json.loads(json.dumps(dataclasses.asdict(sketch.sketch(asked)))))
 
@@ -155,7 +157,7 @@ def reckon(text: str, nodes: int, gpus: int, **keys: Any) -> Estimate:
     count = job.pp.chunks or 1
     facts = Facts(WEIGHTS, [0, 40], {1: [[0, 1]], 2: [[0], [1]]}, {1: view, 2: view, 4: view},
                   {str(mesh): (8, count)})  # fmt: skip
-    made = budget.estimate(facts, mesh, job, gpus)
+    made = memory_estimate.estimate(facts, mesh, job, gpus)
     assert isinstance(made, Estimate)
     return made
 
@@ -215,4 +217,4 @@ def test_what_is_divided_is_divided() -> None:
     ("schedule", "flying"), [("gpipe", [6, 6]), ("1f1b", [2, 1]), ("interleaved", [5, 3])]
 )
 def test_a_stage_keeps_what_is_in_flight(schedule: str, flying: list[int]) -> None:
-    assert [budget._flying(schedule, rank, 2, 6) for rank in (0, 1)] == flying
+    assert [memory_estimate._flying(schedule, rank, 2, 6) for rank in (0, 1)] == flying

@@ -15,9 +15,9 @@ import pytest
 from conftest import record_run
 
 from hpcddp import spec
-from hpcddp.data import cache as caches
-from hpcddp.data import claims, disk, sweep, usage
-from hpcddp.data.cache import Cache
+from hpcddp.data.node_cache import cache as caches
+from hpcddp.data.node_cache import claims, disk, sweep, usage
+from hpcddp.data.node_cache.cache import Cache
 from hpcddp.errors import ObjectMissing
 from hpcddp.rundir import RunDir
 
@@ -26,7 +26,7 @@ K = 1024
 READER = """
 import os, sys, time
 from pathlib import Path
-from hpcddp.data.cache import Cache
+from hpcddp.data.node_cache.cache import Cache
 folder, fetched, limit, size, count, slow = sys.argv[1:]
 cache = Cache(Path(folder), int(limit))
 def content(key): return bytes([key % 251]) * int(size)
@@ -290,8 +290,7 @@ from pathlib import Path
 folder, outside, small = Path(sys.argv[1]), Path(sys.argv[2]), 64 << 10
 if sys.argv[3] == "tmpfs":
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", folder], check=True)
-from hpcddp.data import cache as caches
-from hpcddp.data import claims, disk
+from hpcddp.data.node_cache import cache as caches
 def fetch(file, size): file.write(b"x" * size)
 def get(cache, key, size):
     return cache.get(key, size, lambda file: file.write(b"x" * size) and None)

@@ -10,9 +10,10 @@ import torch
 from ranks import make_run, one_rank, records
 from torch import nn
 
-from hpcddp import jobfile, shipped, spec
+from hpcddp import spec
 from hpcddp.errors import JobFileError
-from hpcddp.train import task
+from hpcddp.planning import jobfile, resources
+from hpcddp.train.rank import task_module
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 charlm = import_module("hpcddp.jobs.charlm")
@@ -133,9 +134,9 @@ def test_the_pieces_follow_one_another_and_the_last_tenth_is_held_out():
 
 
 def test_the_shipped_job_fits_its_task():
-    layer = jobfile.file_layer(shipped.folder("jobs") / "charlm.toml")
+    layer = jobfile.file_layer(resources.folder("jobs") / "charlm.toml")
     job = spec.KEYS.build(layer.values)
-    found = task.load(job, ".")
+    found = task_module.load(job, ".")
     made = found.model()
     x, y = found.dataset("eval")[0]
     assert found.loss(made(x[None]), y[None]).item() == pytest.approx(math.log(96), abs=0.1)
@@ -144,7 +145,7 @@ def test_the_shipped_job_fits_its_task():
 
 
 def test_it_learns_more_than_the_characters_frequencies(tmp_path):
-    text = (shipped.folder("jobs") / "charlm.py").read_text()
+    text = (resources.folder("jobs") / "charlm.py").read_text()
     options = {"model__layers": 1, "model__width": 32, "model__context": 32, "dataset__context": 32}
     run = make_run(tmp_path, text, max_steps=60, global_batch=32, train__lr=1e-2,
                    train__warmup_steps=5, checkpoint__every=0, **options)  # fmt: skip

@@ -18,7 +18,7 @@ from hpcddp.errors import (
     UserError,
 )
 from hpcddp.rundir import step_of
-from hpcddp.train import checkpoint, plainfile, shards
+from hpcddp.train.checkpoint import checkpoint, dcp_files, plainfile
 
 
 def names(run):
@@ -49,7 +49,7 @@ def test_what_lies_in_a_checkpoint(tmp_path):
     }  # fmt: skip
     assert (meta["seed"], meta["global_batch"], meta["schedule"]) == (3, 4, "cosine")
     assert meta["versions"]["torch"] == torch.__version__
-    found = shards.shapes(folder)
+    found = dcp_files.shapes(folder)
     assert found["model.0.weight"] == (torch.Size([8, 4]), torch.float64)
     assert "optim.3.bias.exp_avg_sq" in found and "rng.0.torch" in found
     assert not any("module." in name for name in found)
@@ -138,7 +138,7 @@ class Evil:
 
 def evil_payloads(marker, folder):
     """Pickles that run something when they are loaded freely."""
-    good = shards.read_metadata(folder)
+    good = dcp_files.read_metadata(folder)
     with_evil_member = metadata.Metadata({}, planner_data=Evil(os.mkdir, marker))
     with_bytes = metadata.Metadata(
         good.state_dict_metadata | {"model.0.bias": metadata.BytesStorageMetadata()},
@@ -241,7 +241,7 @@ def test_what_cannot_be_read_is_not_damaged(tmp_path):
             plainfile.export(run, tmp_path / "out.pt")
         if name == "__0_0.distcp":
             with pytest.raises(OSError, match="Too many"):
-                shards.read_all(file.parent)
+                dcp_files.read_all(file.parent)
         file.unlink()
         file.write_bytes(content)
     assert plainfile.export(run, tmp_path / "out.pt") == 2
@@ -264,7 +264,7 @@ def test_a_tensor_file_that_runs_something_is_not_run(tmp_path):
     folder, marker = run.checkpoints / "step-2", tmp_path / "executed"
     data = folder / "__0_0.distcp"
     torch.save(Evil(os.mkdir, str(marker)), data)
-    (info, *_) = shards.read_metadata(folder).storage_data.values()
+    (info, *_) = dcp_files.read_metadata(folder).storage_data.values()
     content = data.read_bytes()
     data.write_bytes(content.ljust(max(info.length, len(content)), b"\0"))
     mark = json.loads((folder / "COMPLETE").read_text())
@@ -283,7 +283,7 @@ def test_export_is_a_file_that_a_plain_model_loads(tmp_path):
     module = sys.modules["small_task"]
     plain = module.model()
     plain.load_state_dict(torch.load(target, weights_only=True))
-    saved = shards.read_all(run.checkpoints / "step-5", "model.")
+    saved = dcp_files.read_all(run.checkpoints / "step-5", "model.")
     assert all(torch.equal(v, saved[f"model.{k}"]) for k, v in plain.state_dict().items())
     data = module.dataset("eval")
     correct = module.metrics(plain(data.tensors[0]), data.tensors[1])["accuracy"].sum().item()
@@ -327,7 +327,7 @@ def test_resume_is_bit_for_bit_the_uninterrupted_run(tmp_path, cut, workers):
     with pytest.raises(Crash):
         one_rank(parts, on_record=crash)
     assert resumed(parts) == f"checkpoints/step-{cut}"
-    a, b = (shards.read_all(run.checkpoints / "step-20") for run in (whole, parts))
+    a, b = (dcp_files.read_all(run.checkpoints / "step-20") for run in (whole, parts))
     assert a.keys() == b.keys()
     assert [name for name in a if not torch.equal(a[name], b[name])] == []
     losses = {r["step"]: r["loss"] for r in records(parts, "train", 2)}

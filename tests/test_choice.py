@@ -3,8 +3,8 @@
 import pytest
 
 from hpcddp import strategy
-from hpcddp.budget import Estimate, Need
-from hpcddp.choice import Row, candidates, recommend, smaller
+from hpcddp.compare.memory_estimate import Estimate, Need
+from hpcddp.compare.recommend import Row, candidates, recommend, smaller
 
 G = 2**30
 

@@ -5,12 +5,12 @@ import os
 import pytest
 from conftest import Site
 
-from hpcddp import prepare
-from hpcddp.clashes import CLASHES
 from hpcddp.errors import UserError
-from hpcddp.jobfile import Layer
-from hpcddp.plan import Plan
+from hpcddp.planning.conflicts import CLASHES
+from hpcddp.planning.jobfile import Layer
+from hpcddp.planning.plan import Plan
 from hpcddp.rundir import RunDir
+from hpcddp.submit import prepare
 
 
 def plan(site: Site, strategy: str, gpus: int, *pairs: str) -> Plan:

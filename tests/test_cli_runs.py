@@ -6,8 +6,8 @@ from collections.abc import Callable
 import pytest
 from conftest import Outcome, Site, record_run
 
-from hpcddp import ledger, requeue
-from hpcddp.ledger import Attempt
+from hpcddp.attempt import decision, ledger
+from hpcddp.attempt.ledger import Attempt
 from hpcddp.rundir import RunDir, write_json
 
 Command = Callable[..., Outcome]
@@ -95,7 +95,7 @@ def logged(site: Site) -> RunDir:
         facts = Attempt(0, "7", "n1", 1, "1", True, "n[1-2]", 20.0 + number)
         ledger.begin(run, facts, lambda earlier: False)
         run.attempt(number + 1).log.write_text(text)
-        ledger.end(run, number + 1, 0, requeue.DONE)
+        ledger.end(run, number + 1, 0, decision.DONE)
     return run
 
 

@@ -14,7 +14,7 @@ from ranks import make_run, one_rank
 from hpcddp.cli.submit import submit
 from hpcddp.cli.weights import import_
 from hpcddp.rundir import RunDir
-from hpcddp.train import plainfile
+from hpcddp.train.checkpoint import plainfile
 
 Command = Callable[..., Outcome]
 WEIGHTS = {"0.weight": torch.ones(3, 2), "0.bias": torch.zeros(3)}

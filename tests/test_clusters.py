@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 from conftest import Site
 
-from hpcddp import clusters
 from hpcddp.errors import ClusterError
+from hpcddp.planning import clusters
 
 
 def test_the_shipped_profiles_are_known(site: Site) -> None:

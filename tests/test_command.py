@@ -9,9 +9,10 @@ import pytest
 from conftest import Outcome, Site, record_run
 from test_local import Command, until
 
-from hpcddp import jobfile, ledger, meeting
+from hpcddp.attempt import ledger, rendezvous
 from hpcddp.errors import JobFileError, UserError
-from hpcddp.jobfile import Layer
+from hpcddp.planning import jobfile
+from hpcddp.planning.jobfile import Layer
 from hpcddp.rundir import RunDir
 
 # Tells what it finds, by rank, in the folder where it works.
@@ -223,13 +224,13 @@ def test_one_that_has_met_is_left_alone(site: Site, command: Command) -> None:
 def test_ranks_that_meet_elsewhere_are_left_alone(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(meeting, "LIVES", 0.1)
+    monkeypatch.setattr(rendezvous, "LIVES", 0.1)
     run = RunDir(site.runs / "program")
     run.path.mkdir(parents=True)
     words = ["python", "-m", "hpcddp.dask", "program.py"]
     record_run(run, launcher="dask", spec={"command": words, "start_seconds": 0.01})
     with subprocess.Popen(["sleep", "60"]) as ranks:
-        meeting.watch(run, 1, ranks.pid, {"MASTER_PORT": "9"})
+        rendezvous.watch(run, 1, ranks.pid, {"MASTER_PORT": "9"})
         assert ranks.poll() is None
         assert not run.attempt(1).met.exists()  # the run has no such attempt
         ranks.kill()

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from hpcddp.train import cpus
-from hpcddp.train.cpus import divide, quota, share
+from hpcddp.train.rank import cpus
+from hpcddp.train.rank.cpus import divide, quota, share
 
 
 @pytest.mark.parametrize(

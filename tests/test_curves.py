@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from made import made_run
 
-from hpcddp.curves import Curves, Series, means, median, thin
+from hpcddp.observe.curves import Curves, Series, means, median, thin
 from hpcddp.rundir import RunDir
 
 

@@ -15,9 +15,9 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from hpcddp.errors import JobFileError
 from hpcddp.spec import JobSpec
-from hpcddp.train import cut
-from hpcddp.train.model import autocast
-from hpcddp.train.task import Task
+from hpcddp.train.parallel import cut
+from hpcddp.train.parallel.model import autocast
+from hpcddp.train.rank.task_module import Task
 
 
 def task(**functions: Any) -> Task:

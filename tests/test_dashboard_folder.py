@@ -10,12 +10,13 @@ import pytest
 from conftest import Site
 from made import BEGAN, made_run
 
-from hpcddp import ledger, view
+from hpcddp.attempt import ledger
+from hpcddp.dashboard import all_runs as folder_
 from hpcddp.dashboard import answers
-from hpcddp.dashboard import folder as folder_
+from hpcddp.dashboard.all_runs import IDLE, Folder, scan
 from hpcddp.dashboard.answers import Answer
-from hpcddp.dashboard.folder import IDLE, Folder, scan
 from hpcddp.errors import UserError
+from hpcddp.observe import view
 from hpcddp.rundir import RunDir, write_json
 
 

@@ -12,9 +12,9 @@ import pytest
 from distributed import Client, LocalCluster, wait
 
 import hpcddp.dask
-from hpcddp import ledger
-from hpcddp.dask import DaskResultsHandler, dispatch, places
-from hpcddp.dask.places import Place
+from hpcddp.attempt import ledger
+from hpcddp.dask import DaskResultsHandler, dispatch, placement
+from hpcddp.dask.placement import Place
 from hpcddp.errors import RankError, UserError
 
 NO_PORT = "127.0.0.1:0"  # of a web server: any
@@ -199,13 +199,13 @@ def made(host: str, number: int = 0, name: str = "", visible: str = "", job: str
 
 
 def test_workers_that_a_launcher_numbered_keep_their_ranks() -> None:
-    found = places.ranks({"a": made("n2", 2), "b": made("n1", 1), "c": made("n1", 0)})
+    found = placement.ranks({"a": made("n2", 2), "b": made("n1", 1), "c": made("n1", 0)})
     rows = [(a, r.world_rank, r.local_rank, r.local_size, r.node) for a, r in found.items()]
     assert rows == [("c", 0, 0, 2, 0), ("b", 1, 1, 2, 0), ("a", 2, 0, 1, 1)]
 
 
 def test_workers_of_batch_scripts_are_ranked_host_by_host() -> None:
-    found = places.ranks(
+    found = placement.ranks(
         {"a": made("n1", name="10"), "b": made("n2", name="1"), "c": made("n1", name="9")}
     )
     rows = [(a, r.world_rank, r.local_rank, r.node) for a, r in found.items()]
@@ -226,13 +226,13 @@ def test_each_rank_begins_with_a_device_of_its_own(
     visible: tuple[str, ...], own: list[str], gpus: bool
 ) -> None:
     here = [made("n1", visible=names) for names in visible]
-    assert [",".join(names) for names in places.devices(here)] == own
-    assert places.has_gpus(here) is gpus
+    assert [",".join(names) for names in placement.devices(here)] == own
+    assert placement.has_gpus(here) is gpus
 
 
 def test_jobs_of_one_host_see_other_devices_under_the_same_numbers() -> None:
     here = [made("n1", visible="0", job=job) for job in ("1", "2")]
-    assert places.devices(here) == [["0"], ["0"]] and places.has_gpus(here)
+    assert placement.devices(here) == [["0"], ["0"]] and placement.has_gpus(here)
 
 
 def test_neither_dask_nor_torch_is_imported_before_it_is_needed() -> None:

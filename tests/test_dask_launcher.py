@@ -10,10 +10,10 @@ from conftest import Outcome, Site
 from distributed.utils import get_ip
 from test_local import Command, toy, until
 
-from hpcddp import ledger
+from hpcddp.attempt import ledger
 from hpcddp.dask import gang
 from hpcddp.errors import UserError
-from hpcddp.jobfile import Layer
+from hpcddp.planning.jobfile import Layer
 from hpcddp.rundir import RunDir
 from hpcddp.topology import Rank
 

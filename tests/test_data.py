@@ -12,15 +12,15 @@ from ranks import make_run, one_rank
 from torch.utils.data import Dataset, TensorDataset
 
 from hpcddp.errors import JobFileError
-from hpcddp.train import data
+from hpcddp.train.input import batches
 
 
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize("stuck", [False, True])
 def test_the_thread_that_pins_memory_ends_before_the_processes_it_reads_from(monkeypatch, stuck):
     """It stands for torch's own, which there is with a GPU only."""
-    monkeypatch.setattr(data, "PIN_SECONDS", 0.2 if stuck else 20)
-    loader = data.make_loader(TensorDataset(torch.arange(8.0)), 1, torch.device("cpu"))
+    monkeypatch.setattr(batches, "PIN_SECONDS", 0.2 if stuck else 20)
+    loader = batches.make_loader(TensorDataset(torch.arange(8.0)), 1, torch.device("cpu"))
     iterator = iter(loader)
     next(iterator)
     over, alive = threading.Event(), []
@@ -35,7 +35,7 @@ def test_the_thread_that_pins_memory_ends_before_the_processes_it_reads_from(mon
     (process,) = iterator._workers
     kill = process.kill
     process.kill = lambda: (alive.append(thread.is_alive()), kill())
-    data.end_workers(loader)
+    batches.end_workers(loader)
     assert alive == [stuck] and not process.is_alive()
 
 
@@ -61,14 +61,14 @@ class Collects(Dataset):
 
 def test_a_process_collects_nothing_of_its_parent(tmp_path):
     path = tmp_path / "ended"
-    loader = data.make_loader(Collects(), 1, torch.device("cpu"), multiprocessing_context="fork")
+    loader = batches.make_loader(Collects(), 1, torch.device("cpu"), multiprocessing_context="fork")
     gc.disable()
     try:
         Garbage(path)
         assert [batch.tolist() for batch in loader] == [[0]]
     finally:
         gc.enable()
-    data.end_workers(loader)
+    batches.end_workers(loader)
     gc.collect()
     assert path.read_text() == f"{os.getpid()}\n"
 
@@ -102,7 +102,7 @@ def test_an_error_of_a_worker_process_is_told_as_it_was_raised(tmp_path, split, 
 EARLY = """
 import os, signal, torch
 from torch.utils.data import TensorDataset
-from hpcddp.train.data import end_workers, make_loader, read
+from hpcddp.train.input.batches import end_workers, make_loader, read
 os.register_at_fork(after_in_child=lambda: os.kill(os.getpid(), signal.SIGTERM))
 data = TensorDataset(torch.arange(8))
 loader = make_loader(data, 2, torch.device("cpu"), batch_size=2, generator=torch.Generator())

@@ -8,8 +8,8 @@ from torch.utils.data import DataLoader
 from hpcddp import spec
 from hpcddp.data import ImageFolder
 from hpcddp.errors import JobFileError, UserError
-from hpcddp.train.data import end_workers, make_loader, read
-from hpcddp.train.samples import Samples
+from hpcddp.train.input.batches import end_workers, make_loader, read
+from hpcddp.train.input.samples import Samples
 
 BAD = "cat/a001 ü.png"  # sample 1
 CPU = __import__("torch").device("cpu")

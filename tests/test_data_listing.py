@@ -11,7 +11,7 @@ from ranks import make_run, wait_for
 
 from hpcddp.data import ImageFolder, listing, listings
 from hpcddp.data.listing import Sample, collect
-from hpcddp.data.stores import Found
+from hpcddp.data.objects import Found
 from hpcddp.errors import RunError, UserError
 from hpcddp.topology import Rank, Topology
 

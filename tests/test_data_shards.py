@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 from hpcddp.data import ImageFolder, folder, pack, stores
 from hpcddp.errors import UserError
 from hpcddp.topology import Topology
-from hpcddp.train.sampler import ResumableSampler
+from hpcddp.train.input.sampler import ResumableSampler
 
 MANY = {"a": 60, "b b": 45, "c": 31, "ü": 1}
 

@@ -15,9 +15,12 @@ from pictures import CLASSES, number_of, numbers, picture, pictures, put
 from ranks import make_run
 from torch.utils.data import DataLoader
 
-from hpcddp.data import ImageFolder, S3ImageFolder, cache, names, places, reading, stores
+from hpcddp.data import ImageFolder, S3ImageFolder, names, places, reading, stores
+from hpcddp.data.node_cache import cache
+from hpcddp.data.objects import Found
 from hpcddp.data.places import Place
 from hpcddp.data.s3 import endpoint, region
+from hpcddp.data.trouble import Trouble
 from hpcddp.errors import StoreUnreachable, UserError
 
 COUNT = sum(CLASSES.values())
@@ -320,12 +323,12 @@ class Cut:
         cut = self.cuts.pop(0) if self.cuts else 99
         for i in range(6):
             if i == cut:
-                raise stores.Trouble("down", "reset")
+                raise Trouble("down", "reset")
             time.sleep(0.1)
             yield b"%d" % i
 
     def find(self):
-        return (stores.Found(data.decode()) for data in self.stream(""))
+        return (Found(data.decode()) for data in self.stream(""))
 
 
 def test_patience_is_with_silence_and_not_with_long_answers(monkeypatch):

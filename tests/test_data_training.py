@@ -3,7 +3,7 @@
 from pictures import pictures, put
 from ranks import Ranks, global_steps, make_run, records, wait_for
 
-from hpcddp import ledger
+from hpcddp.attempt import ledger
 from hpcddp.data import pack
 from hpcddp.rundir import read_step
 

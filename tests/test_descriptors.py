@@ -5,9 +5,9 @@ import time
 
 from ranks import Ranks, make_run
 
-from hpcddp import failure
+from hpcddp.attempt import error_record
 from hpcddp.topology import Rank
-from hpcddp.train import descriptors
+from hpcddp.train.rank import descriptors
 
 COUNTS = """
 import collections, os, resource
@@ -60,7 +60,7 @@ def test_a_hard_limit_that_is_too_low_is_said_before_anything_connects(tmp_path)
     error = json.loads(run.attempt(1).error.read_text())
     assert "the hard limit is 100" in error["message"] and "LimitNOFILE" in error["message"]
     assert error["kind"] == "mistake"  # it would be the same again
-    assert failure.is_shared(run.attempt(1))
+    assert error_record.is_shared(run.attempt(1))
 
 
 def test_a_thousand_ranks_pass_the_usual_limit():

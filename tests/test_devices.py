@@ -4,7 +4,7 @@ import pytest
 
 from hpcddp.errors import RankMapError
 from hpcddp.topology import Rank
-from hpcddp.train import devices
+from hpcddp.train.rank import devices
 
 
 @pytest.mark.parametrize(

@@ -6,13 +6,13 @@ from ranks import TASK, Ranks, make_run, records
 from hpcddp import record, spec
 from hpcddp.preempt import Preemption
 from hpcddp.topology import Rank
-from hpcddp.train import checkpoint, shards
-from hpcddp.train import task as tasks
+from hpcddp.train.checkpoint import checkpoint, dcp_files
 from hpcddp.train.evaluate import Evaluator
 from hpcddp.train.job import train
-from hpcddp.train.pulse import Pulse
+from hpcddp.train.monitor.heartbeat import Pulse
+from hpcddp.train.rank import task_module as tasks
+from hpcddp.train.rank.world import leave
 from hpcddp.train.stop import StopVote
-from hpcddp.train.world import leave
 
 BREAKS = """
 import os, signal, time
@@ -74,7 +74,7 @@ def test_what_is_evaluated_is_what_is_saved(tmp_path):
         assert [(code, err) for code, _, err in ranks.wait()] == [(0, ""), (0, "")]
     job = record.read(run)
     task = tasks.load(spec.from_dict(job.spec, ""), job.workdir)
-    saved = shards.read_all(checkpoint.complete(run.checkpoints)[0], "model.")
+    saved = dcp_files.read_all(checkpoint.complete(run.checkpoints)[0], "model.")
     model = task.model()
     model.load_state_dict({name.removeprefix("model."): t for name, t in saved.items()})
     inputs, targets = task.dataset("eval").tensors

@@ -7,8 +7,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from hpcddp.attempt.error_record import kind_of, report
 from hpcddp.errors import CheckpointError, Diverged, JobFileError
-from hpcddp.failure import kind_of, report
 from hpcddp.rundir import RunDir
 
 GLOO = RuntimeError("[../gloo/transport/tcp/pair.cc:534] Connection closed by peer [::1]:1")

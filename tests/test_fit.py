@@ -7,7 +7,7 @@ from ranks import Ranks, make_run, one_rank, records, train_all
 
 from hpcddp import record
 from hpcddp.errors import JobFileError
-from hpcddp.train import shards
+from hpcddp.train.checkpoint import dcp_files
 
 # One worker, one group of ranks for all, which the first test waits for.
 pytestmark = [pytest.mark.xdist_group("fit"), pytest.mark.timeout(900)]
@@ -70,7 +70,7 @@ KEYS = {"global_batch": 48, "max_steps": 4, "checkpoint__every": 2, "checkpoint_
 
 
 def state(run, step):
-    return shards.read_all(run.checkpoints / f"step-{step}")
+    return dcp_files.read_all(run.checkpoints / f"step-{step}")
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +107,7 @@ def test_nothing_of_the_tries_stays_and_a_resume_knows_the_answer(ranks, name):
     assert (start["step"], start["micro_batch"]) == (2, 4)
     losses = {r["step"]: r["loss"] for n in (1, 2) for r in records(found, "train", n)}
     assert losses == {r["step"]: r["loss"] for r in records(known, "train")}
-    one, two = (shards.read_all(run.checkpoints / "step-4") for run in (found, known))
+    one, two = (dcp_files.read_all(run.checkpoints / "step-4") for run in (found, known))
     assert one.keys() == two.keys()
     assert [n for n in one if not torch.equal(one[n], two[n])] == []
 

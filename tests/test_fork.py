@@ -11,11 +11,11 @@ import torch
 from conftest import Outcome, Site
 from test_local import Command, toy, until
 
-from hpcddp import ledger
+from hpcddp.attempt import ledger
 from hpcddp.errors import UserError
-from hpcddp.fork import Forked
+from hpcddp.launch.fork import Forked
+from hpcddp.launch.script import Script
 from hpcddp.rundir import RunDir
-from hpcddp.script import Script
 
 __all__ = ["toy"]
 
@@ -120,7 +120,7 @@ def test_it_ends_as_it_would_alone(
     site.write("train.py", text)
     done = submit(command, "fork", "train.py")
     assert done.code == 1 and told in done.text
-    assert "hpcddp/script.py" not in done.text
+    assert "hpcddp/launch/script.py" not in done.text
     (path,) = site.runs.iterdir()
     assert [a.exit_code for a in ledger.attempts(RunDir(path))] == [code]
 

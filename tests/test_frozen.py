@@ -10,9 +10,10 @@ import pytest
 from conftest import Site
 from test_local import Command
 
-from hpcddp import frozen, versions
+from hpcddp import versions
 from hpcddp.errors import UserError
 from hpcddp.rundir import RunDir
+from hpcddp.submit import code_snapshot
 
 GIT = ("git", "-c", "user.name=n", "-c", "user.email=e@x", "-c", "init.defaultBranch=main")
 
@@ -43,12 +44,12 @@ def root(tmp_path: Path) -> Path:
 def freeze(root: Path, folder: Path, runs: Path, name: str = "a") -> Path:
     made = runs / name
     made.mkdir(parents=True)
-    frozen.copy(frozen.find(folder, runs), runs, made / "work")
+    code_snapshot.copy(code_snapshot.find(folder, runs), runs, made / "work")
     return made / "work"
 
 
 def test_code_is_copied_and_what_git_ignores_is_linked(root: Path, tmp_path: Path) -> None:
-    found = frozen.find(root / "sub", tmp_path / "runs")
+    found = code_snapshot.find(root / "sub", tmp_path / "runs")
     assert sorted(found.files) == [".gitignore", "pkg/code.py", "sub/run.sh"]
     assert found.links == {
         "data": str(root / "data"), "sub/old.log": str(root / "sub/old.log"),
@@ -72,7 +73,7 @@ def test_later_changes_do_not_reach_it_and_contents_are_stored_once(
     assert (second / "sub/run.sh").read_text() == "#!/bin/bash\n"
     assert (first / "pkg/code.py").samefile(second / "pkg/code.py")
     assert not (first / "pkg/code.py").stat().st_mode & 0o222
-    stored = [p for p in (runs / frozen.STORE).rglob("*") if p.is_file()]
+    stored = [p for p in (runs / code_snapshot.STORE).rglob("*") if p.is_file()]
     assert len(stored) == 4
     (first / "pkg/code.py").unlink()  # a folder of the run's own
     (first / "pkg/code.py").write_text("VALUE = 2\n")
@@ -97,7 +98,7 @@ def test_a_folder_of_ignored_files_is_one_link_and_caches_are_none(
         (root / path).write_text("x")
     with (root / ".gitignore").open("a") as ignored:
         ignored.write("__pycache__/\n")
-    found = frozen.find(root, tmp_path / "runs")
+    found = code_snapshot.find(root, tmp_path / "runs")
     assert {p: t for p, t in found.links.items() if p.startswith(("logs", "pkg"))} == {
         "logs": str(root / "logs")
     }
@@ -118,7 +119,7 @@ def test_what_cannot_be_copied_leaves_no_run(site: Site, command: Command) -> No
 def test_runs_inside_the_repository_are_no_part_of_it(root: Path) -> None:
     runs = root / "runs"
     freeze(root, root, runs)
-    found = frozen.find(root, runs)
+    found = code_snapshot.find(root, runs)
     assert not [path for path in found.files if path.startswith("runs")]
     assert found.links["runs"] == str(runs)
 
@@ -134,14 +135,14 @@ def test_without_git_large_files_environments_and_hidden_ones_are_linked(tmp_pat
     ):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_bytes(b"0" * size)
-    found = frozen.find(root, root / "runs")
+    found = code_snapshot.find(root, root / "runs")
     assert set(found.files) == {"a.py"}
     assert set(found.links) == {"x/big.bin", ".cache", ".token", "env"}
 
 
 def test_a_folder_that_an_outer_repository_ignores_is_one_without_git(root: Path) -> None:
     (root / "data/deep/train.py").write_text("")
-    found = frozen.find(root / "data/deep", root / "runs")
+    found = code_snapshot.find(root / "data/deep", root / "runs")
     assert found.root == root / "data/deep" and set(found.files) == {"big", "train.py"}
 
 
@@ -154,11 +155,11 @@ def test_what_git_does_not_say_is_not_taken_for_nothing(
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(program.parent))
     with pytest.raises(UserError, match="dubious ownership") as caught:
-        frozen.find(root, tmp_path / "runs")
+        code_snapshot.find(root, tmp_path / "runs")
     assert "--no-snapshot" in caught.value.hint
     program.unlink()
     with pytest.raises(UserError, match="git is not here"):
-        frozen.find(root, tmp_path / "runs")
+        code_snapshot.find(root, tmp_path / "runs")
 
 
 def test_empty_folders_are_made_and_folders_for_outputs_are_linked(
@@ -188,9 +189,9 @@ def test_what_root_wrote_into_the_store_reaches_no_later_run(root: Path, tmp_pat
 
 
 def test_what_is_read_where_it_lies_is_told(root: Path, tmp_path: Path) -> None:
-    found = frozen.find(root, tmp_path / "runs")
+    found = code_snapshot.find(root, tmp_path / "runs")
     words = ["python", str(root / "pkg/code.py"), "pkg/code.py", str(root / "data/deep/big")]
-    assert frozen.bypassed(found, words) == [str(root / "pkg/code.py")]
+    assert code_snapshot.bypassed(found, words) == [str(root / "pkg/code.py")]
 
 
 def test_a_link_into_the_code_leads_into_the_copy(root: Path, tmp_path: Path) -> None:
@@ -203,15 +204,15 @@ def test_a_link_into_the_code_leads_into_the_copy(root: Path, tmp_path: Path) ->
 def test_a_path_that_leads_out_of_the_copy_is_refused(
     root: Path, tmp_path: Path, word: str
 ) -> None:
-    found = frozen.find(root, tmp_path / "runs")
+    found = code_snapshot.find(root, tmp_path / "runs")
     if word.startswith("pkg"):  # it begins in the copy, and is a word like any other
-        frozen.check_paths(found, [word])
+        code_snapshot.check_paths(found, [word])
         return
     with pytest.raises(UserError, match="leads out of") as caught:
-        frozen.check_paths(found, ["python", "train.py", word])
+        code_snapshot.check_paths(found, ["python", "train.py", word])
     assert "--no-snapshot" in caught.value.hint
-    inner = frozen.find(root / "pkg", tmp_path / "runs")
-    frozen.check_paths(inner, ["python", "../train.py"])  # from a folder of the repository
+    inner = code_snapshot.find(root / "pkg", tmp_path / "runs")
+    code_snapshot.check_paths(inner, ["python", "../train.py"])  # from a folder of the repository
 
 
 @pytest.mark.parametrize("name", [".env", "keys/id_rsa", "tls.pem", ".env.local", "kaggle.json"])
@@ -219,21 +220,21 @@ def test_what_looks_like_a_secret_is_refused(root: Path, tmp_path: Path, name: s
     (root / name).parent.mkdir(exist_ok=True)
     (root / name).write_text("x")
     with pytest.raises(UserError, match="looks like a secret") as caught:
-        frozen.check(frozen.find(root, tmp_path), 10**6)
+        code_snapshot.check(code_snapshot.find(root, tmp_path), 10**6)
     assert name in caught.value.what and ".gitignore" in caught.value.hint
     (root / ".gitignore").write_text(name)
-    frozen.check(frozen.find(root, tmp_path), 10**6)
+    code_snapshot.check(code_snapshot.find(root, tmp_path), 10**6)
 
 
 def test_examples_of_secrets_are_none(root: Path, tmp_path: Path) -> None:
     (root / ".env.example").write_text("x")
-    frozen.check(frozen.find(root, tmp_path), 10**6)
+    code_snapshot.check(code_snapshot.find(root, tmp_path), 10**6)
 
 
 def test_too_much_is_refused_by_its_largest_files(root: Path, tmp_path: Path) -> None:
     (root / "weights.bin").write_bytes(b"0" * 2_000_000)
     with pytest.raises(UserError, match=r"2 MB in 4 files, more than 1 MB; .* weights.bin"):
-        frozen.check(frozen.find(root, tmp_path), 10**6)
+        code_snapshot.check(code_snapshot.find(root, tmp_path), 10**6)
 
 
 def test_a_command_runs_what_was_submitted(site: Site, command: Command) -> None:

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from hpcddp.train import gauge
+from hpcddp.train.checkpoint.snapshot import Live
 from hpcddp.train.gauge import PARTS, Gauge, held
-from hpcddp.train.snapshot import Live
 
 CPU = torch.device("cpu")
 MEGABYTE = 1 << 20

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from conftest import Site
 
-from hpcddp import launchers
-from hpcddp.jobfile import Layer
-from hpcddp.launchers import LAUNCHERS, Launcher
-from hpcddp.plan import Plan
+from hpcddp.launch import launchers
+from hpcddp.launch.launchers import LAUNCHERS, Launcher
+from hpcddp.planning.jobfile import Layer
+from hpcddp.planning.plan import Plan
 from hpcddp.rundir import RunDir
 
 GOLDEN = Path(__file__).parent / "golden"

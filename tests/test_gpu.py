@@ -42,7 +42,7 @@ def test_a_copy_beside_the_gpus_work_is_of_one_instant() -> None:
     """The host enqueues a step and its change of the weights while the copy is on its way."""
     import torch
 
-    from hpcddp.train.staging import Staging
+    from hpcddp.train.checkpoint.host_copy import Staging
 
     device = torch.device("cuda", GPUS - 1)
     torch.cuda.set_device(device)
@@ -70,7 +70,7 @@ def test_a_copy_beside_the_gpus_work_is_of_one_instant() -> None:
 def test_a_forward_pass_is_timed_on_the_gpu_and_nobody_waits_for_it() -> None:
     import torch
 
-    from hpcddp.train.timing import Clock, Figures
+    from hpcddp.train.monitor.timing import Clock, Figures
 
     device = torch.device("cuda", GPUS - 1)
     torch.cuda.set_device(device)
@@ -97,7 +97,7 @@ def test_a_gpu_that_is_busy_does_not_wait_for_data_and_nobody_waits_for_it() -> 
     """Data that comes late costs nothing while the GPU has work."""
     import torch
 
-    from hpcddp.train.timing import Clock, Figures
+    from hpcddp.train.monitor.timing import Clock, Figures
 
     device = torch.device("cuda", GPUS - 1)
     torch.cuda.set_device(device)
@@ -118,7 +118,7 @@ def test_a_gpu_that_is_busy_does_not_wait_for_data_and_nobody_waits_for_it() -> 
 def test_a_model_that_is_timed_is_captured_into_a_graph() -> None:
     import torch
 
-    from hpcddp.train.timing import Clock, Figures
+    from hpcddp.train.monitor.timing import Clock, Figures
 
     device = torch.device("cuda", GPUS - 1)
     torch.cuda.set_device(device)
@@ -143,8 +143,8 @@ def test_a_record_is_added_up_without_waiting_for_the_gpu() -> None:
 
     from hpcddp.topology import Rank
     from hpcddp.train.meter import Meter
-    from hpcddp.train.timing import Clock
-    from hpcddp.train.world import World
+    from hpcddp.train.monitor.timing import Clock
+    from hpcddp.train.rank.world import World
 
     device = torch.device("cuda", GPUS - 1)
     torch.cuda.set_device(device)

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpcddp.train.grouped import TOGETHER, GroupedOrder
-from hpcddp.train.sampler import ResumableSampler
+from hpcddp.train.input.grouped import TOGETHER, GroupedOrder
+from hpcddp.train.input.sampler import ResumableSampler
 
 GROUPS = st.lists(
     st.one_of(st.integers(0, 6), st.integers(0, 6000)), min_size=1, max_size=30

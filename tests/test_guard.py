@@ -13,12 +13,12 @@ from torch.distributed import HashStore
 from hpcddp.errors import Diverged
 from hpcddp.spec import TrainSpec
 from hpcddp.topology import Rank
-from hpcddp.train import checkpoint, shards
-from hpcddp.train.guard import KEPT, Finding, Guard
+from hpcddp.train.checkpoint import checkpoint, dcp_files
+from hpcddp.train.divergence import KEPT, Finding, Guard
+from hpcddp.train.input.sampler import ResumableSampler
 from hpcddp.train.meter import Meter
-from hpcddp.train.sampler import ResumableSampler
-from hpcddp.train.spread import replicas
-from hpcddp.train.world import World
+from hpcddp.train.rank.spread import replicas
+from hpcddp.train.rank.world import World
 
 # Each sample carries a factor of its loss; a bad one may also spoil what BatchNorm counts.
 TASK = """
@@ -120,7 +120,7 @@ def test_without_the_bad_step_the_training_is_the_one_that_never_had_it(tmp_path
     assert back == ([(STEP, 2, "checkpoints/step-2")] if policy == "rollback" else [])
     assert all(math.isfinite(r["loss"]) for r in records(run, "train"))
     one_rank(make(tmp_path / "1", "1", max_steps=1))  # imports the task
-    weights = shards.read_all(checkpoint.complete(run.checkpoints)[0], "model.")
+    weights = dcp_files.read_all(checkpoint.complete(run.checkpoints)[0], "model.")
     for name, value in by_hand(sys.modules["small_task"], STEP).items():
         torch.testing.assert_close(weights[f"model.{name}"], value, rtol=1e-9, atol=1e-12)
     assert saved(run)[0] == "step-6"
@@ -148,7 +148,7 @@ def test_checkpoints_that_a_rollback_passed_over_push_no_good_one_out(tmp_path):
 def test_a_step_left_out_is_not_counted_by_batchnorm(tmp_path):
     run = make(tmp_path, "1", train__on_divergence="skip", model__norm=True, dataset__spoil=True)
     one_rank(run)
-    last = shards.read_all(checkpoint.complete(run.checkpoints)[0], "model.")
+    last = dcp_files.read_all(checkpoint.complete(run.checkpoints)[0], "model.")
     assert all(tensor.isfinite().all() for tensor in last.values())
     assert last["model.1.num_batches_tracked"] == 5
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from made import made_run
 
-from hpcddp.heat import COLUMNS, SAMPLES, TAIL, Heat
+from hpcddp.observe.rank_history import COLUMNS, SAMPLES, TAIL, Heat
 from hpcddp.rundir import RunDir
 
 

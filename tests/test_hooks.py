@@ -12,9 +12,10 @@ from hpcddp import spec
 from hpcddp.errors import JobFileError
 from hpcddp.rundir import RunDir, read_lines
 from hpcddp.topology import Rank
-from hpcddp.train import checkpoint, hooks, shards
-from hpcddp.train.spread import replicas
-from hpcddp.train.world import World
+from hpcddp.train.checkpoint import checkpoint, dcp_files
+from hpcddp.train.parallel import hooks
+from hpcddp.train.rank.spread import replicas
+from hpcddp.train.rank.world import World
 
 # One worker, one group of ranks for all, which the first test waits for.
 pytestmark = [pytest.mark.xdist_group("hooks"), pytest.mark.timeout(900)]
@@ -95,7 +96,7 @@ def losses(run: RunDir) -> list[float]:
 
 def state(run: RunDir) -> dict[str, torch.Tensor]:
     """Everything in the newest checkpoint."""
-    return shards.read_all(checkpoint.complete(run.checkpoints)[0])
+    return dcp_files.read_all(checkpoint.complete(run.checkpoints)[0])
 
 
 def notes(run: RunDir, rank: int) -> list[dict[str, float]]:

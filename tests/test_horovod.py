@@ -16,9 +16,10 @@ import pytest
 from conftest import Site
 from test_local import Command, end_all, until
 
-from hpcddp import horovod, ledger
+from hpcddp.attempt import ledger
 from hpcddp.errors import UserError
-from hpcddp.jobfile import Layer
+from hpcddp.launch import horovod
+from hpcddp.planning.jobfile import Layer
 from hpcddp.rundir import RunDir
 from hpcddp.topology import Topology
 
@@ -151,7 +152,15 @@ def stored() -> Iterator[list[subprocess.Popen[str]]]:
 
 def start(stored: list[subprocess.Popen[str]], program: str) -> subprocess.Popen[str]:
     """A store beside a program of Python's."""
-    words = [sys.executable, "-P", "-m", "hpcddp.store", sys.executable, "-c", ASK + program]
+    words = [
+        sys.executable,
+        "-P",
+        "-m",
+        "hpcddp.launch.horovod_rendezvous",
+        sys.executable,
+        "-c",
+        ASK + program,
+    ]
     process = subprocess.Popen(
         words, stdout=subprocess.PIPE, text=True, env={"MASTER_ADDR": "127.0.0.1"}
     )
@@ -190,7 +199,7 @@ def test_the_store_ends_with_a_launcher_that_is_killed(
 
 
 def test_a_launcher_that_is_not_there_is_told(stored: list[subprocess.Popen[str]]) -> None:
-    words = [sys.executable, "-P", "-m", "hpcddp.store", "no-such-program"]
+    words = [sys.executable, "-P", "-m", "hpcddp.launch.horovod_rendezvous", "no-such-program"]
     done = subprocess.run(
         words, env={"MASTER_ADDR": "x"}, capture_output=True, text=True, timeout=60, check=False
     )

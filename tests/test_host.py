@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 from conftest import Site, record_run
 
-from hpcddp import claim, codes, host, ledger, record, sentry
+from hpcddp import record
+from hpcddp.attempt import claim, exit_codes, host, ledger, sentry
+from hpcddp.attempt.ledger import Attempt
 from hpcddp.errors import RunError
-from hpcddp.ledger import Attempt
 from hpcddp.rundir import RunDir, read_json, write_json
 
 
@@ -284,7 +285,7 @@ def test_what_nobody_brought_back_is_not_said_to_come(
 ) -> None:
     """Each time that it is decided the job runs, and each time that it is acted on it does not."""
     looks: list[str] = []
-    monkeypatch.setattr("hpcddp.comeback.bring_back", lambda *args: looks.append("") or "")
+    monkeypatch.setattr("hpcddp.attempt.requeue.bring_back", lambda *args: looks.append("") or "")
     host.begin(run, os.getpid())
     assert host.end(run, 1, 1) == "1"
     found = ledger.last(run)
@@ -304,14 +305,14 @@ def test_the_private_code_never_leaves(run: RunDir) -> None:
     host.begin(run, os.getpid())
     for want in ("stop", "cancel"):
         write_json(run.request, {"want": want})
-        assert host.end(run, 1, codes.STOPPED) != str(codes.STOPPED)
+        assert host.end(run, 1, exit_codes.STOPPED) != str(exit_codes.STOPPED)
 
 
 def test_it_runs_without_the_users_own_modules(site: Site, run: RunDir) -> None:
     """-P keeps a socket.py in the current folder out."""
     site.write("socket.py", "raise SystemExit('imported')")
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "hpcddp.host", "begin", run.path, str(os.getpid())],
+        [sys.executable, "-P", "-m", "hpcddp.attempt.host", "begin", run.path, str(os.getpid())],
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert done.stdout.startswith("1 127.0.0.1 ")
@@ -368,7 +369,7 @@ def test_the_rank_that_failed_first_gives_a_program_its_exit_code(
     ("code", "want", "events", "found"),
     [
         (3, "", [], 3),
-        (codes.STOPPED, "", [], codes.FAILED),  # by chance
+        (exit_codes.STOPPED, "", [], exit_codes.FAILED),  # by chance
         (3, "preempt", [], 143),
         (0, "cancel", [], 143),
         (0, "stop", [], 143),  # it may have more to do
@@ -398,9 +399,9 @@ def test_a_loop_that_saved_and_left_is_not_done_whatever_it_said_before(run: Run
     record_run(run, backend="local", spec={"command": ["python", "train.py"]})
     earlier(run)
     run.attempt(1).metrics.write_text('{"event": "end", "outcome": "done"}\n')
-    write_json(run.attempt(1).left, {"code": codes.STOPPED, "step": 3})
+    write_json(run.attempt(1).left, {"code": exit_codes.STOPPED, "step": 3})
     mine = ledger.last(run)
-    assert mine and host.gather(run, mine, 0).code == codes.STOPPED
+    assert mine and host.gather(run, mine, 0).code == exit_codes.STOPPED
 
 
 @pytest.mark.parametrize(
@@ -468,7 +469,9 @@ def test_an_empty_mount_at_the_end_is_no_newer_attempt(
 def test_a_begin_that_the_script_has_given_up_claims_nothing(run: RunDir) -> None:
     """A disk that blocks holds it; the script has gone on without it when the disk is back."""
     words = ["begin", str(run.path), str(os.getpid())]
-    begin = subprocess.Popen([sys.executable, "-m", "hpcddp.host", *words], stdout=subprocess.PIPE)
+    begin = subprocess.Popen(
+        [sys.executable, "-m", "hpcddp.attempt.host", *words], stdout=subprocess.PIPE
+    )
     assert begin.stdout
     begin.stdout.close()
     assert begin.wait() == host.FAILED

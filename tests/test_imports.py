@@ -2,16 +2,14 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from conftest import Site
 
-LAYER_0 = ("errors", "keys", "topology", "hostlist", "spec", "rundir", "record", "ledger", "slurm",
-           "site", "requeue", "codes", "preempt", "claim", "comeback", "failure", "host", "meeting",
-           "sentry",
-           "group", "orphans", "command", "spawn", "strategy", "facts", "budget",
-           "sizes", "results", "reason", "cgroups", "gloo", "urls", "standing",
-           "inquiry")  # fmt: skip
+import hpcddp
+
+OLD = ("spawn", "fork", "agent", "store")  # for scripts of old runs: to be run
 HEAVY = {"torch", "numpy", "submitit", "rich", "sklearn"}
 
 # Runs one command and tells what was asked for on the way, found or not.
@@ -71,11 +69,20 @@ def test_the_dashboard_is_light() -> None:
     assert not roots(imported("import hpcddp.dashboard.app")) & (HEAVY | {"jinja2"})
 
 
-def test_layer_0_is_the_standard_library_alone() -> None:
-    names = imported("; ".join(f"import hpcddp.{name}" for name in LAYER_0))
-    own = {n for n in names if n.startswith("hpcddp.")}
-    assert own == {f"hpcddp.{name}" for name in LAYER_0}
-    assert roots(names) - set(sys.stdlib_module_names) <= {"hpcddp", "_", "org"}
+@pytest.mark.parametrize("room", ["attempt", "slurm", "."])
+def test_what_a_node_runs_is_the_standard_library_alone(room: str) -> None:
+    """What modules of these rooms import, taken together."""
+    package = Path(hpcddp.__file__).parent
+    folder = (package / room).relative_to(package)
+    names = [
+        ".".join(("hpcddp", *folder.parts, path.stem)) for path in (package / room).glob("*.py")
+    ]
+    doors = {f"hpcddp.{name}" for name in ("__main__", "lightning", *OLD)}
+    found = imported(
+        "; ".join(f"import {name.removesuffix('.__init__')}" for name in names if name not in doors)
+    )
+    assert roots(found) - set(sys.stdlib_module_names) <= {"hpcddp", "_", "org"}
+    assert not {name for name in found if name.startswith("hpcddp.train")}
 
 
 def test_who_tells_trackers_needs_no_framework() -> None:

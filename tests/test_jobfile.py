@@ -4,9 +4,9 @@ from typing import Any
 import pytest
 from conftest import Site
 
-from hpcddp import jobfile, shipped
 from hpcddp.errors import JobFileError, UserError
-from hpcddp.jobfile import Layer
+from hpcddp.planning import jobfile, resources
+from hpcddp.planning.jobfile import Layer
 
 
 def test_without_a_name_the_only_job_is_taken(site: Site) -> None:
@@ -22,12 +22,12 @@ def test_of_several_jobs_one_must_be_named(site: Site) -> None:
 
 def test_without_jobs_the_shipped_one_is_taken_and_that_is_said(tmp_path: Path) -> None:
     found, notes = jobfile.find(None, tmp_path)
-    assert found == shipped.folder("jobs") / "digits.toml"
+    assert found == resources.folder("jobs") / "digits.toml"
     assert "digits" in notes[0]
 
 
 def test_a_job_of_ones_own_hides_a_shipped_one(site: Site) -> None:
-    assert jobfile.find("digits", site.folder)[0] == shipped.folder("jobs") / "digits.toml"
+    assert jobfile.find("digits", site.folder)[0] == resources.folder("jobs") / "digits.toml"
     mine = site.job("digits", "epochs = 1")
     assert jobfile.find("digits", site.folder)[0] == mine
 

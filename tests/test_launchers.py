@@ -3,9 +3,10 @@ import importlib.util
 import pytest
 from conftest import Site
 
-from hpcddp import launchers, shipped
 from hpcddp.errors import UserError
-from hpcddp.jobfile import Layer
+from hpcddp.launch import launchers
+from hpcddp.planning import resources
+from hpcddp.planning.jobfile import Layer
 
 
 def test_a_backend_has_a_launcher_of_its_own() -> None:
@@ -29,7 +30,7 @@ def test_a_launcher_that_cannot_be_used(name: str, backend: str, what: str) -> N
 
 @pytest.mark.parametrize("row", launchers.LAUNCHERS.values(), ids=lambda row: row.name)
 def test_every_launcher_has_its_fragment(row: launchers.Launcher) -> None:
-    assert (shipped.folder("templates") / row.fragment).is_file()
+    assert (resources.folder("templates") / row.fragment).is_file()
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from ranks import CALM, Ranks, begin, make_run, one_rank, records, steps, wait_f
 
 from hpcddp.errors import LeaseLost
 from hpcddp.rundir import RunDir, read_lines
-from hpcddp.train import checkpoint, publish
+from hpcddp.train.checkpoint import checkpoint, publish
 
 SLOW = """
 import time

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from hpcddp import ledger, requeue
+from hpcddp.attempt import decision, ledger
+from hpcddp.attempt.ledger import Attempt
 from hpcddp.errors import RunError, RunUnreadable
-from hpcddp.ledger import Attempt
 from hpcddp.rundir import STEP, RunDir, fence, read_json, write_json
 
 ROUNDS = 20
@@ -17,8 +17,8 @@ RACER = """
 import sys
 import threading
 from pathlib import Path
-from hpcddp import ledger, requeue
-from hpcddp.ledger import Attempt
+from hpcddp.attempt import ledger
+from hpcddp.attempt.ledger import Attempt
 from hpcddp.rundir import RunDir
 for path in sorted(Path(sys.argv[1]).iterdir()):
     sys.stdin.readline()
@@ -92,7 +92,7 @@ def test_a_life_that_is_gone_is_taken_over(run: RunDir) -> None:
 
 def test_nobody_is_asked_about_a_life_that_has_ended(run: RunDir) -> None:
     ledger.begin(run, facts(), lambda earlier: True)
-    ended = ledger.end(run, 1, 85, requeue.ASKED)
+    ended = ledger.end(run, 1, 85, decision.ASKED)
     assert ended and ended.cause == "stopped" and ended.exit_code == 85 and ended.ended
     begun = ledger.begin(run, facts(), lambda earlier: pytest.fail("asked"))
     assert begun and begun.number == 2
@@ -127,11 +127,11 @@ def test_a_newest_step_that_cannot_be_read_is_not_0_and_is_known_later(run: RunD
     mark.rename(aside := run.path / "aside")
     mark.symlink_to(mark)  # ELOOP
     assert ledger.newest_step(run) is None
-    ended = ledger.end(run, 1, 1, requeue.CRASH, requeue.AGAIN)
+    ended = ledger.end(run, 1, 1, decision.CRASH, decision.AGAIN)
     assert ended and ended.saved is None and ended.progress  # it spends no budget
     ledger.begin(run, facts(), lambda earlier: True)
     assert [a.checkpoint for a in ledger.attempts(run)] == [5, None]
-    ended = ledger.end(run, 2, 1, requeue.CRASH, requeue.AGAIN)
+    ended = ledger.end(run, 2, 1, decision.CRASH, decision.AGAIN)
     assert ended and ended.saved is None and not ended.progress  # it took no step
     aside.replace(mark)
     ledger.begin(run, facts(), lambda earlier: True)
@@ -148,11 +148,11 @@ def test_a_damaged_checkpoint_of_a_higher_step_hides_no_progress(run: RunDir) ->
     """It stays, and the run goes on from an older one."""
     save(run, 400, attempt=1)
     ledger.begin(run, facts(), lambda earlier: True)
-    ledger.end(run, 1, 1, requeue.CRASH)
+    ledger.end(run, 1, 1, decision.CRASH)
     begun = ledger.begin(run, facts(), lambda earlier: True)
     assert begun and begun.checkpoint == 400
     save(run, 310, attempt=2)
-    ended = ledger.end(run, 2, 1, requeue.CRASH)
+    ended = ledger.end(run, 2, 1, decision.CRASH)
     assert ended and ended.progress and ended.saved == 310
 
 
@@ -167,7 +167,7 @@ def test_attempts_of_an_earlier_version_are_read(run: RunDir) -> None:
 
 def test_an_attempt_that_is_not_there_cannot_end(run: RunDir) -> None:
     with pytest.raises(RunUnreadable, match="is not there"):
-        ledger.end(run, 3, 0, requeue.DONE)
+        ledger.end(run, 3, 0, decision.DONE)
     assert ledger.last(run) is None
     assert read_json(run.attempt(3).facts) is None
 

@@ -10,7 +10,7 @@ from conftest import Site
 from test_local import Command, until
 from test_loop import both, runs, said, start
 
-from hpcddp import ledger
+from hpcddp.attempt import ledger
 from hpcddp.errors import UserError
 from hpcddp.sandbox import compare
 

@@ -14,10 +14,11 @@ from ranks import make_run, one_rank, records
 from torch.utils.data import Dataset
 
 from hpcddp.data import ImageFolder, stores
-from hpcddp.data.cache import Cache
+from hpcddp.data.node_cache.cache import Cache
 from hpcddp.topology import Rank
-from hpcddp.train import loading, pace
-from hpcddp.train.loading import hint, is_far, is_quick
+from hpcddp.train.input import loading
+from hpcddp.train.input.loading import hint, is_far, is_quick
+from hpcddp.train.monitor import pace
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ from conftest import Site
 from test_local import PATIENCE, Command, until
 from toy import DEEP
 
-from hpcddp import ledger
+from hpcddp.attempt import ledger
 from hpcddp.rundir import RunDir, read_step
 from hpcddp.sandbox import compare
 

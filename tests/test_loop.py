@@ -12,7 +12,8 @@ import pytest
 from conftest import Site, record_run
 from test_local import Command, until
 
-from hpcddp import history, ledger
+from hpcddp.attempt import ledger
+from hpcddp.observe import history
 from hpcddp.rundir import RunDir, read_lines
 from hpcddp.sandbox import compare
 from hpcddp.topology import Rank

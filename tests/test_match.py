@@ -7,8 +7,8 @@ import pytest
 from conftest import Outcome, Site
 from ranks import TASK, make_run, one_rank, wait_for
 
-from hpcddp import match
 from hpcddp.rundir import RunDir
+from hpcddp.submit import match
 
 Command = Callable[..., Outcome]
 WIDE = TASK.replace("dropout=0.0", "width=8, dropout=0.0").replace("8", "width")

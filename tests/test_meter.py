@@ -7,7 +7,7 @@ from torch.distributed import HashStore
 from hpcddp.topology import Rank
 from hpcddp.train import meter as meters
 from hpcddp.train.meter import Meter
-from hpcddp.train.world import World
+from hpcddp.train.rank.world import World
 
 GOOD = torch.zeros(())
 

@@ -5,9 +5,10 @@ import json
 import subprocess
 import sys
 
+from hpcddp.attempt.joblog import line
 from hpcddp.rundir import RunDir, read_lines, read_step
-from hpcddp.train.lease import Lease
-from hpcddp.train.metrics import Recorder, line
+from hpcddp.train.checkpoint.lease import Lease
+from hpcddp.train.monitor.metrics import Recorder
 
 RANKS = [
     {"rank": 0, "node": 0, "local": 0, "host": "n1", "device": "cuda:0", "cpus": "0-3"},
@@ -91,7 +92,7 @@ def test_a_full_disk_loses_records_and_stops_nothing(tmp_path, capsys):
 CUT_SHORT = """
 import os, sys
 from hpcddp.rundir import RunDir
-from hpcddp.train.metrics import Recorder
+from hpcddp.train.monitor.metrics import Recorder
 attempt = RunDir(sys.argv[1]).attempt(1)
 record = Recorder(attempt, active=True)
 for step in (1, 2):

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from hpcddp.train.metrics import line
-from hpcddp.train.pace import Pace, median_of_others
+from hpcddp.attempt.joblog import line
+from hpcddp.train.monitor.pace import Pace, median_of_others
 
 NAN = float("nan")
 

@@ -10,12 +10,13 @@ from hpcddp.topology import Rank
 
 FIND = """
 import os, sys
-from hpcddp import failure, record
+from hpcddp import record
+from hpcddp.attempt import error_record
 from hpcddp.rundir import RunDir
 from hpcddp.topology import Rank
-from hpcddp.train import newest
+from hpcddp.train.checkpoint import newest
 from hpcddp.train.job import join
-from hpcddp.train.patience import Patience
+from hpcddp.train.checkpoint.patience import Patience
 
 run, rank = RunDir(sys.argv[1]), Rank.from_env(os.environ)
 looks = []
@@ -24,7 +25,7 @@ world.connect()
 try:
     newest.find(run, Patience(world, lambda: looks.append(1), seconds=0.5, pause=0.1))
 except Exception as error:
-    print(failure.report(error, run.attempt(2), rank.world_rank, stepped=False), len(looks))
+    print(error_record.report(error, run.attempt(2), rank.world_rank, stepped=False), len(looks))
 """
 
 

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpcddp.train import permutation
-from hpcddp.train.permutation import SMALL, Permutation, shuffled
+from hpcddp.train.input import permutation
+from hpcddp.train.input.permutation import SMALL, Permutation, shuffled
 
 LIMIT = 4.0
 # The smallest network, one without a pair too many (66 rows of 64), and larger ones.

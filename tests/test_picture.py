@@ -9,13 +9,13 @@ from made import STEP_S, made_run
 from rich.cells import cell_len
 
 from benchmarks.watch import make
-from hpcddp.cli.grid import ranks
-from hpcddp.cli.pen import Pen, span
-from hpcddp.cli.picture import picture
-from hpcddp.cli.shown import shown
+from hpcddp.cli.terminal.grid import ranks
+from hpcddp.cli.terminal.pen import Pen, span
+from hpcddp.cli.terminal.picture import picture
+from hpcddp.cli.terminal.shown import shown
 from hpcddp.cli.watch import POINTS, viewer
+from hpcddp.observe.view import RankView, View, Viewer
 from hpcddp.rundir import RunDir, write_json
-from hpcddp.view import RankView, View, Viewer
 
 NAME = "pets-20261121-0253-a1b2"
 

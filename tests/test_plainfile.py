@@ -16,7 +16,7 @@ from torch import nn
 
 from hpcddp import spec
 from hpcddp.errors import CheckpointError, UserError
-from hpcddp.train import plainfile, shards
+from hpcddp.train.checkpoint import dcp_files, plainfile
 
 FORMS = ("pt", "safetensors")
 
@@ -369,7 +369,7 @@ def test_an_export_is_read_back_into_a_plain_model(tmp_path):
     one_rank(run)
     saved = {
         name.removeprefix("model."): tensor
-        for name, tensor in shards.read_all(run.checkpoints / "step-2", "model.").items()
+        for name, tensor in dcp_files.read_all(run.checkpoints / "step-2", "model.").items()
     }
     for form in FORMS:
         target = tmp_path / f"model.{form}"

@@ -8,7 +8,7 @@ from conftest import Site
 
 from hpcddp import spec
 from hpcddp.errors import ClusterError, TopologyError, UserError
-from hpcddp.jobfile import Layer
+from hpcddp.planning.jobfile import Layer
 from hpcddp.rundir import RunDir
 from hpcddp.strategy import Layout
 

@@ -11,7 +11,7 @@ from submitit.core.job_environment import SignalHandler
 from hpcddp.preempt import STOP_SIGNALS, Preemption, ignore_stop_signals
 from hpcddp.topology import Rank
 from hpcddp.train.job import train
-from hpcddp.train.world import leave
+from hpcddp.train.rank.world import leave
 
 
 @pytest.fixture

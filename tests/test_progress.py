@@ -12,7 +12,7 @@ import pytest
 from conftest import Site, record_run
 from terminal import Terminal
 
-from hpcddp.cli.progress import Progress
+from hpcddp.cli.terminal.progress import Progress
 from hpcddp.rundir import RunDir
 
 

@@ -9,7 +9,7 @@ from ranks import CALM, make_run, one_rank, steps
 
 from hpcddp.errors import CheckpointError
 from hpcddp.rundir import write_json
-from hpcddp.train import checkpoint, publish
+from hpcddp.train.checkpoint import checkpoint, publish
 
 
 def test_many_stops_in_a_row_leave_a_bounded_number_of_checkpoints(tmp_path):

@@ -13,7 +13,9 @@ from made import made_run
 from test_local import Command
 from toy import TOY
 
-from hpcddp import comeback, history, ledger, reason, record
+from hpcddp import record
+from hpcddp.attempt import first_failure, ledger, requeue
+from hpcddp.observe import history
 from hpcddp.rundir import RunDir, write_json
 
 GONE = "RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer"
@@ -48,13 +50,13 @@ def traceback(rank: int, end: str, mark: str = "") -> str:
     ],
 )  # fmt: skip
 def test_the_exception_that_ended_the_first_rank(text: str, told: str) -> None:
-    assert str(reason.raised(text) or "") == told
+    assert str(first_failure.raised(text) or "") == told
 
 
 def test_a_rank_that_gloo_ended() -> None:
     text = " 0: step 3\n11: terminate called without an active exception\n"
-    assert str(reason.aborted(text)).startswith("rank 11 was ended by a thread of gloo")
-    assert reason.aborted(" 0: why terminate called without an active exception\n") is None
+    assert str(first_failure.aborted(text)).startswith("rank 11 was ended by a thread of gloo")
+    assert first_failure.aborted(" 0: why terminate called without an active exception\n") is None
 
 
 SRUN = "srun: error: n2: tasks 3,5-6: Killed\nsrun: error: n1: task 0: Killed\n"
@@ -108,8 +110,8 @@ def test_who_failed_first_where_no_rank_could_tell(
     assert row.error and (row.error["rank"], row.error["host"]) == told[:2]
     assert row.error["traceback"].partition(";")[0] == told[2]
     last = ledger.read(run.attempt(3))
-    assert last and reason.of(run, last).partition(";")[0] == told[2]
-    assert comeback.bad_host(run, last) == told[1]
+    assert last and first_failure.of(run, last).partition(";")[0] == told[2]
+    assert requeue.bad_host(run, last) == told[1]
 
 
 def test_a_record_of_a_cause_is_more_than_what_the_log_says(tmp_path: Path) -> None:
@@ -230,9 +232,9 @@ def test_what_all_ranks_fail_of_before_any_progress_is_a_mistake(
         run.attempt(1).metrics.write_text('{"event": "ranks"}\n')
         mine = attempted(run, 2)
     run.attempt(mine.number).failures.write_text(failures)
-    assert reason.kind(run, mine, MISTAKE, 1) == found
+    assert first_failure.kind(run, mine, MISTAKE, 1) == found
     write_json(run.submission, {"submitted": time.time() + 1})  # a person has resumed it since
-    assert reason.kind(run, mine, MISTAKE, 1) == ("mistake" if failures == SAME else "crash")
+    assert first_failure.kind(run, mine, MISTAKE, 1) == ("mistake" if failures == SAME else "crash")
 
 
 @pytest.mark.parametrize(
@@ -257,15 +259,15 @@ def test_a_program_that_ends_with_the_same_words_on_all_nodes_was_never_right(
     run.attempt(1).log.write_text(log)
     if met:
         run.attempt(1).met.touch()
-    assert reason.kind(run, mine, {}, 1) == found
-    assert reason.kind(run, mine, {}, 0) == ""
+    assert first_failure.kind(run, mine, {}, 1) == found
+    assert first_failure.kind(run, mine, {}, 0) == ""
 
 
 def test_a_program_that_fails_twice_with_the_same_words_was_never_right(site: Site) -> None:
     """srun ends the other nodes' ranks as soon as one has failed: they say nothing."""
     run, first = failing(site, command=["python", "train.py"])
     run.attempt(1).log.write_text("0: ImportError: no x\n")
-    assert reason.kind(run, first, {}, 1) == ""
+    assert first_failure.kind(run, first, {}, 1) == ""
     first.cause = "crash"
     write_json(run.attempt(1).facts, asdict(first))
     second = attempted(run, 2)
@@ -275,16 +277,16 @@ def test_a_program_that_fails_twice_with_the_same_words_was_never_right(site: Si
         ("0: ImportError: no x\n", ""),  # of the same node, it may be, which lacks it
     ):
         run.attempt(2).log.write_text(words)
-        assert reason.kind(run, second, {}, 1) == found
+        assert first_failure.kind(run, second, {}, 1) == found
 
 
 def test_ranks_that_met_before_make_no_mistake_by_meeting_late(site: Site) -> None:
     run, _ = failing(site, command=["python", "train.py"])
     late = MISTAKE | {"rank": None, "message": "no process group after 9 s"}
     second = attempted(run, 2)
-    assert reason.kind(run, second, late, 143) == "mistake"
+    assert first_failure.kind(run, second, late, 143) == "mistake"
     run.attempt(1).met.touch()
-    assert reason.kind(run, second, late, 143) == "crash"
+    assert first_failure.kind(run, second, late, 143) == "crash"
 
 
 def test_nodes_are_left_out_only_while_enough_remain(site: Site) -> None:
@@ -295,14 +297,14 @@ def test_nodes_are_left_out_only_while_enough_remain(site: Site) -> None:
         if number > 1:
             attempted(run, number)
         write_json(run.attempt(number).error, MISTAKE | {"kind": "crash", "host": host})
-    assert comeback.excluded(run, job) == "n1"  # the newest; without n3 too two are too few
+    assert requeue.excluded(run, job) == "n1"  # the newest; without n3 too two are too few
     job.nodes = [1, 2]
-    assert comeback.excluded(run, job) == "n1,n3"
+    assert requeue.excluded(run, job) == "n1,n3"
     job.nodes = [3, 3]
-    assert comeback.excluded(run, job) == ""
+    assert requeue.excluded(run, job) == ""
     site.program("sinfo", "exit 1")
     job.nodes = [1, 1]
-    assert comeback.excluded(run, job) == ""
+    assert requeue.excluded(run, job) == ""
 
 
 def test_a_node_is_used_again_where_too_few_others_suit_the_job(site: Site) -> None:
@@ -317,14 +319,14 @@ def test_a_node_is_used_again_where_too_few_others_suit_the_job(site: Site) -> N
         ("exit 1", "n3"),
     ):
         site.program("sbatch", program)
-        assert comeback.excluded(run, job) == left_out
+        assert requeue.excluded(run, job) == left_out
 
 
 def test_a_node_without_its_gpu_is_left_out_unasked(site: Site) -> None:
     run, _ = failing(site)
     site.program("sinfo", "echo 'n[1-3]|idle'")
     write_json(run.attempt(1).error, MISTAKE | {"kind": "crash", "host": "n2"})
-    assert comeback.excluded(run, record.read(run)) == ""
+    assert requeue.excluded(run, record.read(run)) == ""
     found = MISTAKE | {"kind": "crash", "host": "n2", "bad_host": True}
     write_json(run.attempt(1).error, found)
-    assert comeback.excluded(run, record.read(run)) == "n2"
+    assert requeue.excluded(run, record.read(run)) == "n2"

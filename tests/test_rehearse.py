@@ -12,16 +12,16 @@ import pytest
 from conftest import Outcome, Site
 from ranks import make_run, one_rank
 
-from hpcddp import ledger
+from hpcddp.attempt import ledger
 from hpcddp.cli import rehearse as command
 from hpcddp.errors import UserError
-from hpcddp.jobfile import Layer
+from hpcddp.planning.jobfile import Layer
 from hpcddp.rundir import STEP, RunDir, write_json
 from hpcddp.sandbox import compare, instants, outcome, rehearse, setting
 from hpcddp.sandbox.cluster import Sandbox
 from hpcddp.sandbox.instants import KINDS, Fault, Timeline
 from hpcddp.sandbox.outcome import Report, Row
-from hpcddp.sandbox.stage import Stage
+from hpcddp.sandbox.rehearsed_run import Stage
 
 LINE = Timeline(startup=4.0, per_step=0.05, steps=400)
 EVERY = dict.fromkeys(KINDS, 2)

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from conftest import NASTY
 
-from hpcddp import render, shipped
 from hpcddp.errors import TemplateError
-from hpcddp.render import Facts, Text
+from hpcddp.planning import render, resources
+from hpcddp.planning.render import Facts, Text
 
 
 def facts(**given: Any) -> Facts:
@@ -18,7 +18,7 @@ def facts(**given: Any) -> Facts:
 def rendered(folder: Path, text: str, **given: Any) -> str:
     path = folder / "site.sh.j2"
     path.write_text("#!/bin/bash\n" + text)
-    return render.render(path, shipped.folder("templates"), facts(**given))
+    return render.render(path, resources.folder("templates"), facts(**given))
 
 
 @pytest.mark.parametrize("launcher", ["srun", "fork", "torchrun", "mpi", "dask"])
@@ -136,7 +136,7 @@ def test_the_line_is_named_whatever_the_file_is_called(tmp_path: Path) -> None:
     path = tmp_path / "site.sh"
     path.write_text("#!/bin/bash\n{{ launcher }}\n")
     with pytest.raises(TemplateError) as caught:
-        render.render(path, shipped.folder("templates"), facts())
+        render.render(path, resources.folder("templates"), facts())
     assert caught.value.where == f"{path}:2"
 
 
@@ -154,7 +154,7 @@ def test_what_is_no_script(tmp_path: Path, data: bytes, what: str) -> None:
     path = tmp_path / "site.sh.j2"
     path.write_bytes(data)
     with pytest.raises(TemplateError, match=re.escape(what)) as caught:
-        render.render(path, shipped.folder("templates"), facts())
+        render.render(path, resources.folder("templates"), facts())
     assert str(path) in caught.value.where
 
 
@@ -185,7 +185,7 @@ def test_a_template_may_have_any_name_also_that_of_what_it_extends(
     path.write_text("{% extends 'slurm.sh.j2' %}{% block setup %}# mine\n{% endblock %}")
     (tmp_path / "sub").mkdir()
     for same in (path, tmp_path / "sub" / ".." / name):
-        assert "# mine\n" in render.render(same, shipped.folder("templates"), facts())
+        assert "# mine\n" in render.render(same, resources.folder("templates"), facts())
 
 
 def test_a_template_may_include_its_neighbour(tmp_path: Path) -> None:

@@ -7,11 +7,12 @@ import pytest
 from ranks import Ranks, make_run
 from torch.distributed import HashStore
 
-from hpcddp import failure, topology
+from hpcddp import topology
+from hpcddp.attempt import error_record
 from hpcddp.errors import RankMapError
 from hpcddp.rundir import RunDir
 from hpcddp.topology import Rank
-from hpcddp.train import rendezvous
+from hpcddp.train.rank import handshake
 
 ALIKE = {"device": "cpu", "sees": 0, "given": 0, "broken": False}
 
@@ -25,9 +26,9 @@ def meeting(reports, *, size=None, timeout=20.0):
         rank = Rank(number, size, number, size, 0)
         report = {"rank": number, "host": f"n{i}", "pid": 100 + i, "uuid": uuid, **ALIKE}
         try:
-            ends[i] = rendezvous.meet(store, rank, report | (more or {}), timeout)
+            ends[i] = handshake.meet(store, rank, report | (more or {}), timeout)
         except RankMapError as error:
-            rendezvous.refuse(store, error)
+            handshake.refuse(store, error)
             ends[i] = error
 
     threads = [threading.Thread(target=come, args=(i, *r)) for i, r in enumerate(reports)]
@@ -72,7 +73,9 @@ def test_a_rank_without_its_gpu_ends_all_and_every_one_of_them_blames_its_host(t
     for rank, end in enumerate(ends):
         attempt = RunDir(tmp_path / str(rank)).attempt(1)
         attempt.path.mkdir(parents=True)
-        assert failure.report(end, attempt, rank).startswith("rank 2 on n2: rank 2 on n2 sees 0")
+        assert error_record.report(end, attempt, rank).startswith(
+            "rank 2 on n2: rank 2 on n2 sees 0"
+        )
         told = json.loads(attempt.error.read_text())
         assert (told["host"], told["rank"], told["kind"], told["bad_host"]) == (
             "n2",
@@ -115,4 +118,4 @@ def test_slurm_may_give_fewer_nodes_of_a_range_and_no_other_number(size, allowed
     "numbers, text", [([], ""), ([3], "3"), ([0, 1, 2, 3], "0-3"), ([9, 4, 1, 2, 8], "1-2,4,8-9")]
 )
 def test_ranges(numbers, text):
-    assert rendezvous.ranges(numbers) == text
+    assert handshake.ranges(numbers) == text

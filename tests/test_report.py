@@ -16,12 +16,12 @@ from made import made_run
 from test_imports import CALL, HEAVY, imported, roots
 
 from hpcddp.errors import UserError
+from hpcddp.observe.run_facts import static
+from hpcddp.observe.view import Viewer
 from hpcddp.report import MARK, page, shown
-from hpcddp.report.fit import CODE, ROWS, SIZES
+from hpcddp.report.downsample import CODE, ROWS, SIZES
 from hpcddp.report.page import LIMIT, asset, policy, script
 from hpcddp.rundir import RunDir, write_json
-from hpcddp.static import static
-from hpcddp.view import Viewer
 
 EVIL = "</script><script>window.hacked=1</script><img src=x onerror=window.hacked=1>\u2028&amp;"
 

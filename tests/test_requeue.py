@@ -4,8 +4,8 @@ from itertools import product
 
 import pytest
 
-from hpcddp import requeue
-from hpcddp.requeue import (
+from hpcddp.attempt import decision
+from hpcddp.attempt.decision import (
     AGAIN,
     ASKED,
     CANCELLED,
@@ -228,26 +228,26 @@ srun: forcing job termination
     ],
 )
 def test_slurms_words_in_the_log(words: str, cause: str) -> None:
-    assert requeue.ending(LOG.format(words)) == cause
+    assert decision.ending(LOG.format(words)) == cause
 
 
 def test_a_signal_for_the_batch_script_alone_ends_nothing() -> None:
     """It has the words of scancel; what ends the job later has words for the steps alone."""
     told = LOG.format("").replace("08:18:44 ***", "08:18:44 DUE TO JOB REQUEUE ***").splitlines()
-    assert requeue.ending("\n".join([told[2], told[1]])) == REQUEUED
-    assert requeue.ending("\n".join([told[1], told[2]])) == CANCELLED
+    assert decision.ending("\n".join([told[2], told[1]])) == REQUEUED
+    assert decision.ending("\n".join([told[1], told[2]])) == CANCELLED
 
 
 def test_a_step_that_ends_is_no_job_that_ends() -> None:
-    assert requeue.ending("\n".join(LOG.splitlines()[:2])) == ""
-    assert requeue.ending("") == ""
+    assert decision.ending("\n".join(LOG.splitlines()[:2])) == ""
+    assert decision.ending("") == ""
 
 
 def test_words_on_another_job_of_the_same_log_are_not_taken() -> None:
     told = LOG.format(" DUE TO PREEMPTION")
-    assert requeue.ending(told, "3") == PREEMPTED
-    assert requeue.ending(told, "33") == requeue.ending(told + "", "4") == ""
+    assert decision.ending(told, "3") == PREEMPTED
+    assert decision.ending(told, "33") == decision.ending(told + "", "4") == ""
 
 
 def test_the_last_word_counts() -> None:
-    assert requeue.ending(LOG.format(" DUE TO JOB REQUEUE") + LOG.format("")) == CANCELLED
+    assert decision.ending(LOG.format(" DUE TO JOB REQUEUE") + LOG.format("")) == CANCELLED

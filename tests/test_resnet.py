@@ -10,9 +10,10 @@ import torch
 from PIL import Image
 from ranks import make_run, one_rank, records
 
-from hpcddp import jobfile, shipped, spec
+from hpcddp import spec
 from hpcddp.errors import JobFileError, UserError
-from hpcddp.train import task
+from hpcddp.planning import jobfile, resources
+from hpcddp.train.rank import task_module
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 resnet = import_module("hpcddp.jobs.resnet")
@@ -307,9 +308,9 @@ def test_loss_and_accuracy_are_those_of_the_classes_numbers():
 
 
 def test_the_shipped_job_fits_its_task(folder):
-    layer = jobfile.file_layer(shipped.folder("jobs") / "resnet.toml")
+    layer = jobfile.file_layer(resources.folder("jobs") / "resnet.toml")
     job = spec.KEYS.build(layer.values | {"dataset.root": str(folder)})
-    found = task.load(job, ".")
+    found = task_module.load(job, ".")
     made = found.model()
     x, target = found.dataset("train")[0]
     assert x.shape == (3, 224, 224) and made.eval()(x[None]).shape == target[None].shape
@@ -317,7 +318,7 @@ def test_the_shipped_job_fits_its_task(folder):
 
 
 def test_it_learns_two_classes_of_small_images(folder, pretrained, tmp_path):
-    text = (shipped.folder("jobs") / "resnet.py").read_text()
+    text = (resources.folder("jobs") / "resnet.py").read_text()
     options = {"dataset__root": str(folder), "dataset__size": 32, "model__classes": 2,
                "model__weights": str(pretrained)}  # fmt: skip
     run = make_run(tmp_path, text, max_steps=0, epochs=3, global_batch=8, train__lr=1e-3,

@@ -12,7 +12,8 @@ from test_local import Command
 from toy import TOY
 
 import hpcddp
-from hpcddp import ledger, results
+from hpcddp import rank_results
+from hpcddp.attempt import ledger
 from hpcddp.dask import DaskResultsHandler
 from hpcddp.errors import HpcddpError, LeaseLost, UserError
 from hpcddp.rundir import RunDir, written
@@ -209,9 +210,9 @@ def test_a_client_in_a_run_that_was_outlived_writes_nothing_there_either(
     begin(run)
     for folder in (run.results, Path("relative")):
         with pytest.raises(LeaseLost):
-            results.place(folder, "x", "late", results.life(folder))
+            rank_results.place(folder, "x", "late", rank_results.life(folder))
     for folder in (tmp_path / "else", Path("link/else"), Path("..", "..", "else")):
-        results.place(folder, "x", "y", results.life(folder))
+        rank_results.place(folder, "x", "y", rank_results.life(folder))
     assert found(tmp_path / "else") == {"x": b"y"}
 
 
@@ -230,7 +231,7 @@ def test_a_path_cannot_leave_its_folder(run: RunDir, path: str) -> None:
         with pytest.raises(UserError, match="leaves the folder"):
             send(path, "x")
     with pytest.raises(UserError, match="leaves the folder"):
-        results.place(run.path / "out", path, b"x")  # whoever has sent it
+        rank_results.place(run.path / "out", path, b"x")  # whoever has sent it
     assert not run.results.exists() and not (run.path / "out").exists()
 
 

@@ -13,9 +13,9 @@ from ranks import Ranks, global_steps, make_run, one_rank, records
 from hpcddp.preempt import Preemption
 from hpcddp.rundir import read_lines
 from hpcddp.topology import Rank
-from hpcddp.train import checkpoint, shards
+from hpcddp.train.checkpoint import checkpoint, dcp_files
 from hpcddp.train.job import train
-from hpcddp.train.world import leave
+from hpcddp.train.rank.world import leave
 
 # Each sample draws from all three generators, and some draw more than others.
 AUGMENT = """
@@ -65,7 +65,7 @@ def trace(run, *attempts, rank=0):
 
 def last(run):
     """Every tensor of the newest checkpoint: weights, optimizer and random generators."""
-    return shards.read_all(checkpoint.complete(run.checkpoints)[0])
+    return dcp_files.read_all(checkpoint.complete(run.checkpoints)[0])
 
 
 def assert_equal(first, second):

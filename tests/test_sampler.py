@@ -6,7 +6,7 @@ from itertools import islice
 import pytest
 from torch.utils.data import DistributedSampler
 
-from hpcddp.train.sampler import ResumableSampler
+from hpcddp.train.input.sampler import ResumableSampler
 
 
 def indices(size, world, *, epoch=0, start=0, **options):

@@ -10,10 +10,10 @@ from torch.utils.data import DataLoader
 
 from hpcddp.spec import DataSpec, JobSpec
 from hpcddp.topology import Rank
-from hpcddp.train.data import TrainData
-from hpcddp.train.samples import Samples
-from hpcddp.train.spread import replicas
-from hpcddp.train.world import World
+from hpcddp.train.input.batches import TrainData
+from hpcddp.train.input.samples import Samples
+from hpcddp.train.rank.spread import replicas
+from hpcddp.train.rank.world import World
 
 SIZE = 20
 

@@ -15,9 +15,9 @@ from ranks import CALM, Ranks, begin, make_run, one_rank, records, steps, wait_f
 
 from hpcddp.errors import CheckpointError
 from hpcddp.rundir import write_json
-from hpcddp.train import checkpoint, shards
-from hpcddp.train.guard import Guard
-from hpcddp.train.saver import Saver
+from hpcddp.train.checkpoint import checkpoint, dcp_files
+from hpcddp.train.checkpoint.saver import Saver
+from hpcddp.train.divergence import Guard
 
 # The weights change a lot in each step, and everything is there that a forward pass changes.
 MODEL = """
@@ -48,7 +48,7 @@ def optimizer(model, train):
 
 def differing(one, other):
     """The names of tensors that two checkpoints have not alike, bit for bit."""
-    a, b = shards.read_all(one), shards.read_all(other)
+    a, b = dcp_files.read_all(one), dcp_files.read_all(other)
     assert a.keys() == b.keys() and len(a) > 10
     return [name for name in a if not torch.equal(a[name], b[name])]
 
@@ -185,7 +185,7 @@ def test_a_training_whose_end_cannot_be_saved_is_not_done(small_disk):
 
 def test_a_failure_while_a_save_runs_lets_it_end_and_is_the_one_that_is_heard(tmp_path):
     boom = MODEL + (
-        "\nimport os\nfrom hpcddp.train import saver\n"
+        "\nimport os\nfrom hpcddp.train.checkpoint import saver\n"
         "saver.GRACE = 60.0  # a slow disk is another matter\n"
         "_loss, seen = loss, []\n"
         "def loss(output, target):\n"
@@ -205,7 +205,7 @@ def test_a_failure_while_a_save_runs_lets_it_end_and_is_the_one_that_is_heard(tm
 def test_the_loop_waits_for_no_import_in_a_first_save(tmp_path):
     extra = """
 import sys
-from hpcddp.train.staging import Staging
+from hpcddp.train.checkpoint.host_copy import Staging
 _copy = Staging.copy
 def copy(self):
     print("dcp at the copy:", "torch.distributed.checkpoint" in sys.modules)
@@ -240,7 +240,7 @@ import os, sys
 from hpcddp import worker
 from hpcddp.rundir import RunDir
 from hpcddp.topology import Rank
-import hpcddp.train.job, hpcddp.train.shards
+import hpcddp.train.job, hpcddp.train.checkpoint.dcp_files
 for line in sys.stdin:
     pid = os.fork()
     if pid == 0:
@@ -287,7 +287,7 @@ def check_newest(run, least):
     step = checkpoint.step_of(folder)
     assert step >= least
     assert checkpoint.damage(folder) == "" and checkpoint.unreadable(folder) == ""
-    tensors = shards.read_all(folder)
+    tensors = dcp_files.read_all(folder)
     counts = {t.item() for name, t in tensors.items() if name.endswith(".step")}
     assert counts == {step} and tensors["model.1.num_batches_tracked"] == step
     return step

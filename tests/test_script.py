@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 from conftest import NASTY, Site
 
-from hpcddp import ledger, prepare, requeue
-from hpcddp.jobfile import Layer
+from hpcddp.attempt import decision, ledger
+from hpcddp.planning.jobfile import Layer
 from hpcddp.rundir import RunDir
+from hpcddp.submit import prepare
 
 # A controller whose job runs, and which notes what it was asked.
 SCONTROL = """
@@ -92,8 +93,8 @@ def test_values_reach_srun_byte_for_byte_and_nothing_of_them_runs(
     ("launcher", "words"),
     [
         ("srun", []),
-        ("fork", ["hpcddp.fork", "1"]),
-        ("torchrun", ["hpcddp.agent", "1"]),
+        ("fork", ["hpcddp.launch.fork", "1"]),
+        ("torchrun", ["hpcddp.launch.torchrun", "1"]),
         ("dask", ["hpcddp.dask.gang", "8"]),
     ],
 )
@@ -285,7 +286,7 @@ def test_the_same_script_continues_a_run_that_ended(script: Callable[..., RunDir
 
 @pytest.mark.parametrize(
     ("action", "newer", "begins"),
-    [(requeue.FOLLOW, False, True), (requeue.NONE, False, False), (requeue.FOLLOW, True, False)],
+    [(decision.FOLLOW, False, True), (decision.NONE, False, False), (decision.FOLLOW, True, False)],
 )
 def test_a_follow_up_goes_on_only_where_the_run_waits_for_it(
     script: Callable[..., RunDir], action: str, newer: bool, begins: bool
@@ -296,7 +297,7 @@ def test_a_follow_up_goes_on_only_where_the_run_waits_for_it(
     for number in (1, 2)[: 1 + newer]:
         facts = ledger.life("6", 1, slurm=True, nodes="n1")
         assert ledger.begin(run, facts, lambda earlier: False)
-        ledger.end(run, number, 85, requeue.PREEMPTED, action)
+        ledger.end(run, number, 85, decision.PREEMPTED, action)
     done = start(run, "1")
     assert done.returncode == 0
     assert len(ledger.attempts(run)) == 1 + newer + begins
@@ -308,7 +309,7 @@ def test_a_job_does_not_take_the_place_of_one_that_waits_to_come_back(
 ) -> None:
     run = script(srun="exit 0")
     assert ledger.begin(run, ledger.life("6", 1, slurm=True, nodes="n1"), lambda earlier: False)
-    ledger.end(run, 1, 85, requeue.PREEMPTED, requeue.AGAIN)
+    ledger.end(run, 1, 85, decision.PREEMPTED, decision.AGAIN)
     site.program("squeue", f"echo '6|PENDING|BeginTime|x|x|||{run.name}'")
     done = start(run)
     assert done.returncode == 1 and "job 6 waits to come back" in done.stderr

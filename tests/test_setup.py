@@ -8,7 +8,7 @@ from ranks import Ranks, make_run, one_rank, records
 
 from hpcddp.rundir import read_json
 from hpcddp.spec import TrainSpec
-from hpcddp.train import shards
+from hpcddp.train.checkpoint import dcp_files
 from hpcddp.train.setup import set_modes
 
 
@@ -45,7 +45,7 @@ def test_two_deterministic_trainings_are_equal_to_the_last_bit(modes, tmp_path, 
         run = make_run(tmp_path / name, train__deterministic=True, model__dropout=0.3)
         one_rank(run)
         assert torch.are_deterministic_algorithms_enabled()
-        found.append((records(run, "train"), shards.read_all(run.checkpoints / "step-6")))
+        found.append((records(run, "train"), dcp_files.read_all(run.checkpoints / "step-6")))
     (ours, saved), (theirs, again) = found
     assert [r["loss"] for r in ours] == [r["loss"] for r in theirs]
     assert all(torch.equal(saved[name], again[name]) for name in saved)
@@ -92,5 +92,5 @@ def test_autocast_is_for_half_precision_only(tmp_path, precision, seen):
     source.write_text(text.replace("dtype=torch.float64", "dtype=torch.float32"))
     one_rank(run)
     assert sys.modules["small_task"].seen == {seen}
-    weight = shards.read_all(run.checkpoints / "step-2")["model.0.weight"]
+    weight = dcp_files.read_all(run.checkpoints / "step-2")["model.0.weight"]
     assert weight.dtype == (torch.float64 if precision == "fp64" else torch.float32)

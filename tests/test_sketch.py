@@ -11,7 +11,7 @@ from ranks import TASK
 
 from hpcddp import spec
 from hpcddp.errors import JobFileError
-from hpcddp.facts import Facts, View
+from hpcddp.model_profile import Facts, View
 from hpcddp.strategy import Layout
 from hpcddp.train.sketch import Ask, sketch
 

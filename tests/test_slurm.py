@@ -4,9 +4,10 @@ from pathlib import Path
 import pytest
 from conftest import Site
 
-from hpcddp import claim, slurm
+from hpcddp.attempt import claim
 from hpcddp.errors import SlurmUnreachable, UserError
-from hpcddp.slurm import JobFacts, JobRow, Partition
+from hpcddp.slurm import commands as slurm
+from hpcddp.slurm.commands import JobFacts, JobRow, Partition
 
 
 @pytest.mark.parametrize(

@@ -11,20 +11,21 @@ from pathlib import Path
 import pytest
 from ranks import wait_for
 
-from hpcddp import JOB_FORMAT, ledger
-from hpcddp.group import WAIT, Group, patience
+from hpcddp.attempt import ledger
+from hpcddp.launch.children import WAIT, Group, patience
+from hpcddp.record import JOB_FORMAT
 from hpcddp.topology import Topology
 
 # The wait between TERM and KILL is shortened, all else is as the script starts it.
 QUICK = """
 import sys
-from hpcddp import group, spawn
-group.KILL_WAIT = 0.3
+from hpcddp.launch import children, spawn
+children.KILL_WAIT = 0.3
 sys.exit(spawn.main(sys.argv[1:]))
 """
 
 
-AS_STARTED = ("-m", "hpcddp.spawn")
+AS_STARTED = ("-m", "hpcddp.launch.spawn")
 
 
 def arguments(
@@ -304,7 +305,7 @@ def test_a_rank_that_cannot_be_started_leaves_no_other_behind(
 
 def test_a_command_that_is_not_there_starts_nothing() -> None:
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "hpcddp.spawn", "1", "2", "no-such-command"],
+        [sys.executable, "-P", "-m", "hpcddp.launch.spawn", "1", "2", "no-such-command"],
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (1, "")

@@ -10,7 +10,7 @@ from ranks import one_rank, records, train_all
 
 from hpcddp import spec
 from hpcddp.rundir import RunDir, read_lines
-from hpcddp.train import checkpoint, plainfile, shards
+from hpcddp.train.checkpoint import checkpoint, dcp_files, plainfile
 
 SIZE = 4
 # A GPT of four blocks, in float64: what differs is no rounding.
@@ -140,7 +140,7 @@ def losses(run: RunDir) -> list[float]:
 
 
 def weights(run: RunDir) -> dict[str, torch.Tensor]:
-    return shards.read_all(checkpoint.complete(run.checkpoints)[0], "model.")
+    return dcp_files.read_all(checkpoint.complete(run.checkpoints)[0], "model.")
 
 
 @pytest.fixture(scope="module")

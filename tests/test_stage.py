@@ -17,8 +17,10 @@ import pytest
 from conftest import record_run
 from test_cache import mounts
 
-from hpcddp import cgroups, ledger
-from hpcddp.data import claims, disk, names, sources
+from hpcddp import cgroups
+from hpcddp.attempt import ledger
+from hpcddp.data import names, sources
+from hpcddp.data.node_cache import claims, disk
 from hpcddp.data.stage import Stage, folder_of
 from hpcddp.errors import StageError, UserError
 from hpcddp.rundir import RunDir, write_json
@@ -193,7 +195,7 @@ import os, subprocess, sys
 from pathlib import Path
 from hpcddp.data.stage import Stage
 from hpcddp.errors import UserError
-from hpcddp.data import disk
+from hpcddp.data.node_cache import disk
 node = Path(sys.argv[2])
 subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", node], check=True)
 def attempt():
@@ -313,7 +315,7 @@ def test_what_runs_that_are_over_left_goes(tmp_path: Path) -> None:
     folders = {n: folder_of(r, rank, local=False, environ=environ) for n, r in runs.items()}
     for folder in folders.values():
         (folder / "data").touch()
-    code = "from hpcddp.data import claims; print(claims.mark(), end='')"
+    code = "from hpcddp.data.node_cache import claims; print(claims.mark(), end='')"
     gone = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
     days = {
         "deleted": (gone, 2),

@@ -15,9 +15,11 @@ from test_command import told
 from test_local import PATIENCE, Command, end_all
 from toy import TOY
 
-from hpcddp import claim, ledger, meeting, spec
-from hpcddp.data import cache as caches
-from hpcddp.data import claims, waiting
+from hpcddp import spec
+from hpcddp.attempt import claim, ledger, rendezvous
+from hpcddp.data import waiting
+from hpcddp.data.node_cache import cache as caches
+from hpcddp.data.node_cache import claims
 from hpcddp.errors import StageError
 from hpcddp.rundir import RunDir, read_lines, write_json
 
@@ -243,7 +245,7 @@ def test_a_store_that_is_away_is_no_hang(
 def test_the_time_to_meet_begins_when_all_is_staged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(meeting, "LOOK", 0.02)
+    monkeypatch.setattr(rendezvous, "LOOK", 0.02)
     run = RunDir(tmp_path / "run")
     run.path.mkdir()
     record_run(run, spec={"command": ["x"], "start_seconds": 0.2})
@@ -252,7 +254,7 @@ def test_the_time_to_meet_begins_when_all_is_staged(
     port = str(claim.free_port())
     with subprocess.Popen(["sleep", "60"]) as ranks:
         watching = threading.Thread(
-            target=meeting.watch, args=(run, 1, ranks.pid, {"MASTER_PORT": port})
+            target=rendezvous.watch, args=(run, 1, ranks.pid, {"MASTER_PORT": port})
         )
         watching.start()
         watching.join(1.0)

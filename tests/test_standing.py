@@ -6,13 +6,15 @@ import socket
 import pytest
 from conftest import Site, record_run
 
-from hpcddp import codes, ledger, prepare, record, requeue, standing, status
-from hpcddp.host import end
-from hpcddp.jobfile import Layer
-from hpcddp.ledger import Attempt
+from hpcddp import record
+from hpcddp.attempt import decision, exit_codes, ledger, standing
+from hpcddp.attempt.host import end
+from hpcddp.attempt.ledger import Attempt
+from hpcddp.planning.jobfile import Layer
 from hpcddp.rundir import RunDir, write_json
+from hpcddp.submit import prepare, status
 
-AGAIN, NONE = requeue.AGAIN, requeue.NONE
+AGAIN, NONE = decision.AGAIN, decision.NONE
 WORDS = "its resume was refused: rank 0 on n1: CheckpointForeign: it is of another model"
 
 
@@ -52,7 +54,7 @@ def refuse(run: RunDir) -> None:
     error = {"rank": 0, "host": "n1", "type": "CheckpointForeign", "kind": "foreign"}
     error |= {"message": "it is of another model", "traceback": ""}
     write_json(run.attempt(facts.number).error, error)
-    assert end(run, facts.number, codes.FAILED) == "1"
+    assert end(run, facts.number, exit_codes.FAILED) == "1"
 
 
 def asked(run: RunDir) -> tuple[int, str, int]:
@@ -63,14 +65,14 @@ def asked(run: RunDir) -> tuple[int, str, int]:
 @pytest.mark.parametrize(
     ("cause", "state"),
     [
-        (requeue.DONE, "COMPLETED"),
-        (requeue.ASKED, "STOPPED"),
-        (requeue.TIMEOUT, "TIMEOUT"),
-        (requeue.CRASH, "FAILED"),
+        (decision.DONE, "COMPLETED"),
+        (decision.ASKED, "STOPPED"),
+        (decision.TIMEOUT, "TIMEOUT"),
+        (decision.CRASH, "FAILED"),
     ],
 )
 def test_the_run_keeps_its_state_and_its_request(run: RunDir, cause: str, state: str) -> None:
-    life(run, requeue.PREEMPTED, AGAIN, gets_on=True)
+    life(run, decision.PREEMPTED, AGAIN, gets_on=True)
     life(run, cause, gets_on=True)
     before = status.known(run)
     assert (before.state, before.refused, before.step) == (state, False, 20)
@@ -81,31 +83,31 @@ def test_the_run_keeps_its_state_and_its_request(run: RunDir, cause: str, state:
     assert found.reason == "; ".join(filter(None, (before.reason, WORDS)))
     assert (found.step, found.loss, found.since) == (20, 0.5, before.since)
     assert asked(run) == (8, "8", 0o755)
-    assert [a.cause for a in ledger.attempts(run)][1:] == [cause, requeue.REFUSED]
+    assert [a.cause for a in ledger.attempts(run)][1:] == [cause, decision.REFUSED]
 
 
 def test_it_may_be_refused_more_than_once(run: RunDir) -> None:
-    life(run, requeue.DONE, gets_on=True)
+    life(run, decision.DONE, gets_on=True)
     for width in (16, 32):
         ask(run, width)
         assert asked(run)[0] == width
         refuse(run)
         assert (status.known(run).state, asked(run)) == ("COMPLETED", (8, "8", 0o755))
     ask(run, 8)
-    life(run, requeue.DONE)
+    life(run, decision.DONE)
     assert (status.known(run).state, status.known(run).refused) == ("COMPLETED", False)
 
 
 def test_a_preemption_before_the_ranks_could_read_changes_nothing_either(run: RunDir) -> None:
-    life(run, requeue.DONE, gets_on=True)
+    life(run, decision.DONE, gets_on=True)
     ask(run, 16)
-    life(run, requeue.PREEMPTED, AGAIN)
+    life(run, decision.PREEMPTED, AGAIN)
     refuse(run)
     assert (status.known(run).state, asked(run)[0]) == ("COMPLETED", 8)
 
 
 def test_who_waited_to_come_back_when_it_was_resumed_was_cancelled(run: RunDir) -> None:
-    life(run, requeue.PREEMPTED, AGAIN, gets_on=True)
+    life(run, decision.PREEMPTED, AGAIN, gets_on=True)
     ask(run, 16)
     refuse(run)
     assert (status.known(run).state, asked(run)[0]) == ("CANCELLED", 8)
@@ -113,9 +115,9 @@ def test_who_waited_to_come_back_when_it_was_resumed_was_cancelled(run: RunDir) 
 
 def test_code_that_changes_under_a_run_that_comes_back_fails_it(run: RunDir) -> None:
     """No resume has asked for that."""
-    life(run, requeue.DONE, gets_on=True)
+    life(run, decision.DONE, gets_on=True)
     ask(run, 16)
-    life(run, requeue.PREEMPTED, AGAIN, gets_on=True)  # that request was a good one
+    life(run, decision.PREEMPTED, AGAIN, gets_on=True)  # that request was a good one
     refuse(run)
     found = status.known(run)
     assert (found.state, found.refused, asked(run)[0]) == ("FAILED", False, 16)
@@ -126,7 +128,7 @@ def test_what_a_refused_resume_asked_is_not_asked_again(site: Site) -> None:
     """By a real resume: the next one plans what was asked before."""
     site.slurm()
     run = prepare.new_run(site.plan(), site.runs)
-    life(run, requeue.DONE, gets_on=True)
+    life(run, decision.DONE, gets_on=True)
     script = run.script.read_bytes()
     other = Layer()
     other.put("model.width", 16, "--set")

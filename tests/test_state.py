@@ -12,7 +12,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.nn.parallel import DistributedDataParallel
 
 from hpcddp.errors import CheckpointError
-from hpcddp.train.state import Where, begin, like, pack, parts, share, unpack
+from hpcddp.train.parallel.state_dict import Where, begin, like, pack, parts, share, unpack
 
 
 def tied():

@@ -8,10 +8,13 @@ from typing import Any
 import pytest
 from conftest import Site, record_run
 
-from hpcddp import history, ledger, requeue, slurm, status, submission
+from hpcddp.attempt import decision, ledger
+from hpcddp.attempt.ledger import Attempt
 from hpcddp.errors import RunError
-from hpcddp.ledger import Attempt
+from hpcddp.observe import history
 from hpcddp.rundir import RunDir, write_json
+from hpcddp.slurm import commands as slurm
+from hpcddp.submit import status, submission
 
 
 def make(site: Site, name: str = "toy-1", backend: str = "slurm") -> RunDir:
@@ -113,10 +116,10 @@ def test_only_the_end_of_long_metrics_is_read(site: Site) -> None:
 @pytest.mark.parametrize(
     ("cause", "code", "state"),
     [
-        (requeue.DONE, 0, "COMPLETED"),
-        (requeue.ASKED, 85, "STOPPED"),
-        (requeue.CANCELLED, 143, "CANCELLED"),
-        (requeue.CRASH, 1, "FAILED"),
+        (decision.DONE, 0, "COMPLETED"),
+        (decision.ASKED, 85, "STOPPED"),
+        (decision.CANCELLED, 143, "CANCELLED"),
+        (decision.CRASH, 1, "FAILED"),
     ],
 )
 def test_a_run_that_ended_is_not_asked_about(site: Site, cause: str, code: int, state: str) -> None:
@@ -132,7 +135,7 @@ def test_a_failure_tells_the_first_rank_and_its_words(site: Site) -> None:
     run = begun(submitted(make(site)))
     error = {"rank": 5, "host": "n2", "type": "ValueError", "message": "too small"}
     write_json(run.attempt(1).error, error)
-    ledger.end(run, 1, 1, requeue.CRASH)
+    ledger.end(run, 1, 1, decision.CRASH)
     assert status.status(run).reason == "rank 5 on n2: ValueError: too small"
 
 
@@ -141,7 +144,7 @@ def test_a_run_that_ends_while_slurm_is_asked_has_its_own_word(site: Site) -> No
     write_json(run.attempt(1).error, {"rank": 3, "host": "n2", "type": "E", "message": "boom"})
 
     def late() -> list[slurm.JobRow]:
-        ledger.end(run, 1, 1, requeue.CRASH)
+        ledger.end(run, 1, 1, decision.CRASH)
         return [slurm.JobRow("7", "FAILED", "NonZeroExitCode", None, None, "n1", "toy-1")]
 
     found = status.status(run, late)
@@ -250,7 +253,7 @@ def test_the_newest_job_counts(site: Site) -> None:
 def test_all_runs_are_one_question(site: Site) -> None:
     for number in range(4):
         submitted(make(site, f"toy-{number}"), str(number))
-    ledger.end(begun(submitted(make(site, "ended"), "5"), "5"), 1, 0, requeue.DONE)
+    ledger.end(begun(submitted(make(site, "ended"), "5"), "5"), 1, 0, decision.DONE)
     queue(
         site, *(f"{n}|PENDING|Priority|x|x|||toy-{n}" for n in range(3)), "3|PENDING|x|x|x|||other"
     )

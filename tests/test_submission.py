@@ -8,12 +8,15 @@ from typing import Any
 import pytest
 from conftest import Site
 
-from hpcddp import claim, ledger, prepare, record, requeue, slurm, status, submission
+from hpcddp import record
+from hpcddp.attempt import claim, decision, ledger
+from hpcddp.attempt.ledger import Attempt
 from hpcddp.errors import HpcddpError, RunError, SlurmUnreachable, SubmissionRefused, TemplateError
-from hpcddp.jobfile import Layer
-from hpcddp.ledger import Attempt
-from hpcddp.plan import Plan
+from hpcddp.planning.jobfile import Layer
+from hpcddp.planning.plan import Plan
 from hpcddp.rundir import RunDir, read_json, write_json
+from hpcddp.slurm import commands as slurm
+from hpcddp.submit import prepare, status, submission
 
 # A local run is meant to outlive the command that started it.
 pytestmark = pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")
@@ -57,7 +60,7 @@ def wait_for(condition: Callable[[], object]) -> None:
 def ended(run: RunDir) -> ledger.Attempt:
     def over() -> bool:
         last = ledger.last(run)
-        return last is not None and not last.live and last.action == requeue.NONE
+        return last is not None and not last.live and last.action == decision.NONE
 
     wait_for(over)
     found = ledger.last(run)
@@ -198,7 +201,7 @@ def test_a_cancel_reaches_a_follow_up_that_is_on_its_way_and_no_strangers_job(si
         run, Attempt(0, "7", "n1", 1, "1", True, "n1", time.time()), lambda a: True
     )
     assert facts
-    ledger.end(run, 1, 85, requeue.PREEMPTED, requeue.FOLLOW)
+    ledger.end(run, 1, 85, decision.PREEMPTED, decision.FOLLOW)
     site.program("squeue", "echo '7|RUNNING|None|x|x|||of another'")
     submission.request(run, "cancel")
     assert not Path("cancelled").exists()

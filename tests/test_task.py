@@ -6,7 +6,7 @@ import pytest
 
 from hpcddp.errors import JobFileError
 from hpcddp.spec import JobSpec
-from hpcddp.train import task
+from hpcddp.train.rank import task_module
 
 WHOLE = """
 def model(width=3): return ("model", width)
@@ -23,7 +23,7 @@ def load(tmp_path, monkeypatch):
     def load(text=WHOLE, name="a_task.py", **spec):
         (tmp_path / name).write_text(text)
         spec.setdefault("task", str(tmp_path / name))
-        return task.load(JobSpec(**spec), str(tmp_path))
+        return task_module.load(JobSpec(**spec), str(tmp_path))
 
     yield load
     for name in set(sys.modules) - before:
@@ -49,7 +49,7 @@ def test_a_neighbour_of_the_task_can_be_imported(load, tmp_path):
     assert load("from a_task_neighbour import WIDTH\n" + WHOLE).model() == ("model", 3)
 
 
-@pytest.mark.parametrize("function", task.REQUIRED)
+@pytest.mark.parametrize("function", task_module.REQUIRED)
 def test_a_missing_function_is_named_with_the_file_and_its_form(load, function):
     with pytest.raises(JobFileError) as error:
         load(WHOLE.replace(f"def {function}", "def other"))

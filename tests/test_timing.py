@@ -16,8 +16,8 @@ from ranks import CALM, make_run, records, train_all
 from torch import nn
 
 from hpcddp.rundir import RunDir, read_lines
-from hpcddp.train import timing
-from hpcddp.train.timing import Clock, Figures
+from hpcddp.train.monitor import timing
+from hpcddp.train.monitor.timing import Clock, Figures
 
 # One worker, one group of ranks for all, which the first test waits for.
 pytestmark = [pytest.mark.xdist_group("timing"), pytest.mark.timeout(900)]

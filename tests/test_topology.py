@@ -275,7 +275,7 @@ def test_nothing_is_kept_per_rank() -> None:
 
 def test_only_the_standard_library_is_imported() -> None:
     code = (
-        "import sys; before = set(sys.modules); import hpcddp.topology, hpcddp.hostlist;"
+        "import sys; before = set(sys.modules); import hpcddp.topology, hpcddp.slurm.hostlist;"
         "new = {name.partition('.')[0] for name in set(sys.modules) - before};"
         "print(*new - sys.stdlib_module_names)"
     )

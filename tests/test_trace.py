@@ -5,7 +5,7 @@ import json
 import torch
 from ranks import make_run, one_rank, records
 
-from hpcddp.train.data import Micro
+from hpcddp.train.input.batches import Micro
 from hpcddp.train.trace import Trace
 
 

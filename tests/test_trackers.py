@@ -15,7 +15,7 @@ from made import BEGAN, made_run
 from test_local import Command
 
 from hpcddp.errors import JobFileError
-from hpcddp.jobfile import Layer
+from hpcddp.planning.jobfile import Layer
 from hpcddp.rundir import RunDir, read_json, write_json
 from hpcddp.trackers import __main__
 from hpcddp.trackers.rows import Rows

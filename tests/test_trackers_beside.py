@@ -17,8 +17,8 @@ from test_trackers import history, scalars, text
 from test_trackers import made as made
 from toy import TOY
 
-from hpcddp import requeue
-from hpcddp.jobfile import Layer
+from hpcddp.attempt import decision
+from hpcddp.planning.jobfile import Layer
 from hpcddp.rundir import RunDir, read_json, write_json
 
 
@@ -188,7 +188,7 @@ def test_what_a_later_attempt_tells_of_the_last_step_is_not_lost(
     run = made(ends=((5, 5, "preempted"),), steps=8)
     second = run.attempt(2).path.rename(run.path / "later")
     facts = read_json(run.attempt(1).facts) or {}
-    write_json(run.attempt(1).facts, facts | {"action": requeue.AGAIN})
+    write_json(run.attempt(1).facts, facts | {"action": decision.AGAIN})
     with beside(run, 1, 0, "wandb") as process:
         assert process.communicate(timeout=60) == ("", None)
     assert [values["_step"] for _, values in history(run)] == [1, 2, 3, 4]

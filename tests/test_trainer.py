@@ -11,11 +11,12 @@ from torch.distributed import HashStore
 from hpcddp.errors import JobFileError
 from hpcddp.spec import JobSpec, TrainSpec
 from hpcddp.topology import Rank
-from hpcddp.train import checkpoint, optim, shards
-from hpcddp.train.data import Micro, TrainData, split
-from hpcddp.train.sampler import ResumableSampler
-from hpcddp.train.spread import replicas
-from hpcddp.train.world import World
+from hpcddp.train.checkpoint import checkpoint, dcp_files
+from hpcddp.train.input.batches import Micro, TrainData, split
+from hpcddp.train.input.sampler import ResumableSampler
+from hpcddp.train.parallel import optim
+from hpcddp.train.rank.spread import replicas
+from hpcddp.train.rank.world import World
 
 
 def by_hand(task, batches, *, seed=0, lr=1e-3, clip=0.0):
@@ -51,7 +52,7 @@ def assert_same(run, model, losses):
     """The run's losses and last weights are those of the training by hand."""
     ours = [r["loss"] for r in records(run, "train")]
     torch.testing.assert_close(ours, losses, rtol=1e-6, atol=0)  # summed in float32
-    saved = shards.read_all(checkpoint.complete(run.checkpoints)[0], "model.")
+    saved = dcp_files.read_all(checkpoint.complete(run.checkpoints)[0], "model.")
     for name, value in model.state_dict().items():
         torch.testing.assert_close(saved[f"model.{name}"], value, rtol=1e-9, atol=1e-12)
 
@@ -127,14 +128,14 @@ def test_a_tasks_own_optimizer_and_schedule_go_on_after_a_resume(tmp_path):
     job = {"extra": OWN, "max_steps": 12, "checkpoint__every": 5, "checkpoint__keep": 9}
     run = make_run(tmp_path, **job)
     one_rank(run)
-    whole = shards.read_all(run.checkpoints / "step-12")
+    whole = dcp_files.read_all(run.checkpoints / "step-12")
     for name in ("step-12", "step-10", "step-9"):
         (run.checkpoints / name / "COMPLETE").unlink()
     one_rank(run, 2)
     rates = [{r["step"]: r["lr"] for r in records(run, "train", n)} for n in (1, 2)]
     assert len(set(rates[0].values())) > 8
     assert rates[1] == {step: lr for step, lr in rates[0].items() if step > 5}
-    again = shards.read_all(run.checkpoints / "step-12")
+    again = dcp_files.read_all(run.checkpoints / "step-12")
     assert "optim.0.weight.momentum_buffer" in whole
     assert all(torch.equal(whole[name], again[name]) for name in whole)
 
@@ -178,7 +179,7 @@ def test_a_parameter_without_a_gradient_does_not_stop_a_resume(tmp_path):
     one_rank(run, max_steps=3)
     one_rank(run, 2)
     assert records(run, "start", 2)[0]["step"] == 3
-    found = shards.shapes(run.checkpoints / "step-6")
+    found = dcp_files.shapes(run.checkpoints / "step-6")
     assert "model.unused" in found and "optim.0.weight.exp_avg" in found
 
 

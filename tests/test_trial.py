@@ -13,11 +13,11 @@ import pytest
 from conftest import COMMAND, Outcome, Site, record_run
 
 from hpcddp import strategy
-from hpcddp.cases import Case, cases, chosen
 from hpcddp.cli.strategies import LEGEND, _print_table
+from hpcddp.compare.candidates import Case, cases, chosen
+from hpcddp.compare.trial import Ranks, Trial, figures
 from hpcddp.errors import UserError
 from hpcddp.rundir import RunDir
-from hpcddp.trial import Ranks, Trial, figures
 
 Command = Callable[..., Outcome]
 JOB = "global_batch = 8\nepochs = 1\n[ddp]\nbucket_mb = 1\n[pp]\nchunks = 4\n"
@@ -235,7 +235,7 @@ STARTED: list[Interrupted] = []
 def test_an_interrupt_at_the_start_of_ranks_leaves_no_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hpcddp.trial.Popen", Interrupted)
+    monkeypatch.setattr("hpcddp.compare.trial.Popen", Interrupted)
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
         Ranks([Trial(Case("ddp", "ddp"), 1)], [], tmp_path).__enter__()

@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from hpcddp.train import timing
+from hpcddp.train.monitor import timing
 
 GPU = torch.device("cuda", 0)
 

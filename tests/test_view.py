@@ -7,14 +7,16 @@ from pathlib import Path
 import pytest
 from made import STEP_S, made_run
 
-from hpcddp import curves, requeue, status
+from hpcddp.attempt import decision
 from hpcddp.errors import RunError
-from hpcddp.heat import COLUMNS
-from hpcddp.render import variable
+from hpcddp.observe import curves
+from hpcddp.observe.rank_history import COLUMNS
+from hpcddp.observe.run_facts import static
+from hpcddp.observe.view import Viewer
+from hpcddp.planning.render import variable
 from hpcddp.report import shown
 from hpcddp.rundir import RunDir, write_json
-from hpcddp.static import static
-from hpcddp.view import Viewer
+from hpcddp.submit import status
 
 
 def tell(run: RunDir, *records: dict[str, object]) -> None:
@@ -45,7 +47,7 @@ def test_an_attempt_that_could_not_tell_its_end_held_no_more(tmp_path: Path, clo
     path = run.attempt(number).facts
     facts = json.loads(path.read_text()) | {"exit_code": None}
     if closed:
-        facts |= {"action": requeue.LEFT, "cause": "node failure", "ended": facts["ended"] + 86400}
+        facts |= {"action": decision.LEFT, "cause": "node failure", "ended": facts["ended"] + 86400}
     write_json(path, facts)
     found = status.known(run)
     found.state = "NODE_FAIL"

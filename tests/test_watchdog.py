@@ -11,10 +11,10 @@ from types import SimpleNamespace
 import pytest
 from ranks import Ranks, make_run, one_rank, records, wait_for
 
-from hpcddp import reason
-from hpcddp.codes import HUNG
-from hpcddp.train.pulse import Pulse
-from hpcddp.train.watchdog import Watchdog
+from hpcddp.attempt import first_failure
+from hpcddp.attempt.exit_codes import HUNG
+from hpcddp.train.monitor.heartbeat import Pulse
+from hpcddp.train.monitor.watchdog import Watchdog
 
 SLOW = """
 import time
@@ -89,7 +89,8 @@ def test_a_stopped_rank_is_found_and_the_others_leave(tmp_path, urgent):
     assert error["message"].endswith(f"rank 1 on {host} is stopped (SIGSTOP)")
     assert error["message"] in err
     assert (
-        reason.of(run, SimpleNamespace(number=1)) == f"rank 1 on {host}: Hang: {error['message']}"
+        first_failure.of(run, SimpleNamespace(number=1))
+        == f"rank 1 on {host}: Hang: {error['message']}"
     )
 
 
@@ -180,7 +181,7 @@ def test_a_job_that_was_suspended_has_not_hung(watched, monkeypatch):
         pulse.beat(step)
         time.sleep(0.01)
     later = SimpleNamespace(monotonic=lambda: time.monotonic() + 1000)
-    monkeypatch.setattr("hpcddp.train.watchdog.time", later)
+    monkeypatch.setattr("hpcddp.train.monitor.watchdog.time", later)
     assert not witness.called.wait(0.05)
     pulse.beat(4)
     assert witness.called.wait(5) and witness.seconds < 10  # it still looks

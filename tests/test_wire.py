@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcddp.train import wire
-from hpcddp.train.wire import Wire
+from hpcddp.train.monitor import traffic
+from hpcddp.train.monitor.traffic import Wire
 
 
 @contextlib.contextmanager
@@ -75,5 +75,5 @@ def test_of_nccl_nobody_knows() -> None:
 def test_where_there_is_no_such_account_nobody_knows(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(wire, "FDS", tmp_path / "nowhere")
+    monkeypatch.setattr(traffic, "FDS", tmp_path / "nowhere")
     assert math.isnan(Wire("gloo").take())

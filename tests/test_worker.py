@@ -14,7 +14,7 @@ from ranks import TASK, WORKER, Ranks, make_run, one_rank, records, wait_for
 
 from hpcddp.rundir import write_json
 from hpcddp.topology import Rank
-from hpcddp.train import checkpoint, shards
+from hpcddp.train.checkpoint import checkpoint, dcp_files
 from hpcddp.worker import Worker
 
 HEAVY = ["sklearn", "tensorboard", "torch.distributed.checkpoint", "rich", "click", "jinja2"]
@@ -44,7 +44,7 @@ SLOWER = SLOW.replace("0.005", "0.05 if os.environ['HPCDDP_ATTEMPT'] == '1' else
 
 def last_state(run):
     """Every tensor of the newest checkpoint."""
-    return shards.read_all(checkpoint.complete(run.checkpoints)[0])
+    return dcp_files.read_all(checkpoint.complete(run.checkpoints)[0])
 
 
 def test_two_ranks_train_and_leave_with_zero(tmp_path):
@@ -175,7 +175,7 @@ def test_a_signal_ends_a_rank_at_once_that_waits_for_the_others(tmp_path, number
 
 def test_so_do_forked_ranks_and_their_node_leaves_with_the_signals_code(tmp_path):
     run = make_run(tmp_path, nodes=(2, 2), gpus=2)
-    words = [*WORKER[:-1], "hpcddp.fork", "2", sys.executable, "-P", "-m", "hpcddp.worker"]
+    words = [*WORKER[:-1], "hpcddp.launch.fork", "2", sys.executable, "-P", "-m", "hpcddp.worker"]
     with Ranks(run, [Rank(0, 2, 0, 1, 0).to_env()], words=words) as ranks:
         for rank in (0, 1):
             ranks.met_by(rank)

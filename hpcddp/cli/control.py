@@ -19,7 +19,7 @@ from hpcddp.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from hpcddp.plan import Plan
+    from hpcddp.planning.plan import Plan
 
 
 @click.command()
@@ -51,7 +51,7 @@ def cancel(run: str, runs: str | None, as_json: bool) -> None:
 
 def ask(token: str, runs: str | None, want: str, as_json: bool) -> None:
     """Pass a request on and say so."""
-    from hpcddp import submission
+    from hpcddp.submit import submission
 
     run = submission.find(runs_root(runs), token)
     before = submission.request(run, want)
@@ -70,8 +70,8 @@ def ask(token: str, runs: str | None, want: str, as_json: bool) -> None:
 @json_option
 def resume(run: str, runs: str | None, follow: bool | None, as_json: bool, **given: Any) -> int:
     """Go on with RUN from its newest checkpoint, also with other nodes, GPUs or values."""
-    from hpcddp import match, prepare, submission
     from hpcddp.cli.submit import announce
+    from hpcddp.submit import match, prepare, submission
 
     folder = submission.find(runs_root(runs), run)
     submission.check_ended(folder)

@@ -34,7 +34,7 @@ def dashboard(runs: str | None, path: str | None, port: int | None) -> int:
         hint = "pip install 'hpcddp[dashboard]'"
         raise UserError(f"the dashboard needs {error.name}", hint=hint) from None
     from hpcddp.dashboard import door
-    from hpcddp.dashboard.folder import Folder
+    from hpcddp.dashboard.all_runs import Folder
 
     if port is not None:
         opened = door.on_port(port)

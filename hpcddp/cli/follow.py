@@ -11,12 +11,13 @@ from types import FrameType
 
 import click
 
-from hpcddp import record, submission
-from hpcddp.asking import Pace
-from hpcddp.cli.logs import paths, put
-from hpcddp.cli.progress import Progress
+from hpcddp import record
+from hpcddp.cli.terminal.log_lines import paths, put
+from hpcddp.cli.terminal.progress import Progress
+from hpcddp.observe.poll import Pace
 from hpcddp.rundir import RunDir
-from hpcddp.status import Status
+from hpcddp.submit import submission
+from hpcddp.submit.status import Status
 
 TICK = 0.2  # seconds between two looks at the run dir
 

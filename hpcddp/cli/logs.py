@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import re
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import TextIO
 
 import click
 
 from hpcddp import record
 from hpcddp.cli.options import complete_runs, runs_option, runs_root
+from hpcddp.cli.terminal.log_lines import paths, put
 from hpcddp.errors import RunError
 from hpcddp.rundir import RunDir
 
@@ -24,7 +23,7 @@ from hpcddp.rundir import RunDir
 @runs_option
 def logs(run: str, runs: str | None, follow: bool, rank: int | None, attempt: int | None) -> int:
     """Print what the ranks of RUN wrote, each line with its rank; all attempts, oldest first."""
-    from hpcddp import submission
+    from hpcddp.submit import submission
 
     folder = submission.find(runs_root(runs), run)
     check_rank(folder, rank)
@@ -44,18 +43,6 @@ def check_rank(run: RunDir, rank: int | None) -> None:
         raise RunError(f"rank {rank} is not in 0..{world - 1}", where=run.name)
 
 
-def paths(run: RunDir, attempt: int | None) -> Iterator[Path]:
-    """The logs: what came before the claims, then each attempt's; or one attempt's alone."""
-    if attempt:
-        if not run.attempt(attempt).path.is_dir():
-            raise RunError(f"there is no attempt {attempt}", where=run.name)
-        yield run.attempt(attempt).log
-        return
-    yield from sorted(run.path.glob("job-*.log"))
-    for folder in run.all_attempts():
-        yield folder.log
-
-
 def keep(rank: int | None) -> Callable[[bytes], bool]:
     """Whether a line is wanted."""
     if rank is None:
@@ -72,12 +59,3 @@ def write(path: Path, wanted: Callable[[bytes], bool]) -> None:
         for line in f:
             if wanted(line):
                 put(line)
-
-
-def put(line: bytes, out: TextIO | None = None) -> None:
-    """One line of a log, on stdout by default, made safe for a terminal."""
-    out = out or sys.stdout
-    if out.isatty():
-        line = re.sub(rb"[\x00-\x08\x0b-\x1f\x7f]", lambda m: b"\\x%02x" % m[0][0], line)
-    out.buffer.write(line)
-    out.flush()

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from hpcddp import jobfile
 from hpcddp.errors import UserError
-from hpcddp.jobfile import Layer
+from hpcddp.planning import jobfile
+from hpcddp.planning.jobfile import Layer
 
 if TYPE_CHECKING:
     from hpcddp.rundir import RunDir
@@ -148,7 +148,7 @@ def runs_root(runs: str | None) -> Path:
 
 def plan_job(job: str | None, given: dict[str, Any]) -> Any:
     """The checked plan of a job with the flags that were given; notes go to stderr."""
-    from hpcddp import plan
+    from hpcddp.planning import plan
 
     folder = Path.cwd()
     layers, notes = jobfile.load(job, flags(given), os.environ, folder)
@@ -161,7 +161,7 @@ def plan_job(job: str | None, given: dict[str, Any]) -> Any:
 def advise(made: Any, runs: Iterable[RunDir]) -> None:
     """Say on stderr what a preemption leaves of time, and what speaks against a plan, by what the
     first of these runs took before."""
-    from hpcddp import advice
+    from hpcddp.planning import advice
 
     warnings = advice.advise(made, runs)
     if made.site and (text := advice.room(made.site, made.measured)):
@@ -172,8 +172,9 @@ def advise(made: Any, runs: Iterable[RunDir]) -> None:
 
 def plan_run(job: str | None, given: dict[str, Any], root: Path) -> Any:
     """The checked plan of a new run below a folder, with advice from the job's earlier runs."""
-    from hpcddp import advice, prepare
+    from hpcddp.planning import advice
     from hpcddp.rundir import runs_in
+    from hpcddp.submit import prepare
 
     made = plan_job(job, given)
     for what in prepare.freeze(made, root):

@@ -15,10 +15,10 @@ from hpcddp.cli.options import complete_jobs, flags, json_option, runs_root
 from hpcddp.errors import UserError
 
 if TYPE_CHECKING:
-    from hpcddp.choice import Row
-    from hpcddp.clusters import Profile
-    from hpcddp.facts import Facts
-    from hpcddp.plan import Asked
+    from hpcddp.compare.recommend import Row
+    from hpcddp.model_profile import Facts
+    from hpcddp.planning.clusters import Profile
+    from hpcddp.planning.plan import Asked
 
 WIDE = 80
 COLUMNS = ("strategy", "weights", "grads", "optim", "activ", "other", "sum", "batch", "sent")
@@ -41,8 +41,10 @@ def plan(job: str | None, memory: str | None, as_json: bool, **given: Any) -> No
     micro-batch, and how many of them make a step; "sent" is what all ranks together send in a
     step. The model is looked at here, without the memory that it takes; nothing is submitted.
     """
-    from hpcddp import choice, jobfile, sizes
-    from hpcddp import plan as plans
+    from hpcddp import sizes
+    from hpcddp.compare import recommend
+    from hpcddp.planning import jobfile
+    from hpcddp.planning import plan as plans
 
     folder = Path.cwd()
     memory_given = sizes.bytes_of(memory or "", "--memory")
@@ -59,7 +61,9 @@ def plan(job: str | None, memory: str | None, as_json: bool, **given: Any) -> No
     site = asked.profile.cluster
     device = facts.memory if site.backend == "local" else 0
     found = memory_given or sizes.bytes_of(site.gpu_memory, str(asked.profile.path)) or device
-    told = _Told(asked, rows, found, _backend(asked.profile, facts), *choice.recommend(rows, found))
+    told = _Told(
+        asked, rows, found, _backend(asked.profile, facts), *recommend.recommend(rows, found)
+    )
     if as_json:
         click.echo(json.dumps(_plain(told)))
         return
@@ -80,15 +84,16 @@ class _Told(NamedTuple):
 
 def _look(asked: Asked, text: str | None, folder: Path) -> tuple[list[Row], Facts]:
     """The rows of the strategies in question: one that was asked for must be possible."""
-    from hpcddp import choice, strategy
+    from hpcddp import strategy
+    from hpcddp.compare import recommend
 
     if text:
         strategy.layout(text, asked.nodes.max, asked.gpus, "--strategy")
-    texts = choice.candidates(asked.nodes.max, asked.gpus)
+    texts = recommend.candidates(asked.nodes.max, asked.gpus)
     if asked.spec.strategy != "ddp":
         texts.append(asked.spec.strategy)
     texts = [text] if text else list(dict.fromkeys(texts))
-    rows, facts = choice.look(asked.spec, asked.sources, texts, asked.nodes, asked.gpus, folder)
+    rows, facts = recommend.look(asked.spec, asked.sources, texts, asked.nodes, asked.gpus, folder)
     if text and rows[0].reason:
         raise UserError(rows[0].reason, where="--strategy")
     return rows, facts
@@ -103,8 +108,8 @@ def _backend(profile: Profile, facts: Facts) -> str:
 
 def _room(asked: Asked) -> list[str]:
     """What a preemption leaves of time, where Slurm says so, and what the job took before."""
-    from hpcddp import advice
-    from hpcddp import plan as plans
+    from hpcddp.planning import advice
+    from hpcddp.planning import plan as plans
     from hpcddp.rundir import runs_in
 
     rules = plans.site_of(asked.spec, asked.profile)
@@ -116,7 +121,7 @@ def _room(asked: Asked) -> list[str]:
 
 def _unknown(facts: Facts) -> list[str]:
     """Why activations are not estimated, where they are not."""
-    from hpcddp.facts import View
+    from hpcddp.model_profile import View
 
     whys = {view.unknown: 1 for view in facts.views.values() if isinstance(view, View)}
     return [f"activations are not estimated: {why}" for why in whys if why]
@@ -156,7 +161,7 @@ def _cells(row: Row, backend: str) -> tuple[str, ...]:
 
 def _plain(told: _Told) -> dict[str, Any]:
     """All of it as plain data."""
-    from hpcddp.choice import FITS
+    from hpcddp.compare.recommend import FITS
 
     asked = told.asked
     return {

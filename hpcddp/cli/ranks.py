@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hpcddp.hostlist import expand_hosts
+from hpcddp.slurm.hostlist import expand_hosts
 from hpcddp.topology import Topology, map_rows, parse_gpus, parse_nodes
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hpcddp import jobfile
 from hpcddp.cli.options import F, JobCommand, complete_jobs, flags, job_options, json_option
+from hpcddp.planning import jobfile
 
 if TYPE_CHECKING:
     from hpcddp.sandbox.outcome import Report, Row

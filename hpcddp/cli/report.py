@@ -13,7 +13,7 @@ from hpcddp.errors import HpcddpError, RunError, UserError
 
 if TYPE_CHECKING:
     from hpcddp.rundir import RunDir
-    from hpcddp.status import Status
+    from hpcddp.submit.status import Status
 
 MOST = 12  # runs side by side
 # What records that something else has written do to those who read them.
@@ -33,8 +33,8 @@ def report(run: tuple[str, ...], output: str | None, force: bool, runs: str | No
 
     The run may still work: the page shows it as it is now. An older report is replaced.
     """
-    from hpcddp import submission
     from hpcddp.cli.runs import warn_stale
+    from hpcddp.submit import submission
 
     folders = list({f.path: f for f in (submission.find(runs_root(runs), r) for r in run)}.values())
     if len(folders) > MOST:
@@ -57,9 +57,9 @@ def report(run: tuple[str, ...], output: str | None, force: bool, runs: str | No
 
 def looked(folders: list[RunDir]) -> tuple[list[dict[str, Any]], list[Status]]:
     """The views of runs; what cannot be shown is told, and it is an error if nothing can."""
-    from hpcddp.static import static
-    from hpcddp.status import status
-    from hpcddp.view import Viewer
+    from hpcddp.observe.run_facts import static
+    from hpcddp.observe.view import Viewer
+    from hpcddp.submit.status import status
 
     views, states = [], []
     failed: list[HpcddpError] = []

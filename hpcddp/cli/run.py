@@ -18,8 +18,9 @@ from hpcddp.errors import UserError
 @runs_option
 def run(job: str | None, steps: int | None, runs: str | None, **given: Any) -> None:
     """Train JOB in this one process, with one rank and nothing started: for a debugger."""
-    from hpcddp import ledger, prepare, requeue
-    from hpcddp.cli.progress import Progress
+    from hpcddp.attempt import decision, ledger
+    from hpcddp.cli.terminal.progress import Progress
+    from hpcddp.submit import prepare
     from hpcddp.topology import Rank
     from hpcddp.worker import run as train
 
@@ -36,11 +37,11 @@ def run(job: str | None, steps: int | None, runs: str | None, **given: Any) -> N
     facts = ledger.life(str(os.getpid()), os.getpid())
     ledger.begin(folder, facts, lambda earlier: False)
     click.echo(f"run     {folder.name}\nfolder  {folder.path}", err=True)
-    outcome = requeue.CRASH
+    outcome = decision.CRASH
     try:
         with Progress() as progress:
             outcome = train(
                 folder, Rank(0, 1, 0, 1, 0), 1, max_steps=steps, on_record=progress.show
             )
     finally:
-        ledger.end(folder, facts.number, int(outcome == requeue.CRASH), outcome)
+        ledger.end(folder, facts.number, int(outcome == decision.CRASH), outcome)

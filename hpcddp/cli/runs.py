@@ -10,7 +10,7 @@ import click
 from hpcddp.cli.options import complete_runs, json_option, runs_option, runs_root
 
 if TYPE_CHECKING:
-    from hpcddp.status import Status
+    from hpcddp.submit.status import Status
 
 
 @click.command()
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 @json_option
 def ls(runs: str | None, as_json: bool) -> int:
     """List the runs, newest first."""
-    from hpcddp.status import status_all
+    from hpcddp.submit.status import status_all
 
     found = status_all(runs_root(runs))
     if as_json:
@@ -40,8 +40,8 @@ def ls(runs: str | None, as_json: bool) -> int:
 @json_option
 def status(run: str, runs: str | None, as_json: bool) -> int:
     """Tell how RUN is: its state, where it runs, how far it is, and why it waits."""
-    from hpcddp import status as status_
-    from hpcddp import submission
+    from hpcddp.submit import status as status_
+    from hpcddp.submit import submission
 
     found = status_.status(submission.find(runs_root(runs), run))
     if as_json:

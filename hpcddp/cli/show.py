@@ -25,7 +25,7 @@ from hpcddp.cli.options import (
 @runs_option
 def render(job: str | None, runs: str | None, **given: Any) -> None:
     """Print the script of JOB for plain sbatch; its run folder is made and named on stderr."""
-    from hpcddp import prepare
+    from hpcddp.submit import prepare
 
     given["cluster"] = given.get("cluster") or default_cluster()
     root = runs_root(runs)

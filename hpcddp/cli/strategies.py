@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hpcddp import jobfile
 from hpcddp.cli.options import complete_jobs, flags, json_option
+from hpcddp.planning import jobfile
 
 if TYPE_CHECKING:
-    from hpcddp.trial import Trial
+    from hpcddp.compare.trial import Trial
 
 SCHEMA_VERSION = 1
 PARTS = ("parameters", "gradients", "optimizer", "peak")
@@ -47,11 +47,11 @@ def strategies(job: str | None, ranks: int, steps: int, only: tuple[str, ...],
     of one process but for rounding. What cannot be for the job is a row with the reason. The exit
     code is 4 if a strategy failed.
     """
-    from hpcddp import cases, trial
+    from hpcddp.compare import candidates, trial
 
-    chosen = cases.chosen(ranks, only)
+    chosen = candidates.chosen(ranks, only)
     if not any(case.strategy == "single" for case in chosen):
-        chosen = [cases.ALONE[0], *chosen]  # the reference
+        chosen = [candidates.ALONE[0], *chosen]  # the reference
     layers, notes = jobfile.load(job, flags(given), os.environ, Path.cwd())
     for text in notes:
         _note(text)
@@ -87,7 +87,7 @@ def _folder(keep: str | None) -> Iterator[Path]:
 
 def _rows(played: Iterator[Trial]) -> Iterator[tuple[Trial, dict[str, Any]]]:
     """Each trial with its row as plain data."""
-    from hpcddp.trial import figures
+    from hpcddp.compare.trial import figures
 
     reference: float | None = None
     for trial in played:

@@ -20,7 +20,7 @@ from hpcddp.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from hpcddp.plan import Plan
+    from hpcddp.planning.plan import Plan
     from hpcddp.rundir import RunDir
 
 
@@ -59,7 +59,7 @@ def submit(job: str | None, runs: str | None, show_snapshot: bool, **given: Any)
 def carry_out(plan: Plan, runs: str | None, *, follow: bool | None, dry_run: bool, parsable: bool,
               as_json: bool, **given: Any) -> int:  # fmt: skip
     """Submit a plan as the options say; those in `given` are in the plan already."""
-    from hpcddp import prepare, submission
+    from hpcddp.submit import prepare, submission
 
     if dry_run:
         return show(plan, runs)
@@ -91,9 +91,9 @@ def announce(run: RunDir, job_id: str, *, as_json: bool, parsable: bool) -> None
 
 def list_code(plan: Plan) -> int:
     """What a command's working folder would hold."""
-    from hpcddp import frozen
+    from hpcddp.submit import code_snapshot
 
-    for line in frozen.rows(plan.inputs) if plan.inputs else ():
+    for line in code_snapshot.rows(plan.inputs) if plan.inputs else ():
         click.echo(line)
     if not plan.inputs:
         click.echo("nothing is copied: the job works in the folder itself", err=True)
@@ -102,9 +102,9 @@ def list_code(plan: Plan) -> int:
 
 def show(plan: Plan, runs: str | None) -> int:
     """The dry run: script, map, and Slurm's verdict."""
-    from hpcddp import slurm
     from hpcddp.cli.ranks import table
     from hpcddp.rundir import RunDir, new_id
+    from hpcddp.slurm import commands as slurm
 
     run = RunDir(runs_root(runs) / new_id(plan.spec.name))
     text = plan.render(run, plan.worker_command(run))

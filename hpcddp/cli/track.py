@@ -29,8 +29,8 @@ def track(run: str, names: tuple[str, ...], follow: bool, runs: str | None) -> i
     network. TensorBoard's files lie in RUN/tensorboard, those of W&B in RUN/wandb if there is no
     key for it, those of MLflow beside the runs if MLFLOW_TRACKING_URI is not set.
     """
-    from hpcddp import status, submission
     from hpcddp.cli.follow import wait
+    from hpcddp.submit import status, submission
 
     folder = submission.find(runs_root(runs), run)
     for name in names:

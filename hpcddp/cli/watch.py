@@ -14,9 +14,9 @@ from hpcddp.cli.options import complete_runs, runs_option, runs_root
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from hpcddp.cli.screen import Screen
+    from hpcddp.cli.terminal.screen import Screen
+    from hpcddp.observe.view import View, Viewer
     from hpcddp.rundir import RunDir
-    from hpcddp.view import View, Viewer
 
 POINTS = 800  # of a curve: two for each column of dots of a wide terminal
 HINT = "q leaves"
@@ -38,9 +38,9 @@ def watch(run: str, every: float, once: bool, runs: str | None) -> int:
     It is shown until it has ended, or until q or Ctrl-C; its outcome is the exit code then. Where
     the output is no terminal, one picture is printed.
     """
-    from hpcddp import submission
-    from hpcddp.cli.screen import size
-    from hpcddp.cli.shown import only_ascii
+    from hpcddp.cli.terminal.screen import size
+    from hpcddp.cli.terminal.shown import only_ascii
+    from hpcddp.submit import submission
 
     folder = submission.find(runs_root(runs), run)
     if sys.stdout.isatty() and not once and not _dumb():
@@ -56,16 +56,16 @@ def _dumb() -> bool:
 
 def viewer(folder: RunDir) -> Viewer:
     """Reads of a run what a picture shows."""
-    from hpcddp.cli.picture import SKIP
-    from hpcddp.view import Viewer
+    from hpcddp.cli.terminal.picture import SKIP
+    from hpcddp.observe.view import Viewer
 
     return Viewer(folder, POINTS, SKIP)
 
 
 def still(folder: RunDir, columns: int, lines: int, *, plain: bool) -> int:
     """Print one picture; the exit code of `status`."""
-    from hpcddp import status
     from hpcddp.cli.runs import warn_stale
+    from hpcddp.submit import status
 
     view = viewer(folder).look(status.status(folder))
     _put(view, columns, lines, plain)
@@ -74,9 +74,9 @@ def still(folder: RunDir, columns: int, lines: int, *, plain: bool) -> int:
 
 def live(folder: RunDir, every: float, *, plain: bool) -> int:
     """Show a run until it has ended or a person leaves; its outcome as exit code."""
-    from hpcddp.asking import Pace
     from hpcddp.cli.follow import outcome
-    from hpcddp.cli.screen import Screen, size
+    from hpcddp.cli.terminal.screen import Screen, size
+    from hpcddp.observe.poll import Pace
 
     eye, pace = viewer(folder), Pace(folder, aside=True)
     view = eye.look(pace.look(), READ)  # what is wrong with it is told on the usual screen
@@ -95,7 +95,7 @@ def live(folder: RunDir, every: float, *, plain: bool) -> int:
 
 def _left(screen: Screen, view: View, every: float, plain: bool) -> bool:
     """Show a view until it is time for the next look; whether a person left meanwhile."""
-    from hpcddp.cli.screen import size
+    from hpcddp.cli.terminal.screen import size
 
     until = time.monotonic() + every
     while (rest := until - time.monotonic()) > 0:
@@ -109,7 +109,7 @@ def _left(screen: Screen, view: View, every: float, plain: bool) -> bool:
 
 def _lines(view: View, columns: int, lines: int, plain: bool) -> list[str]:
     """A picture as lines with their colours."""
-    from hpcddp.cli.picture import picture
+    from hpcddp.cli.terminal.picture import picture
 
     console = _console(columns, lines)
     with console.capture() as said:
@@ -120,7 +120,7 @@ def _lines(view: View, columns: int, lines: int, plain: bool) -> list[str]:
 
 def _put(view: View, columns: int, lines: int, plain: bool) -> None:
     """Print a picture where the cursor is."""
-    from hpcddp.cli.picture import picture
+    from hpcddp.cli.terminal.picture import picture
 
     _console(columns, lines).print(picture(view, columns, lines, plain=plain), end="")
 

@@ -20,10 +20,10 @@ def export(run: str, file: str, runs: str | None) -> None:
 
     A FILE that ends in .safetensors is written in that form.
     """
-    from hpcddp import submission
+    from hpcddp.submit import submission
 
     folder = submission.find(runs_root(runs), run)
-    from hpcddp.train.plainfile import export as write
+    from hpcddp.train.checkpoint.plainfile import export as write
 
     step = write(folder, Path(file))
     click.echo(f"{file}: the weights of {folder.name} at step {step}", err=True)
@@ -41,7 +41,7 @@ def import_(file: str, job: str | None, runs: str | None, **given: Any) -> int:
     own checkpoints.
     """
     plan = plan_run(job, given | {"start_from": file}, runs_root(runs))
-    from hpcddp.train.plainfile import read
+    from hpcddp.train.checkpoint.plainfile import read
 
     tensors = read(Path(plan.spec.start_from))
     values = sum(tensor.numel() for tensor in tensors.values())

@@ -12,7 +12,7 @@ from hpcddp.cli.options import complete_runs, json_option, runs_option, runs_roo
 from hpcddp.cli.runs import warn_stale
 
 if TYPE_CHECKING:
-    from hpcddp.history import Row
+    from hpcddp.observe.history import Row
 
 
 @click.command()
@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 @json_option
 def why(run: str, runs: str | None, as_json: bool) -> int:
     """Tell why each attempt of RUN ended, what it did and lost, and what came next."""
-    from hpcddp import history, submission
-    from hpcddp.status import status
+    from hpcddp.observe import history
+    from hpcddp.submit import submission
+    from hpcddp.submit.status import status
 
     folder = submission.find(runs_root(runs), run)
     found = status(folder)

@@ -22,10 +22,10 @@ from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from hpcddp import report
+from hpcddp.dashboard.access import Guard
+from hpcddp.dashboard.all_runs import Folder
 from hpcddp.dashboard.answers import Answer
 from hpcddp.dashboard.door import Door
-from hpcddp.dashboard.folder import Folder
-from hpcddp.dashboard.guard import Guard
 from hpcddp.errors import HpcddpError
 
 THREADS = 4  # that look at runs at once

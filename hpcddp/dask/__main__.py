@@ -10,7 +10,7 @@ import os
 import sys
 
 from hpcddp.errors import UserError
-from hpcddp.script import Script
+from hpcddp.launch.script import Script
 
 
 def main(args: list[str]) -> None:

@@ -10,10 +10,10 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import NoReturn
 
+from hpcddp.attempt.error_record import host, kind_of
 from hpcddp.dask import results
 from hpcddp.dask.results import Outbox
 from hpcddp.dask.task import Answer, Job
-from hpcddp.failure import host, kind_of
 from hpcddp.preempt import die_with_parent
 
 

@@ -2,7 +2,7 @@
 
     python -P -m hpcddp.dask.gang THREADS COMMAND...
 
-Started once per rank, by srun or by hpcddp.spawn: this process is the worker, and the rank is its
+Started once per rank, by srun or by spawn.py: this process is the worker, and the rank is its
 child. Rank 0's has one child more, the scheduler. A Dask worker runs whatever a peer sends, so they
 talk over TLS alone, with a certificate made for this attempt that only the run's owner can read,
 and listen on the cluster's network alone. The cluster ends with rank 0; training does not need it.
@@ -23,11 +23,11 @@ from collections.abc import Mapping
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from hpcddp.agent import told
 from hpcddp.errors import HpcddpError
-from hpcddp.hostlist import expand_hosts, first_host
+from hpcddp.launch.torchrun import told
 from hpcddp.preempt import stop_signals
 from hpcddp.rundir import RunDir, read_json, write_json, write_text
+from hpcddp.slurm.hostlist import expand_hosts, first_host
 from hpcddp.topology import Rank
 
 if TYPE_CHECKING:

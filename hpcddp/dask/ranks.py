@@ -14,8 +14,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from hpcddp.dask import places, task
-from hpcddp.dask.places import Place
+from hpcddp.dask import placement, task
+from hpcddp.dask.placement import Place
 from hpcddp.dask.task import Answer
 from hpcddp.errors import RankError, UserError
 from hpcddp.rundir import token
@@ -58,13 +58,13 @@ def start(
     call = packed(fn, args, kwargs)
     if client.asynchronous:
         raise UserError("the client is asynchronous", hint="make it with asynchronous=False")
-    found: dict[str, Place] = client.run(places.look)
+    found: dict[str, Place] = client.run(placement.look)
     if not found:
         raise UserError("the Dask cluster has no workers", hint="client.wait_for_workers(N) waits")
-    ranks = places.ranks(found)
+    ranks = placement.ranks(found)
     here = [found[address] for address in ranks]
-    gpus = places.has_gpus(here)
-    own = [",".join(names) for names in places.devices(here)]
+    gpus = placement.has_gpus(here)
+    own = [",".join(names) for names in placement.devices(here)]
     address = _host(next(iter(ranks)))
     common = {"MASTER_ADDR": address, "MASTER_PORT": str(here[0].port)}
     made = Ranks(client, token(4))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcddp.errors import HpcddpError, RankError, UserError
-from hpcddp.results import Data, check, life, opened, place
+from hpcddp.rank_results import Data, check, life, opened, place
 from hpcddp.rundir import token
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
-from hpcddp.failure import host
+from hpcddp.attempt.error_record import host
 from hpcddp.topology import Rank
 
 LOOK = 0.2  # seconds between two looks at the rank, and at whether anybody wants it

@@ -10,8 +10,8 @@ from pathlib import PurePosixPath
 
 from hpcddp.data import shards
 from hpcddp.data.listing import Listing, Sample, collect
+from hpcddp.data.objects import Found
 from hpcddp.data.places import Place
-from hpcddp.data.stores import Found
 from hpcddp.errors import UserError
 
 SUFFIXES = (".bmp", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")

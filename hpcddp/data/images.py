@@ -19,8 +19,8 @@ from torch.utils.data import Dataset
 
 from hpcddp import record
 from hpcddp.data import folder
-from hpcddp.data.cache import shared
 from hpcddp.data.listings import listing_of, rank_of_here, run_of_here
+from hpcddp.data.node_cache.cache import shared
 from hpcddp.data.places import Place
 from hpcddp.data.reading import Cache, Reading
 from hpcddp.errors import ObjectUnreadable, UserError

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcddp.data.stores import Found
+from hpcddp.data.objects import Found
 from hpcddp.errors import RunError
 from hpcddp.rundir import token
 

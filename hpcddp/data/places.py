@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 from hpcddp.data import names, stores
-from hpcddp.data.stores import Found, Trouble
+from hpcddp.data.objects import Found
+from hpcddp.data.trouble import Trouble
 from hpcddp.errors import (
     HpcddpError,
     ObjectMissing,

@@ -17,7 +17,8 @@ from s3torchconnector import S3ClientConfig
 from s3torchconnector._s3client import S3Client
 from s3torchconnectorclient import S3Exception
 
-from hpcddp.data.stores import Found, Trouble, version_of
+from hpcddp.data.objects import Found, version_of
+from hpcddp.data.trouble import Trouble
 
 T = TypeVar("T")
 ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")

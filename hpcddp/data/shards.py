@@ -17,9 +17,9 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from hpcddp.data.listing import Listing, Sample, collect
+from hpcddp.data.objects import Found
 from hpcddp.data.places import Place
 from hpcddp.data.pool import Pool
-from hpcddp.data.stores import Found
 from hpcddp.errors import ObjectMissing, UserError
 
 INDEX = "index.json"

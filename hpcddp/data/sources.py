@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from hpcddp.data.objects import Found
 from hpcddp.data.places import Place
-from hpcddp.data.stores import Found
 from hpcddp.data.tree import walk
 from hpcddp.errors import UserError
 

@@ -24,13 +24,14 @@ from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hpcddp.data import claims, disk, sources
-from hpcddp.data.leftovers import clear
+from hpcddp.attempt.error_record import host
+from hpcddp.data import sources
 from hpcddp.data.names import name_of
+from hpcddp.data.node_cache import claims, disk
+from hpcddp.data.node_cache.leftovers import clear
 from hpcddp.data.pool import Pool
 from hpcddp.data.sources import File, Source
 from hpcddp.errors import HpcddpError, StageError, UserError
-from hpcddp.failure import host
 from hpcddp.rundir import RunDir, write_json, write_text
 from hpcddp.sizes import size
 from hpcddp.topology import Rank

@@ -7,15 +7,16 @@ them: what a fork copies of a client does not work.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import stat
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, Protocol, TypeVar
+from typing import Any, BinaryIO, Protocol, TypeVar
 
+from hpcddp.data.objects import Found, version_of
 from hpcddp.data.tree import walk
+from hpcddp.data.trouble import Trouble
 from hpcddp.errors import UserError
 
 T = TypeVar("T")
@@ -23,68 +24,6 @@ T = TypeVar("T")
 VERSIONS = ("etag", "ETag", "md5Hash", "mtime", "LastModified", "last_modified", "created")
 BLOCK = 1 << 20  # bytes that are read at a time
 FEW = 16  # objects that are asked for one by one
-
-
-class Kind(NamedTuple):
-    """What can be wrong, for a person; ``passes``: waiting may help; ``alone``: other objects may
-    be read."""
-
-    what: str
-    hint: str
-    passes: bool = False
-    alone: bool = False
-
-
-KINDS = {
-    "bucket": Kind("there is no such bucket", "look at its name, and at the store's address"),
-    "missing": Kind(
-        "is not there", "was it taken away, or renamed? The name must be exact", alone=True
-    ),
-    "denied": Kind(
-        "may not be read with these credentials",
-        "look at them, and at what they allow: listing and reading are needed",
-        alone=True,
-    ),
-    "forbidden": Kind("may not be read", "look at who owns it, and at its mode", alone=True),
-    "keys": Kind(
-        "may not be read with these credentials", "are they right, and of this store's account?"
-    ),
-    "credentials": Kind(
-        "there are no credentials for it",
-        "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the environment of the job, or "
-        "AWS_PROFILE, or write ~/.aws/credentials",
-    ),
-    "region": Kind("lies in another region", "set AWS_REGION to it"),
-    "other": Kind("cannot be read", "look at the address", alone=True),
-    "down": Kind("does not answer", "is the store up, and its address right?", passes=True),
-}
-
-
-class Trouble(Exception):
-    """What a store said in the place of an answer.
-
-    Args:
-        kind: a key of KINDS.
-        reason: its own words.
-    """
-
-    def __init__(self, kind: str, reason: object = "") -> None:
-        super().__init__(kind, reason)
-        self.kind, self.reason = KINDS[kind], str(reason)
-        self.missing = kind == "missing"
-
-
-class Found(NamedTuple):
-    """An object below a root. A name that ends with a slash only says that there is a folder."""
-
-    name: str
-    size: int = -1  # bytes, -1 if not known
-    version: int = 0  # changes with the content; 0 if not known
-
-
-def version_of(tag: object) -> int:
-    """A version from what a store calls it, in 63 bits."""
-    return int.from_bytes(hashlib.sha256(str(tag).encode()).digest()[:8]) >> 1 if tag else 0
 
 
 class Store(Protocol):

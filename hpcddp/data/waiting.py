@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from hpcddp.data import claims
+from hpcddp.attempt.error_record import host
+from hpcddp.data.node_cache import claims
 from hpcddp.data.stage import LOOK, Stage, folder_of
 from hpcddp.errors import HpcddpError, StageError
-from hpcddp.failure import host
 from hpcddp.rundir import RunDir, read_json, write_json
 from hpcddp.topology import Rank
 
@@ -55,7 +55,7 @@ def bring(
 
 @contextlib.contextmanager
 def _alone(rank: Rank, mark: Path) -> Iterator[None]:
-    """Say that the first rank does not meet the others yet; see meeting.py."""
+    """Say that the first rank does not meet the others yet; see rendezvous.py."""
     if rank.world_rank == 0:
         mark.touch()
     try:

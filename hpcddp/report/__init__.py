@@ -1,6 +1,10 @@
-"""The page of a run: one HTML file that needs no network."""
+"""The page of a run: one HTML file that needs no network.
 
-from hpcddp.report.fit import shown
+It imports ``observe`` and what is below.
+The commands and ``dashboard`` use ``page`` and ``asset``.
+"""
+
+from hpcddp.report.downsample import shown
 from hpcddp.report.page import MARK, asset, page, script, style
 
 __all__ = ["MARK", "asset", "page", "script", "shown", "style"]

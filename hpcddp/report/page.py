@@ -14,7 +14,7 @@ from importlib.resources import files
 from typing import Any
 
 from hpcddp.errors import UserError
-from hpcddp.report.fit import SIZES, shown
+from hpcddp.report.downsample import SIZES, shown
 
 LIMIT = 300_000  # bytes of a page
 MARK = '<meta name="generator" content="hpcddp report">'  # near the beginning of each page

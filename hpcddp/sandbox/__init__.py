@@ -1,1 +1,5 @@
-"""A whole real Slurm on this machine, in one folder, for people and for the tests."""
+"""A whole real Slurm on this machine, in one folder, and rehearsals of what can go wrong.
+
+It imports ``observe`` and what is below.
+The commands and the tests use ``cluster``, ``rehearse`` and ``faults``.
+"""

@@ -70,7 +70,7 @@ def digest(run: RunDir) -> str:
     state in the newest complete checkpoint, with its step; "" if there is none."""
     import torch
 
-    from hpcddp.train import checkpoint, shards
+    from hpcddp.train.checkpoint import checkpoint, dcp_files
 
     try:
         folder = next(iter(checkpoint.complete(run.checkpoints)), None)
@@ -78,7 +78,7 @@ def digest(run: RunDir) -> str:
         folder = None
     if folder is None:
         return ""
-    tensors = shards.read_all(folder, "model.") | shards.read_all(folder, "optim.")
+    tensors = dcp_files.read_all(folder, "model.") | dcp_files.read_all(folder, "optim.")
     found = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
         found.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())

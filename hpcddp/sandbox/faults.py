@@ -6,15 +6,16 @@ import os
 import signal
 import time
 
-from hpcddp import prepare, slurm, submission
 from hpcddp.errors import SandboxError
-from hpcddp.jobfile import Layer
+from hpcddp.planning.jobfile import Layer
 from hpcddp.record import read as read_record
 from hpcddp.sandbox import daemons, processes
 from hpcddp.sandbox.instants import EARLY, Fault
-from hpcddp.sandbox.stage import TIME, Stage
+from hpcddp.sandbox.rehearsed_run import TIME, Stage
 from hpcddp.sandbox.state import load
-from hpcddp.status import current, rows_of, status
+from hpcddp.slurm import commands as slurm
+from hpcddp.submit import prepare, submission
+from hpcddp.submit.status import current, rows_of, status
 
 NOTICE = 40.0  # seconds that Slurm may take to preempt, or to end a job at its limit
 

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from hpcddp import history
+from hpcddp.observe import history
 from hpcddp.rundir import read_step
 from hpcddp.sandbox import compare
 from hpcddp.sandbox.instants import KINDS, Fault
-from hpcddp.sandbox.stage import Stage
+from hpcddp.sandbox.rehearsed_run import Stage
 
 
 @dataclass

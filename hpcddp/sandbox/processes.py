@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpcddp import sentry
+from hpcddp.attempt import sentry
 from hpcddp.errors import SandboxError
 
 PROC = Path("/proc")

@@ -10,18 +10,19 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from hpcddp import jobfile, plan, prepare, submission
 from hpcddp.errors import SandboxError, UserError
-from hpcddp.jobfile import Layer
-from hpcddp.plan import Plan
+from hpcddp.planning import jobfile, plan
+from hpcddp.planning.jobfile import Layer
+from hpcddp.planning.plan import Plan
 from hpcddp.rundir import RunDir, read_step
 from hpcddp.sandbox import compare, daemons, faults, instants
 from hpcddp.sandbox.cluster import Sandbox
 from hpcddp.sandbox.instants import EARLY, KINDS, Fault, Timeline
 from hpcddp.sandbox.outcome import Report, rows
 from hpcddp.sandbox.processes import Process
+from hpcddp.sandbox.rehearsed_run import TICK, Over, Stage
 from hpcddp.sandbox.setting import Say, sandbox_of, sandboxed, surroundings
-from hpcddp.sandbox.stage import TICK, Over, Stage
+from hpcddp.submit import prepare, submission
 from hpcddp.topology import parse_gpus, parse_nodes
 
 SPARE = 1  # nodes beside the job's: one that was killed is not waited for

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from hpcddp import slurm
-from hpcddp.jobfile import Layer
+from hpcddp.planning.jobfile import Layer
 from hpcddp.sandbox.cluster import Sandbox, Settings
-from hpcddp.sandbox.stage import TIME
+from hpcddp.sandbox.rehearsed_run import TIME
+from hpcddp.slurm import commands as slurm
 
 Say = Callable[[str], None]
 

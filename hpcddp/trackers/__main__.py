@@ -18,7 +18,7 @@ import time
 from collections.abc import Sequence
 from typing import NoReturn
 
-from hpcddp import ledger
+from hpcddp.attempt import ledger
 from hpcddp.errors import HpcddpError
 from hpcddp.preempt import ignore_stop_signals
 from hpcddp.rundir import RunDir
@@ -93,7 +93,7 @@ def _ended(run: RunDir, number: int) -> bool:
         if facts is None or not facts.live:
             break
         time.sleep(TICK)
-    from hpcddp import status
+    from hpcddp.submit import status
 
     return status.known(run).final
 

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hpcddp.curves import NAMES, POINTS, pieces
+from hpcddp.attempt.joblog import line
+from hpcddp.observe.curves import NAMES, POINTS, pieces
 from hpcddp.rundir import RunDir, parse_lines
-from hpcddp.train.metrics import line
 
 Origin = tuple[int, int]  # attempt, and byte behind the record in its file: later ones are greater
 NOWHERE: Origin = (0, 0)

@@ -6,8 +6,9 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from hpcddp import history, record
+from hpcddp import record
 from hpcddp.errors import RunError
+from hpcddp.observe import history
 from hpcddp.rundir import RunDir, read_json, write_json
 from hpcddp.spec import KEYS
 from hpcddp.trackers import Sink, module, plain

@@ -14,8 +14,9 @@ import time as clock
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from hpcddp import record, status
+from hpcddp import record
 from hpcddp.rundir import RunDir
+from hpcddp.submit import status
 from hpcddp.trackers import plain
 from hpcddp.trackers.tell import config
 

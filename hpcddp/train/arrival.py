@@ -16,15 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from hpcddp import record as records
-from hpcddp.data import leftovers
+from hpcddp.data.node_cache import leftovers
 from hpcddp.data.stage import Stage, folder_of
 from hpcddp.errors import HpcddpError, RunError, StageError
 from hpcddp.preempt import Preemption
 from hpcddp.rundir import read_json
 from hpcddp.spec import JobSpec
-from hpcddp.train.lease import Lease
-from hpcddp.train.pulse import Pulse
-from hpcddp.train.world import World
+from hpcddp.train.checkpoint.lease import Lease
+from hpcddp.train.monitor.heartbeat import Pulse
+from hpcddp.train.rank.world import World
 
 LOOK = 0.5  # seconds between two looks into the store
 LEAD = 30.0  # seconds before the time limit at which staging ends

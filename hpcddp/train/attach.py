@@ -16,17 +16,18 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from hpcddp import failure, gloo
+from hpcddp import gloo
 from hpcddp import record as records
+from hpcddp.attempt import error_record
 from hpcddp.errors import CheckpointError, RankMapError
 from hpcddp.rundir import RunDir
 from hpcddp.topology import Rank
 from hpcddp.train import job as jobs
-from hpcddp.train import model as models
-from hpcddp.train import world as worlds
+from hpcddp.train.checkpoint.snapshot import Live
 from hpcddp.train.loop import Run
-from hpcddp.train.snapshot import Live
-from hpcddp.train.world import World
+from hpcddp.train.parallel import model as models
+from hpcddp.train.rank import world as worlds
+from hpcddp.train.rank.world import World
 
 
 class _Nothing:
@@ -51,7 +52,7 @@ def _written_down() -> Iterator[None]:
         if folder := os.environ.get("HPCDDP_RUN_DIR"):
             attempt = RunDir(folder).attempt(int(os.environ.get("HPCDDP_ATTEMPT", "1")))
             rank = Rank.from_env(os.environ).world_rank
-            failure.report(error, attempt, rank, stepped=False)
+            error_record.report(error, attempt, rank, stepped=False)
         raise
 
 
@@ -144,5 +145,5 @@ def attach(
         )  # fmt: skip
     except CheckpointError as error:  # on all ranks
         attempt = RunDir(folder or "").attempt(int(os.environ.get("HPCDDP_ATTEMPT", "1")))
-        failure.report(error, attempt, world.rank.world_rank)
+        error_record.report(error, attempt, world.rank.world_rank)
         raise

@@ -15,16 +15,17 @@ from torch.utils.data import Subset
 from hpcddp.errors import JobFileError
 from hpcddp.preempt import Preemption
 from hpcddp.spec import CheckpointSpec, JobSpec
-from hpcddp.train import model, seeding
-from hpcddp.train.data import end_workers, make_loader, placed, read
-from hpcddp.train.engine import Engine
-from hpcddp.train.metrics import Recorder
-from hpcddp.train.pulse import Pulse
-from hpcddp.train.samples import Samples
-from hpcddp.train.snapshot import Position
-from hpcddp.train.spread import Spread
+from hpcddp.train.checkpoint.snapshot import Position
+from hpcddp.train.input import seeding
+from hpcddp.train.input.batches import end_workers, make_loader, placed, read
+from hpcddp.train.input.samples import Samples
+from hpcddp.train.monitor.heartbeat import Pulse
+from hpcddp.train.monitor.metrics import Recorder
+from hpcddp.train.parallel import model
+from hpcddp.train.parallel.engine import Engine
+from hpcddp.train.rank.spread import Spread
+from hpcddp.train.rank.task_module import Task
 from hpcddp.train.stop import StopVote
-from hpcddp.train.task import Task
 
 
 @dataclass(frozen=True)

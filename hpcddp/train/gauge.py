@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hpcddp.train.snapshot import Live
-from hpcddp.train.spread import local
-from hpcddp.train.state import own
+from hpcddp.train.checkpoint.snapshot import Live
+from hpcddp.train.parallel.state_dict import own
+from hpcddp.train.rank.spread import local
 
 PARTS = ("parameters", "gradients", "optimizer", "buffers", "peak")
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")

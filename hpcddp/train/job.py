@@ -10,25 +10,27 @@ import time
 from collections.abc import Callable, Mapping
 from threading import Thread
 
-from hpcddp import ledger, results, versions
+from hpcddp import rank_results, versions
 from hpcddp import record as record_
 from hpcddp import spec as jobspec
+from hpcddp.attempt import ledger
+from hpcddp.attempt.error_record import host
 from hpcddp.errors import Diverged, RunUnreadable
-from hpcddp.failure import host
 from hpcddp.preempt import Preemption
 from hpcddp.record import JobRecord
 from hpcddp.rundir import RunDir, write_json
 from hpcddp.spec import JobSpec
 from hpcddp.topology import Rank
-from hpcddp.train import arrival, patience
-from hpcddp.train import task as tasks
-from hpcddp.train import world as worlds
-from hpcddp.train.lease import Lease
-from hpcddp.train.metrics import OnRecord, Recorder
-from hpcddp.train.pulse import Pulse
+from hpcddp.train import arrival
+from hpcddp.train.checkpoint import patience
+from hpcddp.train.checkpoint.lease import Lease
+from hpcddp.train.monitor.heartbeat import Pulse
+from hpcddp.train.monitor.metrics import OnRecord, Recorder
+from hpcddp.train.monitor.watchdog import watching
+from hpcddp.train.rank import task_module as tasks
+from hpcddp.train.rank import world as worlds
+from hpcddp.train.rank.world import World
 from hpcddp.train.trainer import Trainer
-from hpcddp.train.watchdog import watching
-from hpcddp.train.world import World
 
 READ = 60.0  # seconds for which a run that cannot be read is read again
 START_TIMEOUT = 600.0  # seconds; a thousand ranks that import torch from one file server are slow
@@ -99,7 +101,7 @@ def train_in(
     )
     try:
         hangs = watching(pulse, world, folder, spec.train.hang_seconds, on_hang)
-        with hangs, results.of(run, attempt):
+        with hangs, rank_results.of(run, attempt):
             world.connect(watched=bool(spec.train.hang_seconds and on_hang))
             lease.take(world)
             record("ranks", backend=world.backend, ranks=world.reports)

@@ -27,26 +27,29 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hpcddp import codes, sentry
 from hpcddp import record as records
+from hpcddp.attempt import exit_codes, sentry
 from hpcddp.errors import CheckpointError, UserError
 from hpcddp.preempt import Preemption, ignore_stop_signals
 from hpcddp.rundir import RunDir, write_json
-from hpcddp.train import checkpoint, cpus, loading, newest, snapshot, state
-from hpcddp.train.data import Micro
-from hpcddp.train.lease import Lease
-from hpcddp.train.loaders import Place, batch_size, begin
+from hpcddp.train.checkpoint import checkpoint, newest, snapshot
+from hpcddp.train.checkpoint.lease import Lease
+from hpcddp.train.checkpoint.patience import Patience
+from hpcddp.train.checkpoint.saver import Saver
+from hpcddp.train.checkpoint.snapshot import Live, Position
+from hpcddp.train.input import loading
+from hpcddp.train.input.batches import Micro
+from hpcddp.train.input.loaders import Place, batch_size, begin
 from hpcddp.train.meter import Meter
-from hpcddp.train.metrics import Recorder
-from hpcddp.train.pace import Pace
-from hpcddp.train.patience import Patience
-from hpcddp.train.saver import Saver
-from hpcddp.train.snapshot import Live, Position
-from hpcddp.train.spread import replicas
+from hpcddp.train.monitor.metrics import Recorder
+from hpcddp.train.monitor.pace import Pace
+from hpcddp.train.monitor.timing import Clock
+from hpcddp.train.parallel import state_dict
+from hpcddp.train.rank import cpus
+from hpcddp.train.rank.spread import replicas
+from hpcddp.train.rank.world import World
 from hpcddp.train.stop import StopVote
-from hpcddp.train.timing import Clock
 from hpcddp.train.trace import Trace
-from hpcddp.train.world import World
 
 LEAD = 5.0  # seconds between the end of the last save and the time limit
 
@@ -125,7 +128,7 @@ class Run:
             self._at, self.resumed = snapshot.position(meta, saved), True
             self.state = meta.get("own") or {}
             snapshot.restore(saved, meta, ranks, live, patience, optimizer=True, schedule=True)
-            self._random = state.rng_tensors(self.world.rank.world_rank, self.world.device)
+            self._random = state_dict.rng_tensors(self.world.rank.world_rank, self.world.device)
         path = str(saved.relative_to(folder.path)) if saved else None
         self._record("start", step=self._at.step, epoch=self._at.epoch, resumed=path)
         step = self._at.step if saved else None
@@ -214,7 +217,7 @@ class Run:
         for _ in range(skip):
             next(batches, None)
         if self._random:  # whatever was drawn on the way here was drawn before
-            state.set_rng(self._random, self.world.device)
+            state_dict.set_rng(self._random, self.world.device)
             self._random = {}
         try:
             for batch in self._clock.reading(batches):
@@ -319,13 +322,13 @@ class Run:
         self._record("end", outcome="stopped", **facts)
         if self.world.is_main and saved:
             with contextlib.suppress(OSError):  # without it, the run comes back as after a crash
-                write_json(self._mine.left, {"code": codes.STOPPED, "step": self._at.step})
+                write_json(self._mine.left, {"code": exit_codes.STOPPED, "step": self._at.step})
         self.stopped = True
         if self.world.is_main:
             sentry.relieve(self._folder, self._mine.number)
         self.world.barrier()  # nobody leaves while another one still saves
         if self._leave:
-            sys.exit(codes.STOPPED)
+            sys.exit(exit_codes.STOPPED)
         return True
 
     def finish(self) -> None:

@@ -5,8 +5,8 @@ compute. Each rank's own figures (timing.py) travel with them, each in a place o
 other ranks add nothing.
 
 With ``train.measure`` a record also has ``memory``, bytes by part of the rank that has most of it
-(gauge.py), and ``sent``, bytes of a step over all ranks (wire.py). Records, evaluations and saves
-do not count there; votes on stopping do, some hundred bytes each.
+(gauge.py), and ``sent``, bytes of a step over all ranks (traffic.py). Records, evaluations and
+saves do not count there; votes on stopping do, some hundred bytes each.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from hpcddp.train.checkpoint.snapshot import Live
 from hpcddp.train.gauge import PARTS, Gauge
-from hpcddp.train.snapshot import Live
-from hpcddp.train.timing import Clock
-from hpcddp.train.wire import Wire
-from hpcddp.train.world import World
+from hpcddp.train.monitor.timing import Clock
+from hpcddp.train.monitor.traffic import Wire
+from hpcddp.train.rank.world import World
 
 KEPT = 1024  # losses of micro-batches that are kept, before they become one
 

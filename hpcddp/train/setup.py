@@ -10,13 +10,15 @@ from torch import nn
 
 from hpcddp.errors import JobFileError
 from hpcddp.spec import JobSpec, TrainSpec
-from hpcddp.train import cut, model, optim, plainfile, seeding
-from hpcddp.train.data import TrainData
-from hpcddp.train.engine import Engine, Plain
-from hpcddp.train.hooks import Hook
-from hpcddp.train.snapshot import Live
-from hpcddp.train.spread import Spread
-from hpcddp.train.task import Task
+from hpcddp.train.checkpoint import plainfile
+from hpcddp.train.checkpoint.snapshot import Live
+from hpcddp.train.input import seeding
+from hpcddp.train.input.batches import TrainData
+from hpcddp.train.parallel import cut, model, optim
+from hpcddp.train.parallel.engine import Engine, Plain
+from hpcddp.train.parallel.hooks import Hook
+from hpcddp.train.rank.spread import Spread
+from hpcddp.train.rank.task_module import Task
 
 
 class Model:
@@ -71,7 +73,7 @@ class Model:
 
     def _stages(self, whole: nn.Module) -> tuple[nn.Module, list[cut.Chain]]:
         """The parts of this rank's stages, and each stage."""
-        from hpcddp.train.pipeline import stages_of
+        from hpcddp.train.parallel.pipeline import stages_of
 
         ranks, here = self._spread.layout.pp, self._spread.place.pp
         stages = cut.stages(self._task, whole, stages_of(self._spec, ranks))[here::ranks]
@@ -111,7 +113,7 @@ class Model:
         """What runs it; after its state is restored. A collective."""
         if not self.chains:
             return Plain(self.module, self._task, self._spec, self._spread, data, hook)
-        from hpcddp.train.pipeline import Pipeline
+        from hpcddp.train.parallel.pipeline import Pipeline
 
         return Pipeline(self.chains, self._task, self._spec, self._spread, data)
 

@@ -1,8 +1,8 @@
 """What a budget needs of a model, found without the memory that it takes: its tensors have shapes
 and no numbers (FakeTensorMode). Where that does not work it is made on the CPU.
 
-python -m hpcddp.train.sketch answers an Ask with Facts (facts.py), or an error; see inquiry.py. No
-process group and no GPU are used, and of the data one sample.
+python -m hpcddp.train.sketch answers an Ask with Facts (model_profile.py), or an error;
+model_query.py asks. No process group and no GPU are used, and of the data one sample.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 from torch.utils.data import default_collate
 
-from hpcddp import inquiry
 from hpcddp import spec as specs
 from hpcddp.errors import HpcddpError, JobFileError
-from hpcddp.facts import Amount, Facts, View, Weight
+from hpcddp.model_profile import Amount, Facts, View, Weight
 from hpcddp.spec import JobSpec
 from hpcddp.strategy import Layout
-from hpcddp.train import cut, data, model, optim
-from hpcddp.train import task as tasks
+from hpcddp.train.input import batches
+from hpcddp.train.parallel import cut, model, optim
+from hpcddp.train.query_answer import answer
+from hpcddp.train.rank import task_module as tasks
+from hpcddp.train.rank.task_module import Task
 from hpcddp.train.saved import Watch, size_of
-from hpcddp.train.task import Task
 
 SAMPLES = 2, 4  # of the micro-batches that are tried: two points make a line
 ADAMW = 2  # numbers that it keeps for each one
@@ -168,7 +169,7 @@ class Sketcher:
     def _pass(self, module: nn.Module, count: int, plan: dict[str, bool]) -> Watch:
         """A forward pass of so many samples, as training takes it."""
         train, cpu = self._job.train, torch.device("cpu")
-        batch = data.placed(default_collate([self._sample] * count), cpu,
+        batch = batches.placed(default_collate([self._sample] * count), cpu,
                             double=train.precision == "fp64")  # fmt: skip
         if isinstance(self._mode, FakeTensorMode):
             batch = pytree.tree_map_only(Tensor, self._mode.from_tensor, batch)
@@ -257,7 +258,7 @@ def _or_why(find: Callable[..., Any], *args: Any) -> Any:
 def _micro(job: JobSpec, mesh: Layout) -> tuple[int, int]:
     """Samples of a micro-batch on a rank, and micro-batches of a step."""
     share = job.global_batch // mesh.data_size
-    count = data.split(share, job.train.micro_batch, *data.chunks(job, mesh))
+    count = batches.split(share, job.train.micro_batch, *batches.chunks(job, mesh))
     return share // count, count
 
 
@@ -288,4 +289,4 @@ def sketch(ask: Ask) -> Facts:
 
 
 if __name__ == "__main__":
-    inquiry.answer(lambda **asked: dataclasses.asdict(sketch(Ask(**asked))))
+    answer(lambda **asked: dataclasses.asdict(sketch(Ask(**asked))))

@@ -5,7 +5,7 @@ collective. So they vote: each brings its own flag, and the maximum counts for a
 step would cost more than a short step, so votes are some steps apart, as many as take about
 ``SECONDS``; and where steps are short a vote is counted one step after it was cast, so that it
 travels while the ranks compute. Rank 0 chooses the distance and hands it out in the vote itself:
-every rank must enter the same vote. What the guard found (guard.py) is agreed in it too.
+every rank must enter the same vote. What the guard found (divergence.py) is agreed in it too.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ import torch.distributed as dist
 from hpcddp.errors import RunError
 from hpcddp.preempt import Preemption
 from hpcddp.rundir import read_json
-from hpcddp.train.lease import Lease
-from hpcddp.train.world import World
+from hpcddp.train.checkpoint.lease import Lease
+from hpcddp.train.rank.world import World
 
 SECONDS = 0.2  # between two votes; a stop is agreed within a quarter of a second, or one step
 REQUEST_SECONDS = 1.0  # between two looks at the run dir, for a request
@@ -34,7 +34,7 @@ GO, STOP, FENCED = range(3)  # what a rank can vote for; the greatest counts
 
 
 class Judge(Protocol):
-    """Who looks at the training's numbers: guard.py."""
+    """Who looks at the training's numbers: divergence.py."""
 
     def bad(self) -> bool:
         """Whether this rank met bad ones."""

@@ -18,7 +18,7 @@ from typing import IO
 
 from torch import Tensor
 
-from hpcddp.train.data import Micro
+from hpcddp.train.input.batches import Micro
 
 
 class Trace:

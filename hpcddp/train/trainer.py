@@ -13,25 +13,28 @@ from torch import Tensor
 from hpcddp.errors import CheckpointError
 from hpcddp.preempt import Preemption
 from hpcddp.spec import JobSpec
-from hpcddp.train import checkpoint, fit, loading, newest, snapshot, spread
-from hpcddp.train.data import Micro, Step, TrainData
+from hpcddp.train import micro_batch_search
+from hpcddp.train.checkpoint import checkpoint, newest, snapshot
+from hpcddp.train.checkpoint.lease import Lease
+from hpcddp.train.checkpoint.patience import Patience
+from hpcddp.train.checkpoint.saver import Saver
+from hpcddp.train.checkpoint.snapshot import Position
+from hpcddp.train.divergence import Finding, Guard, RollBack
 from hpcddp.train.evaluate import Evaluations
-from hpcddp.train.guard import Finding, Guard, RollBack
-from hpcddp.train.hooks import Hook
-from hpcddp.train.lease import Lease
+from hpcddp.train.input import loading
+from hpcddp.train.input.batches import Micro, Step, TrainData
 from hpcddp.train.meter import Meter
-from hpcddp.train.metrics import Recorder
-from hpcddp.train.pace import Pace
-from hpcddp.train.patience import Patience
-from hpcddp.train.pulse import Pulse
-from hpcddp.train.saver import Saver
+from hpcddp.train.monitor.heartbeat import Pulse
+from hpcddp.train.monitor.metrics import Recorder
+from hpcddp.train.monitor.pace import Pace
+from hpcddp.train.monitor.timing import Clock
+from hpcddp.train.parallel.hooks import Hook
+from hpcddp.train.rank import spread
+from hpcddp.train.rank.task_module import Task
+from hpcddp.train.rank.world import World
 from hpcddp.train.setup import Model
-from hpcddp.train.snapshot import Position
 from hpcddp.train.stop import StopVote
-from hpcddp.train.task import Task
-from hpcddp.train.timing import Clock
 from hpcddp.train.trace import Trace
-from hpcddp.train.world import World
 
 LEAD = 5.0  # seconds between the end of the last save and the time limit
 
@@ -71,7 +74,7 @@ class Trainer:
         self.data.load(self.cpus.workers)
         if spec.train.find_micro_batch:
             with pulse.patience():
-                self._fit = fit.settle(
+                self._fit = micro_batch_search.settle(
                     self._fit, task, spec, self.spread, self.data, self.live, record
                 )
         self.engine = made.engine(self.data, self.hook)

@@ -14,8 +14,8 @@ from typing import Any
 
 from toy import TOY
 
-from hpcddp import ledger
-from hpcddp.ledger import Attempt
+from hpcddp.attempt import ledger
+from hpcddp.attempt.ledger import Attempt
 from hpcddp.rundir import RunDir, read_lines
 from hpcddp.sandbox.cluster import Sandbox
 

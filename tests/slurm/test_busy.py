@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from hpcddp import ledger
+from hpcddp.attempt import ledger
 from hpcddp.rundir import RunDir, read_lines, read_step
 
 from . import slow

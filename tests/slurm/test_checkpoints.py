@@ -12,7 +12,7 @@ from ranks import global_steps
 from toy import TOY
 
 from hpcddp.rundir import RunDir, read_lines
-from hpcddp.train import checkpoint
+from hpcddp.train.checkpoint import checkpoint
 
 from .desk import Desk, pids, standing_still, wait_for
 from .test_survive import STEADY, finished, lost, resumed

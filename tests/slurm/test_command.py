@@ -3,7 +3,7 @@
 import json
 import sys
 
-from hpcddp import ledger
+from hpcddp.attempt import ledger
 
 from .desk import Desk, wait_for
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from hpcddp import ledger
+from hpcddp.attempt import ledger
 from hpcddp.rundir import RunDir, read_json, read_lines
-from hpcddp.train import checkpoint
+from hpcddp.train.checkpoint import checkpoint
 
 from . import disks
 from .desk import Desk, pids, wait_for

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from hpcddp import ledger
-from hpcddp.hostlist import expand_hosts
+from hpcddp.attempt import ledger
+from hpcddp.slurm.hostlist import expand_hosts
 
 from .desk import Desk, wait_for
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcddp import ledger
+from hpcddp.attempt import ledger
 from hpcddp.rundir import RunDir
 
 from .conftest import Slurm

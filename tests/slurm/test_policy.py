@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from hpcddp import site
 from hpcddp.errors import SandboxError
 from hpcddp.rundir import read_lines
 from hpcddp.sandbox.cluster import Sandbox, Settings
+from hpcddp.slurm import rules
 
 from .conftest import clean_environ
 from .desk import LONG, Desk, Slurm, make_toy
@@ -21,13 +21,13 @@ from .desk import LONG, Desk, Slurm, make_toy
 def test_what_a_partition_gives(slurm: Slurm, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in slurm.sandbox.environ().items():
         monkeypatch.setenv(name, value)
-    low, high = site.read("low"), site.read("high")
+    low, high = rules.read("low"), rules.read("high")
     assert (low.preempts, low.preempt_mode, low.grace, low.kill_wait) == (True, "REQUEUE", 10, 10)
     assert (low.notice, low.hold, low.limit) == (20, 121, "UNLIMITED")
     assert (low.outlives, low.user_signal) == (True, False)
     assert (high.preempts, high.preempt_mode) == (False, "OFF")
     assert low.version == high.version != ""
-    assert site.read() == low  # the default one
+    assert rules.read() == low  # the default one
 
 
 def test_a_save_that_cannot_fit_is_told_before_submitting(desk: Desk) -> None:

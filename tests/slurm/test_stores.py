@@ -14,7 +14,7 @@ from PIL import Image
 from ranks import records
 from s3 import Server, serving
 
-from hpcddp import ledger
+from hpcddp.attempt import ledger
 from hpcddp.rundir import RunDir, read_lines
 
 from .desk import Desk

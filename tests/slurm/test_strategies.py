@@ -9,12 +9,14 @@ import pytest
 from PIL import Image
 from ranks import records
 
-from hpcddp import ledger, shipped, strategy
+from hpcddp import strategy
+from hpcddp.attempt import ledger
+from hpcddp.planning import resources
 from hpcddp.rundir import RunDir, read_lines
 
 from .desk import Desk
 
-JOBS = shipped.folder("jobs")
+JOBS = resources.folder("jobs")
 # The shipped GPT, small, in float64 and with samples that take their time.
 TASK = f"""
 import sys, time

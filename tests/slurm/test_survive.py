@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from hpcddp import history, ledger
+from hpcddp.attempt import ledger
+from hpcddp.observe import history
 from hpcddp.rundir import RunDir, read_lines, read_step
 
 from .desk import LONG, Desk, pids, standing_still, wait_for

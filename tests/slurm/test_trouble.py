@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hpcddp import ledger
+from hpcddp.attempt import ledger
 from hpcddp.rundir import RunDir, read_json
 from hpcddp.sandbox import processes
 

@@ -1,0 +1,366 @@
+"""Step 7: what the batch script asks before the ranks: is the run dir mine? (standard library only)
+
+One job at a time works in a run dir. A life claims it, and leaves where it is not needed, where a
+person asked it to end, or where another job works or is to come back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import re
+import select
+import shlex
+import socket
+import stat
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, TypeVar
+
+from hpcddp import record
+from hpcddp.attempt import decision, ledger, requeue
+from hpcddp.attempt.ledger import Attempt
+from hpcddp.errors import RunError, RunUnreadable, SlurmMissing, SlurmUnreachable
+from hpcddp.rundir import RunDir, read_json, write_json
+from hpcddp.slurm import commands as slurm
+from hpcddp.slurm import hostlist, rules
+
+# Seconds for one question at the start: a controller that is away must not delay it. The sentry
+# asks again.
+ASK = 4.0
+NODE_LOGS = "/tmp/hpcddp-"  # how the names of our own logs on nodes begin: see plan.py
+PATIENCE, PAUSE = 60.0, 3.0  # seconds for a question that must have an answer; between two of them
+
+T = TypeVar("T")
+
+
+def check_owner(run: RunDir) -> None:
+    """Refuse a run dir that somebody else owns or can write to: its pickle would be his code."""
+    paths = [run.path, run.job, run.host, *run.submitit.glob("*.pkl")]
+    for path in (run.submitit, *paths):
+        if not path.exists():
+            continue
+        facts = path.stat()
+        if facts.st_uid != os.geteuid() or facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise RunError(
+                "belongs to somebody else, or others can write to it",
+                where=str(path),
+                hint="nothing of it is run; make it yours alone: chmod go-w",
+            )
+
+
+def works(attempt: Attempt, run: RunDir, me: Attempt, follows: int) -> bool:
+    """Whether an attempt that has not ended is still at work, as far as can be told from here."""
+    if (attempt.slurm, attempt.job_id) == (me.slurm, me.job_id):
+        return False  # an earlier life of this very job
+    if not attempt.slurm:
+        if attempt.host != os.uname().nodename:
+            return True
+        return ledger.process_start(attempt.pid) == attempt.pid_start != ""
+    if follows == attempt.number:  # Slurm has let this job begin since that one is gone
+        return False
+    row = asked_until(lambda: slurm.job(attempt.job_id, record.read(run).name))
+    return row is not None and row.live
+
+
+def asked_until(question: Callable[[], T]) -> T:
+    """Ask Slurm again until it answers, for PATIENCE seconds at most.
+
+    Raises:
+        SlurmMissing: the program is not installed.
+        SlurmUnreachable: it was away for PATIENCE seconds.
+    """
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        try:
+            return question()
+        except SlurmMissing:
+            raise
+        except SlurmUnreachable as error:
+            if time.monotonic() > deadline:
+                raise
+            print(f"hpcddp: {error.what}: asking again", file=sys.stderr, flush=True)
+            time.sleep(PAUSE)
+
+
+def free_port() -> int:
+    """A port that can be bound now and that the kernel hands to nobody in the meantime."""
+    low, high = 32768, 60999
+    try:
+        text = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text()
+        low, high = (int(n) for n in text.split())
+    except (OSError, ValueError):
+        pass
+    ports = [p for p in range(15000, 65000) if not low <= p <= high]
+    for port in random.SystemRandom().sample(ports, min(200, len(ports))):
+        with socket.socket() as s:
+            try:
+                s.bind(("", port))
+            except OSError:
+                continue
+            return port
+    raise RunError("no free port for the rendezvous", where=os.uname().nodename)
+
+
+def my_job() -> str:
+    """The id of the surrounding job; of an array's element A_N, since A alone means all of them."""
+    array, task = (os.environ.get(f"SLURM_ARRAY_{name}_ID", "") for name in ("JOB", "TASK"))
+    return f"{array}_{task}" if array and task else os.environ.get("SLURM_JOB_ID", "")
+
+
+def element(run: RunDir) -> RunDir:
+    """The run dir of an array's element: a run of its own beside the script's."""
+    task = os.environ.get("SLURM_ARRAY_TASK_ID", "")
+    if not task:
+        return run
+    own = RunDir(run.path.with_name(f"{run.name}_{task}"))
+    if not own.job.exists():
+        with contextlib.suppress(FileExistsError):
+            own.path.mkdir(mode=0o700)
+        own.attempts.mkdir(exist_ok=True)
+        own.host.write_bytes(run.host.read_bytes())
+        own.script.write_bytes(_script_of(own, run.script.read_bytes()))
+        job = record.read(run)
+        job.slurm_name, job.run = job.name, own.name
+        record.write(own, job)
+    return own
+
+
+def _script_of(run: RunDir, script: bytes) -> bytes:
+    """A script that works in another run dir: a follow-up of an element is in no array."""
+    line = b"readonly RUN=" + os.fsencode(shlex.quote(str(run.path)))
+    return re.sub(rb"^readonly RUN=.*$", lambda _: line, script, count=1, flags=re.MULTILINE)
+
+
+def begin(
+    run: RunDir, pid: int, follows: int = 0, look: bool = False, instead: Sequence[str] = ()
+) -> str:
+    """Claim the run dir for this life; empty if this job has nothing to do.
+
+    Args:
+        follows: the attempt that this job was submitted to follow; 0 for none.
+        look: whether that attempt is to be followed is not decided yet.
+        instead: jobs in whose place this one began, as they could not reach the run.
+    """
+    check_owner(run)
+    job = record.read(run)
+    in_slurm = job.backend == "slurm"
+    if in_slurm and "SLURM_JOB_ID" not in os.environ:
+        hint = f"sbatch {run.script}"
+        raise RunError("this script is for Slurm, and no job is around", where=run.name, hint=hint)
+    if in_slurm and not Path(job.workdir).is_dir():
+        raise RunUnreadable("the working folder is not there", where=job.workdir)
+    run = element(run) if in_slurm else run
+    facts = here(run, my_job(), pid) if in_slurm else ledger.life(str(pid), pid)
+    heard = read_json(run.request)
+    if want := asked(run, facts.job_id, follows, instead):
+        say(run, f"{want} was asked before the job began")
+        return ""
+    cause = _cause(run, facts, follows)
+    if reason := needless(run, facts, follows, look, cause):
+        say(run, reason)
+        return ""
+    if in_slurm and not follows:
+        check_awaited(run, facts.job_id)
+    check_awaiting(run)
+
+    def at_work(earlier: Attempt) -> bool:
+        found = works(earlier, run, facts, follows)
+        check_awaiting(run)
+        return found
+
+    claimed = ledger.begin(run, facts, at_work, lambda earlier: close(run, earlier, cause))
+    if not claimed:
+        return refused(run, facts)
+    forget(run, heard)
+    if in_slurm:
+        provide_pickle(run, facts.job_id)
+    first = hostlist.first_host(facts.nodes) + job.host_suffix if in_slurm else "127.0.0.1"
+    return f"{facts.number} {first} {free_port()} {facts.deadline or 0:.0f} {run.path}"
+
+
+def say(run: RunDir, text: str) -> None:
+    """Say why this job leaves, in the run's own log too: the node's file is hard to reach."""
+    print(f"hpcddp: {text}", file=sys.stderr, flush=True)
+    if not my_job():
+        return
+    with contextlib.suppress(OSError):
+        own = Path("/proc/self/fd/2").readlink()
+        if not own.is_relative_to(run.path):
+            with run.job_log(my_job()).open("a", encoding="utf-8") as log:
+                log.write(f"hpcddp: {text}\n")
+        if str(own).startswith(NODE_LOGS):
+            own.unlink()
+
+
+def clear(mine: Attempt) -> None:
+    """Remove our log on the node. What Slurm writes there from now on is not needed."""
+    if mine.node_log.startswith(NODE_LOGS):  # else it is a person's
+        with contextlib.suppress(OSError):
+            Path(mine.node_log).unlink()
+
+
+def check_awaiting(run: RunDir) -> None:
+    """Claim nothing for a script that has given this process up: a disk has blocked it for too
+    long."""
+    look = select.poll()
+    look.register(1, 0)
+    piped = stat.S_ISFIFO(os.fstat(1).st_mode)
+    if piped and any(event & select.POLLERR for _, event in look.poll(0)):
+        raise RunError("the batch script no longer waits for this claim", where=str(run.path))
+
+
+def refused(run: RunDir, me: Attempt) -> str:
+    """Leave a run in which another job works; empty if that one took the place of this very job.
+
+    Raises:
+        RunError: this job is not of the run's own.
+    """
+    earlier = ledger.last(run)
+    by = earlier.job_id if earlier else "?"
+    if any(attempt.job_id == me.job_id for attempt in ledger.attempts(run)):
+        say(run, f"job {by} has gone on with this run")
+        return ""
+    raise RunError(
+        f"job {by} already works on this run",
+        where=str(run.path),
+        hint=f"hpcddp cancel {run.name} ends it",
+    )
+
+
+def forget(run: RunDir, heard: dict[str, Any] | None) -> None:
+    """Remove a request that was meant for an earlier job; one that has come since then stays."""
+    with contextlib.suppress(OSError, RunError):
+        if heard is not None and read_json(run.request) == heard:
+            run.request.unlink()
+
+
+def _cause(run: RunDir, me: Attempt, follows: int) -> str:
+    """Why the attempt ended that this job was submitted to follow, where it could not say so."""
+    newest = ledger.last(run)
+    if not newest or newest.number != follows or newest.cause or newest.job_id == me.job_id:
+        return ""
+    return asked_until(lambda: requeue.why_ended(run, newest))
+
+
+def needless(run: RunDir, me: Attempt, follows: int, look: bool, cause: str = "") -> str:
+    """Why a follow-up job has nothing to do: it may wait although the run has gone on, or has
+    ended, without it. What the attempt before could not decide is decided here.
+
+    Args:
+        cause: why that one ended, if it did not say so itself.
+    """
+    newest = ledger.last(run)
+    if not follows or newest is None or newest.job_id == me.job_id:
+        return ""
+    if newest.number != follows:
+        return f"attempt {follows} was to be followed, and attempt {newest.number} has begun since"
+    cause = newest.cause or cause
+    ends = newest.action not in decision.RETURNS if newest.cause else cause not in decision.FOLLOWED
+    if ends and (newest.cause or look or cause == decision.CANCELLED):
+        return f"attempt {follows} is not to be followed: {cause or 'unknown reason'}"
+    with contextlib.suppress(SlurmMissing):
+        known = asked_until(lambda: slurm.facts(newest.job_id))
+        if known and known.state in ("PENDING", "RUNNING", "CONFIGURING", "SUSPENDED"):
+            return f"job {newest.job_id} is back, and goes on itself"
+        if known and known.state.startswith("CANCELLED"):
+            return f"job {newest.job_id} was cancelled while it was to come back"
+    return ""
+
+
+def check_awaited(run: RunDir, job_id: str) -> None:
+    """Refuse a job that takes the place of one that waits to come back. The very job that was to be
+    followed goes on itself: its sentry cancels the other one."""
+    newest = ledger.last(run)
+    if not newest or newest.action not in decision.RETURNS or newest.job_id == job_id:
+        return
+    awaited = newest.successor or newest.job_id
+    if awaited == job_id:
+        return
+    with contextlib.suppress(SlurmMissing):
+        name = record.read(run).name
+        row = asked_until(lambda: slurm.job(awaited, name))
+        if row and row.live:
+            raise RunError(
+                f"job {awaited} waits to come back on this run",
+                where=str(run.path),
+                hint=f"hpcddp cancel {run.name} ends it",
+            )
+
+
+def asked(run: RunDir, job_id: str, follows: int, instead: Sequence[str] = ()) -> str:
+    """What a person asked of this job while it waited: stop, cancel, or nothing. ``begin`` says
+    what the arguments are."""
+    request, earlier = read_json(run.request) or {}, ledger.last(run)
+    chain = {earlier.job_id, earlier.successor} if earlier else set()
+    mine = {job_id, *instead, *(chain if follows or job_id in chain else ())}
+    waited = bool(earlier and (earlier.live or earlier.action in decision.RETURNS))
+    if request.get("want") not in ("stop", "cancel") or request.get("job_id") not in mine:
+        return ""
+    if earlier and not waited and request["job_id"] not in (job_id, *instead):
+        return ""
+    if earlier and waited:
+        earlier.cause = decision.ASKED if request["want"] == "stop" else decision.CANCELLED
+        earlier.action, earlier.reason = decision.NONE, "asked while it waited"
+        write_json(run.attempt(earlier.number).facts, asdict(earlier))
+    return str(request["want"])
+
+
+def here(run: RunDir, job_id: str, pid: int) -> Attempt:
+    """The facts of a life inside a Slurm job."""
+    nodes = os.environ.get("SLURM_JOB_NODELIST", os.uname().nodename)
+    facts = ledger.life(job_id, pid, slurm=True, nodes=nodes)
+    facts.said_id = os.environ["SLURM_JOB_ID"]
+    facts.restarts = int(os.environ.get("SLURM_RESTART_COUNT") or 0)
+    facts.deadline = float(os.environ.get("SLURM_JOB_END_TIME") or 0) or None
+    with contextlib.suppress(OSError):  # the log that Slurm gave to the script
+        facts.said = str(Path("/proc/self/fd/2").readlink())
+        size = os.fstat(2).st_size
+        facts.said_size = min(size, int(os.environ.get("HPCDDP_SAID") or size))
+        if not Path(facts.said).is_relative_to(run.path) and stat.S_ISREG(os.fstat(2).st_mode):
+            join(run, facts)
+    with contextlib.suppress(SlurmUnreachable):
+        known = slurm.facts(job_id, ASK)
+        if known and known.running:  # else it may have been queued again, for a later life
+            facts.restarts, facts.deadline = known.restarts, known.end
+        facts.site = rules.read(os.environ.get("SLURM_JOB_PARTITION", ""), ASK)._asdict()
+    return facts
+
+
+def join(run: RunDir, facts: Attempt) -> None:
+    """Put what the script has said so far, in a file of its node, into the run's own log; the
+    sentry adds what Slurm says later."""
+    node_log, size, log = facts.said, facts.said_size, run.job_log(facts.job_id)
+    with log.open("ab") as f:
+        f.write(Path("/proc/self/fd/2").read_bytes()[:size])
+        facts.said, facts.said_size = str(log), f.tell()
+    facts.node_log, facts.node_log_size = node_log, size
+
+
+def close(run: RunDir, earlier: Attempt, cause: str = "") -> None:
+    """Say how an attempt ended that could not: its script was killed, or its node died.
+
+    Args:
+        cause: why, if that is known already.
+    """
+    with contextlib.suppress(SlurmUnreachable):
+        cause = cause or requeue.why_ended(run, earlier, ASK)
+    earlier.cause = cause or (decision.NODE if earlier.slurm else decision.UNKNOWN)
+    earlier.action, earlier.ended = decision.LEFT, time.time()
+
+
+def provide_pickle(run: RunDir, job_id: str) -> None:
+    """Let submitit find its pickle under this job's id.
+
+    It names the file after sbatch has answered. Where that answer was lost, or where somebody
+    gave the same script to sbatch again, the file has another name.
+    """
+    target = run.submitit / f"{job_id}_submitted.pkl"
+    pickles = sorted(run.submitit.glob("*.pkl"), key=lambda path: path.stat().st_mtime)
+    if pickles:
+        with contextlib.suppress(OSError):  # it is there, or submitit renames it at this moment
+            os.link(pickles[-1], target)

@@ -1,0 +1,255 @@
+"""Why an attempt failed, and who failed first: what a rank wrote down, or else what the log says.
+
+A rank that is killed writes nothing. Its neighbours lose it, and what one of them writes of that is
+no cause: then the log is asked who failed first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hpcddp import record
+from hpcddp.attempt import decision, ledger, rendezvous
+from hpcddp.attempt.error_record import LOST_PEER, is_peer, is_shared
+from hpcddp.errors import TopologyError
+from hpcddp.rundir import RunDir, read_json, read_step
+from hpcddp.slurm.hostlist import count_hosts
+
+TAIL = 1 << 18  # bytes of a log that are read: a traceback of each of many ranks
+LAST = 10  # lines of a rank behind the traceback of the exception that ended it
+LONG = 200  # characters of a line that are shown
+NODES = "node"  # the kind of a failure of all ranks there
+# A launcher puts the rank before a line, and torch puts it before a traceback's once more.
+LINE = re.compile(r"^ *(\d+): (?:\[rank\d+\]: ?)?(.*)$", re.M)
+RAISED = re.compile(r"[A-Za-z_][\w.]*(: .*)?$")
+ABORTED = re.compile(r"^ *(\d+): terminate called without an active exception$", re.M)
+EXITED = re.compile(r"^srun: error: (\S+): tasks? (\d+)[\d,-]*: Exited with exit code (\d+)", re.M)
+NODE = re.compile(r"^srun: error: Node failure on (\S+)", re.M)
+# What ended a rank, as srun or our launchers say it, and what that may mean.
+NO_MEMORY = " was killed: out of memory?"
+NO_SPACE = " was ended by SIGBUS: is a disk or /dev/shm full?"
+ENDED = {"Killed": NO_MEMORY, "SIGKILL": NO_MEMORY, "Bus error": NO_SPACE, "SIGBUS": NO_SPACE}
+BY_SRUN = re.compile(r"^srun: error: (\S+): tasks? (\d+)[\d,-]*: (Killed|Bus error)", re.M)
+BY_OURS = re.compile(
+    r"^(?: *\d+: )?hpcddp: rank (\d+) on (\S+) was ended by (SIGKILL|SIGBUS)", re.M
+)
+# Causes of an end that is no rank's doing: what the ranks say as they leave tells nothing.
+CALM = {
+    decision.DONE, decision.ASKED, decision.CANCELLED, decision.PREEMPTED, decision.TIMEOUT,
+    decision.SIGNALLED, decision.REQUEUED, decision.SUPERSEDED,
+}  # fmt: skip
+
+
+# Last lines of a program that was never right: to start it again brings them again.
+WRONG = re.compile(
+    r"(ModuleNotFound|Import|Syntax|Indentation|Tab|Name|Attribute|Type)Error\b"
+    r"|.*(: can't open file |: No such file or directory$|: command not found$)"
+)
+
+
+class Failed(NamedTuple):
+    """The rank that failed first, or the nodes."""
+
+    rank: int | None  # None is all that is on ``host``, a host list
+    host: str  # "" where the log does not say
+    what: str  # what became of it, as it goes on after its name
+
+    def __str__(self) -> str:
+        name = "" if self.rank is None else f"rank {self.rank}"
+        return " on ".join(filter(None, (name, self.host))) + self.what
+
+    def to_dict(self) -> dict[str, Any]:
+        """What the rank would have written down."""
+        return {
+            "rank": self.rank,
+            "host": self.host,
+            "type": "",
+            "kind": NODES if self.rank is None else "crash",
+            "message": self.what.removeprefix(":").strip(),
+            "traceback": str(self),
+        }
+
+
+def kind(run: RunDir, mine: ledger.Attempt, failure: Mapping[str, Any], code: int) -> str:
+    """The kind of an attempt's failure, for the decision on what follows; see error_record.py.
+
+    A mistake would come again. It is one only where no ranks have met since a person last submitted
+    the run, and where all ranks have failed in the same way: else it is a crash of that node. A
+    program writes nothing down: the last lines of its ranks tell.
+    """
+    told = str(failure.get("kind", "crash")) if failure else ""
+    program = bool(record.read(run).spec.get("command"))
+    whole = bool(failure) and failure.get("rank") is None  # a word on all of them
+    if whole and told == "mistake" and rendezvous.met_since(run, mine, program=program):
+        return "crash"
+    if not code or whole or told not in ("mistake", *([""] if program else [])):
+        return told
+    if read_step(run.attempt(mine.number))[0]:
+        return "crash" if told else ""
+    same = is_shared(run.attempt(mine.number)) or (program and alike(run, mine))
+    if same and not rendezvous.met_since(run, mine, program=program):
+        return "mistake"
+    return "crash" if told else ""
+
+
+def alike(run: RunDir, mine: ledger.Attempt) -> bool:
+    """Whether the ranks on all nodes have ended with the same last line, of a program that was
+    never right. Those that another one's end has ended early have said nothing: then the attempt
+    before has ended so too."""
+    job, last = record.read(run), _last_lines(run, mine.number)
+    nodes = {rank // job.gpus_per_node for rank in last}
+    most = count_hosts(mine.nodes) if mine.slurm else job.nodes[1]
+    if len({*last.values()}) != 1 or not all(map(WRONG.match, last.values())):
+        return False
+    if len(nodes) >= most:
+        return True
+    before = ledger.read(run.attempt(mine.number - 1)) if mine.number > 1 else None
+    since = (read_json(run.submission) or {}).get("submitted", 0.0)
+    if before is None or before.cause != decision.CRASH or before.began < since:
+        return False
+    earlier = _last_lines(run, before.number)
+    # The same ranks are of the same node, it may be, which lacks what the others have.
+    return {*earlier.values()} == {*last.values()} and not earlier.keys() & last.keys()
+
+
+def _last_lines(run: RunDir, number: int) -> dict[int, str]:
+    """The last line of each rank that has said something, by rank."""
+    text = _tail(run.attempt(number).log)
+    return {int(r): line.strip() for r, line in LINE.findall(text) if line.strip()}
+
+
+def of(run: RunDir, attempt: ledger.Attempt) -> str:
+    """Why an attempt failed."""
+    error = read_json(run.attempt(attempt.number).error)
+    if not error or is_peer(error):
+        if first := failed(run, attempt.number):
+            return str(first)
+        if not error:
+            text = _tail(run.attempt(attempt.number).log)
+            return f"exit code {attempt.exit_code}{_last(text) or '; the log is empty'}"
+    message = error["message"].partition("\n")[0]
+    who = "" if error["rank"] is None else f"rank {error['rank']} on {error['host']}: "
+    return f"{who}{error['type']}: {message}"
+
+
+def error_of(run: RunDir, attempt: ledger.Attempt) -> dict[str, Any] | None:
+    """What the first failing rank of an attempt wrote down, or would have; None if none failed.
+
+    Where the log does not know who it was, it is the record of a rank that lost another one.
+    """
+    error = read_json(run.attempt(attempt.number).error)
+    if (error and not is_peer(error)) or attempt.cause in CALM:
+        return error
+    if attempt.live and not error:
+        return None  # what is in its log may be of no importance
+    first = failed(run, attempt.number)
+    return first.to_dict() if first else error
+
+
+def failed(run: RunDir, number: int) -> Failed | None:
+    """Who failed first, as an attempt's log tells it."""
+    text = _tail(run.attempt(number).log)
+    if not text:
+        return None
+    # Else srun counts what starts the ranks of a node.
+    one_each = record.read(run).launcher not in ("fork", "torchrun")
+    return (
+        _node(text)
+        or killed(text, one_each)
+        or raised(text)
+        or aborted(text)
+        or (left(text) if one_each else None)
+    )
+
+
+def _tail(log: Path) -> str:
+    with contextlib.suppress(OSError), log.open("rb") as f:
+        f.seek(max(0, f.seek(0, os.SEEK_END) - TAIL))
+        return f.read().decode("utf-8", "replace")
+    return ""
+
+
+def _node(text: str) -> Failed | None:
+    """The nodes that failed: srun says so before it ends the ranks on the others."""
+    with contextlib.suppress(TopologyError):  # a line of that kind which is not srun's
+        if (found := NODE.search(text)) and count_hosts(found[1]):
+            return Failed(None, found[1], " failed")
+    return None
+
+
+def killed(text: str, one_each: bool = True) -> Failed | None:
+    """The first rank that was killed, or lost a page of its memory, as the launcher says it; its
+    neighbours only complain.
+
+    Args:
+        one_each: a task of srun is a rank.
+    """
+    found = BY_SRUN.search(text) if one_each else None
+    if found and not _ended_for_another(text, found.start()):
+        return Failed(int(found[2]), found[1], ENDED[found[3]])
+    found = BY_OURS.search(text)
+    if found and not raised(text[: found.start()]):
+        return Failed(int(found[1]), found[2], ENDED[found[3]])
+    return None
+
+
+def _ended_for_another(text: str, at: int) -> bool:
+    """Whether srun, which says that a rank was killed, did it itself: another one had left before,
+    and had words of its own, none of which is that it lost its peer."""
+    left = [found[2] for found in EXITED.finditer(text, 0, at)]
+    told = {rank: [line for r, line in LINE.findall(text) if r == rank] for rank in left}
+    alone = [lines for lines in told.values() if lines and not any(map(LOST_PEER.search, lines))]
+    return bool(alone or (left and raised(text)))
+
+
+def raised(text: str) -> Failed | None:
+    """The exception that ended the rank which had one first, but for those of ranks that only lost
+    another one."""
+    ends: dict[str, tuple[int, str]] = {}  # rank -> its newest traceback's last line, and where
+    count: Counter[str] = Counter()
+    inside = set()
+    for rank, line in LINE.findall(text):
+        count[rank] += 1
+        if line.startswith("Traceback (most recent call last)"):
+            inside.add(rank)
+        elif rank in inside and line[:1].strip():  # what is indented belongs to the traceback
+            inside.discard(rank)
+            if RAISED.match(line) and not LOST_PEER.search(line):
+                ends[rank] = count[rank], line
+    for rank, (at, line) in ends.items():
+        if count[rank] - at < LAST:  # and not one that the script went on from
+            return Failed(int(rank), "", f": {line[:LONG]}")
+    return None
+
+
+def aborted(text: str) -> Failed | None:
+    """The rank that a thread of gloo ended when Python was leaving: hpcddp.gloo has why."""
+    found = ABORTED.search(text)
+    if not found:
+        return None
+    what = (
+        " was ended by a thread of gloo that outlived Python: hpcddp in the Python of the script "
+        "lets it come to rest first, and so does ending the process group"
+    )
+    return Failed(int(found[1]), "", what)
+
+
+def left(text: str) -> Failed | None:
+    """The first rank that just left, as srun says it."""
+    found = EXITED.search(text)
+    if not found:
+        return None
+    what = f" left with exit code {found[3]}{_last(text, found[2])}"
+    return Failed(int(found[2]), found[1], what)
+
+
+def _last(text: str, rank: str | None = None) -> str:
+    """The last line of a rank, or of all."""
+    lines = [(r, line) for r, line in LINE.findall(text) if line.strip() and rank in (None, r)]
+    return f"; rank {lines[-1][0]}'s last line: {lines[-1][1].strip()[:LONG]}" if lines else ""

@@ -1,0 +1,154 @@
+"""The lines of a job's log that are written or read by their pattern.
+
+``line`` says a record of metrics.jsonl to a person; whoever shows a run on a terminal uses it too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+def line(record: Mapping[str, Any]) -> str:
+    """A record for a person, or "" for one that has nothing to tell."""
+    make = _LINES.get(record["event"])
+    return make(record) if make else ""
+
+
+COLUMNS = ("rank", "node", "local", "host", "device", "cpus")
+
+
+def rank_table(ranks: Sequence[Mapping[str, Any]]) -> str:
+    """The map that the ranks reported, as a table."""
+    rows = [COLUMNS, *(tuple(str(r[c]) for c in COLUMNS) for r in ranks)]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(COLUMNS))]
+    return "\n".join(
+        "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    )
+
+
+def _ranks(r: Mapping[str, Any]) -> str:
+    n = len(r["ranks"])
+    s = "" if n == 1 else "s"
+    how = f"nccl on {n} GPU{s}" if r["backend"] == "nccl" else f"gloo on CPU, {n} rank{s}"
+    return f"{rank_table(r['ranks'])}\n{how}"
+
+
+def _start(r: Mapping[str, Any]) -> str:
+    if "total_steps" not in r:  # a loop of a person's own
+        return f"resumed from {r['resumed']}" if r["resumed"] else ""
+    batch = f"global batch {r['global_batch']}"
+    if r["accumulation"] > 1:
+        batch += f" ({r['accumulation']} micro-batches of {r['micro_batch']} a rank)"
+    text = f"{r['total_steps']} steps, {r['steps_per_epoch']} an epoch, {batch}, seed {r['seed']}"
+    if r.get("workers"):
+        text += f"\n{r['workers']} of {r['cpus']} CPUs read data"
+    return f"{text}\nresumed from {r['resumed']}, step {r['step']}" if r["resumed"] else text
+
+
+def _micro_batch(r: Mapping[str, Any]) -> str:
+    tried = ", ".join(map(str, r["tried"]))
+    return (
+        f"micro-batches of {r['size']} fit into memory, {r['accumulation']} a step (tried {tried})"
+    )
+
+
+def _train(r: Mapping[str, Any]) -> str:
+    rate = f"  lr {r['lr']:.3g}" if "lr" in r else ""
+    norm = f"  grad norm {r['grad_norm']:.3g}" if "grad_norm" in r else ""
+    return (
+        f"step {r['step']}  epoch {r['epoch']}  loss {r['loss']:.4f}"
+        f"{rate}{norm}  {r['samples_per_s']:.0f} samples/s"
+    )
+
+
+def _slow(r: Mapping[str, Any]) -> str:
+    own, median = (1000 * r[name] for name in ("own_s", "median_s"))
+    who = f"rank {r['rank']} on {r['host']}"
+    if r["what"] == "data":
+        how = f"{who} waits for its data: {own:.3g} ms a step, the others {median:.3g} ms"
+    else:
+        how = (
+            f"{who} is slow: {own:.3g} ms of its own a step, the others {median:.3g} ms "
+            f"({r['ratio']:.1f} times)"
+        )
+    return f"step {r['step']}  {how}, since step {r['since']}"
+
+
+def _recovered(r: Mapping[str, Any]) -> str:
+    how = "has its data in time" if r["what"] == "data" else "is as fast as the others"
+    return f"step {r['step']}  rank {r['rank']} on {r['host']} {how} again"
+
+
+def _waiting(r: Mapping[str, Any]) -> str:
+    return f"step {r['step']}  {r['share']:.0%} of the time is waiting for data; {r['hint']}"
+
+
+def _eval(r: Mapping[str, Any]) -> str:
+    return f"step {r['step']}  epoch {r['epoch']}  eval  {_values(r)}"
+
+
+def _log(r: Mapping[str, Any]) -> str:
+    return f"step {r['step']}  epoch {r['epoch']}  {_values(r)}"
+
+
+def _values(r: Mapping[str, Any]) -> str:
+    return "  ".join(f"{name} {value:.4f}" for name, value in r["metrics"].items())
+
+
+def _checkpoint(r: Mapping[str, Any]) -> str:
+    return f"step {r['step']}  saved {r['path']}  {r['bytes'] / 1e6:.1f} MB in {r['seconds']:.2f} s"
+
+
+def _bad(r: Mapping[str, Any]) -> str:
+    loss = f"{r['loss']:.4g}" if isinstance(r["loss"], float) else r["loss"]
+    return f"step {r['step']}  bad {r['what']} on rank {r['rank']} (loss {loss}): "
+
+
+def _skipped(r: Mapping[str, Any]) -> str:
+    return _bad(r) + "left out"
+
+
+def _rollback(r: Mapping[str, Any]) -> str:
+    return _bad(r) + f"back to {r['path']}"
+
+
+def _diverged(r: Mapping[str, Any]) -> str:
+    return _bad(r) + "the training ends, nothing is saved"
+
+
+def _checkpoint_failed(r: Mapping[str, Any]) -> str:
+    newest = "none is saved yet" if r["saved"] is None else f"the newest is of step {r['saved']}"
+    return f"step {r['step']}  NOT saved: {r['reason']}; {newest}"
+
+
+def _end(r: Mapping[str, Any]) -> str:
+    at = "" if r["step"] is None else f" at step {r['step']}"
+    lines = [f"{r['outcome']}{at}"]
+    if r.get("saved", r["step"]) != r["step"]:
+        lines.append(f"its state could not be saved: the run goes back to step {r['saved'] or 0}")
+    for name, value in r.get("metrics", {}).items():
+        n = r["count"]
+        whole = f"{r['counted'][name]} of {n}" if name in r["counted"] else f"mean of {n}"
+        lines.append(f"{name} {value:.4f} ({whole} held-out samples, seed {r['seed']})")
+    return "\n".join(lines)
+
+
+_LINES = {
+    "ranks": _ranks,
+    "start": _start,
+    "micro_batch": _micro_batch,
+    "train": _train,
+    "slow": _slow,
+    "recovered": _recovered,
+    "waiting": _waiting,
+    "eval": _eval,
+    "log": _log,
+    "checkpoint": _checkpoint,
+    "skipped": _skipped,
+    "rollback": _rollback,
+    "diverged": _diverged,
+    "checkpoint_failed": _checkpoint_failed,
+    "end": _end,
+}

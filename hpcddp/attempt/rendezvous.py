@@ -1,0 +1,115 @@
+"""Whether the ranks of a program meet: the first of them listens at MASTER_PORT (layer 0).
+
+A script that never starts a process group trains as many copies as there are ranks, and each of
+them looks well. It is said in the log, and ended where the job has a limit. It runs on the host of
+the batch script, which is the first rank's. A launcher that listens there itself hides it, and
+ranks that use Horovod or run functions of a Dask program meet elsewhere.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+
+from hpcddp import record
+from hpcddp.attempt import error_record, ledger
+from hpcddp.attempt.ledger import Attempt
+from hpcddp.errors import UserError
+from hpcddp.rundir import AttemptDir, RunDir, read_json, read_lines
+
+SAY = 300.0  # seconds after which it is said
+LIVES = 60.0  # seconds after which ranks that meet elsewhere, or a rank alone, have begun
+LOOK = 1.0  # seconds between two looks
+HIDE = ("horovod", "torchrun")  # launchers whose ranks meet elsewhere, or that listen there
+TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
+LISTENS = "0A"  # Linux, include/net/tcp_states.h
+
+
+def watch(run: RunDir, number: int, launched: int, environ: Mapping[str, str]) -> None:
+    """Until the ranks have met or are gone, or their time is over.
+
+    Args:
+        number: of the attempt.
+        launched: process id of what started the ranks; it passes a signal on to them.
+    """
+    job = record.read(run)
+    alone = job.nodes[1] * job.gpus_per_node == 1
+    elsewhere = job.launcher in HIDE or "hpcddp.dask" in job.spec["command"]
+    if environ.get("SLURM_NODEID", "0") != "0":
+        return
+    if alone or elsewhere:  # nothing shows that they have met, but that they live
+        until = time.monotonic() + LIVES
+        while alive(launched) and time.monotonic() < until:
+            time.sleep(LOOK)
+        _note(run, number, launched)
+        return
+    port, limit = int(environ["MASTER_PORT"]), float(job.spec.get("start_seconds", 0))
+    began, said = time.monotonic(), False
+    while alive(launched) and not listening(port):
+        if run.attempt(number).staging.exists():  # its ranks do not begin to meet
+            began = time.monotonic()
+        waited = time.monotonic() - began
+        if limit and waited >= limit:
+            error = UserError(
+                f"no process group after {limit:g} s: nobody listens at MASTER_PORT {port}",
+                where="start_seconds",
+                hint="the script calls torch.distributed.init_process_group, or one rank is enough",
+            )
+            print(f"hpcddp: {error_record.report(error, run.attempt(number), None)}", flush=True)
+            with suppress(ProcessLookupError):
+                os.kill(launched, signal.SIGTERM)
+            return
+        if waited >= SAY and not said:
+            said = True
+            print(f"hpcddp: no process group after {SAY:g} s: until the script calls torch."
+                  f"distributed.init_process_group, each rank trains a copy of its own (nobody "
+                  f"listens at MASTER_PORT {port})", flush=True)  # fmt: skip
+        time.sleep(LOOK)
+    _note(run, number, launched)
+
+
+def _note(run: RunDir, number: int, launched: int) -> None:
+    """Write down that the ranks have met, if they are there."""
+    if alive(launched):
+        with suppress(OSError):
+            run.attempt(number).met.touch()
+
+
+def met_since(run: RunDir, mine: Attempt, *, program: bool) -> bool:
+    """Whether the ranks of an attempt have met since a person last submitted the run. Those of a
+    task meet before its code is read: of them, earlier attempts alone count."""
+    submitted = (read_json(run.submission) or {}).get("submitted", 0.0)
+    numbers = [a.number for a in ledger.attempts(run) if a.began >= submitted]
+    return any(met(run.attempt(n)) for n in numbers if program or n < mine.number)
+
+
+def met(attempt: AttemptDir) -> bool:
+    """Whether the ranks of an attempt have met, as far as they or their host saw it."""
+    if attempt.met.exists():
+        return True
+    return any(line.get("event") == "ranks" for line in islice(read_lines(attempt.metrics), 1))
+
+
+def alive(pid: int) -> bool:
+    """Whether a process of ours is there."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def listening(port: int) -> bool:
+    """Whether somebody on this host listens at a TCP port (proc(5), /proc/net/tcp)."""
+    for table in TABLES:
+        with suppress(OSError):
+            for line in Path(table).read_text().splitlines()[1:]:
+                _, local, _, state, *_ = line.split()
+                if state == LISTENS and int(local.rpartition(":")[2], 16) == port:
+                    return True
+    return False

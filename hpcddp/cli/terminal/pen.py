@@ -1,0 +1,105 @@
+"""What pictures of runs are drawn with: safe text, rules, bars and curves, of a width in cells."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from plotille import Canvas
+from rich.cells import chop_cells
+from rich.text import Text
+
+from hpcddp.cli.terminal.shown import shown
+
+BRAILLE = 0x2800  # the character without a dot; each bit is one
+UPPER, LOWER = 0x1B, 0xE4  # dots of the upper and of the lower half
+
+
+class Pen:
+    """Draws on a terminal.
+
+    Args:
+        plain: in ASCII alone.
+    """
+
+    def __init__(self, plain: bool) -> None:
+        self.plain = plain
+        self.full, self.empty, self.line, self.cut = "#.-~" if plain else "█░─…"
+
+    def safe(self, text: str) -> str:
+        """One line without anything that a terminal obeys."""
+        return shown(text, self.plain)
+
+    def text(self, *pieces: str | tuple[str, str]) -> Text:
+        """A line of pieces, some of them with a style."""
+        made = Text(no_wrap=True, overflow="crop")
+        for piece in pieces:
+            text, style = (piece, "") if isinstance(piece, str) else piece
+            made.append(self.safe(text), style)
+        return made
+
+    def rule(self, title: str, width: int) -> Text:
+        """The line above a part."""
+        made = self.text((self.line + " ", "dim"), (title, "bold"), " ")
+        return made.append(self.line * max(0, width - made.cell_len), "dim")
+
+    def fit(self, text: Text, width: int, pad: int = 0) -> Text:
+        """A line that is not wider, with a sign where it was cut; then spaces up to a column."""
+        if text.cell_len > width:
+            text = text.copy()
+            text.truncate(max(0, width - 1), overflow="crop")
+            text.append(self.cut)
+        if pad > text.cell_len:
+            text = text.copy()
+            text.append(" " * (pad - text.cell_len))
+        return text
+
+    def folded(self, text: str, width: int) -> list[str]:
+        """A name in as many lines as it takes: it is not cut."""
+        return chop_cells(self.safe(text), max(2, width)) or [""]
+
+    def curve(self, points: Sequence[tuple[int, float]], width: int, rows: int) -> list[str]:
+        """A curve in dots, or in what comes near to them."""
+        canvas = Canvas(width, rows, 0, 0, 2 * width, 4 * rows)
+        places = list(_places(points, 2 * width - 1, 4 * rows - 1))
+        for a, b in zip(places, places[1:] or places, strict=False):
+            canvas.line(*a, *b)
+        lines = canvas.plot("\n").split("\n")
+        if self.plain:
+            return ["".join(map(_near, line)) for line in lines]
+        return [line.replace(chr(BRAILLE), " ") for line in lines]
+
+
+def _places(
+    points: Sequence[tuple[int, float]], width: int, height: int
+) -> Iterator[tuple[float, float]]:
+    """Points in dots. Halves, so that the greatest numbers have a difference."""
+    steps = [step for step, _ in points]
+    values = [value / 2 for _, value in points]
+    low, high = min(values), max(values)
+    first, last = steps[0], steps[-1]
+    for step, value in zip(steps, values, strict=True):
+        yield (
+            width * (step - first) / (last - first or 1),
+            height * ((value - low) / (high - low) if high > low else 0.5),
+        )
+
+
+def _near(character: str) -> str:
+    """Braille in ASCII."""
+    dots = ord(character) - BRAILLE if character != " " else 0
+    return {(False, False): " ", (True, False): "'", (False, True): "."}.get(
+        (bool(dots & UPPER), bool(dots & LOWER)), ":"
+    )
+
+
+def span(seconds: float) -> str:
+    """A time as Slurm writes it: m:s, h:m:s, d-h:m:s; seconds alone have a unit."""
+    whole = int(seconds)
+    minutes, rest = divmod(whole, 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    if days:
+        return f"{days}-{hours:02}:{minutes:02}:{rest:02}"
+    if hours:
+        return f"{hours}:{minutes:02}:{rest:02}"
+    return f"{minutes}:{rest:02}" if minutes else f"{rest} s"

@@ -1,0 +1,219 @@
+"""A run's view as lines of a terminal, as many and as wide as it has.
+
+``picture`` gives what rich prints; also for a script that records it, as an SVG image for instance.
+"""
+
+from __future__ import annotations
+
+import math
+import textwrap
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from rich.console import Group
+from rich.text import Text
+
+from hpcddp.cli.terminal.grid import ranks
+from hpcddp.cli.terminal.pen import Pen, span
+from hpcddp.observe.view import Life, View
+
+WIDE = 120  # columns from which curve and ranks stand side by side
+SKIP = ("lr", "samples_per_s", "step_s", "wait_s", "grad_norm")  # curves that are not drawn
+LABEL = 9  # columns for the numbers beside a curve
+STYLES = {"RUNNING": "green", "COMPLETED": "green", "PENDING": "yellow", "STOPPED": "yellow"}
+
+
+@dataclass
+class Part:
+    """A part of the picture, which gets some rows between its least and its most."""
+
+    draw: Callable[[int, int], list[Text]]  # of columns and rows
+    least: int
+    most: int
+    weight: int  # for what is left
+
+
+def picture(view: View, width: int, height: int, *, plain: bool = False, hint: str = "") -> Group:
+    """What a person sees of a run: at most so many lines, none of them wider.
+
+    Args:
+        plain: in ASCII alone.
+        hint: how to leave, where there is a key.
+    """
+    pen = Pen(plain)
+    lines = _head(pen, view, width, hint)
+    rows = height - len(lines)
+    top = _parts(pen, view, width)
+    if width >= WIDE and len(top) > 1:
+        left = width * 11 // 20
+        last = [top.pop()] if view.log else []
+        beside = [_beside(pen, top[:-1], top[-1], left)]
+        lines += stacked([*beside, *last], width, rows)
+    else:
+        lines += stacked(top, width, rows)
+    return Group(*(pen.fit(line, width) for line in lines[:height]))
+
+
+def _parts(pen: Pen, view: View, width: int) -> list[Part]:
+    """What there is to show: attempts, curve, ranks, log."""
+    found = []
+    if view.attempts:
+        most = len(view.attempts) + 1
+        found.append(Part(lambda w, h: _attempts(pen, view, w, h), 2, most, 2))
+    if width > LABEL and (name := _drawn(view)):
+        found.append(Part(lambda w, h: _curve(pen, view, name, w, h), 5, 26, 3))
+    if view.ranks:
+        least = 2 + min(2, sum(row.state != "" for row in view.ranks))
+        most = len(ranks(pen, view, width, 40))
+        found.append(Part(lambda w, h: ranks(pen, view, w, h), least, most, 4))
+    if view.log:
+        most = len(view.log) + 1
+        found.append(Part(lambda w, h: _log(pen, view, w, h), 2, most, 2))
+    return found
+
+
+def stacked(parts: Sequence[Part], width: int, rows: int) -> list[Text]:
+    """Parts one above the other; the last ones are left out where there is no room for them."""
+    parts = list(parts)
+    while parts and sum(part.least for part in parts) > rows:
+        parts.pop()
+    given = [part.least for part in parts]
+    for _ in range(rows - sum(given)):
+        open_ = [i for i, part in enumerate(parts) if given[i] < part.most]
+        if not open_:
+            break
+        given[min(open_, key=lambda i: given[i] / parts[i].weight)] += 1
+    return [
+        line
+        for part, share in zip(parts, given, strict=True)
+        for line in part.draw(width, share)[:share]
+    ]
+
+
+def _beside(pen: Pen, left: list[Part], right: Part, at: int) -> Part:
+    """Parts on the left of a column, and one on the right of it."""
+
+    def draw(width: int, rows: int) -> list[Text]:
+        mine, other = stacked(left, at - 2, rows), right.draw(width - at, rows)[:rows]
+        size = max(len(mine), len(other))
+        mine += [Text()] * (size - len(mine))
+        other += [Text()] * (size - len(other))
+        return [pen.fit(a, at - 2, pad=at) + b for a, b in zip(mine, other, strict=True)]
+
+    least, most = sum(p.least for p in left), sum(p.most for p in left)
+    return Part(draw, max(least, right.least), max(most, right.most), 5)
+
+
+def _head(pen: Pen, view: View, width: int, hint: str) -> list[Text]:
+    """Who it is, its state, how far it is, and how fast."""
+    found = view.status
+    since = found.since.partition("T")[2] if _today(view) else found.since.replace("T", " ")
+    name = [Text(part, "bold") for part in pen.folded(found.run, width)]
+    state = pen.text((found.state, STYLES.get(found.state, "red") + " bold"), "  ")
+    state += pen.text((f"since {since}" if since else "", "dim"))
+    if name[-1].cell_len + 2 + state.cell_len <= width:
+        name[-1] = name[-1] + Text("  ") + state
+    else:
+        name.append(state)
+    room = width - name[-1].cell_len - len(hint)
+    if hint and room > 1:
+        name[-1] = name[-1] + Text(" " * room) + pen.text((hint, "dim"))
+    job = f"job {found.job_id} on {found.backend}, " if found.job_id else ""
+    size = f"{found.nodes} nodes x {found.gpus_per_node} GPUs"
+    where = pen.text((f"{job}{size}" + (f", {found.hosts}" if found.hosts else ""), "dim"))
+    why = {"PENDING": "waits: "}.get(found.state, "") + found.reason if found.reason else ""
+    why = f"last known state: {found.reason}" if found.stale else why
+    told = [pen.text((text, "yellow")) for text in textwrap.wrap(pen.safe(why), width)[:2]]
+    rows = [_progress(pen, view, width), _figures(pen, view)]
+    rows += [pen.text((text, "yellow")) for text in textwrap.wrap(pen.safe(view.hint), width)[:2]]
+    return [*name, where, *told, *(row for row in rows if row.cell_len)]
+
+
+def _today(view: View) -> bool:
+    return view.status.since.startswith(time.strftime("%Y-%m-%d", time.localtime(view.now)))
+
+
+def _progress(pen: Pen, view: View, width: int) -> Text:
+    found = view.status
+    if not found.total_steps:
+        return pen.text(f"step {found.step}" if found.step else "")
+    share = min(1.0, found.step / found.total_steps)
+    text = f" {found.step}/{found.total_steps}  {share:.0%}"
+    text += f"  epoch {found.epoch}" if found.epoch else ""
+    if view.to_go_s is not None and math.isfinite(view.to_go_s):
+        text += f"  {span(view.to_go_s)} to go"
+    size = max(0, width - len(text))
+    full = int(size * share)
+    return pen.text((pen.full * full, "green"), (pen.empty * (size - full), "dim"), text)
+
+
+def _figures(pen: Pen, view: View) -> Text:
+    """The newest figures; what is unknown is left out."""
+    new, texts = view.newest, []
+    for name, form in (("loss", "loss {:.4g}"), ("samples_per_s", "{:.4g} samples/s")):
+        if name in new:
+            texts.append(form.format(new[name]))
+    if step := new.get("step_s"):
+        texts.append(f"{step:.3g} s a step")
+        if "wait_s" in new:
+            texts.append(f"{new['wait_s'] / step:.0%} of it waits for data")
+    used = [row.gpu for row in view.ranks if row.gpu is not None]
+    texts += [f"GPUs {sum(used) / len(used):.0f} %"] if used else []
+    texts += [f"{n.replace('/', ' ')} {v:.4g}" for n, v in new.items() if n.startswith("eval/")]
+    return pen.text("  ".join(texts))
+
+
+def _attempts(pen: Pen, view: View, width: int, rows: int) -> list[Text]:
+    """The newest attempts, and what all of them cost."""
+    title = f"attempts {len(view.attempts)}, {view.lost_steps} steps lost"
+    if view.efficiency is not None:
+        title += f", {view.efficiency:.0%} of {span(view.held_s)} useful"
+    left_out = max(0, len(view.attempts) - (rows - 1))
+    title += f"; the newest {rows - 1}" if left_out else ""
+    cells = [_life(view, life) for life in view.attempts[left_out:]]
+    wide = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))] if cells else []
+    lines = [
+        "  ".join(v.ljust(w) for v, w in zip(row, wide, strict=True)).rstrip() for row in cells
+    ]
+    return [pen.rule(title, width), *map(pen.text, lines)]
+
+
+def _life(view: View, life: Life) -> list[str]:
+    row = life.row
+    ran = (row.ended or view.now) - row.began
+    return [
+        f" {row.attempt}",
+        row.cause or "works",
+        f"steps {row.first + 1}-{row.last}" if row.last > row.first else "no steps",
+        f"{row.lost} lost",
+        f"ran {span(ran)}",
+        f"waited {span(life.waited_s)}",
+        row.hosts or "here",
+    ]
+
+
+def _drawn(view: View) -> str:
+    """The curve that is drawn: the loss, or what a program of one's own tells first."""
+    known = [name for name, (_, values) in view.curves.items() if any(map(math.isfinite, values))]
+    usual = (name for name in ("loss", "log/loss", "eval/loss") if name in known)
+    return next(usual, next(iter(known), ""))
+
+
+def _curve(pen: Pen, view: View, name: str, width: int, rows: int) -> list[Text]:
+    points = [(s, v) for s, v in zip(*view.curves[name], strict=True) if math.isfinite(v)]
+    values = [value for _, value in points]
+    low, high, first, last = min(values), max(values), points[0][0], points[-1][0]
+    lines = pen.curve(points, width - LABEL, rows - 2)
+    labels = [f"{high:.3g}", *[""] * (len(lines) - 2), f"{low:.3g}"][: len(lines)]
+    drawn = [
+        pen.text((f"{label:>{LABEL - 1}} ", "dim"), (text, "cyan"))
+        for label, text in zip(labels, lines, strict=True)
+    ]
+    ends = f"{' ' * LABEL}{first}"
+    ends += f"{last}".rjust(width - len(ends))
+    return [pen.rule(name.removeprefix("log/"), width), *drawn, pen.text((ends, "dim"))]
+
+
+def _log(pen: Pen, view: View, width: int, rows: int) -> list[Text]:
+    return [pen.rule("log", width), *map(pen.text, view.log[-(rows - 1) :])]

@@ -1,0 +1,52 @@
+"""A question about a job's model, to the Python that trains it: torch and the user's code come into
+a process of its own, never into the plan half.
+
+``ask`` starts a module of the train half, whose ``main`` calls ``answer``: one JSON object goes
+there on stdin, and one comes back on stdout.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from hpcddp import spec
+from hpcddp.spec import JobSpec
+
+
+class NoAnswer(Exception):
+    """The process ended without an answer; the text is the last line that it wrote."""
+
+
+def ask(
+    module: str, job: JobSpec, folder: Path, asked: dict[str, Any], timeout: float | None = None
+) -> dict[str, Any]:
+    """What a module answers, in the job's environment; "error" in it has the parts of an
+    HpcddpError.
+
+    Args:
+        folder: where the job works.
+        asked: the question; the job and its folder are put beside it.
+        timeout: seconds; None waits for ever.
+
+    Raises:
+        NoAnswer: the process failed, or did not answer in time.
+    """
+    question = {"spec": spec.to_dict(job), "workdir": str(folder), **asked}
+    environ = {**os.environ, **{name: str(value) for name, value in job.env.items()}}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", module], input=json.dumps(question),
+            capture_output=True, encoding="utf-8", errors="replace",
+            env=environ, cwd=folder, check=False, timeout=timeout,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        raise NoAnswer(f"no answer in {timeout:g} s") from None
+    if done.returncode or not done.stdout:
+        raise NoAnswer((done.stderr.strip().splitlines() or ["it says nothing"])[-1])
+    told: dict[str, Any] = json.loads(done.stdout)
+    return told

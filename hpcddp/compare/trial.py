@@ -1,0 +1,283 @@
+"""`hpcddp strategies`: each strategy of a job on this machine, beside one process in float64.
+
+A case is a row: a strategy with its ranks. Its run is planned as any other, in float32 and in
+float64. Processes are started as seldom as can be: one for the cases of one process, then as many
+as ranks, which train the other cases in turn (trial_ranks.py). Where one fails they end, and new
+ones go on behind it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from subprocess import Popen
+from types import FrameType, TracebackType
+from typing import Any
+
+from hpcddp import record, strategy
+from hpcddp.attempt.claim import free_port
+from hpcddp.compare.candidates import Case
+from hpcddp.errors import UserError
+from hpcddp.planning import plan
+from hpcddp.planning.jobfile import Layer
+from hpcddp.planning.plan import Plan
+from hpcddp.rundir import RunDir, last_lines, read_json, read_lines, write_json
+
+# The second is compared with one process's; the first is what is timed and measured.
+PRECISIONS = ("fp32", "fp64")
+# What a trial does without: a comparison of steps needs neither evaluation nor checkpoint.
+KEYS: dict[str, Any] = {
+    "cluster": "local",
+    "launcher": "spawn",
+    "nodes": "1",
+    "epochs": 0,
+    "train.log_every": 1,
+    "train.eval_every": 0,
+    "train.measure": True,
+    "checkpoint.every": 0,
+    "checkpoint.best": "",
+}
+FIRST = 2  # steps that are not timed
+TAIL = 4096  # bytes of a log or of metrics in which its last line lies
+
+
+@dataclass
+class Trial:
+    """A case of a job, and what became of it."""
+
+    case: Case
+    ranks: int  # processes
+    runs: dict[str, RunDir] = field(default_factory=dict)  # by precision
+    environ: dict[str, str] = field(default_factory=dict)
+    reason: str = ""  # why it cannot be, or how it failed
+    failed: bool = False
+
+    @property
+    def done(self) -> bool:
+        """Whether the last of its runs has come to its end."""
+        *_, run = self.runs.values()
+        return any(r["event"] == "end" for r in last_lines(run.attempt(1).metrics, TAIL))
+
+    def look(self) -> bool:
+        """Read which error its ranks wrote down, if they did; whether there is one."""
+        for run in self.runs.values():
+            if told := read_json(run.attempt(1).error):
+                # What says what to do is no failure, but an answer.
+                self.failed = bool(told["traceback"]) or told["kind"] != "mistake"
+                text = str(told["message"]).splitlines()[0]
+                task = str((read_json(run.job) or {}).get("spec", {}).get("task"))
+                kind = f"{told['type']}: " if told["traceback"] else ""
+                self.reason = kind + text.removeprefix(f"{task}: ")
+                return True
+        return False
+
+
+def prepare(layers: Sequence[Layer], case: Case, ranks: int, steps: int, root: Path) -> Trial:
+    """Plan a case and make its run dirs; what is refused is its reason.
+
+    Args:
+        layers: the job's values, the highest precedence first.
+
+    Raises:
+        UserError: one process cannot train the job either.
+    """
+    trial = Trial(case, 1 if case.alone else ranks)
+    for precision in PRECISIONS:
+        try:
+            made = _plan(layers, case, ranks, steps, precision)
+        except UserError as error:
+            if case.strategy == "single":  # the job itself is wrong
+                raise
+            trial.reason = trial.reason or ("" if trial.runs else error.what)
+            continue
+        run = RunDir(root / case.name.replace(" ", "-") / precision)
+        run.create()
+        record.write(run, made.record(run))
+        trial.runs[precision], trial.environ = run, made.environment()
+    return trial
+
+
+def _plan(layers: Sequence[Layer], case: Case, ranks: int, steps: int, precision: str) -> Plan:
+    gpus = 1 if case.strategy == "single" else ranks
+    top, mesh = Layer(), strategy.layout(case.strategy, 1, gpus)
+    own = {"strategy": case.strategy, "gpus": gpus, "max_steps": steps,
+           "train.precision": precision}  # fmt: skip
+    for key, value in {**KEYS, **own, **case.keys}.items():
+        top.put(key, value, "hpcddp strategies")
+    tables = [("pp.", mesh.pp > 1), ("ddp.", mesh.plain and mesh.world_size > 1)]
+    unused = tuple(table for table, used in tables if not used)
+    below = [_without(layer, unused) for layer in layers]
+    made = plan.make([top, *below], [], environ=os.environ, folder=Path.cwd())
+    if made.spec.command:
+        raise UserError("the job has a command, which spreads its model itself", where="command",
+                        hint="name a job with a task")  # fmt: skip
+    return made
+
+
+def _without(layer: Layer, tables: tuple[str, ...]) -> Layer:
+    """A layer without the tables that a strategy has no use for."""
+    values = {k: v for k, v in layer.values.items() if not k.startswith(tables)}
+    return Layer(values, layer.sources) if tables else layer
+
+
+class Ranks:
+    """Processes that train these trials, as lines of their output; none is left on leaving."""
+
+    def __init__(self, trials: Sequence[Trial], look: Sequence[Trial], root: Path) -> None:
+        self._trials, self._root = trials, root
+        number = len(list(root.glob("log-*"))) + 1
+        self._log, self._file = root / f"log-{number}", root / f"trials-{number}.json"
+        write_json(self._file, {
+            "train": [str(run.path) for trial in trials for run in trial.runs.values()],
+            "look": [str(run.path) for trial in look for run in trial.runs.values()],
+        })  # fmt: skip
+
+    def __enter__(self) -> Iterator[bytes]:
+        first, python = self._trials[0], [sys.executable, "-P", "-m"]
+        where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+        kept = {n: v for n, v in os.environ.items() if n not in ("HPCDDP_RUN_DIR",)}
+        program = [*python, "hpcddp.train.trial_ranks", str(self._file)]
+        self._process: Popen[bytes] | None = None
+        try:
+            with _uninterrupted():
+                self._process = Popen(
+                    [*python, "hpcddp.launch.spawn", "1", str(first.ranks), *program],
+                    env={**kept, **first.environ, **where}, stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                    process_group=0,  # Ctrl-C is for us: we end them
+                )  # fmt: skip
+            return self._lines()
+        except BaseException:  # nobody leaves what was not entered
+            self._end(at_once=True)
+            raise
+
+    def _lines(self) -> Iterator[bytes]:
+        assert self._process and self._process.stdout
+        with self._log.open("wb") as log:
+            for line in self._process.stdout:
+                log.write(line)
+                yield line
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:  # fmt: skip
+        self._end(at_once=kind is not None)
+
+    def _end(self, *, at_once: bool) -> None:
+        if self._process is None:
+            return
+        if at_once:
+            self._process.terminate()
+        try:
+            self._process.wait()
+        except BaseException:
+            self._process.terminate()
+            self._process.wait()
+            raise
+        assert self._process.stdout
+        self._process.stdout.close()
+
+    def said(self) -> str:
+        """How they left: their exit code, and their last line."""
+        lines = self._log.read_bytes()[-TAIL:].decode(errors="replace").split("\n")
+        last = next((line for line in reversed(lines) if line.strip()), "")
+        assert self._process
+        return f"its ranks left with exit code {self._process.returncode}: {last}"
+
+
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Ctrl-C comes after this: within Popen it would leave a process that nobody knows.
+
+    By a handler, since what is started would go on with a mask.
+    """
+    earlier = signal.getsignal(signal.SIGINT)
+    if not callable(earlier) or threading.current_thread() is not threading.main_thread():
+        yield  # nobody is interrupted here
+        return
+    came: list[tuple[int, FrameType | None]] = []
+    signal.signal(signal.SIGINT, lambda *told: came.append(told))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, earlier)
+    if came:
+        earlier(*came[0])
+
+
+def play(trials: Sequence[Trial], root: Path, note: Callable[[str], object]) -> Iterator[Trial]:
+    """Train them all; each as soon as it has ended, in their order.
+
+    Args:
+        root: the folder of their runs.
+        note: gets what their ranks remark on.
+    """
+    alone = [trial for trial in trials if trial.ranks == 1]
+    rest = [trial for trial in trials if trial.ranks > 1]
+    yield from _play(alone, rest, root, note)
+    for trial in rest:
+        trial.reason or trial.look()
+    yield from _play(rest, [], root, note)
+
+
+def _play(
+    trials: Sequence[Trial], look: Sequence[Trial], root: Path, note: Callable[[str], object]
+) -> Iterator[Trial]:
+    left = list(trials)
+    while left:
+        while left and left[0].reason:
+            yield left.pop(0)
+        todo = [trial for trial in left if not trial.reason]
+        if not todo:
+            continue
+        ranks = Ranks(todo, look, root)
+        with ranks as lines:
+            for line in lines:
+                _, found, text = line.decode(errors="replace").partition(": note: ")
+                if found:
+                    note(text.rstrip())
+                while left and (left[0].reason or left[0].done):
+                    yield left.pop(0)
+        if left and not left[0].look():
+            left[0].reason, left[0].failed = ranks.said(), True
+        look = []
+
+
+@dataclass
+class Figures:
+    """What a trial came to; None where nobody knows.
+
+    Args:
+        loss: of the last step, by precision.
+        memory: bytes of the rank that has most, by what they are for.
+        sent: bytes of a step, over all ranks.
+        step: seconds, the median.
+    """
+
+    loss: dict[str, float]
+    memory: dict[str, int | None]
+    sent: float | None
+    step: float | None
+
+
+def figures(trial: Trial) -> Figures:
+    """Read a trial's figures from its metrics."""
+    found = {
+        precision: [r for r in read_lines(run.attempt(1).metrics) if r["event"] == "train"]
+        for precision, run in trial.runs.items()
+    }
+    loss = {precision: records[-1]["loss"] for precision, records in found.items() if records}
+    timed = found.get(PRECISIONS[0], [])[FIRST:]
+    memory = timed[-1].get("memory", {}) if timed else {}
+    sent = [r["sent"] for r in timed if r.get("sent") is not None]
+    return Figures(
+        loss, memory, median(sent) if sent else None,
+        median(r["step_s"] for r in timed) if timed else None,
+    )  # fmt: skip

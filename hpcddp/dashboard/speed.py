@@ -1,0 +1,83 @@
+"""How fast a run is, and which of its ranks are slow, from its newest attempt's records."""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from pathlib import Path
+
+from hpcddp.observe.curves import pieces
+from hpcddp.rundir import RunDir, parse_lines
+
+TAIL = 1 << 15  # bytes that are read for the rate
+RARE = re.compile(rb'^.*"event": ?"(?:slow|recovered)".*$', re.MULTILINE)
+POINTS = 200
+
+
+class Newest:
+    """What the list shows beside a run's status; each byte is looked at once."""
+
+    def __init__(self, run: RunDir) -> None:
+        self.run = run
+        self.samples_per_s: float | None = None
+        self._slow: set[tuple[str, str]] = set()  # what of it (compute or data), rank
+        self._points: deque[tuple[float, float]] = deque(maxlen=POINTS)  # step, when it was told
+        self._attempt, self._read = 0, 0
+
+    @property
+    def slow(self) -> int:
+        """How many ranks are slow, with their work or with their data."""
+        return len({rank for _, rank in self._slow})
+
+    @property
+    def step_s(self) -> float | None:
+        """Seconds of a step lately, with all that comes between steps."""
+        if len(self._points) < 2 or self._points[-1][0] <= self._points[0][0]:
+            return None
+        (first, began), (last, now) = self._points[0], self._points[-1]
+        return (now - began) / (last - first)
+
+    def update(self, *, whole: bool) -> None:
+        """Read what is new.
+
+        Args:
+            whole: from the attempt's beginning, which tells the slow ranks; else its end alone.
+        """
+        folders = self.run.all_attempts()
+        if not folders:
+            return
+        metrics = folders[-1].metrics
+        if folders[-1].number != self._attempt:
+            self._attempt, self._read = folders[-1].number, 0
+            self._slow.clear()
+            self._points.clear()
+        if not whole:
+            self._read = max(self._read, _start(metrics))
+        for data in pieces(metrics, self._read):
+            self._read += len(data)
+            self._marks(data)
+            self._rate(data[data.find(b"\n", -TAIL) + 1 :] if len(data) > TAIL else data)
+
+    def _marks(self, data: bytes) -> None:
+        for record in parse_lines(RARE.findall(data)):
+            what = str(record.get("what")), str(record.get("rank"))
+            if record.get("event") == "slow":
+                self._slow.add(what)
+            elif record.get("event") == "recovered":
+                self._slow.discard(what)
+
+    def _rate(self, data: bytes) -> None:
+        for record in parse_lines(data.splitlines()):
+            if record.get("event") == "rollback":
+                self._points.clear()
+            if record.get("event") == "train":
+                self._points.append((record["step"], record["time"]))
+                self.samples_per_s = record.get("samples_per_s")
+
+
+def _start(path: Path) -> int:
+    """Where the last lines of a file begin, somewhere within a line."""
+    try:
+        return max(0, path.stat().st_size - TAIL)
+    except OSError:
+        return 0

@@ -1,0 +1,293 @@
+"""A node's cache: what was fetched once need not come over the network again.
+
+    FOLDER/                  hpcddp-cache-UID on the node's own disk, mode 0700
+      00/ .. ff/             by the key's hash
+        HASH                 content, renamed into place
+        HASH.claim           who fetches it now
+        .HASH.WHO.TOKEN.part what has come of it
+      usage                  how many bytes there are in all (usage.py)
+      sweep.claim            who makes room now
+
+All processes of the node share it, those of other jobs of this user too, and it outlives the job
+where the folder does. There are no locks: a process may be killed anywhere. Nothing here is the
+truth; where anything fails, the caller reads from where the data lies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import BinaryIO
+
+from hpcddp.data.node_cache import claims, disk
+from hpcddp.data.node_cache.sweep import Files, clear
+from hpcddp.data.node_cache.usage import Usage
+from hpcddp.errors import HpcddpError
+from hpcddp.rundir import RunDir, read_json, token
+from hpcddp.sizes import bytes_of
+from hpcddp.spec import DataSpec
+
+SPARE = 0.05  # of the disk that stays free
+SLACK = 0.1  # of the limit that goes at once: to look at all files for each new one would be slow
+TOUCH = 60.0  # seconds between two notes that a file was used
+RECOUNT = 3600.0  # seconds between two looks at what is really there
+WAIT = 200.0  # seconds that a process waits for another one that fetches; less than a hang's
+PAUSE = 30.0  # seconds without new files when the disk took none
+QUIET = 600.0  # seconds between two lines about that, of all processes of the node
+FIRST_LOOK, LAST_LOOK = 0.001, 0.05  # seconds between two looks at one that fetches
+
+Fetch = Callable[[BinaryIO], None]
+
+
+class Cache:
+    """Files by key, of which the least recently used go first.
+
+    Args:
+        folder: where they are.
+        limit: bytes; 0 keeps nothing.
+    """
+
+    def __init__(self, folder: Path, limit: int) -> None:
+        self.folder, self.limit = folder, limit
+        self._usage = Usage(folder / "usage")
+        self._pause = 0.0  # until then, by the monotonic clock, nothing new is taken in
+
+    def get(self, key: str, size: int, fetch: Fetch) -> BinaryIO | None:
+        """A file with the content for a key, to read; None where it cannot be cached.
+
+        It stays whole when it is evicted. What `fetch` raises flies, but for an OSError: that is of
+        the cache's disk.
+
+        Args:
+            key: names the content and its version.
+            size: bytes of it; other content is dropped.
+            fetch: writes the content into the file that it is given.
+        """
+        if not 0 <= size <= self.limit or not self.limit:
+            return None
+        path = Path(self._path(key))
+        try:
+            try:
+                return self._get(path, size, fetch)
+            except OSError as error:
+                if error.errno not in disk.FULL:
+                    raise
+                self._sweep(size, max(size, int(SLACK * self.limit)))
+                return self._get(path, size, fetch)
+        except OSError as error:
+            self._refuse(error)
+            return None
+
+    def read(self, key: str, size: int) -> bytes | None:
+        """The content for a key, if it is there now: `get` for small files, some times as fast."""
+        try:
+            fd = os.open(self._path(key), os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return None
+        try:
+            facts = os.fstat(fd)
+            if facts.st_size != size:
+                return None  # `get` knows what to do with it
+            if time.time() - facts.st_mtime > TOUCH:
+                os.utime(fd)
+            data = os.read(fd, size)
+            return data if len(data) == size else None
+        except OSError:
+            return None
+        finally:
+            os.close(fd)
+
+    def _path(self, key: str) -> str:
+        name = hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+        return f"{self.folder}/{name[:2]}/{name[2:]}"
+
+    def _get(self, path: Path, size: int, fetch: Fetch) -> BinaryIO | None:
+        claim, text, looks = path.with_suffix(".claim"), "", _looks()
+        while not text:
+            if (found := _open(path, size)) or time.monotonic() < self._pause:
+                return found
+            if not next(looks):
+                return None
+            if not self._usage.known:
+                self._sweep(0, 0)  # before anything is counted
+            path.parent.mkdir(exist_ok=True)
+            text = self._claim(claim, size)
+        try:
+            return _open(path, size) or self._take(path, size, fetch)
+        finally:
+            claims.drop(claim, text)
+
+    def _claim(self, claim: Path, size: int) -> str:
+        """Take the claim on a key. What a killed process left of it goes, but for a file that was
+        whole: that is counted."""
+        killed, left = claims.holder(claim)
+        if killed and claims.lives(killed, claim):
+            return ""
+        text = claims.take(claim, size)
+        if text and killed:
+            if not claim.with_suffix("").exists():
+                self._usage.add(-left)
+            for part in claim.parent.glob(f".{claim.stem}.{killed}.*"):
+                clear(part)
+        return text
+
+    def _take(self, path: Path, size: int, fetch: Fetch) -> BinaryIO | None:
+        """Fetch what is claimed, if there is room."""
+        found = None
+        self._usage.add(size)
+        try:
+            if self._room(size):
+                found = _fetch(path, size, fetch)
+            return found
+        finally:
+            if not found:
+                self._usage.add(-size)
+
+    def _room(self, size: int) -> bool:
+        """Whether a file that is counted already may come; others go for it."""
+        if self._fits(size) and self._usage.age() < RECOUNT:
+            return True
+        self._sweep(size, 0)
+        if self._fits(size):
+            return True
+        if _lack(self.folder, size) > 0:
+            self._refuse(None)
+        return False
+
+    def _fits(self, size: int) -> bool:
+        return (
+            self._usage.known
+            and self._usage.total() <= self.limit
+            and _lack(self.folder, size) <= 0
+        )
+
+    def _sweep(self, size: int, more: int) -> None:
+        """Count what is there, and make room; or wait until another process has.
+
+        Args:
+            more: bytes that must go in any case.
+        """
+        claim, text, waited = self.folder / "sweep.claim", "", False
+        for _ in _looks():
+            try:
+                if text := claims.take(claim):
+                    break
+            except OSError as error:
+                if error.errno not in disk.FULL:
+                    raise
+                break  # no room for the claim: two that sweep do no harm
+            waited = True
+        else:
+            return
+        try:
+            if not (waited and not more and self._fits(size)):
+                self._make_room(size, more)
+        finally:
+            claims.drop(claim, text)
+
+    def _make_room(self, size: int, more: int) -> None:
+        since, files = self._usage.position(), Files(self.folder)
+        held = files.held + files.claimed
+        goal = held - int((1 - SLACK) * self.limit) if held > self.limit else 0
+        least = max(goal, _lack(self.folder, size), more)
+        self._usage.renew(held - files.evict(least), since)
+
+    def _refuse(self, error: OSError | None) -> None:
+        """Take in nothing new for a while, and say so."""
+        self._pause = time.monotonic() + PAUSE
+        why = (error and error.strerror) or f"less than {SPARE:.0%} of the disk would stay free"
+        _tell(self.folder, f"not all of the data can be cached in {self.folder}: {why}")
+
+
+def _tell(folder: Path, line: str) -> None:
+    """Say a line once, of all processes of the node."""
+    told = folder / "told"
+    with contextlib.suppress(OSError):
+        if time.time() - told.stat().st_mtime < QUIET:
+            return
+    with contextlib.suppress(OSError):
+        told.touch()
+    print(f"hpcddp: {line}", file=sys.stderr, flush=True)
+
+
+def _looks() -> Iterator[bool]:
+    """Looks at what another process does, ever more seldom; False when it was long enough."""
+    deadline, pause = time.monotonic() + WAIT, FIRST_LOOK
+    yield True
+    while time.monotonic() < deadline:
+        time.sleep(pause)
+        pause = min(1.5 * pause, LAST_LOOK)
+        yield True
+    yield False
+
+
+def _open(path: Path, size: int) -> BinaryIO | None:
+    """The content, if it is there; what a lost machine left of it is dropped."""
+    try:
+        file = path.open("rb")
+    except FileNotFoundError:
+        return None
+    facts = os.fstat(file.fileno())
+    if facts.st_size != size:
+        file.close()
+        path.unlink(missing_ok=True)
+        return None
+    if time.time() - facts.st_mtime > TOUCH:
+        os.utime(file.fileno())
+    return file
+
+
+def _fetch(path: Path, size: int, fetch: Fetch) -> BinaryIO | None:
+    """Fetch content aside and put it into its place; None if it is of another size."""
+    aside = path.with_name(f".{path.name}.{claims.mark()}.{token(4)}.part")
+    try:
+        with aside.open("xb") as file:
+            fetch(file)
+        if aside.stat().st_size != size:
+            return None
+        found = aside.open("rb")
+        aside.replace(path)
+        return found
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def _lack(folder: Path, size: int) -> int:
+    """Bytes that must go from the disk before so many come; 0 or less if none."""
+    free, whole = disk.free(folder)
+    return int(SPARE * whole) + size - free
+
+
+_shared: Cache | None = None
+
+
+def shared() -> Cache:
+    """This process's cache, as its run has it. It holds no file and no lock: a fork may use it."""
+    global _shared
+    if _shared is None:
+        _shared = of_run(os.environ)
+    return _shared
+
+
+def of_run(environ: Mapping[str, str]) -> Cache:
+    """The cache of a rank, by its environment; one that takes nothing where there can be none."""
+    asked = DataSpec().cache
+    try:
+        if run := environ.get("HPCDDP_RUN_DIR"):
+            job = read_json(RunDir(run).job) or {}
+            asked = job.get("spec", {}).get("data", {}).get("cache", asked)
+        limit = bytes_of(asked, "data.cache", what="a cache", zero=True)
+        folder = disk.own_folder(environ, "cache") if limit else Path()
+        if asked == DataSpec().cache and limit and disk.in_memory(folder):
+            _tell(folder, f"no cache: {folder} is in the job's memory; set TMPDIR to a folder on a "
+                  "disk, or data.cache to how much of the memory it may have")  # fmt: skip
+            limit = 0
+        return Cache(folder, limit)
+    except HpcddpError as error:
+        print(f"hpcddp: no cache: {str(error).splitlines()[0]}", file=sys.stderr, flush=True)
+        return Cache(Path(), 0)

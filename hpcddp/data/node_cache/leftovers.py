@@ -1,0 +1,51 @@
+"""What staging leaves on a node. It goes when its run is done, or when another run stages."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from pathlib import Path
+
+from hpcddp.attempt import ledger
+from hpcddp.attempt.decision import RETURNS
+from hpcddp.data.node_cache import claims
+from hpcddp.errors import HpcddpError
+from hpcddp.rundir import RunDir, read_json, remove, sweep
+
+OLD = 86400.0  # seconds after which a folder goes whose run cannot be found
+LONG = 7 * OLD  # the same, where its owner may be a process that cannot be seen from here
+
+
+def leave(folder: Path) -> None:
+    """Remove what a run that is done has staged on this node."""
+    with contextlib.suppress(OSError):
+        remove(folder)
+        if not any(path.is_dir() for path in folder.parent.iterdir()):  # of virtual nodes the last
+            remove(folder.parent)
+
+
+def clear(base: Path, own: Path) -> None:
+    """Remove what runs that are over have left on this node."""
+    for folder in base.iterdir():
+        with contextlib.suppress(OSError, HpcddpError):
+            if folder.name.startswith(".gone-"):
+                sweep(folder)
+            elif folder != own and _over(folder):
+                remove(folder)
+
+
+def _over(folder: Path) -> bool:
+    """Whether nobody will read a folder any more: its run will not come back by itself. Where the
+    run cannot be found, another node or container may see it: who copied must be gone too."""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        run = RunDir((folder / "run").read_text())
+        run.job.stat()
+        last = ledger.last(run)
+        return last is not None and not last.live and last.action not in RETURNS
+    owners = list(folder.glob("*/.owner"))
+    newest = max(path.stat().st_mtime for path in (folder, *owners))
+    return time.time() - newest > OLD and not any(map(_works, owners))
+
+
+def _works(owner: Path) -> bool:
+    return claims.lives(str((read_json(owner) or {}).get("who")), owner, LONG)

@@ -1,0 +1,5 @@
+"""How the processes of a job start on a node, and what each finds there.
+
+It imports what is below; torch only in a function of a process that forks ranks.
+Others use ``launchers`` (the table), ``command`` and ``script``.
+"""

@@ -1,0 +1,217 @@
+"""The processes of some ranks on this machine: labelled, told and ended together, as by srun."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Protocol
+
+from hpcddp.attempt.error_record import host
+from hpcddp.errors import RunError
+from hpcddp.launch.command import job_of
+from hpcddp.launch.orphans import Orphans
+from hpcddp.rundir import read_json
+from hpcddp.topology import Rank
+
+KILL_WAIT = 10.0  # seconds between TERM and KILL
+WAIT = 600.0  # seconds between the first rank's end and the last's, as for srun in the templates
+LOOK = 0.5  # seconds between two looks at the run dir
+# Ends that no rank comes to because another one is gone: no memory left, or no room on a disk.
+CAUSES = (-signal.SIGKILL, -signal.SIGBUS)
+
+
+def patience(environ: Mapping[str, str]) -> float:
+    """WAIT for a task, whose ranks leave together; a program's may do what they like."""
+    return float("inf") if job_of(environ.get("HPCDDP_RUN_DIR", os.devnull)) else WAIT
+
+
+class Process(Protocol):
+    """What a group needs of a process; subprocess.Popen has it."""
+
+    pid: int
+    stdout: IO[bytes] | None
+
+    def poll(self) -> int | None:
+        """The exit code, -N for signal N; None while it runs."""
+
+    def send_signal(self, sig: int) -> None:
+        """Send a signal, if it still runs."""
+
+
+class Group:
+    """The processes of some ranks.
+
+    Args:
+        ranks: those that run here.
+        start: makes a rank's process, its output in a pipe; or raises what is no Exception, in a
+            fork of this process.
+        out: where the lines go; what a full disk does not take is lost.
+        label: put `RANK: ` before each line.
+        request: the run dir's file with a person's wish, if nobody else passes that on.
+        kill_wait: seconds between TERM and KILL.
+        wait: seconds that ranks may run on when the first one has left.
+    """
+
+    def __init__(
+        self,
+        ranks: Sequence[Rank],
+        start: Callable[[Rank], Process],
+        out: IO[bytes],
+        *,
+        label: bool = True,
+        request: Path | None = None,
+        kill_wait: float | None = None,
+        wait: float = WAIT,
+    ) -> None:
+        self.out, self.label, self.request = out, label, request
+        self.kill_wait = KILL_WAIT if kill_wait is None else kill_wait
+        self.width = len(str(ranks[0].world_size - 1))
+        self.code = 0
+        self.told: set[int] = set()  # ranks of which it was said that a signal ended them
+        self.parent = os.getppid()
+        self.deadline = self.late = float("inf")
+        self.wait = wait
+        self.next_look = 0.0  # at the request; never again once it was there
+        self.selector = selectors.DefaultSelector()
+        self.processes: dict[int, Process] = {}
+        self.orphans = Orphans()
+        self.alone = float("inf")  # since when no rank runs
+        try:
+            for rank in ranks:
+                self._add(rank, start(rank))
+        except OSError:
+            self.signal(signal.SIGKILL)
+            raise
+        except BaseException:  # a fork of this process, which has nothing to do with the others
+            self._forget()
+            raise
+
+    def _add(self, rank: Rank, process: Process) -> None:
+        self.processes[rank.world_rank] = process
+        assert process.stdout
+        os.set_blocking(process.stdout.fileno(), False)
+        self.selector.register(process.stdout, selectors.EVENT_READ, [rank.world_rank, b""])
+
+    def _forget(self) -> None:
+        self.selector.close()
+        for process in self.processes.values():
+            if process.stdout:
+                process.stdout.close()
+
+    def signal(self, number: int) -> None:
+        """Send a signal to every rank that still runs, and to what others have left behind."""
+        for process in self.processes.values():
+            if process.poll() is None:
+                process.send_signal(number)
+        self.orphans.tell(number)
+
+    def end(self) -> None:
+        """TERM now, KILL after a while."""
+        if self.deadline == float("inf"):
+            self.deadline = time.monotonic() + self.kill_wait
+            self.signal(signal.SIGTERM)
+
+    def run(self) -> int:
+        """Until every rank has left; the first bad exit code, 128 + N for signal N, or 0. Of ranks
+        that are seen at once a killed one is the first."""
+        while self._watch() or self._leaves():
+            for key, _ in self.selector.select(timeout=0.1):
+                self._read(key)
+        self.orphans.kill()
+        for key in list(self.selector.get_map().values()):
+            self._read(key)
+            if key.data[1]:  # a last line without its end, in a pipe that a grandchild holds open
+                self._write_lines(key.data[0], [key.data[1]])
+        return self.code
+
+    def _leaves(self) -> bool:
+        """Whether there is something to wait for that was told to leave, though no rank runs."""
+        now = time.monotonic()
+        self.alone = min(self.alone, now)
+        left = self.orphans.look(self._pids(), now=True)
+        return left and now < min(self.alone + self.kill_wait, self.deadline)
+
+    def _pids(self) -> set[int]:
+        return {process.pid for process in self.processes.values()}
+
+    def _watch(self) -> bool:
+        """Look at every rank; whether one still runs."""
+        codes = {rank: process.poll() for rank, process in self.processes.items()}
+        # A rank that was killed comes first: the others, which lost it, may be seen before.
+        bad = sorted(
+            ((rank, code) for rank, code in codes.items() if code),
+            key=lambda end: end[1] not in CAUSES,
+        )
+        for rank, code in bad if self.code else bad[:1]:
+            self._tell(rank, code)
+        if bad and not self.code:
+            code = bad[0][1]
+            self.code = code if code > 0 else 128 - code
+            self.end()
+        self._pass_on()
+        self.orphans.look(self._pids())
+        self._wait_for_the_rest(codes)
+        if os.getppid() != self.parent:  # the script is gone: nobody would wait for the ranks
+            self.end()
+        if time.monotonic() > self.deadline:
+            self.signal(signal.SIGKILL)
+        return any(code is None for code in codes.values())
+
+    def _tell(self, rank: int, code: int) -> None:
+        """Name a rank that a signal ended, if it was not this group that sent it."""
+        late = code == -signal.SIGKILL and time.monotonic() > self.deadline
+        ours = self.code and (code not in CAUSES or late)
+        if code < 0 and not ours and rank not in self.told:
+            self.told.add(rank)
+            name = signal.Signals(-code).name
+            self._write(f"hpcddp: rank {rank} on {host()} was ended by {name}\n".encode())
+
+    def _wait_for_the_rest(self, codes: dict[int, int | None]) -> None:
+        """A rank that hangs at its very end must not keep a job that is done."""
+        left = [rank for rank, code in codes.items() if code is not None]
+        if left and self.late == float("inf"):
+            self.late = time.monotonic() + self.wait
+        if time.monotonic() > self.late and self.deadline == float("inf"):
+            rest = ", ".join(str(rank) for rank, code in codes.items() if code is None)
+            text = f"hpcddp: rank {rest} on {host()} still ran {self.wait:.0f} s after another left"
+            self._write(f"{text}\n".encode())
+            self.end()
+
+    def _pass_on(self) -> None:
+        """Tell the ranks of a person's wish, as Slurm would."""
+        if self.request is None or (clock := time.monotonic()) < self.next_look:
+            return
+        self.next_look = clock + LOOK
+        with contextlib.suppress(RunError):
+            if (read_json(self.request) or {}).get("want") in ("stop", "preempt"):
+                self.next_look = float("inf")
+                self.signal(signal.SIGUSR2)
+
+    def _read(self, key: selectors.SelectorKey) -> None:
+        """Pass on the whole lines that a rank has written."""
+        rank, rest = key.data
+        try:
+            data = os.read(key.fd, 1 << 16)
+        except BlockingIOError:
+            return
+        lines = (rest + data).split(b"\n")
+        key.data[1] = lines.pop() if data else b""
+        if not data:
+            self.selector.unregister(key.fileobj)
+            lines = [line for line in lines if line]
+        self._write_lines(rank, lines)
+
+    def _write_lines(self, rank: int, lines: list[bytes]) -> None:
+        label = b"%*d: " % (self.width, rank) if self.label else b""
+        self._write(b"".join(label + line + b"\n" for line in lines))
+
+    def _write(self, data: bytes) -> None:
+        with contextlib.suppress(OSError):  # a full disk loses lines, and no rank
+            while data:
+                data = data[self.out.write(data) or 0 :]
+            self.out.flush()

@@ -1,0 +1,160 @@
+"""The launcher `fork`: one process of a node imports torch, and its ranks are forked from it.
+
+    python -P -m hpcddp.launch.fork RANKS_PER_NODE COMMAND...
+
+Started once on each node, by srun or by spawn.py. Imports are all that comes before the fork: a
+CUDA context, a thread or a parallel region of OpenMP would not be whole in the ranks. The command
+is one of Python's, a script or `-m MODULE`: it runs in the forked process, as `__main__`. Output is
+labelled, signals are passed on, and the first bad exit code is the node's, as in spawn.py.
+"""
+
+from __future__ import annotations
+
+import gc
+import io
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import IO
+
+from hpcddp.launch.children import KILL_WAIT, Group, patience
+from hpcddp.launch.command import job_of
+from hpcddp.launch.script import Script
+from hpcddp.preempt import adopt_orphans, die_with_parent, ignore_stop_signals, stop_signals
+from hpcddp.topology import Rank, Topology
+
+SLURM_KILL_WAIT = 30.0  # seconds between TERM and KILL, Slurm's default
+
+
+class Forked:
+    """A rank's process, as far as Group looks at one."""
+
+    def __init__(self, pid: int, output: int) -> None:
+        self.pid = pid
+        self.stdout: IO[bytes] | None = io.FileIO(output)
+        self._code: int | None = None
+
+    def poll(self) -> int | None:
+        """The exit code, -N for signal N; None while it runs."""
+        if self._code is None:
+            with suppress(ChildProcessError):  # a signal's handler came in between, and knows
+                pid, status = os.waitpid(self.pid, os.WNOHANG)
+                self._code = os.waitstatus_to_exitcode(status) if pid else None
+        return self._code
+
+    def send_signal(self, sig: int) -> None:
+        """Send a signal, if it still runs."""
+        if self.poll() is None:
+            os.kill(self.pid, sig)
+
+
+class _Born(BaseException):
+    """Raised in a forked process, to leave the frames of its parent."""
+
+    def __init__(self, rank: Rank) -> None:
+        self.rank = rank
+
+
+def start(rank: Rank) -> Forked:
+    """Fork a rank. Signals are blocked: nobody there could tell whom they were for."""
+    output, end = os.pipe()
+    parent = os.getpid()
+    pid = os.fork()
+    if pid:
+        os.close(end)
+        return Forked(pid, output)
+    die_with_parent()
+    if os.getppid() != parent:
+        os._exit(1)
+    null = os.open(os.devnull, os.O_RDONLY)
+    for old, new in ((null, 0), (end, 1), (end, 2)):
+        os.dup2(old, new)
+    for own in (output, end, null):
+        os.close(own)
+    raise _Born(rank)
+
+
+def environment(rank: Rank, environ: Mapping[str, str]) -> dict[str, str]:
+    """What a rank's environment has in place of its node's: the names of torchrun, and those that
+    srun would have set."""
+    found = {**rank.to_env(), "HPCDDP_FORKED": "1"}
+    nodes = rank.world_size // rank.local_size
+    each = f"{rank.local_size}(x{nodes})" if nodes > 1 else str(rank.local_size)
+    slurm = {
+        "SLURM_PROCID": rank.world_rank,
+        "SLURM_LOCALID": rank.local_rank,
+        **dict.fromkeys(("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_STEP_NUM_TASKS"), rank.world_size),
+        **dict.fromkeys(("SLURM_TASKS_PER_NODE", "SLURM_STEP_TASKS_PER_NODE"), each),
+        "SLURM_NTASKS_PER_NODE": rank.local_size,
+        "SLURM_TASK_PID": os.getpid(),
+    }
+    if (cpus := environ.get("SLURM_CPUS_PER_TASK", "")).isdigit():
+        slurm["SLURM_CPUS_PER_TASK"] = int(cpus) // rank.local_size
+    return found | {name: str(value) for name, value in slurm.items() if name in environ}
+
+
+def preload(environ: Mapping[str, str]) -> None:
+    """Import what a rank needs up to its first step."""
+    import torch
+    import torch.distributed
+    import torch.nn.parallel
+    import torch.utils.data
+
+    weight = torch.nn.Parameter(torch.zeros(()))
+    weight.grad = torch.zeros(())
+    torch.optim.SGD([weight]).step()  # imports a good deal more; Adam's step looks for a GPU
+    if not job_of(environ["HPCDDP_RUN_DIR"]):
+        import hpcddp.train.job  # noqa: F401
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        raise SystemExit(
+            "hpcddp: CUDA is in use before the ranks are forked; take another launcher"
+        )
+
+
+def main(args: list[str]) -> int:
+    """Import, fork the node's ranks, and see to them."""
+    here, *command = args
+    script = Script(command)
+    node = Rank.from_env(os.environ)
+    topology = Topology(node.world_size, int(here))
+    preload(os.environ)
+    adopt_orphans()
+    ranks = [topology.rank_of(topology.rank(node.world_rank, i)) for i in range(int(here))]
+    gc.collect()
+    gc.freeze()  # the ranks share this memory as long as nobody writes there
+    signal.pthread_sigmask(signal.SIG_BLOCK, stops := {*stop_signals(), signal.SIGINT})
+    try:
+        wait = SLURM_KILL_WAIT if "SLURM_JOB_ID" in os.environ else KILL_WAIT
+        out = io.FileIO(1, "w", closefd=False)
+        group = Group(ranks, start, out, kill_wait=wait, wait=patience(os.environ))
+    except _Born as born:
+        mine = born.rank
+    else:
+        for number in stops:
+            signal.signal(number, lambda number, frame: group.signal(number))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, stops)
+        code = group.run()
+        ignore_stop_signals()  # one that comes while Python leaves would hide the exit code
+        return code
+    _be(mine)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, stops)
+    return script.run()
+
+
+def _be(rank: Rank) -> None:
+    """Make a forked process what srun would have started."""
+    os.environ.update(environment(rank, os.environ))
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    if "numpy" in sys.modules:  # Python's own generator seeds itself anew
+        sys.modules["numpy"].random.seed()
+    cpus, here = sorted(os.sched_getaffinity(0)), rank.local_size
+    share = len(cpus) // here
+    if share:
+        os.sched_setaffinity(0, cpus[rank.local_rank * share : (rank.local_rank + 1) * share])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

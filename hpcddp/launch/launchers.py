@@ -1,0 +1,125 @@
+"""Launchers: how processes start inside an allocation. A row and a template fragment each."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+from hpcddp.errors import SlurmUnreachable, UserError
+from hpcddp.keys import nearest
+from hpcddp.launch import horovod
+from hpcddp.slurm import commands as slurm
+from hpcddp.spec import JobSpec
+
+if TYPE_CHECKING:
+    from hpcddp.planning.clusters import Profile
+
+
+def nothing(job: JobSpec, profile: Profile) -> str:
+    """What a launcher lacks here, and on a second line what helps; "" if nothing is missing."""
+    return ""
+
+
+class Launcher(NamedTuple):
+    """One way to start a job's processes: templates/launch/NAME.sh.j2."""
+
+    name: str
+    backends: tuple[str, ...]  # which scripts it can stand in; the first row of each is its own
+    text: str
+    python: bool = False  # it runs scripts of Python's only
+    missing: Callable[[JobSpec, Profile], str] = nothing  # see there
+
+    @property
+    def fragment(self) -> str:
+        return f"launch/{self.name}.sh.j2"
+
+
+def no_mpi(job: JobSpec, profile: Profile) -> str:
+    """What is missing to start ranks under an MPI."""
+    if shutil.which("mpirun"):
+        return ""
+    try:
+        done = slurm.call("srun", "--mpi=pmix", "--test-only", "--ntasks=1", "true")
+    except SlurmUnreachable:  # a script may be rendered elsewhere
+        return ""
+    errors = [x for x in done.stderr.lower().splitlines() if "error:" in x and "mpi" in x]
+    if not errors:
+        return ""
+    return "srun has no PMIx plugin that loads (srun --mpi=pmix), and there is no mpirun"
+
+
+def no_torch(job: JobSpec, profile: Profile) -> str:
+    """Whether the Python of hpcddp has torch, for a launcher that imports it there."""
+    from importlib.util import find_spec
+
+    return "" if find_spec("torch") else f"there is no package torch in {sys.executable}"
+
+
+def no_agent(job: JobSpec, profile: Profile) -> str:
+    """Whether torch's agent leaves the stop signals to others."""
+    from importlib.metadata import version
+
+    if lack := no_torch(job, profile):
+        return lack
+    found = version("torch")
+    old = tuple(int(part) for part in found.split(".")[:2]) < (2, 9)
+    return f"torch {found} is older than 2.9" if old else ""
+
+
+def no_dask(job: JobSpec, profile: Profile) -> str:
+    """Which packages are missing to start a Dask cluster with TLS."""
+    from importlib.util import find_spec
+
+    missing = [name for name in ("distributed", "cryptography") if not find_spec(name)]
+    names = " and ".join(missing)
+    return f"not installed: {names} (pip install 'hpcddp[dask]' brings them)" if missing else ""
+
+
+LAUNCHERS = {
+    row.name: row
+    for row in (
+        Launcher("srun", ("slurm",), "one task per GPU, started by Slurm"),
+        Launcher("spawn", ("local",), "one process per GPU on this machine, without a scheduler"),
+        Launcher(
+            "fork",
+            ("slurm", "local"),
+            "one import of torch a node, its ranks forked",
+            True,
+            no_torch,
+        ),
+        Launcher(
+            "mpi", ("slurm",), "one rank per GPU under PMIx, or Open MPI's mpirun", missing=no_mpi
+        ),
+        Launcher(
+            "torchrun", ("slurm", "local"), "torch's elastic agent on each node", missing=no_agent
+        ),
+        Launcher(
+            "horovod",
+            ("slurm", "local"),
+            "one rank per GPU, for scripts that use Horovod",
+            missing=horovod.missing,
+        ),
+        Launcher(
+            "dask", ("slurm", "local"), "a Dask worker per GPU beside its rank", missing=no_dask
+        ),
+    )
+}
+
+
+def own(backend: str) -> str:
+    """The name of a backend's own launcher."""
+    return next(name for name, row in LAUNCHERS.items() if backend in row.backends)
+
+
+def find(name: str, backend: str, where: str = "--set launcher") -> Launcher:
+    """The launcher of a name, or the backend's own if the name is empty."""
+    mine = {n: row for n, row in LAUNCHERS.items() if backend in row.backends}
+    if not name:
+        return LAUNCHERS[own(backend)]
+    if name not in mine:
+        what = f"launcher {name!r} does not work with backend {backend}"
+        what = what if name in LAUNCHERS else f"unknown launcher {name!r}"
+        raise UserError(what, where=where, hint=nearest(name, mine, what="launcher"))
+    return mine[name]

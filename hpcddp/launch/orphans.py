@@ -1,0 +1,79 @@
+"""What the children of this process leave behind when they end: told and ended in their place.
+
+A shell that dies of a signal leaves its program running, as srun's ranks do not: Slurm signals all
+of a step's processes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Collection
+from pathlib import Path
+
+from hpcddp.attempt.ledger import process_start
+from hpcddp.preempt import children
+
+LOOK = 0.5  # seconds between two looks
+
+
+class Orphans:
+    """Children that others have left; none, unless this process has called adopt_orphans."""
+
+    def __init__(self) -> None:
+        self._others = set(children(os.getpid()))  # were here before
+        self._told: list[int] = []  # the signals
+        self._got: dict[int, int] = {}  # process -> how many of them it was sent
+        self._next_look = 0.0
+
+    def tell(self, number: int) -> None:
+        """Send a signal, also to those that will be left from now on: once to each."""
+        if number not in self._told:
+            self._told.append(number)
+        self._pass_on()
+
+    def _pass_on(self) -> None:
+        for pid, got in self._got.items():
+            for number in self._told[got:]:
+                _send(pid, number)
+        self._got = dict.fromkeys(self._got, len(self._told))
+
+    def look(self, mine: Collection[int], *, now: bool = False) -> bool:
+        """Tell those that are new; whether there are any that were told to leave.
+
+        Args:
+            mine: children that have left nobody.
+            now: look even if nobody was told anything, or the last look was just before.
+        """
+        clock = time.monotonic()
+        if now or (self._told and clock >= self._next_look):
+            self._next_look = clock + LOOK
+            found = [p for p in children(os.getpid()) if p not in self._others and p not in mine]
+            found = [p for p in found if not is_sentry(p)]
+            for pid in found:
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(pid, os.WNOHANG)
+            self._got = {pid: self._got.get(pid, 0) for pid in found if process_start(pid)}
+            self._pass_on()
+        return bool(self._told and self._got)
+
+    def kill(self) -> None:
+        """End those that there are."""
+        for pid in self._got:
+            _send(pid, signal.SIGKILL)
+
+
+def is_sentry(pid: int) -> bool:
+    """Whether a process is to outlive the job: sentry.py."""
+    from hpcddp.attempt.sentry import NAME  # at the start nobody needs it
+
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/comm").read_text().strip() == NAME
+    return False
+
+
+def _send(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)

@@ -1,0 +1,255 @@
+"""What a plan must fulfil: names, batch, environment, sbatch options, a cluster's limits."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from hpcddp import strategy
+from hpcddp.data import names
+from hpcddp.errors import ClusterError, UserError
+from hpcddp.launch import launchers
+from hpcddp.launch.launchers import Launcher
+from hpcddp.planning.clusters import Profile
+from hpcddp.sizes import bytes_of
+from hpcddp.slurm import commands as slurm
+from hpcddp.spec import KEYS, JobSpec
+from hpcddp.topology import NodeRange
+
+# The map decides these; anything else of sbatch's options passes through.
+OWNED = {
+    **dict.fromkeys(("nodes", "N"), "--nodes"),
+    **dict.fromkeys(("gpus", "G", "gpus-per-node", "gpus-per-task", "gpus-per-socket"), "--gpus"),
+    **dict.fromkeys(("ntasks", "n", "ntasks-per-node", "ntasks-per-gpu", "ntasks-per-core",
+                     "ntasks-per-socket", "distribution", "m"), "--nodes and --gpus"),
+    **dict.fromkeys(("job-name", "J"), "--name"),
+    **dict.fromkeys(("open-mode", "chdir", "D"), "the run's folder"),
+    **dict.fromkeys(("o", "e"), "output and error"),
+    **dict.fromkeys(("array", "a", "wrap", "parsable", "test-only", "wait", "W"), "hpcddp submit"),
+}  # fmt: skip
+CONTRADICTING = ("SBATCH_GPUS", "SBATCH_GPUS_PER_NODE", "SBATCH_GPUS_PER_TASK", "SBATCH_ARRAY_INX",
+                 "SBATCH_DISTRIBUTION", "SBATCH_WAIT")  # fmt: skip
+# Names that a job's [env] may not take: the ranks' own, bash's, and the script's read-only ones.
+RESERVED_ENV = re.compile(
+    r"(RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|GROUP_RANK|MASTER_ADDR|MASTER_PORT|UID|EUID|PPID"
+    r"|BASHOPTS|SHELLOPTS|BASH_VERSINFO|SLURM_.*|HPCDDP_.*|SUBMITIT_.*"
+    r"|RUN|WORKDIR|PYTHON|NODES|GPUS_PER_NODE|CPUS_PER_TASK|MODULES|ENVIRONMENT|COMMAND|TRACKERS)"
+)
+
+MARGIN = 30.0  # seconds between the end of a store's patience and a hang
+
+
+def name(job: JobSpec, sources: Mapping[str, str]) -> None:
+    if not re.fullmatch(r"\w[\w.+-]*", job.name) or len(job.name.encode()) > 100:
+        raise UserError(
+            f"name is {job.name!r}",
+            where=sources.get("name", "name"),
+            hint="a name has letters, digits, and . _ + - after the first; 100 bytes at most",
+        )
+
+
+def batch(job: JobSpec, nodes: NodeRange, gpus: int, sources: Mapping[str, str]) -> None:
+    """On any number of nodes the strategy has a mesh, over which a global batch divides."""
+    for count in range(nodes.min, nodes.max + 1):
+        mesh = strategy.layout(job.strategy, count, gpus, _strategy(sources))
+        if job.global_batch % (ranks := mesh.data_size):
+            low = job.global_batch // ranks * ranks
+            near = f"{low} or {low + ranks}" if low else str(ranks)
+            over = f"{mesh}: {ranks} data ranks"
+            over = f"{count} x {gpus} = {ranks} ranks" if mesh.plain else over
+            raise UserError(
+                f"global_batch {job.global_batch} does not divide over {over}",
+                where=sources.get("global_batch", "default"),
+                hint=f"set global_batch to a multiple of {ranks}, such as {near}",
+            )
+
+
+def _strategy(sources: Mapping[str, str]) -> str:
+    """Where the strategy was asked for: what multiplies wrong does not name its key by itself."""
+    source = sources.get("strategy", "default")
+    return source if "strategy" in source.lower() else f"{source}: strategy"
+
+
+def weights(job: JobSpec, sources: Mapping[str, str], *, begun: bool) -> None:
+    """What a new run starts from is there; one that has begun reads it no more."""
+    where, path = sources.get("start_from", "start_from"), Path(job.start_from)
+    if job.command:
+        hint = "let the program read it, and leave start_from out"
+        raise UserError("start_from is for a task, and the job has a command", where=where,
+                        hint=hint)  # fmt: skip
+    if not begun and not path.is_file():
+        what = "is a folder" if path.is_dir() else "is not there"
+        raise UserError(f"start_from is {str(path)!r}, which {what}", where=where,
+                        hint="name a file of weights, such as hpcddp export writes")  # fmt: skip
+
+
+def command(job: JobSpec, sources: Mapping[str, str], profile: Profile, folder: Path) -> None:
+    """The program is there, and so is the script that Python is to run; where modules or a PATH of
+    the job's own come first nobody can know. What it does with its model is its own affair."""
+    if job.strategy != KEYS.rows["strategy"].default:
+        raise UserError(
+            f"strategy is {job.strategy!r}, but a command spreads its model over the ranks itself",
+            where=sources.get("strategy", "strategy"),
+            hint="leave the strategy out; it is for a job with a task",
+        )
+    if profile.cluster.modules or "PATH" in job.env:
+        return
+    for name in ("command", "resume_command"):
+        if words := getattr(job, name):
+            _program(words, sources.get(name, name), folder)
+
+
+def data(job: JobSpec, sources: Mapping[str, str]) -> None:
+    """Sizes are sizes, and what is staged has a name of its own on the node's disk."""
+    bytes_of(job.data.cache, sources.get("data.cache", "data.cache"), what="a cache", zero=True)
+    names.check(job.data.stage, job.dataset, sources)
+
+
+def patience(job: JobSpec) -> list[str]:
+    """A note where a store that is away would pass for a hang before it is given up."""
+    least, limit = job.data.retry_seconds + MARGIN, job.train.hang_seconds
+    if job.command or not 0 < limit < least or "://" not in str(job.dataset):
+        return []
+    return [
+        f"train.hang_seconds is {limit:g}: a store may be away for data.retry_seconds, "
+        f"{job.data.retry_seconds:g}, and that would count as a hang: set it to {least:g} or more"
+    ]
+
+
+def served(job: JobSpec, launcher: Launcher, profile: Profile) -> None:
+    """The site has what a launcher needs, and the command is one that it can start."""
+    if missing := launcher.missing(job, profile):
+        missing, _, hint = missing.partition("\n")
+        raise UserError(
+            f"the launcher {launcher.name} cannot start processes here: {missing}",
+            where="launcher",
+            hint=hint or f"{launchers.own(profile.cluster.backend)} works",
+        )
+    if launcher.python:
+        _forked(job, launcher)
+
+
+def _forked(job: JobSpec, launcher: Launcher) -> None:
+    """A launcher that runs scripts in its own processes has scripts to run, in this Python."""
+    from hpcddp.launch.script import Script
+
+    for words in filter(None, (job.command, job.resume_command)):
+        python = Script(words).python
+        theirs, ours = Path(shutil.which(python) or python), Path(sys.executable)
+        if theirs.absolute().parent != ours.parent:
+            raise UserError(
+                f"the launcher {launcher.name} runs scripts in the Python of hpcddp, {ours}, and "
+                f"the command names {theirs}",
+                where="launcher",
+                hint="install hpcddp in that Python too, or take another launcher",
+            )
+
+
+def _program(words: list[str], where: str, folder: Path) -> None:
+    program, *rest = words
+    if not shutil.which(program if "/" not in program else folder / program):
+        there = Path(folder, program).is_file()
+        hint = "make it executable, or start it with its interpreter" if there else "is it on PATH?"
+        raise UserError(f"there is no program {program!r} here", where=where, hint=hint)
+    if Path(program).name == "env":
+        while rest and "=" in rest[0]:
+            rest.pop(0)
+        if rest and not rest[0].startswith("-"):
+            _program(rest, where, folder)
+        return
+    python = re.fullmatch(r"python[\d.]*", Path(program).name)
+    while python and rest and re.fullmatch(r"-[bBdEIOPqsSuvx]+", rest[0]):  # flags of Python's
+        rest.pop(0)
+    script = rest[0] if rest else ""
+    if python and script and not script.startswith("-") and not Path(folder, script).exists():
+        hint = f"the job works in {folder}"
+        raise UserError(f"there is no script {script!r} here", where=where, hint=hint)
+
+
+def environment(job: JobSpec, sources: Mapping[str, str], profile: Profile) -> None:
+    asked = [(name, "env", sources.get(f"env.{name}", "env")) for name in job.env]
+    asked += [(name, "variables", str(profile.path)) for name in profile.cluster.variables]
+    for name, table, where in asked:
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            raise UserError(f"{table} name {name!r} is no variable name", where=where)
+        if RESERVED_ENV.fullmatch(name):
+            what = f"{table} name {name} belongs to the launcher, the shell or the script"
+            raise UserError(what, where=where, hint="take another name")
+
+
+def variables(environ: Mapping[str, str]) -> None:
+    """SBATCH_* variables that contradict the map: sbatch would put them above the script."""
+    for name in CONTRADICTING:
+        if name in environ:
+            raise UserError("contradicts the map", where=name, hint=f"unset {name}")
+
+
+def options(job: JobSpec, sources: Mapping[str, str]) -> None:
+    """Options that contradict the map, and values that sbatch would take for something else."""
+    for name, value in job.slurm.items():
+        where = sources.get(f"slurm.{name}", "slurm")
+        gpu_gres = name in ("gres", "tres-per-node") and "gpu" in str(value)
+        if name in OWNED or gpu_gres:
+            owner = "--gpus (a profile's gpu_option says how)" if gpu_gres else OWNED[name]
+            raise UserError(f"{name}={value} contradicts the map", where=where,
+                            hint=f"{name} follows from {owner}")  # fmt: skip
+        if not re.fullmatch(r"[a-z][a-z-]+", name):
+            raise UserError(f"{name!r} is not the long name of an sbatch option", where=where)
+        if value == "":
+            raise UserError(f"{name} is empty", where=where)
+        if name == "signal" and not re.fullmatch(
+            r"(?:SIG)?(USR1|USR2|TERM|HUP|INT)(@\d+)?", str(value)
+        ):
+            raise UserError(
+                f"signal is {value!r}", where=where,
+                hint="write a signal that the ranks can take, such as USR1@60; "
+                "with B: they would get none",
+            )  # fmt: skip
+        if name in ("requeue", "no-requeue") and not isinstance(value, bool):
+            raise UserError(f"{name} is {value!r}, but must be true or false", where=where)
+    if "time" in job.slurm:
+        slurm.seconds(str(job.slurm["time"]), sources["slurm.time"])
+
+
+def output(job: JobSpec, profile: Profile, environ: Mapping[str, str]) -> list[str]:
+    """What a person's own log of Slurm's risks."""
+    asked = {f"--{name}": job.slurm[name] for name in ("output", "error") if name in job.slurm}
+    names = ("SBATCH_OUTPUT", "SBATCH_ERROR")
+    asked |= {name: environ[name] for name in names if environ.get(name)}
+    if profile.cluster.backend != "slurm":
+        return []
+    return [
+        f"{name} is {path}: where Slurm cannot write there when the job starts, it fails the job; "
+        "without it the job waits for its folder, and comes back"
+        for name, path in asked.items()
+    ]
+
+
+def limits(job: JobSpec, nodes: NodeRange, gpus: int, profile: Profile) -> None:
+    cluster = profile.cluster
+    for asked, limit, what in (
+        (nodes.max, cluster.nodes, "nodes"),
+        (gpus, cluster.gpus_per_node, "GPUs per node"),
+    ):
+        if limit and asked > limit:
+            raise ClusterError(f"{asked} {what} asked for, but {profile.name} has {limit}",
+                               where=str(profile.path))  # fmt: skip
+    if cluster.max_time and "time" in job.slurm:
+        time, most = str(job.slurm["time"]), cluster.max_time
+        if slurm.seconds(time, "time") > slurm.seconds(most, str(profile.path)):
+            what = f"time {time} asked for, but {profile.name} allows {most}"
+            raise ClusterError(what, where=str(profile.path))
+
+
+def trackers(job: JobSpec) -> list[str]:
+    """Notes on trackers that cannot be told from here: the job's own Python may have them."""
+    from importlib.util import find_spec
+
+    names = [name for name in job.metrics.trackers if not find_spec(name)]
+    return [
+        f"metrics.trackers: the package {name} is not installed here: pip install 'hpcddp[{name}]'"
+        for name in names
+    ]

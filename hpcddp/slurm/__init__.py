@@ -1,0 +1,5 @@
+"""The one caller of Slurm's programs, and what they say.
+
+It imports the root: the standard library alone, for Python 3.9 and later.
+Others use ``commands`` (one function a program), ``rules`` of a site and ``hostlist``.
+"""

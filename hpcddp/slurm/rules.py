@@ -1,0 +1,92 @@
+"""Site: what a Slurm says of itself, as far as stopping and coming back depend on it (layer 0)."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from hpcddp.errors import SlurmUnreachable
+from hpcddp.slurm import commands as slurm
+from hpcddp.slurm.commands import TIMEOUT
+
+
+class Site(NamedTuple):
+    """Rules of a site and of one partition; the defaults are Slurm's own."""
+
+    version: str = ""
+    preempt_mode: str = "OFF"  # what preemption does to jobs of the partition
+    grace: int = 0  # seconds between the notice of a preemption and its end
+    kill_wait: int = 30  # seconds between TERM and KILL
+    requeue: bool = True  # whether jobs may be queued again unless they say otherwise
+    hold: int = 121  # seconds that a requeued job waits at least
+    tracking: str = ""  # how processes are tracked: cgroup, linuxproc, pgid
+    user_signal: bool = False  # preemption sends the job's own signal instead of TERM
+    limit: str = ""  # time limit of a job that asks for none, in Slurm's forms
+
+    @property
+    def outlives(self) -> bool:
+        """Whether a process can outlive its job: where cgroups track processes it cannot."""
+        return self.tracking in ("linuxproc", "pgid")
+
+    @property
+    def preempts(self) -> bool:
+        """Whether a preemption ends jobs of the partition; one that is suspended stays."""
+        return self.preempt_mode in ("REQUEUE", "CANCEL")
+
+    @property
+    def notice(self) -> int:
+        """Seconds from the first signal of a preemption to the KILL."""
+        return self.grace + self.kill_wait
+
+
+def read(partition: str = "", timeout: float = TIMEOUT) -> Site:
+    """What `scontrol show config` and `show partition` say.
+
+    Args:
+        partition: its name; the default partition if it is empty.
+
+    Raises:
+        SlurmUnreachable: nobody answers.
+    """
+    done = slurm.call("scontrol", "show", "config", timeout=timeout)
+    if done.returncode:  # installed, and not configured
+        raise SlurmUnreachable(slurm.first_line(done.stderr))
+    config = done.stdout
+    said = dict(re.findall(r"^(\w+)\s*= ?(.*?)\s*$", config, re.MULTILINE))
+    rows = slurm.call("scontrol", "--oneliner", "show", "partition", timeout=timeout).stdout
+    found = _partition(rows, partition)
+    mode = str(found.get("PreemptMode", said.get("PreemptMode", "OFF")))
+    preempts = said.get("PreemptType", "").endswith(("partition_prio", "qos"))
+    expire = re.search(r"cred_expire=(\d+)", said.get("AuthInfo", ""))
+    return Site(
+        version=said.get("SLURM_VERSION", ""),
+        preempt_mode=mode.split(",")[-1] if preempts else "OFF",
+        grace=_number(found.get("GraceTime", "0")),
+        kill_wait=_number(said.get("KillWait", "30")),
+        requeue=said.get("JobRequeue", "1") != "0",
+        hold=int(expire[1]) + 1 if expire else 121,
+        tracking=said.get("ProctrackType", "").rpartition("/")[2],
+        user_signal="preempt_send_user_signal" in said.get("SlurmctldParameters", "").lower()
+        or "send_user_signal" in said.get("PreemptParameters", "").lower(),
+        limit=_limit(found),
+    )  # fmt: skip
+
+
+def _partition(rows: str, name: str) -> dict[str, str]:
+    """The fields of one partition, or of the default one."""
+    for row in rows.splitlines():
+        fields = dict(re.findall(r"(\w+)=(\S*)", row))
+        if fields.get("PartitionName") == name or (not name and fields.get("Default") == "YES"):
+            return fields
+    return {}
+
+
+def _limit(found: dict[str, str]) -> str:
+    """What a partition gives to a job that names no time limit."""
+    asked = found.get("DefaultTime", "NONE")
+    return found.get("MaxTime", "") if asked == "NONE" else asked
+
+
+def _number(text: str) -> int:
+    match = re.match(r"\d+", text)
+    return int(match[0]) if match else 0

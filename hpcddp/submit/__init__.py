@@ -1,0 +1,5 @@
+"""From a checked plan to a job id: the run's folder, its code, its script at Slurm.
+
+It imports ``compare``, ``planning`` and what is below.
+Others use ``submission`` (submit, resume, cancel), ``status`` and ``prepare``.
+"""

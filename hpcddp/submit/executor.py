@@ -1,0 +1,62 @@
+"""TemplateExecutor: submitit submits our script instead of its own. Imported by `submit` alone."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import submitit
+
+from hpcddp.planning.plan import Plan
+from hpcddp.rundir import RunDir
+from hpcddp.slurm import commands as slurm
+from hpcddp.submit.prepare import write_script
+from hpcddp.worker import Worker
+
+TIMEOUT = 60  # seconds that sbatch may take
+
+
+class TemplateExecutor(submitit.SlurmExecutor):
+    """A SlurmExecutor whose sbatch text is the rendered template.
+
+    Args:
+        plan: the checked plan.
+        run: the run dir; submitit's own files lie in its folder `submitit`.
+    """
+
+    def __init__(self, plan: Plan, run: RunDir) -> None:
+        super().__init__(run.submitit, python=f"{shlex.quote(sys.executable)} -P")
+        self.plan = plan
+        self.run = run
+        limit = slurm.seconds(str(plan.spec.slurm.get("time", "0")), "time")
+        minutes = int(min(limit, 366 * 86400) // 60)
+        # submitit writes none of these into the script, but counts tasks and minutes by them.
+        self.update_parameters(
+            nodes=plan.nodes.max, ntasks_per_node=plan.ranks_per_node, time=minutes
+        )
+
+    def _make_submission_file_text(self, command: str, uid: str) -> str:
+        environ = ["SUBMITIT_EXECUTOR=slurm", "SUBMITIT_LOG_LEVEL=WARNING"]
+        words = ["/usr/bin/env", *environ, *shlex.split(command)]
+        if self.plan.spec.command:  # submitit has no part in a program, and takes 0.4 s to import
+            words = self.plan.worker_command(self.run)
+        text = self.plan.render(self.run, words)
+        write_script(self.run, text)
+        return text
+
+    def _make_submission_command(self, submission_file_path: Path) -> list[str]:
+        dropped = [word for name in slurm.leaking(os.environ) for word in ("-u", name)]
+        return ["timeout", str(TIMEOUT), "env", *dropped, "sbatch", str(self.run.script)]
+
+
+def submit(plan: Plan, run: RunDir) -> str:
+    """Submit the run; the job id."""
+    umask = os.umask(0o077)  # the batch script runs no pickle that others could have written
+    try:
+        job: Any = TemplateExecutor(plan, run).submit(Worker(str(run.path)))
+    finally:
+        os.umask(umask)
+    return str(job.job_id)

@@ -1,0 +1,111 @@
+"""Step 4: a run dir for a plan, with what was asked and the script in it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from hpcddp import record
+from hpcddp.attempt import standing
+from hpcddp.errors import UserError
+from hpcddp.planning import plan as plans
+from hpcddp.planning.jobfile import Layer
+from hpcddp.planning.plan import Plan
+from hpcddp.rundir import RunDir, new_id, step_folders, write_bytes, write_json, write_text
+from hpcddp.submit import host_archive
+
+
+def new_run(plan: Plan, root: Path) -> RunDir:
+    """A new run dir, ready for plain sbatch; nothing is made if the script cannot be rendered."""
+    run = RunDir(root / new_id(plan.spec.name))
+    if plan.inputs is None:
+        freeze(plan, root)
+    text = plan.render(run, plan.worker_command(run))
+    run.create()
+    try:
+        if plan.inputs:
+            from hpcddp.submit import code_snapshot
+
+            code_snapshot.copy(plan.inputs, root, run.work)
+        _record_versions(plan, run)
+        _fill(plan, run, text)
+    except UserError:
+        shutil.rmtree(run.path)
+        raise
+    return run
+
+
+def _record_versions(plan: Plan, run: RunDir) -> None:
+    """Which Python and packages a command has; where modules or a PATH of the job's own come first,
+    its first attempt sees it."""
+    if plan.spec.command and not plan.profile.cluster.modules and "PATH" not in plan.spec.env:
+        from hpcddp import versions
+
+        environ = {**os.environ, **plan.environment()}
+        write_json(run.versions, versions.installed(plan.spec.command[0], environ))
+
+
+def freeze(plan: Plan, root: Path) -> list[str]:
+    """Look what a command's working folder is made of, unless it works in the folder itself; what
+    of the code it will not read from there."""
+    if not (plan.spec.command and plan.spec.snapshot):
+        return []
+    from hpcddp.submit import code_snapshot
+
+    plan.inputs = code_snapshot.find(plan.workdir, root)
+    code_snapshot.check(plan.inputs, plan.spec.snapshot_mb * 10**6)
+    code_snapshot.check_paths(plan.inputs, plan.spec.command)
+    return code_snapshot.bypassed(plan.inputs, plan.spec.command)
+
+
+def _fill(plan: Plan, run: RunDir, text: str, created: float | None = None) -> None:
+    record.write(run, plan.record(run, created))
+    write_bytes(run.host, host_archive.build())
+    write_script(run, text)
+
+
+def renew(plan: Plan, run: RunDir, created: float) -> None:
+    """Put another plan into a run dir that is there."""
+    text = plan.render(run, plan.worker_command(run))
+    standing.keep(run)
+    _fill(plan, run, text, created)
+
+
+def again(
+    run: RunDir,
+    flags: Layer,
+    environ: Mapping[str, str],
+    look: Callable[[Plan], None] = lambda made: None,
+) -> Plan:
+    """Plan what a run was anew, under the flags, and put that into its folder.
+
+    Args:
+        look: sees the plan before that.
+    """
+    job = record.read(run)
+    before = Layer().put_all(job.spec, str(run.job))
+    if flags.values.get("cluster"):
+        for name in ("template", "launcher"):  # of the cluster before
+            before.values.pop(name)
+    else:
+        before.put("cluster", job.cluster, str(run.job))
+    begun = has_saved(run)
+    made = plans.make([flags, before], [], environ=environ, folder=Path(job.workdir), begun=begun)
+    look(made)
+    renew(made, run, job.created)
+    return made
+
+
+def has_saved(run: RunDir) -> bool:
+    """Whether the run has checkpoints, or may have: they are there, and cannot be read."""
+    try:
+        return bool(step_folders(run.checkpoints))
+    except OSError:
+        return True
+
+
+def write_script(run: RunDir, text: str) -> None:
+    """Write job.sbatch, which its owner can start."""
+    write_text(run.script, text, 0o755)

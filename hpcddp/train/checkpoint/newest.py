@@ -1,0 +1,107 @@
+"""Which checkpoint a training goes on from: the newest that is whole.
+
+A damaged one is passed over for an older one, and stays where it is. Where all are damaged, or one
+cannot be read, nobody begins at step 0: that is a person's decision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from hpcddp.errors import CheckpointsDamaged
+from hpcddp.rundir import RunDir
+from hpcddp.train.checkpoint import checkpoint
+from hpcddp.train.checkpoint.patience import Patience, say
+
+T = TypeVar("T")
+
+
+def find(run: RunDir, patience: Patience) -> Path | None:
+    """The newest undamaged checkpoint, the same on all ranks; None if there is none at all. A
+    collective.
+
+    Raises:
+        CheckpointsDamaged: there are some, and none of them is whole.
+        CheckpointUnreadable: whether one is whole could not be read.
+    """
+    world = patience.world
+
+    def told(look: Callable[[], T], nothing: T) -> T:
+        """What rank 0 saw."""
+        mine = patience.read(lambda: _looked(run, look if world.is_main else lambda: nothing))
+        return world.gather(mine)[0]
+
+    def judged(step: int) -> tuple[Path, str]:
+        path, wrong = told(lambda: checkpoint.find(run.checkpoints, step), (run.checkpoints, ""))
+        return path, wrong or _judged(run, path, patience)
+
+    found, passed = _choose(told(lambda: checkpoint.steps(run.checkpoints), []), judged)
+    if world.is_main and found:
+        for name, wrong in passed:
+            say(f"{name} is damaged ({wrong}): passed over, and kept")
+    if passed and not found:
+        raise _none_whole(run, passed)
+    return found
+
+
+def alone(run: RunDir) -> Path | None:
+    """``find`` in one process, which does not wait.
+
+    Raises:
+        CheckpointsDamaged: there are some, and none of them is whole.
+        OSError: one cannot be read.
+    """
+
+    def judged(step: int) -> tuple[Path, str]:
+        path, wrong = checkpoint.find(run.checkpoints, step)
+        return path, wrong or checkpoint.damage(path) or checkpoint.unreadable(path)
+
+    found, passed = _choose(checkpoint.steps(run.checkpoints), judged)
+    if passed and not found:
+        raise _none_whole(run, passed)
+    return found
+
+
+def _choose(
+    steps: list[int], judged: Callable[[int], tuple[Path, str]]
+) -> tuple[Path | None, list[tuple[str, str]]]:
+    """The first whole one, and what is wrong with those before it, by name. What is older is not
+    looked at: it may be unreadable, and nothing depends on it."""
+    passed: list[tuple[str, str]] = []
+    for step in steps:
+        path, wrong = judged(step)
+        if not wrong:
+            return path, passed
+        passed.append((path.name, wrong))
+    return None, passed
+
+
+def _none_whole(run: RunDir, passed: list[tuple[str, str]]) -> CheckpointsDamaged:
+    (name, wrong), *more = passed
+    which = f"the newest of {len(passed)}, {name}" if more else name
+    return CheckpointsDamaged(
+        f"no checkpoint of this run is whole; {which}: {wrong}",
+        where=str(run.checkpoints),
+        hint="to train from the beginning, move this folder away, and resume the run",
+    )
+
+
+def _looked(run: RunDir, look: Callable[[], T]) -> T:
+    """What was seen, if the run is there: where its disk is away, files only seem to be missing."""
+    found = look()
+    run.job.stat()
+    return found
+
+
+def _judged(run: RunDir, folder: Path, patience: Patience) -> str:
+    """What is wrong with a checkpoint, as the first rank that saw it says; a collective."""
+    world = patience.world
+
+    def look() -> str:
+        mine = checkpoint.damage(folder, world.rank.world_rank, world.size)
+        return mine or (checkpoint.unreadable(folder) if world.is_main else "")
+
+    mine = patience.read(lambda: _looked(run, look))
+    return next((reason for reason in world.gather(mine) if reason), "")

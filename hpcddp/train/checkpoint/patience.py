@@ -1,0 +1,139 @@
+"""Reading what may be away for a while: all ranks read again together, and then leave together.
+
+An I/O error says nothing of what is on the disk: a server restarts, a mount is missing, a
+permission changes. What was saved is still there a minute later, so nothing follows from it but
+another look.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple, TypeVar, cast
+
+from hpcddp.attempt.error_record import host
+from hpcddp.errors import CheckpointUnreadable
+from hpcddp.train.rank.world import World
+
+SECONDS = 300.0  # of looking again
+PAUSE = 5.0  # seconds between two looks
+
+T = TypeVar("T")
+
+
+class ElsewhereError(OSError):
+    """An I/O error of another rank, which all ranks heard of."""
+
+    def __init__(self, rank: int, error: OSError) -> None:
+        super().__init__(error.errno or errno.EIO, error.strerror or str(error), error.filename)
+        self.rank = rank
+
+
+class _Trouble(NamedTuple):
+    """What a rank could not read."""
+
+    rank: int
+    host: str
+    file: str
+    why: str
+
+
+class Patience:
+    """How long the ranks look again.
+
+    Args:
+        touch: a sign of life: a look is no hang.
+        seconds: until they give up, by rank 0's clock.
+        pause: seconds between two looks.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        touch: Callable[[], object] = lambda: None,
+        *,
+        seconds: float = SECONDS,
+        pause: float = PAUSE,
+    ) -> None:
+        self.world = world
+        self._touch, self._seconds, self._pause = touch, seconds, pause
+
+    def read(self, work: Callable[[], T]) -> T:
+        """What this rank's work came to; a collective. While it meets an OSError on any rank, all
+        ranks do theirs again.
+
+        Raises:
+            CheckpointUnreadable: on all ranks, when the time is over.
+        """
+        began, told = 0.0, False
+        while True:
+            mine, trouble = self._try(work)
+            began = began or time.monotonic()  # the first look may take long, and be a good one
+            everyone = self.world.gather((trouble, time.monotonic() - began))
+            first = next((found for found, _ in everyone if found), None)
+            if first is None:
+                return cast(T, mine)
+            if everyone[0][1] >= self._seconds:
+                raise self._given_up(first)
+            if self.world.is_main and not told:
+                say(
+                    f"rank {first.rank} on {first.host} cannot read {first.file}: {first.why}; "
+                    f"all ranks read again, for {self._seconds:g} s at most"
+                )
+            told = True
+            self._touch()
+            time.sleep(self._pause)
+
+    def _try(self, work: Callable[[], T]) -> tuple[T | None, _Trouble | None]:
+        try:
+            return work(), None
+        except OSError as error:
+            rank, here = self.world.rank.world_rank, host()
+            if isinstance(error, ElsewhereError) and error.rank != rank:
+                rank, here = error.rank, self.world.reports[error.rank]["host"]
+            why = error.strerror or str(error)
+            return None, _Trouble(rank, here, str(error.filename or "a checkpoint"), why)
+
+    def _given_up(self, first: _Trouble) -> CheckpointUnreadable:
+        return CheckpointUnreadable(
+            f"cannot be read by rank {first.rank} on {first.host}: {first.why}",
+            {"rank": first.rank, "host": first.host},
+            where=first.file,
+            hint=f"all ranks have tried for {self._seconds:g} s; nothing was changed",
+        )
+
+
+def alone(work: Callable[[], T], seconds: float = SECONDS) -> T:
+    """What one rank's work came to, while the others wait for it; tried again while it meets an
+    OSError.
+
+    Raises:
+        OSError: for so many seconds.
+    """
+    began = time.monotonic()
+    while True:
+        try:
+            return work()
+        except OSError:
+            if time.monotonic() - began >= seconds:
+                raise
+        time.sleep(PAUSE)
+
+
+def say(text: str) -> None:
+    """Print a line; under some launchers that goes to the very disk that is away."""
+    with contextlib.suppress(OSError):
+        print(text, flush=True)
+
+
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """An OSError of what is done within names the file: one of a read does not."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise

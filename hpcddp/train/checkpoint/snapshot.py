@@ -1,0 +1,148 @@
+"""Training state to a checkpoint and back: what is trained, where it is, and what it drew."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+from hpcddp import __version__
+from hpcddp.errors import CheckpointError
+from hpcddp.train.checkpoint import checkpoint
+from hpcddp.train.checkpoint.lease import Lease
+from hpcddp.train.checkpoint.patience import Patience
+from hpcddp.train.parallel import optim, state_dict
+from hpcddp.train.parallel.hooks import PREFIX, Hook
+from hpcddp.train.rank.spread import Spread
+
+if TYPE_CHECKING:
+    from hpcddp.train.checkpoint import dcp_files
+
+
+@dataclass
+class Position:
+    """Where the training is: optimizer steps, complete epochs, samples of the epoch begun."""
+
+    step: int = 0
+    epoch: int = 0
+    samples_consumed: int = 0
+
+
+@dataclass
+class Live:
+    """What changes in training."""
+
+    module: nn.Module
+    optimizer: Optimizer
+    scheduler: Any  # an LRScheduler, or what has its state_dict
+    scaler: Any  # a GradScaler, likewise
+    more: Any = None  # what else has a state_dict, of tensors and plain data
+    hook: Hook | None = None  # how gradients travel
+
+
+def meta(
+    lease: Lease,
+    spread: Spread,
+    live: Live,
+    at: Position,
+    facts: dict[str, Any],
+) -> dict[str, Any]:
+    """What meta.json says, as plain data, but for the numbers in the optimizer's state.
+
+    Args:
+        facts: more of it.
+    """
+    return {
+        **vars(at),
+        **facts,
+        "run": lease.run.name,
+        "attempt": lease.attempt,
+        "world": spread.world.size,
+        "strategy": str(spread.layout),
+        "optimizer": {"param_groups": state_dict.groups(live.optimizer), "state": {}},
+        "scheduler": optim.by_old_groups(live.scheduler.state_dict(), live.optimizer.param_groups),
+        "scaler": live.scaler.state_dict(),
+        "hook": live.hook.fits if live.hook else None,
+        "versions": {
+            "hpcddp": __version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        },
+    }
+
+
+def position(meta: dict[str, Any], where: Path) -> Position:
+    """Where a checkpoint's training was."""
+    try:
+        return Position(*(int(meta[name]) for name in Position.__dataclass_fields__))
+    except (KeyError, TypeError, ValueError):
+        raise CheckpointError("meta.json says no position", where=str(where)) from None
+
+
+def restore(
+    folder: Path,
+    meta: dict[str, Any],
+    spread: Spread,
+    live: Live,
+    patience: Patience,
+    *,
+    optimizer: bool = False,
+    schedule: bool = False,
+) -> None:
+    """Put a checkpoint's state into the live objects; a collective.
+
+    Where optimizer or schedule are a person's own, options come back as they were: a schedule sets
+    the learning rate only when it steps. Ours follow from the job file and the step, so a value
+    changed for the rest of the run counts. A rank that the checkpoint did not have keeps the random
+    numbers that its seed gave it. How the ranks spread the model may have been another way.
+
+    Args:
+        optimizer, schedule: whether it is a person's own.
+    """
+    from hpcddp.train.checkpoint import dcp_files
+
+    saved = patience.read(lambda: dcp_files.shapes(folder))
+    names = _check(folder, live, spread, saved)
+    state_dict.begin(live.module, live.optimizer, names)
+    there = state_dict.parts(live.module, live.optimizer, spread.holders)
+    slices = {
+        name: dcp_files.Slice.of(tensor, there.where[name].size, there.where[name].offsets)
+        for name, tensor in there.tensors.items()
+        if not there.where[name].nothing(tensor)
+    }
+    rng = dcp_files.empty(saved, f"rng.{spread.stream}.")
+    more = dcp_files.empty(saved, state_dict.MORE) if live.more else {}
+    fits = live.hook and live.hook.fits == meta.get("hook")
+    memory = dcp_files.empty(saved, f"{PREFIX}.{spread.world.rank.world_rank}.") if fits else {}
+    checkpoint.load(folder, {**slices, **rng, **more, **memory}, patience)
+    live.module.load_state_dict(there.module)  # a module may have more to do then
+    state_dict.apply(live.module, live.optimizer, meta["optimizer"], options=optimizer or schedule)
+    if schedule:
+        rates = optim.by_new_groups(meta["scheduler"], live.optimizer.param_groups)
+        live.scheduler.load_state_dict(state_dict.like(rates, live.scheduler.state_dict()))
+    elif isinstance(live.scheduler, LambdaLR):
+        optim.go_to_step(live.scheduler, meta["step"])
+    if live.scaler.is_enabled() and meta["scaler"]:
+        live.scaler.load_state_dict(meta["scaler"])
+    if more:
+        live.more.load_state_dict(state_dict.unpack(more))
+    if live.hook:
+        live.hook.remember(memory)
+    if rng:
+        state_dict.set_rng(rng, spread.world.device)
+
+
+def _check(folder: Path, live: Live, spread: Spread, saved: dcp_files.Shapes) -> set[str]:
+    """All names in a checkpoint; CheckpointError on all ranks when its model is not this one. A
+    collective where ranks have different tensors."""
+    where = state_dict.parts(live.module, live.optimizer, spread.holders).where
+    sizes = {name: part.size for name, part in where.items() if name.startswith("model.")}
+    if spread.layout.pp > 1:
+        sizes = {name: size for some in spread.world.gather(sizes) for name, size in some.items()}
+    return checkpoint.check_names(folder, sizes, saved)

@@ -1,0 +1,253 @@
+"""Numbers that went wrong: a loss that is no number, infinite, or exploded, on any rank.
+
+What all ranks do about it (``train.on_divergence``):
+
+    stop       the training ends; nothing is saved
+    rollback   back to the newest checkpoint, and without the step that did it
+    skip       the step is left out; looked at in every step, which waits for the device
+
+Losses are kept on the device and looked at when ranks meet anyway: in the vote on stopping, in a
+log record, before a save. A save also looks at the weights, each rank at its share of them (they
+are equal), since a bad gradient shows in the loss of the next step only. The optimizer's state is
+not looked at: what is bad there has passed into the weights in the same step. So no checkpoint
+holds such numbers.
+
+fp16 is the exception for gradients: GradScaler leaves out steps whose scaled gradients overflow,
+and that is no divergence. The loss that is looked at is the one before scaling.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from hpcddp.errors import Diverged
+from hpcddp.spec import TrainSpec
+from hpcddp.train.meter import Meter
+from hpcddp.train.rank.spread import Spread, local
+
+LARGEST = torch.finfo(torch.float32).max
+KEPT = 1024  # losses that wait to be looked at
+SKIPS = 10  # steps left out in a row
+ROLLBACKS = 3  # to one checkpoint
+
+
+class Finding(NamedTuple):
+    """What went wrong: at which step (from 1), on which rank, with which loss."""
+
+    step: int
+    rank: int
+    loss: float
+    what: str  # loss, gradient or weights
+
+    def facts(self) -> dict[str, Any]:
+        """Plain data; JSON knows neither nan nor inf."""
+        loss = self.loss if math.isfinite(self.loss) else str(self.loss)
+        return {"step": self.step, "rank": self.rank, "loss": loss, "what": self.what}
+
+
+class RollBack(Exception):
+    """Raised on all ranks together, for the trainer to answer."""
+
+    def __init__(self, found: Finding) -> None:
+        super().__init__(str(found))
+        self.found = found
+
+
+class Guard:
+    """Looks at the losses of one rank, and agrees with the others on what to do.
+
+    Args:
+        module: the plain model, whose weights are looked at before a save.
+        meter: forgets the loss of a step that is left out.
+    """
+
+    def __init__(self, spread: Spread, train: TrainSpec, module: nn.Module, meter: Meter) -> None:
+        self._world, self._train, self._module, self._meter = spread.world, train, module, meter
+        self._losses: list[tuple[int, Tensor]] = []  # of micro-batches, with their steps
+        self._limit = LARGEST
+        self.first_loss: float | None = None
+        mine = list(module.parameters())
+        if spread.layout.plain:  # equal on all ranks: each looks at some
+            mine = mine[spread.world.rank.world_rank :: spread.world.size]
+        # A weight that begins with -inf is somebody's mask.
+        self._share = [p for p in mine if _finite([p])]
+        self._buffers: list[tuple[Tensor, Tensor]] = []  # before this step
+        self._skips = 0
+        self._rollbacks: dict[str, int] = {}
+        self._until = 0  # after a rollback, steps up to this one are looked at one by one
+        self._blamed: int | None = None  # the step that made the rollback
+        self._blamed_rank = 0
+
+    def refer_to(self, loss: float | None) -> None:
+        """Take the run's first loss as the measure; one below 1 counts as 1."""
+        if self.first_loss is not None or loss is None or not math.isfinite(loss):
+            return
+        self.first_loss = loss
+        if self._train.explode:
+            self._limit = min(LARGEST, self._train.explode * max(1.0, abs(loss)))
+
+    def begin(self, step: int) -> None:
+        """A step begins."""
+        if self._careful(step):
+            self._meter.mark()
+            self._buffers = [(b, b.detach().clone()) for b in self._module.buffers()]
+
+    def _careful(self, step: int) -> bool:
+        return self._train.on_divergence == "skip" or step <= self._until
+
+    def add(self, loss: Tensor, step: int) -> None:
+        """Keep the loss of a micro-batch, without waiting for the device."""
+        if len(self._losses) == KEPT:  # nobody looked for long: the worst stands for all of them
+            self._losses = [(self._losses[0][0], self._worst())]
+        self._losses.append((step, loss))
+
+    def _worst(self) -> Tensor:
+        """The largest loss so far, of any sign; nan if one is nan."""
+        if not self._losses:
+            return torch.zeros((), device=self._world.device)
+        return torch.stack([loss for _, loss in self._losses]).float().abs().max()
+
+    def flag(self) -> Tensor:
+        """1 on the device if a loss is bad, else 0."""
+        return (~(self._worst() <= self._limit)).float()
+
+    def bad(self) -> bool:
+        """Whether a loss is bad; waits for the device."""
+        return bool(self.flag().item())
+
+    def settle(self, step: int, bad: bool) -> None:
+        """Go on, or raise on all ranks; a collective if it is bad.
+
+        Args:
+            step: optimizer steps taken.
+            bad: what all ranks together found.
+        """
+        if bad:
+            self._answer(self._culprit(step, self._bad_weights()))
+        # A vote may be counted when losses of the next step are here already.
+        self._losses = [(at, loss) for at, loss in self._losses if at > step]
+
+    def check(self, step: int) -> None:
+        """Look at losses and weights before a save; a collective."""
+        weights = self._bad_weights()
+        bad = torch.tensor(int(weights or self.bad()))
+        if self._world.size > 1:
+            dist.all_reduce(bad, dist.ReduceOp.MAX, group=self._world.control)
+        if bad.item():
+            self._answer(self._culprit(step, weights))
+        self._losses.clear()
+
+    def _bad_weights(self) -> bool:
+        return not _finite(self._share)
+
+    def _answer(self, found: Finding) -> None:
+        self._losses.clear()
+        if self._train.on_divergence == "rollback":
+            raise RollBack(found)
+        raise self._diverged(found)
+
+    def _diverged(self, found: Finding, why: str = "") -> Diverged:
+        reports = self._world.reports
+        host = reports[found.rank]["host"] if reports else ""
+        said = {"gradient": "is not finite", "weights": "are not finite"}
+        how = said.get(found.what, f"is {found.loss:.4g}")
+        text = f"the {found.what} of rank {found.rank} {how} at step {found.step}{why}"
+        return Diverged(text, {**found.facts(), "host": host})
+
+    def _culprit(self, step: int, weights: bool, gradient: bool = False) -> Finding:
+        """The first bad number of all ranks; a collective."""
+        rank = self._world.rank.world_rank
+        mine: Finding | None = None
+        kept = [(at, loss.item()) for at, loss in self._losses]
+        for at, loss in kept:
+            if not abs(loss) <= self._limit:
+                mine = Finding(at, rank, loss, "loss")
+                break
+        else:
+            if weights or gradient:
+                last = kept[-1][1] if kept else math.nan
+                mine = Finding(step, rank, last, "weights" if weights else "gradient")
+        found = self._world.gather(mine)
+        # A bad loss makes all ranks' gradients bad: of one step, the loss is the cause.
+        return min((f for f in found if f), key=lambda f: (f.step, f.what != "loss", f.rank))
+
+    def leaves_out(self, step: int, *, scaled: bool) -> Finding | None:
+        """Why this step must not change the weights, the same on all ranks; None if it may.
+
+        A collective that waits for the device, where steps are looked at one by one.
+
+        Args:
+            step: its number.
+            scaled: a GradScaler looks at the gradients.
+
+        Raises:
+            Diverged: more than SKIPS steps in a row.
+        """
+        if not self._careful(step):
+            return None
+        flags = torch.stack((self.flag(), torch.zeros((), device=self._world.device)))
+        if not scaled:
+            flags[1] = (~_finite(self._gradients())).float()
+        if self._world.size > 1:
+            dist.all_reduce(flags, dist.ReduceOp.MAX)
+        loss, gradient = flags.tolist()
+        if loss or gradient:
+            found = self._culprit(step, False, bool(gradient))
+        elif step == self._blamed:
+            found = Finding(step, self._blamed_rank, math.nan, "loss")
+        else:
+            self._skips = 0
+            self._losses.clear()
+            return None
+        self._undo()
+        self._skips += 1
+        if self._skips > SKIPS:
+            raise self._diverged(found, f", the {self._skips}th step in a row")
+        return found
+
+    def _gradients(self) -> list[Tensor]:
+        """All but sparse ones, which are not looked at."""
+        found = [p.grad for p in self._module.parameters() if p.grad is not None]
+        return [g for g in found if g.layout == torch.strided]
+
+    def _undo(self) -> None:
+        """As if the step had not been begun; a BatchNorm has counted its batch."""
+        self._losses.clear()
+        self._meter.drop()
+        self._blamed = None
+        with torch.no_grad():
+            for buffer, before in self._buffers:
+                buffer.copy_(before)
+
+    def go_back(self, found: Finding, folder: Path | None) -> Path:
+        """Allow a rollback to a checkpoint, if there is one and it was not tried too often.
+
+        Raises:
+            Diverged: the training must end.
+        """
+        if folder is None:
+            raise self._diverged(found, ", and there is no checkpoint to go back to")
+        count = self._rollbacks[folder.name] = self._rollbacks.get(folder.name, 0) + 1
+        if count > ROLLBACKS:
+            raise self._diverged(found, f", after {ROLLBACKS} rollbacks to {folder.name}")
+        self._until, self._blamed, self._blamed_rank = found.step, found.step, found.rank
+        self._skips = 0
+        self._losses.clear()
+        return folder
+
+
+def _finite(tensors: Sequence[Tensor]) -> Tensor:
+    """Whether all numbers are finite, on the device: a sum keeps nan and inf, and is ten times as
+    fast as a look at each. Half precision is summed in float32, or the sum would overflow."""
+    sums = [
+        local(t.detach()).sum(dtype=torch.promote_types(t.dtype, torch.float32)).isfinite()
+        for t in tensors
+    ]
+    return torch.stack(sums).all() if sums else torch.tensor(True)

@@ -1,0 +1,356 @@
+"""The training set as optimizer steps: micro-batches of this rank, and their weights.
+
+A step takes ``global_batch`` samples, whatever the world size: this rank's share goes through the
+model in as few equal micro-batches as ``train.micro_batch`` allows.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import os
+from collections import deque
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, default_collate
+from torch.utils.data._utils import signal_handling
+
+from hpcddp.errors import HpcddpError, JobFileError
+from hpcddp.preempt import held_back, ignore_stop_signals
+from hpcddp.spec import JobSpec
+from hpcddp.strategy import Layout
+from hpcddp.train.input.sampler import ResumableSampler
+from hpcddp.train.input.samples import Samples
+from hpcddp.train.input.seeding import mix
+from hpcddp.train.monitor.timing import Clock
+from hpcddp.train.rank.spread import Spread
+
+PIN_SECONDS = 5.0  # that the thread which pins memory gets to end
+
+
+class Micro(NamedTuple):
+    """One forward pass: samples in it, and how many of them are real and not padding."""
+
+    size: int
+    real: int
+
+
+class Step(NamedTuple):
+    """One optimizer step: samples over all ranks, and this rank's micro-batches."""
+
+    samples: int
+    micros: tuple[Micro, ...]
+
+
+def split(share: int, limit: int, least: int = 1, multiple: int = 1) -> int:
+    """Micro-batches of a rank's share: the fewest that are equal and at most ``limit`` samples.
+
+    Args:
+        share: samples of a rank in a step.
+        limit: 0 for none.
+        least: at least so many, if there are.
+        multiple: so many or a multiple of it.
+
+    Raises:
+        JobFileError: there is no such number.
+    """
+    least = min(least, share)
+    for count in range(least, share + 1):
+        small = limit == 0 or share // count <= limit
+        if share % count == 0 and count % multiple == 0 and small:
+            return count
+    raise JobFileError(
+        f"a rank's share of {share} samples cannot be cut into a multiple of {multiple} "
+        "micro-batches",
+        where="global_batch",
+        hint="take another global_batch, or another pp.schedule than interleaved",
+    )
+
+
+def chunks(spec: JobSpec, layout: Layout) -> tuple[int, int]:
+    """Fewest micro-batches of a step, and of what their number is a multiple: a pipeline without
+    one for each stage stands still, and an interleaved one has rounds of as many as ranks."""
+    if layout.pp == 1:
+        return 1, 1
+    return spec.pp.chunks or layout.pp, layout.pp if spec.pp.schedule == "interleaved" else 1
+
+
+class TrainData:
+    """The training set, seen from one rank.
+
+    Args:
+        clock: counts the time in which the training waits for it.
+    """
+
+    def __init__(
+        self, dataset: Any, spec: JobSpec, spread: Spread, clock: Clock | None = None
+    ) -> None:
+        size = spread.data_size
+        self.dataset, self._clock = dataset, clock or Clock(spread.world.device)
+        self.samples = _check(dataset, spec, size)
+        self._global_batch = spec.global_batch
+        self._drop_last, self._join = spec.train.drop_last, spec.ddp.join
+        self._rank, self._ranks = spread.data_rank, size
+        self._seed = spec.seed
+        self._double = spec.train.precision == "fp64"
+        self.device = spread.world.device
+        self._chunks = chunks(spec, spread.layout)
+        self._sampler = ResumableSampler(
+            dataset,
+            size,
+            self._rank,
+            seed=spec.seed,
+            drop_last=spec.train.drop_last,
+            multiple=spec.global_batch,
+        )
+        self._batches = _Batches(self._sampler, self.samples)
+        self.cut(spec.train.micro_batch)
+        # A generator of its own: an iterator draws a seed, and drawn from the default generator
+        # that would change dropout after a resume.
+        self._generator = torch.Generator()
+        self._prefetch = spec.data.prefetch
+        self.load(max(0, spec.data.workers))
+
+    def load(self, workers: int) -> None:
+        """Read with so many processes, from the next ``batches`` on; before the first."""
+        self._loader: DataLoader[Any] = make_loader(
+            Samples(self.dataset, self._seed),
+            workers,
+            self.device,
+            prefetch=self._prefetch,
+            batch_sampler=self._batches,
+            generator=self._generator,
+        )
+
+    def first(self, count: int) -> list[list[int]]:
+        """The indices of this rank's first micro-batches, so many if there are."""
+        self._sampler.set_position(0, 0)
+        indices = iter(self._sampler)
+        found = [list(islice(indices, self.micro_batch)) for _ in range(count)]
+        return [batch for batch in found if batch]
+
+    def cut(self, limit: int) -> None:
+        """Let a micro-batch have at most so many samples, 0 for no limit, from the next ``batches``
+        on."""
+        share = self._global_batch // self._ranks
+        self.accumulation = split(share, limit, *self._chunks)
+        self.micro_batch = self._batches.size = share // self.accumulation
+        self._full = (Micro(self.micro_batch, self.micro_batch),) * self.accumulation
+
+    def steps_left(self, consumed: int) -> int:
+        """Optimizer steps of an epoch after ``consumed`` of its samples."""
+        left = self.samples - consumed
+        return left // self._global_batch if self._drop_last else -(-left // self._global_batch)
+
+    def steps_to(self, epochs: int, epoch: int, consumed: int) -> int:
+        """Optimizer steps from within ``epoch`` to the end of the last of ``epochs``."""
+        if epochs <= epoch:
+            return 0
+        return self.steps_left(consumed) + (epochs - epoch - 1) * self.steps_left(0)
+
+    def batches(self, epoch: int, consumed: int) -> Iterator[tuple[list[int], Any]]:
+        """This rank's micro-batches of an epoch after ``consumed`` of its samples, in order: the
+        samples' numbers, padding last, and the batch."""
+        self._sampler.set_position(epoch, consumed)
+        self._generator.manual_seed(mix(self._seed, epoch, self._rank))
+        for batch in self._clock.reading(read(self._loader)):
+            yield self._batches.taken.popleft(), batch
+
+    def close(self) -> None:
+        end_workers(self._loader)
+
+    def step_at(self, consumed: int) -> Step:
+        """The shape of the step after ``consumed`` samples of the epoch. Under ``ddp.join`` without
+        micro-batches of padding alone, so that a rank may have none."""
+        left = self.samples - consumed
+        if left >= self._global_batch:
+            return Step(self._global_batch, self._full)
+        padded = -(-left // self._ranks)
+        real = -(-(left - self._rank) // self._ranks)  # padding comes last, on the last ranks
+        sizes = [
+            min(self.micro_batch, padded - done) for done in range(0, padded, self.micro_batch)
+        ]
+        micros = [
+            Micro(size, max(0, min(size, real - i * self.micro_batch)))
+            for i, size in enumerate(sizes)
+        ]
+        return Step(left, tuple(micro for micro in micros if micro.real or not self._join))
+
+    def place(self, batch: Any, micro: Micro) -> Any:
+        """A micro-batch on the device, without its padding (unless there is nothing else)."""
+        if 0 < micro.real < micro.size:
+            batch = _map(batch, lambda t: t[: micro.real])
+        return placed(batch, self.device, double=self._double)
+
+
+class _Batches:
+    """The sampler's indices in micro-batches, as ``Samples`` wants them.
+
+    ``taken`` has the indices of those that the loader took and that have not arrived yet.
+    """
+
+    def __init__(self, sampler: ResumableSampler, samples: int) -> None:
+        self._sampler, self._samples = sampler, samples
+        self.size = 1
+        self.taken: deque[list[int]] = deque()
+
+    def __len__(self) -> int:
+        return -(-len(self._sampler) // self.size)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        self.taken.clear()
+        epoch = self._sampler.epoch * self._samples
+        indices = iter(self._sampler)
+        while ids := list(islice(indices, self.size)):
+            self.taken.append(ids)
+            yield [epoch + index for index in ids]
+
+
+def _check(dataset: Any, spec: JobSpec, world_size: int) -> int:
+    """The dataset's size; JobFileError when it does not make one step, or the batch no shares."""
+    if spec.global_batch % world_size:
+        raise JobFileError(
+            f"global_batch is {spec.global_batch}, which {world_size} ranks cannot share equally",
+            where="global_batch",
+            hint=f"take a multiple of {world_size}, such as "
+            f"{max(1, round(spec.global_batch / world_size)) * world_size}",
+        )
+    try:
+        size = len(dataset)
+    except TypeError:
+        raise JobFileError(
+            "dataset('train') has no length",
+            where=spec.task,
+            hint="return a map-style dataset, with __len__ and __getitem__",
+        ) from None
+    needed = spec.global_batch if spec.train.drop_last else world_size
+    if size < needed:
+        raise JobFileError(
+            f"the training set has {size} samples, fewer than "
+            + (f"one global batch of {needed}" if spec.train.drop_last else f"{needed} ranks"),
+            where=spec.task,
+            hint="take more data, or fewer ranks and a smaller global_batch",
+        )
+    return size
+
+
+def make_loader(
+    dataset: Any, workers: int, device: torch.device, *, prefetch: int = 2, **options: Any
+) -> DataLoader[Any]:
+    """A DataLoader whose worker processes leave stopping to the rank; for ``read``.
+
+    Args:
+        prefetch: batches that each process reads ahead.
+    """
+    if workers:
+        leave_garbage()
+        options["prefetch_factor"] = prefetch
+    return DataLoader(
+        _Telling(dataset),
+        collate_fn=_collated,
+        num_workers=workers,
+        worker_init_fn=ignore_stop_signals if workers else None,
+        persistent_workers=workers > 0,
+        pin_memory=device.type == "cuda",
+        **options,
+    )
+
+
+def read(loader: DataLoader[Any]) -> Iterator[Any]:
+    """The batches of a ``make_loader``.
+
+    Raises:
+        HpcddpError: as it was raised, also in a worker process: torch brings its traceback alone.
+    """
+    with held_back():  # processes begin here
+        batches = iter(loader)
+    for batch in batches:
+        if isinstance(batch, HpcddpError):
+            raise batch
+        yield batch
+
+
+class _Telling(Dataset[Any]):
+    """A dataset whose own errors stand in the place of a batch."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitems__(self, indices: list[int]) -> Any:
+        try:
+            if whole := getattr(self._dataset, "__getitems__", None):
+                return whole(indices)
+            return [self._dataset[index] for index in indices]
+        except HpcddpError as error:
+            return error
+
+
+def _collated(samples: Any) -> Any:
+    return samples if isinstance(samples, HpcddpError) else default_collate(samples)
+
+
+@functools.cache
+def leave_garbage() -> None:
+    """Let forked processes collect nothing of their parent's: the destructor of a process group
+    would wait there for threads that only the parent has. Memory stays shared, too."""
+    os.register_at_fork(before=gc.freeze, after_in_parent=gc.unfreeze)
+
+
+def end_workers(loader: DataLoader[Any]) -> None:
+    """End a loader's processes now. They have nothing to lose; garbage collection, in whatever
+    thread, would wait seconds for each that is busy."""
+    iterator: Any = loader._iterator
+    if iterator is None or not getattr(iterator, "_workers", None):
+        return
+    _end_pinning(iterator)
+    signal_handling._remove_worker_pids(id(iterator))  # else torch raises where one is killed
+    iterator._worker_pids_set = False
+    for process in iterator._workers:
+        process.kill()
+    iterator._shutdown_workers()
+    loader._iterator = None
+
+
+def _end_pinning(iterator: Any) -> None:
+    """End the thread that pins what the processes send, as torch does, but not for ever: a process
+    killed in the middle of a batch would leave it reading."""
+    if not hasattr(iterator, "_pin_memory_thread"):
+        return
+    iterator._pin_memory_thread_done_event.set()
+    iterator._worker_result_queue.put((None, None))
+    iterator._pin_memory_thread.join(PIN_SECONDS)
+    if iterator._pin_memory_thread.is_alive():
+        iterator._worker_result_queue.cancel_join_thread()
+        del iterator._pin_memory_thread  # torch would wait for it
+
+
+def placed(batch: Any, device: torch.device, *, double: bool = False) -> Any:
+    """A batch, or what holds tensors, on the device; on the CPU it is there already.
+
+    Args:
+        double: numbers with a fraction become float64.
+    """
+    if double:
+        batch = _map(batch, lambda t: t.double() if t.is_floating_point() else t)
+    if device.type == "cpu":
+        return batch
+    return _map(batch, lambda t: t.to(device, non_blocking=True))
+
+
+def _map(value: Any, change: Any) -> Any:
+    """Tensors inside lists, tuples and dicts, changed; the rest as it is."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, dict):
+        return {k: _map(v, change) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        items = [_map(v, change) for v in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    return value

@@ -1,0 +1,59 @@
+"""A shuffled order that keeps to a few groups of samples at a time, such as the shards of a store.
+
+The groups are shuffled and taken some at a time; their samples are shuffled among one another. So a
+node needs some shards at once and not all of them, and an epoch still mixes what lies together. Any
+place of the order is computed where it is needed; what is kept are a few numbers for each group.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcddp.train.input.permutation import Order, shuffled
+from hpcddp.train.input.seeding import mix
+
+TOGETHER = 4  # groups whose samples are mixed
+
+
+class GroupedOrder:
+    """The order of an epoch, an ``Order`` as permutation.py has it.
+
+    Args:
+        groups: sizes of consecutive runs of samples, which together are all samples.
+        together: groups that are mixed.
+    """
+
+    def __init__(
+        self, groups: NDArray[np.int64], seed: int, epoch: int, together: int = TOGETHER
+    ) -> None:
+        groups = np.asarray(groups, np.int64)
+        order = shuffled(len(groups), mix(seed, epoch), 0)(np.arange(len(groups)))
+        starts = np.cumsum(groups) - groups
+        self._starts = starts[order]  # of each group in its turn: its first sample
+        self._ends = np.cumsum(groups[order])  # and the place in the order where it would end
+        self._begins = self._ends - groups[order]
+        self._mixed = np.append(self._begins[::together], self._ends[-1])
+        self._seed = seed, epoch
+        self._last: tuple[int, Order] | None = None
+
+    def __call__(self, positions: NDArray[Any]) -> NDArray[Any]:
+        """The indices at these positions of the order; shape [n] to shape [n]."""
+        found = np.empty(len(positions), np.int64)
+        mixes = np.searchsorted(self._mixed, positions, "right") - 1
+        for number in np.unique(mixes).tolist():
+            here = np.flatnonzero(mixes == number)
+            start = self._mixed[number]
+            places = start + self._order(number)(positions[here] - start).astype(np.int64)
+            group = np.searchsorted(self._ends, places, "right")
+            found[here] = self._starts[group] + places - self._begins[group]
+        return found
+
+    def _order(self, number: int) -> Order:
+        """How the samples of some groups are mixed; the last one is kept, as it comes again."""
+        if self._last is None or self._last[0] != number:
+            size = int(self._mixed[number + 1] - self._mixed[number])
+            self._last = number, shuffled(size, mix(*self._seed, number), 0)
+        return self._last[1]

@@ -1,0 +1,114 @@
+"""A person's own DataLoader, put at a place in an epoch: a resume reads what would have come.
+
+What a loader draws by itself, its order and its processes' seeds, follows from the script's seed
+and the epoch, and no more from how often an iterator was made.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import multiprocessing
+import signal
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+
+from hpcddp.preempt import held_back, ignore_stop_signals, ignores
+from hpcddp.train.input.batches import leave_garbage
+from hpcddp.train.input.sampler import ResumableSampler
+from hpcddp.train.input.seeding import mix
+
+
+class _Deaf:
+    """Lets the rank decide when its data workers end, before a loop's own ``worker_init_fn``."""
+
+    def __init__(self, own: Callable[[int], object] | None) -> None:
+        self.own = own
+
+    def __call__(self, worker: int) -> None:
+        ignore_stop_signals(worker)
+        if self.own:
+            self.own(worker)
+
+
+@functools.cache
+def _end_workers_at_exit() -> None:
+    """multiprocessing would send them TERM, which they ignore, and wait for ever."""
+    atexit.register(_end_workers)
+
+
+def _end_workers() -> None:
+    for process in multiprocessing.active_children():
+        if process.daemon and process.pid and ignores(process.pid, signal.SIGTERM):
+            process.kill()
+
+
+def begin(loader: Iterable[Any]) -> Iterator[Any]:
+    """The loader's batches. Its processes, if it has any, leave stopping to the rank from their
+    first instant on."""
+    deaf = isinstance(getattr(loader, "worker_init_fn", None), _Deaf)
+    with held_back() if deaf else contextlib.nullcontext():
+        return iter(loader)
+
+
+def batch_size(loader: Any) -> int:
+    """Samples of one batch on one rank; 1 where a loader does not say."""
+    batches = getattr(loader, "batch_sampler", None)
+    return getattr(loader, "batch_size", None) or getattr(batches, "batch_size", None) or 1
+
+
+class Place:
+    """Where a rank's loaders stand.
+
+    Args:
+        seed: the script's own, on this rank.
+        rank: global rank.
+    """
+
+    def __init__(self, seed: int, rank: int) -> None:
+        self._own = mix(seed, rank)
+
+    def go_to(self, loader: Any, epoch: int, consumed: int, each: int) -> int:
+        """Put a loader behind the epoch's samples that were seen.
+
+        Args:
+            consumed: these, over all ranks.
+            each: samples of a batch over all ranks.
+
+        Returns: batches that are still to be read and dropped.
+        """
+        batches = getattr(loader, "batch_sampler", None)
+        while inner := getattr(batches, "batch_sampler", None):  # Accelerate puts a shard around it
+            batches = inner
+        sampler = getattr(batches, "sampler", None) or getattr(loader, "sampler", None)
+        self._keep_workers(loader)
+        self._seed((loader, sampler), epoch)
+        if isinstance(sampler, ResumableSampler):
+            size = len(sampler.dataset)  # type: ignore[arg-type]
+            sampler.set_position(epoch, min(consumed, size))
+            return 0
+        for owner in (sampler, batches, loader):
+            if set_epoch := getattr(owner, "set_epoch", None):
+                set_epoch(epoch)
+        return consumed // each
+
+    def _seed(self, owners: Iterable[Any], epoch: int) -> None:
+        """Seed the generators of a loader and its sampler, which may be one. Without one of its
+        own either draws from the default generator, and changes what is drawn afterwards."""
+        owners = [owner for owner in owners if hasattr(owner, "generator")]
+        for owner in owners:
+            if owner.generator is None:
+                owner.generator, owner.hpcddp_seed = torch.Generator(), self._own
+            elif not hasattr(owner, "hpcddp_seed"):
+                owner.hpcddp_seed = owner.generator.initial_seed()
+        for owner in owners:
+            owner.generator.manual_seed(mix(owner.hpcddp_seed, epoch))
+
+    def _keep_workers(self, loader: Any) -> None:
+        if getattr(loader, "num_workers", 0) and not isinstance(loader.worker_init_fn, _Deaf):
+            leave_garbage()
+            _end_workers_at_exit()
+            loader.worker_init_fn = _Deaf(loader.worker_init_fn)

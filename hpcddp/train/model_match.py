@@ -1,0 +1,68 @@
+"""Whether a run's newest checkpoint is of the model that its job makes now: names and shapes alone.
+
+python -m hpcddp.train.model_match answers hpcddp.submit.match. The model has shapes and no
+numbers, so that neither its memory nor a GPU nor data are needed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from hpcddp import spec as specs
+from hpcddp.errors import CheckpointError, CheckpointForeign, JobFileError
+from hpcddp.rundir import RunDir
+from hpcddp.train.checkpoint import checkpoint
+from hpcddp.train.parallel import state_dict
+from hpcddp.train.query_answer import answer
+from hpcddp.train.rank import task_module as tasks
+from hpcddp.train.rank.task_module import Task
+
+
+def compare(spec: dict[str, Any], workdir: str, run: str) -> dict[str, Any]:
+    """``unknown`` is why it could not be seen, or "".
+
+    Raises:
+        CheckpointForeign: the checkpoint is of another model or format.
+        JobFileError: model() cannot be called with the job's values.
+    """
+    try:
+        folder = next(iter(checkpoint.complete(RunDir(run).checkpoints)), None)
+        if folder is None:
+            return {"unknown": "no checkpoint is complete"}
+        checkpoint.read_meta(folder)
+        checkpoint.check_names(folder, sizes(_load(specs.from_dict(spec), workdir)))
+    except (CheckpointForeign, JobFileError):
+        raise
+    except CheckpointError as error:  # damaged: the ranks take an older one
+        return {"unknown": error.what}
+    except Exception as error:
+        return {"unknown": f"{type(error).__name__}: {error}".partition("\n")[0]}
+    return {"unknown": ""}
+
+
+def _load(job: specs.JobSpec, workdir: str) -> Task:
+    """The task; what it lacks may be there on the nodes."""
+    try:
+        return tasks.load(job, workdir)
+    except JobFileError as error:
+        raise ImportError(error.what) from None
+
+
+def sizes(task: Task) -> dict[str, torch.Size]:
+    """The sizes of the model's tensors. Fake ones cannot be converted, as by ``double()``; those of
+    the meta device cannot be moved to another one."""
+    try:
+        with torch.device("meta"):
+            return state_dict.sizes(task.model())
+    except JobFileError:
+        raise
+    except Exception:
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            return state_dict.sizes(task.model())
+
+
+if __name__ == "__main__":
+    answer(compare)

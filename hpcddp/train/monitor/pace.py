@@ -1,0 +1,169 @@
+"""Rank 0 looks at every rank's figures: which ranks are slow, and whether the data is.
+
+A rank is slow when it takes ``metrics.slow`` times as long as the median of the other ranks of its
+pipeline stage, and a twentieth of a step and a millisecond more, in three records in a row. It is
+said once when it begins, and once when it is over.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hpcddp.train.monitor.metrics import Recorder
+from hpcddp.train.monitor.timing import Figures
+
+IN_A_ROW = 3  # records
+LEAST = 1e-3  # seconds a step that are worth a word,
+PART = 0.05  # and of a step's time
+NOTHING = 1e-4  # seconds; a ratio to less tells nothing
+SHARE = 0.2  # of a step's time that waiting for data may take
+WORSE = 1.5  # times the share that was told
+WHAT = {"compute": Figures._fields.index("busy_s"), "data": Figures._fields.index("wait_s")}
+
+
+@dataclass
+class _Streak:
+    """Records in a row in which a rank was slow, or, once that was told, no longer was."""
+
+    since: int
+    since_time: float
+    count: int = 0
+    told: bool = False
+
+
+class Pace:
+    """What the figures of all ranks come to.
+
+    Args:
+        hosts: of each rank.
+        stages: of each rank, its stage of the pipeline.
+        slow: ``metrics.slow``.
+        hint: what to change where training waits for its data.
+    """
+
+    def __init__(
+        self,
+        record: Recorder,
+        hosts: Sequence[str],
+        stages: Sequence[int],
+        slow: float,
+        hint: Callable[[], str],
+    ) -> None:
+        self._record, self._hosts, self._slow, self._hint = record, hosts, slow, hint
+        self._groups = [
+            [rank for rank, stage in enumerate(stages) if stage == each] for each in {*stages}
+        ]
+        self._least = LEAST  # seconds a step that are worth a word in this record
+        self._streaks: dict[tuple[str, int], _Streak] = {}
+        self._before: tuple[int, float] | None = None  # the last record's step, and when
+        self._waits = 0  # records in a row
+        self._share = 0.0  # that was told
+
+    def look(self, step: int, values: Mapping[str, Any], ranks: Sequence[Sequence[float]]) -> None:
+        """The figures of one record; where ``values`` is empty all its steps were left out.
+
+        Args:
+            values: those of the train record.
+            ranks: each rank's ``Figures``, or only their first.
+        """
+        if len(ranks[0]) > 1:
+            columns = dict(zip(Figures._fields, zip(*ranks, strict=True), strict=True))
+            self._record.ranks(step=step, **{n: _column(n, c) for n, c in columns.items()})
+        if self._before is not None:  # what a start takes is nobody's pace
+            if len(ranks[0]) > 1:
+                self._least = max(LEAST, PART * max(columns["step_s"]))
+                for what, place in WHAT.items():
+                    self._compare(step, what, [figures[place] for figures in ranks])
+            if values:
+                self._wait(step, values)
+        self._before = step, time.time()
+
+    def _compare(self, step: int, what: str, values: Sequence[float]) -> None:
+        """Each rank beside the others of its stage."""
+        for group in self._groups:
+            ranked = sorted((values[rank], rank) for rank in group if not math.isnan(values[rank]))
+            if len(ranked) > 1:
+                self._rank(step, what, ranked)
+
+    def _rank(self, step: int, what: str, ranked: Sequence[tuple[float, int]]) -> None:
+        """Look at the slowest ranks, and at those that were slow; of a thousand that is few.
+
+        Args:
+            ranked: the group's values, from the least on, with their ranks.
+        """
+        least = ranked[(len(ranked) - 2) // 2][0]  # no median of others is less
+        for place in range(len(ranked) - 1, -1, -1):
+            own, rank = ranked[place]
+            if own - least < 0.5 * self._least and not self._streaks:
+                return
+            if own - least >= 0.5 * self._least or (what, rank) in self._streaks:
+                self._judge(step, what, rank, own, median_of_others(ranked, place))
+
+    def _judge(self, step: int, what: str, rank: int, own: float, median: float) -> None:
+        assert self._before
+        streak = self._streaks.get((what, rank))
+        told = streak is not None and streak.told
+        over, least = self._slow, self._least
+        if told:
+            over, least = 0.5 * (1 + over), 0.5 * least
+        slow = own >= over * median and own - median >= least
+        if streak is None and not slow:
+            return
+        streak = streak or _Streak(self._before[0] + 1, self._before[1])
+        streak.count = streak.count + 1 if slow != streak.told else 0
+        if streak.count == IN_A_ROW:
+            self._tell(step, what, rank, streak, own, median)
+        if streak.told or streak.count:
+            self._streaks[what, rank] = streak
+        else:
+            self._streaks.pop((what, rank), None)
+
+    def _tell(
+        self, step: int, what: str, rank: int, streak: _Streak, own: float, median: float
+    ) -> None:
+        """Its state changes."""
+        streak.told, streak.count = not streak.told, 0
+        facts = {"step": step, "rank": rank, "host": self._hosts[rank], "what": what}
+        if not streak.told:
+            self._record("recovered", **facts)
+            return
+        self._record(
+            "slow",
+            **facts,
+            ratio=own / max(median, NOTHING),
+            since=streak.since,
+            since_time=streak.since_time,
+            own_s=own,
+            median_s=median,
+        )
+
+    def _wait(self, step: int, values: Mapping[str, Any]) -> None:
+        """Whether the training as a whole waits for data: all wait for the rank that does."""
+        wait = values.get("wait_s", 0.0)
+        share = min(1.0, wait / values["step_s"])
+        self._waits = self._waits + 1 if share > SHARE and wait >= LEAST else 0
+        if self._waits >= IN_A_ROW and (not self._share or share >= WORSE * self._share):
+            self._share = share
+            self._record("waiting", step=step, share=share, hint=self._hint())
+
+
+def _column(name: str, values: Sequence[float]) -> list[float | None]:
+    """None for what nobody knows."""
+    if name == "memory":
+        return [None if math.isnan(value) else int(value) for value in values]
+    return [None if math.isnan(value) else value for value in values]
+
+
+def median_of_others(ranked: Sequence[tuple[float, int]], place: int) -> float:
+    """The median of all values but the one at a place.
+
+    Args:
+        ranked: two at least, from the least on, with their ranks.
+    """
+    count = len(ranked) - 1
+    low, high = (ranked[n + (n >= place)][0] for n in ((count - 1) // 2, count // 2))
+    return (low + high) / 2

@@ -1,0 +1,133 @@
+"""A thread beside the training that sees when it stands still.
+
+A rank that waits for ever raises nothing: a sibling that is stopped or asleep leaves all others in
+a collective. So each rank's watchdog counts the seconds since the last sign of life (heartbeat.py).
+At the limit it calls the node's ranks as witnesses (hang_report.py) and ends the process.
+
+The limit is ``train.hang_seconds`` or ten times the longest silence between two signs of life so
+far, whichever is longer. A start (until two steps are taken, so that one has been timed), a save
+and the start of an evaluation may take six times as long: half an hour by default. The time-outs of
+torch's own groups are longer where it watches (World.connect).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+from hpcddp.rundir import AttemptDir
+from hpcddp.train.monitor.hang_report import Evidence
+from hpcddp.train.monitor.heartbeat import Pulse
+from hpcddp.train.rank.world import World
+
+SLOWEST = 10  # times the longest silence
+PATIENCE = 6  # times the limit
+LOOKS = 20  # in the least limit
+LONGEST_LOOK = 1.0  # seconds between two looks
+GATHER = 20.0  # seconds after which a rank leaves without its evidence: the disk may be what hangs
+
+
+class Watchdog:
+    """Watches a pulse.
+
+    Args:
+        floor: least limit, in seconds.
+        leave: ends the process; called in the watchdog's thread.
+    """
+
+    def __init__(
+        self, pulse: Pulse, evidence: Evidence, floor: float, leave: Callable[[], object]
+    ) -> None:
+        self._pulse, self._evidence, self._leave = pulse, evidence, leave
+        self._floor = floor
+        self._look = min(LONGEST_LOOK, floor / LOOKS)
+        self._slowest = 0.0
+        self._over = threading.Event()
+        self._doubt = threading.Event()  # half of the limit has passed
+        self._called = False  # another rank has seen the hang
+        self._thread = threading.Thread(target=self._watch, name="hpcddp watchdog", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._over.set()
+        self._thread.join(GATHER)
+
+    @property
+    def limit(self) -> float:
+        """Seconds of silence that count as a hang now."""
+        limit = max(self._floor, SLOWEST * self._slowest)
+        return limit * PATIENCE if self._patient else limit
+
+    @property
+    def _patient(self) -> bool:
+        return self._pulse.taken < 2 or self._pulse.patient > 0
+
+    def _watch(self) -> None:
+        """Count silence by the time that this thread ran: a job that was suspended as a whole has
+        not hung, and a machine too busy for this thread is too busy for the training."""
+        clock, silent = time.monotonic(), 0.0
+        beats, timed = self._pulse.beats, False
+        while not self._over.wait(self._look):
+            now = time.monotonic()
+            silent += min(now - clock, 2 * self._look)
+            clock = now
+            limit = self.limit  # before the beats: a long phase may end in between
+            if self._pulse.beats != beats:
+                if timed:
+                    self._slowest = max(self._slowest, silent)
+                beats, silent = self._pulse.beats, 0.0
+                timed = self._pulse.taken > 0 and not self._pulse.patient
+                self._doubt.clear()
+            elif silent > limit or self._called:
+                self._hung(silent)
+                return
+            elif silent > limit / 2 and not self._doubt.is_set():
+                self._doubt.set()
+                threading.Thread(target=self._listen, daemon=True).start()
+
+    def _listen(self) -> None:
+        """Look whether another rank calls, in a thread: the file system may be what hangs."""
+        while self._doubt.is_set() and not self._over.wait(self._look):
+            if self._evidence.begun:
+                self._called = self._doubt.is_set()
+                return
+
+    def _hung(self, silent: float) -> None:
+        """Tell, and leave within a bounded time, whatever hangs."""
+        work = threading.Thread(
+            target=self._evidence.gather, args=(self._pulse.step, silent), daemon=True
+        )
+        work.start()
+        work.join(GATHER)
+        self._leave()
+
+
+@contextlib.contextmanager
+def watching(
+    pulse: Pulse,
+    world: World,
+    attempt: AttemptDir,
+    floor: float,
+    leave: Callable[[], object] | None,
+) -> Iterator[None]:
+    """Watch what is done within; not without a limit or a way to leave."""
+    if not floor or leave is None:
+        yield
+        return
+    evidence = Evidence(world, attempt)
+    try:
+        evidence.open()
+    except OSError as error:
+        print(f"hangs will leave no stacks: {error}", file=sys.stderr, flush=True)
+    watchdog = Watchdog(pulse, evidence, floor, leave)
+    watchdog.start()
+    try:
+        yield
+    finally:
+        watchdog.stop()
+        evidence.close()

@@ -1,0 +1,131 @@
+"""The model as the loop runs it: under DDP, in its precision, with its loss scaling."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from hpcddp.spec import JobSpec
+from hpcddp.train.parallel.hooks import Hook, check_dense
+from hpcddp.train.rank.spread import Scaler, Spread
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def wrap(
+    module: torch.nn.Module, spec: JobSpec, spread: Spread, hook: Hook | None = None
+) -> torch.nn.Module:
+    """The model with its gradients averaged over replicas, if there are any that fully_shard does
+    not look after; the module itself stays plain.
+
+    Args:
+        hook: how gradients travel; plain averages without one.
+
+    Raises:
+        JobFileError: on all ranks, where sparse gradients cannot travel so.
+    """
+    layout, device = spread.layout, spread.world.device
+    if layout.threads and device.type == "cuda":
+        return torch.nn.DataParallel(module)
+    if layout.ddp == 1 or spread.divided:
+        return module
+    model = DistributedDataParallel(
+        module,
+        device_ids=[device] if device.type == "cuda" else None,
+        process_group=None if layout.pp == 1 else spread.group("ddp"),
+        bucket_cap_mb=spec.ddp.bucket_mb or None,
+        gradient_as_bucket_view=True,
+        static_graph=spec.ddp.static_graph,
+        find_unused_parameters=spec.ddp.find_unused_parameters,
+    )
+    settle_buckets(model)
+    if spec.ddp.join:
+        check_dense(module, "ddp.join")
+    if hook:
+        hook.register(model)
+    return model
+
+
+def settle_buckets(model: DistributedDataParallel) -> None:
+    """Let DDP lay its buckets out before the first step.
+
+    It lays them out anew after a process's first backward pass. The sum over four or more ranks
+    depends on the layout in its last bit, so the first step after a resume would not be the one
+    that the uninterrupted run took. A backward pass over the bare parameters comes first instead,
+    in the same order in every life. A static graph would take it for the one to learn, and sparse
+    gradients have another form: with these a resume differs in the last bit.
+    """
+    weights = [p for p in model.module.parameters() if p.requires_grad]
+    if model.static_graph or model.find_unused_parameters:
+        return
+    if any(getattr(m, "sparse", False) for m in model.module.modules()):
+        return
+    model.reducer.prepare_for_backward([])
+    _touched(model).backward()
+    for p in weights:
+        p.grad = None
+
+
+def _touched(model: DistributedDataParallel) -> Tensor:
+    """A number that each parameter has a part in."""
+    weights = [p for p in model.module.parameters() if p.requires_grad]
+    return torch.stack([p.reshape(-1)[:1].sum().to(torch.float32) for p in weights]).sum()
+
+
+def answer(model: DistributedDataParallel, scaler: Any) -> None:
+    """Take part in the one backward pass of a step in which this rank has no sample: its share of
+    the averages is 0, and it gets them as all do. A collective with the others' passes.
+
+    Ranks that have left torch's Join do not get them: their optimizers would miss the step.
+    """
+    model._pre_forward(torch.zeros(()))
+    nothing = model._post_forward(_touched(model) * 0)
+    scaler.scale(nothing).backward()
+
+
+def saved_buffers(modules: Iterable[torch.nn.Module]) -> list[Tensor]:
+    """Those of the buffers that go into a checkpoint."""
+    found = []
+    for module in modules:
+        saved = module.state_dict(keep_vars=True)
+        found += [buffer for name, buffer in module.named_buffers() if name in saved]
+    return [buffer for buffer in found if not hasattr(buffer, "to_local")]
+
+
+def share_buffers(model: DistributedDataParallel) -> None:
+    """Give all ranks rank 0's buffers, which are those that are saved; a collective.
+
+    DDP does so at the start of the next forward pass, so the training does not see it.
+    """
+    if dist.get_world_size() > 1 and model.will_sync_module_buffers():
+        model._sync_buffers()
+
+
+def autocast(
+    device: torch.device, precision: str, *, divided: bool = False
+) -> contextlib.AbstractContextManager[Any]:
+    """What a forward pass runs in.
+
+    Args:
+        divided: ranks gather parameters block by block: torch's cache of what it made of each one,
+            for a second use, would keep the whole model.
+    """
+    if precision not in DTYPES:
+        return contextlib.nullcontext()
+    return torch.autocast(device.type, DTYPES[precision], cache_enabled=not divided)
+
+
+def grad_scaler(spread: Spread, spec: JobSpec) -> Scaler:
+    """Loss scaling for fp16 (Micikevicius et al., 2018); for the rest it passes things through."""
+    enabled = spec.train.precision == "fp16"
+    if enabled or spec.train.on_divergence != "stop":  # a first step left out is remarked on
+        warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
+    alike = spread.layout.plain and spec.ddp.hook != "local_sgd"
+    return Scaler(spread.world.device.type, enabled=enabled, alike=alike)

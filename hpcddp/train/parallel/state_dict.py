@@ -1,0 +1,333 @@
+"""What a checkpoint holds: every tensor of the training under a plain name, and the rest as JSON.
+
+    model.<name>                 parameters and buffers, named as the plain module names them
+    optim.<name>.<state>         the optimizer's tensors, by the parameter they belong to
+    rng.<stream>.<generator>     the random generators of every rank; ranks of a tp group are one
+    more                         what else a loop has, as torch.save wrote it
+    hook.<rank>.<bucket>.<what>  what PowerSGD remembers
+
+The names are the same however the model is spread; a rank has some of the tensors, or parts of
+them. ``parts`` gives the live ones, in a millisecond: a save copies them, a restore fills them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import heapq
+import io
+import pickle
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from hpcddp.errors import CheckpointError
+from hpcddp.train.input import seeding
+from hpcddp.train.parallel.optim import GROUP
+from hpcddp.train.rank.spread import local
+
+MORE = "more"
+
+
+class Where(NamedTuple):
+    """Of which tensor a rank has which part, and who else has it."""
+
+    size: torch.Size
+    offsets: tuple[int, ...]
+    holders: tuple[int, ...]  # global ranks, this one among them
+
+    def nothing(self, part: Tensor) -> bool:
+        """Whether this rank has none of it: there were more ranks than rows."""
+        return part.numel() == 0 and self.size.numel() > 0
+
+
+Holders = Callable[[Tensor, bool], tuple[int, ...]]  # of a tensor; whether it is the optimizer's
+
+
+@dataclass
+class Parts:
+    """A rank's tensors, live, by what changes them; and the numbers in the optimizer's state.
+
+    Args:
+        stepped: only an optimizer step: parameters that the optimizer has, and its own tensors.
+        loose: also a forward pass: buffers, and parameters that the optimizer has not.
+        where: of each tensor.
+        plain: by parameter and name.
+        module: the module's state_dict, which has the same tensors.
+    """
+
+    stepped: dict[str, Tensor] = field(default_factory=dict)
+    loose: dict[str, Tensor] = field(default_factory=dict)
+    where: dict[str, Where] = field(default_factory=dict)
+    plain: dict[str, dict[str, Any]] = field(default_factory=dict)
+    module: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        return {**self.stepped, **self.loose}
+
+    def add(self, kind: dict[str, Tensor], name: str, tensor: Tensor, who: tuple[int, ...]) -> None:
+        kind[name] = local(tensor)
+        self.where[name] = Where(tensor.size(), _offsets(tensor), who)
+
+
+def alone(tensor: Tensor, optim: bool) -> tuple[int, ...]:
+    """The holders where there is one rank."""
+    return (0,)
+
+
+@torch.no_grad()
+def parts(module: nn.Module, optimizer: Optimizer, holders: Holders = alone) -> Parts:
+    """The tensors of a module and its optimizer, without a copy.
+
+    Raises:
+        CheckpointError: the module's state holds something else than tensors.
+    """
+    found, name_of, inner = Parts(module=module.state_dict()), _naming(module), own(optimizer)
+    trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    parameters = dict(module.named_parameters(remove_duplicate=False))
+    for name, value in found.module.items():
+        kind = found.stepped if id(parameters.get(name)) in trained else found.loose
+        tensor = _tensor(name, value)
+        found.add(kind, f"model.{name_of(name)}", tensor, holders(tensor, False))
+    for name, parameter in module.named_parameters():
+        for key, value in inner.state.get(parameter, {}).items():
+            if isinstance(value, Tensor):
+                full = f"optim.{name_of(name)}.{key}"
+                found.add(found.stepped, full, value, holders(value, True))
+            else:
+                found.plain.setdefault(name_of(name), {})[key] = value
+    return found
+
+
+def sizes(module: nn.Module) -> dict[str, torch.Size]:
+    """The sizes of a whole model's tensors, by their names in a checkpoint.
+
+    Raises:
+        CheckpointError: the module's state holds something else than tensors.
+    """
+    name_of = _naming(module)
+    return {f"model.{name_of(n)}": _tensor(n, v).size() for n, v in module.state_dict().items()}
+
+
+def own(optimizer: Optimizer) -> Optimizer:
+    """The optimizer of this rank's parameters, where a ZeroRedundancyOptimizer divides them."""
+    inner: Optimizer = getattr(optimizer, "optim", optimizer)
+    return inner if isinstance(inner, Optimizer) else optimizer
+
+
+def _offsets(tensor: Tensor) -> tuple[int, ...]:
+    """Where a rank's part begins in the whole tensor."""
+    if hasattr(tensor, "placements"):
+        (chunk,) = tensor.__create_chunk_list__()  # type: ignore[attr-defined]
+        return tuple(chunk.offsets)
+    return (0,) * tensor.dim()
+
+
+def _naming(module: nn.Module) -> Callable[[str], str]:
+    """What makes a name plain: without what DDP around a part and torch.compile put in."""
+    inner = [
+        f"{name}.module."
+        for name, part in module.named_modules()
+        if isinstance(part, DistributedDataParallel)
+    ]
+
+    def plain(name: str) -> str:
+        for prefix in inner:
+            if name.startswith(prefix):
+                name = prefix.removesuffix("module.") + name.removeprefix(prefix)
+        return name.replace("_orig_mod.", "")
+
+    return plain
+
+
+def _tensor(name: str, value: Any) -> Tensor:
+    if not isinstance(value, Tensor):
+        raise CheckpointError(
+            f"the model's state {name} is not a tensor",
+            hint="checkpoints hold tensors only: register it as a buffer",
+        )
+    return value
+
+
+def share(
+    tensors: Mapping[str, Tensor], where: Mapping[str, Where], rank: int
+) -> dict[str, Tensor]:
+    """The tensors that this rank writes, of those that others have as well; all write about as
+    much. Every holder comes to the same division: largest first, to whoever has least."""
+    loads: dict[tuple[int, ...], list[tuple[int, int]]] = {}
+    mine = {}
+    for name in sorted(tensors, key=lambda n: (-tensors[n].nbytes, n)):
+        holders = where[name].holders
+        if where[name].nothing(tensors[name]):
+            continue
+        heap = loads.setdefault(holders, [(0, r) for r in holders])
+        load, owner = heapq.heappop(heap)
+        heapq.heappush(heap, (load + tensors[name].nbytes, owner))
+        if owner == rank:
+            mine[name] = tensors[name]
+    return mine
+
+
+def groups(optimizer: Optimizer) -> list[dict[str, Any]]:
+    """The optimizer's options by parameter group, as plain data."""
+    found = {
+        group.get(GROUP, i): {k: _plain(v) for k, v in group.items() if k not in ("params", GROUP)}
+        for i, group in enumerate(optimizer.param_groups)
+    }
+    return list(found.values())
+
+
+@torch.no_grad()
+def begin(module: nn.Module, optimizer: Optimizer, names: set[str]) -> None:
+    """Let the optimizer have the state that a checkpoint holds tensors of, and no other.
+
+    A step with a learning rate and gradients of 0 makes it; it is overwritten next.
+
+    Args:
+        names: of the checkpoint's tensors.
+    """
+    inner, name_of = own(optimizer), _naming(module)
+    saved = {name.removeprefix("optim.").rpartition(".")[0] for name in names if "optim." in name}
+    mine = {id(p) for group in inner.param_groups for p in group["params"]}
+    lacking = [
+        p
+        for name, p in module.named_parameters()
+        if id(p) in mine and name_of(name) in saved and not inner.state.get(p)
+    ]
+    if lacking:
+        _step_nowhere(inner, lacking)
+    for name, p in module.named_parameters():
+        state = inner.state.get(p, {})
+        for key in [k for k, value in state.items() if isinstance(value, Tensor)]:
+            if f"optim.{name_of(name)}.{key}" not in names:
+                del state[key]
+        if p in inner.state and not state:
+            del inner.state[p]
+
+
+@contextlib.contextmanager
+def reserved(optimizer: Optimizer) -> Iterator[None]:
+    """Within, the optimizer has all the state that it will have after a step; afterwards what it
+    had before."""
+    inner = own(optimizer)
+    options = [{k: v for k, v in g.items() if k != "params"} for g in inner.param_groups]
+    everyone = [p for group in inner.param_groups for p in group["params"] if p.requires_grad]
+    lacking = [p for p in everyone if not inner.state.get(p)]
+    try:
+        if lacking:
+            _step_nowhere(inner, lacking)
+        yield
+    finally:
+        for p in lacking:
+            inner.state.pop(p, None)
+        for group, before in zip(inner.param_groups, options, strict=True):
+            group.update(before)
+
+
+def _step_nowhere(optimizer: Optimizer, parameters: list[nn.Parameter]) -> None:
+    everyone = [p for group in optimizer.param_groups for p in group["params"]]
+    gradients, rates = [p.grad for p in everyone], [g["lr"] for g in optimizer.param_groups]
+    for p in everyone:
+        p.grad = None
+    for p in parameters:
+        p.grad = torch.zeros_like(p)
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = torch.zeros_like(rate) if isinstance(rate, Tensor) else 0.0
+    optimizer.step()
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
+    for p, gradient in zip(everyone, gradients, strict=True):
+        p.grad = gradient
+
+
+def apply(
+    module: nn.Module, optimizer: Optimizer, meta: Mapping[str, Any], *, options: bool
+) -> None:
+    """Put the numbers of a checkpoint into an optimizer whose tensors were read.
+
+    Args:
+        meta: what ``groups`` and ``Parts.plain`` were when it was saved.
+        options: restore the optimizer's options too; without, the job file's count.
+    """
+    inner, name_of = own(optimizer), _naming(module)
+    mine = {id(p) for group in inner.param_groups for p in group["params"]}
+    for name, p in module.named_parameters():
+        if id(p) in mine and (values := meta["state"].get(name_of(name))):
+            inner.state[p].update(values)
+    saved = meta["param_groups"]
+    if options and len(saved) == len(groups(optimizer)):
+        for i, group in enumerate(optimizer.param_groups):
+            live = {k: v for k, v in group.items() if k != "params"}
+            group.update(like(saved[group.get(GROUP, i)], live))
+
+
+def _plain(value: Any) -> Any:
+    return value.tolist() if isinstance(value, Tensor) else value
+
+
+def like(value: Any, live: Any) -> Any:
+    """A value from JSON in the types that the live one has, whatever lies in it: JSON knows no
+    tensors, tuples or Counters, and no keys but text."""
+    if isinstance(live, Tensor):
+        return torch.as_tensor(value, dtype=live.dtype, device=live.device)
+    if isinstance(value, dict) and isinstance(live, dict):
+        return _like_dict(value, live)
+    if isinstance(value, list) and isinstance(live, list | tuple):
+        same = len(value) == len(live)
+        items = [like(v, o) for v, o in zip(value, live, strict=True)] if same else value
+        return tuple(items) if isinstance(live, tuple) else items
+    return value
+
+
+def _like_dict(value: dict[str, Any], live: dict[Any, Any]) -> dict[Any, Any]:
+    keys, kinds = {str(key): key for key in live}, {type(key) for key in live}
+    kind = kinds.pop() if kinds in ({int}, {float}) else str
+    made = copy.copy(live)
+    made.clear()
+    for name, item in value.items():
+        key = keys[name] if name in keys else kind(name)
+        made[key] = like(item, live.get(key))
+    return made
+
+
+def rng_tensors(stream: int, device: torch.device) -> dict[str, Tensor]:
+    """This rank's random generators, by their names in a checkpoint."""
+    return {f"rng.{stream}.{k}": v for k, v in seeding.rng_state(device).items()}
+
+
+def set_rng(tensors: Mapping[str, Tensor], device: torch.device) -> None:
+    """Put back what ``rng_tensors`` gave."""
+    state = {name.rsplit(".", 1)[1]: tensor for name, tensor in tensors.items()}
+    seeding.set_rng_state(state, device)
+
+
+def pack(more: Any) -> dict[str, Tensor]:
+    """What else has a state_dict, as one tensor of bytes.
+
+    Raises:
+        CheckpointError: it holds what nobody could read without running it.
+    """
+    file = io.BytesIO()
+    torch.save(more.state_dict(), file)
+    tensor = torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8)
+    try:
+        unpack({MORE: tensor})
+    except pickle.UnpicklingError as error:
+        first = str(error).strip().splitlines()[0]
+        raise CheckpointError(
+            f"the state of {type(more).__name__} cannot be saved: {first}",
+            hint="checkpoints hold tensors, numbers, texts, lists and dictionaries",
+        ) from None
+    return {MORE: tensor}
+
+
+def unpack(tensors: Mapping[str, Tensor]) -> Any:
+    """The state that ``pack`` took; nothing in it is run."""
+    data = io.BytesIO(bytes(tensors[MORE].numpy()))
+    return torch.load(data, map_location="cpu", weights_only=True)

@@ -1,0 +1,164 @@
+"""Each rank's device, and whether a node has lost its GPUs.
+
+A node whose GPU driver is gone looks like a node without GPUs: its ranks would train on the CPU
+beside GPUs, or wait for a process group that never starts. So each rank reports what it sees and
+what Slurm gave it, and the last rank to come compares all reports.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hpcddp.attempt.error_record import host
+from hpcddp.errors import RankMapError
+from hpcddp.topology import Rank
+
+# What a process may see, as indices or names; of several variables the shortest list counts.
+VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+NVIDIA = "0x10de"  # the PCI vendor
+HINT = "its driver or a GPU may be lost: nvidia-smi there tells; the next attempt leaves it out"
+
+
+def seen() -> int:
+    """GPUs that this process sees."""
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def given(environ: Mapping[str, str]) -> int:
+    """GPUs that Slurm gave this process; 0 where it gave none, or does not say."""
+    count = environ.get("SLURM_GPUS_ON_NODE", "")
+    counts = [int(count) if count.isdecimal() else 0]
+    for name in VISIBLE:
+        if name in environ:
+            found = [word.strip() for word in environ[name].split(",")]
+            # A process sees one slice of a GPU at most, however many are named (CUDA's MIG).
+            slices = any(word.startswith("MIG") for word in found)
+            named = sum(word.isdecimal() or word.startswith("GPU-") for word in found)
+            counts.append(1 if slices else named)
+    return min(counts)
+
+
+def broken() -> bool:
+    """Whether this node, where torch sees no GPU, has one of NVIDIA's and its driver's library.
+
+    torch's build alone says nothing: the usual one is for CUDA on machines without a GPU too, where
+    the sandbox claims to have some.
+    """
+    if torch.version.cuda is None:
+        return False
+    vendors = Path("/sys/bus/pci/devices").glob("*/vendor")
+    with contextlib.suppress(OSError):
+        ctypes.CDLL("libcuda.so.1")
+        return any(path.read_text().strip() == NVIDIA for path in vendors)
+    return False
+
+
+def pick(rank: Rank, count: int, environ: Mapping[str, str], *, local: bool) -> torch.device:
+    """This rank's device: its own GPU, or the CPU where there are none or, locally, too few.
+
+    Args:
+        count: GPUs that this process sees.
+        local: all ranks are on this machine.
+
+    Raises:
+        RankMapError: there are fewer GPUs than ranks on this node.
+    """
+    if count == 0 or (local and count < rank.world_size):
+        return torch.device("cpu")
+    if local:  # virtual nodes share the machine, so their ranks count on
+        return torch.device("cuda", rank.world_rank)
+    if count == 1:
+        return torch.device("cuda", 0)
+    if rank.local_rank < count:
+        return torch.device("cuda", rank.local_rank)
+    if count < (promised := given(environ)):
+        what = f"sees {count} of the {promised} GPUs that it was given"
+        raise _lost(rank.world_rank, host(), what)
+    raise RankMapError(
+        f"local rank {rank.local_rank} sees only {count} GPUs",
+        where=f"rank {rank.world_rank} on {host()}",
+        hint="ask Slurm for as many GPUs as ranks with --gpus-per-node",
+        rank=rank.world_rank,
+        host=host(),
+    )
+
+
+def report(
+    rank: Rank, device: torch.device, count: int, environ: Mapping[str, str]
+) -> dict[str, Any]:
+    """What a rank shows of its device.
+
+    Args:
+        count: GPUs that this process sees.
+
+    Raises:
+        RankMapError: its GPU does not answer.
+    """
+    uuid = ""
+    if device.type == "cuda":
+        try:
+            uuid = str(torch.cuda.get_device_properties(device).uuid)
+        except RuntimeError as error:
+            what = f"has no answer from {device} ({str(error).splitlines()[0]})"
+            raise _lost(rank.world_rank, host(), what) from None
+    promised = given(environ)
+    dead = promised > 0 and count == 0 and broken()
+    return {"device": str(device), "uuid": uuid, "sees": count, "given": promised, "broken": dead}
+
+
+def check_lost(reports: Sequence[Mapping[str, Any]]) -> None:
+    """Find a node that has lost a GPU, by the reports of all ranks.
+
+    Raises:
+        RankMapError: a rank sees fewer GPUs than it was given, or its device is of another type
+            than the others'.
+    """
+    # Fewer than any other rank too: a list of devices that is too long everywhere is no loss.
+    most = max(report["sees"] for report in reports)
+    short = [r for r in reports if r["broken"] or r["sees"] < min(r["given"], most)]
+    if short:
+        worst = min(short, key=lambda r: int(r["sees"] - r["given"]))
+        what = f"sees {worst['sees']} of the {worst['given']} GPUs that it was given"
+        raise _lost(worst["rank"], worst["host"], what)
+    types = Counter(_type(report) for report in reports)
+    if len(types) > 1:  # of as many on either side the CPU is the loss
+        odd = min(types, key=lambda name: (types[name], name))
+        first = next(report for report in reports if _type(report) == odd)
+        others = " and ".join(f"{n} have {name}" for name, n in types.items() if name != odd)
+        what = f"has the device {first['device']}, and of {len(reports)} ranks {others}"
+        raise _lost(first["rank"], first["host"], what)
+
+
+def _type(report: Mapping[str, Any]) -> str:
+    return str(report["device"]).partition(":")[0]
+
+
+def _lost(rank: int, name: str, what: str) -> RankMapError:
+    """A node is to blame: error.json names it, whichever rank writes it."""
+    text = f"rank {rank} on {name} {what}"
+    return RankMapError(text, hint=HINT, rank=rank, host=name, bad_host=True)
+
+
+def check_shared(reports: Sequence[Mapping[str, Any]]) -> None:
+    """Two ranks on one GPU halve its memory, and NCCL hangs or refuses much later.
+
+    Raises:
+        RankMapError: two do.
+    """
+    seen: dict[str, int] = {}
+    for report in reports:
+        uuid = report["uuid"]
+        if uuid and uuid in seen:
+            raise RankMapError(
+                f"ranks {seen[uuid]} and {report['rank']} share one GPU, {uuid}",
+                where=f"rank {report['rank']} on {report['host']}",
+                hint="ask Slurm for as many GPUs as ranks with --gpus-per-node",
+            )
+        seen[uuid] = report["rank"]

@@ -1,0 +1,143 @@
+"""How the ranks meet: each shows who and where it is, and all hear the same verdict.
+
+They meet in one store, hosted by rank 0 and used by the process group as well. The last one to come
+judges the map, and all train or none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterable, Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed import HashStore, Store, TCPStore
+
+from hpcddp.attempt.error_record import host
+from hpcddp.attempt.ledger import process_start
+from hpcddp.errors import RankMapError
+from hpcddp.topology import Rank
+from hpcddp.train.rank import devices
+from hpcddp.train.rank.cpus import quota
+
+
+def open_store(rank: Rank, address: tuple[str, int] | None, timeout: float) -> Store:
+    """The store where ranks meet; rank 0 hosts it, or torch's agent that started it.
+
+    Raises:
+        RankMapError: rank 0 cannot listen, or cannot be reached.
+    """
+    if rank.world_size == 1:
+        return HashStore()
+    where = f"rank {rank.world_rank} on {host()}"
+    if address is None:
+        raise RankMapError(
+            "MASTER_ADDR or MASTER_PORT is not set",
+            where=where,
+            hint="start the ranks with the run's script",
+        )
+    name, port = address
+    main = rank.world_rank == 0
+    try:
+        return TCPStore(
+            name,
+            port,
+            is_master=main and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True",
+            wait_for_workers=False,
+            timeout=timedelta(seconds=timeout),
+        )
+    except dist.DistError as error:
+        if main:
+            what = f"cannot listen on port {port}: {_first_line(error)}"
+            hint = "another process has the port, or two processes are rank 0"
+        else:
+            what = f"cannot reach rank 0 at {name}:{port} within {timeout:g} s"
+            hint = "rank 0 did not start, or a firewall is between the nodes"
+        raise RankMapError(what, where=where, hint=hint) from None
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).split("\n", 1)[0]
+
+
+def report(rank: Rank, shown: Mapping[str, Any]) -> dict[str, Any]:
+    """What a rank shows of itself.
+
+    Args:
+        shown: of its device.
+    """
+    return {
+        "rank": rank.world_rank,
+        "node": rank.node,
+        "local": rank.local_rank,
+        "host": host(),
+        "cpus": ranges(os.sched_getaffinity(0)),
+        "quota": quota(),
+        **shown,
+        **_identity(),
+    }
+
+
+def _identity() -> dict[str, Any]:
+    """What tells this process from any other: its id is one in its namespace and for its life."""
+    space = ""
+    with contextlib.suppress(OSError):
+        space = str(Path("/proc/self/ns/pid").readlink())
+    return {"pid": os.getpid(), "start": process_start(os.getpid()), "space": space}
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """Numbers as ranges: 0-3,8."""
+    parts: list[list[int]] = []
+    for n in sorted(numbers):
+        if parts and parts[-1][1] == n - 1:
+            parts[-1][1] = n
+        else:
+            parts.append([n, n])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in parts)
+
+
+def meet(store: Store, rank: Rank, report: dict[str, Any], timeout: float) -> list[dict[str, Any]]:
+    """Hand in this rank's report and wait for the verdict on all of them."""
+    number, size = rank.world_rank, rank.world_size
+    if store.add(f"hpcddp/claim/{number}", 1) > 1:
+        raise RankMapError(
+            f"two processes are rank {number}; the second is on {report['host']}, "
+            f"process {report['pid']}",
+            hint="each process needs a rank of its own: start them with the run's script",
+        )
+    store.set(f"hpcddp/rank/{number}", json.dumps(report))
+    if store.add("hpcddp/arrived", 1) == size:
+        texts = store.multi_get([f"hpcddp/rank/{n}" for n in range(size)])
+        reports = [json.loads(text) for text in texts]
+        devices.check_lost(reports)
+        devices.check_shared(reports)
+        store.set("hpcddp/verdict", json.dumps({"ranks": reports}))
+    try:
+        store.wait(["hpcddp/verdict"], timedelta(seconds=timeout))
+    except dist.DistStoreError:
+        raise _missing(store, size, timeout) from None
+    verdict = json.loads(store.get("hpcddp/verdict"))
+    if "error" in verdict:
+        raise RankMapError(**verdict["error"])
+    found: list[dict[str, Any]] = verdict["ranks"]
+    return found
+
+
+def refuse(store: Store, error: RankMapError) -> None:
+    """Tell the ranks that wait; the first to refuse is the one they hear."""
+    told = {"what": error.what, "where": error.where, "hint": error.hint, **error.facts}
+    text = json.dumps({"error": told})
+    store.compare_set("hpcddp/verdict", "", text)
+
+
+def _missing(store: Store, size: int, timeout: float) -> RankMapError:
+    absent = ranges(n for n in range(size) if not store.check([f"hpcddp/rank/{n}"]))
+    return RankMapError(
+        f"of {size} ranks, {absent} did not come within {timeout:g} s",
+        hint="their logs say why; HPCDDP_START_TIMEOUT sets the seconds to wait",
+    )

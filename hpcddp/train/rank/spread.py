@@ -1,0 +1,167 @@
+"""How this attempt's ranks share the model: the mesh, and which ranks hold the same numbers."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.nn.utils import clip_grad_norm_
+from torch.optim import Optimizer
+
+from hpcddp import strategy
+from hpcddp.spec import JobSpec
+from hpcddp.strategy import FACTORS, Layout, Place
+from hpcddp.train.rank.world import World
+
+
+def of(spec: JobSpec, world: World) -> Spread:
+    """The spread that a job asks for, on the ranks that are there; a collective."""
+    rank = world.rank
+    return Spread(
+        strategy.layout(spec.strategy, rank.world_size // rank.local_size, rank.local_size), world
+    )
+
+
+def replicas(world: World) -> Spread:
+    """The spread where each rank has all of it."""
+    return Spread(Layout(ddp=world.size), world)
+
+
+class Spread:
+    """One rank's place in the mesh.
+
+    Args:
+        layout: the sizes of the mesh; they multiply to the world size.
+    """
+
+    def __init__(self, layout: Layout, world: World) -> None:
+        self.layout, self.world = layout, world
+        self.place: Place = layout.place(world.rank.world_rank)
+        self._holders: dict[frozenset[str], tuple[int, ...]] = {}  # by how a tensor is cut
+
+    @functools.cached_property
+    def mesh(self) -> DeviceMesh:
+        """The mesh with all dimensions; made by all ranks together."""
+        return init_device_mesh(
+            self.world.device.type, tuple(self.layout[:4]), mesh_dim_names=FACTORS
+        )
+
+    def group(self, name: str) -> dist.ProcessGroup:
+        """The ranks that differ from this one in a dimension alone."""
+        return self.mesh[name].get_group()
+
+    @property
+    def data_rank(self) -> int:
+        return self.layout.data_rank(self.world.rank.world_rank)
+
+    @property
+    def data_size(self) -> int:
+        return self.layout.data_size
+
+    @property
+    def stream(self) -> int:
+        """Which random numbers this rank draws."""
+        return self.layout.stream(self.world.rank.world_rank)
+
+    @property
+    def divided(self) -> bool:
+        """Whether parameters are DTensors: fully_shard or parallelize_module made them."""
+        return self.layout.fsdp > 1 or self.layout.tp > 1
+
+    @property
+    def last(self) -> bool:
+        """Whether this rank computes losses, of which each sample has one."""
+        return self.place.pp == self.layout.pp - 1
+
+    @property
+    def speaks(self) -> bool:
+        """Whether this rank's losses are counted: each of a batch's shares has one such rank."""
+        return self.last and self.place.tp == 0
+
+    def holders(self, tensor: Tensor, optim: bool = False) -> tuple[int, ...]:
+        """The global ranks, this one among them, that hold the same part of a tensor.
+
+        Args:
+            optim: it is the optimizer's.
+        """
+        if optim and self.layout.zero:
+            return (self.world.rank.world_rank,)
+        cut = _cut_dims(tensor)
+        if cut not in self._holders:
+            own = self.place._asdict()
+            ranges = [
+                [own[name]] if name == "pp" or name in cut else range(size)
+                for name, size in zip(FACTORS, self.layout[:4], strict=True)
+            ]
+            places = itertools.starmap(Place, itertools.product(*ranges))
+            self._holders[cut] = tuple(map(self.layout.rank, places))
+        return self._holders[cut]
+
+    def share(self, buffers: Sequence[Tensor]) -> None:
+        """Give all ranks that have the same part of the model the first one's buffers, which are
+        those that are saved; a collective. DDP does so by itself."""
+        for name in FACTORS[1:] if buffers else ():
+            if self.layout[FACTORS.index(name)] > 1:
+                group = self.group(name)
+                for buffer in buffers:
+                    dist.broadcast(buffer, group_src=0, group=group)
+
+    def clip(self, module: nn.Module, most: float) -> Tensor:
+        """Scale gradients down to a norm over all ranks; that norm. A collective."""
+        parameters = list(module.parameters())
+        if self.layout.plain:
+            return clip_grad_norm_(parameters, most)
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        total = torch.zeros((), dtype=torch.float64, device=self.world.device)
+        for gradient in gradients:
+            own = local(gradient).detach()
+            total += own.double().square().sum() / len(self.holders(gradient))
+        dist.all_reduce(total)
+        norm = total.sqrt()
+        factor = (most / (norm + 1e-6)).clamp(max=1.0)  # as torch's own
+        for gradient in gradients:
+            own = local(gradient)
+            own.mul_(factor.to(own.dtype))
+        return norm
+
+
+def _cut_dims(tensor: Tensor) -> frozenset[str]:
+    """The mesh dimensions along which the ranks hold different parts."""
+    mesh = getattr(tensor, "device_mesh", None)
+    if mesh is None:
+        return frozenset()
+    placed = zip(mesh.mesh_dim_names, tensor.placements, strict=True)  # type: ignore[attr-defined]
+    return frozenset(name for name, placement in placed if not placement.is_replicate())
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This rank's part of a tensor, without a copy."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+class Scaler(torch.amp.GradScaler):
+    """Loss scaling whose steps all ranks take or none.
+
+    Args:
+        alike: all ranks have the same gradients. Where they have not, each looks at its own.
+    """
+
+    def __init__(self, device: str, *, enabled: bool, alike: bool) -> None:
+        super().__init__(device, enabled=enabled)
+        self._alike = alike
+
+    def _unscale_grads_(
+        self, optimizer: Optimizer, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool
+    ) -> dict[torch.device, Tensor]:
+        if self._alike:
+            return super()._unscale_grads_(optimizer, inv_scale, found_inf, allow_fp16)
+        everyone = [p for group in optimizer.param_groups for p in group["params"]]
+        gradients = [local(p.grad) for p in everyone if p.grad is not None]
+        torch._amp_foreach_non_finite_check_and_unscale_(gradients, found_inf, inv_scale)
+        dist.all_reduce(found_inf, dist.ReduceOp.MAX)
+        return {found_inf.device: found_inf}

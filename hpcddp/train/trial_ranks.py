@@ -1,0 +1,127 @@
+"""Ranks that train several short runs one after the other in one process group; compare/trial.py
+starts them.
+
+    python -P -m hpcddp.train.trial_ranks FILE    with the ranks' variables
+
+FILE is a JSON object: under "train" the run dirs, in order; under "look" others, of which rank 0
+says beforehand which cannot be, in their error.json. An error ends the process: in a group that
+has lost a rank nothing more can be trained.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from hpcddp import record, spec, strategy
+from hpcddp.attempt import exit_codes
+from hpcddp.attempt.error_record import report
+from hpcddp.preempt import Preemption, die_with_parent
+from hpcddp.rundir import RunDir
+from hpcddp.spec import JobSpec
+from hpcddp.strategy import Layout
+from hpcddp.topology import Rank
+from hpcddp.train.input import batches
+from hpcddp.train.job import join, train_in
+from hpcddp.train.monitor.heartbeat import Pulse
+from hpcddp.train.parallel import cut
+from hpcddp.train.parallel.pipeline import stages_of
+from hpcddp.train.rank import task_module as tasks
+from hpcddp.train.rank.rank_exit import end, hung
+from hpcddp.train.rank.task_module import Task
+from hpcddp.train.rank.world import World
+
+RANDOM = "note: the model has {}: each rank draws other numbers, and losses differ by that"
+STATISTICS = "note: the model has {}: each rank has the statistics of its share of a batch"
+NOTES: dict[type[nn.Module], str] = {
+    nn.modules.dropout._DropoutNd: RANDOM,
+    nn.modules.batchnorm._BatchNorm: STATISTICS,
+}
+
+
+def main(file: str) -> int:
+    """Look and train; the exit code."""
+    die_with_parent()
+    rank, todo = Rank.from_env(os.environ), json.loads(Path(file).read_text())
+    if others := [RunDir(path) for path in todo["look"]]:
+        _stay_with(others)
+        look(others)
+    world: World | None = None
+    for run in map(RunDir, todo["train"]):
+        pulse = Pulse()
+        try:
+            job = record.read(run)
+            asked = spec.from_dict(job.spec, str(run.job))
+            run.attempt(1).sending.mkdir(parents=True, exist_ok=True)
+            world = world or join(rank, job, os.environ)
+            train_in(world, run, 1, asked, job.workdir, Preemption(), pulse=pulse, on_hang=hung,
+                     evaluates=False)  # fmt: skip
+        except Exception as error:
+            stepped = pulse.taken > 0
+            told = report(error, run.attempt(1), rank.world_rank, stepped=stepped)
+            print(told, file=sys.stderr)
+            return exit_codes.FAILED
+        gc.collect()  # the next one's memory is its own
+        if world.is_main:
+            shutil.rmtree(run.checkpoints, ignore_errors=True)
+    if world:
+        world.barrier()  # a rank that leaves early breaks what others still receive from it
+    return exit_codes.DONE
+
+
+def _stay_with(others: Sequence[RunDir]) -> None:
+    """Compute on the CPU where the other ranks will: there are not as many GPUs as ranks."""
+    most = max(record.read(run).world_size for run in others)
+    if torch.cuda.is_available() and torch.cuda.device_count() < most:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
+def look(runs: Sequence[RunDir]) -> None:
+    """Write down which of these runs cannot be, by the task and its model alone."""
+    task, whole = None, nn.Module()
+    for run in runs:
+        try:
+            job = record.read(run)
+            asked = spec.from_dict(job.spec, str(run.job))
+            if task is None:  # a module imported anew would not know the model's classes
+                found = tasks.load(asked, job.workdir)
+                task, whole = found, found.model()
+                _remark(whole)
+            check(task, whole, asked, strategy.layout(asked.strategy, 1, job.gpus_per_node))
+        except Exception as error:
+            print(report(error, run.attempt(1), None, stepped=False), file=sys.stderr)
+
+
+def check(task: Task, whole: nn.Module, asked: JobSpec, layout: Layout) -> None:
+    """Cut a model as a layout will.
+
+    Raises:
+        JobFileError: it cannot.
+    """
+    cut.blocks(task, whole)
+    if layout.tp > 1:
+        cut.tp_plan(task, whole, layout.tp)
+    if layout.pp > 1:
+        cut.stages(task, whole, stages_of(asked, layout.pp))
+    share = asked.global_batch // layout.data_size
+    batches.split(share, asked.train.micro_batch, *batches.chunks(asked, layout))
+
+
+def _remark(whole: nn.Module) -> None:
+    """Say what makes another loss of the same samples on more ranks."""
+    for kind, text in NOTES.items():
+        found = (m for m in whole.modules() if isinstance(m, kind) and getattr(m, "p", True))
+        if first := next(found, None):
+            print(text.format(type(first).__name__), flush=True)
+
+
+if __name__ == "__main__":
+    end(main(sys.argv[1]))
