@@ -2,7 +2,7 @@
 
 On a real Slurm on this machine. Both sides ask for the same nodes, tasks, GPUs and CPUs, run the
 same model and data, and take one step. Two rows share the floor: the script of `hpcddp render`
-given to sbatch, and `hpcddp submit`, whose script starts the ranks through submitit.
+given to sbatch, and `hpcddp submit`, which gives it to sbatch through submitit.
 
 A take begins when sbatch is called: a program of that name, first on PATH, notes the time and
 becomes the real one. It ends, on our side, with the `time` of the train record of step 1 in the

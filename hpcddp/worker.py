@@ -1,8 +1,8 @@
 """Steps 7 and 8: one rank, from its environment to its exit code.
 
-``Worker(run_dir)`` is what submitit pickles and calls; ``python -P -m hpcddp.worker RUN_DIR`` does
-the same. Both leave the process for good, with one of the codes in exit_codes.py. ``run`` is the
-plain function underneath, for a debugger.
+``python -P -m hpcddp.worker RUN_DIR`` is what a script starts, ``Worker(run_dir)`` what submitit
+pickles and calls where a person starts ``submitit.core._submit``. Both leave the process for good,
+with one of the codes in exit_codes.py. ``run`` is the plain function underneath, for a debugger.
 
 A signal may come at any time. Until this rank has heard that all ranks have met, a stop signal ends
 it at once: nothing is to be saved yet, and a vote that could stop all ranks together may never come

@@ -1,11 +1,14 @@
 import os
 import stat
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import ranks
 from conftest import Site
 
 from hpcddp import record
@@ -17,6 +20,7 @@ from hpcddp.planning.plan import Plan
 from hpcddp.rundir import RunDir, read_json, write_json
 from hpcddp.slurm import commands as slurm
 from hpcddp.submit import prepare, status, submission
+from hpcddp.topology import Rank
 
 # A local run is meant to outlive the command that started it.
 pytestmark = pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")
@@ -122,22 +126,37 @@ def test_sbatch_gets_our_script_in_a_clean_environment(
     assert run.log.readlink() == Path("job-42.log") and run.log.read_text() == ""
     text = run.script.read_text()
     assert "#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=4\n" in text
-    assert text.replace(run.name, "X").count("submitit.core._submit") == 1
+    assert f"-m hpcddp.worker {run.path}" in text and "submitit" not in text
     assert stat.S_IMODE(run.submitit.stat().st_mode) & 0o022 == 0
     claim.check_owner(run)  # also where new files are the group's to write to
 
 
-def test_the_two_scripts_differ_in_the_command_alone(site: Site) -> None:
+def test_the_two_scripts_are_the_same(site: Site) -> None:
     sbatch(site, 'echo "Submitted batch job 42"')
     made = plan(site)
     run = prepare.new_run(made, site.runs)
     submission.submit(made, run)
     rendered = prepare.new_run(made, site.runs)
     text = rendered.script.read_text()
-    ours = run.script.read_text().replace(run.name, "X").splitlines()
-    pairs = list(zip(ours, text.replace(rendered.name, "X").splitlines(), strict=True))
-    different = [a for a, b in pairs if a != b]
-    assert len(different) == 1 and different[0].startswith("readonly -a COMMAND=")
+    assert run.script.read_text().replace(run.name, "X") == text.replace(rendered.name, "X")
+
+
+def test_submitits_own_command_starts_a_rank(site: Site) -> None:
+    """Nobody calls it but a person: submitit's files in the run say all that it needs."""
+    sbatch(site, 'echo "Submitted batch job 42"')
+    site.job("toy", "global_batch = 4\nmax_steps = 2\n", ranks.TASK)
+    made = plan(site, nodes="1", gpus=1)
+    run = prepare.new_run(made, site.runs)
+    submission.submit(made, run)
+    assert ledger.begin(run, ledger.life("42", os.getpid()), lambda earlier: False)
+    environ = {name: value for name, value in os.environ.items() if name[:6] != "SLURM_"}
+    environ |= Rank(0, 1, 0, 1, 0).to_env() | {"SUBMITIT_EXECUTOR": "slurm", "SLURM_JOB_ID": "42"}
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "submitit.core._submit", run.submitit],
+        env=environ, cwd=made.workdir, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [r["outcome"] for r in ranks.records(run, "end")] == ["done"]
 
 
 def test_a_refusal_is_told_in_slurms_words_and_kept(site: Site) -> None:

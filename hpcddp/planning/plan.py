@@ -94,7 +94,7 @@ class Plan:
         return f"{SIGNAL}@{self.measured.lead if self.measured else LEAD}"
 
     def worker_command(self, run: RunDir) -> list[str]:
-        """How a rank starts without submitit."""
+        """How a rank starts."""
         return [sys.executable, "-P", "-m", "hpcddp.worker", str(run.path)]
 
     def record(self, run: RunDir, created: float | None = None) -> JobRecord:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +26,7 @@ class TemplateExecutor(submitit.SlurmExecutor):
     """
 
     def __init__(self, plan: Plan, run: RunDir) -> None:
-        super().__init__(run.submitit, python=f"{shlex.quote(sys.executable)} -P")
+        super().__init__(run.submitit)
         self.plan = plan
         self.run = run
         limit = slurm.seconds(str(plan.spec.slurm.get("time", "0")), "time")
@@ -39,11 +37,8 @@ class TemplateExecutor(submitit.SlurmExecutor):
         )
 
     def _make_submission_file_text(self, command: str, uid: str) -> str:
-        environ = ["SUBMITIT_EXECUTOR=slurm", "SUBMITIT_LOG_LEVEL=WARNING"]
-        words = ["/usr/bin/env", *environ, *shlex.split(command)]
-        if self.plan.spec.command:  # submitit has no part in a program, and takes 0.4 s to import
-            words = self.plan.worker_command(self.run)
-        text = self.plan.render(self.run, words)
+        """Our own script: submitit's command starts a rank too, but it takes 0.4 s to import."""
+        text = self.plan.render(self.run, self.plan.worker_command(self.run))
         write_script(self.run, text)
         return text
 
