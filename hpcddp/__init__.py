@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from hpcddp.train.loop import Run as Run
 
 __version__ = "0.1.0"
+JOB_FORMAT = 1  # of job.json
 __all__ = ["Run", "Sampler", "attach", "init", "submit_result"]
 
 # Name -> module and name there; imported when it is first asked for, since torch may come with it.

@@ -2,4 +2,5 @@
 
 import runpy
 
-runpy.run_module("hpcddp.launch.fork", run_name="__main__", alter_sys=True)
+if __name__ == "__main__":
+    runpy.run_module("hpcddp.launch.fork", run_name="__main__", alter_sys=True)

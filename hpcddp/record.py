@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-from hpcddp import __version__
+from hpcddp import JOB_FORMAT, __version__
 from hpcddp.errors import RunError
 from hpcddp.rundir import RunDir, read_json, write_json
 
-JOB_FORMAT = 1  # of job.json
 TYPES: dict[str, Any] = {
     "str": str,
     "int": int,
     "float": (int, float),
     "dict[str, Any]": dict,
     "list[int]": list,
+}
+
+
+# By launcher: `launch` of a run that lacks it, since an older version made it.
+_OLDER: dict[str, dict[str, Any]] = {
+    "fork": {"per_node": True},
+    "torchrun": {"per_node": True, "hides": True},
+    "horovod": {"hides": True, "environment": "hpcddp.launch.horovod"},
 }
 
 
@@ -32,6 +40,9 @@ class JobRecord:
     workdir: str  # the folder of the submission, where the job works
     cluster: str = ""  # the profile's file
     launcher: str = ""
+    # Of the launcher. per_node: one process on each node starts its ranks; hides: nobody listens at
+    # MASTER_PORT when the ranks have met; environment: the module that tells a rank who it is.
+    launch: dict[str, Any] = field(default_factory=dict)
     host_suffix: str = ""  # of MASTER_ADDR
     poll_seconds: int = 30
     slurm_name: str = ""  # the job's name, where it is not the run's: in an array
@@ -75,7 +86,7 @@ def read(run: RunDir) -> JobRecord:
             hint="use the version that made it",
         )
     try:
-        record = JobRecord(**data)
+        record = JobRecord(**{**data, "launch": launch(data)})
     except TypeError as error:
         raise RunError(f"is damaged: {error}", where=str(run.job)) from None
     for f in dataclasses.fields(record):
@@ -84,6 +95,12 @@ def read(run: RunDir) -> JobRecord:
     if [type(n) for n in record.nodes] != [int, int]:
         raise RunError("is damaged: nodes", where=str(run.job))
     return record
+
+
+def launch(job: Mapping[str, Any]) -> dict[str, Any]:
+    """What job.json says of its launcher; see JobRecord."""
+    found = job.get("launch", _OLDER.get(str(job.get("launcher")), {}))
+    return found if isinstance(found, dict) else {}
 
 
 def write(run: RunDir, record: JobRecord) -> None:

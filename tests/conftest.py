@@ -14,6 +14,7 @@ import hypothesis
 import pytest
 
 from hpcddp import cli, record
+from hpcddp.launch.launchers import LAUNCHERS
 from hpcddp.planning import jobfile, plan
 from hpcddp.planning.jobfile import Layer
 from hpcddp.planning.plan import Plan
@@ -68,6 +69,8 @@ def record_run(
     """Give a run its job.json."""
     facts: dict[str, Any] = {"spec": {}, "workdir": str(run.path.parent), "created": 5.0}
     facts |= {"nodes": list(nodes), "gpus_per_node": gpus, "backend": backend}
+    if name := more.get("launcher"):
+        facts["launch"] = dict(LAUNCHERS[name].facts)
     record.write(run, JobRecord(run.name, **facts | more))
     return run
 

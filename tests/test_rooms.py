@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 import pytest
 
+from hpcddp.launch.launchers import LAUNCHERS
+
 HOUSE = Path(__file__).parents[1]
 # Top first. A module may import from its own room and from those below.
 ROOMS = (
@@ -30,6 +32,7 @@ INTO_TRAIN = {
 }
 STANDARD = {"root", "slurm", "attempt"}  # what a node runs without the environment
 MOST = 20  # modules in a folder
+OWN = {("hpcddp", "__version__"), ("hpcddp", "JOB_FORMAT")}  # the package's own facts
 OTHERS = {"train.py", "types.py"}  # files that examples and warnings name
 DOTTED = re.compile(r"(?<![\w./-])hpcddp(?:\.[a-zA-Z_]\w*)+(?![\w(]*/)")
 ELSEWHERE = {"hpcddp.draw", "hpcddp.run"}  # JavaScript's name, and a tag at MLflow
@@ -53,7 +56,7 @@ def sources(house: Path = HOUSE) -> dict[str, ast.Module]:
 
 
 def imports(name: str, tree: ast.Module, known: set[str]) -> Iterator[Arrow]:
-    """What a module imports, but for types alone. A package's own version is no import."""
+    """What a module imports, but for types alone, and for the package's own facts."""
     unseen = {
         id(node)
         for test in ast.walk(tree)
@@ -72,7 +75,7 @@ def imports(name: str, tree: ast.Module, known: set[str]) -> Iterator[Arrow]:
             found = [
                 full if (full := f"{node.module}.{alias.name}") in known else f"{node.module}"
                 for alias in node.names
-                if (node.module, alias.name) != ("hpcddp", "__version__")
+                if (node.module, alias.name) not in OWN
             ]
         else:
             continue
@@ -214,9 +217,9 @@ def files(*suffixes: str) -> list[Path]:
     tops = ("hpcddp", "templates", "jobs", "tests", "benchmarks", "scripts", "docs")
     below = (path for top in tops for path in (HOUSE / top).rglob("*"))
     own = [*below, *HOUSE.glob("*.md"), HOUSE / "setup.cfg"]
-    return [
-        p for p in own if p.is_file() and p.suffix in suffixes and p.name != Path(__file__).name
-    ]
+    older = {HOUSE / f"{name.replace('.', '/')}.py" for name in OLD} | {Path(__file__)}
+    own = [path for path in own if "older_run" not in str(path) and path not in older]
+    return [path for path in own if path.is_file() and path.suffix in suffixes]
 
 
 def defined(tree: ast.Module) -> set[str]:
@@ -252,7 +255,6 @@ def test_names_in_strings_lead_somewhere(trees: dict[str, ast.Module]) -> None:
     """In templates, tables, setup.cfg, `-m` calls and documents."""
     known = trees | {f"hpcddp.{top}": ast.Module([], []) for top in ("jobs", "templates")}
     known |= {f"hpcddp.jobs.{p.stem}": ast.Module([], []) for p in (HOUSE / "jobs").glob("*.py")}
-    known |= {name: ast.Module([], []) for name in OLD}
     lost = {
         name
         for path in files(".py", ".j2", ".toml", ".md", ".cfg", ".sbatch", "")
@@ -272,3 +274,19 @@ def test_files_in_comments_are_there() -> None:
         if name not in own
     }
     assert lost == set()
+
+
+def test_what_differs_between_launchers_is_in_their_table(trees: dict[str, ast.Module]) -> None:
+    """Nobody else asks for one by its name."""
+    asked = {
+        name
+        for name, tree in trees.items()
+        if name != "hpcddp.launch.launchers"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Compare)
+        for side in ast.walk(node)
+        if isinstance(side, ast.Constant) and side.value in LAUNCHERS
+    }
+    templates = (HOUSE / "templates").rglob("*.j2")
+    assert asked == set()
+    assert not [path for path in templates if re.search(r"launcher *(==|!=|in)", path.read_text())]

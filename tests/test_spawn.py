@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from ranks import wait_for
 
+from hpcddp import JOB_FORMAT
 from hpcddp.attempt import ledger
 from hpcddp.launch.children import WAIT, Group, patience
-from hpcddp.record import JOB_FORMAT
 from hpcddp.topology import Topology
 
 # The wait between TERM and KILL is shortened, all else is as the script starts it.
@@ -282,7 +282,7 @@ def members(session: int) -> list[int]:
 # So few files may be open that the last ranks cannot be started.
 CROWDED = """
 import resource, sys
-from hpcddp import spawn
+from hpcddp.launch import spawn
 resource.setrlimit(resource.RLIMIT_NOFILE, (16, 16))
 sys.exit(spawn.main(sys.argv[1:]))
 """

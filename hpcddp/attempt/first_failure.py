@@ -158,7 +158,7 @@ def failed(run: RunDir, number: int) -> Failed | None:
     if not text:
         return None
     # Else srun counts what starts the ranks of a node.
-    one_each = record.read(run).launcher not in ("fork", "torchrun")
+    one_each = not record.read(run).launch.get("per_node")
     return (
         _node(text)
         or killed(text, one_each)

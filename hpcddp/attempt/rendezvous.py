@@ -25,7 +25,6 @@ from hpcddp.rundir import AttemptDir, RunDir, read_json, read_lines
 SAY = 300.0  # seconds after which it is said
 LIVES = 60.0  # seconds after which ranks that meet elsewhere, or a rank alone, have begun
 LOOK = 1.0  # seconds between two looks
-HIDE = ("horovod", "torchrun")  # launchers whose ranks meet elsewhere, or that listen there
 TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
 LISTENS = "0A"  # Linux, include/net/tcp_states.h
 
@@ -39,7 +38,7 @@ def watch(run: RunDir, number: int, launched: int, environ: Mapping[str, str]) -
     """
     job = record.read(run)
     alone = job.nodes[1] * job.gpus_per_node == 1
-    elsewhere = job.launcher in HIDE or "hpcddp.dask" in job.spec["command"]
+    elsewhere = job.launch.get("hides") or "hpcddp.dask" in job.spec["command"]
     if environ.get("SLURM_NODEID", "0") != "0":
         return
     if alone or elsewhere:  # nothing shows that they have met, but that they live

@@ -13,12 +13,13 @@ import signal
 import sys
 import time
 from collections.abc import Mapping
+from importlib import import_module
 from typing import Any
 
+from hpcddp import JOB_FORMAT
 from hpcddp.attempt import exit_codes
 from hpcddp.errors import HpcddpError
 from hpcddp.preempt import Preemption
-from hpcddp.record import JOB_FORMAT
 from hpcddp.topology import Rank, check_map
 
 READS = 60  # looks at a job.json that cannot be read, a second apart
@@ -76,10 +77,13 @@ def become(
             found["HPCDDP_STAGE"] = staged(job, run_dir, rank, environ, preemption)
         except HpcddpError as error:
             return failed(error, run_dir, attempt, rank)
-    if job["launcher"] == "horovod":
-        from hpcddp.launch import horovod
+    facts = job.get("launch")
+    if facts is None:  # a run of an older version
+        from hpcddp.record import launch
 
-        found |= horovod.environment(rank, environ)
+        facts = launch(job)
+    if module := facts.get("environment"):
+        found |= import_module(module).environment(rank, environ)
     preemption.restore()  # from here on a signal finds no handler; before, it was as if so
     if preemption.requested:
         return 128 + int(getattr(signal, preemption.signal))

@@ -1,7 +1,7 @@
 """The launcher `horovod`: what its ranks find in their environment, and what must be there before.
 
-A rank is told who it is as by `horovodrun --gloo`. In horovod_rendezvous.py
-the ranks find each other.
+A rank is told who it is as by `horovodrun --gloo`. They find each other in
+horovod_rendezvous.py.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hpcddp.errors import SlurmUnreachable, UserError
 from hpcddp.keys import nearest
@@ -30,6 +30,8 @@ class Launcher(NamedTuple):
     text: str
     python: bool = False  # it runs scripts of Python's only
     missing: Callable[[JobSpec, Profile], str] = nothing  # see there
+    ending: str = ""  # the template of what is to be done when its processes have ended
+    facts: Mapping[str, Any] = {}  # what an attempt must know of it, for job.json; see record.py
 
     @property
     def fragment(self) -> str:
@@ -77,35 +79,31 @@ def no_dask(job: JobSpec, profile: Profile) -> str:
     return f"not installed: {names} (pip install 'hpcddp[dask]' brings them)" if missing else ""
 
 
+BOTH = ("slurm", "local")
 LAUNCHERS = {
     row.name: row
     for row in (
         Launcher("srun", ("slurm",), "one task per GPU, started by Slurm"),
         Launcher("spawn", ("local",), "one process per GPU on this machine, without a scheduler"),
         Launcher(
-            "fork",
-            ("slurm", "local"),
-            "one import of torch a node, its ranks forked",
-            True,
-            no_torch,
+            "fork", BOTH, "one import of torch a node, its ranks forked",
+            python=True, missing=no_torch, facts={"per_node": True},
         ),
         Launcher(
-            "mpi", ("slurm",), "one rank per GPU under PMIx, or Open MPI's mpirun", missing=no_mpi
+            "mpi", ("slurm",), "one rank per GPU under PMIx, or Open MPI's mpirun",
+            missing=no_mpi, ending="launch/mpi_end.sh.j2",
         ),
         Launcher(
-            "torchrun", ("slurm", "local"), "torch's elastic agent on each node", missing=no_agent
+            "torchrun", BOTH, "torch's elastic agent on each node",
+            missing=no_agent, facts={"per_node": True, "hides": True},
         ),
         Launcher(
-            "horovod",
-            ("slurm", "local"),
-            "one rank per GPU, for scripts that use Horovod",
-            missing=horovod.missing,
+            "horovod", BOTH, "one rank per GPU, for scripts that use Horovod",
+            missing=horovod.missing, facts={"hides": True, "environment": horovod.__name__},
         ),
-        Launcher(
-            "dask", ("slurm", "local"), "a Dask worker per GPU beside its rank", missing=no_dask
-        ),
+        Launcher("dask", BOTH, "a Dask worker per GPU beside its rank", missing=no_dask),
     )
-}
+}  # fmt: skip
 
 
 def own(backend: str) -> str:

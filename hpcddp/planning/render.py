@@ -41,6 +41,7 @@ class Facts:
         directives: sbatch options in order; True is a flag without a value.
         variables: name -> text, whole number or list of texts, for the shell.
         launcher: the fragment that starts the processes.
+        ending: the fragment of what is to be done when they have ended; empty for nothing.
         modules: whether the site loads modules.
         program: whether the ranks run a program of the user's.
         trackers: whether anybody else gets the run's metrics while it trains.
@@ -51,6 +52,7 @@ class Facts:
     directives: list[tuple[str, Any]]
     variables: dict[str, str | int | Sequence[str]]
     launcher: str
+    ending: str = ""
     modules: bool = False
     program: bool = False
     trackers: bool = False
@@ -155,6 +157,7 @@ def render(template: Path, shipped: Path, facts: Facts) -> str:
             sbatch=sbatch,
             variables=lambda: Text("\n".join(variable(n, v) for n, v in facts.variables.items())),
             launcher=facts.launcher,
+            ending=facts.ending,
             modules=facts.modules,
             program=facts.program,
             trackers=facts.trackers,
@@ -169,7 +172,7 @@ def render(template: Path, shipped: Path, facts: Facts) -> str:
         ) from None
     except jinja2.UndefinedError as error:
         names = (
-            "sbatch, variables, directives, launcher, modules, program, trackers, backend, returns"
+            "sbatch, variables, directives, launcher, ending, modules, program, trackers, backend"
         )
         raise TemplateError(
             error.message or "undefined name",
