@@ -15,7 +15,7 @@ from pathlib import Path
 from benchmarks.measure import Take, interleave
 from hpcddp.errors import HpcddpError
 from hpcddp.sandbox.cluster import Sandbox, Settings
-from hpcddp.sandbox.processes import tail
+from hpcddp.sandbox.own_processes import tail
 from hpcddp.slurm.commands import LIVE, clean
 
 PYTHON = sys.executable

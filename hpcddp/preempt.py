@@ -13,11 +13,8 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from types import FrameType
 
-PR_SET_PDEATHSIG = 1
-PR_SET_CHILD_SUBREAPER = 36
 STOP_SIGNALS = (signal.SIGUSR2, signal.SIGTERM)
 
 
@@ -86,31 +83,6 @@ def end_on_stop_signals() -> None:
         signal.signal(number, signal.SIG_DFL)
 
 
-def die_with_parent() -> None:
-    """Let the kernel end this process when its parent is gone, however that ended; also after an
-    exec (prctl(2))."""
-    import ctypes
-
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def adopt_orphans() -> None:
-    """Let what this process's children leave behind be its own children (prctl(2))."""
-    import ctypes
-
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
-
-
-def children(parent: int) -> list[int]:
-    """The processes that a process has started (proc(5), stat)."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            if int(path.read_text().rpartition(")")[2].split()[1]) == parent:
-                found.append(int(path.parent.name))
-    return found
-
-
 def _is_submitit(handler: object) -> bool:
     """submitit's handlers log, pickle and requeue by themselves: they must not run."""
     return getattr(handler, "__module__", None) == "submitit.core.job_environment"
@@ -140,12 +112,3 @@ def held_back() -> Iterator[None]:
 
 def _told_to_ranks() -> tuple[signal.Signals, ...]:
     return (*stop_signals(), signal.SIGUSR1, signal.SIGINT)
-
-
-def ignores(pid: int, number: int) -> bool:
-    """Whether a process ignores a signal (proc(5), status)."""
-    with contextlib.suppress(OSError):
-        status = Path(f"/proc/{pid}/status").read_text()
-        mask = status.partition("SigIgn:")[2].split()[0]
-        return bool(int(mask, 16) >> (number - 1) & 1)
-    return False

@@ -17,7 +17,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from hpcddp.attempt import exit_codes
-from hpcddp.preempt import Preemption, die_with_parent, end_on_stop_signals
+from hpcddp.preempt import Preemption, end_on_stop_signals
+from hpcddp.processes import die_with_parent
 
 if TYPE_CHECKING:
     from hpcddp.rundir import RunDir

@@ -12,7 +12,7 @@ import pytest
 from distributed import Client, LocalCluster, wait
 
 import hpcddp.dask
-from hpcddp.attempt import ledger
+from hpcddp import processes
 from hpcddp.dask import DaskResultsHandler, dispatch, placement
 from hpcddp.dask.placement import Place
 from hpcddp.errors import RankError, UserError
@@ -45,9 +45,9 @@ def up(folder: Path, count: int = 2) -> list[int]:
 def gone(pids: list[int]) -> bool:
     """Whether these processes end, within a time."""
     deadline = time.monotonic() + 60
-    while any(ledger.process_start(pid) for pid in pids) and time.monotonic() < deadline:
+    while any(processes.start_of(pid) for pid in pids) and time.monotonic() < deadline:
         time.sleep(0.05)
-    return not any(ledger.process_start(pid) for pid in pids)
+    return not any(processes.start_of(pid) for pid in pids)
 
 
 def test_the_ranks_meet_and_answer_in_their_order(client: Client) -> None:

@@ -10,6 +10,7 @@ from conftest import Outcome, Site
 from distributed.utils import get_ip
 from test_local import Command, toy, until
 
+from hpcddp import processes
 from hpcddp.attempt import ledger
 from hpcddp.dask import gang
 from hpcddp.errors import UserError
@@ -125,7 +126,7 @@ def test_a_rank_that_fails_ends_the_others(toy: Site, command: Command) -> None:
     done = submit(command, "train.py", nodes="1")
     (path,) = toy.runs.iterdir()
     assert [a.exit_code for a in ledger.attempts(RunDir(path))] == [7], done.text
-    assert not any(ledger.process_start(int(p.name[3:])) for p in toy.folder.glob("up-*"))
+    assert not any(processes.start_of(int(p.name[3:])) for p in toy.folder.glob("up-*"))
 
 
 @pytest.mark.full

@@ -11,6 +11,7 @@ import torch
 from conftest import Outcome, Site
 from test_local import Command, toy, until
 
+from hpcddp import processes
 from hpcddp.attempt import ledger
 from hpcddp.errors import UserError
 from hpcddp.launch.fork import Forked
@@ -165,7 +166,7 @@ def test_ranks_do_not_outlive_the_process_they_come_from(site: Site, command: Co
     parent = int(Path(f"/proc/{ranks[0]}/stat").read_text().rpartition(")")[2].split()[1])
     os.kill(parent, signal.SIGKILL)
     until(command, lambda s: s["state"] == "FAILED")
-    assert not any(ledger.process_start(pid) for pid in ranks)
+    assert not any(processes.start_of(pid) for pid in ranks)
 
 
 @pytest.mark.parametrize(

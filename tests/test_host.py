@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from conftest import Site, record_run
 
-from hpcddp import record
+from hpcddp import processes, record
 from hpcddp.attempt import claim, exit_codes, host, ledger, sentry
 from hpcddp.attempt.ledger import Attempt
 from hpcddp.errors import RunError
@@ -46,7 +46,7 @@ def earlier(run: RunDir, **given: Any) -> None:
     """An attempt that has not said that it ended."""
     facts: dict[str, Any] = {
         "number": 0, "job_id": "6", "host": socket.gethostname(), "pid": os.getpid(),
-        "pid_start": ledger.process_start(os.getpid()), "slurm": False, "nodes": "", "began": 1.0,
+        "pid_start": processes.start_of(os.getpid()), "slurm": False, "nodes": "", "began": 1.0,
     }  # fmt: skip
     assert ledger.begin(run, Attempt(**facts | given), lambda earlier: False)
 
@@ -57,7 +57,7 @@ def test_a_local_life_begins(run: RunDir, capsys: pytest.CaptureFixture[str]) ->
     assert re.fullmatch(rf"1 127\.0\.0\.1 \d+ 0 {re.escape(str(run.path))}\n", out)
     found = ledger.last(run)
     assert found and found.job_id == str(os.getpid()) and not found.slurm
-    assert found.pid_start == ledger.process_start(os.getpid()) != ""
+    assert found.pid_start == processes.start_of(os.getpid()) != ""
 
 
 @pytest.mark.usefixtures("in_slurm")
@@ -148,15 +148,15 @@ def test_a_port_in_use_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_process_is_known_by_its_start() -> None:
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:
-        assert ledger.process_start(child.pid) not in ("", ledger.process_start(1))
+        assert processes.start_of(child.pid) not in ("", processes.start_of(1))
         assert child.stdin
         child.stdin.close()
-        while ledger.process_start(child.pid):  # a zombie works no more
+        while processes.start_of(child.pid):  # a zombie works no more
             time.sleep(0.01)
     finally:
         child.kill()
         child.wait()
-    assert ledger.process_start(child.pid) == ""
+    assert processes.start_of(child.pid) == ""
 
 
 def test_a_second_life_leaves_while_the_first_one_works(run: RunDir) -> None:
@@ -168,7 +168,7 @@ def test_a_second_life_leaves_while_the_first_one_works(run: RunDir) -> None:
 
 
 @pytest.mark.parametrize(
-    "start", ["1", ledger.process_start(os.getpid()) + "1"], ids=["gone", "another"]
+    "start", ["1", processes.start_of(os.getpid()) + "1"], ids=["gone", "another"]
 )
 def test_a_life_whose_process_is_gone_is_taken_over(run: RunDir, start: str) -> None:
     """Also when its process id was given to another process since."""

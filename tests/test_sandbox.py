@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from hpcddp.cli.sandbox import sandbox
 from hpcddp.errors import SandboxError, UserError
-from hpcddp.sandbox import config, hosts, processes, state
+from hpcddp.sandbox import config, hosts, own_processes, state
 from hpcddp.sandbox.cluster import Sandbox, Settings
 
 SITE = config.Site(
@@ -112,32 +112,32 @@ def test_a_name_of_a_real_machine_is_not_taken(tmp_path: Path) -> None:
 
 
 def test_a_process_is_ended_but_never_a_stranger_with_its_pid(tmp_path: Path) -> None:
-    sleeper = processes.start(["sleep", "60"], os.environ, tmp_path / "out")
-    later = processes.Process(sleeper.pid, sleeper.started + 1, sleeper.argv)
-    other = processes.Process(sleeper.pid, sleeper.started, ("sleep", "61"))
+    sleeper = own_processes.start(["sleep", "60"], os.environ, tmp_path / "out")
+    later = own_processes.Process(sleeper.pid, sleeper.started + 1, sleeper.argv)
+    other = own_processes.Process(sleeper.pid, sleeper.started, ("sleep", "61"))
     try:
-        assert processes.end([later, other], signal.SIGKILL, 0.1) == []
+        assert own_processes.end([later, other], signal.SIGKILL, 0.1) == []
         assert sleeper.alive()
     finally:
-        assert processes.end([sleeper], signal.SIGKILL, 10) == []
+        assert own_processes.end([sleeper], signal.SIGKILL, 10) == []
     assert not sleeper.alive()
 
 
 def test_a_program_that_does_not_start_says_why(tmp_path: Path) -> None:
     with pytest.raises(SandboxError, match="/nowhere/slurmd did not start") as caught:
-        processes.start(["/nowhere/slurmd"], os.environ, tmp_path / "out", hostname="n1")
+        own_processes.start(["/nowhere/slurmd"], os.environ, tmp_path / "out", hostname="n1")
     assert caught.value.hint  # the shell's words, or those of unshare where it is forbidden
 
 
 def test_a_shell_that_points_at_a_sandbox_is_not_taken_for_its_job(tmp_path: Path) -> None:
     pointing = {**os.environ, "SLURM_CONF": f"{tmp_path}/slurm.conf"}
     node = {**os.environ, "SLURM_CONF": f"{tmp_path}/daemons.conf", "SLURMD_NODENAME": "n1"}
-    shell = processes.start(["sleep", "60"], pointing, tmp_path / "out")
-    task = processes.start(["sleep", "60"], node, tmp_path / "out")
+    shell = own_processes.start(["sleep", "60"], pointing, tmp_path / "out")
+    task = own_processes.start(["sleep", "60"], node, tmp_path / "out")
     try:
-        assert processes.of_jobs(str(tmp_path)) == [task]
+        assert own_processes.of_jobs(str(tmp_path)) == [task]
     finally:
-        processes.end([shell, task], signal.SIGKILL, 10)
+        own_processes.end([shell, task], signal.SIGKILL, 10)
 
 
 def test_the_tasks_of_one_node_are_told_from_those_of_another(tmp_path: Path) -> None:
@@ -146,20 +146,20 @@ def test_the_tasks_of_one_node_are_told_from_those_of_another(tmp_path: Path) ->
     try:
         for name in ("n1", "n10"):
             node = {**os.environ, "SLURM_CONF": f"{tmp_path}/d.conf", "SLURMD_NODENAME": name}
-            tasks[name] = processes.start(["sleep", "60"], node, tmp_path / "out")
+            tasks[name] = own_processes.start(["sleep", "60"], node, tmp_path / "out")
         for name, task in tasks.items():
-            assert processes.of_jobs(str(tmp_path), name) == [task]
-        processes.send([tasks["n1"]], signal.SIGSTOP)
+            assert own_processes.of_jobs(str(tmp_path), name) == [task]
+        own_processes.send([tasks["n1"]], signal.SIGSTOP)
         assert all(task.alive() for task in tasks.values())
     finally:
-        assert not processes.end(tasks.values(), signal.SIGKILL, 10)
+        assert not own_processes.end(tasks.values(), signal.SIGKILL, 10)
 
 
 # --- the record
 
 
 def test_a_record_that_others_can_write_is_not_believed(tmp_path: Path) -> None:
-    record = state.State(Settings(), SITE, {"munged": processes.Process(1, 2, ("munged",))})
+    record = state.State(Settings(), SITE, {"munged": own_processes.Process(1, 2, ("munged",))})
     record.save(tmp_path)
     assert state.load(tmp_path) == record
     (tmp_path / state.NAME).chmod(stat.S_IRUSR | stat.S_IWUSR | stat.S_IWOTH)

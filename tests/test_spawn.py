@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 from ranks import wait_for
 
-from hpcddp import JOB_FORMAT
-from hpcddp.attempt import ledger
+from hpcddp import JOB_FORMAT, processes
 from hpcddp.launch.children import WAIT, Group, patience
 from hpcddp.topology import Topology
 
@@ -206,7 +205,7 @@ def test_what_a_rank_leaves_behind_ends_with_it(tmp_path: Path) -> None:
     done = run(1, 1, f"{sys.executable} inner.py deaf & {wait}; exit 7", tmp_path)
     assert done.returncode == 7
     (path,) = tmp_path.glob("up-*")
-    wait_for(lambda: not ledger.process_start(int(path.name.rpartition("-")[2])), "its end")
+    wait_for(lambda: not processes.start_of(int(path.name.rpartition("-")[2])), "its end")
 
 
 def test_a_rank_that_a_signal_ended_is_named() -> None:
@@ -242,7 +241,7 @@ def test_ranks_that_do_not_listen_are_killed_and_nothing_is_left(tmp_path: Path)
     done = run(1, 3, f"{MEET}; trap '' TERM; echo $$; >up$RANK; {FOREVER}", tmp_path)
     assert done.returncode == 7
     left = [int(line.split()[1]) for line in done.stdout.splitlines()]
-    assert len(left) == 2 and not any(ledger.process_start(pid) for pid in left)
+    assert len(left) == 2 and not any(processes.start_of(pid) for pid in left)
     assert "was ended by" not in done.stdout  # by nobody else
 
 
@@ -275,7 +274,7 @@ def members(session: int) -> list[int]:
     found = []
     for pid in (int(path.name) for path in Path("/proc").glob("[0-9]*")):
         with contextlib.suppress(ProcessLookupError):
-            found += [pid] if os.getsid(pid) == session and ledger.process_start(pid) else []
+            found += [pid] if os.getsid(pid) == session and processes.start_of(pid) else []
     return found
 
 

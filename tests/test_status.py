@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from conftest import Site, record_run
 
+from hpcddp import processes
 from hpcddp.attempt import decision, ledger
 from hpcddp.attempt.ledger import Attempt
 from hpcddp.errors import RunError
@@ -286,7 +287,7 @@ def test_a_damaged_run_hides_no_other(site: Site, text: str) -> None:
 def test_a_local_run_is_looked_up_in_the_process_table(site: Site) -> None:
     mine: dict[str, Any] = {
         "pid": os.getpid(),
-        "pid_start": ledger.process_start(os.getpid()),
+        "pid_start": processes.start_of(os.getpid()),
         "slurm": False,
     }
     run = begun(submitted(make(site, backend="local"), "70"), "70", **mine)

@@ -11,7 +11,7 @@ import pytest
 import ranks
 from conftest import Site
 
-from hpcddp import record
+from hpcddp import processes, record
 from hpcddp.attempt import claim, decision, ledger
 from hpcddp.attempt.ledger import Attempt
 from hpcddp.errors import HpcddpError, RunError, SlurmUnreachable, SubmissionRefused, TemplateError
@@ -303,7 +303,7 @@ def test_a_cancelled_local_run_is_gone_with_its_ranks(
     pid = int(run.log.read_text().split("pid ")[1].split()[0])
     submission.request(run, "cancel")
     assert ended(run).cause == "cancelled"
-    assert not ledger.process_start(pid)
+    assert not processes.start_of(pid)
     assert status.status(run).state == "CANCELLED"
 
 
@@ -323,7 +323,7 @@ def test_a_killed_local_run_leaves_no_process(site: Site, local: Callable[[str],
     wait_for(lambda: run.log.exists() and "pid " in run.log.read_text())
     pid = int(run.log.read_text().split("pid ")[1].split()[0])
     submission.kill_local(run)
-    wait_for(lambda: not ledger.process_start(pid))
+    wait_for(lambda: not processes.start_of(pid))
     wait_for(lambda: status.status(run).state == "CANCELLED")
 
 

@@ -21,7 +21,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hpcddp import record
+from hpcddp import processes, record
 from hpcddp.attempt import decision, ledger, requeue
 from hpcddp.attempt.ledger import Attempt
 from hpcddp.errors import RunError, RunUnreadable, SlurmMissing, SlurmUnreachable
@@ -60,7 +60,7 @@ def works(attempt: Attempt, run: RunDir, me: Attempt, follows: int) -> bool:
     if not attempt.slurm:
         if attempt.host != os.uname().nodename:
             return True
-        return ledger.process_start(attempt.pid) == attempt.pid_start != ""
+        return processes.start_of(attempt.pid) == attempt.pid_start != ""
     if follows == attempt.number:  # Slurm has let this job begin since that one is gone
         return False
     row = asked_until(lambda: slurm.job(attempt.job_id, record.read(run).name))

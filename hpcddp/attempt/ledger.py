@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hpcddp.errors import RunError, RunUnreadable
+from hpcddp.processes import start_of
 from hpcddp.rundir import (
     AttemptDir,
     RunDir,
@@ -90,19 +91,10 @@ class Attempt:
         return self
 
 
-def process_start(pid: int) -> str:
-    """When a process began, in clock ticks since boot; empty if it is gone (proc(5), stat)."""
-    try:
-        state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return ""
-    return "" if state == "Z" else rest[18]
-
-
 def life(job_id: str, pid: int, *, slurm: bool = False, nodes: str = "") -> Attempt:
     """The facts of a life that begins now on this host; `begin` gives it its number."""
     host = os.uname().nodename
-    return Attempt(0, job_id, host, pid, process_start(pid), slurm, nodes, time.time())
+    return Attempt(0, job_id, host, pid, start_of(pid), slurm, nodes, time.time())
 
 
 def read(folder: AttemptDir) -> Attempt | None:

@@ -28,7 +28,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from hpcddp import record
+from hpcddp import processes, record
 from hpcddp.attempt import claim, decision, ledger, requeue
 from hpcddp.attempt.decision import End, Policy
 from hpcddp.attempt.ledger import Attempt
@@ -99,7 +99,7 @@ class Sentry:
     def stand(self) -> None:
         """Until the script is gone, and what follows from that is done."""
         threading.Thread(target=self._ask, daemon=True).start()
-        while ledger.process_start(self.mine.pid) == self.mine.pid_start:
+        while processes.start_of(self.mine.pid) == self.mine.pid_start:
             self._glance()
             time.sleep(GLANCE)
         until = time.monotonic() + requeue.HOLD
@@ -291,7 +291,7 @@ def relieve(run: RunDir, number: int) -> None:
     with contextlib.suppress(OSError, HpcddpError, subprocess.TimeoutExpired):
         mine = ledger.read(run.attempt(number))
         here = mine and mine.slurm and mine.host == os.uname().nodename
-        if mine and here and ledger.process_start(mine.pid) != mine.pid_start:
+        if mine and here and processes.start_of(mine.pid) != mine.pid_start:
             left = float(known(run, mine).site.get("kill_wait", RELIEF))
             subprocess.run(_act(run, number), check=False, timeout=max(RELIEF, left))
 
@@ -302,7 +302,7 @@ def watch_node(run_dir: str, environ: Mapping[str, str]) -> None:
     local = environ.get("LOCAL_RANK", environ.get("SLURM_LOCALID"))
     if (environ.get("SLURM_NODEID"), local) != ("1", "0") or "HPCDDP_ATTEMPT" not in environ:
         return
-    rank, start = os.getpid(), ledger.process_start(os.getpid())
+    rank, start = os.getpid(), processes.start_of(os.getpid())
     if not _detached():
         return
     try:
@@ -313,7 +313,7 @@ def watch_node(run_dir: str, environ: Mapping[str, str]) -> None:
 
 def _outlive(run: RunDir, number: int, rank: int, start: str) -> None:
     """Wait for the end of a rank, and then for its script's word; without one, act."""
-    while ledger.process_start(rank) == start:
+    while processes.start_of(rank) == start:
         time.sleep(1.0)
     until = time.monotonic() + LATE
     while time.monotonic() < until:

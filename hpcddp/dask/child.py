@@ -14,7 +14,7 @@ from hpcddp.attempt.error_record import host, kind_of
 from hpcddp.dask import results
 from hpcddp.dask.results import Outbox
 from hpcddp.dask.task import Answer, Job
-from hpcddp.preempt import die_with_parent
+from hpcddp.processes import die_with_parent
 
 
 def call(job: Job) -> bytes:

@@ -22,7 +22,8 @@ from typing import IO
 from hpcddp.launch.children import KILL_WAIT, Group, patience
 from hpcddp.launch.command import job_of
 from hpcddp.launch.script import Script
-from hpcddp.preempt import adopt_orphans, die_with_parent, ignore_stop_signals, stop_signals
+from hpcddp.preempt import ignore_stop_signals, stop_signals
+from hpcddp.processes import adopt_orphans, die_with_parent
 from hpcddp.topology import Rank, Topology
 
 SLURM_KILL_WAIT = 30.0  # seconds between TERM and KILL, Slurm's default

@@ -18,7 +18,8 @@ from socketserver import ThreadingTCPServer
 from typing import Any, NoReturn
 
 from hpcddp.launch.command import execute
-from hpcddp.preempt import die_with_parent, ignore_stop_signals
+from hpcddp.preempt import ignore_stop_signals
+from hpcddp.processes import die_with_parent
 
 
 class Store(ThreadingTCPServer):

@@ -13,8 +13,7 @@ import time
 from collections.abc import Collection
 from pathlib import Path
 
-from hpcddp.attempt.ledger import process_start
-from hpcddp.preempt import children
+from hpcddp.processes import children, start_of
 
 LOOK = 0.5  # seconds between two looks
 
@@ -55,7 +54,7 @@ class Orphans:
             for pid in found:
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(pid, os.WNOHANG)
-            self._got = {pid: self._got.get(pid, 0) for pid in found if process_start(pid)}
+            self._got = {pid: self._got.get(pid, 0) for pid in found if start_of(pid)}
             self._pass_on()
         return bool(self._told and self._got)
 

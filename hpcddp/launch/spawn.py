@@ -18,7 +18,8 @@ import sys
 from pathlib import Path
 
 from hpcddp.launch.children import Group, patience
-from hpcddp.preempt import adopt_orphans, ignore_stop_signals
+from hpcddp.preempt import ignore_stop_signals
+from hpcddp.processes import adopt_orphans
 from hpcddp.topology import Rank, Topology
 
 

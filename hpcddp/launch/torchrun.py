@@ -19,7 +19,8 @@ from pathlib import Path
 from types import FrameType
 
 from hpcddp.attempt.error_record import host
-from hpcddp.preempt import children, ignore_stop_signals, stop_signals
+from hpcddp.preempt import ignore_stop_signals, stop_signals
+from hpcddp.processes import children
 from hpcddp.topology import Rank
 
 START = 600  # seconds in which all nodes must be there

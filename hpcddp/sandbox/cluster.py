@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcddp.errors import SandboxError
-from hpcddp.sandbox import daemons, hosts, processes
+from hpcddp.sandbox import daemons, hosts, own_processes
 from hpcddp.sandbox.config import Settings, Site, fits
 from hpcddp.sandbox.state import State, live, load, locked
 
@@ -109,7 +109,7 @@ class Sandbox:
             process = self._recorded().daemons.get(name)
             if process is None:
                 raise SandboxError(f"there is no daemon {name!r}", where=str(self.folder))
-            if processes.end([process], sig, END_SECONDS):
+            if own_processes.end([process], sig, END_SECONDS):
                 raise SandboxError(f"{name} did not end", where=str(self.folder))
 
     def start_daemon(self, name: str) -> None:
@@ -157,12 +157,12 @@ class Sandbox:
     def _clear(self, state: State) -> None:
         """End every process of it and remove its lines and files; the folder itself stays."""
         alive = [process for process in state.daemons.values() if process.alive()]
-        helpers = processes.descendants([process.pid for process in alive])
-        processes.end([*alive, *helpers], signal.SIGKILL, END_SECONDS)
+        helpers = own_processes.descendants([process.pid for process in alive])
+        own_processes.end([*alive, *helpers], signal.SIGKILL, END_SECONDS)
         deadline = time.monotonic() + END_SECONDS
         # Again until there is none: what was just being started has only now its name.
-        while left := processes.of_jobs(state.site.home):
-            processes.end(left, signal.SIGKILL, 1.0)
+        while left := own_processes.of_jobs(state.site.home):
+            own_processes.end(left, signal.SIGKILL, 1.0)
             if time.monotonic() > deadline:
                 pids = " ".join(str(process.pid) for process in left)
                 raise SandboxError(f"processes do not end: {pids}", where=str(self.folder))

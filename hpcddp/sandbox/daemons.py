@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hpcddp.errors import SandboxError
-from hpcddp.sandbox import config, processes
-from hpcddp.sandbox.processes import tail
+from hpcddp.sandbox import config, own_processes
+from hpcddp.sandbox.own_processes import tail
 from hpcddp.sandbox.state import State
 
 PACKAGES = "apt-get install slurm-wlm slurmctld slurmd slurm-client munge slurmdbd mariadb-server"
@@ -66,7 +66,7 @@ def start(state: State, name: str) -> None:
     hostname = host if state.site.own_hostnames else ""
     output = Path(state.site.home, "log", f"{name}.out")
     argv = command(state, name)
-    state.daemons[name] = processes.start(argv, environ(state), output, hostname)
+    state.daemons[name] = own_processes.start(argv, environ(state), output, hostname)
 
 
 def boot(state: State, save: Callable[[], None]) -> None:

@@ -9,7 +9,7 @@ import time
 from hpcddp.errors import SandboxError
 from hpcddp.planning.jobfile import Layer
 from hpcddp.record import read as read_record
-from hpcddp.sandbox import daemons, processes
+from hpcddp.sandbox import daemons, own_processes
 from hpcddp.sandbox.instants import EARLY, Fault
 from hpcddp.sandbox.rehearsed_run import TIME, Stage
 from hpcddp.sandbox.state import load
@@ -40,8 +40,8 @@ def kill_node(stage: Stage, fault: Fault, watch: float) -> None:
     node = fault.pick(stage.hosts())
     home = str(stage.sandbox.logs.parent)
     stage.sandbox.stop_daemon(f"slurmd-{node}", signal.SIGKILL)
-    while left := processes.of_jobs(home, node):
-        processes.end(left, signal.SIGKILL, 1.0)
+    while left := own_processes.of_jobs(home, node):
+        own_processes.end(left, signal.SIGKILL, 1.0)
     stage.until_after(fault.attempt)
     stage.sandbox.start_daemon(f"slurmd-{node}")
     stage.until(lambda: _back(stage, node), f"{node} is back")
@@ -79,20 +79,20 @@ def _unlimited(stage: Stage, fault: Fault) -> bool:
 
 def crash(stage: Stage, fault: Fault, watch: float) -> None:
     """A rank is killed."""
-    processes.send([_rank(stage, fault)], signal.SIGKILL)
+    own_processes.send([_rank(stage, fault)], signal.SIGKILL)
 
 
 def hang(stage: Stage, fault: Fault, watch: float) -> None:
     """A rank stands still."""
     rank = _rank(stage, fault)
-    processes.send([rank], signal.SIGSTOP)
+    own_processes.send([rank], signal.SIGSTOP)
     try:
         stage.until(lambda: stage.gone(fault.attempt), "the hang is found")
     finally:
-        processes.end([rank], signal.SIGKILL, 10.0)
+        own_processes.end([rank], signal.SIGKILL, 10.0)
 
 
-def _rank(stage: Stage, fault: Fault) -> processes.Process:
+def _rank(stage: Stage, fault: Fault) -> own_processes.Process:
     """The rank that a fault hits, as soon as the ranks are known."""
     return fault.pick(stage.until(stage.ranks, "the ranks are there"))
 

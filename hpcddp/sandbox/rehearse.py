@@ -19,7 +19,7 @@ from hpcddp.sandbox import compare, daemons, faults, instants
 from hpcddp.sandbox.cluster import Sandbox
 from hpcddp.sandbox.instants import EARLY, KINDS, Fault, Timeline
 from hpcddp.sandbox.outcome import Report, rows
-from hpcddp.sandbox.processes import Process
+from hpcddp.sandbox.own_processes import Process
 from hpcddp.sandbox.rehearsed_run import TICK, Over, Stage
 from hpcddp.sandbox.setting import Say, sandbox_of, sandboxed, surroundings
 from hpcddp.submit import prepare, submission

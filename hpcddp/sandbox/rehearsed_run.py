@@ -12,9 +12,9 @@ from typing import TypeVar
 from hpcddp.attempt import decision, ledger
 from hpcddp.errors import SandboxError, SlurmUnreachable
 from hpcddp.rundir import AttemptDir, RunDir, read_lines, read_step
-from hpcddp.sandbox import processes
+from hpcddp.sandbox import own_processes
 from hpcddp.sandbox.cluster import Sandbox
-from hpcddp.sandbox.processes import Process
+from hpcddp.sandbox.own_processes import Process
 from hpcddp.slurm.hostlist import expand_hosts
 from hpcddp.submit.status import Status, status
 
@@ -140,12 +140,12 @@ class Stage:
         lines = read_lines(self.attempt.metrics)
         for line in lines:
             if line["event"] == "ranks":
-                return processes.of_pids(rank["pid"] for rank in line["ranks"])
+                return own_processes.of_pids(rank["pid"] for rank in line["ranks"])
         return []
 
     def tasks(self) -> list[Process]:
         """What Slurm has started for the run, whether it tells of itself or not."""
-        return processes.of_steps(str(self.run.path))
+        return own_processes.of_steps(str(self.run.path))
 
     def hosts(self) -> list[str]:
         """The nodes of the newest attempt."""
@@ -155,11 +155,11 @@ class Stage:
     def held(self) -> Iterator[None]:
         """Let the run stand still, so that what takes Slurm a while comes at this very step."""
         ranks = self.ranks()
-        processes.send(ranks, signal.SIGSTOP)
+        own_processes.send(ranks, signal.SIGSTOP)
         try:
             yield
         finally:
-            processes.send(ranks, signal.SIGCONT)
+            own_processes.send(ranks, signal.SIGCONT)
 
     def limit_next(self, seconds: float) -> None:
         """Give the next life a time limit."""

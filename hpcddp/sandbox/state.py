@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hpcddp.errors import SandboxError
 from hpcddp.sandbox.config import Settings, Site
-from hpcddp.sandbox.processes import Process
+from hpcddp.sandbox.own_processes import Process
 
 NAME = "sandbox.json"
 

@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Callable
 from typing import NamedTuple
 
-from hpcddp import record
+from hpcddp import processes, record
 from hpcddp.attempt import ledger
 from hpcddp.errors import HpcddpError, SlurmUnreachable, SubmissionRefused
 from hpcddp.planning.plan import Plan
@@ -91,9 +91,9 @@ def look_local(run: RunDir, job_id: str) -> JobRow | None:
         if attempt.host != os.uname().nodename:
             hint = f"ask there: ssh {attempt.host}"
             raise SlurmUnreachable(f"the run is on {attempt.host}", hint=hint)
-        alive = ledger.process_start(attempt.pid) == attempt.pid_start != ""
+        alive = processes.start_of(attempt.pid) == attempt.pid_start != ""
     else:
-        alive = bool(ledger.process_start(int(job_id)))
+        alive = bool(processes.start_of(int(job_id)))
     if not alive:
         return None
     return JobRow(job_id, "RUNNING", "None", None, None, "", run.name)

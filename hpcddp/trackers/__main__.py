@@ -18,6 +18,7 @@ import time
 from collections.abc import Sequence
 from typing import NoReturn
 
+from hpcddp import processes
 from hpcddp.attempt import ledger
 from hpcddp.errors import HpcddpError
 from hpcddp.preempt import ignore_stop_signals
@@ -75,8 +76,8 @@ def _load(names: Sequence[str]) -> None:
 def _watch(run: RunDir, pid: int, gone: threading.Event) -> None:
     """Wait for a process to leave: from then on this one has some seconds, wherever a tracker
     holds it up."""
-    began = ledger.process_start(pid)
-    while began and ledger.process_start(pid) == began:
+    began = processes.start_of(pid)
+    while began and processes.start_of(pid) == began:
         time.sleep(TICK)
     _give_up_in(GRACE, run)
     gone.set()

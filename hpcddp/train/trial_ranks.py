@@ -24,7 +24,8 @@ from torch import nn
 from hpcddp import record, spec, strategy
 from hpcddp.attempt import exit_codes
 from hpcddp.attempt.error_record import report
-from hpcddp.preempt import Preemption, die_with_parent
+from hpcddp.preempt import Preemption
+from hpcddp.processes import die_with_parent
 from hpcddp.rundir import RunDir
 from hpcddp.spec import JobSpec
 from hpcddp.strategy import Layout

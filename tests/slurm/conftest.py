@@ -11,7 +11,7 @@ import pytest
 from hpcddp.errors import SandboxError
 from hpcddp.sandbox import daemons
 from hpcddp.sandbox.cluster import Sandbox, Settings
-from hpcddp.sandbox.processes import tail
+from hpcddp.sandbox.own_processes import tail
 
 from .desk import Desk, Slurm, make_toy
 

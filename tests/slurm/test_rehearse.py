@@ -12,7 +12,7 @@ import pytest
 from toy import DEEP
 
 from hpcddp.rundir import read_lines
-from hpcddp.sandbox import processes
+from hpcddp.sandbox import own_processes
 
 from .conftest import Slurm
 from .desk import HPCDDP, make_toy
@@ -121,8 +121,8 @@ def test_everything_ends_with_it(user: tuple[Path, dict[str, str]], sig: signal.
             while not (lines := records(folder / "kept")):
                 assert running.poll() is None and time.monotonic() < deadline
                 time.sleep(0.1)
-            started = processes.descendants([running.pid])
-            ranks = processes.of_pids(r["pid"] for r in lines[0]["ranks"])
+            started = own_processes.descendants([running.pid])
+            ranks = own_processes.of_pids(r["pid"] for r in lines[0]["ranks"])
             assert started and ranks and all(rank.alive() for rank in ranks)
             running.send_signal(sig)
             _, talk = running.communicate(timeout=60)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from hpcddp.errors import SandboxError
-from hpcddp.sandbox import hosts, processes, state
+from hpcddp.sandbox import hosts, own_processes, state
 from hpcddp.sandbox.cluster import Sandbox, Settings
 from slurm.conftest import Slurm, clean_environ
 
@@ -154,7 +154,7 @@ def test_what_a_kill_left_behind_is_replaced(slurm: Slurm, folder: Path) -> None
     sandbox.up(QUIET)
     record = state.load(folder)
     assert record is not None
-    processes.end(record.daemons.values(), signal.SIGKILL, 10)
+    own_processes.end(record.daemons.values(), signal.SIGKILL, 10)
     assert sandbox.status()["state"] == "broken"
     assert sandbox.up(QUIET) is True
     assert sandbox.status()["state"] == "up"

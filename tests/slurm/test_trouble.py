@@ -12,7 +12,7 @@ import pytest
 
 from hpcddp.attempt import ledger
 from hpcddp.rundir import RunDir, read_json
-from hpcddp.sandbox import processes
+from hpcddp.sandbox import own_processes
 
 from . import disks, slow
 from .desk import LONG, Desk, no_job_is_left, pids, wait_for
@@ -202,8 +202,8 @@ def test_the_loss_of_the_scripts_node_costs_no_wait(desk: Desk) -> None:
     node, sandbox = desk.attempts(run)[0].host, desk.slurm.sandbox
     sandbox.stop_daemon(f"slurmd-{node}", signal.SIGKILL)
     try:
-        while left := processes.of_jobs(str(sandbox.logs.parent), node):
-            processes.end(left, signal.SIGKILL, 1.0)
+        while left := own_processes.of_jobs(str(sandbox.logs.parent), node):
+            own_processes.end(left, signal.SIGKILL, 1.0)
         desk.until(lambda s: s["state"] == "PENDING", run)
         free = time.monotonic()
         desk.training(run, attempt=2)

@@ -14,7 +14,7 @@ import os
 import time
 from pathlib import Path
 
-from hpcddp.attempt.ledger import process_start
+from hpcddp.processes import start_of
 from hpcddp.rundir import token
 
 YOUNG = 600.0  # seconds; longer than a store may be silent by default
@@ -28,7 +28,7 @@ def mark() -> str:
 
 @functools.cache
 def _mark(pid: int) -> str:
-    return f"{pid}-{process_start(pid)}-{_space()}"
+    return f"{pid}-{start_of(pid)}-{_space()}"
 
 
 def _space() -> str:
@@ -49,7 +49,7 @@ def lives(who: str, file: Path, young: float = YOUNG) -> bool:
     pid, _, rest = who.partition("-")
     start, _, space = rest.partition("-")
     if space == mark().rpartition("-")[2]:
-        return bool(start) and process_start(int(pid)) == start
+        return bool(start) and start_of(int(pid)) == start
     with contextlib.suppress(OSError):
         return time.time() - file.stat().st_mtime < young
     return False

@@ -16,7 +16,8 @@ from typing import Any
 
 import torch
 
-from hpcddp.preempt import held_back, ignore_stop_signals, ignores
+from hpcddp.preempt import held_back, ignore_stop_signals
+from hpcddp.processes import ignores
 from hpcddp.train.input.batches import leave_garbage
 from hpcddp.train.input.sampler import ResumableSampler
 from hpcddp.train.input.seeding import mix

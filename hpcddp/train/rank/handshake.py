@@ -18,8 +18,8 @@ import torch.distributed as dist
 from torch.distributed import HashStore, Store, TCPStore
 
 from hpcddp.attempt.error_record import host
-from hpcddp.attempt.ledger import process_start
 from hpcddp.errors import RankMapError
+from hpcddp.processes import start_of
 from hpcddp.topology import Rank
 from hpcddp.train.rank import devices
 from hpcddp.train.rank.cpus import quota
@@ -87,7 +87,7 @@ def _identity() -> dict[str, Any]:
     space = ""
     with contextlib.suppress(OSError):
         space = str(Path("/proc/self/ns/pid").readlink())
-    return {"pid": os.getpid(), "start": process_start(os.getpid()), "space": space}
+    return {"pid": os.getpid(), "start": start_of(os.getpid()), "space": space}
 
 
 def ranges(numbers: Iterable[int]) -> str:

@@ -1,0 +1,53 @@
+"""Processes of this machine: who is there, since when, and how they end (prctl(2), proc(5))."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from pathlib import Path
+
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+
+
+def die_with_parent() -> None:
+    """Let the kernel end this process when its parent is gone, however that ended; also after an
+    exec (prctl(2))."""
+    import ctypes
+
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def adopt_orphans() -> None:
+    """Let what this process's children leave behind be its own children (prctl(2))."""
+    import ctypes
+
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def children(parent: int) -> list[int]:
+    """The processes that a process has started (proc(5), stat)."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            if int(path.read_text().rpartition(")")[2].split()[1]) == parent:
+                found.append(int(path.parent.name))
+    return found
+
+
+def start_of(pid: int) -> str:
+    """When a process began, in clock ticks since boot; empty if it is gone (proc(5), stat)."""
+    try:
+        state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return "" if state == "Z" else rest[18]
+
+
+def ignores(pid: int, number: int) -> bool:
+    """Whether a process ignores a signal (proc(5), status)."""
+    with contextlib.suppress(OSError):
+        status = Path(f"/proc/{pid}/status").read_text()
+        mask = status.partition("SigIgn:")[2].split()[0]
+        return bool(int(mask, 16) >> (number - 1) & 1)
+    return False
