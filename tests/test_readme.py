@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import Outcome, Site
+from sites import Outcome, Site
 
 README = Path(__file__).parent.parent / "README.md"
 

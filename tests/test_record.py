@@ -1,7 +1,7 @@
 from pathlib import Path
 
 import pytest
-from conftest import record_run
+from sites import record_run
 
 from hpcddp import record
 from hpcddp.errors import RunError

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import Site
-from test_local import Command
+from local_runs import Command
+from sites import Site
 from toy import TOY
 
 import hpcddp

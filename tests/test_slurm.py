@@ -2,7 +2,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import Site
+from sites import Site
 
 from hpcddp.attempt import claim
 from hpcddp.errors import SlurmUnreachable, UserError

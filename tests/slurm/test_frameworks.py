@@ -3,7 +3,7 @@
 import sys
 
 import pytest
-from test_frameworks import FOLDER, SCRIPTS, TRAINED, trained
+from framework_scripts import FOLDER, SCRIPTS, TRAINED, trained
 
 from .desk import Desk
 

@@ -4,7 +4,7 @@ import json
 import sys
 
 import pytest
-from test_horovod import MEET, RESULT, gone, same, script
+from horovod_script import MEET, RESULT, gone, same, script
 
 from .desk import Desk
 

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sites import SUPPORT
 
 from hpcddp.attempt import ledger
 from hpcddp.slurm.hostlist import expand_hosts
 
 from .desk import Desk, wait_for
 
-SCRIPT = str(Path(__file__).parents[1] / "ddp_script.py")
+SCRIPT = str(SUPPORT / "ddp_script.py")
 LAUNCHERS = ("srun", "fork", "torchrun", "mpi", "horovod", "dask")
 LONG = pytest.mark.full
 

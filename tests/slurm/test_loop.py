@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from sites import SUPPORT
 
 from hpcddp.attempt import ledger
 from hpcddp.rundir import RunDir
@@ -13,7 +14,6 @@ from hpcddp.rundir import RunDir
 from .conftest import Slurm
 from .desk import HPCDDP
 
-FOLDER = Path(__file__).parents[1]
 LOOPS = {
     "loop": ("loop_script.py", "25", "0.05"),
     "lightning": ("lightning_script.py", "25", "plain", "0.05"),
@@ -37,7 +37,7 @@ def test_it_loses_no_step_and_ends_as_if_undisturbed(
     script, *words = LOOPS[loop]
     size = ("--nodes", "2", "--gpus", "2", "--watch", "3", "--seed", "11", "--json")
     done = subprocess.run(
-        [HPCDDP, "rehearse", *size, *faults, "--", sys.executable, str(FOLDER / script), *words],
+        [HPCDDP, "rehearse", *size, *faults, "--", sys.executable, str(SUPPORT / script), *words],
         cwd=tmp_path, env=slurm.environ, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.stdout, done.stderr

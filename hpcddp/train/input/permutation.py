@@ -7,7 +7,7 @@ functions", 1988), over pairs (high, low) as in the generalised network of Black
 one. The pairs are a few more than the samples; a position that lands on one too many is sent on
 until it does not (their cycle walking), which keeps it a permutation.
 
-It shuffles well, by the tests in tests/test_permutation.py; it hides nothing from an adversary.
+It shuffles well, by the tests in test_permutation.py; it hides nothing from an adversary.
 """
 
 from __future__ import annotations

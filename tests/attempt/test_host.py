@@ -1,0 +1,599 @@
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sites import Site, record_run
+
+from hpcddp import processes, record
+from hpcddp.attempt import claim, exit_codes, host, ledger, sentry
+from hpcddp.attempt.ledger import Attempt
+from hpcddp.errors import RunError
+from hpcddp.rundir import RunDir, read_json, write_json
+
+
+@pytest.fixture
+def run(site: Site) -> RunDir:
+    made = RunDir(site.runs / "toy-1")
+    made.create()
+    return record_run(made, backend="local")
+
+
+@pytest.fixture(autouse=True)
+def hearing() -> Iterator[None]:
+    """`end` ignores TERM, and what this process ignores its children would."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.fixture
+def in_slurm(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    record_run(run, host_suffix="-ib0")
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "gpu[07-08]")
+
+
+def earlier(run: RunDir, **given: Any) -> None:
+    """An attempt that has not said that it ended."""
+    facts: dict[str, Any] = {
+        "number": 0, "job_id": "6", "host": socket.gethostname(), "pid": os.getpid(),
+        "pid_start": processes.start_of(os.getpid()), "slurm": False, "nodes": "", "began": 1.0,
+    }  # fmt: skip
+    assert ledger.begin(run, Attempt(**facts | given), lambda earlier: False)
+
+
+def test_a_local_life_begins(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
+    assert host.main(["begin", str(run.path), str(os.getpid())]) == 0
+    out = capsys.readouterr().out
+    assert re.fullmatch(rf"1 127\.0\.0\.1 \d+ 0 {re.escape(str(run.path))}\n", out)
+    found = ledger.last(run)
+    assert found and found.job_id == str(os.getpid()) and not found.slurm
+    assert found.pid_start == processes.start_of(os.getpid()) != ""
+
+
+@pytest.mark.usefixtures("in_slurm")
+def test_the_first_host_of_the_allocation_is_the_rendezvous(run: RunDir) -> None:
+    assert host.begin(run, 1).split()[:2] == ["1", "gpu07-ib0"]
+    found = ledger.last(run)
+    assert found and (found.job_id, found.nodes, found.slurm) == ("7", "gpu[07-08]", True)
+
+
+def test_a_script_for_slurm_that_no_job_runs_is_refused(run: RunDir) -> None:
+    record_run(run)
+    with pytest.raises(RunError, match="no job is around") as caught:
+        host.begin(run, os.getpid())
+    assert caught.value.hint == f"sbatch {run.script}"
+    assert ledger.attempts(run) == []
+
+
+def test_a_local_script_in_somebodys_job_is_local(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "gpu[07-08]")
+    assert host.begin(run, os.getpid()).startswith("1 127.0.0.1 ")
+    found = ledger.last(run)
+    assert found and (found.job_id, found.slurm) == (str(os.getpid()), False)
+
+
+@pytest.mark.parametrize("what", ["folder", "job", "pickles", "pickle"])
+@pytest.mark.parametrize("mode", [0o020, 0o002])
+def test_what_others_can_write_to_is_refused(
+    run: RunDir, capsys: pytest.CaptureFixture[str], what: str, mode: int
+) -> None:
+    run.submitit.mkdir(mode=0o700)
+    pickle = run.submitit / "7_submitted.pkl"
+    pickle.touch(0o600)
+    paths = {"folder": run.path, "job": run.job, "pickles": run.submitit, "pickle": pickle}
+    claim.check_owner(run)
+    paths[what].chmod(paths[what].stat().st_mode | mode)
+    assert host.main(["begin", str(run.path), "1"]) == host.FAILED
+    out, err = capsys.readouterr()
+    assert out == "" and "chmod go-w" in err and str(paths[what]) in err
+    assert ledger.attempts(run) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_what_belongs_to_somebody_else_is_refused(run: RunDir) -> None:
+    os.chown(run.job, 12345, -1)
+    with pytest.raises(RunError, match="belongs to somebody else"):
+        host.begin(run, 1)
+
+
+def test_a_run_that_was_deleted_is_no_traceback(
+    site: Site, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site.runs.mkdir()
+    assert host.main(["begin", str(site.runs / "gone"), "1"]) == host.AWAY  # with all of the runs
+    (site.runs / "another").mkdir()
+    assert host.main(["begin", str(site.runs / "gone"), "1"]) == host.FAILED
+    assert "there is no run here" in capsys.readouterr().err
+    assert not (site.runs / "gone").exists()
+
+
+def test_a_port_is_outside_of_what_the_kernel_gives_and_can_be_bound() -> None:
+    text = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text()
+    low, high = (int(n) for n in text.split())
+    ports = [claim.free_port() for _ in range(20)]
+    assert len(set(ports)) > 1
+    for port in ports:
+        assert 1024 < port < 65536 and not low <= port <= high
+        with socket.socket() as s:
+            s.bind(("", port))
+
+
+def test_a_port_in_use_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as taken:
+        taken.bind(("", claim.free_port()))
+        taken.listen()
+        used = taken.getsockname()[1]
+
+        class Next:
+            def sample(self, ports: list[int], count: int) -> list[int]:
+                return [used, *(p for p in ports if p != used)][:count]
+
+        monkeypatch.setattr("random.SystemRandom", Next)
+        assert claim.free_port() != used
+
+
+def test_a_process_is_known_by_its_start() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        assert processes.start_of(child.pid) not in ("", processes.start_of(1))
+        assert child.stdin
+        child.stdin.close()
+        while processes.start_of(child.pid):  # a zombie works no more
+            time.sleep(0.01)
+    finally:
+        child.kill()
+        child.wait()
+    assert processes.start_of(child.pid) == ""
+
+
+def test_a_second_life_leaves_while_the_first_one_works(run: RunDir) -> None:
+    earlier(run, job_id="6")
+    with pytest.raises(RunError, match="job 6 already works on this run") as caught:
+        host.begin(run, 1)
+    assert "hpcddp cancel toy-1" in caught.value.hint
+    assert len(ledger.attempts(run)) == 1
+
+
+@pytest.mark.parametrize(
+    "start", ["1", processes.start_of(os.getpid()) + "1"], ids=["gone", "another"]
+)
+def test_a_life_whose_process_is_gone_is_taken_over(run: RunDir, start: str) -> None:
+    """Also when its process id was given to another process since."""
+    earlier(run, pid_start=start)
+    assert host.begin(run, 1).startswith("2 ")
+
+
+def test_of_another_machine_nothing_can_be_said(run: RunDir) -> None:
+    earlier(run, host="elsewhere", pid_start="1")
+    with pytest.raises(RunError, match="already works"):
+        host.begin(run, 1)
+
+
+@pytest.mark.usefixtures("in_slurm")
+@pytest.mark.parametrize(
+    ("answer", "begins"),
+    [
+        ("echo '6|RUNNING|None|x|x|n1||toy-1'", False),
+        ("echo '6|PENDING|Resources|x|x|n1||toy-1'", False),
+        ("echo '6|COMPLETED|None|x|x|n1||toy-1'", True),
+        ("exit 0", True),
+    ],
+)
+def test_slurm_knows_whether_an_earlier_job_works(
+    site: Site, run: RunDir, answer: str, begins: bool
+) -> None:
+    earlier(run, slurm=True, job_id="6")
+    site.program("squeue", answer)
+    if begins:
+        assert host.begin(run, 1).startswith("2 ")
+    else:
+        with pytest.raises(RunError, match="job 6 already works"):
+            host.begin(run, 1)
+
+
+@pytest.mark.usefixtures("in_slurm")
+@pytest.mark.parametrize("words", ["Unable to contact slurm controller", "Access denied"])
+def test_a_controller_that_is_away_refuses_nobody(
+    site: Site, run: RunDir, monkeypatch: pytest.MonkeyPatch, words: str
+) -> None:
+    earlier(run, slurm=True, job_id="6")
+    answered = site.folder / "answered"
+    site.program(
+        "squeue", f"[ -e {answered} ] || {{ touch {answered}; echo '{words}' >&2; exit 1; }}"
+    )
+    monkeypatch.setattr(claim, "PAUSE", 0.01)
+    assert host.begin(run, 1).startswith("2 ")
+    monkeypatch.setattr(claim, "PATIENCE", 0.0)
+    earlier(run, slurm=True, job_id="6")
+    site.program("squeue", f"echo '{words}' >&2; exit 1")
+    assert host.main(["begin", str(run.path), "1"]) == host.AWAY
+
+
+@pytest.mark.usefixtures("in_slurm")
+def test_a_requeued_job_is_its_own_earlier_life(run: RunDir) -> None:
+    earlier(run, slurm=True, job_id="7")
+    assert host.begin(run, 1).startswith("2 ")
+
+
+@pytest.mark.usefixtures("in_slurm")
+@pytest.mark.parametrize(("asked_of", "begins"), [("7", False), ("6", True)])
+def test_a_request_counts_for_the_job_that_it_names(
+    run: RunDir, capsys: pytest.CaptureFixture[str], asked_of: str, begins: bool
+) -> None:
+    write_json(run.request, {"want": "stop", "job_id": asked_of})
+    assert host.main(["begin", str(run.path), "1"]) == 0
+    out, err = capsys.readouterr()
+    assert bool(out.strip()) is begins
+    assert ("stop was asked" in err) is not begins
+    assert run.request.exists() is not begins
+    assert len(ledger.attempts(run)) == int(begins)
+
+
+@pytest.mark.parametrize(
+    ("code", "want", "cause", "action", "answer"),
+    [
+        (0, None, "done", "none", "0"),
+        (0, "stop", "done", "none", "0"),
+        (85, "stop", "stopped", "none", "0"),
+        (85, None, "stopped", "none", "0"),
+        (85, "preempt", "preempted", "requeue", "again"),
+        (85, "cancel", "cancelled", "none", "1"),
+        (143, "cancel", "cancelled", "none", "1"),
+        (1, None, "crash", "requeue", "again"),
+        (137, None, "crash", "requeue", "again"),
+    ],
+)
+def test_how_a_life_ends(
+    run: RunDir, capsys: pytest.CaptureFixture[str], code: int, want: str | None, cause: str,
+    action: str, answer: str,
+) -> None:  # fmt: skip
+    host.begin(run, os.getpid())
+    if want:
+        write_json(run.request, {"want": want, "job_id": str(os.getpid())})
+    assert host.main(["end", str(run.path), "1", str(code)]) == 0
+    facts = read_json(run.attempt(1).facts) or {}
+    assert (facts["cause"], facts["action"], facts["exit_code"]) == (cause, action, code)
+    out, err = capsys.readouterr()
+    assert out == f"{answer}\n"  # the script reads nothing else
+    assert f": {cause}, exit code {code}; next: {action}" in err
+
+
+def test_a_resumed_run_has_its_budgets_anew(run: RunDir) -> None:
+    """Three crashes in a row ended it; a person mended it and went on."""
+    for number in (1, 2, 3):
+        host.begin(run, os.getpid())
+        assert host.end(run, number, 1) == ("again" if number < 3 else "1")
+    host.begin(run, os.getpid())
+    assert host.end(run, 4, 1) == "again"
+
+
+def test_what_nobody_brought_back_is_not_said_to_come(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each time that it is decided the job runs, and each time that it is acted on it does not."""
+    looks: list[str] = []
+    monkeypatch.setattr("hpcddp.attempt.requeue.bring_back", lambda *args: looks.append("") or "")
+    host.begin(run, os.getpid())
+    assert host.end(run, 1, 1) == "1"
+    found = ledger.last(run)
+    assert found and (found.cause, found.action, len(looks)) == ("crash", "none", host.LOOKS)
+
+
+def test_an_older_life_writes_no_end(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
+    host.begin(run, os.getpid())
+    host.begin(run, os.getpid())
+    before = run.attempt(1).facts.read_bytes()
+    assert host.main(["end", str(run.path), "1", "85"]) == 0
+    assert capsys.readouterr().out == "1\n"
+    assert run.attempt(1).facts.read_bytes() == before
+
+
+def test_the_private_code_never_leaves(run: RunDir) -> None:
+    host.begin(run, os.getpid())
+    for want in ("stop", "cancel"):
+        write_json(run.request, {"want": want})
+        assert host.end(run, 1, exit_codes.STOPPED) != str(exit_codes.STOPPED)
+
+
+def test_it_runs_without_the_users_own_modules(site: Site, run: RunDir) -> None:
+    """-P keeps a socket.py in the current folder out."""
+    site.write("socket.py", "raise SystemExit('imported')")
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "hpcddp.attempt.host", "begin", run.path, str(os.getpid())],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout.startswith("1 127.0.0.1 ")
+
+
+@pytest.mark.parametrize(
+    ("left", "lead", "by", "late"),
+    [
+        (60.0, 0, "", True),
+        (300.0, 0, "", False),
+        (300.0, 0, "SIGUSR2", False),
+        (300.0, 0, "time limit", True),  # a save of two minutes: the ranks began in time
+        (300.0, 250, "SIGUSR2", True),
+    ],
+)
+def test_a_stop_before_the_time_limit_is_known(
+    site: Site, run: RunDir, left: float, lead: int, by: str, late: bool
+) -> None:
+    site.program("scontrol", "echo JobId=7 JobState=RUNNING Restarts=0 PreemptTime=None")
+    job = record.read(run)
+    job.lead = lead
+    record.write(run, job)
+    mine = ledger.life("7", 1, slurm=True)
+    mine.number, mine.deadline = 1, time.time() + left
+    run.attempt(1).path.mkdir()
+    run.attempt(1).metrics.write_text(f'{{"event": "end", "by": "{by}"}}\n')
+    assert host.gather(run, mine, 85).late is late
+
+
+@pytest.mark.parametrize(
+    ("code", "told", "found"),
+    [
+        (143, "n2: task 3: Exited with exit code 7", 7),  # the others were ended for it
+        (143, "n1: task 0: Terminated\nsrun: error: n2: task 3: Exited with exit code 7", 143),
+        (143, "n2: task 3: Aborted (core dumped)\nsrun: error: n1: task 0: Terminated", 134),
+        (143, "n2: tasks 2-3: Segmentation fault", 139),
+        (143, "n2: task 3: Out Of Memory", 143),
+        (143, "", 143),
+        (3, "n2: task 3: Exited with exit code 2", 3),
+    ],
+)
+def test_the_rank_that_failed_first_gives_a_program_its_exit_code(
+    run: RunDir, code: int, told: str, found: int
+) -> None:
+    record_run(run, backend="local", spec={"command": ["python", "train.py"]})
+    earlier(run)
+    run.attempt(1).log.write_text(f"1: step 1\nsrun: error: {told}\n")
+    assert host.main(["end", str(run.path), "1", str(code)]) == 0
+    (ended,) = ledger.attempts(run)
+    assert ended.exit_code == found
+
+
+@pytest.mark.parametrize(
+    ("code", "want", "events", "found"),
+    [
+        (3, "", [], 3),
+        (exit_codes.STOPPED, "", [], exit_codes.FAILED),  # by chance
+        (3, "preempt", [], 143),
+        (0, "cancel", [], 143),
+        (0, "stop", [], 143),  # it may have more to do
+        (0, "stop", [{"event": "end", "outcome": "done"}], 0),
+        (
+            0,
+            "stop",
+            [{"event": "end", "outcome": "done"}, {"event": "end", "outcome": "stopped"}],
+            143,
+        ),
+        (0, "", [], 0),
+    ],
+)
+def test_what_the_exit_code_of_a_program_means(
+    run: RunDir, code: int, want: str, events: list[dict[str, str]], found: int
+) -> None:
+    record_run(run, backend="local", spec={"command": ["python", "train.py"]})
+    earlier(run)
+    if want:
+        write_json(run.request, {"want": want})
+    run.attempt(1).metrics.write_text("".join(json.dumps(event) + "\n" for event in events))
+    mine = ledger.last(run)
+    assert mine and host.gather(run, mine, code).code == found
+
+
+def test_a_loop_that_saved_and_left_is_not_done_whatever_it_said_before(run: RunDir) -> None:
+    record_run(run, backend="local", spec={"command": ["python", "train.py"]})
+    earlier(run)
+    run.attempt(1).metrics.write_text('{"event": "end", "outcome": "done"}\n')
+    write_json(run.attempt(1).left, {"code": exit_codes.STOPPED, "step": 3})
+    mine = ledger.last(run)
+    assert mine and host.gather(run, mine, 0).code == exit_codes.STOPPED
+
+
+@pytest.mark.parametrize(
+    ("lead", "left", "found"), [(120, 60.0, 143), (120, 200.0, 0), (0, 60.0, 0)]
+)
+def test_a_program_that_was_warned_of_its_time_limit_may_have_more_to_do(
+    site: Site, run: RunDir, lead: int, left: float, found: int
+) -> None:
+    site.program("scontrol", "echo JobId=7 JobState=RUNNING Restarts=0 PreemptTime=None")
+    record_run(run, spec={"command": ["python", "train.py"]}, lead=lead)
+    mine = ledger.life("7", 1, slurm=True)
+    mine.number, mine.deadline = 1, time.time() + left
+    run.attempt(1).path.mkdir()
+    assert host.gather(run, mine, 0).code == found
+
+
+def test_a_program_is_done_though_a_term_came_for_its_script_alone(
+    site: Site, run: RunDir, tmp_path: Path
+) -> None:
+    """Slurm's words are those of scancel; the job runs."""
+    site.program("scontrol", "echo JobId=7 JobState=RUNNING Restarts=0 PreemptTime=None")
+    record_run(run, spec={"command": ["python", "train.py"]})
+    mine = ledger.life("7", 1, slurm=True)
+    mine.number, mine.said = 1, str(tmp_path / "said")
+    Path(mine.said).write_text("slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2030-01-01 ***\n")
+    run.attempt(1).path.mkdir()
+    assert host.gather(run, mine, 0).code == 0
+    site.program("scontrol", "echo JobId=7 JobState=COMPLETING Restarts=0 PreemptTime=None")
+    assert host.gather(run, mine, 0).code == 0  # these words count for nothing any more
+    with Path(mine.said).open("a") as f:
+        f.write("slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2030-01-02 ***\n")
+    assert host.gather(run, mine, 0).code == 143
+
+
+@pytest.mark.usefixtures("in_slurm")
+def test_a_full_disk_at_the_end_brings_the_run_back_all_the_same(
+    site: Site, run: RunDir, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site.program("scontrol", f"echo $* >>{site.folder}/asked; echo JobState=RUNNING Restarts=0")
+    assert host.begin(run, os.getpid())
+    subprocess.run(["/bin/mount", "--bind", run.path, run.path], check=True)
+    try:
+        subprocess.run(["/bin/mount", "-o", "remount,ro,bind", run.path], check=True)
+        assert host.main(["end", str(run.path), "1", "1"]) == 0
+    finally:
+        subprocess.run(["/bin/umount", "--lazy", run.path], check=True)
+    out, err = capsys.readouterr()
+    assert out == "0\n" and "not written down" in err
+    assert "requeue 7" in (site.folder / "asked").read_text()
+
+
+def test_an_empty_mount_at_the_end_is_no_newer_attempt(
+    run: RunDir, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert host.begin(run, os.getpid())
+    subprocess.run(["/bin/mount", "-t", "tmpfs", "tmpfs", run.path], check=True)
+    try:
+        assert host.main(["end", str(run.path), "1", "0"]) == host.AWAY
+    finally:
+        subprocess.run(["/bin/umount", "--lazy", run.path], check=True)
+    assert capsys.readouterr().out == ""
+    assert host.main(["end", str(run.path), "1", "0"]) == 0
+
+
+def test_a_begin_that_the_script_has_given_up_claims_nothing(run: RunDir) -> None:
+    """A disk that blocks holds it; the script has gone on without it when the disk is back."""
+    words = ["begin", str(run.path), str(os.getpid())]
+    begin = subprocess.Popen(
+        [sys.executable, "-m", "hpcddp.attempt.host", *words], stdout=subprocess.PIPE
+    )
+    assert begin.stdout
+    begin.stdout.close()
+    assert begin.wait() == host.FAILED
+    assert ledger.attempts(run) == []
+
+
+@pytest.mark.usefixtures("in_slurm")
+def test_words_that_come_while_slurm_answers_are_heard(site: Site, run: RunDir) -> None:
+    """The answer says still that the job runs."""
+    words = site.folder / "said"
+    words.touch()
+    told = "error: *** JOB 7 ON n1 CANCELLED AT x DUE TO TIME LIMIT ***"
+    ends = "echo JobState=COMPLETING Restarts=0"
+    runs = f"{{ echo '{told}' >{words}; echo JobState=RUNNING Restarts=0; }}"
+    site.program("scontrol", f"[ -s {words} ] && {ends} || {runs}")
+    site.program("squeue", "exit 0")
+    site.program("sbatch", "echo 8")
+    earlier(run, slurm=True, job_id="7", said=str(words))
+    assert host.main(["end", str(run.path), "1", "85"]) == 0
+    found = ledger.last(run)
+    assert found and (found.cause, found.action, found.successor) == (
+        "time limit",
+        "follow-up",
+        "8",
+    )
+
+
+@pytest.mark.usefixtures("in_slurm")
+@pytest.mark.parametrize(
+    ("state", "says"),
+    [
+        ("RUNNING", "job 6 is back, and goes on itself"),
+        ("PENDING", "job 6 is back, and goes on itself"),
+        ("CANCELLED", "job 6 was cancelled while it was to come back"),
+        ("COMPLETED", ""),
+    ],
+)
+def test_a_follow_up_asks_what_has_become_of_its_parent(
+    site: Site, run: RunDir, capsys: pytest.CaptureFixture[str], state: str, says: str
+) -> None:
+    site.program("scontrol", f"echo JobId=6 JobState={state} Restarts=0")
+    earlier(run, slurm=True, job_id="6")
+    ledger.end(run, 1, 85, "preempted", "follow-up")
+    assert bool(host.begin(run, 1, 1)) is (not says)
+    assert says in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("in_slurm")
+@pytest.mark.parametrize("state", ["PREEMPTED", "TIMEOUT", "NODE_FAIL"])
+def test_a_follow_up_reads_the_state_of_a_parent_whose_words_are_elsewhere(
+    site: Site, run: RunDir, state: str
+) -> None:
+    site.program("scontrol", f"echo JobId=6 JobState={state} Restarts=0")
+    earlier(run, slurm=True, job_id="6")
+    assert host.begin(run, 1, 1, look=True)
+
+
+@pytest.mark.usefixtures("in_slurm")
+def test_a_job_that_is_back_cancels_what_was_to_follow_it(site: Site, run: RunDir) -> None:
+    site.program("scancel", f"echo $* >>{site.folder}/asked")
+    rows = [f"{job}|PENDING|None|x|x||{run.script} {of}|{run.name}" for job, of in ((8, 1), (9, 2))]
+    site.program("squeue", f"printf '%s\\n' '{rows[0]}' '{rows[1]}'")
+    earlier(run, slurm=True, job_id="7")
+    ledger.end(run, 1, 85, "preempted", "requeue")
+    site.program("scontrol", "echo JobId=7 JobState=RUNNING Restarts=1")
+    assert host.begin(run, os.getpid())
+    mine = ledger.last(run)
+    assert mine and sentry.Sentry(run, mine, -1)._drop_follow_ups()
+    assert (site.folder / "asked").read_text() == "--state=PENDING 8\n"
+
+
+@pytest.mark.usefixtures("in_slurm")
+@pytest.mark.parametrize(("code", "left"), [("0", False), ("85", True)])
+def test_the_log_on_the_node_goes_with_the_run(
+    site: Site, run: RunDir, code: str, left: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next life of a job that is queued again writes there too."""
+    monkeypatch.setattr(claim, "NODE_LOGS", str(site.folder))
+    site.program("scontrol", "echo JobState=RUNNING Restarts=0")
+    log = site.folder / "log"
+    log.touch()
+    earlier(run, slurm=True, job_id="7", node_log=str(log))
+    assert host.main(["end", str(run.path), "1", code]) == 0
+    assert log.exists() is left
+
+
+@pytest.mark.usefixtures("in_slurm")
+def test_a_job_hears_what_was_asked_of_the_one_in_whose_place_it_began(run: RunDir) -> None:
+    write_json(run.request, {"want": "stop", "job_id": "6"})
+    assert host.main(["begin", str(run.path), "1", "0", f"{run.path}/", "instead=6"]) == 0
+    assert ledger.attempts(run) == [] and run.request.exists()
+    assert host.main(["begin", str(run.path), "1", "0", f"{run.path}/", "instead=5"]) == 0
+    assert len(ledger.attempts(run)) == 1
+
+
+@pytest.mark.usefixtures("in_slurm")
+def test_what_the_sentry_submitted_goes_where_nothing_follows(site: Site, run: RunDir) -> None:
+    """Slurm's words were of a preemption, and a person had asked for the end."""
+    words = site.folder / "said"
+    words.touch()
+    site.program("scontrol", "echo JobState=COMPLETING Restarts=0")
+    site.program("scancel", f"echo $* >>{site.folder}/asked")
+    rows = [f"{number}|PENDING|None|x|x||{run.script} {of} look|{run.name}"
+            for number, of in ((8, 1), (9, 2))]  # fmt: skip
+    site.program("squeue", f"printf '%s\\n' '{rows[0]}' '{rows[1]}'")
+    earlier(run, slurm=True, job_id="7", said=str(words))
+    write_json(run.request, {"want": "stop", "job_id": "7"})
+    words.write_text("error: *** JOB 7 ON n1 CANCELLED AT x DUE TO PREEMPTION ***\n")
+    assert host.main(["end", str(run.path), "1", "85"]) == 0
+    assert (site.folder / "asked").read_text() == "--state=PENDING 8\n"
+
+
+@pytest.mark.usefixtures("in_slurm")
+def test_a_follow_up_looks_itself_why_its_parent_ended(site: Site, run: RunDir) -> None:
+    words = site.folder / "said"
+    site.program("scontrol", "echo JobId=6 JobState=FAILED Restarts=0 ExitCode=0:9")
+    for said, begins in (("CANCELLED AT x ***", False), ("CANCELLED AT x DUE TO PREEMPTION", True)):
+        earlier(run, slurm=True, job_id="6", said=str(words))
+        words.write_text(f"error: *** JOB 6 ON n1 {said}\n")
+        newest = ledger.last(run)
+        assert newest and bool(host.begin(run, 1, newest.number, look=True)) is begins
+    earlier(run, slurm=True, job_id="6")  # a script that was killed: Slurm has no words
+    newest = ledger.last(run)
+    assert newest and host.begin(run, 1, newest.number, look=True)
+    assert (ledger.read(run.attempt(newest.number)) or newest).cause == "script killed"

@@ -1,0 +1,97 @@
+"""`hpcddp plan`: what a person reads, and what a program reads."""
+
+import json
+from collections.abc import Callable
+
+import pytest
+from sites import Outcome, Site
+from toy_model import TOY
+
+Hpcddp = Callable[..., Outcome]
+
+
+@pytest.fixture
+def toy(site: Site) -> Site:
+    site.job("toy", "global_batch = 96\n", TOY)
+    return site
+
+
+def test_a_table_and_advice_in_80_columns(toy: Site, hpcddp: Hpcddp) -> None:
+    words = ("plan", "toy", "--nodes", "2", "--gpus", "4", "--memory", "80G", "--cluster", "slurm")
+    done = hpcddp(*words)
+    lines = done.out.splitlines()
+    assert (done.code, done.err) == (0, "")
+    assert max(map(len, lines)) <= 80
+    assert lines[0].split() == [
+        "strategy", "weights", "grads", "optim", "activ", "other", "sum", "batch", "sent",
+    ]  # fmt: skip
+    rows = {line.split()[0]: line.split()[1:] for line in lines[1:] if line.endswith(("K", "M"))}
+    assert {"ddp", "zero1", "hsdp", "fsdp", "tp=4,ddp", "pp=2,fsdp", "pp=2,tp=4"} <= rows.keys()
+    assert rows["ddp"][:3] == ["75K", "75K", "150K"] and rows["ddp"][6] == "12"
+    assert rows["fsdp"][0] == "10.1K"  # the last layer's 10 rows are 2 at most
+    assert lines[-1].startswith("ddp is the simplest, and fits: ")
+
+
+def test_json_has_bytes_and_reasons(toy: Site, hpcddp: Hpcddp) -> None:
+    done = hpcddp("plan", "toy", "--gpus", "5", "--cluster", "local", "--json")
+    told = json.loads(done.out)
+    assert (told["schema_version"], told["nodes"], told["gpus_per_node"]) == (1, 1, 5)
+    assert (told["gpu_memory"], told["recommended"]) == (None, None)
+    rows = {row["strategy"]: row for row in told["rows"]}
+    assert rows["ddp"] == {
+        "strategy": "ddp",
+        "reason": "global_batch 96 does not divide over 1 x 5 = 5 ranks",
+    }
+    assert rows["tp=5"]["reason"] == "tp cannot divide 0 over 5 ranks: it has 256 outputs"
+    assert "5 stages of 2 parts" in rows["pp=5"]["reason"]
+    single = rows["dp"]
+    assert single["memory"]["parameters"] == 4 * (64 * 256 + 256 + 2560 + 10)
+    assert single["memory"]["sum"] == sum(
+        single["memory"][name]
+        for name in ("parameters", "gradients", "optimizer", "buffers", "activations", "other")
+    )
+
+
+def test_a_profile_knows_its_gpus(toy: Site, hpcddp: Hpcddp) -> None:
+    toy.profile("small", 'gpu_memory = "200K"\n')
+    told = json.loads(hpcddp("plan", "--gpus", "4", "--cluster", "small", "--json").out)
+    fits = {row["strategy"]: row.get("fits") for row in told["rows"]}
+    assert "of 200K it can have 160K" in told["why"]
+    assert (told["gpu_memory"], fits["ddp"], fits[told["recommended"]]) == (200 * 1024, False, True)
+
+
+def test_one_strategy_is_looked_at_alone(toy: Site, hpcddp: Hpcddp) -> None:
+    told = json.loads(hpcddp("plan", "--gpus", "4", "--strategy", "pp=2,ddp", "--json").out)
+    assert [(row["strategy"], row["layout"]) for row in told["rows"]] == [
+        ("pp=2,ddp", "pp=2,ddp=2")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["nowhere"], "unknown job 'nowhere'"),
+        (["toy", "--memory", "much"], "'much' is no size of memory"),
+        (["toy", "--gpus", "0"], "--gpus"),
+        (["toy", "--gpus", "4", "--strategy", "tp=3"], "--strategy: tp=3 = 3, but there are 1 x 4"),
+        (["toy", "--set", "train.lrr=1"], "did you mean train.lr?"),
+        (["script"], "the job has a command"),
+        (["broken"], "model() fails: ZeroDivisionError"),
+    ],
+)
+def test_mistakes_are_words(toy: Site, hpcddp: Hpcddp, words: list[str], told: str) -> None:
+    toy.job("script", 'command = ["true"]\n')
+    toy.job("broken", "global_batch = 4\n", TOY.replace('print("made")', "1 / 0"))
+    done = hpcddp("plan", *words)
+    assert (done.code, done.out) == (2, "")
+    assert told in done.err and "Traceback" not in done.err
+
+
+def test_a_python_without_torch_is_told(
+    toy: Site, hpcddp: Hpcddp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    missing = "raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')\n"
+    monkeypatch.setenv("PYTHONPATH", str(toy.write("without/torch.py", missing).parent))
+    done = hpcddp("plan", "toy")
+    assert done.code == 2
+    assert "there is no torch in this Python" in done.err and "pip install torch" in done.err

@@ -1,0 +1,75 @@
+import importlib.util
+
+import pytest
+from sites import Site
+
+from hpcddp.errors import UserError
+from hpcddp.launch import launchers
+from hpcddp.planning import resources
+from hpcddp.planning.jobfile import Layer
+
+
+def test_a_backend_has_a_launcher_of_its_own() -> None:
+    assert launchers.find("", "slurm").name == "srun"
+    assert launchers.find("", "local").name == "spawn"
+
+
+@pytest.mark.parametrize(
+    ("name", "backend", "what"),
+    [
+        ("spawn", "slurm", "does not work with backend slurm"),
+        ("srum", "slurm", "unknown launcher 'srum'"),
+    ],
+)
+def test_a_launcher_that_cannot_be_used(name: str, backend: str, what: str) -> None:
+    with pytest.raises(UserError, match=what) as caught:
+        launchers.find(name, backend, "toy.toml")
+    assert caught.value.where == "toy.toml"
+    assert "srun" in caught.value.hint
+
+
+@pytest.mark.parametrize("row", launchers.LAUNCHERS.values(), ids=lambda row: row.name)
+def test_every_launcher_has_its_fragment(row: launchers.Launcher) -> None:
+    assert (resources.folder("templates") / row.fragment).is_file()
+
+
+@pytest.mark.parametrize(
+    ("pmix", "mpirun", "served"),
+    [(True, False, True), (False, True, True), (False, False, False)],
+)
+def test_an_mpi_that_the_site_has_not_is_told(
+    site: Site, pmix: bool, mpirun: bool, served: bool
+) -> None:
+    no = "echo 'srun: error: MPI: Unable to load any plugin' >&2; exit 1"
+    site.program("srun", "echo 'srun: Job 6 to start' >&2" if pmix else no)
+    if mpirun:
+        site.program("mpirun", "exit 0")
+    flags = Layer()
+    flags.put("launcher", "mpi", "--launcher")
+    if served:
+        assert site.plan(flags).launcher.name == "mpi"
+        return
+    with pytest.raises(UserError, match="no PMIx plugin") as caught:
+        site.plan(flags)
+    assert caught.value.hint == "srun works"
+
+
+@pytest.mark.parametrize("launcher", ["fork", "torchrun"])
+def test_a_launcher_that_imports_torch_where_it_is_not(
+    site: Site, launcher: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "torch" else find(name)
+    )
+    flags = Layer()
+    flags.put("launcher", launcher, "--launcher")
+    with pytest.raises(UserError, match="there is no package torch in"):
+        site.plan(flags)
+
+
+def test_a_node_whose_name_speaks_of_mpi_lacks_none(site: Site) -> None:
+    site.program("srun", "echo 'srun: Job 6 to start at 12:00 on nodes mpi01' >&2; exit 1")
+    flags = Layer()
+    flags.put("launcher", "mpi", "--launcher")
+    assert site.plan(flags).launcher.name == "mpi"

@@ -1,0 +1,124 @@
+"""What contradicts the strategy or another key, or would do nothing."""
+
+import os
+
+import pytest
+from sites import Site
+
+from hpcddp.errors import UserError
+from hpcddp.planning.conflicts import CLASHES
+from hpcddp.planning.jobfile import Layer
+from hpcddp.planning.plan import Plan
+from hpcddp.rundir import RunDir
+from hpcddp.submit import prepare
+
+
+def plan(site: Site, strategy: str, gpus: int, *pairs: str) -> Plan:
+    layer = Layer()
+    layer.put("strategy", strategy, "--strategy")
+    layer.put("gpus", gpus, "--gpus")
+    for pair in pairs:
+        name, _, value = pair.partition("=")
+        layer.put(name, value, f"--set {name}", text=True)
+    return site.plan(layer)
+
+
+UNEVEN = "train.drop_last=false"
+
+# strategy, GPUs, keys, the key that is refused -> words of the reason
+REFUSED = {
+    ("dp", 4, "ddp.hook=bf16", "ddp.hook"): "dp is one process",
+    ("dp", 4, "ddp.find_unused_parameters=true", "ddp.find_unused_parameters"): "dp is one process",
+    ("single", 1, "ddp.static_graph=true", "ddp.static_graph"): "single is one process",
+    ("dp", 4, "train.recompute=true", "train.recompute"): "the first one's layers",
+    ("dp", 4, "train.compile=true", "train.compile"): "the first one's layers",
+    ("ddp", 1, "ddp.hook=bf16", "ddp.hook"): "nobody to average with",
+    ("ddp", 1, "ddp.bucket_mb=5", "ddp.bucket_mb"): "nobody to average with",
+    ("ddp", 1, f"ddp.join=true {UNEVEN}", "ddp.join"): "nobody to average with",
+    ("pp=2,ddp", 4, "ddp.hook=bf16", "ddp.hook"): "stages of a pipeline synchronise themselves",
+    ("pp=2,ddp", 4, "ddp.join=true", "ddp.join"): "synchronise themselves",
+    ("pp=2", 2, "ddp.static_graph=true", "ddp.static_graph"): "synchronise themselves",
+    ("fsdp", 4, "ddp.bucket_mb=5", "ddp.bucket_mb"): "average gradients without DDP",
+    ("hsdp=2", 4, "ddp.hook=powersgd", "ddp.hook"): "average gradients without DDP",
+    ("tp=2,ddp", 4, "ddp.find_unused_parameters=true", "ddp.find_unused_parameters"): "without DDP",
+    ("ddp", 4, "pp.schedule=gpipe", "pp.schedule"): "no pipeline",
+    ("fsdp", 4, "pp.chunks=4", "pp.chunks"): "no pipeline",
+    ("pp=2,ddp", 4, UNEVEN, "train.drop_last"): "micro-batches of a pipeline are of one size",
+    ("pp=2", 2, "train.find_micro_batch=true", "train.find_micro_batch"): "follow from pp.chunks",
+    ("fsdp", 4, "train.find_micro_batch=true", "train.find_micro_batch"): "that lacks the memory",
+    ("tp=2,ddp", 4, "train.find_micro_batch=true", "train.find_micro_batch"): "lacks the memory",
+    ("ddp", 4, "train.find_micro_batch=true train.micro_batch=4", "train.find_micro_batch"): (
+        "train.micro_batch says"
+    ),
+    ("zero1", 4, "ddp.hook=local_sgd", "ddp.hook"): "these ranks step alone",
+    ("ddp", 4, "ddp.hook=fp16 train.precision=fp64", "ddp.hook"): "train.precision is fp64",
+    ("ddp", 4, "ddp.hook=bf16 train.precision=fp64", "ddp.hook"): "train.precision is fp64",
+    ("ddp", 4, "ddp.hook=powersgd train.precision=fp16", "ddp.hook"): "loss scaling throws away",
+    ("ddp", 4, "ddp.hook=powersgd ddp.static_graph=true", "ddp.hook"): "lays these anew",
+    ("ddp", 4, "ddp.hook=local_sgd", "ddp.hook"): "one node average in every step anyway",
+    ("ddp", 4, f"ddp.join=true ddp.static_graph=true {UNEVEN}", "ddp.join"): "which parameters",
+    ("ddp", 4, f"ddp.join=true ddp.find_unused_parameters=true {UNEVEN}", "ddp.join"): (
+        "which parameters were used"
+    ),
+    ("ddp", 4, "ddp.join=true", "ddp.join"): "drop_last leaves out what is uneven",
+    ("ddp", 4, "ddp.rank=2", "ddp.rank"): "PowerSGD's",
+    ("ddp", 4, "ddp.rank=2 ddp.hook=bf16", "ddp.rank"): "PowerSGD's",
+    ("ddp", 4, "ddp.after=5", "ddp.after"): "nothing to begin with",
+    ("ddp", 4, "ddp.after=5 ddp.hook=bf16", "ddp.after"): "nothing to begin with",
+    ("ddp", 4, "ddp.period=5 ddp.hook=powersgd", "ddp.period"): "local SGD's",
+}
+
+
+@pytest.mark.parametrize("asked", REFUSED, ids=lambda asked: " ".join(map(str, asked[:3])))
+def test_what_does_not_go_together(site: Site, asked: tuple[str, int, str, str]) -> None:
+    strategy, gpus, keys, key = asked
+    with pytest.raises(UserError) as caught:
+        plan(site, strategy, gpus, *keys.split())
+    assert caught.value.what.startswith(f"{key} is ")
+    assert REFUSED[asked] in caught.value.what
+    assert caught.value.where == f"--set {key}"
+    assert f"leave {key} out" in caught.value.hint
+
+
+def test_no_row_stands_there_for_nothing() -> None:
+    told = list(REFUSED.values())
+    assert [row.why for row in CLASHES if not any(words in row.why for words in told)] == []
+
+
+@pytest.mark.parametrize(
+    ("strategy", "gpus", "keys"),
+    [
+        ("ddp", 4, "ddp.hook=powersgd ddp.rank=2 ddp.after=5 train.precision=fp64"),
+        ("ddp", 4, "nodes=2 ddp.hook=local_sgd ddp.after=5 ddp.period=2"),
+        ("ddp", 4, f"ddp.join=true ddp.hook=powersgd ddp.bucket_mb=5 {UNEVEN}"),
+        ("ddp", 4, "ddp.hook=powersgd ddp.find_unused_parameters=true train.precision=bf16"),
+        ("zero1", 4, "train.find_micro_batch=true"),
+        ("zero1", 4, "ddp.hook=bf16 ddp.static_graph=true"),
+        ("ddp", 1, "ddp.find_unused_parameters=true"),  # facts of a model, tried on one rank
+        ("ddp", 1, "ddp.static_graph=true"),
+        ("fsdp", 4, "ddp.bucket_mb=0 ddp.hook=none pp.chunks=0"),  # as they are anyway
+        ("fsdp", 4, f"train.precision=fp16 train.on_divergence=skip {UNEVEN}"),
+        ("fsdp,tp=2", 4, "train.recompute=true train.compile=true train.precision=fp64"),
+        ("pp=2,ddp", 4, "pp.schedule=interleaved pp.chunks=8 train.precision=bf16"),
+        ("dp", 4, "train.tf32=true train.deterministic=true train.find_micro_batch=true"),
+    ],
+)
+def test_what_goes_together(site: Site, strategy: str, gpus: int, keys: str) -> None:
+    assert plan(site, strategy, gpus, *keys.split()).spec.strategy == strategy
+
+
+def test_a_key_of_a_file_is_named_with_its_file(site: Site) -> None:
+    path = site.job("wide", "global_batch = 96\ngpus = 4\nstrategy = 'tp'\n[ddp]\njoin = true\n")
+    with pytest.raises(UserError) as caught:
+        site.plan(job="wide")
+    assert caught.value.where == str(path)
+
+
+def test_a_run_that_is_planned_anew_has_asked_for_no_default(site: Site) -> None:
+    """Its record names every key, and so would clash with every strategy."""
+    site.slurm()
+    run = prepare.new_run(plan(site, "fsdp", 4), site.runs)
+    flags = Layer()
+    flags.put("strategy", "pp=2,fsdp", "--strategy")
+    again = prepare.again(RunDir(run.path), flags, os.environ)
+    assert str(again.layout) == "pp=2,fsdp=2"
