@@ -1,4 +1,6 @@
-"""python -m benchmarks [NAME...] [--pairs N] [--json FILE]: measure, and judge the limits.
+"""python -m benchmarks [NAME...] [--pairs N] [--json FILE] [--against COMMIT]
+
+Measure, and judge the limits; or take each figure beside that of another commit, in turn.
 
 Exit code 0 if all limits are met, 1 if one is not or could not be measured.
 """
@@ -13,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from benchmarks import (
+    against,
     agree,
     goodput,
     help,
@@ -65,6 +68,15 @@ def main(argv: Sequence[str]) -> int:
     cpus, load = facts["cpus"], facts["load"]
     print(f"Python {facts['python']}, {cpus} CPUs, load {load:.1f} at the start, "
           f"{given.pairs} pairs")  # fmt: skip
+    rows, missing = _against(given) if given.against else _measured(given)
+    print(report.table(rows), report.LEGEND, *missing, sep="\n")
+    if given.json:
+        given.json.write_text(json.dumps(report.data(rows, facts), indent=1) + "\n")
+    return int(bool(missing) or any(row.met is False for row in rows))
+
+
+def _measured(given: argparse.Namespace) -> tuple[list[Row], list[str]]:
+    """The rows, and what could not be measured."""
     rows: list[Row] = []
     missing = []
     with Site(given.pairs) as site:
@@ -73,10 +85,15 @@ def main(argv: Sequence[str]) -> int:
                 rows.extend(BENCHMARKS[name](site))
             except HpcddpError as error:
                 missing.append(f"{name}: NOT MEASURED: {error}")
-    print(report.table(rows), report.LEGEND, *missing, sep="\n")
-    if given.json:
-        given.json.write_text(json.dumps(report.data(rows, facts), indent=1) + "\n")
-    return int(bool(missing) or any(row.met is False for row in rows))
+    return rows, missing
+
+
+def _against(given: argparse.Namespace) -> tuple[list[Row], list[str]]:
+    """The same beside another commit."""
+    try:
+        return against.rows(given.against, given.names or list(BENCHMARKS), given.pairs), []
+    except HpcddpError as error:
+        return [], [f"NOT MEASURED: {error}"]
 
 
 def _arguments(argv: Sequence[str]) -> argparse.Namespace:
@@ -85,10 +102,14 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {names}; all by default")
     parser.add_argument("--pairs", type=int, default=9, help="takes of each side (default: 9)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure there")
+    text = f"the floor is this commit; {against.LEAST} pairs at least"
+    parser.add_argument("--against", metavar="COMMIT", help=text)
     given = parser.parse_args(argv)
     for name in given.names:
         if name not in BENCHMARKS:
             parser.error(f"unknown benchmark {name!r}; there are {names}")
+    if given.against:
+        given.pairs = max(given.pairs, against.LEAST)
     if given.pairs < 1:
         parser.error("--pairs is 1 at least")
     return given

@@ -67,6 +67,7 @@ class Row:
         allowance: what ``ours`` may have beyond that, in units.
         ratio_least: the least that the ratio of the medians may be, where more is better.
         limit: what the median of ``ours`` must stay below, in units.
+        apart: a ratio counts only where the middle halves of both sides lie apart.
     """
 
     name: str
@@ -77,6 +78,7 @@ class Row:
     limit: float | None = None
     allowance: float = 0.0
     ratio_least: float | None = None
+    apart: bool = False
 
     @property
     def ratio(self) -> float:
@@ -95,6 +97,8 @@ class Row:
         if (self.ratio_limit, self.limit, self.ratio_least) == (None, None, None):
             return None
         beyond = over(self.allowance, median(self.floor)) if self.allowance else 0.0
+        if self.apart and spread(self.ours).low <= spread(self.floor).high:
+            return True
         return (
             (self.ratio_limit is None or self.ratio - beyond <= self.ratio_limit)
             and (self.limit is None or median(self.ours) < self.limit)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks import against
 from benchmarks.measure import Row, interleave, spread
 from benchmarks.report import data, table
 from benchmarks.site import Site, output, wall
@@ -86,6 +87,46 @@ def test_a_limit_may_leave_so_much_beyond_the_floor() -> None:
 def test_where_more_is_better_the_limit_is_the_least() -> None:
     assert Row("x", [0.75], [0.5], unit="", ratio_least=1.5).met is True
     assert Row("x", [0.74], [0.5], unit="", ratio_least=1.5).met is False
+
+
+def test_beside_another_commit_a_ratio_counts_where_the_middle_halves_lie_apart() -> None:
+    slow, floor = [1.2, 1.3, 1.4], [1.0, 1.1, 1.2]
+    assert Row("x", slow, floor, ratio_limit=1.02, apart=True).met is False
+    assert Row("x", [1.0, 1.3, 1.4], floor, ratio_limit=1.02, apart=True).met is True
+    assert Row("x", floor, slow, ratio_limit=1.02, apart=True).met is True
+
+
+# Notes whose turn it is, and writes the figures that it was given.
+SIDE = """#!/bin/sh
+echo {name} >>{turns}
+while [ "$1" != --json ]; do shift; done
+echo '{{"rows": [{rows}]}}' >"$2"
+"""
+
+
+def test_two_commits_take_turns(tmp_path: Path) -> None:
+    row = '{{"name": "{}", "unit": "s", "ours": [{}], "floor": [9]}}'
+    sides, turns = [], tmp_path / "turns"
+    for name, figure, more in (("ours", 2.0, "new"), ("theirs", 1.0, "old")):
+        program = tmp_path / name / ".venv/bin/python"
+        program.parent.mkdir(parents=True)
+        rows = ", ".join((row.format("help", figure), row.format(more, 5)))
+        program.write_text(SIDE.format(name=name, turns=turns, rows=rows))
+        program.chmod(0o755)
+        sides.append(tmp_path / name)
+    (found,) = against.in_turn(sides[0], sides[1], ["help"], 3)
+    assert (found.name, found.ours, found.floor, found.met) == ("help", [2.0] * 3, [1.0] * 3, False)
+    assert turns.read_text().split() == ["ours", "theirs", "theirs", "ours", "ours", "theirs"]
+
+
+def test_a_side_without_figures_is_told(tmp_path: Path) -> None:
+    program = tmp_path / ".venv/bin/python"
+    program.parent.mkdir(parents=True)
+    program.write_text("#!/bin/sh\necho no such benchmark >&2; exit 2\n")
+    program.chmod(0o755)
+    with pytest.raises(HpcddpError) as caught:
+        against.take(tmp_path, ["help"])
+    assert caught.value.where == str(tmp_path) and "no such benchmark" in caught.value.hint
 
 
 def test_the_table_fits_a_terminal_and_says_what_is_not_met() -> None:

@@ -1,0 +1,96 @@
+"""python -m benchmarks --against COMMIT NAME...: this checkout beside another commit.
+
+The other commit gets a worktree and an environment of its own. Each side runs its own benchmarks,
+in turn, a process for each take, so that both pay the same and neither needs the other's code. The
+floors of the benchmarks do not count here: the floor is the other commit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from benchmarks.measure import Row
+from hpcddp.errors import HpcddpError
+
+CHECKOUT = Path(__file__).parents[1]
+LIMIT = 1.02
+LEAST = 15  # pairs
+
+Figures = dict[str, tuple[str, float]]
+"""Of one take: a row's name -> its unit, and the figure of the side itself."""
+
+
+def rows(commit: str, names: Sequence[str], pairs: int) -> list[Row]:
+    """One row for each that both sides have.
+
+    Raises:
+        HpcddpError: there is no such commit, its environment cannot be made, or a benchmark gave
+            no figures.
+    """
+    with worktree(commit) as other:
+        return in_turn(CHECKOUT, other, names, pairs)
+
+
+def in_turn(ours: Path, theirs: Path, names: Sequence[str], pairs: int) -> list[Row]:
+    """So many takes of each side, whose checkouts have their environments in `.venv`."""
+    taken: dict[Path, list[Figures]] = {ours: [], theirs: []}
+    for number in range(pairs):
+        sides = (ours, theirs) if number % 2 == 0 else (theirs, ours)
+        for side in sides:
+            taken[side].append(take(side, names))
+        print(f"\r{number + 1} of {pairs}", end="", file=sys.stderr, flush=True)
+    print(file=sys.stderr)
+    first = taken[ours][0]
+    both = [name for name in first if all(name in one for one in taken[theirs])]
+    return [
+        Row(
+            name,
+            [one[name][1] for one in taken[ours]],
+            [one[name][1] for one in taken[theirs]],
+            unit=first[name][0],
+            ratio_limit=LIMIT,
+            apart=True,
+        )
+        for name in both
+    ]
+
+
+def take(side: Path, names: Sequence[str]) -> Figures:
+    """The figures of one run of a side's benchmarks."""
+    with tempfile.TemporaryDirectory(prefix="hpcddp-against-") as folder:
+        path = Path(folder, "figures.json")
+        done = subprocess.run(
+            [side / ".venv/bin/python", "-m", "benchmarks", *names, "--pairs", "1", "--json", path],
+            cwd=side, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        if not path.exists() or "NOT MEASURED" in done.stdout:
+            words = (done.stdout + done.stderr).strip()
+            raise HpcddpError("the benchmarks gave no figures", where=str(side), hint=words)
+        found = json.loads(path.read_text())["rows"]
+    return {row["name"]: (row["unit"], row["ours"][0]) for row in found}
+
+
+@contextlib.contextmanager
+def worktree(commit: str) -> Iterator[Path]:
+    """A checkout of a commit, with its environment."""
+    with tempfile.TemporaryDirectory(prefix="hpcddp-against-") as folder:
+        path = Path(folder, "checkout")
+        _run("git", "worktree", "add", "--detach", str(path), commit)
+        try:
+            print(f"an environment for {commit} ...", file=sys.stderr)
+            _run(str(path / "scripts/install"), "examples,test")
+            yield path
+        finally:
+            _run("git", "worktree", "remove", "--force", str(path))
+
+
+def _run(*argv: str) -> None:
+    done = subprocess.run(argv, cwd=CHECKOUT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise HpcddpError(f"{argv[0]} failed", where=" ".join(argv), hint=done.stderr.strip())
