@@ -20,7 +20,7 @@ from statistics import mean
 
 from benchmarks.measure import Row
 from benchmarks.site import PYTHON, Site, output
-from hpcddp.attempt.claim import free_port
+from hpcddp.attempt.rendezvous import free_port
 
 LIMIT = 0.01
 STEP = 5e-3  # seconds

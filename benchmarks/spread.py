@@ -22,7 +22,7 @@ from typing import Any
 
 from benchmarks.measure import Row
 from benchmarks.site import HPCDDP, PYTHON, Site, output
-from hpcddp.attempt.claim import free_port
+from hpcddp.attempt.rendezvous import free_port
 from hpcddp.errors import HpcddpError
 from hpcddp.rundir import RunDir
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from benchmarks.measure import Row
 from benchmarks.site import HPCDDP, PYTHON, Site, output
-from hpcddp.attempt.claim import free_port
+from hpcddp.attempt.rendezvous import free_port
 from hpcddp.errors import HpcddpError
 from hpcddp.rundir import RunDir, read_lines
 

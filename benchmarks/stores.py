@@ -23,7 +23,7 @@ from urllib.request import urlopen
 
 from benchmarks.measure import Row
 from benchmarks.site import PYTHON, Site, output
-from hpcddp.attempt.claim import free_port
+from hpcddp.attempt.rendezvous import free_port
 from hpcddp.errors import HpcddpError
 
 IMAGES, FEW, CLASSES, BATCH = 2000, 100, 4, 32

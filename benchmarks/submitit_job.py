@@ -77,7 +77,7 @@ class Training:
 
 
 def main(folder: str, width: str, every: str, pause: str) -> None:
-    from hpcddp.attempt.claim import free_port
+    from hpcddp.attempt.rendezvous import free_port
 
     executor = submitit.SlurmExecutor(folder=folder)
     executor.update_parameters(

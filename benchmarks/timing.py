@@ -14,7 +14,7 @@ from statistics import median
 
 from benchmarks.measure import Row
 from benchmarks.site import PYTHON, Site, output
-from hpcddp.attempt.claim import free_port
+from hpcddp.attempt.rendezvous import free_port
 
 LIMIT = 1.02
 RANKS = 2

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import re
 import select
 import shlex
-import socket
 import stat
 import sys
 import time
@@ -22,7 +20,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hpcddp import processes, record
-from hpcddp.attempt import decision, ledger, requeue
+from hpcddp.attempt import decision, ledger, rendezvous, requeue
 from hpcddp.attempt.ledger import Attempt
 from hpcddp.errors import RunError, RunUnreadable, SlurmMissing, SlurmUnreachable
 from hpcddp.rundir import RunDir, read_json, write_json
@@ -85,25 +83,6 @@ def asked_until(question: Callable[[], T]) -> T:
                 raise
             print(f"hpcddp: {error.what}: asking again", file=sys.stderr, flush=True)
             time.sleep(PAUSE)
-
-
-def free_port() -> int:
-    """A port that can be bound now and that the kernel hands to nobody in the meantime."""
-    low, high = 32768, 60999
-    try:
-        text = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text()
-        low, high = (int(n) for n in text.split())
-    except (OSError, ValueError):
-        pass
-    ports = [p for p in range(15000, 65000) if not low <= p <= high]
-    for port in random.SystemRandom().sample(ports, min(200, len(ports))):
-        with socket.socket() as s:
-            try:
-                s.bind(("", port))
-            except OSError:
-                continue
-            return port
-    raise RunError("no free port for the rendezvous", where=os.uname().nodename)
 
 
 def my_job() -> str:
@@ -180,7 +159,7 @@ def begin(
     if in_slurm:
         provide_pickle(run, facts.job_id)
     first = hostlist.first_host(facts.nodes) + job.host_suffix if in_slurm else "127.0.0.1"
-    return f"{facts.number} {first} {free_port()} {facts.deadline or 0:.0f} {run.path}"
+    return f"{facts.number} {first} {rendezvous.free_port()} {facts.deadline or 0:.0f} {run.path}"
 
 
 def say(run: RunDir, text: str) -> None:

@@ -1,4 +1,5 @@
-"""Whether the ranks of a program meet: the first of them listens at MASTER_PORT (layer 0).
+"""Where the ranks of an attempt meet, a free port, and whether those of a program do: the first of
+them listens at MASTER_PORT.
 
 A script that never starts a process group trains as many copies as there are ranks, and each of
 them looks well. It is said in the log, and ended where the job has a limit. It runs on the host of
@@ -9,7 +10,9 @@ ranks that use Horovod or run functions of a Dask program meet elsewhere.
 from __future__ import annotations
 
 import os
+import random
 import signal
+import socket
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -19,7 +22,7 @@ from pathlib import Path
 from hpcddp import record
 from hpcddp.attempt import error_record, ledger
 from hpcddp.attempt.ledger import Attempt
-from hpcddp.errors import UserError
+from hpcddp.errors import RunError, UserError
 from hpcddp.rundir import AttemptDir, RunDir, read_json, read_lines
 
 SAY = 300.0  # seconds after which it is said
@@ -27,6 +30,25 @@ LIVES = 60.0  # seconds after which ranks that meet elsewhere, or a rank alone, 
 LOOK = 1.0  # seconds between two looks
 TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
 LISTENS = "0A"  # Linux, include/net/tcp_states.h
+
+
+def free_port() -> int:
+    """A port that can be bound now and that the kernel hands to nobody in the meantime."""
+    low, high = 32768, 60999
+    try:
+        text = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text()
+        low, high = (int(n) for n in text.split())
+    except (OSError, ValueError):
+        pass
+    ports = [p for p in range(15000, 65000) if not low <= p <= high]
+    for port in random.SystemRandom().sample(ports, min(200, len(ports))):
+        with socket.socket() as s:
+            try:
+                s.bind(("", port))
+            except OSError:
+                continue
+            return port
+    raise RunError("no free port for the rendezvous", where=os.uname().nodename)
 
 
 def watch(run: RunDir, number: int, launched: int, environ: Mapping[str, str]) -> None:

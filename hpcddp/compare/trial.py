@@ -23,7 +23,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from hpcddp import record, strategy
-from hpcddp.attempt.claim import free_port
+from hpcddp.attempt.rendezvous import free_port
 from hpcddp.compare.candidates import Case
 from hpcddp.errors import UserError
 from hpcddp.planning import plan

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hpcddp.attempt.claim import free_port
 from hpcddp.attempt.error_record import host
+from hpcddp.attempt.rendezvous import free_port
 from hpcddp.errors import TopologyError
 from hpcddp.topology import Rank
 

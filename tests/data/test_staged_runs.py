@@ -16,7 +16,7 @@ from told import told
 from toy import TOY
 
 from hpcddp import spec
-from hpcddp.attempt import claim, ledger, rendezvous
+from hpcddp.attempt import ledger, rendezvous
 from hpcddp.data import waiting
 from hpcddp.data.node_cache import cache as caches
 from hpcddp.data.node_cache import claims
@@ -251,7 +251,7 @@ def test_the_time_to_meet_begins_when_all_is_staged(
     record_run(run, spec={"command": ["x"], "start_seconds": 0.2})
     run.attempt(1).path.mkdir(parents=True)
     run.attempt(1).staging.touch()
-    port = str(claim.free_port())
+    port = str(rendezvous.free_port())
     with subprocess.Popen(["sleep", "60"]) as ranks:
         watching = threading.Thread(
             target=rendezvous.watch, args=(run, 1, ranks.pid, {"MASTER_PORT": port})

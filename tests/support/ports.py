@@ -2,7 +2,7 @@
 
 import socket
 
-from hpcddp.attempt.claim import free_port
+from hpcddp.attempt.rendezvous import free_port
 
 
 def held() -> socket.socket:
