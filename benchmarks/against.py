@@ -14,6 +14,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from benchmarks.measure import Row
 from hpcddp.errors import HpcddpError
@@ -22,8 +23,8 @@ CHECKOUT = Path(__file__).parents[1]
 LIMIT = 1.02
 LEAST = 15  # pairs
 
-Figures = dict[str, tuple[str, float]]
-"""Of one take: a row's name -> its unit, and the figure of the side itself."""
+Figures = dict[str, dict[str, Any]]
+"""Of one take: a row's name -> the row, as its side tells it."""
 
 
 def rows(commit: str, names: Sequence[str], pairs: int) -> list[Row]:
@@ -51,10 +52,11 @@ def in_turn(ours: Path, theirs: Path, names: Sequence[str], pairs: int) -> list[
     return [
         Row(
             name,
-            [one[name][1] for one in taken[ours]],
-            [one[name][1] for one in taken[theirs]],
-            unit=first[name][0],
-            ratio_limit=LIMIT,
+            [one[name]["ours"][0] for one in taken[ours]],
+            [one[name]["ours"][0] for one in taken[theirs]],
+            unit=first[name]["unit"],
+            ratio_limit=LIMIT if first[name]["unit"] else None,  # a plain number has no worse
+            ratio_least=1 / LIMIT if first[name]["ratio_least"] else None,
             apart=True,
         )
         for name in both
@@ -65,15 +67,19 @@ def take(side: Path, names: Sequence[str]) -> Figures:
     """The figures of one run of a side's benchmarks."""
     with tempfile.TemporaryDirectory(prefix="hpcddp-against-") as folder:
         path = Path(folder, "figures.json")
-        done = subprocess.run(
-            [side / ".venv/bin/python", "-m", "benchmarks", *names, "--pairs", "1", "--json", path],
-            cwd=side, capture_output=True, text=True, check=False,
-        )  # fmt: skip
+        words = ["-m", "benchmarks", *names, "--pairs", "1", "--json", str(path)]
+        try:
+            done = subprocess.run(
+                [side / ".venv/bin/python", *words],
+                cwd=side, capture_output=True, text=True, check=False,
+            )  # fmt: skip
+        except OSError as error:
+            raise HpcddpError(f"has no environment: {error}", where=str(side)) from None
         if not path.exists() or "NOT MEASURED" in done.stdout:
-            words = (done.stdout + done.stderr).strip()
-            raise HpcddpError("the benchmarks gave no figures", where=str(side), hint=words)
+            said = (done.stdout + done.stderr).strip()
+            raise HpcddpError("the benchmarks gave no figures", where=str(side), hint=said)
         found = json.loads(path.read_text())["rows"]
-    return {row["name"]: (row["unit"], row["ours"][0]) for row in found}
+    return {row["name"]: row for row in found}
 
 
 @contextlib.contextmanager

@@ -97,7 +97,8 @@ class Row:
         if (self.ratio_limit, self.limit, self.ratio_least) == (None, None, None):
             return None
         beyond = over(self.allowance, median(self.floor)) if self.allowance else 0.0
-        if self.apart and spread(self.ours).low <= spread(self.floor).high:
+        ours, floor = spread(self.ours), spread(self.floor)
+        if self.apart and ours.low <= floor.high and floor.low <= ours.high:
             return True
         return (
             (self.ratio_limit is None or self.ratio - beyond <= self.ratio_limit)

@@ -1,4 +1,4 @@
-"""Preemption: a request to stop, as a flag (layer 0: what a signal means to a worker).
+"""A request to stop, as a flag: what a signal means to a worker.
 
 Slurm signals every process of a step, two or three times and in the middle of anything. So a
 handler sets the flag and returns; the trainer looks at the flag between two steps. Before the ranks

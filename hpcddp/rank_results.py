@@ -1,4 +1,4 @@
-"""What a person's code on any rank leaves where people look: RUN/results (layer 0).
+"""What a person's code on any rank leaves where people look: RUN/results.
 
     hpcddp.submit_result(f"worker/{rank}/step-{step}.json", json.dumps(facts))
     hpcddp.submit_result("samples.png", Path("/tmp/samples.png"))

@@ -20,7 +20,7 @@ TYPES: dict[str, Any] = {
 }
 
 
-# By launcher: `launch` of a run that lacks it, since an older version made it.
+# By launcher: `launch` of a run that lacks it.
 _OLDER: dict[str, dict[str, Any]] = {
     "fork": {"per_node": True},
     "torchrun": {"per_node": True, "hides": True},
@@ -104,5 +104,8 @@ def launch(job: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def write(run: RunDir, record: JobRecord) -> None:
-    """Write the record of a run."""
-    write_json(run.job, dataclasses.asdict(record))
+    """Write the record of a run. What it says of the launchers of older versions they know."""
+    data = dataclasses.asdict(record)
+    if data["launch"] in ({}, _OLDER.get(record.launcher)):
+        del data["launch"]  # they would call a key that they do not know damage
+    write_json(run.job, data)

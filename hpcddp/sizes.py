@@ -1,4 +1,4 @@
-"""Sizes as a person writes them: 80G is 80 x 1024^3 bytes (layer 0)."""
+"""Sizes as a person writes them: 80G is 80 x 1024^3 bytes."""
 
 from __future__ import annotations
 

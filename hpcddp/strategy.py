@@ -1,4 +1,4 @@
-"""How a model is spread over the ranks: a text such as ``pp=2,ddp=4`` <-> a Layout (layer 0).
+"""How a model is spread over the ranks: a text such as ``pp=2,ddp=4`` <-> a Layout.
 
 The ranks form one mesh. Its dimensions, the outermost first:
 

@@ -1,4 +1,4 @@
-"""The map nodes x GPUs <-> ranks, and all rank arithmetic there is (layer 0).
+"""The map nodes x GPUs <-> ranks, and all rank arithmetic there is.
 
 ``Topology`` is what was planned; ``Rank`` is what one process finds in its environment. Ranks are
 laid out in blocks: node 0 holds the first ``gpus_per_node`` ranks, node 1 the next, and so on.

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from hpcddp.attempt import exit_codes
+from hpcddp.attempt.rank_exit import end, end_children, hung
 from hpcddp.preempt import Preemption, end_on_stop_signals
 from hpcddp.processes import die_with_parent
 
@@ -37,8 +38,6 @@ class Worker:
         self.run_dir = os.fspath(run_dir)
 
     def __call__(self) -> NoReturn:
-        from hpcddp.train.rank.rank_exit import end
-
         end_on_stop_signals()
         if os.environ.keys() & PARENTS:
             die_with_parent()
@@ -98,7 +97,6 @@ def _live(run_dir: str, environ: Mapping[str, str], preemption: Preemption) -> i
     from hpcddp.rundir import RunDir
     from hpcddp.topology import Rank
     from hpcddp.train.monitor.heartbeat import Pulse
-    from hpcddp.train.rank.rank_exit import end_children, hung
 
     folder, rank, attempt = RunDir(run_dir), None, int(environ.get("HPCDDP_ATTEMPT", "1"))
     pulse = Pulse()

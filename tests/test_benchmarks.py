@@ -94,6 +94,8 @@ def test_beside_another_commit_a_ratio_counts_where_the_middle_halves_lie_apart(
     assert Row("x", slow, floor, ratio_limit=1.02, apart=True).met is False
     assert Row("x", [1.0, 1.3, 1.4], floor, ratio_limit=1.02, apart=True).met is True
     assert Row("x", floor, slow, ratio_limit=1.02, apart=True).met is True
+    assert Row("x", [1.0], [2.0], unit="", ratio_least=0.98, apart=True).met is False
+    assert Row("x", [2.0], [1.0], unit="", ratio_least=0.98, apart=True).met is True
 
 
 # Notes whose turn it is, and writes the figures that it was given.
@@ -105,7 +107,7 @@ echo '{{"rows": [{rows}]}}' >"$2"
 
 
 def test_two_commits_take_turns(tmp_path: Path) -> None:
-    row = '{{"name": "{}", "unit": "s", "ours": [{}], "floor": [9]}}'
+    row = '{{"name": "{}", "unit": "s", "ratio_least": null, "ours": [{}], "floor": [9]}}'
     sides, turns = [], tmp_path / "turns"
     for name, figure, more in (("ours", 2.0, "new"), ("theirs", 1.0, "old")):
         program = tmp_path / name / ".venv/bin/python"

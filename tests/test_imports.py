@@ -9,7 +9,7 @@ from sites import Site
 
 import hpcddp
 
-OLD = ("spawn", "fork", "agent", "store")  # for scripts of old runs: to be run
+OLD = ("spawn", "fork", "agent", "store", "sentry")  # for scripts of old runs: to be run
 
 
 def test_the_hook_sees_what_is_imported() -> None:
@@ -57,6 +57,12 @@ def test_what_a_node_runs_is_the_standard_library_alone(room: str) -> None:
     )
     assert roots(found) - set(sys.stdlib_module_names) <= {"hpcddp", "_", "org"}
     assert not {name for name in found if name.startswith("hpcddp.train")}
+
+
+def test_what_each_rank_waits_for_is_the_standard_library_alone() -> None:
+    modules = ("worker", "launch.command", "launch.spawn", "launch.fork", "attempt.rank_exit")
+    found = imported("; ".join(f"import hpcddp.{name}" for name in modules))
+    assert roots(found) - set(sys.stdlib_module_names) <= {"hpcddp", "_", "org"}
 
 
 def test_who_tells_trackers_needs_no_framework() -> None:

@@ -21,7 +21,8 @@ ROOMS = (
 )  # fmt: skip
 TRAIN = ("train", "checkpoint", "parallel", "input", "monitor", "rank")
 DOORS = {f"hpcddp{name}" for name in ("", ".__main__", ".lightning")}
-OLD = {f"hpcddp.{name}" for name in ("spawn", "fork", "agent", "store")}  # for scripts of old runs
+# For runs of older versions.
+OLD = {f"hpcddp.{name}" for name in ("spawn", "fork", "agent", "store", "sentry")}
 # Who may import torch's half, inside a function, besides that half itself.
 INTO_TRAIN = {
     *DOORS,
@@ -64,7 +65,8 @@ def imports(name: str, tree: ast.Module, known: set[str]) -> Iterator[Arrow]:
         for part in test.body
         for node in ast.walk(part)
     }
-    outer = set(map(id, tree.body))
+    functions = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
+    inner = {id(node) for function in functions for node in ast.walk(function)}
     for node in ast.walk(tree):
         if id(node) in unseen:
             continue
@@ -81,7 +83,7 @@ def imports(name: str, tree: ast.Module, known: set[str]) -> Iterator[Arrow]:
             continue
         for target in found:
             if target != name:
-                yield Arrow(name, target, id(node) not in outer)
+                yield Arrow(name, target, id(node) in inner)
 
 
 def arrows(trees: dict[str, ast.Module]) -> list[Arrow]:
@@ -218,7 +220,7 @@ def files(*suffixes: str) -> list[Path]:
     below = (path for top in tops for path in (HOUSE / top).rglob("*"))
     own = [*below, *HOUSE.glob("*.md"), HOUSE / "setup.cfg"]
     older = {HOUSE / f"{name.replace('.', '/')}.py" for name in OLD} | {Path(__file__)}
-    own = [path for path in own if "older_run" not in str(path) and path not in older]
+    own = [path for path in own if "older_" not in str(path) and path not in older]
     return [path for path in own if path.is_file() and path.suffix in suffixes]
 
 

@@ -1,4 +1,4 @@
-"""Step 12: what follows the end of an attempt (layer 0).
+"""Step 12: what follows the end of an attempt.
 
 ``decide`` is a pure function: from the ranks' exit code, what Slurm says, the history and the
 job's policy to a cause and an action. It never revives what a person ended: a job that Slurm ends

@@ -1,4 +1,4 @@
-"""Which rank failed first, and why: attempts/N/error.json (layer 0).
+"""Which rank failed first, and why: attempts/N/error.json.
 
 When one rank fails, the others fail at their next collective, and each has a traceback that tells
 nothing. So the first one writes down what happened to it, and the others only say who it was. A

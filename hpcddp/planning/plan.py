@@ -289,11 +289,11 @@ def _template(job: JobSpec, profile: Profile, sources: Mapping[str, str], folder
     name = job.template or f"{profile.cluster.backend}.sh.j2"
     source = sources.get("template", "")
     bases = [profile.path.parent] if source == str(profile.path) else [folder] if source else []
-    for base in (*bases, ours):
+    known = [f"{backend}.sh.j2" for backend in ("slurm", "local")]
+    for base in (*bases, *([ours] if name in known else [])):
         with contextlib.suppress(OSError):  # a name too long for a file
             if (base / name).is_file():
                 return base / name
-    known = [p.name for p in ours.glob("*.j2")]
     raise TemplateError(f"unknown template {name!r}", where=source or "template",
                         hint=nearest(name, known, what="template"))  # fmt: skip
 

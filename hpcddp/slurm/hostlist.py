@@ -1,4 +1,4 @@
-"""Slurm host lists, both ways: ``n[1-3,05],login1`` and the names it stands for (layer 0).
+"""Slurm host lists, both ways: ``n[1-3,05],login1`` and the names it stands for.
 
 Commas part the names; a pair of brackets holds numbers and ranges; several pairs in one name
 count like an odometer, the rightmost fastest; a range is as wide as its first number, so

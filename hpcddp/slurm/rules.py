@@ -1,4 +1,4 @@
-"""Site: what a Slurm says of itself, as far as stopping and coming back depend on it (layer 0)."""
+"""Site: what a Slurm says of itself, as far as stopping and coming back depend on it."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[1]
 FIRST = PACKAGE / "attempt" / "host.py"
 # An import of ours, in a function too; what a module of the root imports there is not needed.
-_IMPORT = re.compile(r"^( *)from (hpcddp[\w.]*) import (?:\(([^)]+)\)|(.+))$", re.M)
+_IMPORT = re.compile(r"^( *)from (hpcddp[\w.]*) import (?:\(([^)]+)\).*|(.+))$", re.M)
 UNCHECKED = (1).to_bytes(4, "little")
 MAIN = "from hpcddp.attempt.host import run\n\nrun()\n"
 

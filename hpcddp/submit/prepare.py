@@ -61,8 +61,8 @@ def freeze(plan: Plan, root: Path) -> list[str]:
 
 
 def _fill(plan: Plan, run: RunDir, text: str, created: float | None = None) -> None:
+    write_bytes(run.host, host_archive.build())  # it reads the records of older versions too
     record.write(run, plan.record(run, created))
-    write_bytes(run.host, host_archive.build())
     write_script(run, text)
 
 

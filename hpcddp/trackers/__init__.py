@@ -3,7 +3,7 @@
 The lines are the truth. A tracker may be told of them while the run trains, afterwards, or again:
 it stays one run there over all attempts, and no step of it counts twice.
 
-It imports the root and ``attempt``; the package of a tracker only in the tracker's own module.
+It imports ``observe`` and what is below; a tracker's package only in the tracker's own module.
 The command line uses ``tell`` and ``module``.
 """
 

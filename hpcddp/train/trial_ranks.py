@@ -24,6 +24,7 @@ from torch import nn
 from hpcddp import record, spec, strategy
 from hpcddp.attempt import exit_codes
 from hpcddp.attempt.error_record import report
+from hpcddp.attempt.rank_exit import end, hung
 from hpcddp.preempt import Preemption
 from hpcddp.processes import die_with_parent
 from hpcddp.rundir import RunDir
@@ -36,7 +37,6 @@ from hpcddp.train.monitor.heartbeat import Pulse
 from hpcddp.train.parallel import cut
 from hpcddp.train.parallel.pipeline import stages_of
 from hpcddp.train.rank import task_module as tasks
-from hpcddp.train.rank.rank_exit import end, hung
 from hpcddp.train.rank.task_module import Task
 from hpcddp.train.rank.world import World
 

@@ -177,6 +177,12 @@ def test_a_template_may_extend_a_shipped_one_and_keep_what_it_fills(tmp_path: Pa
     assert "srun --nodes=" in text
 
 
+def test_slurms_template_serves_this_machine_too(tmp_path: Path) -> None:
+    """A job file names a site's child of it, and is tried where there is no Slurm."""
+    here = rendered(tmp_path, '{% extends "slurm.sh.j2" %}', backend="local")
+    assert "HPCDDP_SAID" not in here and "later" not in here and "\n  break\n" in here
+
+
 @pytest.mark.parametrize("name", ["slurm.sh.j2", "a b $(touch x).sh.j2", "größe"])
 def test_a_template_may_have_any_name_also_that_of_what_it_extends(
     tmp_path: Path, name: str

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from hpcddp import record
-from hpcddp.launch.launchers import LAUNCHERS
 from hpcddp.planning import jobfile, plan
 from hpcddp.planning.jobfile import Layer
 from hpcddp.planning.plan import Plan
@@ -60,8 +59,6 @@ def record_run(
     """Give a run its job.json."""
     facts: dict[str, Any] = {"spec": {}, "workdir": str(run.path.parent), "created": 5.0}
     facts |= {"nodes": list(nodes), "gpus_per_node": gpus, "backend": backend}
-    if name := more.get("launcher"):
-        facts["launch"] = dict(LAUNCHERS[name].facts)
     record.write(run, JobRecord(run.name, **facts | more))
     return run
 

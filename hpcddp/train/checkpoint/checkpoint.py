@@ -223,7 +223,7 @@ def read_meta(folder: Path) -> dict[str, Any]:
 
 
 def load(folder: Path, tensors: Mapping[str, Tensor], patience: Patience) -> None:
-    """Fill the tensors of this rank, whole ones or ``shards.Slice``, in place; a collective."""
+    """Fill the tensors of this rank, whole ones or ``dcp_files.Slice``, in place; a collective."""
     from hpcddp.train.checkpoint import dcp_files
 
     found = patience.read(lambda: dcp_files.read_metadata(folder))

@@ -275,9 +275,8 @@ class Saver:
                     raise _Failed("the ranks' models or optimizers have not the same tensors")
 
     def _write_share(self, aside: Path, save: _Save) -> None:
-        from hpcddp.train.checkpoint import (
-            dcp_files,  # after the copy, which the loop waits for: it takes long
-        )
+        # After the copy, which the loop waits for: it takes long.
+        from hpcddp.train.checkpoint import dcp_files
 
         where, copies = save.parts.where, self._staging.ready()
         slices = {
