@@ -31,8 +31,8 @@ def rows(commit: str, names: Sequence[str], pairs: int) -> list[Row]:
     """One row for each that both sides have.
 
     Raises:
-        HpcddpError: there is no such commit, its environment cannot be made, or a benchmark gave
-            no figures.
+        HpcddpError: the commit is unknown, its environment cannot be made, or a benchmark gave no
+            figures.
     """
     with worktree(commit) as other:
         return in_turn(CHECKOUT, other, names, pairs)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,14 +19,6 @@ TYPES: dict[str, Any] = {
 }
 
 
-# By launcher: `launch` of a run that lacks it.
-_OLDER: dict[str, dict[str, Any]] = {
-    "fork": {"per_node": True},
-    "torchrun": {"per_node": True, "hides": True},
-    "horovod": {"hides": True, "environment": "hpcddp.launch.horovod"},
-}
-
-
 @dataclass
 class JobRecord:
     """One run's job.json."""
@@ -40,9 +31,7 @@ class JobRecord:
     workdir: str  # the folder of the submission, where the job works
     cluster: str = ""  # the profile's file
     launcher: str = ""
-    # Of the launcher. per_node: one process on each node starts its ranks; hides: nobody listens at
-    # MASTER_PORT when the ranks have met; environment: the module that tells a rank who it is.
-    launch: dict[str, Any] = field(default_factory=dict)
+    launch: dict[str, Any] = field(default_factory=dict)  # see attempt/launch_facts.py
     host_suffix: str = ""  # of MASTER_ADDR
     poll_seconds: int = 30
     slurm_name: str = ""  # the job's name, where it is not the run's: in an array
@@ -86,7 +75,7 @@ def read(run: RunDir) -> JobRecord:
             hint="use the version that made it",
         )
     try:
-        record = JobRecord(**{**data, "launch": launch(data)})
+        record = JobRecord(**data)
     except TypeError as error:
         raise RunError(f"is damaged: {error}", where=str(run.job)) from None
     for f in dataclasses.fields(record):
@@ -97,15 +86,9 @@ def read(run: RunDir) -> JobRecord:
     return record
 
 
-def launch(job: Mapping[str, Any]) -> dict[str, Any]:
-    """What job.json says of its launcher; see JobRecord."""
-    found = job.get("launch", _OLDER.get(str(job.get("launcher")), {}))
-    return found if isinstance(found, dict) else {}
-
-
 def write(run: RunDir, record: JobRecord) -> None:
-    """Write the record of a run. What it says of the launchers of older versions they know."""
+    """Write the record of a run."""
     data = dataclasses.asdict(record)
-    if data["launch"] in ({}, _OLDER.get(record.launcher)):
-        del data["launch"]  # they would call a key that they do not know damage
+    if not record.launch:
+        del data["launch"]  # an older version would call a key that it does not know damage
     write_json(run.job, data)

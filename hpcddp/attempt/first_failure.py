@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hpcddp import record
-from hpcddp.attempt import decision, ledger, rendezvous
+from hpcddp.attempt import decision, launch_facts, ledger, rendezvous
 from hpcddp.attempt.error_record import LOST_PEER, is_peer, is_shared
 from hpcddp.errors import TopologyError
 from hpcddp.rundir import RunDir, read_json, read_step
@@ -158,7 +158,8 @@ def failed(run: RunDir, number: int) -> Failed | None:
     if not text:
         return None
     # Else srun counts what starts the ranks of a node.
-    one_each = not record.read(run).launch.get("per_node")
+    job = record.read(run)
+    one_each = not launch_facts.of(job.launcher, job.launch).get("per_node")
     return (
         _node(text)
         or killed(text, one_each)

@@ -1,6 +1,6 @@
 """The lines of a job's log that are written or read by their pattern.
 
-``line`` says a record of metrics.jsonl to a person; whoever shows a run on a terminal uses it too.
+``line`` puts a record of metrics.jsonl into words. The log has them, and so has the terminal.
 """
 
 from __future__ import annotations

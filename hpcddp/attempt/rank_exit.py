@@ -1,4 +1,4 @@
-"""How a rank's process ends, whatever its threads and children are at."""
+"""The end of a rank's process, whatever its threads and children do."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def hung() -> NoReturn:
 
 
 def end_children() -> None:
-    """DataLoader workers ignore the stop signals, and nobody would miss the rank for seconds."""
+    """Kill the DataLoader workers: they ignore the stop signals, and would live on for seconds."""
     if "multiprocessing" not in sys.modules:
         return
     import multiprocessing

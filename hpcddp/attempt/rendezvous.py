@@ -1,5 +1,4 @@
-"""Where the ranks of an attempt meet, a free port, and whether those of a program do: the first of
-them listens at MASTER_PORT.
+"""Where the ranks of an attempt meet: a free port, at which the first rank of a program listens.
 
 A script that never starts a process group trains as many copies as there are ranks, and each of
 them looks well. It is said in the log, and ended where the job has a limit. It runs on the host of
@@ -20,7 +19,7 @@ from itertools import islice
 from pathlib import Path
 
 from hpcddp import record
-from hpcddp.attempt import error_record, ledger
+from hpcddp.attempt import error_record, launch_facts, ledger
 from hpcddp.attempt.ledger import Attempt
 from hpcddp.errors import RunError, UserError
 from hpcddp.rundir import AttemptDir, RunDir, read_json, read_lines
@@ -33,7 +32,7 @@ LISTENS = "0A"  # Linux, include/net/tcp_states.h
 
 
 def free_port() -> int:
-    """A port that can be bound now and that the kernel hands to nobody in the meantime."""
+    """A port that can be bound now. Until then no other process gets it without asking for it."""
     low, high = 32768, 60999
     try:
         text = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text()
@@ -60,7 +59,10 @@ def watch(run: RunDir, number: int, launched: int, environ: Mapping[str, str]) -
     """
     job = record.read(run)
     alone = job.nodes[1] * job.gpus_per_node == 1
-    elsewhere = job.launch.get("hides") or "hpcddp.dask" in job.spec["command"]
+    elsewhere = (
+        launch_facts.of(job.launcher, job.launch).get("hides")
+        or "hpcddp.dask" in job.spec["command"]
+    )
     if environ.get("SLURM_NODEID", "0") != "0":
         return
     if alone or elsewhere:  # nothing shows that they have met, but that they live

@@ -39,7 +39,7 @@ from hpcddp.slurm import rules as site_rules
 
 GLANCE = 0.5  # seconds between two looks at the script and at Slurm's words
 SOON = 3.0  # seconds for an answer where Slurm may kill this process before
-ANSWER = 60.0  # seconds to wait for an answer that nobody waits for
+ANSWER = 60.0  # seconds for an answer where nothing else is in a hurry
 LATE = 10.0  # seconds that a script gets to say how it ended, before other nodes ask Slurm
 RARELY = 30.0  # most seconds between two questions while it runs
 SLOWEST = 5.0  # seconds between two questions of what has become of the job
@@ -64,7 +64,7 @@ def post(run: RunDir, number: int) -> None:
 
 
 def _detached() -> bool:
-    """Fork a process that is nobody's child and hears no stop signal; true in that process."""
+    """Fork a process in a session of its own, which ignores stop signals; true in that process."""
     sys.stdout.flush()
     if child := os.fork():
         os.waitpid(child, 0)
@@ -75,7 +75,7 @@ def _detached() -> bool:
     for number in DEAF:
         signal.signal(number, signal.SIG_IGN)
     null = os.open(os.devnull, os.O_RDWR)
-    for old in range(3):  # whoever reads what this process could say would wait for its end
+    for old in range(3):  # a reader of a pipe would wait until this process closes it
         os.dup2(null, old)
     with contextlib.suppress(OSError):
         Path("/proc/self/comm").write_text(NAME)
@@ -217,7 +217,7 @@ def _settled(run: RunDir, mine: Attempt) -> bool:
     if it waits. A script that was killed is followed.
 
     Raises:
-        SlurmUnreachable: nobody knows.
+        SlurmUnreachable: Slurm does not answer.
     """
     told = slurm.facts(mine.job_id)
     if told is None or told.restarts > mine.restarts:

@@ -17,7 +17,7 @@ from importlib import import_module
 from typing import Any
 
 from hpcddp import JOB_FORMAT
-from hpcddp.attempt import exit_codes
+from hpcddp.attempt import exit_codes, launch_facts
 from hpcddp.errors import HpcddpError
 from hpcddp.preempt import Preemption
 from hpcddp.topology import Rank, check_map
@@ -77,11 +77,7 @@ def become(
             found["HPCDDP_STAGE"] = staged(job, run_dir, rank, environ, preemption)
         except HpcddpError as error:
             return failed(error, run_dir, attempt, rank)
-    facts = job.get("launch")
-    if facts is None:  # a run of an older version
-        from hpcddp.record import launch
-
-        facts = launch(job)
+    facts = launch_facts.of(job.get("launcher", ""), job.get("launch", {}))
     if module := facts.get("environment"):
         found |= import_module(module).environment(rank, environ)
     preemption.restore()  # from here on a signal finds no handler; before, it was as if so

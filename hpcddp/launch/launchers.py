@@ -31,7 +31,7 @@ class Launcher(NamedTuple):
     python: bool = False  # it runs scripts of Python's only
     missing: Callable[[JobSpec, Profile], str] = nothing  # see there
     ending: str = ""  # the template of what is to be done when its processes have ended
-    facts: Mapping[str, Any] = {}  # what an attempt must know of it, for job.json; see record.py
+    facts: Mapping[str, Any] = {}  # what an attempt must know of it; see launch_facts.py
 
     @property
     def fragment(self) -> str:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hpcddp import spec, strategy
+from hpcddp.attempt import launch_facts
 from hpcddp.data import names
 from hpcddp.errors import SlurmUnreachable, TemplateError
 from hpcddp.keys import nearest
@@ -109,7 +110,7 @@ class Plan:
             workdir=str(self.folder(run)),
             cluster=str(self.profile.path),
             launcher=self.launcher.name,
-            launch=dict(self.launcher.facts),
+            launch=launch_facts.to_say(self.launcher.name, self.launcher.facts),
             host_suffix=cluster.host_suffix,
             poll_seconds=cluster.poll_seconds,
             lead=int(self.signal.partition("@")[2] or 0),
