@@ -25,8 +25,9 @@ TAIL = 1 << 18  # bytes of a log that are read: a traceback of each of many rank
 LAST = 10  # lines of a rank behind the traceback of the exception that ended it
 LONG = 200  # characters of a line that are shown
 NODES = "node"  # the kind of a failure of all ranks there
-# A launcher puts the rank before a line, and torch puts it before a traceback's once more.
-LINE = re.compile(r"^ *(\d+): (?:\[rank\d+\]: ?)?(.*)$", re.M)
+# A launcher puts the rank before a line, and torch puts it before a traceback's lines once more.
+# srun also puts it before what Slurm says of the rank's end.
+LINE = re.compile(r"^ *(\d+): (?!slurmstepd)(?:\[rank\d+\]: ?)?(.*)$", re.M)
 RAISED = re.compile(r"[A-Za-z_][\w.]*(: .*)?$")
 ABORTED = re.compile(r"^ *(\d+): terminate called without an active exception$", re.M)
 EXITED = re.compile(r"^srun: error: (\S+): tasks? (\d+)[\d,-]*: Exited with exit code (\d+)", re.M)

@@ -148,10 +148,14 @@ def test_an_error_of_one_rank_after_progress_is_a_crash_of_its_node(desk: Desk) 
     assert len(desk.attempts(run)) == 3
 
 
-@pytest.mark.full
-def test_a_command_that_fails_alike_on_all_nodes_is_a_mistake_at_once(desk: Desk) -> None:
-    """Of several nodes srun may end some ranks before they have spoken."""
-    (desk.folder / "train.py").write_text("import nowhere\n")
+@pytest.mark.parametrize("late", [pytest.param(0, marks=pytest.mark.full), 3])
+def test_a_command_that_fails_alike_on_all_nodes_is_a_mistake_at_once(
+    desk: Desk, late: int
+) -> None:
+    """Of several nodes srun may end some ranks before they have spoken; so it may a rank that is
+    late, and then Slurm speaks in its place."""
+    wait = f"import os, time\ntime.sleep({late} * (os.environ['RANK'] == '0'))\n"
+    (desk.folder / "train.py").write_text(wait + "import nowhere\n")
     size = ("--nodes", "1", "--gpus", "2", "--follow")
     assert desk.result("submit", *size, "--", "python", "train.py").returncode == 1
     assert [a.cause for a in desk.attempts()] == ["mistake"]
