@@ -29,7 +29,7 @@ from torch import Tensor
 
 from hpcddp import record as records
 from hpcddp.attempt import exit_codes, sentry
-from hpcddp.errors import CheckpointError, UserError
+from hpcddp.errors import UserError
 from hpcddp.preempt import Preemption, ignore_stop_signals
 from hpcddp.rundir import RunDir, write_json
 from hpcddp.train.checkpoint import checkpoint, newest, snapshot
@@ -332,17 +332,25 @@ class Run:
         return True
 
     def finish(self) -> None:
-        """Save the last step. ``epochs`` calls it at its end."""
+        """Save the last step. ``epochs`` calls it at its end. While there is no room for it, all
+        ranks try again for five minutes, and may be asked to stop.
+
+        Raises:
+            CheckpointError: it cannot be saved.
+            SystemExit: they were asked to stop, and leave.
+        """
         if self._folder is None:
             return
-        if not self.save() and not self.save():  # the first may have begun before there was room
-            raise CheckpointError(
-                f"the last step, {self._at.step}, could not be saved",
-                where=str(self._folder.checkpoints),
-                hint="make room; the run comes back, and goes on from the newest checkpoint",
-            )
+        if not self._saver.last(self._at, self._facts(), self._asked):
+            self.stop()
+            return
         self._record("end", outcome="done", step=self._at.step, saved=self._saver.saved)
         self.world.barrier()
+
+    def _asked(self) -> bool:
+        """Whether all ranks agree to stop, now."""
+        self._asks += 1
+        return self._pause.agreed(self._asks, step=self._at.step, now=True)
 
     def _facts(self) -> dict[str, Any]:
         """What a checkpoint says beside the state."""

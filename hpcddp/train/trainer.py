@@ -10,7 +10,6 @@ from typing import Any
 
 from torch import Tensor
 
-from hpcddp.errors import CheckpointError
 from hpcddp.preempt import Preemption
 from hpcddp.spec import JobSpec
 from hpcddp.train import micro_batch_search
@@ -309,17 +308,18 @@ class Trainer:
             self.saver.save(self.at, self._facts(), looked)
 
     def _end(self, outcome: str, vote: StopVote | None = None) -> str:
-        """Save, and say how it ended. A training that cannot be saved is not done."""
+        """Save, and say how it ended. A training that cannot be saved is not done.
+
+        Raises:
+            CheckpointError: it cannot.
+        """
         self._tell()
         self._save()
         with self.pulse.patience():
-            saved = self.saver.finish(self.at, self._facts())
-        if outcome == "done" and not saved:
-            raise CheckpointError(
-                f"the last step, {self.at.step}, could not be saved",
-                where=str(self.run.checkpoints),
-                hint="make room, and resume the run",
-            )
+            if outcome == "stopped":
+                self.saver.finish(self.at, self._facts())
+            elif not self.saver.last(self.at, self._facts(), self._asked):
+                return self._end("stopped", self._pause)
         last = self.evaluations.newest
         result = vars(last) if outcome == "done" and last else {}
         facts: dict[str, Any] = {
@@ -331,6 +331,10 @@ class Trainer:
             facts["by"], facts["asked"] = vote.told()
         self.record("end", outcome=outcome, **facts, **result)
         return outcome
+
+    def _asked(self) -> bool:
+        """Whether all ranks agree to stop, at the training's end."""
+        return self._pause.agreed(self.at.step, now=True)
 
     def close(self) -> None:
         """Let a running save end; drop the DDP wrapper: after the process group its destructor

@@ -74,11 +74,12 @@ def test_a_minute_without_the_disk(desk: Desk, tmp_path: Path, trouble: str) -> 
         told = found.get(i)
         assert told, f"run {i}, {moment.__name__}: it was not played to its end"
         good = {"state": "COMPLETED", "step": STEPS, "newest": STEPS, "gone": [], "behind": []}
-        assert {name: told[name] for name in good} == good, (i, moment.__name__, told)
+        whole = f"run {i}, {moment.__name__}: {json.dumps(told)}"
+        assert {name: told[name] for name in good} == good, whole
         # An end that could not be written down is known by Slurm's words alone.
         causes = {begin: (["done"],), end: (["crash", "done"], ["requeued", "done"])}
-        assert told["causes"] in causes.get(moment, (["done"], *causes[end])), (i, told)
-        assert told["lost"] <= (0 if told["causes"] == ["done"] else EVERY + 10), (i, told)
+        assert told["causes"] in causes.get(moment, (["done"], *causes[end])), whole
+        assert told["lost"] <= (0 if told["causes"] == ["done"] else EVERY + 10), whole
 
 
 def steps(names: set[str]) -> int:

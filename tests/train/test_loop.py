@@ -313,3 +313,44 @@ def test_a_loss_that_is_told_seldom_or_never_leaves_the_speed_right(
     assert 40 * 0.01 <= sum(each) <= float(next(iter(said(run, "took"))).split()[1])
     assert [r["samples_per_s"] * r["step_s"] for r in told] == pytest.approx([4] * len(told))
     assert [r["step"] for r in read_lines(run.attempt(1).ranks)] == steps
+
+
+AT_THE_END = """
+import os
+import torch
+import hpcddp
+from hpcddp.rundir import RunDir, write_json
+from hpcddp.train.checkpoint import patience, publish
+patience.PAUSE = 0.1
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+run = hpcddp.attach(model, optimizer)
+mark, tries = publish.mark, []
+def full(*words):
+    tries.append(1)
+    if len(tries) < 3 or {stop}:
+        if len(tries) == 3:
+            write_json(RunDir(os.environ["HPCDDP_RUN_DIR"]).request, {{"want": "stop"}})
+        raise OSError(28, "No space left on device")
+    return mark(*words)
+publish.mark = full
+for _ in run.epochs(1):
+    optimizer.step()
+    run.step()
+print("over", len(tries))
+"""
+
+
+@pytest.mark.parametrize(
+    ("stop", "state", "told"),
+    [("False", "COMPLETED", "0: over 3"), ("True", "STOPPED", "the run goes back to step 0")],
+    ids=["room", "a stop"],
+)
+def test_at_its_end_it_waits_for_room_and_hears_a_stop(
+    site: Site, command: Command, stop: str, state: str, told: str
+) -> None:
+    site.write("end.py", AT_THE_END.format(stop=stop))
+    done = command("submit", "--", sys.executable, "end.py")
+    assert "the last step, 1, could not be saved; all ranks try again, for 300 s" in done.text
+    assert told in done.text
+    assert json.loads(command("status", "last", "--json").out)["state"] == state

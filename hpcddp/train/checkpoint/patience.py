@@ -1,8 +1,9 @@
-"""Reading what may be away for a while: all ranks read again together, and then leave together.
+"""A disk that may be away for a while: all ranks try again together, and then leave together.
 
 An I/O error says nothing of what is on the disk: a server restarts, a mount is missing, a
 permission changes. What was saved is still there a minute later, so nothing follows from it but
-another look.
+another look. A training at its end waits for the disk too: without its last save, the next attempt
+takes all steps since the newest checkpoint again.
 """
 
 from __future__ import annotations
@@ -55,11 +56,12 @@ class Patience:
         world: World,
         touch: Callable[[], object] = lambda: None,
         *,
-        seconds: float = SECONDS,
-        pause: float = PAUSE,
+        seconds: float | None = None,
+        pause: float | None = None,
     ) -> None:
-        self.world = world
-        self._touch, self._seconds, self._pause = touch, seconds, pause
+        self.world, self._touch = world, touch
+        self._seconds = SECONDS if seconds is None else seconds
+        self._pause = PAUSE if pause is None else pause
 
     def read(self, work: Callable[[], T]) -> T:
         """What this rank's work came to; a collective. While it meets an OSError on any rank, all
@@ -86,6 +88,24 @@ class Patience:
             told = True
             self._touch()
             time.sleep(self._pause)
+
+    def until(self, done: Callable[[], bool], what: str) -> bool:
+        """Whether this is done at last; a collective. It is tried again for as long as a read is.
+
+        Args:
+            done: tries; what it returns is the same on all ranks.
+            what: did not succeed, for the line that rank 0 prints once.
+        """
+        began, told = time.monotonic(), False
+        while not done():
+            if self.world.gather(time.monotonic() - began >= self._seconds)[0]:
+                return False
+            if self.world.is_main and not told:
+                say(f"{what}; all ranks try again, for {self._seconds:g} s at most")
+            told = True
+            self._touch()
+            time.sleep(self._pause)
+        return True
 
     def _try(self, work: Callable[[], T]) -> tuple[T | None, _Trouble | None]:
         try:

@@ -28,7 +28,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from hpcddp.errors import HpcddpError
+from hpcddp.errors import CheckpointError, HpcddpError
 from hpcddp.train.checkpoint import checkpoint, publish, snapshot
 from hpcddp.train.checkpoint.host_copy import Staging
 from hpcddp.train.checkpoint.lease import Lease
@@ -48,7 +48,15 @@ _Known = tuple[dict[tuple[int, ...], int], dict[str, dict[str, Any]]]
 
 
 class _Failed(Exception):
-    """The save failed, on all ranks together; the text is the first reason."""
+    """The save failed, on all ranks together; the text is the first reason.
+
+    Args:
+        again: another try may succeed: it may be the disk.
+    """
+
+    def __init__(self, reason: str, again: bool = True) -> None:
+        super().__init__(reason)
+        self.again = again
 
 
 @dataclass
@@ -63,6 +71,7 @@ class _Save:
     seconds: float = 0.0
     size: int = 0  # bytes
     reason: str = ""  # why it failed
+    again: bool = True  # another try may succeed
     error: BaseException | None = None  # another rank is gone
 
 
@@ -99,6 +108,7 @@ class Saver:
         self._thread: threading.Thread | None = None
         self._current: _Save | None = None
         self._joined = True
+        self._again = True  # after a save that failed: another try may succeed
 
     @property
     def took(self) -> float:
@@ -185,6 +195,25 @@ class Saver:
         self.wait()
         return self.saved == at.step
 
+    def last(self, at: Position, facts: dict[str, Any], asked: Callable[[], bool]) -> bool:
+        """Save the training's last step; False if all ranks are asked to stop before it is saved.
+
+        Args:
+            asked: whether they are; it is called when a save has failed.
+
+        Raises:
+            CheckpointError: no save succeeds.
+        """
+        what = f"the last step, {at.step}, could not be saved"
+
+        def over() -> bool:
+            return self.finish(at, facts) or not self._again or asked()
+
+        if not self._patience.until(over, what) or (self.saved != at.step and not self._again):
+            hint = "make room; the run comes back, and goes on from the newest checkpoint"
+            raise CheckpointError(what, where=str(self._folder), hint=hint)
+        return self.saved == at.step
+
     def close(self) -> None:
         """Let a running save end, for a short time: the training may have failed."""
         if self._thread:
@@ -207,6 +236,7 @@ class Saver:
         # A save that was waited for took until the loop went on.
         times = {"seconds": max(done.seconds, done.blocked), "blocked_s": done.blocked}
         if done.reason:
+            self._again = done.again
             facts = {"reason": done.reason, "saved": self.saved}
             self._record("checkpoint_failed", step=done.step, **facts, **times)
             return
@@ -235,7 +265,7 @@ class Saver:
             sizes = self._together(lambda: self._publish(aside, save, files))
             save.size = sizes[0]
         except _Failed as failed:
-            save.reason = str(failed)
+            save.reason, save.again = str(failed), failed.again
         if save.reason:
             (held, *_) = self._together(self._undo)
             self._lease.lost = not held
@@ -243,16 +273,17 @@ class Saver:
     def _together(self, work: Callable[[], T]) -> list[T]:
         """What each rank's work came to, by rank; _Failed on all of them if it failed on one."""
         rank = self._world.rank.world_rank
-        mine: tuple[T | None, str]
+        mine: tuple[T | None, _Failed | None]
         try:
-            mine = work(), ""
+            mine = work(), None
         except HpcddpError as error:
-            mine = None, error.what
+            mine = None, _Failed(error.what)
         except Exception as error:
-            mine = None, f"rank {rank}: {type(error).__name__}: {error}"
+            reason = f"rank {rank}: {type(error).__name__}: {error}"
+            mine = None, _Failed(reason, again=isinstance(error, OSError))
         everyone: list[Any] = self._world.gather(mine, self._world.saving)
-        if reason := next((reason for _, reason in everyone if reason), ""):
-            raise _Failed(reason)
+        if failed := next((failed for _, failed in everyone if failed), None):
+            raise failed
         return [result for result, _ in everyone]
 
     def _prepare(self, aside: Path, save: _Save) -> _Known:
@@ -272,7 +303,8 @@ class Saver:
             save.meta["optimizer"]["state"].update(plain)
             for holders, found in names.items():
                 if sums.setdefault(holders, found) != found:
-                    raise _Failed("the ranks' models or optimizers have not the same tensors")
+                    reason = "the ranks' models or optimizers have not the same tensors"
+                    raise _Failed(reason, again=False)
 
     def _write_share(self, aside: Path, save: _Save) -> None:
         # After the copy, which the loop waits for: it takes long.

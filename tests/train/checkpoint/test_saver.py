@@ -15,7 +15,7 @@ from ranks import CALM, Ranks, begin, make_run, one_rank, records, steps, wait_f
 
 from hpcddp.errors import CheckpointError
 from hpcddp.rundir import write_json
-from hpcddp.train.checkpoint import checkpoint, dcp_files
+from hpcddp.train.checkpoint import checkpoint, dcp_files, patience
 from hpcddp.train.checkpoint.saver import Saver
 from hpcddp.train.divergence import Guard
 
@@ -175,12 +175,41 @@ def test_a_stop_on_a_full_disk_is_a_stop_and_says_where_the_run_goes_back_to(sma
     assert steps(run) == [4, 2]
 
 
-def test_a_training_whose_end_cannot_be_saved_is_not_done(small_disk):
+def test_a_training_whose_end_cannot_be_saved_is_not_done(small_disk, monkeypatch, capsys):
     run, ballast = small_disk
     fill(ballast)
+    monkeypatch.setattr(patience, "PAUSE", 0.1)
+    monkeypatch.setattr(patience, "SECONDS", 0.5)
     with pytest.raises(CheckpointError, match="the last step, 3, could not be saved"):
         one_rank(run, max_steps=3)
     assert records(run, "end") == []
+    told = "the last step, 3, could not be saved; all ranks try again, for 0.5 s at most"
+    assert capsys.readouterr().out.count(told) == 1
+    assert len(records(run, "checkpoint_failed")) > 3
+
+
+@pytest.mark.parametrize(
+    ("outcome", "saved"), [("done", 3), ("stopped", None)], ids=["room", "a stop"]
+)
+def test_a_training_at_its_end_waits_for_room_and_hears_a_stop(
+    small_disk, monkeypatch, outcome, saved
+):
+    run, ballast = small_disk
+    fill(ballast)
+    monkeypatch.setattr(patience, "PAUSE", 0.1)
+
+    def events(record):
+        if record["event"] != "checkpoint_failed" or record["step"] < 3:
+            return
+        if outcome == "done":
+            ballast.unlink(missing_ok=True)
+        else:
+            write_json(run.request, {"want": "stop"})
+
+    assert one_rank(run, max_steps=3, on_record=events) == outcome
+    (end,) = records(run, "end")
+    assert (end["outcome"], end["step"], end["saved"]) == (outcome, 3, saved)
+    assert steps(run) == ([3] if saved else [])
 
 
 def test_a_failure_while_a_save_runs_lets_it_end_and_is_the_one_that_is_heard(tmp_path):
