@@ -22,7 +22,7 @@ from hpcddp.rundir import RunDir
 from hpcddp.topology import Rank
 from hpcddp.train.meter import Meter
 from hpcddp.train.monitor.metrics import Recorder
-from hpcddp.train.monitor.pace import Pace
+from hpcddp.train.monitor.slow_ranks import SlowRanks
 from hpcddp.train.monitor.timing import Clock
 from hpcddp.train.rank import world as worlds
 from hpcddp.train.rank.world import World
@@ -45,7 +45,7 @@ class Loop:
         self._meter = Meter(world, self._clock)
         self._model = torch.nn.Linear(16, 16)
         self._clock.watch([self._model])
-        self._pace = Pace(record, world.hosts, [0] * world.size, 1.5, lambda: "")
+        self._pace = SlowRanks(record, world.hosts, [0] * world.size, 1.5, lambda: "")
         self._batches = self._clock.reading(itertools.repeat(torch.ones(16, 16)))
         self._gradients, self._good = torch.ones(GRADIENTS), torch.zeros(())
 

@@ -22,7 +22,7 @@ from hpcddp.rundir import RunDir
 from hpcddp.spec import TrainSpec
 from hpcddp.topology import Rank
 from hpcddp.train.checkpoint.lease import Lease
-from hpcddp.train.divergence import Guard
+from hpcddp.train.divergence import DivergenceDetector
 from hpcddp.train.meter import Meter
 from hpcddp.train.rank import world as worlds
 from hpcddp.train.rank.spread import replicas
@@ -56,7 +56,7 @@ def main(figures: Path, length: float, steps: int) -> None:
 def _measured(
     world: World, request: Path, step: Callable[[], None], steps: int
 ) -> tuple[list[float], float]:
-    guard = Guard(replicas(world), TrainSpec(), torch.nn.Linear(4, 4), Meter(world))
+    guard = DivergenceDetector(replicas(world), TrainSpec(), torch.nn.Linear(4, 4), Meter(world))
     lease = Lease(RunDir(request.parent), 1)
     lease.folder.mkdir(parents=True, exist_ok=True)
     vote = StopVote(world, Preemption(), request, lease, guard)

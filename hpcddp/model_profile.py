@@ -41,7 +41,7 @@ class Weight:
 
 
 @dataclass(frozen=True)
-class View:
+class TensorShare:
     """The model as one of several ranks of tp has it; lists go by part.
 
     Args:
@@ -61,13 +61,13 @@ class View:
     unknown: str = ""
 
     @classmethod
-    def load(cls, data: dict[str, Any]) -> View:
+    def load(cls, data: dict[str, Any]) -> TensorShare:
         lists = {n: [Amount(*row) for row in data[n]] for n in ("saved", "passed", "reduced")}
         return cls(data["shapes"], **lists, inner=Amount(*data["inner"]), unknown=data["unknown"])
 
 
 @dataclass(frozen=True)
-class Facts:
+class ModelProfile:
     """A model, as far as a budget needs it. A text in place of a value says why there is none.
 
     Args:
@@ -82,15 +82,15 @@ class Facts:
     weights: list[Weight]
     buffers: list[int]
     stages: dict[int, list[list[int]] | str]
-    views: dict[int, View | str]
+    views: dict[int, TensorShare | str]
     micros: dict[str, tuple[int, int] | str]
     memory: int = 0
     notes: list[str] = field(default_factory=list)
 
     @classmethod
-    def load(cls, data: dict[str, Any]) -> Facts:
+    def load(cls, data: dict[str, Any]) -> ModelProfile:
         """What sketch.py wrote."""
-        views = {int(n): _or_text(v, View.load) for n, v in data["views"].items()}
+        views = {int(n): _or_text(v, TensorShare.load) for n, v in data["views"].items()}
         return cls(
             [Weight(**row) for row in data["weights"]],
             data["buffers"],

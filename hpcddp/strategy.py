@@ -35,7 +35,7 @@ STRATEGIES = {
 ALONE = ("single", "dp")  # one process; they multiply with nothing
 
 
-class Place(NamedTuple):
+class MeshPosition(NamedTuple):
     """A rank's place in the mesh."""
 
     pp: int
@@ -81,14 +81,14 @@ class Layout(NamedTuple):
         """Whether each rank holds the whole model."""
         return self.pp == self.fsdp == self.tp == 1
 
-    def place(self, rank: int) -> Place:
+    def place(self, rank: int) -> MeshPosition:
         """Where a global rank stands."""
         rank, tp = divmod(rank, self.tp)
         rank, fsdp = divmod(rank, self.fsdp)
         pp, ddp = divmod(rank, self.ddp)
-        return Place(pp, ddp, fsdp, tp)
+        return MeshPosition(pp, ddp, fsdp, tp)
 
-    def rank(self, place: Place) -> int:
+    def rank(self, place: MeshPosition) -> int:
         """The global rank of a place."""
         return ((place.pp * self.ddp + place.ddp) * self.fsdp + place.fsdp) * self.tp + place.tp
 

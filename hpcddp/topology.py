@@ -48,7 +48,7 @@ that mpirun starts in a batch script inherit its SLURM_PROCID of 0, which means 
 has no variables: a world of one.
 """
 
-Row = tuple[int, int, str | None, int]
+MappedRank = tuple[int, int, str | None, int]
 """One rank of a map: global rank, node, host, local rank."""
 
 
@@ -244,7 +244,7 @@ def check_map(rank: Rank, nodes: tuple[int, int], gpus_per_node: int) -> None:
     rank.check(Topology(here, gpus_per_node))
 
 
-def map_rows(topology: Topology, hosts: Sequence[str] | None = None) -> Iterator[Row]:
+def map_rows(topology: Topology, hosts: Sequence[str] | None = None) -> Iterator[MappedRank]:
     """The whole map, row by row; ``hosts`` names the nodes in their order.
 
     Plain tuples and no checks per row: the map of the largest machines is a matter of

@@ -66,5 +66,5 @@ def test_what_each_rank_waits_for_is_the_standard_library_alone() -> None:
 
 
 def test_who_tells_trackers_needs_no_framework() -> None:
-    names = imported("import hpcddp.trackers.tell, hpcddp.trackers.__main__")
+    names = imported("import hpcddp.trackers.send, hpcddp.trackers.__main__")
     assert not roots(names) & (HEAVY | {"jinja2", "tensorboard", "mlflow", "wandb"})

@@ -7,7 +7,7 @@ from sites import Site
 from hpcddp.attempt import claim
 from hpcddp.errors import SlurmUnreachable, UserError
 from hpcddp.slurm import commands as slurm
-from hpcddp.slurm.commands import JobFacts, JobRow, Partition
+from hpcddp.slurm.commands import JobInfo, Partition, QueuedJob
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_a_queue_is_read_by_fields(site: Site) -> None:
         "echo noise",
     )
     first, second = slurm.queue()
-    assert first == JobRow("12", "PENDING", "Resources", 1893456000.0, None, "", "toy-1")
+    assert first == QueuedJob("12", "PENDING", "Resources", 1893456000.0, None, "", "toy-1")
     assert first.live
     assert (second.hosts, second.name) == ("n[1-2]", "a|b")
     assert second.start == time.mktime((2030, 1, 1, 0, 1, 0, 0, 0, -1))  # of an older Slurm
@@ -182,20 +182,20 @@ def test_what_slurm_says_of_a_job(site: Site) -> None:
     times = "EndTime=2030-01-01T00:00:00 PreemptEligibleTime=2029-12-31T00:00:00 PreemptTime="
     site.program("scontrol", f"echo {said} {times}None")
     end = time.mktime((2030, 1, 1, 0, 0, 0, 0, 0, -1))
-    assert slurm.facts("7") == JobFacts("RUNNING", "None", 2, False, end)
+    assert slurm.facts("7") == JobInfo("RUNNING", "None", 2, False, end)
     site.program("scontrol", f"echo {said} {times}2029-12-31T23:00:00")
-    assert slurm.facts("7") == JobFacts("RUNNING", "None", 2, True, end)
+    assert slurm.facts("7") == JobInfo("RUNNING", "None", 2, True, end)
     site.program("scontrol", f"echo {said} EndTime=1893456000 PreemptTime=1893455000")
-    assert slurm.facts("7") == JobFacts("RUNNING", "None", 2, True, 1893456000.0)
+    assert slurm.facts("7") == JobInfo("RUNNING", "None", 2, True, 1893456000.0)
     site.program("scontrol", "echo JobId=7 JobState=PENDING Reason=Resources EndTime=Unknown")
-    assert slurm.facts("7") == JobFacts("PENDING", "Resources")
+    assert slurm.facts("7") == JobInfo("PENDING", "Resources")
     site.program("scontrol", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
     assert slurm.facts("7") is None
 
 
 def test_squeue_is_asked_where_there_is_no_scontrol(site: Site) -> None:
     site.program("squeue", "echo 'COMPLETING|None|1|2029-12-31T23:00:00|Unknown|'")
-    assert slurm.facts("7") == JobFacts("COMPLETING", "None", 1, True)
+    assert slurm.facts("7") == JobInfo("COMPLETING", "None", 1, True)
     site.program("scontrol", "echo 'Unable to contact slurm controller' >&2; exit 1")
     with pytest.raises(SlurmUnreachable):
         slurm.facts("7")

@@ -29,10 +29,10 @@ from hpcddp.attempt import (
     exit_codes,
     first_failure,
     ledger,
+    refused_resume,
     rendezvous,
     requeue,
     sentry,
-    standing,
 )
 from hpcddp.attempt.claim import begin, clear, say
 from hpcddp.attempt.decision import Decision, End, Policy
@@ -67,7 +67,7 @@ def end(run: RunDir, number: int, code: int) -> str:
     for _ in range(LOOKS):
         found = decision.decide(gather(run, mine, code), requeue.past(run), policy)
         if found.cause == decision.REFUSED:
-            standing.put_back(run, number)
+            refused_resume.put_back(run, number)
         written = _ended(run, mine, code, found)
         next_ = found.action + (f" ({found.reason})" if found.reason else "")
         print(f"hpcddp: attempt {number} ended after {took:.0f} s: {found.cause}, "

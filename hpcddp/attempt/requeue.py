@@ -46,7 +46,7 @@ def patience(mine: Attempt, *, ends: bool) -> float:
     return min(LONGEST, max(LEAST, left))
 
 
-def ask(mine: Attempt) -> slurm.JobFacts | None:
+def ask(mine: Attempt) -> slurm.JobInfo | None:
     """What Slurm says of the job, waiting for a controller that is away; None if nobody answers."""
     deadline = time.monotonic() + PATIENCE
     while True:
@@ -266,7 +266,7 @@ def said(attempt: Attempt) -> str:
     return decision.ending(log, attempt.said_id)
 
 
-def was_killed(run: RunDir, mine: Attempt, told: slurm.JobFacts) -> bool:
+def was_killed(run: RunDir, mine: Attempt, told: slurm.JobInfo) -> bool:
     """Whether a SIGKILL that was not Slurm's has ended a batch script: Slurm tells so, it has no
     words on why it ends the job, and nobody has asked for it."""
     ended = told.state in ("COMPLETING", "FAILED") and told.exit_code.endswith(":9")

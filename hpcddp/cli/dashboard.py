@@ -33,13 +33,13 @@ def dashboard(runs: str | None, path: str | None, port: int | None) -> int:
     except ModuleNotFoundError as error:
         hint = "pip install 'hpcddp[dashboard]'"
         raise UserError(f"the dashboard needs {error.name}", hint=hint) from None
-    from hpcddp.dashboard import door
+    from hpcddp.dashboard import listener
     from hpcddp.dashboard.all_runs import Folder
 
     if port is not None:
-        opened = door.on_port(port)
+        opened = listener.on_port(port)
     else:
-        opened = door.on_socket(Path(path) if path else door.own_path(root))
+        opened = listener.on_socket(Path(path) if path else listener.own_path(root))
     with opened as where:
         click.echo(os.fsencode(f"dashboard of {root}"))  # a path may be no text
         for what, value in where.lines(os.uname().nodename):

@@ -14,7 +14,7 @@ import click
 from hpcddp import record
 from hpcddp.cli.terminal.log_lines import paths, put
 from hpcddp.cli.terminal.progress import Progress
-from hpcddp.observe.poll import Pace
+from hpcddp.observe.poll import StatusPoll
 from hpcddp.rundir import RunDir
 from hpcddp.submit import submission
 from hpcddp.submit.status import Status
@@ -45,9 +45,9 @@ class Tail:
 
 def wait(run: RunDir, each: Callable[[], None]) -> Status:
     """Until the run has ended; `each` is called again and again."""
-    pace = Pace(run)
+    poll = StatusPoll(run)
     while True:
-        found = pace.look()
+        found = poll.look()
         each()
         if found.final:
             return found

@@ -15,8 +15,8 @@ from hpcddp.cli.options import complete_jobs, flags, json_option, runs_root
 from hpcddp.errors import UserError
 
 if TYPE_CHECKING:
-    from hpcddp.compare.recommend import Row
-    from hpcddp.model_profile import Facts
+    from hpcddp.compare.recommend import Candidate
+    from hpcddp.model_profile import ModelProfile
     from hpcddp.planning.clusters import Profile
     from hpcddp.planning.plan import Asked
 
@@ -75,14 +75,14 @@ class _Told(NamedTuple):
     """What there is to say."""
 
     asked: Asked
-    rows: list[Row]
+    rows: list[Candidate]
     memory: int
     backend: str
     recommended: str
     why: str
 
 
-def _look(asked: Asked, text: str | None, folder: Path) -> tuple[list[Row], Facts]:
+def _look(asked: Asked, text: str | None, folder: Path) -> tuple[list[Candidate], ModelProfile]:
     """The rows of the strategies in question: one that was asked for must be possible."""
     from hpcddp import strategy
     from hpcddp.compare import recommend
@@ -99,7 +99,7 @@ def _look(asked: Asked, text: str | None, folder: Path) -> tuple[list[Row], Fact
     return rows, facts
 
 
-def _backend(profile: Profile, facts: Facts) -> str:
+def _backend(profile: Profile, facts: ModelProfile) -> str:
     """Over what the ranks will talk."""
     if profile.cluster.backend == "local":
         return "nccl" if facts.memory else "gloo"
@@ -119,11 +119,11 @@ def _room(asked: Asked) -> list[str]:
     return [advice.room(rules, advice.earlier(alike))]
 
 
-def _unknown(facts: Facts) -> list[str]:
+def _unknown(facts: ModelProfile) -> list[str]:
     """Why activations are not estimated, where they are not."""
-    from hpcddp.model_profile import View
+    from hpcddp.model_profile import TensorShare
 
-    whys = {view.unknown: 1 for view in facts.views.values() if isinstance(view, View)}
+    whys = {view.unknown: 1 for view in facts.views.values() if isinstance(view, TensorShare)}
     return [f"activations are not estimated: {why}" for why in whys if why]
 
 
@@ -147,7 +147,7 @@ def _wrapped(text: str, indent: str = "") -> list[str]:
     )
 
 
-def _cells(row: Row, backend: str) -> tuple[str, ...]:
+def _cells(row: Candidate, backend: str) -> tuple[str, ...]:
     from hpcddp.sizes import size
 
     assert row.estimate
@@ -179,7 +179,7 @@ def _plain(told: _Told) -> dict[str, Any]:
     }
 
 
-def _plain_row(row: Row, memory: int) -> dict[str, Any]:
+def _plain_row(row: Candidate, memory: int) -> dict[str, Any]:
     if row.estimate is None:
         return {"strategy": row.text, "reason": row.reason}
     need, (micro, count) = row.estimate.most, row.estimate.micro

@@ -13,7 +13,7 @@ from hpcddp.cli.options import F, JobCommand, complete_jobs, flags, job_options,
 from hpcddp.planning import jobfile
 
 if TYPE_CHECKING:
-    from hpcddp.sandbox.outcome import Report, Row
+    from hpcddp.sandbox.outcome import FaultOutcome, Report
 
 FAULTS = {
     "preempt": "Preemptions: a job of higher priority wants the nodes.",
@@ -87,7 +87,7 @@ def table(report: Report) -> str:
     ])  # fmt: skip
 
 
-def _cells(row: Row, *, clock: bool) -> tuple[str, ...]:
+def _cells(row: FaultOutcome, *, clock: bool) -> tuple[str, ...]:
     step = f"{row.step / 10:.1f} s" if clock else str(row.step)
     return (
         row.fault,

@@ -51,7 +51,7 @@ class Telling:
     """The trackers, and who of them failed."""
 
     def __init__(self, run: RunDir, names: tuple[str, ...]) -> None:
-        from hpcddp.trackers.tell import Teller
+        from hpcddp.trackers.send import Teller
 
         self.failed = 0
         self._next = 0.0

@@ -76,16 +76,16 @@ def live(folder: RunDir, every: float, *, plain: bool) -> int:
     """Show a run until it has ended or a person leaves; its outcome as exit code."""
     from hpcddp.cli.follow import outcome
     from hpcddp.cli.terminal.screen import Screen, size
-    from hpcddp.observe.poll import Pace
+    from hpcddp.observe.poll import StatusPoll
 
-    eye, pace = viewer(folder), Pace(folder, aside=True)
-    view = eye.look(pace.look(), READ)  # what is wrong with it is told on the usual screen
+    eye, poll = viewer(folder), StatusPoll(folder, aside=True)
+    view = eye.look(poll.look(), READ)  # what is wrong with it is told on the usual screen
     try:
         with Screen().taken() as screen:
             while view.behind or not view.status.final:
                 if _left(screen, view, every, plain):
                     return 0
-                view = eye.look(pace.look(), READ)
+                view = eye.look(poll.look(), READ)
     except KeyboardInterrupt:
         return 130
     columns, lines = size()

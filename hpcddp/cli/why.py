@@ -12,7 +12,7 @@ from hpcddp.cli.options import complete_runs, json_option, runs_option, runs_roo
 from hpcddp.cli.runs import warn_stale
 
 if TYPE_CHECKING:
-    from hpcddp.observe.history import Row
+    from hpcddp.observe.history import AttemptSummary
 
 
 @click.command()
@@ -47,7 +47,7 @@ def why(run: str, runs: str | None, as_json: bool) -> int:
 COLUMNS = ("attempt", "began", "ran", "hosts", "cause", "signal", "steps", "lost", "safe", "next")
 
 
-def table(rows: list[Row]) -> str:
+def table(rows: list[AttemptSummary]) -> str:
     """The attempts as a table."""
     cells = [COLUMNS, *(tuple(_cells(row)) for row in rows)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(COLUMNS))]
@@ -57,7 +57,7 @@ def table(rows: list[Row]) -> str:
     )
 
 
-def _cells(row: Row) -> list[str]:
+def _cells(row: AttemptSummary) -> list[str]:
     steps = f"{row.first + 1}-{row.last}" if row.last > row.first else "-"
     return [
         str(row.attempt),
@@ -73,11 +73,11 @@ def _cells(row: Row) -> list[str]:
     ]
 
 
-def _since(row: Row) -> str:
+def _since(row: AttemptSummary) -> str:
     return "?" if row.cause else f"{time.time() - row.began:.0f} s"
 
 
-def words(row: Row) -> str:
+def words(row: AttemptSummary) -> str:
     """What the first failing rank of an attempt wrote down, or would have."""
     error = row.error or {}
     who = f"rank {error['rank']}" if error.get("rank") is not None else "a rank"

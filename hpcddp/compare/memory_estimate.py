@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from hpcddp.model_profile import Facts, View, Weight
+from hpcddp.model_profile import ModelProfile, TensorShare, Weight
 from hpcddp.spec import JobSpec
 from hpcddp.strategy import Layout
 
@@ -63,7 +63,7 @@ class Estimate:
         return max(self.needs, key=lambda need: need.sum)
 
 
-def estimate(facts: Facts, layout: Layout, job: JobSpec, gpus: int) -> Estimate | str:
+def estimate(facts: ModelProfile, layout: Layout, job: JobSpec, gpus: int) -> Estimate | str:
     """What a mesh takes, or why the model cannot have it.
 
     Args:
@@ -89,10 +89,10 @@ def stages_of(job: JobSpec, layout: Layout) -> int:
 class _Reckoning:
     """One mesh, with all that is known of it."""
 
-    facts: Facts
+    facts: ModelProfile
     layout: Layout
     job: JobSpec
-    view: View
+    view: TensorShare
     stages: list[list[int]]
     micro: tuple[int, int]
     gpus: int

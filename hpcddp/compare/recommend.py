@@ -13,7 +13,7 @@ from hpcddp import strategy
 from hpcddp.compare import memory_estimate, model_query
 from hpcddp.compare.memory_estimate import Estimate
 from hpcddp.errors import HpcddpError, JobFileError, UserError
-from hpcddp.model_profile import Facts
+from hpcddp.model_profile import ModelProfile
 from hpcddp.planning import checks, conflicts
 from hpcddp.sizes import size
 from hpcddp.spec import JobSpec
@@ -24,7 +24,7 @@ FITS = 0.8  # of a GPU's memory: the rest is CUDA's own, work space of products,
 
 
 @dataclass(frozen=True)
-class Row:
+class Candidate:
     """One strategy, and what it takes, or why it cannot be."""
 
     text: str
@@ -58,7 +58,7 @@ def candidates(nodes: int, gpus: int) -> list[str]:
 def look(
     job: JobSpec, sources: Mapping[str, str], texts: Sequence[str], nodes: NodeRange, gpus: int,
     folder: Path,
-) -> tuple[list[Row], Facts]:  # fmt: skip
+) -> tuple[list[Candidate], ModelProfile]:  # fmt: skip
     """A row for each strategy, and what is known of the model.
 
     Args:
@@ -71,10 +71,14 @@ def look(
     rows = []
     for text, mesh in meshes.items():
         if isinstance(mesh, str):
-            rows.append(Row(text, None, reason=mesh))
+            rows.append(Candidate(text, None, reason=mesh))
             continue
         found = memory_estimate.estimate(facts, mesh, job, gpus)
-        made = Row(text, mesh, reason=found) if isinstance(found, str) else Row(text, mesh, found)
+        made = (
+            Candidate(text, mesh, reason=found)
+            if isinstance(found, str)
+            else Candidate(text, mesh, found)
+        )
         rows.append(made)
     return rows, facts
 
@@ -93,7 +97,7 @@ def _mesh(
     return mesh
 
 
-def ask(job: JobSpec, folder: Path, layouts: Sequence[Layout]) -> Facts:
+def ask(job: JobSpec, folder: Path, layouts: Sequence[Layout]) -> ModelProfile:
     """Look at the job's model in the Python that runs the job, in a process of its own.
 
     Raises:
@@ -102,12 +106,12 @@ def ask(job: JobSpec, folder: Path, layouts: Sequence[Layout]) -> Facts:
     stages = [memory_estimate.stages_of(job, layout) for layout in layouts]
     asked = {"meshes": layouts, "stages": stages}
     try:
-        told = model_query.ask("hpcddp.train.sketch", job, folder, asked)
+        told = model_query.ask("hpcddp.train.model_sketch", job, folder, asked)
     except model_query.NoAnswer as error:
         raise _failed(str(error), job) from None
     if "error" in told:
         raise JobFileError(told["error"].pop("what"), **told["error"])
-    return Facts.load(told)
+    return ModelProfile.load(told)
 
 
 def _failed(last: str, job: JobSpec) -> HpcddpError:
@@ -119,7 +123,7 @@ def _failed(last: str, job: JobSpec) -> HpcddpError:
                        hint="hpcddp run shows whether it trains")  # fmt: skip
 
 
-def recommend(rows: Sequence[Row], memory: int) -> tuple[str, str]:
+def recommend(rows: Sequence[Candidate], memory: int) -> tuple[str, str]:
     """The simplest strategy that fits, "" for none; and why, in a sentence or two.
 
     Args:
@@ -157,7 +161,7 @@ def recommend(rows: Sequence[Row], memory: int) -> tuple[str, str]:
     )
 
 
-def smaller(row: Row, memory: int) -> int:
+def smaller(row: Candidate, memory: int) -> int:
     """The largest micro-batch, of those that divide a rank's share, with which a plain strategy
     fits; 0 for none."""
     assert row.estimate
@@ -170,13 +174,13 @@ def smaller(row: Row, memory: int) -> int:
     return next((n for n in fitting if need.activations * n / micro <= room), 0)
 
 
-def _known(rows: Sequence[Row]) -> bool:
+def _known(rows: Sequence[Candidate]) -> bool:
     return all(row.estimate and row.estimate.most.activations is not None for row in rows)
 
 
-def _sum(row: Row) -> float:
+def _sum(row: Candidate) -> float:
     return row.estimate.most.sum if row.estimate else math.inf
 
 
-def _need(row: Row) -> str:
+def _need(row: Candidate) -> str:
     return f"{row.text} needs a GPU with {size(_sum(row) / FITS)}"

@@ -251,7 +251,7 @@ def _play(
 
 
 @dataclass
-class Figures:
+class TrialResult:
     """What a trial came to; None where nobody knows.
 
     Args:
@@ -267,7 +267,7 @@ class Figures:
     step: float | None
 
 
-def figures(trial: Trial) -> Figures:
+def figures(trial: Trial) -> TrialResult:
     """Read a trial's figures from its metrics."""
     found = {
         precision: [r for r in read_lines(run.attempt(1).metrics) if r["event"] == "train"]
@@ -277,7 +277,7 @@ def figures(trial: Trial) -> Figures:
     timed = found.get(PRECISIONS[0], [])[FIRST:]
     memory = timed[-1].get("memory", {}) if timed else {}
     sent = [r["sent"] for r in timed if r.get("sent") is not None]
-    return Figures(
+    return TrialResult(
         loss, memory, median(sent) if sent else None,
         median(r["step_s"] for r in timed) if timed else None,
     )  # fmt: skip

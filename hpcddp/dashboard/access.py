@@ -28,7 +28,7 @@ HEADERS = {
 }
 
 
-class Guard:
+class AccessCheck:
     """Refuses what the owner's own page would not ask, and says to the browser what it may do.
 
     Args:

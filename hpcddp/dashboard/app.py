@@ -22,10 +22,10 @@ from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from hpcddp import report
-from hpcddp.dashboard.access import Guard
+from hpcddp.dashboard.access import AccessCheck
 from hpcddp.dashboard.all_runs import Folder
 from hpcddp.dashboard.answers import Answer
-from hpcddp.dashboard.door import Door
+from hpcddp.dashboard.listener import Listener
 from hpcddp.errors import HpcddpError
 
 THREADS = 4  # that look at runs at once
@@ -69,7 +69,10 @@ def make(folder: Folder, token: str | None) -> Starlette:
             Route("/api/run/{name}", run),
             Route("/assets/{name}", asset),
         ],
-        middleware=[Middleware(Guard, token=token), Middleware(GZipMiddleware, compresslevel=4)],
+        middleware=[
+            Middleware(AccessCheck, token=token),
+            Middleware(GZipMiddleware, compresslevel=4),
+        ],
     )
     made.router.redirect_slashes = False  # an address is one of these, or nothing
     return made
@@ -104,7 +107,7 @@ class Connection(H11Protocol):
             transport.abort()
 
 
-def serve(folder: Folder, door: Door) -> int:
+def serve(folder: Folder, door: Listener) -> int:
     """Answer until Ctrl-C, TERM, or the end of the terminal; the exit code of the command."""
     ended: list[int] = []
     config = uvicorn.Config(

@@ -14,7 +14,7 @@ from hpcddp.errors import TopologyError
 from hpcddp.topology import Rank
 
 
-class Place(NamedTuple):
+class WorkerInfo(NamedTuple):
     """What a worker tells of itself."""
 
     host: str
@@ -26,7 +26,7 @@ class Place(NamedTuple):
     port: int  # that can be bound there
 
 
-def look(dask_worker: Any) -> Place:
+def look(dask_worker: Any) -> WorkerInfo:
     """Runs on a worker; Dask gives it the worker."""
     try:
         number = Rank.from_env(os.environ).world_rank
@@ -34,7 +34,7 @@ def look(dask_worker: Any) -> Place:
         number = 0
     job = os.environ.get("SLURM_JOB_ID", "")
     name = str(dask_worker.name)
-    return Place(host(), job, name, number, _visible(os.environ), os.getpid(), free_port())
+    return WorkerInfo(host(), job, name, number, _visible(os.environ), os.getpid(), free_port())
 
 
 def _visible(environ: Mapping[str, str]) -> list[str]:
@@ -43,7 +43,7 @@ def _visible(environ: Mapping[str, str]) -> list[str]:
     return [str(i) for i in range(len(list(Path("/dev").glob("nvidia[0-9]*"))))]
 
 
-def ranks(places: Mapping[str, Place]) -> dict[str, Rank]:
+def ranks(places: Mapping[str, WorkerInfo]) -> dict[str, Rank]:
     """Each worker's rank, in their order, by its address: as their launcher numbered them, else
     host by host. A worker in a batch script is 0 for Slurm, like all the others."""
     numbered = sorted(place.number for place in places.values()) == list(range(len(places)))
@@ -67,7 +67,7 @@ def ranks(places: Mapping[str, Place]) -> dict[str, Rank]:
     return found
 
 
-def devices(places: Sequence[Place]) -> list[list[str]]:
+def devices(places: Sequence[WorkerInfo]) -> list[list[str]]:
     """Each rank's devices, its own first; `places` are in the order of ranks.
 
     Workers of a host that see the same ones begin at one each. Those that see different ones were
@@ -87,7 +87,7 @@ def devices(places: Sequence[Place]) -> list[list[str]]:
     return found
 
 
-def has_gpus(places: Sequence[Place]) -> bool:
+def has_gpus(places: Sequence[WorkerInfo]) -> bool:
     """Whether each rank can have a GPU of its own."""
     here = Counter((place.host, place.job) for place in places)
     return all(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from hpcddp.dask import placement, task
-from hpcddp.dask.placement import Place
+from hpcddp.dask.placement import WorkerInfo
 from hpcddp.dask.task import Answer
 from hpcddp.errors import RankError, UserError
 from hpcddp.rundir import token
@@ -58,7 +58,7 @@ def start(
     call = packed(fn, args, kwargs)
     if client.asynchronous:
         raise UserError("the client is asynchronous", hint="make it with asynchronous=False")
-    found: dict[str, Place] = client.run(placement.look)
+    found: dict[str, WorkerInfo] = client.run(placement.look)
     if not found:
         raise UserError("the Dask cluster has no workers", hint="client.wait_for_workers(N) waits")
     ranks = placement.ranks(found)

@@ -18,7 +18,7 @@ from typing import BinaryIO, TypeVar
 
 from hpcddp.data import names, stores
 from hpcddp.data.objects import Found
-from hpcddp.data.trouble import Trouble
+from hpcddp.data.store_errors import Trouble
 from hpcddp.errors import (
     HpcddpError,
     ObjectMissing,

@@ -18,7 +18,7 @@ from s3torchconnector._s3client import S3Client
 from s3torchconnectorclient import S3Exception
 
 from hpcddp.data.objects import Found, version_of
-from hpcddp.data.trouble import Trouble
+from hpcddp.data.store_errors import Trouble
 
 T = TypeVar("T")
 ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")

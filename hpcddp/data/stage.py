@@ -79,7 +79,7 @@ class _Item(NamedTuple):
         return f"{self.entry.rstrip('/')}/{self.file.name}" if self.file.name else self.entry
 
 
-class Stage:
+class StagedCopy:
     """One node's copy of what a run stages.
 
     Args:

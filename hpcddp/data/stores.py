@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol, TypeVar
 
 from hpcddp.data.objects import Found, version_of
+from hpcddp.data.store_errors import Trouble
 from hpcddp.data.tree import walk
-from hpcddp.data.trouble import Trouble
 from hpcddp.errors import UserError
 
 T = TypeVar("T")

@@ -99,7 +99,7 @@ def staged(
     preemption: Preemption,
 ) -> str:
     """The folder of what the job stages, when it is there, or when the job is to stop."""
-    from hpcddp.data.waiting import bring
+    from hpcddp.data.node_wait import bring
     from hpcddp.rundir import RunDir
 
     return str(bring(RunDir(run_dir), job, rank, environ, lambda: not preemption.requested))

@@ -22,7 +22,7 @@ from hpcddp.preempt import ignore_stop_signals
 from hpcddp.processes import die_with_parent
 
 
-class Store(ThreadingTCPServer):
+class RendezvousServer(ThreadingTCPServer):
     """Values by their paths, on a port that is free."""
 
     daemon_threads = True
@@ -40,7 +40,7 @@ class Request(BaseHTTPRequestHandler):
     """One question of a rank's."""
 
     timeout = 60.0
-    server: Store
+    server: RendezvousServer
 
     def do_PUT(self) -> None:
         self.server.values[self.path] = self.rfile.read(int(self.headers["Content-Length"]))
@@ -65,7 +65,7 @@ class Request(BaseHTTPRequestHandler):
 
 def main(command: list[str]) -> int:
     """Start the store, and become the launcher."""
-    store, launcher = Store(), os.getpid()
+    store, launcher = RendezvousServer(), os.getpid()
     if os.fork() == 0:
         _serve(store, launcher)
     where = {
@@ -75,7 +75,7 @@ def main(command: list[str]) -> int:
     return execute(command, {**os.environ, **where})
 
 
-def _serve(store: Store, launcher: int) -> NoReturn:
+def _serve(store: RendezvousServer, launcher: int) -> NoReturn:
     """Answer as long as the launcher lives. A stop signal is for the ranks."""
     die_with_parent()
     ignore_stop_signals()

@@ -18,7 +18,7 @@ OWN = ("done", "stopped", "cancelled")  # ends that need no explanation
 
 
 @dataclass
-class Row:
+class AttemptSummary:
     """One attempt.
 
     ``lost`` counts optimizer steps that a later attempt took again, or would have to.
@@ -50,7 +50,9 @@ class Row:
         return {**asdict(self), "done": self.done}
 
 
-def rows(run: RunDir, *, over: bool = False, kept: dict[int, Row] | None = None) -> list[Row]:
+def rows(
+    run: RunDir, *, over: bool = False, kept: dict[int, AttemptSummary] | None = None
+) -> list[AttemptSummary]:
     """The attempts, oldest first.
 
     Args:
@@ -80,7 +82,7 @@ def rows(run: RunDir, *, over: bool = False, kept: dict[int, Row] | None = None)
     return found
 
 
-def _row(run: RunDir, facts: Attempt, gone: bool) -> Row:
+def _row(run: RunDir, facts: Attempt, gone: bool) -> AttemptSummary:
     start: dict[str, Any] = {}
     folder = run.attempt(facts.number)
     for line in itertools.islice(read_lines(folder.metrics), 4):
@@ -89,7 +91,7 @@ def _row(run: RunDir, facts: Attempt, gone: bool) -> Row:
     end: dict[str, Any] = next((line for line in reversed(tail) if line.get("event") == "end"), {})
     asked, told = end.get("asked"), end.get("time")
     timed = isinstance(asked, int | float) and isinstance(told, int | float)
-    return Row(
+    return AttemptSummary(
         facts.number, facts.job_id, facts.nodes, facts.began,
         _ended(facts, folder, gone), facts.cause,
         by=str(end.get("by", "")),

@@ -84,7 +84,7 @@ class Told:
         self._words, self._due = words, time.monotonic() + self._pause
 
 
-class Pace:
+class StatusPoll:
     """One run, asked over and over.
 
     Args:

@@ -20,7 +20,7 @@ SAMPLES = 2 * COLUMNS - 10  # lines of what is new that make columns, where that
 TAIL = 1 << 16  # bytes at its end of which each line is read
 
 
-class Figures(msgspec.Struct):
+class RankRecord(msgspec.Struct):
     """One line: the figures of each rank, None where it did not tell."""
 
     step: Whole
@@ -32,7 +32,7 @@ class Figures(msgspec.Struct):
     gpu: list[float | None] = []
 
 
-_DECODER = msgspec.json.Decoder(Figures)
+_DECODER = msgspec.json.Decoder(RankRecord)
 
 
 class Heat:
@@ -43,7 +43,7 @@ class Heat:
 
     def __init__(self, run: RunDir) -> None:
         self.run = run
-        self.newest = Figures(0)
+        self.newest = RankRecord(0)
         self.steps: list[int] = []
         self.behind = False  # whether there was no time for all that is written
         self._columns: list[list[float | None]] = []
@@ -120,7 +120,7 @@ class Heat:
         return [[c[r] if r < len(c) else None for c in self._columns] for r in range(size)]
 
 
-def _ratios(told: Figures) -> list[float | None]:
+def _ratios(told: RankRecord) -> list[float | None]:
     """Each rank's own work and wait, beside the median of all."""
     own = [
         None if b is None and w is None else (b or 0.0) + (w or 0.0)

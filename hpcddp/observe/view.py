@@ -20,7 +20,7 @@ from hpcddp.attempt.joblog import line
 from hpcddp.errors import RunError
 from hpcddp.observe import history
 from hpcddp.observe.curves import Curves, Series, Whole, means, median, thin
-from hpcddp.observe.history import Row
+from hpcddp.observe.history import AttemptSummary
 from hpcddp.observe.rank_history import Heat
 from hpcddp.rundir import RunDir
 from hpcddp.slurm.hostlist import expand_hosts
@@ -59,7 +59,7 @@ class RankView:
 class Life:
     """An attempt, and what it cost in seconds."""
 
-    row: Row
+    row: AttemptSummary
     waited_s: float = 0.0  # from the end of the one before, or from the submission
     started_s: float = 0.0  # from its begin to its first step
     lost_s: float = 0.0  # in steps that were taken again
@@ -129,7 +129,7 @@ class Viewer:
         self.curves = Curves(run, {*skip} - {"step_s"})  # of that one the mean is wanted
         self._heat = Heat(run)
         self._drawn: dict[str, Any] = {}
-        self._rows: dict[int, Row] = {}
+        self._rows: dict[int, AttemptSummary] = {}
 
     def look(self, found: Status | None = None, seconds: float = math.inf) -> View:
         """The run now.
@@ -271,7 +271,7 @@ def _dead(error: dict[str, Any], ranks: list[RankView]) -> list[RankView]:
     return [row for row in ranks if row.rank == error.get("rank")]
 
 
-class _Place(msgspec.Struct):
+class _RankReport(msgspec.Struct):
     rank: Whole
     node: int
     local: int
@@ -282,7 +282,7 @@ class _Place(msgspec.Struct):
 def _placed(report: Any) -> RankView | None:
     """A rank, if it has told where it is."""
     try:
-        return RankView(*msgspec.structs.astuple(msgspec.convert(report, _Place)))
+        return RankView(*msgspec.structs.astuple(msgspec.convert(report, _RankReport)))
     except msgspec.ValidationError:
         return None
 

@@ -48,7 +48,7 @@ class Measured(NamedTuple):
         return min(math.ceil(2 * self.stop + MARGIN), MOST_LEAD)
 
 
-class Facts(NamedTuple):
+class AdviceInputs(NamedTuple):
     """What a warning depends on."""
 
     site: Site = Site()
@@ -58,7 +58,7 @@ class Facts(NamedTuple):
     every: int = 100  # checkpoint.every
 
 
-def warnings(facts: Facts) -> list[str]:
+def warnings(facts: AdviceInputs) -> list[str]:
     """What a user should know before he submits: each says what is wrong, then what helps."""
     found = [_left(facts), _torn(facts), _idle(facts)]
     return [text for text in found if text]
@@ -74,7 +74,7 @@ def room(site: Site, took: Measured | None = None) -> str:
     return f"a preemption leaves {site.notice} s for a step and a save ({parts}){seen}"
 
 
-def _left(facts: Facts) -> str:
+def _left(facts: AdviceInputs) -> str:
     """A job that would not come back."""
     if facts.returns or not facts.site.preempts:
         return ""
@@ -84,7 +84,7 @@ def _left(facts: Facts) -> str:
     )
 
 
-def _torn(facts: Facts) -> str:
+def _torn(facts: AdviceInputs) -> str:
     """A preemption that leaves too little time to save."""
     took, notice = facts.measured, facts.site.notice
     if took is None or not facts.site.preempts or took.stop <= notice:
@@ -98,7 +98,7 @@ def _torn(facts: Facts) -> str:
     )
 
 
-def _idle(facts: Facts) -> str:
+def _idle(facts: AdviceInputs) -> str:
     """A time limit that ends each life before it got anywhere."""
     took = facts.measured
     if took is None or facts.limit >= (least := took.start + FEW * took.step + took.lead):
@@ -123,7 +123,7 @@ def advise(plan: Plan, runs: Iterable[RunDir]) -> list[str]:
     site = plan.site or Site()
     limit = str(plan.spec.slurm.get("time", "")) or site.limit
     return warnings(
-        Facts(
+        AdviceInputs(
             site,
             plan.measured,
             slurm.seconds(limit, "time") if limit else math.inf,

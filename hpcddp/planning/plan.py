@@ -161,7 +161,7 @@ class Plan:
 
     def render(self, run: RunDir, command: list[str]) -> str:
         """The script that starts `command` once per rank."""
-        from hpcddp.planning.render import Facts, render
+        from hpcddp.planning.render import TemplateContext, render
 
         modules, trackers = self.profile.cluster.modules, self.spec.metrics.trackers
         variables: dict[str, Any] = {
@@ -177,7 +177,7 @@ class Plan:
             "COMMAND": command,
             **({"TRACKERS": trackers} if trackers else {}),
         }
-        facts = Facts(
+        facts = TemplateContext(
             self.directives(run),
             variables,
             self.launcher.fragment,

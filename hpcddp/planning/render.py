@@ -34,7 +34,7 @@ class Text(str):
 
 
 @dataclass
-class Facts:
+class TemplateContext:
     """All that a template can know.
 
     Args:
@@ -137,7 +137,7 @@ def environment(folders: Sequence[Path]) -> jinja2.Environment:
     return made
 
 
-def render(template: Path, shipped: Path, facts: Facts) -> str:
+def render(template: Path, shipped: Path, facts: TemplateContext) -> str:
     """The script's text.
 
     Args:

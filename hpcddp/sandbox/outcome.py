@@ -9,12 +9,12 @@ from typing import Any
 from hpcddp.observe import history
 from hpcddp.rundir import read_step
 from hpcddp.sandbox import compare
-from hpcddp.sandbox.instants import KINDS, Fault
-from hpcddp.sandbox.rehearsed_run import Stage
+from hpcddp.sandbox.fault_times import KINDS, Fault
+from hpcddp.sandbox.rehearsed_run import RehearsedRun
 
 
 @dataclass
-class Row:
+class FaultOutcome:
     """What came of one fault."""
 
     fault: str
@@ -36,7 +36,7 @@ class Report:
     nodes: int
     gpus: int
     steps: int  # of the undisturbed run
-    faults: list[Row] = field(default_factory=list)
+    faults: list[FaultOutcome] = field(default_factory=list)
     state: str = ""  # of the run with the faults
     reason: str = ""
     steps_lost: int = 0
@@ -58,19 +58,21 @@ class Report:
         return {"schema_version": 1, **asdict(self), "passed": self.passed}
 
 
-def rows(stage: Stage, drawn: list[Fault]) -> list[Row]:
+def rows(rehearsed: RehearsedRun, drawn: list[Fault]) -> list[FaultOutcome]:
     """What came of each fault."""
-    lost = compare.lost(stage.run)
-    known = {row.attempt: row for row in history.rows(stage.run)}
-    return [_row(stage, fault, lost.get(fault.attempt, 0), known) for fault in drawn]
+    lost = compare.lost(rehearsed.run)
+    known = {row.attempt: row for row in history.rows(rehearsed.run)}
+    return [_row(rehearsed, fault, lost.get(fault.attempt, 0), known) for fault in drawn]
 
 
-def _row(stage: Stage, fault: Fault, lost: int, known: Mapping[int, history.Row]) -> Row:
+def _row(
+    rehearsed: RehearsedRun, fault: Fault, lost: int, known: Mapping[int, history.AttemptSummary]
+) -> FaultOutcome:
     if not fault.attempt:
         reason = "the run had ended before"
-        return Row(fault.kind, fault.step, 0, "", False, 0, None, reason)
+        return FaultOutcome(fault.kind, fault.step, 0, "", False, 0, None, reason)
     hit = known[fault.attempt]
-    later = [n for n in stage.first_steps if n > fault.attempt]
+    later = [n for n in rehearsed.first_steps if n > fault.attempt]
     done = any(row.cause == "done" for n, row in known.items() if n >= fault.attempt)
     may = max(0, hit.last - hit.saved) if KINDS[fault.kind] else 0
     reason = fault.failed
@@ -78,15 +80,15 @@ def _row(stage: Stage, fault: Fault, lost: int, known: Mapping[int, history.Row]
         reason = reason or f"it did not train again: {hit.cause}; {hit.action} {hit.reason}".strip()
     elif lost > may:
         reason = reason or f"{lost - may} steps more than it must cost"
-    return Row(
+    return FaultOutcome(
         fault.kind, fault.at, fault.attempt, hit.cause or "", not reason, lost,
-        _seconds(stage, fault, later), reason,
+        _seconds(rehearsed, fault, later), reason,
     )  # fmt: skip
 
 
-def _seconds(stage: Stage, fault: Fault, later: list[int]) -> float | None:
+def _seconds(rehearsed: RehearsedRun, fault: Fault, later: list[int]) -> float | None:
     """From the last step of the life that was hit to the first step after it."""
     if not later:
         return None
-    last = read_step(stage.run.attempt(fault.attempt))[1] or fault.when
-    return max(0.0, stage.first_steps[min(later)][1] - last)
+    last = read_step(rehearsed.run.attempt(fault.attempt))[1] or fault.when
+    return max(0.0, rehearsed.first_steps[min(later)][1] - last)

@@ -15,13 +15,13 @@ from hpcddp.planning import jobfile, plan
 from hpcddp.planning.jobfile import Layer
 from hpcddp.planning.plan import Plan
 from hpcddp.rundir import RunDir, read_step
-from hpcddp.sandbox import compare, daemons, faults, instants
+from hpcddp.sandbox import compare, daemons, fault_times, faults
 from hpcddp.sandbox.cluster import Sandbox
-from hpcddp.sandbox.instants import EARLY, KINDS, Fault, Timeline
+from hpcddp.sandbox.fault_times import EARLY, KINDS, Fault, Timeline
 from hpcddp.sandbox.outcome import Report, rows
 from hpcddp.sandbox.own_processes import Process
-from hpcddp.sandbox.rehearsed_run import TICK, Over, Stage
-from hpcddp.sandbox.setting import Say, sandbox_of, sandboxed, surroundings
+from hpcddp.sandbox.rehearsal_sandbox import Say, sandbox_of, sandboxed, surroundings
+from hpcddp.sandbox.rehearsed_run import TICK, Over, RehearsedRun
 from hpcddp.submit import prepare, submission
 from hpcddp.topology import parse_gpus, parse_nodes
 
@@ -123,7 +123,7 @@ class _Rehearsal:
 
     def play(self, counts: Mapping[str, int], seed: int) -> Report:
         """Both runs, one after the other, and the comparison."""
-        reference = self._stage()
+        reference = self._rehearsed()
         line = self._undisturbed(reference)
         clock = line.clock
         if clock and counts.get("hang"):
@@ -132,18 +132,18 @@ class _Rehearsal:
                 where="--hang",
                 hint="hpcddp.attach in its loop tells them",
             )
-        drawn = instants.draw(counts, seed, line)
-        stage = self._stage(clock=clock)
-        state, reason = self._disturbed(stage, drawn, line)
+        drawn = fault_times.draw(counts, seed, line)
+        rehearsed = self._rehearsed(clock=clock)
+        state, reason = self._disturbed(rehearsed, drawn, line)
         report = Report(
             self.plan.spec.name, seed, self.plan.nodes.max, self.plan.gpus,
             0 if clock else line.steps, state=state, reason=reason,
         )  # fmt: skip
-        report.faults = rows(stage, drawn)
+        report.faults = rows(rehearsed, drawn)
         if clock:
             report.weights_equal = report.order_equal = None
         else:
-            self._compare(reference.run, stage.run, report)
+            self._compare(reference.run, rehearsed.run, report)
         return report
 
     def _compare(self, reference: RunDir, run: RunDir, report: Report) -> None:
@@ -156,35 +156,35 @@ class _Rehearsal:
         weights = compare.digest(reference)
         report.weights_equal = weights != "" and weights == compare.digest(run)
 
-    def _stage(self, *, clock: bool = False) -> Stage:
+    def _rehearsed(self, *, clock: bool = False) -> RehearsedRun:
         run = prepare.new_run(self.plan, self.root)
-        return Stage(self.sandbox, run, self.patience, clock=clock)
+        return RehearsedRun(self.sandbox, run, self.patience, clock=clock)
 
-    def _undisturbed(self, stage: Stage) -> Timeline:
+    def _undisturbed(self, rehearsed: RehearsedRun) -> Timeline:
         """The run without faults; it must come to its end in one life."""
-        submission.submit(self.plan, stage.run)
-        seconds = self._life_of(stage)
-        found = _end(stage)
-        if found != ("COMPLETED", "") or stage.number != 1:
+        submission.submit(self.plan, rehearsed.run)
+        seconds = self._life_of(rehearsed)
+        found = _end(rehearsed)
+        if found != ("COMPLETED", "") or rehearsed.number != 1:
             raise SandboxError(
-                f"without any fault the job is {found[0]} after {stage.number} attempts",
-                where=stage.run.name,
+                f"without any fault the job is {found[0]} after {rehearsed.number} attempts",
+                where=rehearsed.run.name,
                 hint=found[1],
             )
-        last, when = read_step(stage.run.attempt(1))
+        last, when = read_step(rehearsed.run.attempt(1))
         if not last:
             self.say(f"the program tells no steps: it ran {seconds:.1f} s, and is to come back")
             return Timeline(0.0, TICK, int(seconds / TICK), clock=True)
-        first, since = stage.first_steps.get(1, (last, when))
+        first, since = rehearsed.first_steps.get(1, (last, when))
         per_step = max(when - since, 1e-3) / max(1, last - first)
-        line = Timeline(max(0.0, since - stage.facts().began), per_step, last)
+        line = Timeline(max(0.0, since - rehearsed.facts().began), per_step, last)
         self.say(
             f"undisturbed: {last} steps in {when - since:.1f} s, "
             f"after a start-up of {line.startup:.1f} s"
         )
         return line
 
-    def _life_of(self, stage: Stage) -> float:
+    def _life_of(self, rehearsed: RehearsedRun) -> float:
         """For how many seconds the ranks of a program are there; 0 of one that was over before."""
         tasks: list[Process] = []
         began = ended = 0.0
@@ -192,30 +192,32 @@ class _Rehearsal:
         def left() -> bool:
             """Whether those that were seen have left, and no others are there."""
             nonlocal tasks
-            tasks = [task for task in tasks if task.alive()] or stage.tasks()
+            tasks = [task for task in tasks if task.alive()] or rehearsed.tasks()
             return not tasks
 
         with suppress(Over):
             if self.plan.spec.command:
-                tasks = stage.until(stage.tasks, "its ranks start")
+                tasks = rehearsed.until(rehearsed.tasks, "its ranks start")
                 began = ended = time.time()
                 try:
-                    stage.until(left, "its ranks leave", 10 * stage.patience)
+                    rehearsed.until(left, "its ranks leave", 10 * rehearsed.patience)
                 finally:
                     ended = time.time()
         return ended - began
 
-    def _disturbed(self, stage: Stage, drawn: list[Fault], line: Timeline) -> tuple[str, str]:
+    def _disturbed(
+        self, rehearsed: RehearsedRun, drawn: list[Fault], line: Timeline
+    ) -> tuple[str, str]:
         """The run with the faults; its last state, and the reason."""
         coming = [*drawn, None]
-        self._prepare(stage, coming[0], 0, line)
-        submission.submit(self.plan, stage.run)
+        self._prepare(rehearsed, coming[0], 0, line)
+        submission.submit(self.plan, rehearsed.run)
         try:
             for fault, later in zip(drawn, coming[1:], strict=True):
-                self._come(stage, fault)
-                self._prepare(stage, later, 0 if stage.clock else fault.at, line)
-                faults.PLAY[fault.kind](stage, fault, self.watch)
-                stage.until_after(fault.attempt)
+                self._come(rehearsed, fault)
+                self._prepare(rehearsed, later, 0 if rehearsed.clock else fault.at, line)
+                faults.PLAY[fault.kind](rehearsed, fault, self.watch)
+                rehearsed.until_after(fault.attempt)
         except Over as end:
             self.say(f"the run is {end.status.state}: {end.status.reason or 'it is complete'}")
             return end.status.state, end.status.reason
@@ -224,42 +226,44 @@ class _Rehearsal:
             for fault in [f for f in drawn if f.attempt][-1:]:
                 fault.failed = fault.failed or error.what
             return "LOST", error.what
-        return _end(stage)
+        return _end(rehearsed)
 
-    def _prepare(self, stage: Stage, fault: Fault | None, before: int, line: Timeline) -> None:
+    def _prepare(
+        self, rehearsed: RehearsedRun, fault: Fault | None, before: int, line: Timeline
+    ) -> None:
         """A time limit has to be there when the life begins that it ends."""
         if fault and fault.kind == "timeout":
-            stage.limit_next(instants.limit(before, fault, line))
+            rehearsed.limit_next(fault_times.limit(before, fault, line))
 
-    def _come(self, stage: Stage, fault: Fault) -> None:
+    def _come(self, rehearsed: RehearsedRun, fault: Fault) -> None:
         """Wait for the instant of a fault."""
-        stage.until(lambda: _due(stage, fault), f"step {fault.step}")
-        fault.attempt, fault.at = stage.look()
+        rehearsed.until(lambda: _due(rehearsed, fault), f"step {fault.step}")
+        fault.attempt, fault.at = rehearsed.look()
         fault.when = time.time()
-        at = f"after {fault.at * TICK:.1f} s" if stage.clock else f"at step {fault.at}"
+        at = f"after {fault.at * TICK:.1f} s" if rehearsed.clock else f"at step {fault.at}"
         place = at if fault.at else "while it starts"
         self.say(f"{fault.kind} {place}, attempt {fault.attempt}")
 
 
-def _due(stage: Stage, fault: Fault) -> bool:
+def _due(rehearsed: RehearsedRun, fault: Fault) -> bool:
     """Whether a fault's instant has come, in a life that still works."""
-    number, step = stage.look()
+    number, step = rehearsed.look()
     if not number:
         return False
-    if fault.kind == "timeout" and (deadline := stage.limited()):
+    if fault.kind == "timeout" and (deadline := rehearsed.limited()):
         # A start-up that took far longer than the first one uses up the limit by itself.
-        return step >= fault.step or stage.gone(number) or time.time() > deadline - 2 * EARLY
-    if stage.gone(number):
+        return step >= fault.step or rehearsed.gone(number) or time.time() > deadline - 2 * EARLY
+    if rehearsed.gone(number):
         return False
     if fault.step:
         return step >= fault.step
-    return step > 0 or time.time() >= stage.facts().began + fault.after
+    return step > 0 or time.time() >= rehearsed.facts().began + fault.after
 
 
-def _end(stage: Stage) -> tuple[str, str]:
+def _end(rehearsed: RehearsedRun) -> tuple[str, str]:
     """Wait for the end of the run: its state, and the reason."""
     try:
-        stage.until(lambda: False, "the job ends", 10 * stage.patience)
+        rehearsed.until(lambda: False, "the job ends", 10 * rehearsed.patience)
     except Over as end:
         return end.status.state, end.status.reason
     raise AssertionError("a run that never ends is an error of its own")

@@ -35,7 +35,7 @@ class Over(Exception):
         self.status = found
 
 
-class Stage:
+class RehearsedRun:
     """One run, on the sandbox of a rehearsal.
 
     Args:

@@ -52,7 +52,7 @@ _AWAY = (
 )  # fmt: skip
 
 
-class JobRow(NamedTuple):
+class QueuedJob(NamedTuple):
     """What squeue says of one job."""
 
     job_id: str
@@ -152,7 +152,7 @@ def answers() -> bool:
         return False
 
 
-def queue(*, name: str = "", timeout: float = TIMEOUT) -> list[JobRow]:
+def queue(*, name: str = "", timeout: float = TIMEOUT) -> list[QueuedJob]:
     """The user's jobs, all or of one name, newest first; also those that ended minutes ago."""
     fields = "%i|%T|%r|%V|%S|%N|%o|%j"  # a name may hold anything: it comes last
     select = ["--me", "--states=all", "--sort=-i", *([f"--name={name}"] if name else [])]
@@ -161,12 +161,12 @@ def queue(*, name: str = "", timeout: float = TIMEOUT) -> list[JobRow]:
         raise SlurmUnreachable(f"squeue: {first_line(done.stderr)}", hint="is SLURM_CONF right?")
     rows = [line.split("|", 7) for line in done.stdout.splitlines() if line.count("|") > 6]
     return [
-        JobRow(job_id, state, why, _moment(submitted), _moment(start), hosts, own, command)
+        QueuedJob(job_id, state, why, _moment(submitted), _moment(start), hosts, own, command)
         for job_id, state, why, submitted, start, hosts, command, own in rows
     ]
 
 
-def job(job_id: str, name: str) -> JobRow | None:
+def job(job_id: str, name: str) -> QueuedJob | None:
     """The job of an id, if Slurm still knows it and it is ours: ids are given out again."""
     return next((row for row in queue(name=name) if row.job_id == job_id), None)
 
@@ -178,7 +178,7 @@ def cancel(job_id: str, *, state: str = "", signal: str = "", timeout: float = T
     call("scancel", *words, job_id, timeout=timeout)
 
 
-class JobFacts(NamedTuple):
+class JobInfo(NamedTuple):
     """What the controller says of one job now."""
 
     state: str
@@ -198,7 +198,7 @@ _FIELDS = ("JobState", "Reason", "Restarts", "PreemptTime", "EndTime", "ExitCode
 _SQUEUE = "State:|,Reason:|,RestartCnt:|,PreemptTime:|,EndTime:|,exit_code:|"
 
 
-def facts(job_id: str, timeout: float = TIMEOUT) -> JobFacts | None:
+def facts(job_id: str, timeout: float = TIMEOUT) -> JobInfo | None:
     """What Slurm says of a job; None if it does not know it.
 
     squeue is asked where there is no scontrol.
@@ -214,7 +214,7 @@ def facts(job_id: str, timeout: float = TIMEOUT) -> JobFacts | None:
         if said.returncode and "nvalid job id" not in said.stderr:
             raise SlurmUnreachable(first_line(said.stderr), hint="try again")
         return None
-    return JobFacts(
+    return JobInfo(
         found["JobState"],
         found.get("Reason", ""),
         int(_digits(found.get("Restarts", ""))),

@@ -15,14 +15,14 @@ from hpcddp.errors import HpcddpError, SlurmUnreachable, SubmissionRefused
 from hpcddp.planning.plan import Plan
 from hpcddp.rundir import RunDir
 from hpcddp.slurm import commands as slurm
-from hpcddp.slurm.commands import JobRow
+from hpcddp.slurm.commands import QueuedJob
 
 
 class Backend(NamedTuple):
     """What the commands need of a backend."""
 
     submit: Callable[[Plan, RunDir], str]  # -> job id
-    look: Callable[[RunDir, str], JobRow | None]  # run, job id -> its row, None if it is gone
+    look: Callable[[RunDir, str], QueuedJob | None]  # run, job id -> its row, None if it is gone
     tell: Callable[[str], None]  # the ranks, that a request lies in the run dir
     drop: Callable[[str], None]  # a job that waits and has nothing to save
     cancel: Callable[[str], None]
@@ -62,7 +62,7 @@ def _after_failure(run: RunDir, words: str) -> str:
     raise SlurmUnreachable(what, where=str(run.script), hint="there is no job; submit again later")
 
 
-def look_slurm(run: RunDir, job_id: str) -> JobRow | None:
+def look_slurm(run: RunDir, job_id: str) -> QueuedJob | None:
     return slurm.job(job_id, record.read(run).name)
 
 
@@ -84,7 +84,7 @@ def submit_local(plan: Plan, run: RunDir) -> str:
     return str(process.pid)
 
 
-def look_local(run: RunDir, job_id: str) -> JobRow | None:
+def look_local(run: RunDir, job_id: str) -> QueuedJob | None:
     """A row like Slurm's, from the process table; on another host nothing can be seen."""
     attempt = ledger.last(run)
     if attempt and attempt.job_id == job_id:
@@ -96,7 +96,7 @@ def look_local(run: RunDir, job_id: str) -> JobRow | None:
         alive = bool(processes.start_of(int(job_id)))
     if not alive:
         return None
-    return JobRow(job_id, "RUNNING", "None", None, None, "", run.name)
+    return QueuedJob(job_id, "RUNNING", "None", None, None, "", run.name)
 
 
 def cancel_local(job_id: str) -> None:

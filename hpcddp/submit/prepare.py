@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from hpcddp import record
-from hpcddp.attempt import standing
+from hpcddp.attempt import refused_resume
 from hpcddp.errors import UserError
 from hpcddp.planning import plan as plans
 from hpcddp.planning.jobfile import Layer
@@ -69,7 +69,7 @@ def _fill(plan: Plan, run: RunDir, text: str, created: float | None = None) -> N
 def renew(plan: Plan, run: RunDir, created: float) -> None:
     """Put another plan into a run dir that is there."""
     text = plan.render(run, plan.worker_command(run))
-    standing.keep(run)
+    refused_resume.keep(run)
     _fill(plan, run, text, created)
 
 

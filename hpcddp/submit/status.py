@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from hpcddp import record
-from hpcddp.attempt import decision, first_failure, ledger, requeue, standing
+from hpcddp.attempt import decision, first_failure, ledger, refused_resume, requeue
 from hpcddp.errors import RunError, SlurmUnreachable
 from hpcddp.record import JobRecord
 from hpcddp.rundir import RunDir, last_lines, read_json, read_lines, runs_in
 from hpcddp.slurm import commands as slurm
-from hpcddp.slurm.commands import JobRow
+from hpcddp.slurm.commands import QueuedJob
 from hpcddp.submit.backends import BACKENDS
 
 # Why the last attempt ended -> the run's state, where it does not come back; the rest is FAILED.
@@ -97,7 +97,7 @@ def current(run: RunDir) -> str | None:
     return submitted.get("job_id")
 
 
-def status(run: RunDir, queue: Callable[[], list[JobRow]] | None = None) -> Status:
+def status(run: RunDir, queue: Callable[[], list[QueuedJob]] | None = None) -> Status:
     """The state of a run; a run that lives is looked up at its backend.
 
     Args:
@@ -106,7 +106,7 @@ def status(run: RunDir, queue: Callable[[], list[JobRow]] | None = None) -> Stat
     return asked(run, known(run), queue)
 
 
-def asked(run: RunDir, found: Status, queue: Callable[[], list[JobRow]] | None = None) -> Status:
+def asked(run: RunDir, found: Status, queue: Callable[[], list[QueuedJob]] | None = None) -> Status:
     """The same, where it is known already what the run dir says."""
     if found.final and found.state not in UNTOLD:
         return found
@@ -127,13 +127,15 @@ def asked(run: RunDir, found: Status, queue: Callable[[], list[JobRow]] | None =
     return found
 
 
-def explained(row: JobRow) -> str:
+def explained(row: QueuedJob) -> str:
     """Slurm's reason for a job's state; of one that is held also the command that lets it go."""
     why = next((words for pattern, words in HELD if re.fullmatch(pattern, row.reason)), "")
     return f"{row.reason}: {why} scontrol release {row.job_id}" if why else row.reason
 
 
-def find_row(run: RunDir, found: Status, queue: Callable[[], list[JobRow]] | None) -> JobRow | None:
+def find_row(
+    run: RunDir, found: Status, queue: Callable[[], list[QueuedJob]] | None
+) -> QueuedJob | None:
     """The row of a run's job: by id, or by name and folder where sbatch never told the id."""
     if found.backend != "slurm":
         return BACKENDS[found.backend].look(run, found.job_id) if found.job_id else None
@@ -142,7 +144,7 @@ def find_row(run: RunDir, found: Status, queue: Callable[[], list[JobRow]] | Non
     return row if row and row.live else next((r for r in rows if r.live), row)
 
 
-def rows_of(run: RunDir, rows: Iterable[JobRow]) -> list[JobRow]:
+def rows_of(run: RunDir, rows: Iterable[QueuedJob]) -> list[QueuedJob]:
     """Of some jobs those of a run, newest first: by the ids that it knows, or by name and folder.
 
     A rendered script may lie anywhere: then the name is the run's own, and the command names no
@@ -151,7 +153,7 @@ def rows_of(run: RunDir, rows: Iterable[JobRow]) -> list[JobRow]:
     """
     name, ids = record.read(run).name, job_ids(run)
 
-    def ours(row: JobRow) -> bool:
+    def ours(row: QueuedJob) -> bool:
         if row.name != name:
             return False
         mine = row.is_in(str(run.path)) or (name == run.name and not row.is_in_any())
@@ -173,11 +175,11 @@ def status_all(root: Path) -> list[Status]:
     return [checked(run, queue) for run in runs_in(root)]
 
 
-def once(ask: Callable[[], list[JobRow]]) -> Callable[[], list[JobRow]]:
+def once(ask: Callable[[], list[QueuedJob]]) -> Callable[[], list[QueuedJob]]:
     """A question that is asked when its answer is first wanted, and not again."""
-    said: list[list[JobRow] | SlurmUnreachable] = []
+    said: list[list[QueuedJob] | SlurmUnreachable] = []
 
-    def answer() -> list[JobRow]:
+    def answer() -> list[QueuedJob]:
         if not said:
             try:
                 said.append(ask())
@@ -190,7 +192,7 @@ def once(ask: Callable[[], list[JobRow]]) -> Callable[[], list[JobRow]]:
     return answer
 
 
-def checked(run: RunDir, queue: Callable[[], list[JobRow]]) -> Status:
+def checked(run: RunDir, queue: Callable[[], list[QueuedJob]]) -> Status:
     """The status of one run among others: a damaged folder must not hide the rest."""
     try:
         return status(run, queue)
@@ -234,7 +236,7 @@ def known(run: RunDir) -> Status:
         policy=policy(job),
     )
     last = ledger.last(run)
-    ends = standing.of(run, last) if last else None
+    ends = refused_resume.of(run, last) if last else None
     if last and ends:
         found.attempt, found.hosts, found.since = last.number, ends.nodes, stamp(ends.began)
         found.refused = ends is not last

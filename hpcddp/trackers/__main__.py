@@ -47,7 +47,7 @@ def main(args: list[str]) -> None:
         if run.outlived(int(number)):  # by an attempt that tells for itself
             return
         if teller is None and (over or run.attempt(int(number)).metrics.exists()):
-            from hpcddp.trackers.tell import Teller
+            from hpcddp.trackers.send import Teller
 
             teller = Teller(
                 run, names, lambda name, error: print(told(run, name, error)), int(number)

@@ -18,7 +18,7 @@ from hpcddp import record
 from hpcddp.rundir import RunDir
 from hpcddp.submit import status
 from hpcddp.trackers import plain
-from hpcddp.trackers.tell import config
+from hpcddp.trackers.send import config
 
 TAG = "hpcddp.run"
 LONGEST = {"name": 250, "param": 6000, "tag": 5000}  # characters that MLflow takes

@@ -19,7 +19,7 @@ from tensorboard.plugins.text.metadata import create_summary_metadata
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from hpcddp.rundir import RunDir
-from hpcddp.trackers.tell import config
+from hpcddp.trackers.send import config
 
 
 def knows(run: RunDir, memory: Mapping[str, Any]) -> bool:

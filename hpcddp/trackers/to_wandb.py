@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from hpcddp import record
 from hpcddp.errors import UserError
 from hpcddp.rundir import RunDir
-from hpcddp.trackers.tell import config
+from hpcddp.trackers.send import config
 
 # It looks at neither the machine nor the code, and tells its makers nothing of its failures.
 SETTINGS = {

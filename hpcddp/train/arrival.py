@@ -17,7 +17,7 @@ from typing import Any
 
 from hpcddp import record as records
 from hpcddp.data.node_cache import leftovers
-from hpcddp.data.stage import Stage, folder_of
+from hpcddp.data.stage import StagedCopy, folder_of
 from hpcddp.errors import HpcddpError, RunError, StageError
 from hpcddp.preempt import Preemption
 from hpcddp.rundir import read_json
@@ -52,7 +52,7 @@ class Arrival:
         self._asked = False
         self._verdict: dict[str, Any] | None = None
 
-    def wait(self, stage: Stage | None) -> dict[str, Any]:
+    def wait(self, stage: StagedCopy | None) -> dict[str, Any]:
         """Until rank 0 has said what follows: an ``error``, ``lost``, who asked to stop as ``by``,
         or nothing.
 
@@ -148,7 +148,7 @@ def arrive(
     folder = folder_of(lease.run, world.rank, local=local, environ=os.environ)
     stage = None
     if world.rank.local_rank == 0:
-        stage = Stage(folder, entries, spec.data.retry_seconds)
+        stage = StagedCopy(folder, entries, spec.data.retry_seconds)
     verdict = Arrival(world, lease, preemption, pulse, deadline).wait(stage)
     if "lost" in verdict:
         lease.lost = True

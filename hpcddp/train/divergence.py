@@ -60,7 +60,7 @@ class RollBack(Exception):
         self.found = found
 
 
-class Guard:
+class DivergenceDetector:
     """Looks at the losses of one rank, and agrees with the others on what to do.
 
     Args:

@@ -22,7 +22,7 @@ from hpcddp.rundir import RunDir, write_json
 from hpcddp.spec import JobSpec
 from hpcddp.topology import Rank
 from hpcddp.train import arrival
-from hpcddp.train.checkpoint import patience
+from hpcddp.train.checkpoint import disk_retry
 from hpcddp.train.checkpoint.lease import Lease
 from hpcddp.train.monitor.heartbeat import Pulse
 from hpcddp.train.monitor.metrics import OnRecord, Recorder
@@ -59,7 +59,7 @@ def train(
     Raises:
         LeaseLost: on all ranks, when a newer attempt has begun on the run.
     """
-    job = patience.alone(lambda: _read(run), READ)
+    job = disk_retry.alone(lambda: _read(run), READ)
     spec = jobspec.from_dict(job.spec, str(run.job))
     if max_steps:
         spec.max_steps = min(max_steps, spec.max_steps or max_steps)
@@ -68,7 +68,7 @@ def train(
     world = join(rank, job, os.environ)
     if met:
         met()
-    patience.say(f"{rank} on {host()}, {world.device}")
+    disk_retry.say(f"{rank} on {host()}, {world.device}")
     outcome = train_in(
         world, run, attempt, spec, job.workdir, preemption, on_record, pulse=pulse, on_hang=on_hang
     )
@@ -96,7 +96,7 @@ def train_in(
         evaluates: else no samples are held out.
     """
     pulse, folder, lease = pulse or Pulse(), run.attempt(attempt), Lease(run, attempt)
-    record = patience.alone(
+    record = disk_retry.alone(
         lambda: Recorder(folder, active=world.is_main, on_record=on_record, lease=lease)
     )
     try:

@@ -33,16 +33,16 @@ from hpcddp.errors import UserError
 from hpcddp.preempt import Preemption, ignore_stop_signals
 from hpcddp.rundir import RunDir, write_json
 from hpcddp.train.checkpoint import checkpoint, newest, snapshot
+from hpcddp.train.checkpoint.disk_retry import DiskRetry
 from hpcddp.train.checkpoint.lease import Lease
-from hpcddp.train.checkpoint.patience import Patience
 from hpcddp.train.checkpoint.saver import Saver
 from hpcddp.train.checkpoint.snapshot import Live, Position
 from hpcddp.train.input import loading
 from hpcddp.train.input.batches import Micro
-from hpcddp.train.input.loaders import Place, batch_size, begin
+from hpcddp.train.input.loaders import LoaderPosition, batch_size, begin
 from hpcddp.train.meter import Meter
 from hpcddp.train.monitor.metrics import Recorder
-from hpcddp.train.monitor.pace import Pace
+from hpcddp.train.monitor.slow_ranks import SlowRanks
 from hpcddp.train.monitor.timing import Clock
 from hpcddp.train.parallel import state_dict
 from hpcddp.train.rank import cpus
@@ -54,7 +54,7 @@ from hpcddp.train.trace import Trace
 LEAD = 5.0  # seconds between the end of the last save and the time limit
 
 
-class _NoGuard:
+class _NoDetector:
     """A loop's numbers are its own."""
 
     def bad(self) -> bool:
@@ -104,7 +104,7 @@ class Run:
         self._folder = RunDir(folder) if folder else None
         if self._folder:
             self._open(self._folder, live, keep)
-        self._place = Place(torch.initial_seed(), world.rank.world_rank)
+        self._place = LoaderPosition(torch.initial_seed(), world.rank.world_rank)
 
     def _open(self, folder: RunDir, live: Live, keep: int) -> None:
         """Take the run dir over, and go on from its newest checkpoint."""
@@ -120,22 +120,22 @@ class Run:
         )  # Python takes the handlers away, and one may come late
         self._record("ranks", backend=self.world.backend, ranks=self.world.reports)
         stages, slow = [0] * self.world.size, self._spec["metrics"].get("slow", 1.5)
-        self._pace = Pace(self._record, self.world.hosts, stages, slow, self._hint)
-        patience, ranks = Patience(self.world), replicas(self.world)
-        saved = newest.find(folder, patience)
+        self._slow_ranks = SlowRanks(self._record, self.world.hosts, stages, slow, self._hint)
+        retry, ranks = DiskRetry(self.world), replicas(self.world)
+        saved = newest.find(folder, retry)
         if saved:
-            meta = patience.read(lambda: checkpoint.read_meta(saved))
+            meta = retry.read(lambda: checkpoint.read_meta(saved))
             self._at, self.resumed = snapshot.position(meta, saved), True
             self.state = meta.get("own") or {}
-            snapshot.restore(saved, meta, ranks, live, patience, optimizer=True, schedule=True)
+            snapshot.restore(saved, meta, ranks, live, retry, optimizer=True, schedule=True)
             self._random = state_dict.rng_tensors(self.world.rank.world_rank, self.world.device)
         path = str(saved.relative_to(folder.path)) if saved else None
         self._record("start", step=self._at.step, epoch=self._at.epoch, resumed=path)
         step = self._at.step if saved else None
-        self._saver = Saver(self._lease, ranks, live, self._record, keep, step, patience)
+        self._saver = Saver(self._lease, ranks, live, self._record, keep, step, retry)
         live.optimizer.register_step_pre_hook(lambda *_: self._saver.join())
         deadline = float(os.environ.get("HPCDDP_DEADLINE") or 0)
-        facts = (self.world, self._preemption, folder.request, self._lease, _NoGuard())
+        facts = (self.world, self._preemption, folder.request, self._lease, _NoDetector())
         self._vote = StopVote(*facts, deadline, self._lead)
         self._pause = StopVote(*facts, deadline, self._lead)
         trace = self._mine.trace(self.world.rank.world_rank)
@@ -281,7 +281,7 @@ class Run:
         self._meter.add_up(torch.zeros((), device=self.world.device))
         values, _ = self._meter.read()
         self._record("train" if "loss" in values else "step", step=step, epoch=epoch, **values)
-        self._pace.look(step, values, self._meter.ranks)
+        self._slow_ranks.look(step, values, self._meter.ranks)
 
     def log(self, **numbers: float | Tensor) -> None:
         """Put rank 0's numbers into the records of the run: ``run.log(accuracy=0.9)``.

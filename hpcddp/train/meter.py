@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hpcddp.train.checkpoint.snapshot import Live
-from hpcddp.train.gauge import PARTS, Gauge
+from hpcddp.train.memory_use import PARTS, Gauge
 from hpcddp.train.monitor.timing import Clock
 from hpcddp.train.monitor.traffic import Wire
 from hpcddp.train.rank.world import World

@@ -1,6 +1,6 @@
 """Whether a run's newest checkpoint is of the model that its job makes now: names and shapes alone.
 
-python -m hpcddp.train.model_match answers hpcddp.submit.match. The model has shapes and no
+python -m hpcddp.train.model_match answers hpcddp.submit.resume_check. The model has shapes and no
 numbers, so that neither its memory nor a GPU nor data are needed.
 """
 

@@ -5,7 +5,7 @@ collective. So they vote: each brings its own flag, and the maximum counts for a
 step would cost more than a short step, so votes are some steps apart, as many as take about
 ``SECONDS``; and where steps are short a vote is counted one step after it was cast, so that it
 travels while the ranks compute. Rank 0 chooses the distance and hands it out in the vote itself:
-every rank must enter the same vote. What the guard found (divergence.py) is agreed in it too.
+every rank must enter the same vote. What the detector found (divergence.py) is agreed in it too.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class StopVote:
     Args:
         request: the run dir's file with a person's wish.
         lease: shows whether a newer attempt owns the run dir.
-        guard: looks for numbers that went wrong, in the same vote.
+        detector: looks for numbers that went wrong, in the same vote.
         deadline: end of the time limit, in seconds since the epoch, as the attempt began; 0 for
             none. What Slurm says later counts from when it is in the run dir.
         lead: seconds before it at which the ranks must begin to save.
@@ -70,14 +70,14 @@ class StopVote:
         preemption: Preemption,
         request: Path,
         lease: Lease,
-        guard: Judge,
+        detector: Judge,
         deadline: float = 0.0,
         lead: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._world = world
         self._preemption = preemption
         self._request = request
-        self._lease, self._guard = lease, guard
+        self._lease, self._detector = lease, detector
         self._deadline, self._lead = deadline, lead
         self.by = ""  # what asked this rank to stop: a signal, a request, the time limit
         self.when: float | None = None  # seconds since the epoch
@@ -125,7 +125,7 @@ class StopVote:
     def _vote(self, tick: int, step: int) -> None:
         """Cast this rank's vote. It is counted at once, or at the next tick."""
         clock = time.monotonic()
-        ballot = [self._wish(clock), int(self._guard.bad()), self._choose(tick, clock)]
+        ballot = [self._wish(clock), int(self._detector.bad()), self._choose(tick, clock)]
         votes = torch.tensor(ballot if self._world.is_main else [*ballot[:2], 0])
         work = None
         if self._world.size > 1:
@@ -144,7 +144,7 @@ class StopVote:
         if wish == FENCED:
             self._lease.lost = True
             raise self._lease.error()
-        self._guard.settle(cast.step, bool(bad))
+        self._detector.settle(cast.step, bool(bad))
         self._stopped = time.time()
         return bool(wish == STOP)
 

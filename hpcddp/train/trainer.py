@@ -14,18 +14,18 @@ from hpcddp.preempt import Preemption
 from hpcddp.spec import JobSpec
 from hpcddp.train import micro_batch_search
 from hpcddp.train.checkpoint import checkpoint, newest, snapshot
+from hpcddp.train.checkpoint.disk_retry import DiskRetry
 from hpcddp.train.checkpoint.lease import Lease
-from hpcddp.train.checkpoint.patience import Patience
 from hpcddp.train.checkpoint.saver import Saver
 from hpcddp.train.checkpoint.snapshot import Position
-from hpcddp.train.divergence import Finding, Guard, RollBack
+from hpcddp.train.divergence import DivergenceDetector, Finding, RollBack
 from hpcddp.train.evaluate import Evaluations
 from hpcddp.train.input import loading
 from hpcddp.train.input.batches import Micro, Step, TrainData
 from hpcddp.train.meter import Meter
 from hpcddp.train.monitor.heartbeat import Pulse
 from hpcddp.train.monitor.metrics import Recorder
-from hpcddp.train.monitor.pace import Pace
+from hpcddp.train.monitor.slow_ranks import SlowRanks
 from hpcddp.train.monitor.timing import Clock
 from hpcddp.train.parallel.hooks import Hook
 from hpcddp.train.rank import spread
@@ -57,14 +57,14 @@ class Trainer:
         self._fit: dict[str, Any] = {}  # what fits into memory
         self.spread = spread.of(spec, world)
         self.evaluations = Evaluations(task, spec, self.spread, pulse, record)
-        self._patience = Patience(world, pulse.touch)
-        self.resumed = newest.find(self.run, self._patience)
+        self._retry = DiskRetry(world, pulse.touch)
+        self.resumed = newest.find(self.run, self._retry)
         made = Model(task, spec, self.spread, new=self.resumed is None)
         self.module = made.module
         self._clock = Clock(world.device, whole=spec.metrics.ranks)
         self.data = TrainData(task.dataset("train"), spec, self.spread, self._clock)
         self._meter = Meter(world, self._clock)
-        self.guard = Guard(self.spread, spec.train, self.module, self._meter)
+        self.detector = DivergenceDetector(self.spread, spec.train, self.module, self._meter)
         self.hook = Hook(spec, self.spread)
         meta = self._meta(self.resumed) if self.resumed else {}
         self._load(made, self.resumed, meta)
@@ -80,7 +80,7 @@ class Trainer:
         if not self.spread.layout.threads:
             self._clock.watch(made.chains or [made.module])
         stages = [self.spread.layout.place(rank).pp for rank in range(world.size)]
-        self._pace = Pace(record, world.hosts, stages, spec.metrics.slow, self._hint)
+        self._slow_ranks = SlowRanks(record, world.hosts, stages, spec.metrics.slow, self._hint)
         if spec.train.measure:
             self._meter.measure(self.live)
         trace = self.run.attempt(lease.attempt).trace(world.rank.world_rank)
@@ -98,21 +98,21 @@ class Trainer:
             self.at = snapshot.position(meta, folder)
             self._fit = meta.get("fit") or {}
             self.evaluations.go_on(meta)
-            self.guard.refer_to(meta.get("first_loss"))
+            self.detector.refer_to(meta.get("first_loss"))
         self._began_in = self.at.epoch + bool(self.at.samples_consumed)  # the first one whole
         self.total_steps = _total_steps(self.spec, self.at, self.data)
         self.live = made.live(self.hook, self.total_steps)
         if folder:
             self._restore(folder, meta)
-        facts = self.spec.checkpoint.keep, self.at.step if folder else None, self._patience
+        facts = self.spec.checkpoint.keep, self.at.step if folder else None, self._retry
         self.saver = Saver(self.lease, self.spread, self.live, self.record, *facts)
 
     def _meta(self, folder: Path) -> dict[str, Any]:
-        return self._patience.read(lambda: checkpoint.read_meta(folder))
+        return self._retry.read(lambda: checkpoint.read_meta(folder))
 
     def _restore(self, folder: Path, meta: dict[str, Any]) -> None:
         own = {"optimizer": self.task.has("optimizer"), "schedule": self.task.has("scheduler")}
-        snapshot.restore(folder, meta, self.spread, self.live, self._patience, **own)
+        snapshot.restore(folder, meta, self.spread, self.live, self._retry, **own)
 
     def train(self, preemption: Preemption, deadline: float = 0.0) -> str:
         """Train to the end, or until all ranks agree to stop: "done" or "stopped".
@@ -142,7 +142,7 @@ class Trainer:
 
     def _train(self, preemption: Preemption, deadline: float) -> str:
         self._preemption = preemption
-        facts = (self.world, preemption, self.run.request, self.lease, self.guard)
+        facts = (self.world, preemption, self.run.request, self.lease, self.detector)
         vote = StopVote(*facts, deadline, self._lead)
         self._pause = StopVote(*facts, deadline, self._lead)
         if self.evaluations.owed:
@@ -165,7 +165,7 @@ class Trainer:
         """Go back to the newest checkpoint, in all ranks; Diverged when that cannot help."""
         with self.pulse.patience():
             self.saver.wait()
-            folder = self.guard.go_back(found, newest.find(self.run, self._patience))
+            folder = self.detector.go_back(found, newest.find(self.run, self._retry))
             meta = self._meta(folder)
             self.at = snapshot.position(meta, folder)
             self.evaluations.go_on({**meta, "owed": False})  # this life has made up for it
@@ -192,7 +192,7 @@ class Trainer:
     def _run_batch(self, batches: Iterator[tuple[list[int], Any]]) -> None:
         """One optimizer step, on this rank's share of a global batch."""
         step = self.data.step_at(self.at.samples_consumed)
-        self.guard.begin(self.at.step + 1)
+        self.detector.begin(self.at.step + 1)
         self.hook.begin(self.at.step)
         self._clock.count(sum(micro.real for micro in step.micros))
         self.engine.run(batches, step, self.live.scaler, self._seen)
@@ -205,7 +205,7 @@ class Trainer:
     def _seen(self, ids: list[int], micro: Micro, loss: Tensor) -> None:
         """A micro-batch went forward and backward."""
         self._meter.add(loss, micro.real)
-        self.guard.add(loss, self.at.step + 1)
+        self.detector.add(loss, self.at.step + 1)
         self._trace.add(ids, micro, loss)
 
     def _update(self) -> None:
@@ -213,7 +213,7 @@ class Trainer:
         live, norm = self.live, None
         with self._meter.paused():
             self.saver.join()
-        found = self.guard.leaves_out(self.at.step + 1, scaled=live.scaler.is_enabled())
+        found = self.detector.leaves_out(self.at.step + 1, scaled=live.scaler.is_enabled())
         if found:
             self._leave_out(found)
             return
@@ -249,7 +249,7 @@ class Trainer:
         self._tell()
         step, end = self.at.step, self.at.step == self.total_steps
         if step % self.spec.train.log_every == 0 or end or self._meter.first:
-            self._meter.add_up(self.guard.flag())
+            self._meter.add_up(self.detector.flag())
             self._untold = step, epoch
         ended, each = self.at.epoch > epoch, self.spec.train.eval_every
         due = end or (ended and each > 0 and self.at.epoch % each == 0)
@@ -267,11 +267,11 @@ class Trainer:
             return
         (step, epoch), self._untold = self._untold, None
         values, bad = self._meter.read()
-        self.guard.settle(step, bad)
+        self.detector.settle(step, bad)
         if values:  # else all steps were left out
-            self.guard.refer_to(values["loss"])
+            self.detector.refer_to(values["loss"])
             self.record("train", step=step, epoch=epoch, **values)
-        self._pace.look(step, values, self._meter.ranks)
+        self._slow_ranks.look(step, values, self._meter.ranks)
 
     def _evaluate(self) -> bool:
         """Evaluate, if there is anything to do it on; True when it is the best so far."""
@@ -294,7 +294,7 @@ class Trainer:
             **self.evaluations.facts(),
             "fit": self._fit,
             "look": self._look,
-            "first_loss": self.guard.first_loss,
+            "first_loss": self.detector.first_loss,
         }
 
     def _save(self) -> None:
@@ -302,7 +302,7 @@ class Trainer:
         began = time.monotonic()
         if self.saver.saved != self.at.step:
             self.hook.level(self.module, self.live.optimizer)
-            self.guard.check(self.at.step)
+            self.detector.check(self.at.step)
         looked = time.monotonic() - began
         with self._meter.paused(), self.pulse.patience():
             self.saver.save(self.at, self._facts(), looked)

@@ -12,11 +12,11 @@ from sites import record_run
 from hpcddp import record, spec, strategy
 from hpcddp.compare import memory_estimate
 from hpcddp.compare.memory_estimate import Estimate
-from hpcddp.model_profile import Amount, Facts, View, Weight
+from hpcddp.model_profile import Amount, ModelProfile, TensorShare, Weight
 from hpcddp.planning import resources
 from hpcddp.rundir import RunDir
 from hpcddp.spec import JobSpec
-from hpcddp.train import sketch
+from hpcddp.train import model_sketch
 
 # One worker, one group of ranks for all, which the first test waits for.
 pytestmark = [pytest.mark.xdist_group("budget"), pytest.mark.timeout(900)]
@@ -61,7 +61,7 @@ def measured(folder: Path, size: int, cases: list[Case]) -> list[Measured]:
     runs = [make(folder / str(i), *case[:2], size, **case[2]) for i, case in enumerate(cases)]
     train_all(folder, size, [(run, 1, 0, "") for run in runs])
     meshes = [strategy.layout(text, 1, size) for _, text, _ in cases]
-    facts: dict[str, Facts] = {}
+    facts: dict[str, ModelProfile] = {}
     found = []
     for run, (name, _, more), mesh in zip(runs, cases, meshes, strict=True):
         job, alike = spec.from_dict(record.read(run).spec), f"{name} {more}"
@@ -72,11 +72,11 @@ def measured(folder: Path, size: int, cases: list[Case]) -> list[Measured]:
     return found
 
 
-def look(job: JobSpec, meshes: list[strategy.Layout]) -> Facts:
+def look(job: JobSpec, meshes: list[strategy.Layout]) -> ModelProfile:
     """The facts as they come out of the process that finds them."""
     stages = [memory_estimate.stages_of(job, mesh) for mesh in meshes]
-    asked = sketch.Ask(spec.to_dict(job), ".", [list(mesh) for mesh in meshes], stages)
-    return Facts.load(json.loads(json.dumps(dataclasses.asdict(sketch.sketch(asked)))))
+    asked = model_sketch.Ask(spec.to_dict(job), ".", [list(mesh) for mesh in meshes], stages)
+    return ModelProfile.load(json.loads(json.dumps(dataclasses.asdict(model_sketch.sketch(asked)))))
 
 
 @pytest.fixture(scope="module")
@@ -153,9 +153,9 @@ TOTAL = 4 * 3100
 def reckon(text: str, nodes: int, gpus: int, **keys: Any) -> Estimate:
     job = spec.KEYS.build({name.replace("__", "."): value for name, value in keys.items()})
     mesh = strategy.layout(text, nodes, gpus)
-    view = View(SHAPES, [Amount(0, 10)] * 2, [Amount(0, 5)] * 2, [Amount(0, 3)] * 2)
-    count = job.pp.chunks or 1
-    facts = Facts(WEIGHTS, [0, 40], {1: [[0, 1]], 2: [[0], [1]]}, {1: view, 2: view, 4: view},
+    view = TensorShare(SHAPES, [Amount(0, 10)] * 2, [Amount(0, 5)] * 2, [Amount(0, 3)] * 2)
+    count, views = job.pp.chunks or 1, dict.fromkeys((1, 2, 4), view)
+    facts = ModelProfile(WEIGHTS, [0, 40], {1: [[0, 1]], 2: [[0], [1]]}, views,
                   {str(mesh): (8, count)})  # fmt: skip
     made = memory_estimate.estimate(facts, mesh, job, gpus)
     assert isinstance(made, Estimate)

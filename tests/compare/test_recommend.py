@@ -4,16 +4,16 @@ import pytest
 
 from hpcddp import strategy
 from hpcddp.compare.memory_estimate import Estimate, Need
-from hpcddp.compare.recommend import Row, candidates, recommend, smaller
+from hpcddp.compare.recommend import Candidate, candidates, recommend, smaller
 
 G = 2**30
 
 
-def row(text: str, state: float, activations: float | None, batch: int = 8) -> Row:
+def row(text: str, state: float, activations: float | None, batch: int = 8) -> Candidate:
     """A strategy that takes so many G."""
     kept = None if activations is None else activations * G
     need = Need(state * G, 0, 0, 0, kept)
-    return Row(text, strategy.layout(text, 1, 4), Estimate([need], {}, (batch, 1)))
+    return Candidate(text, strategy.layout(text, 1, 4), Estimate([need], {}, (batch, 1)))
 
 
 ROWS = [row("ddp", 60, 10), row("zero1", 40, 10), row("fsdp", 20, 10), row("tp", 15, 40)]
@@ -41,7 +41,7 @@ def test_without_memory_it_is_told_what_each_would_need() -> None:
 
 
 def test_what_cannot_be_is_not_recommended() -> None:
-    bad = Row("ddp", None, reason="the batch does not divide")
+    bad = Candidate("ddp", None, reason="the batch does not divide")
     assert recommend([bad, *ROWS[1:]], 100 * G)[0] == "zero1"
     assert recommend([bad], 100 * G) == ("", "None of these can be: the reasons are in the table.")
 

@@ -18,7 +18,7 @@ from dashboards import started
 from made import made_run
 from sites import Outcome, Site
 
-from hpcddp.dashboard import app, door
+from hpcddp.dashboard import app, listener
 from hpcddp.errors import UserError
 
 Command = Callable[..., Outcome]
@@ -95,12 +95,12 @@ def test_the_usual_socket_is_in_a_folder_of_ones_own(
     runtime = short / "runtime"
     runtime.mkdir(0o700)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
-    found = door.own_path(tmp_path)
+    found = listener.own_path(tmp_path)
     assert found.parent == runtime / "hpcddp"
     assert stat.S_IMODE(found.parent.stat().st_mode) == 0o700
-    assert door.own_path(tmp_path) == found != door.own_path(runtime)
+    assert listener.own_path(tmp_path) == found != listener.own_path(runtime)
     found.parent.chmod(0o755)  # somebody else's doing
-    other = door.own_path(tmp_path)
+    other = listener.own_path(tmp_path)
     assert other.parent.parent == Path(tempfile.gettempdir())
     assert stat.S_IMODE(other.parent.stat().st_mode) == 0o700
 
@@ -155,17 +155,17 @@ def test_nobody_can_move_the_folder_of_a_socket(
         (tmp_path / name / "mine").chmod(0o700)
     (tmp_path / "shared").chmod(0o775)  # a project's folder: its group can rename what is there
     with pytest.raises(UserError, match="others can write there") as refused:
-        door.on_socket(tmp_path / "shared" / "mine" / "own" / "s").__enter__()
+        listener.on_socket(tmp_path / "shared" / "mine" / "own" / "s").__enter__()
     assert refused.value.where == str(tmp_path / "shared")
     (tmp_path / "tmp").chmod(0o1777)
     (tmp_path / "shared" / "link").symlink_to(tmp_path / "tmp" / "mine")
-    with door.on_socket(tmp_path / "shared" / "link" / "own" / "s") as opened:
+    with listener.on_socket(tmp_path / "shared" / "link" / "own" / "s") as opened:
         assert opened.address == str(tmp_path / "tmp" / "mine" / "own" / "s")
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "shared" / "mine"))
-    assert tmp_path not in door.own_path(tmp_path).parents
+    assert tmp_path not in listener.own_path(tmp_path).parents
     (tmp_path / "loop").symlink_to("loop")
     with pytest.raises(UserError, match="there is no such folder"):
-        door.on_socket(tmp_path / "loop" / "s").__enter__()
+        listener.on_socket(tmp_path / "loop" / "s").__enter__()
 
 
 def test_without_the_extra_it_says_what_to_install(site: Site) -> None:

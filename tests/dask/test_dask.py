@@ -14,7 +14,7 @@ from distributed import Client, LocalCluster, wait
 import hpcddp.dask
 from hpcddp import processes
 from hpcddp.dask import DaskResultsHandler, dispatch, placement
-from hpcddp.dask.placement import Place
+from hpcddp.dask.placement import WorkerInfo
 from hpcddp.errors import RankError, UserError
 
 NO_PORT = "127.0.0.1:0"  # of a web server: any
@@ -194,8 +194,10 @@ def test_dispatch_starts_a_function_as_dask_pytorch_ddp_does(client: Client) -> 
     assert found == [[(1,), {"b": "c", "local_rank": local}] for local in range(2)]
 
 
-def made(host: str, number: int = 0, name: str = "", visible: str = "", job: str = "1") -> Place:
-    return Place(host, job, name, number, visible.split(",") if visible else [], 1, 1)
+def made(
+    host: str, number: int = 0, name: str = "", visible: str = "", job: str = "1"
+) -> WorkerInfo:
+    return WorkerInfo(host, job, name, number, visible.split(",") if visible else [], 1, 1)
 
 
 def test_workers_that_a_launcher_numbered_keep_their_ranks() -> None:

@@ -20,7 +20,7 @@ from hpcddp.data.node_cache import cache
 from hpcddp.data.objects import Found
 from hpcddp.data.places import Place
 from hpcddp.data.s3 import endpoint, region
-from hpcddp.data.trouble import Trouble
+from hpcddp.data.store_errors import Trouble
 from hpcddp.errors import StoreUnreachable, UserError
 
 COUNT = sum(CLASSES.values())

@@ -21,7 +21,7 @@ from hpcddp import cgroups
 from hpcddp.attempt import ledger
 from hpcddp.data import names, sources
 from hpcddp.data.node_cache import claims, disk
-from hpcddp.data.stage import Stage, folder_of
+from hpcddp.data.stage import StagedCopy, folder_of
 from hpcddp.errors import StageError, UserError
 from hpcddp.rundir import RunDir, write_json
 from hpcddp.topology import Rank
@@ -64,7 +64,7 @@ def test_files_folders_and_links_are_copied_once(tmp_path: Path, source: Path, c
     single.write_bytes(b"x" * 1000)
     node = tmp_path / "node"
     node.mkdir()
-    made = Stage(node, [str(source), f"{single}"], 1)
+    made = StagedCopy(node, [str(source), f"{single}"], 1)
     assert made.copy(always)
     assert "staged 10.3K in" in capfd.readouterr().out
     assert (node / "one file.tar").read_bytes() == b"x" * 1000
@@ -77,7 +77,7 @@ def test_files_folders_and_links_are_copied_once(tmp_path: Path, source: Path, c
         data = (source / "cats" / name).read_bytes()
         assert (copy / "cats" / name).read_bytes() == (copy / "linked" / name).read_bytes() == data
     before = {path: path.stat().st_ino for path in node.rglob("*.jpg")}
-    assert Stage(node, [str(source), f"{single}"], 1).copy(always)
+    assert StagedCopy(node, [str(source), f"{single}"], 1).copy(always)
     assert "all of it was there already" in capfd.readouterr().out
     assert {path: path.stat().st_ino for path in node.rglob("*.jpg")} == before
 
@@ -85,13 +85,13 @@ def test_files_folders_and_links_are_copied_once(tmp_path: Path, source: Path, c
 def test_what_has_changed_is_copied_anew(tmp_path: Path, source: Path) -> None:
     node = tmp_path / "node"
     node.mkdir()
-    Stage(node, [str(source)], 1).copy(always)
+    StagedCopy(node, [str(source)], 1).copy(always)
     kept = (node / "pets/cats/2.jpg").stat().st_ino
     one = source / "cats/1.jpg"
     one.write_bytes(b"y" * one.stat().st_size)  # of the same size, and newer
     (source / "cats/new.jpg").write_bytes(b"new")
     (node / "pets/cats/3.jpg").write_bytes(b"cut")  # somebody wrote into the copy
-    Stage(node, [str(source)], 1).copy(always)
+    StagedCopy(node, [str(source)], 1).copy(always)
     assert (node / "pets/cats/1.jpg").read_bytes() == one.read_bytes()
     assert (node / "pets/cats/new.jpg").read_bytes() == b"new"
     assert (node / "pets/cats/3.jpg").read_bytes() == (source / "cats/3.jpg").read_bytes()
@@ -102,7 +102,7 @@ SLOWLY = """
 import sys, time
 from pathlib import Path
 from hpcddp.data import sources
-from hpcddp.data.stage import Stage
+from hpcddp.data.stage import StagedCopy
 sources.BLOCK = 1 << 20
 read = sources.Local.read
 def slowly(self, file, start):
@@ -112,7 +112,7 @@ def slowly(self, file, start):
         print("block", flush=True)
         time.sleep(float(sys.argv[3]))
 sources.Local.read = slowly
-Stage(Path(sys.argv[2]), [sys.argv[1]], 1).copy(lambda: True)
+StagedCopy(Path(sys.argv[2]), [sys.argv[1]], 1).copy(lambda: True)
 """
 
 
@@ -141,8 +141,8 @@ def test_a_big_file_goes_on_where_a_kill_cut_it(tmp_path: Path) -> None:
 def test_it_stops_when_it_is_not_wanted(tmp_path: Path, source: Path) -> None:
     node = tmp_path / "node"
     node.mkdir()
-    assert not Stage(node, [str(source)], 1).copy(lambda: False)
-    assert Stage(node, [str(source)], 1).copy(always)
+    assert not StagedCopy(node, [str(source)], 1).copy(lambda: False)
+    assert StagedCopy(node, [str(source)], 1).copy(always)
 
 
 def test_it_stops_at_once_where_a_source_does_not_answer(
@@ -158,7 +158,7 @@ def test_it_stops_at_once_where_a_source_does_not_answer(
 
     monkeypatch.setattr(sources.Local, "read", silent)
     found: list[bool] = []
-    made = Stage(node, [str(source)], 1)
+    made = StagedCopy(node, [str(source)], 1)
     copying = threading.Thread(target=lambda: found.append(made.copy(lambda: not asked.is_set())))
     copying.start()
     copying.join(20)
@@ -167,7 +167,7 @@ def test_it_stops_at_once_where_a_source_does_not_answer(
     copying.join()
     assert stopped == [False]
     monkeypatch.undo()
-    assert Stage(node, [str(source)], 1).copy(always)
+    assert StagedCopy(node, [str(source)], 1).copy(always)
     assert (node / "pets/cats/3.jpg").read_bytes() == (source / "cats/3.jpg").read_bytes()
 
 
@@ -177,29 +177,29 @@ def test_a_source_that_changes_meanwhile_or_is_not_there_is_named(
     node = tmp_path / "node"
     node.mkdir()
     with pytest.raises(UserError, match=r"no such folder.*cannot be staged"):
-        Stage(node, [str(tmp_path / "no such folder")], 1).copy(always)
-    look = Stage._look
+        StagedCopy(node, [str(tmp_path / "no such folder")], 1).copy(always)
+    look = StagedCopy._look
 
-    def cut(self: Stage) -> object:
+    def cut(self: StagedCopy) -> object:
         found = look(self)
         (source / "cats/5.jpg").write_bytes(b"cut")
         return found
 
-    monkeypatch.setattr(Stage, "_look", cut)
+    monkeypatch.setattr(StagedCopy, "_look", cut)
     with pytest.raises(StageError, match=r"(cats|linked)/5.jpg: had 105 bytes and now gives 3"):
-        Stage(node, [str(source)], 1).copy(always)
+        StagedCopy(node, [str(source)], 1).copy(always)
 
 
 SMALL = """
 import os, subprocess, sys
 from pathlib import Path
-from hpcddp.data.stage import Stage
+from hpcddp.data.stage import StagedCopy
 from hpcddp.errors import UserError
 from hpcddp.data.node_cache import disk
 node = Path(sys.argv[2])
 subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", node], check=True)
 def attempt():
-    try: Stage(node, [sys.argv[1]], 1).copy(lambda: True)
+    try: StagedCopy(node, [sys.argv[1]], 1).copy(lambda: True)
     except UserError as error: print(error)
 attempt()
 free = disk.free
@@ -214,7 +214,7 @@ def test_a_disk_without_room_is_told_with_both_numbers(tmp_path: Path) -> None:
     with big.open("wb") as file:
         file.truncate(BIG)
     if not (within := mounts()):  # the numbers at least
-        made = Stage(node, [str(big)], 1)
+        made = StagedCopy(node, [str(big)], 1)
         made._need = 1 << 60
         with pytest.raises(UserError, match="more are to be staged"):
             made._check_room()
@@ -234,7 +234,7 @@ def test_what_is_staged_in_memory_counts_as_the_jobs(tmp_path: Path, monkeypatch
     monkeypatch.setattr(disk, "MOUNTS", tmp_path / "mounts")
     monkeypatch.setattr(cgroups, "memory_left", lambda: 30_000.0)
     with pytest.raises(UserError, match="of memory are free"):
-        Stage(node, [str(tmp_path / "big")], 1).copy(always)
+        StagedCopy(node, [str(tmp_path / "big")], 1).copy(always)
 
 
 def test_a_store_is_staged_too(tmp_path: Path, s3_server: Any, monkeypatch) -> None:
@@ -246,18 +246,18 @@ def test_a_store_is_staged_too(tmp_path: Path, s3_server: Any, monkeypatch) -> N
     s3_server.put("staged", {"a/pets/": b"", "a/pets/x/1.jpg": b"one", "a/pets/big.tar": big})
     entries = ["s3://staged/a/pets", "s3://staged/a/pets/big.tar"]
     s3_server.door.shut_for(1.0)
-    assert Stage(tmp_path, entries, 30).copy(always)
+    assert StagedCopy(tmp_path, entries, 30).copy(always)
     assert contents(tmp_path) == {"pets/x/1.jpg": b"one", "pets/big.tar": big, "big.tar": big}
     s3_server.client().put_object(Bucket="staged", Key="a/pets/x/1.jpg", Body=b"two")
     before = (tmp_path / "big.tar").stat().st_ino
-    assert Stage(tmp_path, entries, 30).copy(always)
+    assert StagedCopy(tmp_path, entries, 30).copy(always)
     assert (tmp_path / "pets/x/1.jpg").read_bytes() == b"two"
     assert (tmp_path / "big.tar").stat().st_ino == before
     with pytest.raises(UserError, match="nothing to stage"):
-        Stage(tmp_path, ["s3://staged/a/dogs"], 1).copy(always)
+        StagedCopy(tmp_path, ["s3://staged/a/dogs"], 1).copy(always)
     s3_server.put("sly", {"p/../../../out": b"x"})
     with pytest.raises(UserError, match="outside of the folder"):
-        Stage(tmp_path, ["s3://sly/p"], 1).copy(always)
+        StagedCopy(tmp_path, ["s3://sly/p"], 1).copy(always)
 
 
 def test_one_object_of_a_store_is_staged_without_a_look_at_the_others(
@@ -275,14 +275,14 @@ def test_one_object_of_a_store_is_staged_without_a_look_at_the_others(
     s3_server.door.answer(403, "AccessDenied", to="prefix= HTTP")
     try:
         with pytest.raises(UserError, match="may not be read"):
-            Stage(tmp_path, ["s3://one"], 1).copy(always)
+            StagedCopy(tmp_path, ["s3://one"], 1).copy(always)
         entries = ["s3://one/weights.tar", "memory://one/pets.tar"]
-        assert Stage(tmp_path, entries, 1).copy(always)
+        assert StagedCopy(tmp_path, entries, 1).copy(always)
     finally:
         s3_server.door.open()
     assert contents(tmp_path) == {"weights.tar": b"right", "pets.tar": b"pets"}
     with pytest.raises(UserError, match="nothing to stage"):
-        Stage(tmp_path, ["memory://one/dogs.tar"], 1).copy(always)
+        StagedCopy(tmp_path, ["memory://one/dogs.tar"], 1).copy(always)
 
 
 def run_of(path: Path, cause: str | None = None, action: str = "") -> RunDir:
@@ -329,7 +329,7 @@ def test_what_runs_that_are_over_left_goes(tmp_path: Path) -> None:
         for path in (folders[name] / ".owner", folders[name].parent):
             os.utime(path, (time.time() - age * 86400,) * 2)
     own = folder_of(run_of(tmp_path / "own"), rank, local=False, environ=environ)
-    Stage(own, [str(tmp_path / "a" / "new" / "job.json")], 1).copy(always)
+    StagedCopy(own, [str(tmp_path / "a" / "new" / "job.json")], 1).copy(always)
     assert {name for name, folder in folders.items() if folder.exists()} == {
         "comes back", "lives", "new", "deleted just now", "trains unseen", "trains elsewhere"
     }  # fmt: skip

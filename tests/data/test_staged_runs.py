@@ -17,7 +17,7 @@ from toy import TOY
 
 from hpcddp import spec
 from hpcddp.attempt import ledger, rendezvous
-from hpcddp.data import waiting
+from hpcddp.data import node_wait
 from hpcddp.data.node_cache import cache as caches
 from hpcddp.data.node_cache import claims
 from hpcddp.errors import StageError
@@ -192,18 +192,18 @@ def test_a_program_whose_source_is_not_there_fails_once(
 
 def test_nobody_waits_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(StageError, match="nobody began"):
-        waiting._follow(tmp_path, "1-5", 0.0, lambda: True)
+        node_wait._follow(tmp_path, "1-5", 0.0, lambda: True)
     gone = f"{os.getpid()}-0"  # the id of a process that was another one
     write_json(tmp_path / ".owner", {"who": gone, "turn": "1-5"})
-    monkeypatch.setattr(waiting, "SILENT", 0.0)
+    monkeypatch.setattr(node_wait, "SILENT", 0.0)
     with pytest.raises(StageError, match="is gone"):
-        waiting._follow(tmp_path, "1-5", 9.0, lambda: True)
+        node_wait._follow(tmp_path, "1-5", 9.0, lambda: True)
     write_json(tmp_path / ".owner", {"who": claims.mark(), "turn": "1-5"})
     late = time.monotonic() + 0.5
-    waiting._follow(tmp_path, "1-5", 0.0, lambda: time.monotonic() < late)
+    node_wait._follow(tmp_path, "1-5", 0.0, lambda: time.monotonic() < late)
     write_json(tmp_path / ".ended-1-5", {"error": ["no room", "n1", "make some"]})
     with pytest.raises(StageError, match="n1: no room"):
-        waiting._follow(tmp_path, "1-5", 9.0, lambda: True)
+        node_wait._follow(tmp_path, "1-5", 9.0, lambda: True)
 
 
 def test_what_contradicts_is_refused_before_it_is_submitted(

@@ -10,7 +10,7 @@ from sites import Site
 
 from hpcddp.attempt import ledger
 from hpcddp.errors import RunError
-from hpcddp.observe.poll import Pace, Told
+from hpcddp.observe.poll import StatusPoll, Told
 from hpcddp.rundir import RunDir
 from hpcddp.submit import status
 
@@ -36,7 +36,7 @@ def row(state: str, name: str) -> str:
 def test_a_word_holds_until_the_folder_tells_something_new(site: Site) -> None:
     run = working(site)
     told = answers(site, row("SUSPENDED", "a-1"))
-    pace = Pace(run)
+    pace = StatusPoll(run)
     for _ in range(3):
         found = pace.look()
         assert (found.state, found.reason, found.hosts) == ("SUSPENDED", "Priority", "n7")
@@ -50,7 +50,7 @@ def test_who_looks_aside_does_not_wait_for_slurm(site: Site) -> None:
     gate = site.folder / "gate"
     os.mkfifo(gate)
     answers(site, f"read -r < {gate}; {row('SUSPENDED', 'a-1')}")
-    pace = Pace(run, aside=True)
+    pace = StatusPoll(run, aside=True)
     assert pace.look().state == pace.look().state == "RUNNING"
     gate.write_text("now\n")
     until = time.monotonic() + 20
@@ -65,7 +65,7 @@ def test_a_slurm_that_is_away_is_asked_less_and_less(
     run, now = working(site), [0.0]
     told = answers(site, AWAY)
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    pace, when = Pace(run), list[float]()
+    pace, when = StatusPoll(run), list[float]()
     while now[0] < 1000:
         before = len(told.read_text().splitlines()) if told.exists() else 0
         found = pace.look()
@@ -89,7 +89,7 @@ def test_many_runs_are_one_question(site: Site) -> None:
 def test_a_run_that_goes_away_says_so(site: Site) -> None:
     run = working(site)
     answers(site, row("RUNNING", "a-1"))
-    pace = Pace(run)
+    pace = StatusPoll(run)
     assert pace.look().state == "RUNNING"
     run.job.write_text("{")
     with pytest.raises(RunError, match="cannot be read"):

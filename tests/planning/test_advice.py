@@ -14,7 +14,7 @@ from toy_model import TOY
 from hpcddp import spec
 from hpcddp.attempt import ledger
 from hpcddp.planning import advice
-from hpcddp.planning.advice import Facts, Measured
+from hpcddp.planning.advice import AdviceInputs, Measured
 from hpcddp.planning.jobfile import Layer
 from hpcddp.rundir import RunDir, write_json
 from hpcddp.slurm import rules as sites
@@ -107,23 +107,23 @@ FAST, SLOW = Measured(0.5, 3, 20, "r"), Measured(0.5, 95, 20, "r")
 @pytest.mark.parametrize(
     ("facts", "words"),
     [
-        (Facts(LOW, FAST), ()),
-        (Facts(LOW, SLOW), ("95 s", "30 s", "checkpoint.every below 100")),
-        (Facts(LOW, Measured(29, 2, 20, "r")), ("saves take 2 s", "steps 29 s", "30 s")),
-        (Facts(sites.Site(preempt_mode="OFF"), SLOW), ()),
-        (Facts(sites.Site(preempt_mode="SUSPEND"), SLOW), ()),
-        (Facts(sites.Site(preempt_mode="CANCEL"), SLOW), ("95 s", "30 s")),
-        (Facts(sites.Site(preempt_mode="CANCEL", grace=90), SLOW), ()),
-        (Facts(limit=200, measured=SLOW), ("200 s", "start takes 20 s", "196 s")),
-        (Facts(limit=218, measured=SLOW), ()),
-        (Facts(limit=217, measured=SLOW), ("more than 4 minutes",)),
-        (Facts(limit=60), ()),
-        (Facts(LOW, returns=False), ("requeue.enabled is false",)),
-        (Facts(returns=False), ()),
-        (Facts(LOW, SLOW, limit=60, returns=False), ("requeue.enabled", "95 s", "60 s")),
+        (AdviceInputs(LOW, FAST), ()),
+        (AdviceInputs(LOW, SLOW), ("95 s", "30 s", "checkpoint.every below 100")),
+        (AdviceInputs(LOW, Measured(29, 2, 20, "r")), ("saves take 2 s", "steps 29 s", "30 s")),
+        (AdviceInputs(sites.Site(preempt_mode="OFF"), SLOW), ()),
+        (AdviceInputs(sites.Site(preempt_mode="SUSPEND"), SLOW), ()),
+        (AdviceInputs(sites.Site(preempt_mode="CANCEL"), SLOW), ("95 s", "30 s")),
+        (AdviceInputs(sites.Site(preempt_mode="CANCEL", grace=90), SLOW), ()),
+        (AdviceInputs(limit=200, measured=SLOW), ("200 s", "start takes 20 s", "196 s")),
+        (AdviceInputs(limit=218, measured=SLOW), ()),
+        (AdviceInputs(limit=217, measured=SLOW), ("more than 4 minutes",)),
+        (AdviceInputs(limit=60), ()),
+        (AdviceInputs(LOW, returns=False), ("requeue.enabled is false",)),
+        (AdviceInputs(returns=False), ()),
+        (AdviceInputs(LOW, SLOW, limit=60, returns=False), ("requeue.enabled", "95 s", "60 s")),
     ],
 )
-def test_what_is_warned_of(facts: Facts, words: tuple[str, ...]) -> None:
+def test_what_is_warned_of(facts: AdviceInputs, words: tuple[str, ...]) -> None:
     text = "\n".join(advice.warnings(facts))
     assert bool(text) == bool(words)
     assert all(word in text for word in words), text

@@ -8,11 +8,13 @@ from sites import NASTY
 
 from hpcddp.errors import TemplateError
 from hpcddp.planning import render, resources
-from hpcddp.planning.render import Facts, Text
+from hpcddp.planning.render import TemplateContext, Text
 
 
-def facts(**given: Any) -> Facts:
-    return Facts(**{"directives": [], "variables": {}, "launcher": "launch/srun.sh.j2"} | given)
+def facts(**given: Any) -> TemplateContext:
+    return TemplateContext(
+        **{"directives": [], "variables": {}, "launcher": "launch/srun.sh.j2"} | given
+    )
 
 
 def rendered(folder: Path, text: str, **given: Any) -> str:

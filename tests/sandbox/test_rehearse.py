@@ -17,11 +17,11 @@ from hpcddp.cli import rehearse as command
 from hpcddp.errors import UserError
 from hpcddp.planning.jobfile import Layer
 from hpcddp.rundir import STEP, RunDir, write_json
-from hpcddp.sandbox import compare, instants, outcome, rehearse, setting
+from hpcddp.sandbox import compare, fault_times, outcome, rehearsal_sandbox, rehearse
 from hpcddp.sandbox.cluster import Sandbox
-from hpcddp.sandbox.instants import KINDS, Fault, Timeline
-from hpcddp.sandbox.outcome import Report, Row
-from hpcddp.sandbox.rehearsed_run import Stage
+from hpcddp.sandbox.fault_times import KINDS, Fault, Timeline
+from hpcddp.sandbox.outcome import FaultOutcome, Report
+from hpcddp.sandbox.rehearsed_run import RehearsedRun
 
 LINE = Timeline(startup=4.0, per_step=0.05, steps=400)
 EVERY = dict.fromkeys(KINDS, 2)
@@ -31,13 +31,13 @@ EVERY = dict.fromkeys(KINDS, 2)
 
 
 def test_the_seed_says_it_all() -> None:
-    first, again = (instants.draw(EVERY, 7, LINE) for _ in range(2))
-    assert first == again != instants.draw(EVERY, 8, LINE)
+    first, again = (fault_times.draw(EVERY, 7, LINE) for _ in range(2))
+    assert first == again != fault_times.draw(EVERY, 8, LINE)
     assert sorted(f.kind for f in first) == sorted(k for k in KINDS for _ in range(2))
 
 
 def test_whencover_the_run_from_its_start_to_its_end() -> None:
-    faults = [f for seed in range(300) for f in instants.draw({"crash": 1}, seed, LINE)]
+    faults = [f for seed in range(300) for f in fault_times.draw({"crash": 1}, seed, LINE)]
     starting = [f.after for f in faults if not f.step]
     steps = [f.step for f in faults if f.step]
     # 4 of 24 seconds are start-up: 50 of 300 are expected, and 6.5 is the standard deviation.
@@ -49,9 +49,9 @@ def test_whencover_the_run_from_its_start_to_its_end() -> None:
 
 
 def test_each_fault_leaves_room_for_those_after_it() -> None:
-    room = instants.ROOM / LINE.per_step
+    room = fault_times.ROOM / LINE.per_step
     for seed in range(100):
-        faults = instants.draw(EVERY, seed, LINE)
+        faults = fault_times.draw(EVERY, seed, LINE)
         for left, fault in enumerate(reversed(faults)):
             assert fault.step <= 400 - left * room
         when = [(f.step, f.after) for f in faults if f.kind != "timeout"]
@@ -60,17 +60,17 @@ def test_each_fault_leaves_room_for_those_after_it() -> None:
 
 def test_a_time_limit_never_ends_before_a_first_step() -> None:
     for seed in range(100):
-        (fault,) = instants.draw({"timeout": 1}, seed, LINE)
+        (fault,) = fault_times.draw({"timeout": 1}, seed, LINE)
         assert fault.step >= 1
-        assert instants.limit(0, fault, LINE) > LINE.startup + fault.step * LINE.per_step
+        assert fault_times.limit(0, fault, LINE) > LINE.startup + fault.step * LINE.per_step
 
 
 def test_a_job_that_is_too_short_is_refused_with_the_steps_that_it_needs() -> None:
     short = Timeline(4.0, 0.01, 100)
     with pytest.raises(UserError, match=r"100 steps in 1\.0 s are too few for 12 faults") as error:
-        instants.draw(EVERY, 0, short)
+        fault_times.draw(EVERY, 0, short)
     needed = int(error.value.hint.split()[3])
-    assert len(instants.draw(EVERY, 0, Timeline(4.0, 0.01, needed))) == 12
+    assert len(fault_times.draw(EVERY, 0, Timeline(4.0, 0.01, needed))) == 12
 
 
 # --- comparison
@@ -152,7 +152,7 @@ def test_what_belongs_to_a_cluster_is_left_out_and_said() -> None:
         {"global_batch": 8, "slurm": {"account": "lab", "signal": "USR1@60"}, "cluster": "mine"},
         "job.toml",
     )
-    layers = setting.sandboxed([job], {"preempt": 1}, Path("/home"), said.append)
+    layers = rehearsal_sandbox.sandboxed([job], {"preempt": 1}, Path("/home"), said.append)
     values = {name: v for layer in reversed(layers) for name, v in layer.values.items()}
     assert "slurm.account" not in values
     assert (values["slurm.signal"], values["global_batch"]) == ("USR1@60", 8)
@@ -168,7 +168,7 @@ def test_a_hang_is_found_soon_unless_the_job_says_when(
     counts: dict[str, int], given: dict[str, float], found: float | None
 ) -> None:
     job = Layer().put_all({"train": given}, "job")
-    layers = setting.sandboxed([job], counts, Path("/home"), print)
+    layers = rehearsal_sandbox.sandboxed([job], counts, Path("/home"), print)
     values = {name: v for layer in reversed(layers) for name, v in layer.values.items()}
     assert values.get("train.hang_seconds") == found
 
@@ -196,16 +196,16 @@ def test_nonsense_is_a_user_error(
 # --- what came of it
 
 
-def hit(run: RunDir, kind: str) -> tuple[Stage, Fault]:
+def hit(run: RunDir, kind: str) -> tuple[RehearsedRun, Fault]:
     """A fault that hit the first of two attempts: it had saved at step 40, and come to 50."""
     for number in (1, 2):
         facts = ledger.life(str(number), 1)
         facts.number, facts.cause, facts.saved = number, kind if number == 1 else "done", 40
         write_json(run.attempt(number).facts, asdict(facts))
         run.attempt(number).step.write_bytes(STEP.pack(10 * (4 + number), 100.0 * number))
-    stage = Stage(Sandbox(run.path), run, 1.0)
-    stage.first_steps = {1: (1, 60.0), 2: (41, 130.0)}
-    return stage, Fault(kind, 50, 0.0, 0.5, attempt=1, at=50)
+    rehearsed = RehearsedRun(Sandbox(run.path), run, 1.0)
+    rehearsed.first_steps = {1: (1, 60.0), 2: (41, 130.0)}
+    return rehearsed, Fault(kind, 50, 0.0, 0.5, attempt=1, at=50)
 
 
 @pytest.mark.parametrize(("kind", "survived"), [("preempt", False), ("crash", True)])
@@ -213,37 +213,37 @@ def test_only_what_leaves_no_time_to_save_may_cost_steps(
     tmp_path: Path, kind: str, survived: bool
 ) -> None:
     run = run_of(tmp_path / "r", two(1, 50), two(41, 60))
-    stage, fault = hit(run, kind)
-    (row,) = outcome.rows(stage, [fault])
+    rehearsed, fault = hit(run, kind)
+    (row,) = outcome.rows(rehearsed, [fault])
     assert (row.survived, row.steps_lost, row.seconds_lost) == (survived, 10, 30.0)
     assert row.reason == ("" if survived else "10 steps more than it must cost")
 
 
 def test_what_could_not_be_played_was_not_survived(tmp_path: Path) -> None:
     run = run_of(tmp_path / "r", two(1, 50), two(41, 60))
-    stage, _ = hit(run, "crash")
-    (row,) = outcome.rows(stage, [Fault("hang", 55, 0.0, 0.5)])
+    rehearsed, _ = hit(run, "crash")
+    (row,) = outcome.rows(rehearsed, [Fault("hang", 55, 0.0, 0.5)])
     assert not row.survived and row.reason == "the run had ended before"
 
 
 def test_a_limit_that_the_start_up_used_up_has_come(tmp_path: Path) -> None:
     """Else it would be waited for in a life that has no limit."""
     run = run_of(tmp_path / "r", two(1, 50), [])
-    stage, _ = hit(run, "preempt")
+    rehearsed, _ = hit(run, "preempt")
     run.attempt(2).step.unlink()
     fault, now = Fault("timeout", 50, 0.0, 0.5), time.time()
     for deadline, due in ((None, False), (now + 6e5, False), (now + 60, False), (now + 1, True)):
         facts = ledger.life("2", 1)
         facts.number, facts.began, facts.deadline = 2, now - 30, deadline
         write_json(run.attempt(2).facts, asdict(facts))
-        assert rehearse._due(stage, fault) == due
+        assert rehearse._due(rehearsed, fault) == due
 
 
 # --- what is shown
 
 
 def report(**changes: Any) -> Report:
-    row = Row("crash", 217, 3, "crash", survived=True, steps_lost=9, seconds_lost=8.25)
+    row = FaultOutcome("crash", 217, 3, "crash", survived=True, steps_lost=9, seconds_lost=8.25)
     good = Report("toy", 7, 2, 2, 400, [row], state="COMPLETED", steps_lost=9,
                   weights_equal=True, order_equal=True)  # fmt: skip
     for name, value in changes.items():
@@ -265,7 +265,11 @@ def test_the_table() -> None:
         {"order_equal": False},
         {"steps_needless": 1},
         {"state": "FAILED"},
-        {"faults": [Row("hang", 0, 0, "", survived=False, steps_lost=0, seconds_lost=None)]},
+        {
+            "faults": [
+                FaultOutcome("hang", 0, 0, "", survived=False, steps_lost=0, seconds_lost=None)
+            ]
+        },
     ],
 )
 def test_anything_that_went_wrong_fails_the_whole(bad: dict[str, Any]) -> None:

@@ -144,9 +144,9 @@ def test_a_run_that_ends_while_slurm_is_asked_has_its_own_word(site: Site) -> No
     run = begun(submitted(make(site)))
     write_json(run.attempt(1).error, {"rank": 3, "host": "n2", "type": "E", "message": "boom"})
 
-    def late() -> list[slurm.JobRow]:
+    def late() -> list[slurm.QueuedJob]:
         ledger.end(run, 1, 1, decision.CRASH)
-        return [slurm.JobRow("7", "FAILED", "NonZeroExitCode", None, None, "n1", "toy-1")]
+        return [slurm.QueuedJob("7", "FAILED", "NonZeroExitCode", None, None, "n1", "toy-1")]
 
     found = status.status(run, late)
     assert (found.state, found.reason) == ("FAILED", "rank 3 on n2: E: boom")

@@ -20,7 +20,7 @@ from hpcddp.planning.jobfile import Layer
 from hpcddp.rundir import RunDir, read_json, write_json
 from hpcddp.trackers import __main__
 from hpcddp.trackers.rows import Rows
-from hpcddp.trackers.tell import Teller
+from hpcddp.trackers.send import Teller
 from hpcddp.trackers.to_wandb import mode
 
 Points = dict[int, float]

@@ -14,7 +14,7 @@ from hpcddp.errors import Diverged
 from hpcddp.spec import TrainSpec
 from hpcddp.topology import Rank
 from hpcddp.train.checkpoint import checkpoint, dcp_files
-from hpcddp.train.divergence import KEPT, Finding, Guard
+from hpcddp.train.divergence import KEPT, DivergenceDetector, Finding
 from hpcddp.train.input.sampler import ResumableSampler
 from hpcddp.train.meter import Meter
 from hpcddp.train.rank.spread import replicas
@@ -195,9 +195,9 @@ def test_a_scaler_that_looks_for_its_scale_is_no_divergence(tmp_path):
     assert records(run, "skipped") == [] and records(run, "train")
 
 
-def guard_of(**keys):
+def detector_of(**keys):
     world = World(Rank(0, 1, 0, 1, 0), torch.device("cpu"), "gloo", [], HashStore())
-    return Guard(replicas(world), TrainSpec(**keys), nn.Linear(2, 2), Meter(world))
+    return DivergenceDetector(replicas(world), TrainSpec(**keys), nn.Linear(2, 2), Meter(world))
 
 
 @pytest.mark.parametrize(
@@ -214,12 +214,12 @@ def guard_of(**keys):
     ],
 )
 def test_what_counts_as_exploded(first, losses, bad):
-    guard = guard_of()
-    guard.refer_to(first)
+    detector = detector_of()
+    detector.refer_to(first)
     for step, loss in enumerate(losses):
-        guard.add(torch.tensor(loss), step)
-    assert guard.bad() is bad
-    never = guard_of(explode=0.0)
+        detector.add(torch.tensor(loss), step)
+    assert detector.bad() is bad
+    never = detector_of(explode=0.0)
     never.refer_to(first)
     never.add(torch.tensor(losses[-1]), 1)
     assert not never.bad()
@@ -237,17 +237,17 @@ def test_the_measure_of_an_explosion_survives_a_restart(tmp_path):
 
 
 def test_losses_that_nobody_looks_at_are_not_forgotten():
-    guard = guard_of()
-    guard.add(torch.tensor(math.nan), 1)
+    detector = detector_of()
+    detector.add(torch.tensor(math.nan), 1)
     for step in range(3 * KEPT):
-        guard.add(torch.tensor(1.0), step)
-    assert guard.bad()
+        detector.add(torch.tensor(1.0), step)
+    assert detector.bad()
 
 
 def test_three_rollbacks_to_one_checkpoint_are_enough(tmp_path):
-    guard, found = guard_of(on_divergence="rollback"), Finding(9, 0, math.nan, "loss")
+    detector, found = detector_of(on_divergence="rollback"), Finding(9, 0, math.nan, "loss")
     for _ in range(3):
-        assert guard.go_back(found, tmp_path / "step-5") == tmp_path / "step-5"
-    guard.go_back(found, tmp_path / "step-7")
+        assert detector.go_back(found, tmp_path / "step-5") == tmp_path / "step-5"
+    detector.go_back(found, tmp_path / "step-7")
     with pytest.raises(Diverged, match="after 3 rollbacks to step-5"):
-        guard.go_back(found, tmp_path / "step-5")
+        detector.go_back(found, tmp_path / "step-5")

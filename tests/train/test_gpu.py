@@ -70,7 +70,7 @@ def test_a_copy_beside_the_gpus_work_is_of_one_instant() -> None:
 def test_a_forward_pass_is_timed_on_the_gpu_and_nobody_waits_for_it() -> None:
     import torch
 
-    from hpcddp.train.monitor.timing import Clock, Figures
+    from hpcddp.train.monitor.timing import Clock, RankFigures
 
     device = torch.device("cuda", GPUS - 1)
     torch.cuda.set_device(device)
@@ -83,12 +83,12 @@ def test_a_forward_pass_is_timed_on_the_gpu_and_nobody_waits_for_it() -> None:
     begin.record()
     module(inputs)
     end.record()
-    first = Figures(*clock.take(1, 1.0))
+    first = RankFigures(*clock.take(1, 1.0))
     clock.forget()
     assert not end.query() and str(first.busy_s) == "nan"  # it is still at it
     torch.cuda.synchronize()
     module(inputs)
-    found = Figures(*clock.take(1, 1.0))
+    found = RankFigures(*clock.take(1, 1.0))
     assert found.busy_s == pytest.approx(begin.elapsed_time(end) / 1000, rel=0.2)
     assert found.memory >= torch.cuda.memory_allocated(device)
 
@@ -97,7 +97,7 @@ def test_a_gpu_that_is_busy_does_not_wait_for_data_and_nobody_waits_for_it() -> 
     """Data that comes late costs nothing while the GPU has work."""
     import torch
 
-    from hpcddp.train.monitor.timing import Clock, Figures
+    from hpcddp.train.monitor.timing import Clock, RankFigures
 
     device = torch.device("cuda", GPUS - 1)
     torch.cuda.set_device(device)
@@ -105,20 +105,20 @@ def test_a_gpu_that_is_busy_does_not_wait_for_data_and_nobody_waits_for_it() -> 
     batches = clock.reading(iter(lambda: late.wait(0.2), True))  # each takes 0.2 s
     next(batches)
     torch.cuda.synchronize()
-    idle = Figures(*clock.take(1, 1.0)).wait_s
+    idle = RankFigures(*clock.take(1, 1.0)).wait_s
     clock.forget()
     assert idle == pytest.approx(0.2, rel=0.2)
     torch.cuda._sleep(4_000_000_000)  # cycles: a second at least
     next(batches)
     assert not torch.cuda.current_stream().query()
     torch.cuda.synchronize()
-    assert Figures(*clock.take(1, 1.0)).wait_s < 0.01
+    assert RankFigures(*clock.take(1, 1.0)).wait_s < 0.01
 
 
 def test_a_model_that_is_timed_is_captured_into_a_graph() -> None:
     import torch
 
-    from hpcddp.train.monitor.timing import Clock, Figures
+    from hpcddp.train.monitor.timing import Clock, RankFigures
 
     device = torch.device("cuda", GPUS - 1)
     torch.cuda.set_device(device)
@@ -134,7 +134,7 @@ def test_a_model_that_is_timed_is_captured_into_a_graph() -> None:
     graph.replay()
     torch.cuda.synchronize()
     assert torch.allclose(found, expected)
-    assert Figures(*clock.take(1, 1.0)).busy_s > 0
+    assert RankFigures(*clock.take(1, 1.0)).busy_s > 0
 
 
 def test_a_record_is_added_up_without_waiting_for_the_gpu() -> None:

@@ -320,8 +320,8 @@ import os
 import torch
 import hpcddp
 from hpcddp.rundir import RunDir, write_json
-from hpcddp.train.checkpoint import patience, publish
-patience.PAUSE = 0.1
+from hpcddp.train.checkpoint import disk_retry, publish
+disk_retry.PAUSE = 0.1
 model = torch.nn.Linear(2, 1)
 optimizer = torch.optim.SGD(model.parameters(), 0.1)
 run = hpcddp.attach(model, optimizer)

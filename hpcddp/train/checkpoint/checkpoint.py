@@ -8,8 +8,8 @@
 
 All of it is written into a hidden folder beside, fsynced, and renamed (publish.py). A folder
 without COMPLETE, or whose files have other sizes, is damaged: no training goes on from it, and
-none removes it. One that cannot be read is not damaged: an OSError says so (patience.py). Here they
-are judged and read; newest.py chooses one.
+none removes it. One that cannot be read is not damaged: an OSError says so (disk_retry.py). Here
+they are judged and read; newest.py chooses one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from torch import Tensor
 from hpcddp.errors import CheckpointError, CheckpointForeign
 from hpcddp.rundir import step_folders
 from hpcddp.rundir import step_of as step_of
-from hpcddp.train.checkpoint.patience import Patience, naming
+from hpcddp.train.checkpoint.disk_retry import DiskRetry, naming
 
 if TYPE_CHECKING:
     from hpcddp.train.checkpoint import dcp_files
@@ -222,12 +222,12 @@ def read_meta(folder: Path) -> dict[str, Any]:
     return meta
 
 
-def load(folder: Path, tensors: Mapping[str, Tensor], patience: Patience) -> None:
+def load(folder: Path, tensors: Mapping[str, Tensor], retry: DiskRetry) -> None:
     """Fill the tensors of this rank, whole ones or ``dcp_files.Slice``, in place; a collective."""
     from hpcddp.train.checkpoint import dcp_files
 
-    found = patience.read(lambda: dcp_files.read_metadata(folder))
-    patience.read(lambda: dcp_files.read(folder, found, tensors, patience.world.control))
+    found = retry.read(lambda: dcp_files.read_metadata(folder))
+    retry.read(lambda: dcp_files.read(folder, found, tensors, retry.world.control))
 
 
 def check_names(

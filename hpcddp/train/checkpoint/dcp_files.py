@@ -33,7 +33,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from hpcddp.errors import CheckpointError
-from hpcddp.train.checkpoint.patience import ElsewhereError, naming
+from hpcddp.train.checkpoint.disk_retry import ElsewhereError, naming
 
 METADATA = ".metadata"
 

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from hpcddp.errors import LeaseLost
 from hpcddp.rundir import RunDir, fence
-from hpcddp.train.checkpoint import patience
+from hpcddp.train.checkpoint import disk_retry
 from hpcddp.train.rank.world import World
 
 LOOK_SECONDS = 1.0  # between two looks at the run dir in the loop
@@ -39,7 +39,7 @@ class Lease:
             OSError: on rank 0; the disk is away, and the folder was made in its place.
         """
         if world.is_main:
-            patience.alone(self._make)
+            disk_retry.alone(self._make)
             # Looked at afterwards: a newer attempt comes before this look, or its fence comes
             # after the folder.
             if self.run.outlived(self.attempt):

@@ -13,12 +13,12 @@ from typing import TypeVar
 from hpcddp.errors import CheckpointsDamaged
 from hpcddp.rundir import RunDir
 from hpcddp.train.checkpoint import checkpoint
-from hpcddp.train.checkpoint.patience import Patience, say
+from hpcddp.train.checkpoint.disk_retry import DiskRetry, say
 
 T = TypeVar("T")
 
 
-def find(run: RunDir, patience: Patience) -> Path | None:
+def find(run: RunDir, retry: DiskRetry) -> Path | None:
     """The newest undamaged checkpoint, the same on all ranks; None if there is none at all. A
     collective.
 
@@ -26,16 +26,16 @@ def find(run: RunDir, patience: Patience) -> Path | None:
         CheckpointsDamaged: there are some, and none of them is whole.
         CheckpointUnreadable: whether one is whole could not be read.
     """
-    world = patience.world
+    world = retry.world
 
     def told(look: Callable[[], T], nothing: T) -> T:
         """What rank 0 saw."""
-        mine = patience.read(lambda: _looked(run, look if world.is_main else lambda: nothing))
+        mine = retry.read(lambda: _looked(run, look if world.is_main else lambda: nothing))
         return world.gather(mine)[0]
 
     def judged(step: int) -> tuple[Path, str]:
         path, wrong = told(lambda: checkpoint.find(run.checkpoints, step), (run.checkpoints, ""))
-        return path, wrong or _judged(run, path, patience)
+        return path, wrong or _judged(run, path, retry)
 
     found, passed = _choose(told(lambda: checkpoint.steps(run.checkpoints), []), judged)
     if world.is_main and found:
@@ -95,13 +95,13 @@ def _looked(run: RunDir, look: Callable[[], T]) -> T:
     return found
 
 
-def _judged(run: RunDir, folder: Path, patience: Patience) -> str:
+def _judged(run: RunDir, folder: Path, retry: DiskRetry) -> str:
     """What is wrong with a checkpoint, as the first rank that saw it says; a collective."""
-    world = patience.world
+    world = retry.world
 
     def look() -> str:
         mine = checkpoint.damage(folder, world.rank.world_rank, world.size)
         return mine or (checkpoint.unreadable(folder) if world.is_main else "")
 
-    mine = patience.read(lambda: _looked(run, look))
+    mine = retry.read(lambda: _looked(run, look))
     return next((reason for reason in world.gather(mine) if reason), "")

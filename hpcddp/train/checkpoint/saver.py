@@ -30,9 +30,9 @@ from torch import Tensor
 
 from hpcddp.errors import CheckpointError, HpcddpError
 from hpcddp.train.checkpoint import checkpoint, publish, snapshot
+from hpcddp.train.checkpoint.disk_retry import DiskRetry
 from hpcddp.train.checkpoint.host_copy import Staging
 from hpcddp.train.checkpoint.lease import Lease
-from hpcddp.train.checkpoint.patience import Patience
 from hpcddp.train.checkpoint.snapshot import Live, Position
 from hpcddp.train.monitor.metrics import Recorder, earlier_saves
 from hpcddp.train.parallel import state_dict
@@ -94,10 +94,10 @@ class Saver:
         record: Recorder,
         keep: int,
         saved: int | None,
-        patience: Patience,
+        retry: DiskRetry,
     ) -> None:
         self._lease, self._spread, self._live, self._record = lease, spread, live, record
-        self._world, self._keep, self._patience = spread.world, keep, patience
+        self._world, self._keep, self._retry = spread.world, keep, retry
         self._folder = lease.run.checkpoints
         self._times: deque[float] = deque(maxlen=LATEST)  # seconds of the latest saves
         if self._world.is_main:
@@ -119,7 +119,7 @@ class Saver:
     def begin_from(self, saved: int | None) -> None:
         """The training goes on from this step: newer checkpoints were passed over."""
         self.saved = saved  # the newest step that is on disk
-        there = self._patience.read(
+        there = self._retry.read(
             lambda: checkpoint.steps(self._folder) if self._world.is_main else []
         )
         self._passed = {step for step in there if saved is None or step > saved}
@@ -209,7 +209,7 @@ class Saver:
         def over() -> bool:
             return self.finish(at, facts) or not self._again or asked()
 
-        if not self._patience.until(over, what) or (self.saved != at.step and not self._again):
+        if not self._retry.until(over, what) or (self.saved != at.step and not self._again):
             hint = "make room; the run comes back, and goes on from the newest checkpoint"
             raise CheckpointError(what, where=str(self._folder), hint=hint)
         return self.saved == at.step

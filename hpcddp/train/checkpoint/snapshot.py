@@ -15,8 +15,8 @@ from torch.optim.lr_scheduler import LambdaLR
 from hpcddp import __version__
 from hpcddp.errors import CheckpointError
 from hpcddp.train.checkpoint import checkpoint
+from hpcddp.train.checkpoint.disk_retry import DiskRetry
 from hpcddp.train.checkpoint.lease import Lease
-from hpcddp.train.checkpoint.patience import Patience
 from hpcddp.train.parallel import optim, state_dict
 from hpcddp.train.parallel.hooks import PREFIX, Hook
 from hpcddp.train.rank.spread import Spread
@@ -90,7 +90,7 @@ def restore(
     meta: dict[str, Any],
     spread: Spread,
     live: Live,
-    patience: Patience,
+    retry: DiskRetry,
     *,
     optimizer: bool = False,
     schedule: bool = False,
@@ -107,7 +107,7 @@ def restore(
     """
     from hpcddp.train.checkpoint import dcp_files
 
-    saved = patience.read(lambda: dcp_files.shapes(folder))
+    saved = retry.read(lambda: dcp_files.shapes(folder))
     names = _check(folder, live, spread, saved)
     state_dict.begin(live.module, live.optimizer, names)
     there = state_dict.parts(live.module, live.optimizer, spread.holders)
@@ -120,7 +120,7 @@ def restore(
     more = dcp_files.empty(saved, state_dict.MORE) if live.more else {}
     fits = live.hook and live.hook.fits == meta.get("hook")
     memory = dcp_files.empty(saved, f"{PREFIX}.{spread.world.rank.world_rank}.") if fits else {}
-    checkpoint.load(folder, {**slices, **rng, **more, **memory}, patience)
+    checkpoint.load(folder, {**slices, **rng, **more, **memory}, retry)
     live.module.load_state_dict(there.module)  # a module may have more to do then
     state_dict.apply(live.module, live.optimizer, meta["optimizer"], options=optimizer or schedule)
     if schedule:

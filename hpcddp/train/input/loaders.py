@@ -61,7 +61,7 @@ def batch_size(loader: Any) -> int:
     return getattr(loader, "batch_size", None) or getattr(batches, "batch_size", None) or 1
 
 
-class Place:
+class LoaderPosition:
     """Where a rank's loaders stand.
 
     Args:

@@ -21,7 +21,7 @@ from typing import Any
 
 from hpcddp.attempt import error_record
 from hpcddp.rundir import AttemptDir, token, write_json
-from hpcddp.train.monitor.signs import blame, read_sign, sentence, speak_for, state_of
+from hpcddp.train.monitor.rank_stacks import blame, read_sign, sentence, speak_for, state_of
 from hpcddp.train.rank.world import World
 
 SIGNAL = signal.SIGRTMIN + 4

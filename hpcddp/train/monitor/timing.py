@@ -27,7 +27,7 @@ LOOK_SECONDS = 5.0  # between two questions to a GPU's driver
 STATM, PAGE = Path("/proc/self/statm"), os.sysconf("SC_PAGE_SIZE")
 
 
-class Figures(NamedTuple):
+class RankFigures(NamedTuple):
     """Of one rank, means over the steps since the last record; nan is what nobody knows."""
 
     wait_s: float
@@ -54,7 +54,7 @@ class Clock:
     @property
     def width(self) -> int:
         """How many figures ``take`` gives; the same on all ranks."""
-        return len(Figures._fields) if self._whole else 1
+        return len(RankFigures._fields) if self._whole else 1
 
     def watch(self, modules: Iterable[nn.Module]) -> None:
         """Count these modules' forward passes as this rank's work, where they are."""
@@ -83,7 +83,7 @@ class Clock:
         self._samples += samples
 
     def take(self, steps: int, seconds: float) -> list[float]:
-        """The figures, in the order of ``Figures``; ``forget`` counts afresh.
+        """The figures, in the order of ``RankFigures``; ``forget`` counts afresh.
 
         Args:
             steps: since the last time, in so many seconds.

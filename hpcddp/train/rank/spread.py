@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from hpcddp import strategy
 from hpcddp.spec import JobSpec
-from hpcddp.strategy import FACTORS, Layout, Place
+from hpcddp.strategy import FACTORS, Layout, MeshPosition
 from hpcddp.train.rank.world import World
 
 
@@ -41,7 +41,7 @@ class Spread:
 
     def __init__(self, layout: Layout, world: World) -> None:
         self.layout, self.world = layout, world
-        self.place: Place = layout.place(world.rank.world_rank)
+        self.place: MeshPosition = layout.place(world.rank.world_rank)
         self._holders: dict[frozenset[str], tuple[int, ...]] = {}  # by how a tensor is cut
 
     @functools.cached_property
@@ -98,7 +98,7 @@ class Spread:
                 [own[name]] if name == "pp" or name in cut else range(size)
                 for name, size in zip(FACTORS, self.layout[:4], strict=True)
             ]
-            places = itertools.starmap(Place, itertools.product(*ranges))
+            places = itertools.starmap(MeshPosition, itertools.product(*ranges))
             self._holders[cut] = tuple(map(self.layout.rank, places))
         return self._holders[cut]
 

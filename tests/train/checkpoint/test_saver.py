@@ -15,9 +15,9 @@ from ranks import CALM, Ranks, begin, make_run, one_rank, records, steps, wait_f
 
 from hpcddp.errors import CheckpointError
 from hpcddp.rundir import write_json
-from hpcddp.train.checkpoint import checkpoint, dcp_files, patience
+from hpcddp.train.checkpoint import checkpoint, dcp_files, disk_retry
 from hpcddp.train.checkpoint.saver import Saver
-from hpcddp.train.divergence import Guard
+from hpcddp.train.divergence import DivergenceDetector
 
 # The weights change a lot in each step, and everything is there that a forward pass changes.
 MODEL = """
@@ -178,8 +178,8 @@ def test_a_stop_on_a_full_disk_is_a_stop_and_says_where_the_run_goes_back_to(sma
 def test_a_training_whose_end_cannot_be_saved_is_not_done(small_disk, monkeypatch, capsys):
     run, ballast = small_disk
     fill(ballast)
-    monkeypatch.setattr(patience, "PAUSE", 0.1)
-    monkeypatch.setattr(patience, "SECONDS", 0.5)
+    monkeypatch.setattr(disk_retry, "PAUSE", 0.1)
+    monkeypatch.setattr(disk_retry, "SECONDS", 0.5)
     with pytest.raises(CheckpointError, match="the last step, 3, could not be saved"):
         one_rank(run, max_steps=3)
     assert records(run, "end") == []
@@ -196,7 +196,7 @@ def test_a_training_at_its_end_waits_for_room_and_hears_a_stop(
 ):
     run, ballast = small_disk
     fill(ballast)
-    monkeypatch.setattr(patience, "PAUSE", 0.1)
+    monkeypatch.setattr(disk_retry, "PAUSE", 0.1)
 
     def events(record):
         if record["event"] != "checkpoint_failed" or record["step"] < 3:
@@ -256,7 +256,7 @@ def test_a_save_that_breaks_before_its_copy_blocks_nobody(tmp_path, monkeypatch)
 
 
 def test_a_look_at_the_weights_counts_as_time_that_a_save_took(tmp_path, monkeypatch):
-    monkeypatch.setattr(Guard, "check", lambda self, step: time.sleep(0.2))
+    monkeypatch.setattr(DivergenceDetector, "check", lambda self, step: time.sleep(0.2))
     run = make_run(tmp_path, max_steps=2, **CALM)
     one_rank(run)
     (saved,) = records(run, "checkpoint")

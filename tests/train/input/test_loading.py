@@ -18,7 +18,7 @@ from hpcddp.data.node_cache.cache import Cache
 from hpcddp.topology import Rank
 from hpcddp.train.input import loading
 from hpcddp.train.input.loading import hint, is_far, is_quick
-from hpcddp.train.monitor import pace
+from hpcddp.train.monitor import slow_ranks
 
 
 @pytest.fixture(autouse=True)
@@ -212,7 +212,7 @@ def test_a_run_that_waits_for_a_store_is_told_so_until_all_of_it_was_read(
 ) -> None:
     """Any wait is told here."""
     for name in ("SHARE", "LEAST", "WORSE"):
-        monkeypatch.setattr(pace, name, -1.0)
+        monkeypatch.setattr(slow_ranks, name, -1.0)
     run = make_run(tmp_path, extra=FAR, dataset__held_out=0, data__workers=1, epochs=2,
                    max_steps=0, checkpoint__best="", checkpoint__every=0)  # fmt: skip
     threads = torch.get_num_threads()

@@ -17,7 +17,7 @@ from torch import nn
 
 from hpcddp.rundir import RunDir, read_lines
 from hpcddp.train.monitor import timing
-from hpcddp.train.monitor.timing import Clock, Figures
+from hpcddp.train.monitor.timing import Clock, RankFigures
 
 # One worker, one group of ranks for all, which the first test waits for.
 pytestmark = [pytest.mark.xdist_group("timing"), pytest.mark.timeout(900)]
@@ -126,8 +126,8 @@ def test_each_record_has_a_line_with_a_figure_of_each_rank(runs: dict[str, RunDi
     run = runs["model"]
     found = lines(run)
     assert [line["step"] for line in found] == [r["step"] for r in records(run, "train")]
-    assert all(set(line) == {"step", "time", *Figures._fields} for line in found)
-    assert all(len(line[name]) == 4 for line in found for name in Figures._fields)
+    assert all(set(line) == {"step", "time", *RankFigures._fields} for line in found)
+    assert all(len(line[name]) == 4 for line in found for name in RankFigures._fields)
     last = found[-1]
     assert all(50e6 < held < 5e9 for held in last["memory"]) and last["gpu"] == [None] * 4
     assert all(0 < busy < step for busy, step in zip(last["busy_s"], last["step_s"], strict=True))
@@ -160,7 +160,7 @@ CPU = torch.device("cpu")
 
 
 def busy(clock: Clock) -> float:
-    return Figures(*clock.take(1, 1.0)).busy_s
+    return RankFigures(*clock.take(1, 1.0)).busy_s
 
 
 @pytest.mark.parametrize("compiled", [False, True])
@@ -221,4 +221,4 @@ def test_where_nothing_tells_the_memory_it_is_not_known(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(timing, "STATM", tmp_path / "none")
-    assert math.isnan(Figures(*Clock(CPU).take(1, 1.0)).memory)
+    assert math.isnan(RankFigures(*Clock(CPU).take(1, 1.0)).memory)

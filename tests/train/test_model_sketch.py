@@ -11,16 +11,16 @@ from ranks import TASK
 
 from hpcddp import spec
 from hpcddp.errors import JobFileError
-from hpcddp.model_profile import Facts, View
+from hpcddp.model_profile import ModelProfile, TensorShare
 from hpcddp.strategy import Layout
-from hpcddp.train.sketch import Ask, sketch
+from hpcddp.train.model_sketch import Ask, sketch
 
 ALONE = [list(Layout())]
 
 
 def facts(
     folder: Path, extra: str = "", meshes: list[list[Any]] = ALONE, pp: int = 1, **keys: Any
-) -> Facts:
+) -> ModelProfile:
     source = folder / "looked_at.py"
     source.write_text(TASK + extra)
     values = {name.replace("__", "."): value for name, value in keys.items()}
@@ -28,9 +28,9 @@ def facts(
     return sketch(Ask(spec.to_dict(job), str(folder), meshes, [pp]))
 
 
-def view(found: Facts, ranks: int = 1) -> View:
+def view(found: ModelProfile, ranks: int = 1) -> TensorShare:
     made = found.views[ranks]
-    assert isinstance(made, View)
+    assert isinstance(made, TensorShare)
     return made
 
 
@@ -53,7 +53,7 @@ def model():
     keys = {"task": str(tmp_path / "looked_at.py"), "global_batch": 8, "train.precision": "fp64"}
     ask = Ask(spec.to_dict(spec.KEYS.build(keys)), str(tmp_path), ALONE, [1])
     done = subprocess.run(
-        [sys.executable, "-m", "hpcddp.train.sketch"],
+        [sys.executable, "-m", "hpcddp.train.model_sketch"],
         input=json.dumps(ask._asdict()), capture_output=True, text=True, timeout=60, check=True,
     )  # fmt: skip
     told = json.loads(done.stdout)

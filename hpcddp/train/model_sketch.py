@@ -1,8 +1,8 @@
 """What a budget needs of a model, found without the memory that it takes: its tensors have shapes
 and no numbers (FakeTensorMode). Where that does not work it is made on the CPU.
 
-python -m hpcddp.train.sketch answers an Ask with Facts (model_profile.py), or an error;
-model_query.py asks. No process group and no GPU are used, and of the data one sample.
+python -m hpcddp.train.model_sketch answers an Ask with a ModelProfile (model_profile.py), or an
+error; model_query.py asks. No process group and no GPU are used, and of the data one sample.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from torch.utils.data import default_collate
 
 from hpcddp import spec as specs
 from hpcddp.errors import HpcddpError, JobFileError
-from hpcddp.model_profile import Amount, Facts, View, Weight
+from hpcddp.model_profile import Amount, ModelProfile, TensorShare, Weight
 from hpcddp.spec import JobSpec
 from hpcddp.strategy import Layout
+from hpcddp.train.activation_sizes import Watch, size_of
 from hpcddp.train.input import batches
 from hpcddp.train.parallel import cut, model, optim
 from hpcddp.train.query_answer import answer
 from hpcddp.train.rank import task_module as tasks
 from hpcddp.train.rank.task_module import Task
-from hpcddp.train.saved import Watch, size_of
 
 SAMPLES = 2, 4  # of the micro-batches that are tried: two points make a line
 ADAMW = 2  # numbers that it keeps for each one
@@ -145,7 +145,7 @@ class Sketcher:
         stages = cut.stages(self._task, self.module, count)
         return [[self.parts.index(name) for name in stage] for stage in stages]
 
-    def view(self, ranks: int) -> View:
+    def view(self, ranks: int) -> TensorShare:
         """The model as one of so many ranks of tp has it."""
         module = self._make() if ranks > 1 else self.module
         plan = cut.tp_plan(self._task, module, ranks) if ranks > 1 else {}
@@ -153,7 +153,7 @@ class Sketcher:
             for name, style in plan.items():
                 _narrow(module.get_submodule(name), style, ranks)
         shapes = [list(p.shape) for p in module.parameters()]
-        view = View(shapes, unknown=self._sample if isinstance(self._sample, str) else "")
+        view = TensorShare(shapes, unknown=self._sample if isinstance(self._sample, str) else "")
         if view.unknown:
             return view
         try:
@@ -164,7 +164,7 @@ class Sketcher:
         except Exception as error:
             return dataclasses.replace(view, unknown=f"a forward pass fails: {_told(error)}")
         lines: dict[str, Any] = {n: _lines(getattr(small, n), getattr(large, n)) for n in _LISTS}
-        return View(shapes, **lines, inner=_lines([small.inner], [large.inner])[0])
+        return TensorShare(shapes, **lines, inner=_lines([small.inner], [large.inner])[0])
 
     def _pass(self, module: nn.Module, count: int, plan: dict[str, bool]) -> Watch:
         """A forward pass of so many samples, as training takes it."""
@@ -262,7 +262,7 @@ def _micro(job: JobSpec, mesh: Layout) -> tuple[int, int]:
     return share // count, count
 
 
-def sketch(ask: Ask) -> Facts:
+def sketch(ask: Ask) -> ModelProfile:
     """The facts.
 
     Raises:
@@ -277,7 +277,7 @@ def sketch(ask: Ask) -> Facts:
         raise JobFileError(f"cannot be imported: {_told(error)}", where=job.task) from None
     found = Sketcher(task, job)
     meshes = [Layout(*mesh) for mesh in ask.meshes]
-    return Facts(
+    return ModelProfile(
         found.weights(),
         found.buffers(),
         {count: _or_why(found.stages, count) for count in {1, *ask.stages}},

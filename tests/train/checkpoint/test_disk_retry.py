@@ -16,14 +16,14 @@ from hpcddp.rundir import RunDir
 from hpcddp.topology import Rank
 from hpcddp.train.checkpoint import newest
 from hpcddp.train.job import join
-from hpcddp.train.checkpoint.patience import Patience
+from hpcddp.train.checkpoint.disk_retry import DiskRetry
 
 run, rank = RunDir(sys.argv[1]), Rank.from_env(os.environ)
 looks = []
 world = join(rank, record.read(run), os.environ)
 world.connect()
 try:
-    newest.find(run, Patience(world, lambda: looks.append(1), seconds=0.5, pause=0.1))
+    newest.find(run, DiskRetry(world, lambda: looks.append(1), seconds=0.5, pause=0.1))
 except Exception as error:
     print(error_record.report(error, run.attempt(2), rank.world_rank, stepped=False), len(looks))
 """

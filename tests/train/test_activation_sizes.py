@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from hpcddp.train.saved import Watch
+from hpcddp.train.activation_sizes import Watch
 
 BYTES = 4
 

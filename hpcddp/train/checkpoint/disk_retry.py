@@ -42,7 +42,7 @@ class _Trouble(NamedTuple):
     why: str
 
 
-class Patience:
+class DiskRetry:
     """How long the ranks look again.
 
     Args:

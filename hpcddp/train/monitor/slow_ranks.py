@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpcddp.train.monitor.metrics import Recorder
-from hpcddp.train.monitor.timing import Figures
+from hpcddp.train.monitor.timing import RankFigures
 
 IN_A_ROW = 3  # records
 LEAST = 1e-3  # seconds a step that are worth a word,
@@ -22,7 +22,7 @@ PART = 0.05  # and of a step's time
 NOTHING = 1e-4  # seconds; a ratio to less tells nothing
 SHARE = 0.2  # of a step's time that waiting for data may take
 WORSE = 1.5  # times the share that was told
-WHAT = {"compute": Figures._fields.index("busy_s"), "data": Figures._fields.index("wait_s")}
+WHAT = {"compute": RankFigures._fields.index("busy_s"), "data": RankFigures._fields.index("wait_s")}
 
 
 @dataclass
@@ -35,7 +35,7 @@ class _Streak:
     told: bool = False
 
 
-class Pace:
+class SlowRanks:
     """What the figures of all ranks come to.
 
     Args:
@@ -68,10 +68,10 @@ class Pace:
 
         Args:
             values: those of the train record.
-            ranks: each rank's ``Figures``, or only their first.
+            ranks: each rank's ``RankFigures``, or only their first.
         """
         if len(ranks[0]) > 1:
-            columns = dict(zip(Figures._fields, zip(*ranks, strict=True), strict=True))
+            columns = dict(zip(RankFigures._fields, zip(*ranks, strict=True), strict=True))
             self._record.ranks(step=step, **{n: _column(n, c) for n, c in columns.items()})
         if self._before is not None:  # what a start takes is nobody's pace
             if len(ranks[0]) > 1:

@@ -23,7 +23,7 @@ FORWARDED = 8080  # port on the user's own machine, in what is printed
 
 
 @dataclass(frozen=True)
-class Door:
+class Listener:
     """A socket that listens, and how a person comes to it."""
 
     listener: socket.socket
@@ -48,7 +48,7 @@ class Door:
 
 
 @contextlib.contextmanager
-def on_port(port: int) -> Iterator[Door]:
+def on_port(port: int) -> Iterator[Listener]:
     """Listen on a port of loopback, or on any that is free.
 
     Raises:
@@ -64,11 +64,11 @@ def on_port(port: int) -> Iterator[Door]:
             hint = "--port 0 takes any that is free; without --port it is a socket of your own"
             raise UserError(what, where=f"port {port}", hint=hint) from None
         address = f"{LOCAL}:{listener.getsockname()[1]}"
-        yield Door(listener, address, secrets.token_urlsafe(32))
+        yield Listener(listener, address, secrets.token_urlsafe(32))
 
 
 @contextlib.contextmanager
-def on_socket(path: Path) -> Iterator[Door]:
+def on_socket(path: Path) -> Iterator[Listener]:
     """Listen on a Unix socket of mode 0600, and remove it at the end.
 
     Raises:
@@ -87,7 +87,7 @@ def on_socket(path: Path) -> Iterator[Door]:
             raise UserError(what, where=str(path), hint="name another --socket") from None
         made = path.lstat().st_ino
         try:
-            yield Door(listener, str(path), None)
+            yield Listener(listener, str(path), None)
         finally:
             with contextlib.suppress(OSError):
                 if path.lstat().st_ino == made:

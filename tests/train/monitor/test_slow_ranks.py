@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hpcddp.attempt.joblog import line
-from hpcddp.train.monitor.pace import Pace, median_of_others
+from hpcddp.train.monitor.slow_ranks import SlowRanks, median_of_others
 
 NAN = float("nan")
 
@@ -33,7 +33,7 @@ class Group:
         self.told, self.step = Told(), 0
         hosts = [f"n{rank}" for rank in range(size)]
         told: Any = self.told
-        self.pace = Pace(told, hosts, stages or [0] * size, 1.5, lambda: "take more")
+        self.pace = SlowRanks(told, hosts, stages or [0] * size, 1.5, lambda: "take more")
         self.busy([0.01] * size)
 
     def busy(
@@ -138,7 +138,7 @@ def test_a_rank_whose_data_is_slow_is_told_apart_and_so_is_the_wait_of_all() -> 
 def test_without_figures_of_ranks_the_wait_of_all_is_told() -> None:
     told = Told()
     recorder: Any = told
-    pace = Pace(recorder, ["", ""], [0, 0], 1.5, lambda: "")
+    pace = SlowRanks(recorder, ["", ""], [0, 0], 1.5, lambda: "")
     for step in range(5):
         pace.look(step, {"step_s": 0.1, "wait_s": 0.05}, [[0.05], [0.0]])
     assert [r["event"] for r in told.records] == ["waiting"] and not told.lines

@@ -33,7 +33,7 @@ class Teller:
         last: float = float("inf"),
     ) -> None:
         self.run, self._failed = run, failed
-        self._lives: dict[int, history.Row] = {}  # attempts that have ended
+        self._lives: dict[int, history.AttemptSummary] = {}  # attempts that have ended
         self._ears: list[_Ear] = []
         for name in dict.fromkeys(names):
             self._try(name, self._listen, name)
@@ -125,7 +125,7 @@ class _Ear:
             self._note()
 
 
-def _life(row: history.Row) -> str:
+def _life(row: history.AttemptSummary) -> str:
     if row.cause is None:  # the same at each look, however far it is
         return f"attempt {row.attempt} on {row.hosts}: works, from step {row.first}"
     more = [f"steps {row.first} to {row.last}", row.action, row.reason]

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from hpcddp.train import gauge
+from hpcddp.train import memory_use
 from hpcddp.train.checkpoint.snapshot import Live
-from hpcddp.train.gauge import PARTS, Gauge, held
+from hpcddp.train.memory_use import PARTS, Gauge, held
 
 CPU = torch.device("cpu")
 MEGABYTE = 1 << 20
@@ -57,5 +57,5 @@ def test_the_peak_is_what_came_after_and_is_gone_again(live: Live) -> None:
 def test_where_the_kernel_tells_nothing_the_peak_is_not_known(
     live: Live, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(gauge, "CLEAR", tmp_path / "nowhere" / "clear_refs")
+    monkeypatch.setattr(memory_use, "CLEAR", tmp_path / "nowhere" / "clear_refs")
     assert math.isinf(told(Gauge(live, CPU))["peak"])

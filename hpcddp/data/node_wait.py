@@ -12,7 +12,7 @@ from typing import Any
 
 from hpcddp.attempt.error_record import host
 from hpcddp.data.node_cache import claims
-from hpcddp.data.stage import LOOK, Stage, folder_of
+from hpcddp.data.stage import LOOK, StagedCopy, folder_of
 from hpcddp.errors import HpcddpError, StageError
 from hpcddp.rundir import RunDir, read_json, write_json
 from hpcddp.topology import Rank
@@ -43,7 +43,7 @@ def bring(
         data, attempt = job["spec"]["data"], int(environ.get("HPCDDP_ATTEMPT", "1"))
         turn = f"{attempt}-{environ.get('MASTER_PORT', '')}"
         if rank.local_rank == 0:
-            stage = Stage(folder, data["stage"], data["retry_seconds"], turn)
+            stage = StagedCopy(folder, data["stage"], data["retry_seconds"], turn)
             with _alone(rank, run.attempt(attempt).staging):
                 _lead(stage, wanted)
         else:
@@ -65,7 +65,7 @@ def _alone(rank: Rank, mark: Path) -> Iterator[None]:
             mark.unlink(missing_ok=True)
 
 
-def _lead(stage: Stage, wanted: Callable[[], bool]) -> None:
+def _lead(stage: StagedCopy, wanted: Callable[[], bool]) -> None:
     ended = stage.folder / f".ended-{stage.turn}"
     for old in stage.folder.glob(".ended-*"):
         old.unlink(missing_ok=True)

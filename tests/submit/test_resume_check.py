@@ -8,7 +8,7 @@ from ranks import TASK, make_run, one_rank, wait_for
 from sites import Outcome, Site
 
 from hpcddp.rundir import RunDir
-from hpcddp.submit import match
+from hpcddp.submit import resume_check
 
 Command = Callable[..., Outcome]
 WIDE = TASK.replace("dropout=0.0", "width=8, dropout=0.0").replace("8", "width")
@@ -94,7 +94,7 @@ def test_the_same_model_goes_on_with_other_values(hpcddp: Command, run: RunDir) 
 def test_where_it_cannot_be_compared_the_job_does_it(
     hpcddp: Command, run: RunDir, monkeypatch: pytest.MonkeyPatch, code: str, why: str
 ) -> None:
-    monkeypatch.setattr(match, "PATIENCE", 2 if "sleep" in code else 120)
+    monkeypatch.setattr(resume_check, "PATIENCE", 2 if "sleep" in code else 120)
     rewrite(run, f"{WIDE}\n{code}\n")
     done = resume(hpcddp, "model.width=16")
     assert done.code == 0 and "job     42" in done.out, done.text

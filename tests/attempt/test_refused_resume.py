@@ -7,7 +7,7 @@ import pytest
 from sites import Site, record_run
 
 from hpcddp import record
-from hpcddp.attempt import decision, exit_codes, ledger, standing
+from hpcddp.attempt import decision, exit_codes, ledger, refused_resume
 from hpcddp.attempt.host import end
 from hpcddp.attempt.ledger import Attempt
 from hpcddp.planning.jobfile import Layer
@@ -42,7 +42,7 @@ def life(run: RunDir, cause: str, action: str = NONE, *, gets_on: bool = False) 
 
 def ask(run: RunDir, width: int) -> None:
     """What a resume writes."""
-    standing.keep(run)
+    refused_resume.keep(run)
     record_run(run, backend="local", spec={"model": {"width": width}})
     run.script.write_text(f"of model {width}\n")
 
