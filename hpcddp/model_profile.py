@@ -1,5 +1,6 @@
-"""A model, as far as an estimate of its memory needs it: sketch.py finds it, memory_estimate.py
-reckons with it.
+"""A model, as far as an estimate of its memory needs it.
+
+model_sketch.py finds it, memory_estimate.py reckons with it.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ class ModelProfile:
 
     @classmethod
     def load(cls, data: dict[str, Any]) -> ModelProfile:
-        """What sketch.py wrote."""
+        """What model_sketch.py wrote."""
         views = {int(n): _or_text(v, TensorShare.load) for n, v in data["views"].items()}
         return cls(
             [Weight(**row) for row in data["weights"]],

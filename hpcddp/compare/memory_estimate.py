@@ -1,11 +1,11 @@
 """What a strategy takes, reckoned from facts of the model: bytes of a GPU, bytes on the wire.
 
-Pure arithmetic on what sketch.py found. Memory by Rajbhandari et al. (2020, ZeRO): parameters,
-gradients and optimizer state, each whole or divided; pipelines by Narayanan et al. (2021): a rank
-keeps the activations of the micro-batches that it has in flight. On the wire a ring all-reduce
-over n ranks sends 2(n-1) times the data in all, an all-gather, a reduce-scatter and a broadcast
-n-1 times (Patarasuk and Yuan, 2009); gloo's reduce-scatter is an all-reduce. Hooks count as they
-are once they have begun (``ddp.after``); PowerSGD by Vogels et al. (2019).
+Pure arithmetic on the profile of model_sketch.py. Memory by Rajbhandari et al. (2020, ZeRO):
+parameters, gradients and optimizer state, each whole or divided; pipelines by Narayanan et al.
+(2021): a rank keeps the activations of the micro-batches that it has in flight. On the wire a ring
+all-reduce over n ranks sends 2(n-1) times the data in all, an all-gather, a reduce-scatter and a
+broadcast n-1 times (Patarasuk and Yuan, 2009); gloo's reduce-scatter is an all-reduce. Hooks count
+as they are once they have begun (``ddp.after``); PowerSGD by Vogels et al. (2019).
 """
 
 from __future__ import annotations

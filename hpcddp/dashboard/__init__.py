@@ -3,7 +3,7 @@
 Whom it must hold against:
 
 - Other users of the login node, who can connect to any port of loopback. So it listens on a Unix
-  socket that only its owner can open (door.py), or on a port where all data needs a token. The
+  socket that only its owner can open (listener.py), or on a port where all data needs a token. The
   token is no cookie: a browser sends a host's cookies to all of its ports, other users' too.
 - Other pages in the user's browser: the Host is checked (a name of theirs that points to loopback
   is refused), the Origin, and Sec-Fetch-Site; only GET and HEAD are served (access.py).

@@ -6,7 +6,7 @@
         NODE/
           NAME/...           each entry of data.stage by the last part of its path
           .parts/HASH        what has come of a file
-          .owner .ended-N    who copies, and then trains; how copying ended (waiting.py)
+          .owner .ended-N    who copies, and then trains; how copying ended (node_wait.py)
 
 A copy has the size of its source and its time: so what is there need not be copied again, and what
 has changed at the source is. A part goes on at its length, also in the next attempt.
@@ -86,7 +86,7 @@ class StagedCopy:
         folder: of `folder_of`.
         entries: of data.stage.
         patience: seconds that a store may be silent.
-        turn: what those that wait for it call this time (waiting.py).
+        turn: what those that wait for it call this time (node_wait.py).
     """
 
     def __init__(

@@ -268,7 +268,7 @@ def ended(run: RunDir, last: ledger.Attempt, ends: ledger.Attempt) -> tuple[str,
     """A run's state after its last attempt, and the reason.
 
     Args:
-        ends: the attempt whose end is the run's; see standing.py.
+        ends: the attempt whose end is the run's; see refused_resume.py.
     """
     if last.cause is None:
         return "RUNNING", ""

@@ -5,7 +5,7 @@ compute. Each rank's own figures (timing.py) travel with them, each in a place o
 other ranks add nothing.
 
 With ``train.measure`` a record also has ``memory``, bytes by part of the rank that has most of it
-(gauge.py), and ``sent``, bytes of a step over all ranks (traffic.py). Records, evaluations and
+(memory_use.py), and ``sent``, bytes of a step over all ranks (traffic.py). Records, evaluations and
 saves do not count there; votes on stopping do, some hundred bytes each.
 """
 
