@@ -27,6 +27,7 @@ from hpcddp.attempt.rendezvous import free_port
 from hpcddp.compare.candidates import Case
 from hpcddp.errors import UserError
 from hpcddp.planning import plan
+from hpcddp.planning.asked import Asked
 from hpcddp.planning.jobfile import Layer
 from hpcddp.planning.plan import Plan
 from hpcddp.rundir import RunDir, last_lines, read_json, read_lines, write_json
@@ -115,7 +116,8 @@ def _plan(layers: Sequence[Layer], case: Case, ranks: int, steps: int, precision
     tables = [("pp.", mesh.pp > 1), ("ddp.", mesh.plain and mesh.world_size > 1)]
     unused = tuple(table for table, used in tables if not used)
     below = [_without(layer, unused) for layer in layers]
-    made = plan.make([top, *below], [], environ=os.environ, folder=Path.cwd())
+    asked = Asked.read([top, *below], [], os.environ)
+    made = plan.make(asked, environ=os.environ, folder=Path.cwd())
     if made.spec.command:
         raise UserError("the job has a command, which spreads its model itself", where="command",
                         hint="name a job with a task")  # fmt: skip

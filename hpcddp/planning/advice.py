@@ -115,11 +115,10 @@ def _s(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.2g} s"
 
 
-def advise(plan: Plan, runs: Iterable[RunDir]) -> list[str]:
-    """Put what the first of these runs with figures took into the plan; warnings for its user."""
+def advise(plan: Plan) -> list[str]:
+    """Warnings for the user of a plan."""
     if plan.backend != "slurm":
         return []
-    plan.measured = earlier(runs)
     site = plan.site or Site()
     limit = str(plan.spec.slurm.get("time", "")) or site.limit
     return warnings(
@@ -131,6 +130,15 @@ def advise(plan: Plan, runs: Iterable[RunDir]) -> list[str]:
             plan.spec.checkpoint.every,
         )
     )
+
+
+def of_job(name: str, backend: str, runs: Iterable[RunDir]) -> Measured | None:
+    """What the newest of a job's runs with figures took; None without Slurm, where no time ends.
+
+    Args:
+        runs: of any job, the newest first.
+    """
+    return earlier(alike(name, backend, runs)) if backend == "slurm" else None
 
 
 def alike(name: str, backend: str, runs: Iterable[RunDir]) -> Iterator[RunDir]:

@@ -4,7 +4,7 @@ import json
 import os
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -94,10 +94,10 @@ def test_other_jobs_and_other_machines_say_nothing(
 
 def test_nothing_is_said_where_slurm_is_silent_or_nothing_was_measured(site: Site) -> None:
     slurm(site)
-    plan = site.plan()
-    assert advice.advise(plan, []) == []
-    plan.site = None
-    assert advice.advise(plan, [earlier(site, save=95)]) == []
+    assert advice.advise(site.plan()) == []
+    plan = site.plan(measured=advice.measured(earlier(site, save=95)))
+    assert len(advice.advise(plan)) == 1
+    assert advice.advise(replace(plan, site=None)) == []
 
 
 LOW = sites.Site(preempt_mode="REQUEUE", grace=5, kill_wait=25)
@@ -130,27 +130,31 @@ def test_what_is_warned_of(facts: AdviceInputs, words: tuple[str, ...]) -> None:
 
 
 def test_the_limit_is_the_jobs_or_the_partitions(site: Site) -> None:
-    run = earlier(site, save=10, start=300)  # 300 + 3 steps + 2 * 11 + 5: five and a half minutes
+    measured = advice.measured(earlier(site, save=10, start=300))
+    # 300 + 3 steps + 2 * 11 + 5: five and a half minutes
     for rest, warned in (
         ("MaxTime=0:05:00", True),
         ("MaxTime=UNLIMITED", False),
         ("DefaultTime=0:05:00 MaxTime=UNLIMITED", True),
     ):
         slurm(site, partition=f"{PARTITION.replace('DefaultTime=NONE ', '')}{rest}")
-        assert bool(advice.advise(site.plan(), [run])) is warned
+        assert bool(advice.advise(site.plan(measured=measured))) is warned
     for asked in ("6", "5"):
         layer = Layer()
         layer.put("slurm.time", asked, "--time")
-        assert bool(advice.advise(site.plan(layer), [run])) is (asked == "5")
+        assert bool(advice.advise(site.plan(layer, measured=measured))) is (asked == "5")
 
 
 def test_the_signal_comes_in_time_for_what_was_measured(site: Site) -> None:
     slurm(site, CONFIG + SIGNALS)
-    plan, run = site.plan(), RunDir("/runs/toy-1")
-    assert dict(plan.directives(run))["signal"] == "USR2@30"
-    advice.advise(plan, [earlier(site, save=95, step=2.5)])
+    run = RunDir("/runs/toy-1")
+    assert dict(site.plan().directives(run))["signal"] == "USR2@30"
+    measured = advice.measured(earlier(site, save=95, step=2.5))
+    plan = site.plan(measured=measured)
     assert dict(plan.directives(run))["signal"] == "USR2@200"  # twice of both, and 5 s
-    plan.spec.slurm["signal"] = "USR1@60"
+    layer = Layer()
+    layer.put("slurm.signal", "USR1@60", "--sbatch")
+    plan = site.plan(layer, measured=measured)
     assert dict(plan.directives(run))["signal"] == "USR1@60"
 
 

@@ -1,5 +1,6 @@
 import os
 import re
+from dataclasses import FrozenInstanceError
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,9 @@ from sites import Site
 
 from hpcddp import spec
 from hpcddp.errors import ClusterError, TopologyError, UserError
+from hpcddp.planning import plan
+from hpcddp.planning.advice import Measured
+from hpcddp.planning.asked import Asked
 from hpcddp.planning.jobfile import Layer
 from hpcddp.rundir import RunDir
 from hpcddp.strategy import Layout
@@ -310,6 +314,17 @@ def test_a_template_is_looked_for_where_it_was_named(site: Site) -> None:
 
 def test_a_name_may_have_letters_of_any_language(site: Site) -> None:
     assert site.plan(flags(("name", "größe_数-1.a+b"))).spec.name == "größe_数-1.a+b"
+
+
+def test_a_plan_is_whole_and_what_was_asked_stays(site: Site) -> None:
+    layer = flags(("name", "toy"), ("start_from", "w.pt"), ("slurm.no-requeue", True))
+    asked = Asked.read([layer], [], {})
+    site.write("w.pt", "")
+    made = plan.make(asked, environ={}, folder=site.folder)
+    assert made.spec.start_from == f"{site.folder}/w.pt" and not made.spec.requeue.enabled
+    assert asked.spec.start_from == "w.pt" and asked.spec.requeue.enabled
+    with pytest.raises(FrozenInstanceError):
+        made.measured = Measured(1.0, 2.0, 3.0)  # type: ignore[misc]
 
 
 def test_the_current_folder_is_where_the_job_works(site: Site) -> None:
