@@ -71,7 +71,7 @@ def ask(token: str, runs: str | None, want: str, as_json: bool) -> None:
 def resume(run: str, runs: str | None, follow: bool | None, as_json: bool, **given: Any) -> int:
     """Go on with RUN from its newest checkpoint, also with other nodes, GPUs or values."""
     from hpcddp.cli.submit import announce
-    from hpcddp.planning import advice
+    from hpcddp.planning import earlier_runs
     from hpcddp.submit import prepare, resume_check, submission
 
     folder = submission.find(runs_root(runs), run)
@@ -83,7 +83,7 @@ def resume(run: str, runs: str | None, follow: bool | None, as_json: bool, **giv
             what = f"the model could not be compared with the checkpoint here ({why})"
             click.echo(f"note: {what}; the first attempt compares them", err=True)
 
-    measured = advice.measured(folder)
+    measured = earlier_runs.measured(folder)
     made = prepare.again(folder, flags(given), os.environ, look, measured)
     job_id = submission.submit(made, folder)
     announce(folder, job_id, as_json=as_json, parsable=False)

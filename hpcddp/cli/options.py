@@ -182,11 +182,11 @@ def advise(made: Any) -> None:
 
 def plan_run(job: str | None, given: dict[str, Any], root: Path) -> Any:
     """The checked plan of a new run below a folder, with advice from the job's earlier runs."""
-    from hpcddp.planning import advice, code_checks, code_files
+    from hpcddp.planning import code_checks, code_files, earlier_runs
     from hpcddp.rundir import runs_in
 
     asked = ask(job, given)
-    measured = advice.of_job(asked.spec.name, asked.backend, runs_in(root))
+    measured = earlier_runs.of_job(asked.spec.name, asked.backend, runs_in(root))
     code = code_files.of_job(asked.spec, Path.cwd(), root)
     made = plan_asked(asked, measured=measured, code=code)
     for what in code_checks.bypassed(code, made.spec.command) if code else ():

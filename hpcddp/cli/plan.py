@@ -109,14 +109,14 @@ def _backend(profile: Profile, facts: ModelProfile) -> str:
 
 def _room(asked: Asked) -> list[str]:
     """What a preemption leaves of time, where Slurm says so, and what the job took before."""
-    from hpcddp.planning import advice
+    from hpcddp.planning import advice, earlier_runs
     from hpcddp.rundir import runs_in
 
     rules = asked.site()
     if not rules or not rules.preempts:
         return []
-    alike = advice.alike(asked.spec.name, asked.profile.cluster.backend, runs_in(runs_root(None)))
-    return [advice.room(rules, advice.earlier(alike))]
+    measured = earlier_runs.of_job(asked.spec.name, asked.backend, runs_in(runs_root(None)))
+    return [advice.room(rules, measured)]
 
 
 def _unknown(facts: ModelProfile) -> list[str]:

@@ -1,72 +1,40 @@
-"""Step 3: whether a job can stop in time and come back: what it took before, what a site gives.
+"""Step 3: warnings of a plan whose job may not stop in time, come back, or get on.
 
-``warnings`` is a pure function; ``advise`` brings its facts together.
+They follow from what the job took before (earlier_runs.py) and from Slurm's rules. ``warnings`` is
+a pure function; ``advise`` takes its facts from a plan. Nothing is refused here.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import NamedTuple
 
-from hpcddp import record
-from hpcddp.attempt import ledger
-from hpcddp.attempt.ledger import Attempt
-from hpcddp.errors import RunError
-from hpcddp.rundir import AttemptDir, RunDir, last_lines, read_lines
+from hpcddp.planning.earlier_runs import Measured
+from hpcddp.planning.plan import Plan
 from hpcddp.slurm import commands as slurm
 from hpcddp.slurm.rules import Site
 
-if TYPE_CHECKING:
-    from hpcddp.planning.plan import Plan
-
-TAIL = 1 << 16  # bytes of the metrics file that are read
-LATEST = 10  # records of a kind that count
-RUNS = 20  # of a job that are looked at, the newest first
-MARGIN = 5.0  # seconds between the end of the last save and the time limit
-FEW = 3  # steps that a life should get to take before it saves and leaves
-MOST_LEAD = 65535  # seconds; sbatch takes no more
-
-
-class Measured(NamedTuple):
-    """What an earlier run of a job took, in seconds: the slowest of its latest steps and saves."""
-
-    step: float
-    save: float
-    start: float  # from the batch script's first act to the first step's record
-    run: str = ""
-
-    @property
-    def stop(self) -> float:
-        """From a signal to a complete checkpoint: the step that it falls into, and the save."""
-        return self.step + self.save
-
-    @property
-    def lead(self) -> int:
-        """Before a time limit, when to begin to stop: twice of each, as the ranks reckon it."""
-        return min(math.ceil(2 * self.stop + MARGIN), MOST_LEAD)
+FEW = 3  # steps that an attempt should take at least before it saves and leaves
 
 
 class AdviceInputs(NamedTuple):
-    """What a warning depends on."""
+    """The facts that the warnings depend on."""
 
     site: Site = Site()
     measured: Measured | None = None
-    limit: float = math.inf  # seconds that one life of the job may take
+    limit: float = math.inf  # seconds that one attempt may take
     returns: bool = True  # requeue.enabled
     every: int = 100  # checkpoint.every
 
 
 def warnings(facts: AdviceInputs) -> list[str]:
     """What a user should know before he submits: each says what is wrong, then what helps."""
-    found = [_left(facts), _torn(facts), _idle(facts)]
-    return [text for text in found if text]
+    return [text for text in (_left(facts), _torn(facts), _idle(facts)) if text]
 
 
 def room(site: Site, took: Measured | None = None) -> str:
-    """How long a step and a save together may take when a preemption ends a job; "" where none
-    does."""
+    """How long a step and a save together may take when a preemption ends a job; "" where no
+    preemption does."""
     if not site.preempts:
         return ""
     parts = f"{site.grace} s of grace and {site.kill_wait} s of KillWait"
@@ -99,7 +67,7 @@ def _torn(facts: AdviceInputs) -> str:
 
 
 def _idle(facts: AdviceInputs) -> str:
-    """A time limit that ends each life before it got anywhere."""
+    """A time limit that ends each attempt before it has got anywhere."""
     took = facts.measured
     if took is None or facts.limit >= (least := took.start + FEW * took.step + took.lead):
         return ""
@@ -130,57 +98,3 @@ def advise(plan: Plan) -> list[str]:
             plan.spec.checkpoint.every,
         )
     )
-
-
-def of_job(name: str, backend: str, runs: Iterable[RunDir]) -> Measured | None:
-    """What the newest of a job's runs with figures took; None without Slurm, where no time ends.
-
-    Args:
-        runs: of any job, the newest first.
-    """
-    return earlier(alike(name, backend, runs)) if backend == "slurm" else None
-
-
-def alike(name: str, backend: str, runs: Iterable[RunDir]) -> Iterator[RunDir]:
-    """Of these runs the first of a job's, on the same backend."""
-    named = (run for run in runs if run.name.startswith(f"{name}-"))
-    for run in itertools.islice(named, RUNS):
-        try:
-            job = record.read(run)
-        except RunError:
-            continue
-        if (job.spec.get("name"), job.backend) == (name, backend):
-            yield run
-
-
-def earlier(runs: Iterable[RunDir]) -> Measured | None:
-    """What the first of these runs with figures took."""
-    return next((found for run in runs if (found := measured(run))), None)
-
-
-def measured(run: RunDir) -> Measured | None:
-    """What the newest attempt with figures took; None if there is none."""
-    try:
-        attempts = ledger.attempts(run)
-    except RunError:
-        return None
-    rows = ((facts, run.attempt(facts.number)) for facts in reversed(attempts))
-    return next((found for facts, folder in rows if (found := _measured(facts, folder))), None)
-
-
-def _measured(facts: Attempt, folder: AttemptDir) -> Measured | None:
-    first = next((r for r in read_lines(folder.metrics) if r.get("event") == "train"), None)
-    tail = last_lines(folder.metrics, TAIL)
-    # The first step is slower than all that follow: it counts only where it is the only one.
-    trained = [r for r in tail if r.get("event") == "train" and r != first]
-    steps = _latest(trained or ([first] if first else []), "step_s")
-    saves = _latest([r for r in tail if r.get("event") == "checkpoint"], "seconds")
-    if first is None or not steps or not saves:
-        return None
-    start = max(0.0, first["time"] - facts.began)
-    return Measured(max(steps), max(saves), start, folder.path.parent.parent.name)
-
-
-def _latest(rows: Sequence[dict[str, Any]], name: str) -> list[float]:
-    """A value of the latest records that have it."""
-    return [float(r[name]) for r in rows if isinstance(r.get(name), int | float)][-LATEST:]

@@ -23,10 +23,10 @@ from hpcddp.errors import SlurmUnreachable, TemplateError
 from hpcddp.keys import nearest
 from hpcddp.launch import launchers
 from hpcddp.planning import checks, notes, resources
-from hpcddp.planning.advice import Measured
 from hpcddp.planning.asked import Asked
 from hpcddp.planning.clusters import Profile
 from hpcddp.planning.code_files import CodeFiles
+from hpcddp.planning.earlier_runs import Measured
 from hpcddp.record import JobRecord
 from hpcddp.rundir import RunDir
 from hpcddp.slurm import commands as slurm

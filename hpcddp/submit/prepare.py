@@ -11,8 +11,8 @@ from hpcddp import record
 from hpcddp.attempt import refused_resume
 from hpcddp.errors import UserError
 from hpcddp.planning import plan as plans
-from hpcddp.planning.advice import Measured
 from hpcddp.planning.asked import Asked
+from hpcddp.planning.earlier_runs import Measured
 from hpcddp.planning.jobfile import Layer
 from hpcddp.planning.plan import Plan
 from hpcddp.rundir import RunDir, new_id, step_folders, write_bytes, write_json, write_text

@@ -10,8 +10,8 @@ from sites import Site
 from hpcddp import spec
 from hpcddp.errors import ClusterError, TopologyError, UserError
 from hpcddp.planning import plan
-from hpcddp.planning.advice import Measured
 from hpcddp.planning.asked import Asked
+from hpcddp.planning.earlier_runs import Measured
 from hpcddp.planning.jobfile import Layer
 from hpcddp.rundir import RunDir
 from hpcddp.strategy import Layout

@@ -9,8 +9,8 @@ from typing import Any
 
 from hpcddp import record
 from hpcddp.planning import jobfile, plan
-from hpcddp.planning.advice import Measured
 from hpcddp.planning.asked import Asked
+from hpcddp.planning.earlier_runs import Measured
 from hpcddp.planning.jobfile import Layer
 from hpcddp.planning.plan import Plan
 from hpcddp.record import JobRecord
