@@ -19,7 +19,8 @@ from hpcddp.planning.plan import Plan
 from hpcddp.rundir import RunDir, read_json, runs_in, write_json
 from hpcddp.slurm import commands as slurm
 from hpcddp.submit.backends import BACKENDS
-from hpcddp.submit.status import Status, job_ids, rows_of, status
+from hpcddp.submit.run_jobs import job_ids, rows_of
+from hpcddp.submit.status import Status, status
 
 
 def submit(plan: Plan, run: RunDir) -> str:
