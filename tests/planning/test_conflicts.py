@@ -107,13 +107,6 @@ def test_what_goes_together(site: Site, strategy: str, gpus: int, keys: str) -> 
     assert plan(site, strategy, gpus, *keys.split()).spec.strategy == strategy
 
 
-def test_a_key_of_a_file_is_named_with_its_file(site: Site) -> None:
-    path = site.job("wide", "global_batch = 96\ngpus = 4\nstrategy = 'tp'\n[ddp]\njoin = true\n")
-    with pytest.raises(UserError) as caught:
-        site.plan(job="wide")
-    assert caught.value.where == str(path)
-
-
 def test_a_run_that_is_planned_anew_has_asked_for_no_default(site: Site) -> None:
     """Its record names every key, and so would clash with every strategy."""
     site.slurm()

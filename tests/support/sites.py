@@ -51,6 +51,14 @@ TOOLS = (
 )
 
 
+def flags(*pairs: tuple[str, Any], where: str = "--set") -> Layer:
+    """A layer with these values."""
+    layer = Layer()
+    for name, value in pairs:
+        layer.put(name, value, where)
+    return layer
+
+
 def record_run(
     run: RunDir,
     nodes: tuple[int, int] = (1, 2),
