@@ -1,6 +1,6 @@
-"""Step 3 begins: what was asked, value by value, on the cluster that it is for.
+"""Between steps 2 and 3: the values of a job, with those of its cluster below them.
 
-What the values mean together is not checked yet: planning/checks.py does that.
+Each value is right by itself. Whether they fit together is not checked yet: checks.py does that.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Step 3: all that a plan must fulfil. `check` calls each check but that of the launcher, in order.
+"""Step 3: all that a plan must fulfil. `check` calls all checks but `launcher`, in order.
 
 Where a value is checked:
 
@@ -59,7 +59,7 @@ def check(
     asked: Asked, environ: Mapping[str, str], folder: Path, *, begun: bool,
     code: CodeFiles | None = None,
 ) -> None:  # fmt: skip
-    """Refuse what cannot be planned.
+    """Refuse a job that cannot be planned.
 
     Args:
         environ: the user's environment.
@@ -157,20 +157,23 @@ def data(job: JobSpec, sources: Mapping[str, str]) -> None:
     names.check(job.data.stage, job.dataset, sources)
 
 
-def served(job: JobSpec, launcher: Launcher, profile: Profile) -> None:
-    """The site has all that a launcher needs, and the launcher can start the command."""
-    if missing := launcher.missing(job, profile):
+def launcher(asked: Asked) -> Launcher:
+    """The job's launcher: the site has all that it needs, and it can start the command."""
+    job, where = asked.spec, asked.sources.get("launcher", "")
+    row = launchers.find(job.launcher, asked.backend, where)
+    if missing := row.missing(job, asked.profile):
         missing, _, hint = missing.partition("\n")
         raise UserError(
-            f"the launcher {launcher.name} cannot start processes here: {missing}",
+            f"the launcher {row.name} cannot start processes here: {missing}",
             where="launcher",
-            hint=hint or f"{launchers.own(profile.cluster.backend)} works",
+            hint=hint or f"{launchers.own(asked.backend)} works",
         )
-    if launcher.python:
-        _forked(job, launcher)
+    if row.python:
+        _forked(job, row)
+    return row
 
 
-def _forked(job: JobSpec, launcher: Launcher) -> None:
+def _forked(job: JobSpec, row: Launcher) -> None:
     """A launcher that runs scripts in its own processes has scripts to run, in this Python."""
     from hpcddp.launch.script import Script
 
@@ -179,7 +182,7 @@ def _forked(job: JobSpec, launcher: Launcher) -> None:
         theirs, ours = Path(shutil.which(python) or python), Path(sys.executable)
         if theirs.absolute().parent != ours.parent:
             raise UserError(
-                f"the launcher {launcher.name} runs scripts in the Python of hpcddp, {ours}, and "
+                f"the launcher {row.name} runs scripts in the Python of hpcddp, {ours}, and "
                 f"the command names {theirs}",
                 where="launcher",
                 hint="install hpcddp in that Python too, or take another launcher",

@@ -21,7 +21,7 @@ HARMLESS = ("*.example", "*.sample", "*.template", "*.dist")
 
 
 def check(code: CodeFiles, limit: int) -> None:
-    """Refuse what looks like a secret, and more bytes than code has.
+    """Refuse files that look like secrets, and more bytes than the limit.
 
     Args:
         limit: bytes.
@@ -56,8 +56,8 @@ def _some(paths: list[str]) -> str:
 
 
 def check_paths(code: CodeFiles, words: Sequence[str]) -> None:
-    """Refuse relative paths of a command that lead out of what is copied: from the copy they lead
-    into the run's own folder.
+    """Refuse relative paths of a command that lead out of the copied folder: from the copy they
+    would lead into the run's own folder.
 
     Raises:
         UserError: names the first.
@@ -74,8 +74,8 @@ def check_paths(code: CodeFiles, words: Sequence[str]) -> None:
 
 
 def bypassed(code: CodeFiles, words: Sequence[str]) -> list[str]:
-    """What of a command will be read where it lies, and not from the copy: full paths into the
-    folder, and packages that this Python has from there."""
+    """Code that a command reads from the folder and not from its copy: full paths into the folder,
+    and packages that are installed from there."""
     roots = (str(code.root), os.path.abspath(code.root))  # noqa: PTH100
     texts = [word for word in words if word.startswith(tuple(f"{root}/" for root in roots))]
     copied = [text for text in texts if _relative(code, text) in code.files]
@@ -89,7 +89,7 @@ def bypassed(code: CodeFiles, words: Sequence[str]) -> list[str]:
 
 
 def _names(text: str, roots: Sequence[str]) -> bool:
-    """Whether a text has the path of a folder, or one below it."""
+    """Whether a text has the path of one of the folders, or one below it."""
     return any(re.search(rf"{re.escape(root)}(?![^/'\"\s])", text) for root in roots)
 
 

@@ -1,7 +1,7 @@
-"""Step 3: the files of a command's code: what a run's working folder is made of.
+"""Before step 3: the files of a command's code, of which a run's working folder is made.
 
-A run works on the code as it was when it was submitted. That is what git tracks, or would track.
-What git ignores (data, environments) is linked to where it lies, and a link that leaves the folder
+A run works on the code as it was when it was submitted: the files that git tracks, or would track.
+Ignored files (data, environments) are linked to where they lie, and a link that leaves the folder
 stays a link. Without git each file of at most 1 MB counts, unless it is hidden, or in an
 environment or a cache. Nothing is copied here: submit/code_snapshot.py does that.
 """

@@ -1,4 +1,4 @@
-"""Before step 3: what earlier runs of a job took, in seconds, from their ledgers and metrics."""
+"""Before step 3: the times of a job's earlier runs, from their ledgers and metrics."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MOST_LEAD = 65535  # seconds; sbatch takes no more
 
 
 class Measured(NamedTuple):
-    """What an earlier run of a job took, in seconds: the slowest of its latest steps and saves."""
+    """The times of an earlier run, in seconds: the slowest of its latest steps and saves."""
 
     step: float
     save: float
@@ -40,7 +40,7 @@ class Measured(NamedTuple):
 
 
 def of_job(name: str, backend: str, runs: Iterable[RunDir]) -> Measured | None:
-    """What the newest of a job's runs with figures took; None without Slurm, where no time ends.
+    """The times of a job's newest run that has any; None without Slurm, where no time ends.
 
     Args:
         runs: of any job, the newest first.
@@ -63,7 +63,7 @@ def _alike(name: str, backend: str, runs: Iterable[RunDir]) -> Iterator[RunDir]:
 
 
 def measured(run: RunDir) -> Measured | None:
-    """What the newest attempt with figures took; None if there is none."""
+    """The times of the run's newest attempt that has any; None if there is none."""
     try:
         attempts = ledger.attempts(run)
     except RunError:

@@ -33,7 +33,7 @@ RESERVED = {
     "HPCDDP_DASK",
 }
 
-# What a user may have set for every sbatch of his; anything else of SBATCH_* is not for us.
+# Variables for each sbatch of a user -> our keys; hpcddp reads no other SBATCH_* variable.
 SBATCH_VARIABLES = {
     "SBATCH_PARTITION": "slurm.partition",
     "SBATCH_ACCOUNT": "slurm.account",

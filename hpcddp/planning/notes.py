@@ -1,4 +1,4 @@
-"""Step 3: what a user should know of a plan that is right. Nothing is refused here."""
+"""Step 3: notes for the user of a right plan. Nothing is refused here."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MARGIN = 30.0  # seconds between the last try to reach a store and a hang
 
 
 def notes(job: JobSpec, profile: Profile, environ: Mapping[str, str]) -> list[str]:
-    """A line for each thing that may go wrong, and cannot be told for certain from here."""
+    """A line for each thing that may go wrong, and cannot be known for certain here."""
     return [*_absent(job), *_patience(job), *_trackers(job), *_output(job, profile, environ)]
 
 

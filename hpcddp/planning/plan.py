@@ -1,7 +1,7 @@
 """Step 3: Plan = spec + cluster + topology + launcher, all checked; after it input is right.
 
-A plan is whole when it is made, and never changes: what an earlier run took and which files the
-code has are looked up before. The user's code is not imported here: only the nodes do that.
+A plan is whole when it is made, and never changes: the times of earlier runs and the files of the
+code are looked up before. The user's code is not imported here: only the nodes do that.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hpcddp.attempt import launch_facts
 from hpcddp.data import names
 from hpcddp.errors import SlurmUnreachable, TemplateError
 from hpcddp.keys import nearest
-from hpcddp.launch import launchers
+from hpcddp.launch.launchers import Launcher
 from hpcddp.planning import checks, notes, resources
 from hpcddp.planning.asked import Asked
 from hpcddp.planning.clusters import Profile
@@ -41,7 +41,7 @@ SIGNAL = "USR2"
 # Where Slurm writes to before the run's folder is known to be there: a file of the node, that the
 # attempt joins to the run's own log. %j is the job.
 NODE_LOG = "/tmp/hpcddp-{run}-%j.log"
-LEAD = 30  # seconds, as long as nobody knows what the job's steps and saves take
+LEAD = 30  # seconds, as long as the times of the job's steps and saves are not known
 
 
 @dataclass(frozen=True)
@@ -53,13 +53,13 @@ class Plan:
     profile: Profile
     nodes: NodeRange
     gpus: int
-    launcher: launchers.Launcher
+    launcher: Launcher
     template: Path
     cpus_per_task: int
     workdir: Path
     notes: tuple[str, ...]  # for the user
     site: Site | None  # the rules of Slurm and of the job's partition, if Slurm answered
-    measured: Measured | None  # what an earlier run of the job took
+    measured: Measured | None  # the times of an earlier run of the job
     code: CodeFiles | None  # the files of a run's own working folder, if it has one
 
     @property
@@ -97,7 +97,7 @@ class Plan:
         return [sys.executable, "-P", "-m", "hpcddp.worker", str(run.path)]
 
     def record(self, run: RunDir, created: float | None = None) -> JobRecord:
-        """job.json: what the nodes and the later commands read."""
+        """job.json, for the nodes and for later commands."""
         cluster = self.profile.cluster
         return JobRecord(
             run=run.name,
@@ -116,15 +116,15 @@ class Plan:
         )
 
     def environment(self) -> dict[str, str]:
-        """What the job's processes find in their environment beside the ranks."""
-        found = {"OMP_NUM_THREADS": str(self.cpus_per_task), "PYTHONUNBUFFERED": "1"}
+        """The environment of the job's processes, without the variables of a rank."""
+        environ = {"OMP_NUM_THREADS": str(self.cpus_per_task), "PYTHONUNBUFFERED": "1"}
         interface = self.profile.cluster.interface or ("lo" if self.backend == "local" else "")
         if interface:
-            found |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
+            environ |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
         if "signal" in self.spec.slurm:
             name = str(self.spec.slurm["signal"]).partition("@")[0].removeprefix("SIG")
-            found["HPCDDP_SIGNAL"] = name
-        return found | {n: _env_text(v) for n, v in self.spec.env.items()}
+            environ["HPCDDP_SIGNAL"] = name
+        return environ | {n: _env_text(v) for n, v in self.spec.env.items()}
 
     def directives(self, run: RunDir) -> list[tuple[str, Any]]:
         """sbatch's options in the order of the script."""
@@ -167,7 +167,7 @@ class Plan:
             "WORKDIR": str(self.folder(run)),
             "PYTHON": sys.executable,
             "NODES": str(self.nodes.max),
-            "GPUS_PER_NODE": self.ranks_per_node,  # what a launcher starts there
+            "GPUS_PER_NODE": self.ranks_per_node,  # processes of a launcher there
             "CPUS_PER_TASK": self.cpus_per_task,
             **({"MODULES": modules} if modules else {}),
             **{n: _env_text(v) for n, v in self.profile.cluster.variables.items()},
@@ -198,23 +198,18 @@ def make(
     measured: Measured | None = None,
     code: CodeFiles | None = None,
 ) -> Plan:
-    """The plan of what was asked, or the first mistake in it.
+    """The plan of a job, whole; UserError for the first mistake in it.
 
     Args:
         environ: the user's environment.
         folder: the current folder, where the job will work.
         begun: the run has saved a checkpoint; files that only a new run reads may be gone.
-        measured: what an earlier run of the job took.
+        measured: the times of an earlier run of the job.
         code: the files of the job's code, if it is to work on a copy of them.
-
-    Raises:
-        UserError: it cannot be planned.
     """
     checks.check(asked, environ, folder, begun=begun, code=code)
-    job, profile = _completed(asked.spec, folder), asked.profile
-    launcher = launchers.find(job.launcher, asked.backend, asked.sources.get("launcher", ""))
-    checks.served(job, launcher, profile)
-    site = asked.site()
+    launcher = checks.launcher(asked)
+    job, profile, site = _completed(asked.spec, folder), asked.profile, asked.site()
     return Plan(
         spec=job,
         sources=asked.sources,
