@@ -49,7 +49,7 @@ def _place(source: Path, store: Path, path: Path) -> None:
     kept = source.stat().st_mode & EXECUTABLE
     name = hashlib.sha256(data).hexdigest() + ("x" if kept else "")
     stored = store / name[:2] / name
-    if not stored.exists() or stored.read_bytes() != data:  # root can write into what is read-only
+    if not stored.exists() or stored.read_bytes() != data:  # root may have written it
         stored.parent.mkdir(exist_ok=True)
         write_bytes(stored, data, 0o444 | (kept and EXECUTABLE))
     path.parent.mkdir(parents=True, exist_ok=True)

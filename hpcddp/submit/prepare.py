@@ -1,4 +1,4 @@
-"""Step 4: a run dir for a plan, with what was asked and the script in it."""
+"""Step 4: a run dir for a plan, with its record and its script."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hpcddp.submit import host_archive
 
 
 def new_run(plan: Plan, root: Path) -> RunDir:
-    """A new run dir, ready for plain sbatch; nothing is made if the script cannot be rendered."""
+    """Make a new run dir, ready for plain sbatch; nothing if the script cannot be rendered."""
     run = RunDir(root / new_id(plan.spec.name))
     text = plan.render(run, plan.worker_command(run))
     run.create()
@@ -38,8 +38,8 @@ def new_run(plan: Plan, root: Path) -> RunDir:
 
 
 def _record_versions(plan: Plan, run: RunDir) -> None:
-    """Which Python and packages a command has; where modules or a PATH of the job's own come first,
-    its first attempt sees it."""
+    """Record the Python and packages of a command. With modules or a PATH of the job's own, its
+    first attempt does that."""
     if plan.spec.command and not plan.profile.cluster.modules and "PATH" not in plan.spec.env:
         from hpcddp import versions
 
@@ -54,7 +54,7 @@ def _fill(plan: Plan, run: RunDir, text: str, created: float | None = None) -> N
 
 
 def renew(plan: Plan, run: RunDir, created: float) -> None:
-    """Put another plan into a run dir that is there."""
+    """Put another plan into an existing run dir."""
     text = plan.render(run, plan.worker_command(run))
     refused_resume.keep(run)
     _fill(plan, run, text, created)
@@ -71,7 +71,7 @@ def again(
 
     Args:
         look: sees the plan before that.
-        measured: what the run took before.
+        measured: the times of the run so far.
     """
     job = record.read(run)
     before = Layer().put_all(job.spec, str(run.job))

@@ -89,7 +89,7 @@ def status(run: RunDir, queue: Callable[[], list[QueuedJob]] | None = None) -> S
 def asked(
     run: RunDir, status: Status, queue: Callable[[], list[QueuedJob]] | None = None
 ) -> Status:
-    """The same, if it is known already what the run dir says."""
+    """The same from the status that the run dir gives."""
     if status.final and status.state not in UNTOLD:
         return status
     try:
@@ -106,7 +106,7 @@ def asked(
 
 
 def _seen(status: Status, row: QueuedJob) -> Status:
-    """The status with what the backend says of the run's job."""
+    """The status with the facts of the job's row."""
     status.state, status.hosts, status.job_id = row.state, row.hosts or status.hosts, row.job_id
     status.reason = "" if row.reason == "None" or row.state == "CANCELLED" else explained(row)
     since = row.submitted if row.state == "PENDING" else row.start

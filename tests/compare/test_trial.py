@@ -115,10 +115,10 @@ def test_losses_are_those_of_one_process(site: Site, hpcddp: Command) -> None:
     assert head.split()[:3] == ["strategy", "float64", "float32"] and units.startswith("2 ranks")
     assert [re.split("  +", row)[0] for row in rows] == ["single", "dp", "zero1", "pp gpipe"]
     assert [row.endswith("  one process") for row in rows] == [True, True, False, False]
-    found = [re.split("  +", row)[1:3] for row in rows]
-    assert all(float(double) <= 1e-9 for double, _ in found)
-    assert all(float(single) <= 1e-5 for _, single in found)
-    assert float(found[2][1]) > 0  # the float32 training is another one
+    differences = [re.split("  +", row)[1:3] for row in rows]
+    assert all(float(double) <= 1e-9 for double, _ in differences)
+    assert all(float(single) <= 1e-5 for _, single in differences)
+    assert float(differences[2][1]) > 0  # the float32 training is another one
     assert done.err.strip().endswith(LEGEND) and "note: the model" not in done.err
     assert not (site.folder / "runs").exists()
 
@@ -192,15 +192,15 @@ def test_what_is_wrong_with_the_job_is_told_at_once(site: Site, hpcddp: Command)
 
 def of_this(folder: Path) -> list[str]:
     """The processes whose words name a folder."""
-    found = []
+    lines = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             words = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
         except OSError:  # it has left
             continue
         if str(folder) in words and int(path.parent.name) != os.getpid():
-            found.append(words)
-    return found
+            lines.append(words)
+    return lines
 
 
 def test_an_interrupt_leaves_no_process(site: Site) -> None:

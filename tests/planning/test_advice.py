@@ -133,14 +133,14 @@ def test_the_time_that_a_preemption_leaves_is_said(
 ) -> None:
     slurm(site)
     asked = ("submit", "toy", "--nodes", "1", "--gpus", "1", "--cluster", "slurm", "--dry-run")
-    told = (
+    note = (
         "note: a preemption leaves 30 s for a step and a save (5 s of grace and 25 s of KillWait)"
     )
-    assert told in hpcddp(*asked).err
+    assert note in hpcddp(*asked).err
     earlier_run(site, save=3.0, run="toy-20260101-0000-a")
-    assert f"{told}; measured in toy-20260101-0000-a: 4 s" in hpcddp(*asked).err
+    assert f"{note}; measured in toy-20260101-0000-a: 4 s" in hpcddp(*asked).err
     site.job("toy", "", TOY)
     planned = hpcddp("plan", "toy", "--nodes", "1", "--gpus", "1", "--cluster", "slurm")
-    assert f"{told}; measured in toy-20260101-0000-a: 4 s" in planned.err
+    assert f"{note}; measured in toy-20260101-0000-a: 4 s" in planned.err
     slurm(site, partition="PartitionName=gpu Default=YES PreemptMode=OFF MaxTime=1:00:00")
     assert "preemption" not in hpcddp(*asked).err

@@ -81,8 +81,8 @@ def test_what_does_not_go_together(site: Site, asked: tuple[str, int, str, str])
 
 
 def test_no_row_stands_there_for_nothing() -> None:
-    told = list(REFUSED.values())
-    assert [row.why for row in CLASHES if not any(words in row.why for words in told)] == []
+    reasons = list(REFUSED.values())
+    assert [row.why for row in CLASHES if not any(words in row.why for words in reasons)] == []
 
 
 @pytest.mark.parametrize(

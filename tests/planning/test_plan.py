@@ -38,13 +38,13 @@ def directives(site: Site, *pairs: tuple[str, Any]) -> dict[str, Any]:
 
 
 def test_the_map_and_the_folder_are_options_of_sbatch(site: Site) -> None:
-    found = directives(site, ("nodes", "1-2"), ("gpus", 4), ("slurm.qos", "high"))
-    assert str(found["nodes"]) == "1-2"
-    assert (found["ntasks-per-node"], found["gpus-per-node"]) == (4, "4")
-    assert found["job-name"] == "toy-1"
-    assert found["output"] == "/tmp/hpcddp-toy-1-%j.log"  # the run's folder may be away
-    assert found["chdir"] == site.folder
-    assert found["qos"] == "high"
+    options = directives(site, ("nodes", "1-2"), ("gpus", 4), ("slurm.qos", "high"))
+    assert str(options["nodes"]) == "1-2"
+    assert (options["ntasks-per-node"], options["gpus-per-node"]) == (4, "4")
+    assert options["job-name"] == "toy-1"
+    assert options["output"] == "/tmp/hpcddp-toy-1-%j.log"  # the run's folder may be away
+    assert options["chdir"] == site.folder
+    assert options["qos"] == "high"
 
 
 def test_a_persons_own_log_stays(site: Site) -> None:
@@ -82,8 +82,8 @@ def test_gpus_are_asked_for_as_the_site_wants(
     site: Site, profile: str, option: str, value: str | None
 ) -> None:
     site.profile("mine", profile)
-    found = directives(site, ("cluster", "mine"), ("gpus", 4))
-    assert found.get(option) == value
+    options = directives(site, ("cluster", "mine"), ("gpus", 4))
+    assert options.get(option) == value
 
 
 @pytest.mark.parametrize(
@@ -129,8 +129,8 @@ def test_one_process_that_drives_all_gpus_has_their_cpus(site: Site) -> None:
 
 def test_one_process_that_drives_all_gpus_is_one_rank_with_all_devices(site: Site) -> None:
     plan = site.plan(flags(("strategy", "dp"), ("gpus", 4), ("global_batch", 7)))
-    found = dict(plan.directives(RunDir("/runs/toy-1")))
-    assert (found["ntasks-per-node"], found["gpus-per-node"]) == (1, "4")
+    options = dict(plan.directives(RunDir("/runs/toy-1")))
+    assert (options["ntasks-per-node"], options["gpus-per-node"]) == (1, "4")
     job = plan.record(RunDir("/runs/toy-1"))
     assert (job.gpus_per_node, job.ranks_per_node, job.world_size) == (4, 1, 1)
     assert plan.topology.world_size == plan.layout.world_size == 1
@@ -141,10 +141,10 @@ def test_one_process_that_drives_all_gpus_is_one_rank_with_all_devices(site: Sit
 
 def test_threads_follow_the_cpus_and_a_user_may_say_otherwise(site: Site) -> None:
     site.profile("mine", "cpus_per_gpu = 6\ninterface = 'ib0'\n[env]\nDEBUG = true")
-    found = site.plan(flags(("cluster", "mine"))).environment()
-    assert found["OMP_NUM_THREADS"] == "6"
-    assert found["GLOO_SOCKET_IFNAME"] == found["NCCL_SOCKET_IFNAME"] == "ib0"
-    assert found["DEBUG"] == "true"
+    environ = site.plan(flags(("cluster", "mine"))).environment()
+    assert environ["OMP_NUM_THREADS"] == "6"
+    assert environ["GLOO_SOCKET_IFNAME"] == environ["NCCL_SOCKET_IFNAME"] == "ib0"
+    assert environ["DEBUG"] == "true"
     asked = flags(("cluster", "mine"), ("env.OMP_NUM_THREADS", "2"))
     assert site.plan(asked).environment()["OMP_NUM_THREADS"] == "2"
 

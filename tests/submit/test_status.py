@@ -28,13 +28,13 @@ def away(site: Site) -> None:
 def test_a_pending_job_tells_why_it_waits_and_since_when(site: Site) -> None:
     run = submitted(run_of(site))
     queue(site, "7|PENDING|Resources|2030-01-01T10:00:00|2030-01-02T00:00:00|||toy-1")
-    found = status.status(run)
-    assert (found.state, found.reason, found.since) == (
+    now = status.status(run)
+    assert (now.state, now.reason, now.since) == (
         "PENDING",
         "Resources",
         "2030-01-01T10:00:00",
     )
-    assert (found.nodes, found.gpus_per_node, found.job_id, found.final) == ("1-2", 4, "7", False)
+    assert (now.nodes, now.gpus_per_node, now.job_id, now.final) == ("1-2", 4, "7", False)
 
 
 @pytest.mark.parametrize(
@@ -51,10 +51,10 @@ def test_a_pending_job_tells_why_it_waits_and_since_when(site: Site) -> None:
 def test_a_job_that_is_held_tells_what_lets_it_go(site: Site, reason: str, words: str) -> None:
     run = submitted(run_of(site))
     queue(site, f"7|PENDING|{reason}|1893456000|N/A|||toy-1")
-    found = status.status(run)
-    assert found.state == "PENDING" and found.reason.startswith(f"{reason}: ")
-    assert words in found.reason
-    assert found.since == status.stamp(1893456000)
+    now = status.status(run)
+    assert now.state == "PENDING" and now.reason.startswith(f"{reason}: ")
+    assert words in now.reason
+    assert now.since == status.stamp(1893456000)
 
 
 def test_a_running_job_tells_where_and_how_far(site: Site) -> None:
@@ -69,11 +69,11 @@ def test_a_running_job_tells_where_and_how_far(site: Site) -> None:
     text = "".join(json.dumps(record) + "\n" for record in records)
     run.attempt(1).metrics.write_text(text + '{"event": "train", "st')
     queue(site, "7|RUNNING|None|2030-01-01T10:00:00|2030-01-01T11:00:00|n[1-2]||toy-1")
-    found = status.status(run)
-    assert (found.state, found.reason, found.hosts, found.attempt) == ("RUNNING", "", "n[1-2]", 1)
-    assert found.since == "2030-01-01T11:00:00"
-    assert (found.step, found.total_steps, found.epoch, found.loss) == (100, 200, 2, 2.0)
-    assert found.metrics == {"accuracy": 0.5}
+    now = status.status(run)
+    assert (now.state, now.reason, now.hosts, now.attempt) == ("RUNNING", "", "n[1-2]", 1)
+    assert now.since == "2030-01-01T11:00:00"
+    assert (now.step, now.total_steps, now.epoch, now.loss) == (100, 200, 2, 2.0)
+    assert now.metrics == {"accuracy": 0.5}
 
 
 def test_only_the_end_of_long_metrics_is_read(site: Site) -> None:
@@ -82,8 +82,8 @@ def test_only_the_end_of_long_metrics_is_read(site: Site) -> None:
     lines = [json.dumps({"event": "start", "total_steps": 900}), *[line] * 1000]
     lines.append(json.dumps({"event": "train", "step": 901, "epoch": 3, "loss": 0.5}))
     run.attempt(1).metrics.write_text("\n".join(lines))
-    found = status.known(run)
-    assert (found.step, found.total_steps, found.loss) == (901, 900, 0.5)
+    now = status.known(run)
+    assert (now.step, now.total_steps, now.loss) == (901, 900, 0.5)
 
 
 @pytest.mark.parametrize(
@@ -99,9 +99,9 @@ def test_a_run_that_ended_is_not_asked_about(site: Site, cause: str, code: int, 
     run = begun(submitted(run_of(site)))
     ledger.end(run, 1, code, cause)
     queue(site, "7|RUNNING|None|x|x|n1||toy-1")
-    found = status.status(run)
-    assert (found.state, found.final, asked(site)) == (state, True, 0)
-    assert bool(found.reason) is (state == "FAILED")
+    now = status.status(run)
+    assert (now.state, now.final, asked(site)) == (state, True, 0)
+    assert bool(now.reason) is (state == "FAILED")
 
 
 def test_a_failure_tells_the_first_rank_and_its_words(site: Site) -> None:
@@ -120,8 +120,8 @@ def test_a_run_that_ends_while_slurm_is_asked_has_its_own_word(site: Site) -> No
         ledger.end(run, 1, 1, decision.CRASH)
         return [slurm.QueuedJob("7", "FAILED", "NonZeroExitCode", None, None, "n1", "toy-1")]
 
-    found = status.status(run, late)
-    assert (found.state, found.reason) == ("FAILED", "rank 3 on n2: E: boom")
+    now = status.status(run, late)
+    assert (now.state, now.reason) == ("FAILED", "rank 3 on n2: E: boom")
 
 
 def test_a_run_that_is_removed_under_a_look_has_no_state(
@@ -136,9 +136,9 @@ def test_a_run_that_is_removed_under_a_look_has_no_state(
 def test_a_slurm_that_is_away_leaves_the_last_known_state(site: Site) -> None:
     run = begun(submitted(run_of(site)))
     away(site)
-    found = status.status(run)
-    assert (found.state, found.stale, found.final) == ("RUNNING", True, False)
-    assert "Unable to contact" in found.reason
+    now = status.status(run)
+    assert (now.state, now.stale, now.final) == ("RUNNING", True, False)
+    assert "Unable to contact" in now.reason
 
 
 @pytest.mark.parametrize(
@@ -149,8 +149,8 @@ def test_a_job_that_is_gone_without_a_word(site: Site, request_: str | None, sta
     if request_:
         write_json(run.request, {"want": request_, "job_id": "7"})
     queue(site)
-    found = status.status(run)
-    assert (found.state, found.final) == (state, True)
+    now = status.status(run)
+    assert (now.state, now.final) == (state, True)
 
 
 @pytest.mark.parametrize(("words", "state"), [("", "CANCELLED"), (" DUE TO TIME LIMIT", "TIMEOUT")])
@@ -168,8 +168,8 @@ def test_slurm_may_have_left_a_word_where_the_script_could_not(
 def test_states_of_slurm_are_shown_as_they_are(site: Site) -> None:
     run = begun(submitted(run_of(site)))
     queue(site, "7|TIMEOUT|TimeLimit|x|x|n1||toy-1")
-    found = status.status(run)
-    assert (found.state, found.reason, found.final) == ("TIMEOUT", "TimeLimit", True)
+    now = status.status(run)
+    assert (now.state, now.reason, now.final) == ("TIMEOUT", "TimeLimit", True)
 
 
 def test_what_was_refused_rendered_or_left_open(site: Site) -> None:
@@ -185,8 +185,8 @@ def test_what_was_refused_rendered_or_left_open(site: Site) -> None:
 def test_a_job_whose_id_sbatch_never_told_is_found_by_its_name(site: Site) -> None:
     run = submitted(run_of(site), None)
     queue(site, "8|PENDING|Priority|x|x|||another", f"7|PENDING|Resources|x|x||{run.script}|toy-1")
-    found = status.status(run, slurm.queue)
-    assert (found.state, found.job_id, found.reason) == ("PENDING", "7", "Resources")
+    now = status.status(run, slurm.queue)
+    assert (now.state, now.job_id, now.reason) == ("PENDING", "7", "Resources")
     queue(site, f"7|PENDING|Resources|x|x||{run.script}|toy-1")
     with pytest.raises(RunError, match="the run is PENDING as job 7"):
         submission.check_ended(run)
@@ -217,8 +217,8 @@ def test_a_slurm_that_is_away_is_asked_once_for_all_runs(site: Site) -> None:
     for number in range(4):
         submitted(run_of(site, f"toy-{number}"), str(number))
     away(site)
-    found = status.status_all(site.runs)
-    assert [s.state for s in found] == ["PENDING"] * 4 and all(s.stale for s in found)
+    states = status.status_all(site.runs)
+    assert [s.state for s in states] == ["PENDING"] * 4 and all(s.stale for s in states)
     assert asked(site) == 1
 
 
@@ -226,9 +226,9 @@ def test_a_slurm_that_is_away_is_asked_once_for_all_runs(site: Site) -> None:
 def test_a_damaged_run_hides_no_other(site: Site, text: str) -> None:
     run_of(site, "good")
     run_of(site, "bad").job.write_text(text)
-    found = {s.run: s for s in status.status_all(site.runs)}
-    assert {run: s.state for run, s in found.items()} == {"good": "RENDERED", "bad": "DAMAGED"}
-    assert found["bad"].reason and found["bad"].path == str(site.runs / "bad")
+    states = {s.run: s for s in status.status_all(site.runs)}
+    assert {run: s.state for run, s in states.items()} == {"good": "RENDERED", "bad": "DAMAGED"}
+    assert states["bad"].reason and states["bad"].path == str(site.runs / "bad")
 
 
 def test_as_data_it_has_a_version_and_the_log(site: Site) -> None:
