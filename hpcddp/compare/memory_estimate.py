@@ -75,9 +75,9 @@ def estimate(facts: ModelProfile, layout: Layout, job: JobSpec, gpus: int) -> Es
         if isinstance(fact, str):
             return fact
     assert not isinstance(view, str) and not isinstance(micro, str) and not isinstance(stages, str)
-    made = _Reckoning(facts, layout, job, view, stages, micro, gpus)
-    needs = [made.need(rank) for rank in range(layout.pp)]
-    return Estimate(needs, {backend: made.sent(backend) for backend in BACKENDS}, micro)
+    costs = _Reckoning(facts, layout, job, view, stages, micro, gpus)
+    needs = [costs.need(rank) for rank in range(layout.pp)]
+    return Estimate(needs, {backend: costs.sent(backend) for backend in BACKENDS}, micro)
 
 
 def stages_of(job: JobSpec, layout: Layout) -> int:
@@ -147,9 +147,9 @@ class _Reckoning:
         samples, count = self.micro
         shared = samples / (self.gpus if self.layout.threads else 1)
         flying = _flying(self.job.pp.schedule, rank, self.layout.pp, count)
-        mine = self.stages[rank :: self.layout.pp]
-        kept = sum(self.view.saved[part].of(shared) for stage in mine for part in stage)
-        kept *= flying / len(mine)
+        stages = self.stages[rank :: self.layout.pp]
+        kept = sum(self.view.saved[part].of(shared) for stage in stages for part in stage)
+        kept *= flying / len(stages)
         if self.layout.pp > 1 and rank == self.layout.pp - 1:  # torch keeps a step's outputs
             kept += self.view.passed[-1].of(shared) * count
         return kept + self.view.inner.of(shared)
@@ -178,8 +178,8 @@ class _Reckoning:
         total = 0.0
         for rank in range(mesh.pp):
             rows = self._rows(rank)
-            each = self._shard_traffic(rows, backend) if self._sharded else self._averages(rank)
-            total += mesh.tp * each + self._shared(rank)
+            traffic = self._shard_traffic(rows, backend) if self._sharded else self._averages(rank)
+            total += mesh.tp * traffic + self._shared(rank)
         if mesh.tp > 1 or mesh.pp > 1:
             if self.view.unknown:
                 return None

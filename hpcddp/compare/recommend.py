@@ -74,12 +74,10 @@ def look(
             rows.append(Candidate(text, None, reason=mesh))
             continue
         estimate = memory_estimate.estimate(facts, mesh, job, gpus)
-        made = (
-            Candidate(text, mesh, reason=estimate)
-            if isinstance(estimate, str)
-            else Candidate(text, mesh, estimate)
-        )
-        rows.append(made)
+        if isinstance(estimate, str):
+            rows.append(Candidate(text, mesh, reason=estimate))
+        else:
+            rows.append(Candidate(text, mesh, estimate))
     return rows, facts
 
 
@@ -87,11 +85,11 @@ def _mesh(
     job: JobSpec, sources: Mapping[str, str], text: str, nodes: NodeRange, gpus: int
 ) -> Layout | str:
     """The mesh of a strategy, or why the job cannot have it."""
-    mine = dataclasses.replace(job, strategy=text)
+    changed = dataclasses.replace(job, strategy=text)
     try:
-        checks.batch(mine, nodes, gpus, sources)
+        checks.batch(changed, nodes, gpus, sources)
         mesh = strategy.layout(text, nodes.max, gpus)
-        conflicts.check(mine, mesh, sources)
+        conflicts.check(changed, mesh, sources)
     except UserError as error:
         return error.what
     return mesh

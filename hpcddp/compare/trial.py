@@ -93,7 +93,7 @@ def prepare(layers: Sequence[Layer], case: Case, ranks: int, steps: int, root: P
     trial = Trial(case, 1 if case.alone else ranks)
     for precision in PRECISIONS:
         try:
-            made = _plan(layers, case, ranks, steps, precision)
+            planned = _plan(layers, case, ranks, steps, precision)
         except UserError as error:
             if case.strategy == "single":  # the job itself is wrong
                 raise
@@ -101,8 +101,8 @@ def prepare(layers: Sequence[Layer], case: Case, ranks: int, steps: int, root: P
             continue
         run = RunDir(root / case.name.replace(" ", "-") / precision)
         run.create()
-        record.write(run, made.record(run))
-        trial.runs[precision], trial.environ = run, made.environment()
+        record.write(run, planned.record(run))
+        trial.runs[precision], trial.environ = run, planned.environment()
     return trial
 
 
@@ -117,11 +117,11 @@ def _plan(layers: Sequence[Layer], case: Case, ranks: int, steps: int, precision
     unused = tuple(table for table, used in tables if not used)
     below = [_without(layer, unused) for layer in layers]
     asked = Asked.read([top, *below], [], os.environ)
-    made = plan.make(asked, environ=os.environ, folder=Path.cwd())
-    if made.spec.command:
+    planned = plan.make(asked, environ=os.environ, folder=Path.cwd())
+    if planned.spec.command:
         raise UserError("the job has a command, which spreads its model itself", where="command",
                         hint="name a job with a task")  # fmt: skip
-    return made
+    return planned
 
 
 def _without(layer: Layer, tables: tuple[str, ...]) -> Layer:

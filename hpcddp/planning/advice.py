@@ -32,14 +32,14 @@ def warnings(facts: AdviceInputs) -> list[str]:
     return [text for text in (_left(facts), _torn(facts), _idle(facts)) if text]
 
 
-def room(site: Site, took: Measured | None = None) -> str:
+def room(site: Site, measured: Measured | None = None) -> str:
     """How long a step and a save together may take when a preemption ends a job; "" where no
     preemption does."""
     if not site.preempts:
         return ""
     parts = f"{site.grace} s of grace and {site.kill_wait} s of KillWait"
-    seen = f"; measured in {took.run}: {_s(took.stop)}" if took else ""
-    return f"a preemption leaves {site.notice} s for a step and a save ({parts}){seen}"
+    after = f"; measured in {measured.run}: {_s(measured.stop)}" if measured else ""
+    return f"a preemption leaves {site.notice} s for a step and a save ({parts}){after}"
 
 
 def _left(facts: AdviceInputs) -> str:
@@ -54,13 +54,13 @@ def _left(facts: AdviceInputs) -> str:
 
 def _torn(facts: AdviceInputs) -> str:
     """A preemption that leaves too little time to save."""
-    took, notice = facts.measured, facts.site.notice
-    if took is None or not facts.site.preempts or took.stop <= notice:
+    times, notice = facts.measured, facts.site.notice
+    if times is None or not facts.site.preempts or times.stop <= notice:
         return ""
     often = f"a checkpoint.every below {facts.every}" if facts.every else "a checkpoint.every"
     return (
-        f"saves take {_s(took.save)}, steps {_s(took.step)}, this partition gives {notice} s "
-        f"when it preempts a job (measured in {took.run}): the steps since the last checkpoint "
+        f"saves take {_s(times.save)}, steps {_s(times.step)}, this partition gives {notice} s "
+        f"when it preempts a job (measured in {times.run}): the steps since the last checkpoint "
         f"will be lost\n  {often} loses fewer; "
         "fewer bytes or a faster file system for the runs make saves shorter"
     )
@@ -68,12 +68,12 @@ def _torn(facts: AdviceInputs) -> str:
 
 def _idle(facts: AdviceInputs) -> str:
     """A time limit that ends each attempt before it has got anywhere."""
-    took = facts.measured
-    if took is None or facts.limit >= (least := took.start + FEW * took.step + took.lead):
+    times = facts.measured
+    if times is None or facts.limit >= (least := times.start + FEW * times.step + times.lead):
         return ""
     return (
-        f"the time limit is {_s(facts.limit)}, but the start takes {_s(took.start)}, and to stop "
-        f"in time takes {_s(took.lead)} (measured in {took.run}): the job will not get on\n"
+        f"the time limit is {_s(facts.limit)}, but the start takes {_s(times.start)}, and to stop "
+        f"in time takes {_s(times.lead)} (measured in {times.run}): the job will not get on\n"
         f"  ask for more than {math.ceil(least / 60)} minutes with --time"
     )
 

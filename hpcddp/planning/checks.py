@@ -179,11 +179,11 @@ def _forked(job: JobSpec, row: Launcher) -> None:
 
     for words in filter(None, (job.command, job.resume_command)):
         python = Script(words).python
-        theirs, ours = Path(shutil.which(python) or python), Path(sys.executable)
-        if theirs.absolute().parent != ours.parent:
+        named, own = Path(shutil.which(python) or python), Path(sys.executable)
+        if named.absolute().parent != own.parent:
             raise UserError(
-                f"the launcher {row.name} runs scripts in the Python of hpcddp, {ours}, and "
-                f"the command names {theirs}",
+                f"the launcher {row.name} runs scripts in the Python of hpcddp, {own}, and "
+                f"the command names {named}",
                 where="launcher",
                 hint="install hpcddp in that Python too, or take another launcher",
             )
@@ -192,8 +192,9 @@ def _forked(job: JobSpec, row: Launcher) -> None:
 def _program(words: list[str], where: str, folder: Path) -> None:
     program, *rest = words
     if not shutil.which(program if "/" not in program else folder / program):
-        there = Path(folder, program).is_file()
-        hint = "make it executable, or start it with its interpreter" if there else "is it on PATH?"
+        is_file = Path(folder, program).is_file()
+        start = "make it executable, or start it with its interpreter"
+        hint = start if is_file else "is it on PATH?"
         raise UserError(f"there is no program {program!r} here", where=where, hint=hint)
     if Path(program).name == "env":
         while rest and "=" in rest[0]:

@@ -64,12 +64,12 @@ def check_paths(code: CodeFiles, words: Sequence[str]) -> None:
     """
     for word in words:
         for text in (word, word.partition("=")[2]):
-            there = Path(os.path.normpath(code.root / code.below / text))
-            if PurePath(text).parts[:1] == ("..",) and not there.is_relative_to(code.root):
+            target = Path(os.path.normpath(code.root / code.below / text))
+            if PurePath(text).parts[:1] == ("..",) and not target.is_relative_to(code.root):
                 raise UserError(
                     f"{text} leads out of {code.root}, and the job works in a copy of it",
                     where="command",
-                    hint=f"say {there}, or take --no-snapshot",
+                    hint=f"say {target}, or take --no-snapshot",
                 )
 
 

@@ -68,11 +68,11 @@ def find(folder: Path, runs: Path) -> CodeFiles:
     folder, runs = folder.resolve(), runs.resolve()
     root = _repository(folder)
     code = CodeFiles(root or folder, PurePath(folder.relative_to(root or folder)))
-    ours, ignored = _tracked(root, runs) if root else _walked(folder, runs)
+    files, ignored = _tracked(root, runs) if root else _walked(folder, runs)
     for path in sorted(ignored):  # a folder before what lies in it
         if PurePath(path).name != CACHE and not _is_linked(code, path):
             code.links[path] = str(code.root / path)
-    for path in ours:
+    for path in files:
         if not _is_linked(code, path):
             _take(code, path)
     _link_outputs(code, bool(root))
@@ -203,10 +203,9 @@ def _take(code: CodeFiles, path: str) -> None:
         code.folders[path.rstrip("/")] = None
         return
     if full.is_symlink():
-        target = full.readlink()
-        there = Path(os.path.normpath(full.parent / target))
-        inside = there.is_relative_to(code.root)
-        code.links[path] = os.path.relpath(there, full.parent) if inside else str(there)
+        target = Path(os.path.normpath(full.parent / full.readlink()))
+        inside = target.is_relative_to(code.root)
+        code.links[path] = os.path.relpath(target, full.parent) if inside else str(target)
     elif full.is_file():
         code.files[path] = full.stat().st_size
 

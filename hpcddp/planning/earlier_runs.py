@@ -47,7 +47,7 @@ def of_job(name: str, backend: str, runs: Iterable[RunDir]) -> Measured | None:
     """
     if backend != "slurm":
         return None
-    return next((took for run in _alike(name, backend, runs) if (took := measured(run))), None)
+    return next((times for run in _alike(name, backend, runs) if (times := measured(run))), None)
 
 
 def _alike(name: str, backend: str, runs: Iterable[RunDir]) -> Iterator[RunDir]:
@@ -69,7 +69,7 @@ def measured(run: RunDir) -> Measured | None:
     except RunError:
         return None
     rows = ((facts, run.attempt(facts.number)) for facts in reversed(attempts))
-    return next((took for facts, folder in rows if (took := _measured(facts, folder))), None)
+    return next((times for facts, folder in rows if (times := _measured(facts, folder))), None)
 
 
 def _measured(facts: Attempt, folder: AttemptDir) -> Measured | None:

@@ -244,12 +244,12 @@ def _env_text(value: Any) -> str:
 
 def _template(job: JobSpec, profile: Profile, sources: Mapping[str, str], folder: Path) -> Path:
     """The template's file: a profile's beside it or shipped, a user's from the current folder."""
-    ours = resources.folder("templates")
+    shipped = resources.folder("templates")
     name = job.template or f"{profile.cluster.backend}.sh.j2"
     source = sources.get("template", "")
     bases = [profile.path.parent] if source == str(profile.path) else [folder] if source else []
     known = [f"{backend}.sh.j2" for backend in ("slurm", "local")]
-    for base in (*bases, *([ours] if name in known else [])):
+    for base in (*bases, *([shipped] if name in known else [])):
         with contextlib.suppress(OSError):  # a name too long for a file
             if (base / name).is_file():
                 return base / name
@@ -279,5 +279,5 @@ def _share(job: JobSpec, gpus: int, site: Site | None) -> int:
     except SlurmUnreachable:
         return 1
     wanted = str(job.slurm.get("partition", "")).split(",")[0]
-    mine = [r for r in rows if r.name == wanted or (not wanted and r.default)]
-    return max(1, min((r.cpus // max(r.gpus, gpus) for r in mine), default=1))
+    matching = [r for r in rows if r.name == wanted or (not wanted and r.default)]
+    return max(1, min((r.cpus // max(r.gpus, gpus) for r in matching), default=1))

@@ -123,7 +123,7 @@ def _finalize_late(context: Any, value: Any) -> Any:
 
 def environment(folders: Sequence[Path]) -> jinja2.Environment:
     """Jinja with strict names over template folders, the first match first."""
-    made = jinja2.Environment(
+    jinja = jinja2.Environment(
         loader=jinja2.FileSystemLoader([str(f) for f in folders]),
         undefined=jinja2.StrictUndefined,
         finalize=_finalize_late,
@@ -133,8 +133,8 @@ def environment(folders: Sequence[Path]) -> jinja2.Environment:
         autoescape=False,
     )
     # super() and macros return pieces that were checked one by one.
-    made.concat = lambda pieces: Text("".join(pieces))  # type: ignore[method-assign]
-    return made
+    jinja.concat = lambda pieces: Text("".join(pieces))  # type: ignore[method-assign]
+    return jinja
 
 
 def render(template: Path, shipped: Path, facts: TemplateContext) -> str:

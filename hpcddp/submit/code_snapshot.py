@@ -31,9 +31,9 @@ def copy(code: CodeFiles, runs: Path, folder: Path) -> None:
         for path in code.folders:
             (folder / path).mkdir(parents=True, exist_ok=True)
         for path, target in code.links.items():
-            made = folder / path
-            made.parent.mkdir(parents=True, exist_ok=True)
-            made.symlink_to(target)
+            link = folder / path
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(target)
         (folder / code.below).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         where = str(error.filename or folder)

@@ -64,7 +64,7 @@ def again(
     run: RunDir,
     flags: Layer,
     environ: Mapping[str, str],
-    look: Callable[[Plan], None] = lambda made: None,
+    look: Callable[[Plan], None] = lambda plan: None,
     measured: Measured | None = None,
 ) -> Plan:
     """Plan a run anew, with flags over its values, and put the plan into its folder.
@@ -81,13 +81,13 @@ def again(
     else:
         before.put("cluster", job.cluster, str(run.job))
     begun = has_saved(run)
-    made = plans.make(
+    plan = plans.make(
         Asked.read([flags, before], [], environ),
         environ=environ, folder=Path(job.workdir), begun=begun, measured=measured,
     )  # fmt: skip
-    look(made)
-    renew(made, run, job.created)
-    return made
+    look(plan)
+    renew(plan, run, job.created)
+    return plan
 
 
 def has_saved(run: RunDir) -> bool:

@@ -122,17 +122,17 @@ def status_all(root: Path) -> list[Status]:
 
 def once(ask: Callable[[], list[QueuedJob]]) -> Callable[[], list[QueuedJob]]:
     """A function that asks when it is first called, and keeps the answer, or the error."""
-    said: list[list[QueuedJob] | SlurmUnreachable] = []
+    answers: list[list[QueuedJob] | SlurmUnreachable] = []
 
     def answer() -> list[QueuedJob]:
-        if not said:
+        if not answers:
             try:
-                said.append(ask())
+                answers.append(ask())
             except SlurmUnreachable as error:
-                said.append(error)
-        if isinstance(said[0], SlurmUnreachable):
-            raise said[0]
-        return said[0]
+                answers.append(error)
+        if isinstance(answers[0], SlurmUnreachable):
+            raise answers[0]
+        return answers[0]
 
     return answer
 
