@@ -158,10 +158,10 @@ def plan_asked(asked: Asked, **known: Any) -> Any:
     """The checked plan of what is asked, with what is known beside it; notes go to stderr."""
     from hpcddp.planning import plan
 
-    made = plan.make(asked, environ=os.environ, folder=Path.cwd(), **known)
-    for note in made.notes:
+    checked = plan.make(asked, environ=os.environ, folder=Path.cwd(), **known)
+    for note in checked.notes:
         click.echo(f"note: {note}", err=True)
-    return made
+    return checked
 
 
 def plan_job(job: str | None, given: dict[str, Any]) -> Any:
@@ -169,12 +169,13 @@ def plan_job(job: str | None, given: dict[str, Any]) -> Any:
     return plan_asked(ask(job, given))
 
 
-def advise(made: Any) -> None:
-    """Say on stderr what time a preemption leaves, and what speaks against a plan."""
+def advise(plan: Any) -> None:
+    """Print to stderr the time that a preemption leaves, and warnings about a plan. Both use the
+    times of an earlier run."""
     from hpcddp.planning import advice
 
-    warnings = advice.advise(made)
-    if made.site and (text := advice.room(made.site, made.measured)):
+    warnings = advice.advise(plan)
+    if plan.site and (text := advice.room(plan.site, plan.measured)):
         click.echo(f"note: {text}", err=True)
     for text in warnings:
         click.echo(f"warning: {text}", err=True)
@@ -188,8 +189,8 @@ def plan_run(job: str | None, given: dict[str, Any], root: Path) -> Any:
     asked = ask(job, given)
     measured = earlier_runs.of_job(asked.spec.name, asked.backend, runs_in(root))
     code = code_files.of_job(asked.spec, Path.cwd(), root)
-    made = plan_asked(asked, measured=measured, code=code)
-    for what in code_checks.bypassed(code, made.spec.command) if code else ():
-        click.echo(f"warning: the job reads {what} where it lies, not from its copy", err=True)
-    advise(made)
-    return made
+    plan = plan_asked(asked, measured=measured, code=code)
+    for path in code_checks.bypassed(code, plan.spec.command) if code else ():
+        click.echo(f"warning: the job reads {path} where it lies, not from its copy", err=True)
+    advise(plan)
+    return plan
