@@ -71,21 +71,23 @@ def ask(token: str, runs: str | None, want: str, as_json: bool) -> None:
 def resume(run: str, runs: str | None, follow: bool | None, as_json: bool, **given: Any) -> int:
     """Go on with RUN from its newest checkpoint, also with other nodes, GPUs or values."""
     from hpcddp.cli.submit import announce
+    from hpcddp.planning import earlier_runs
     from hpcddp.submit import prepare, resume_check, submission
 
     folder = submission.find(runs_root(runs), run)
     submission.check_ended(folder)
 
     def look(plan: Plan) -> None:
-        advise(plan, [folder])
+        advise(plan)
         if why := resume_check.check(plan, folder):
-            what = f"the model could not be compared with the checkpoint here ({why})"
-            click.echo(f"note: {what}; the first attempt compares them", err=True)
+            fact = f"the model could not be compared with the checkpoint here ({why})"
+            click.echo(f"note: {fact}; the first attempt compares them", err=True)
 
-    made = prepare.again(folder, flags(given), os.environ, look)
-    job_id = submission.submit(made, folder)
+    measured = earlier_runs.measured(folder)
+    plan = prepare.again(folder, flags(given), os.environ, look, measured)
+    job_id = submission.submit(plan, folder)
     announce(folder, job_id, as_json=as_json, parsable=False)
-    if not (made.backend == "local" if follow is None else follow):
+    if not (plan.backend == "local" if follow is None else follow):
         return 0
     from hpcddp.cli.follow import follow_run
 

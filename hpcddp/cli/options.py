@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -14,7 +14,7 @@ from hpcddp.planning import jobfile
 from hpcddp.planning.jobfile import Layer
 
 if TYPE_CHECKING:
-    from hpcddp.rundir import RunDir
+    from hpcddp.planning.asked import Asked
 
 F = TypeVar("F", bound=Callable[..., Any])  # what a decorator of options is put on
 
@@ -146,25 +146,36 @@ def runs_root(runs: str | None) -> Path:
     return Path(runs or os.environ.get("HPCDDP_RUNS") or "runs").absolute()
 
 
-def plan_job(job: str | None, given: dict[str, Any]) -> Any:
-    """The checked plan of a job with the flags that were given; notes go to stderr."""
+def ask(job: str | None, given: dict[str, Any]) -> Asked:
+    """What is asked of a job with the flags that were given."""
+    from hpcddp.planning.asked import Asked
+
+    layers, notes = jobfile.load(job, flags(given), os.environ, Path.cwd())
+    return Asked.read(layers, notes, os.environ)
+
+
+def plan_asked(asked: Asked, **known: Any) -> Any:
+    """The checked plan of what is asked, with what is known beside it; notes go to stderr."""
     from hpcddp.planning import plan
 
-    folder = Path.cwd()
-    layers, notes = jobfile.load(job, flags(given), os.environ, folder)
-    made = plan.make(layers, notes, environ=os.environ, folder=folder)
-    for note in made.notes:
+    checked = plan.make(asked, environ=os.environ, folder=Path.cwd(), **known)
+    for note in checked.notes:
         click.echo(f"note: {note}", err=True)
-    return made
+    return checked
 
 
-def advise(made: Any, runs: Iterable[RunDir]) -> None:
-    """Say on stderr what a preemption leaves of time, and what speaks against a plan, by what the
-    first of these runs took before."""
+def plan_job(job: str | None, given: dict[str, Any]) -> Any:
+    """The checked plan of a job with the flags that were given."""
+    return plan_asked(ask(job, given))
+
+
+def advise(plan: Any) -> None:
+    """Print to stderr the time that a preemption leaves, and warnings about a plan. Both use the
+    times of an earlier run."""
     from hpcddp.planning import advice
 
-    warnings = advice.advise(made, runs)
-    if made.site and (text := advice.room(made.site, made.measured)):
+    warnings = advice.advise(plan)
+    if plan.site and (text := advice.room(plan.site, plan.measured)):
         click.echo(f"note: {text}", err=True)
     for text in warnings:
         click.echo(f"warning: {text}", err=True)
@@ -172,12 +183,14 @@ def advise(made: Any, runs: Iterable[RunDir]) -> None:
 
 def plan_run(job: str | None, given: dict[str, Any], root: Path) -> Any:
     """The checked plan of a new run below a folder, with advice from the job's earlier runs."""
-    from hpcddp.planning import advice
+    from hpcddp.planning import code_checks, code_files, earlier_runs
     from hpcddp.rundir import runs_in
-    from hpcddp.submit import prepare
 
-    made = plan_job(job, given)
-    for what in prepare.freeze(made, root):
-        click.echo(f"warning: the job reads {what} where it lies, not from its copy", err=True)
-    advise(made, advice.alike(made.spec.name, made.backend, runs_in(root)))
-    return made
+    asked = ask(job, given)
+    measured = earlier_runs.of_job(asked.spec.name, asked.backend, runs_in(root))
+    code = code_files.of_job(asked.spec, Path.cwd(), root)
+    plan = plan_asked(asked, measured=measured, code=code)
+    for path in code_checks.bypassed(code, plan.spec.command) if code else ():
+        click.echo(f"warning: the job reads {path} where it lies, not from its copy", err=True)
+    advise(plan)
+    return plan

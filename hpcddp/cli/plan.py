@@ -17,8 +17,8 @@ from hpcddp.errors import UserError
 if TYPE_CHECKING:
     from hpcddp.compare.recommend import Candidate
     from hpcddp.model_profile import ModelProfile
+    from hpcddp.planning.asked import Asked
     from hpcddp.planning.clusters import Profile
-    from hpcddp.planning.plan import Asked
 
 WIDE = 80
 COLUMNS = ("strategy", "weights", "grads", "optim", "activ", "other", "sum", "batch", "sent")
@@ -44,12 +44,13 @@ def plan(job: str | None, memory: str | None, as_json: bool, **given: Any) -> No
     from hpcddp import sizes
     from hpcddp.compare import recommend
     from hpcddp.planning import jobfile
-    from hpcddp.planning import plan as plans
+    from hpcddp.planning.asked import Asked
 
     folder = Path.cwd()
     memory_given = sizes.bytes_of(memory or "", "--memory")
     layers, notes = jobfile.load(job, flags(given), os.environ, folder)
-    asked = plans.read(layers, notes, os.environ)
+    asked = Asked.read(layers, notes, os.environ)
+    notes = [*asked.notes]
     if asked.spec.command:
         raise UserError("the job has a command: what it does with its model is its own affair",
                         where="command", hint="plan a job with a task")  # fmt: skip
@@ -108,15 +109,14 @@ def _backend(profile: Profile, facts: ModelProfile) -> str:
 
 def _room(asked: Asked) -> list[str]:
     """What a preemption leaves of time, where Slurm says so, and what the job took before."""
-    from hpcddp.planning import advice
-    from hpcddp.planning import plan as plans
+    from hpcddp.planning import advice, earlier_runs
     from hpcddp.rundir import runs_in
 
-    rules = plans.site_of(asked.spec, asked.profile)
+    rules = asked.site()
     if not rules or not rules.preempts:
         return []
-    alike = advice.alike(asked.spec.name, asked.profile.cluster.backend, runs_in(runs_root(None)))
-    return [advice.room(rules, advice.earlier(alike))]
+    measured = earlier_runs.of_job(asked.spec.name, asked.backend, runs_in(runs_root(None)))
+    return [advice.room(rules, measured)]
 
 
 def _unknown(facts: ModelProfile) -> list[str]:

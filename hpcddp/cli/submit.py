@@ -91,11 +91,11 @@ def announce(run: RunDir, job_id: str, *, as_json: bool, parsable: bool) -> None
 
 def list_code(plan: Plan) -> int:
     """What a command's working folder would hold."""
-    from hpcddp.submit import code_snapshot
+    from hpcddp.planning import code_files
 
-    for line in code_snapshot.rows(plan.inputs) if plan.inputs else ():
+    for line in code_files.rows(plan.code) if plan.code else ():
         click.echo(line)
-    if not plan.inputs:
+    if not plan.code:
         click.echo("nothing is copied: the job works in the folder itself", err=True)
     return 0
 

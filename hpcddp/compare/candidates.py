@@ -31,20 +31,20 @@ def cases(ranks: int) -> list[Case]:
     """Every strategy on so many ranks, and the products of two and three that they allow."""
     part = next((n for n in range(2, ranks) if ranks % n == 0), ranks)  # the smallest
     hybrid = [f"hsdp={part}"] if part < ranks else []
-    found = [Case(name, name) for name in ("ddp", "zero1", "fsdp", *hybrid, "tp")]
-    found += [Case(f"pp {name}", "pp", {"pp.schedule": name})
+    rows = [Case(name, name) for name in ("ddp", "zero1", "fsdp", *hybrid, "tp")]
+    rows += [Case(f"pp {name}", "pp", {"pp.schedule": name})
               for name in ("1f1b", "gpipe", "interleaved")]  # fmt: skip
     for names in (*PAIRS, *TRIPLES):
         *outer, last = names.split(",")
         rest, odd = divmod(ranks, part ** len(outer))
         if rest > 1 and not odd:
             sizes = [f"{name}={part}" for name in outer] + [f"{last}={rest}"]
-            found.append(Case(",".join(sizes), ",".join(sizes)))
-    return [*ALONE, *found]
+            rows.append(Case(",".join(sizes), ",".join(sizes)))
+    return [*ALONE, *rows]
 
 
 def chosen(ranks: int, words: Sequence[str]) -> list[Case]:
-    """The rows that somebody names: by their names, by a strategy, or any other strategy.
+    """The rows that words ask for: by a row's name, by a strategy, or any other strategy.
 
     Raises:
         UserError: a word is none of these.
@@ -52,14 +52,14 @@ def chosen(ranks: int, words: Sequence[str]) -> list[Case]:
     every = cases(ranks)
     if not words:
         return every
-    found: list[Case] = []
+    rows: list[Case] = []
     for word in words:
         named = [case for case in every if word in (case.name, case.strategy)]
         if not named:
             _check(word, every)
             named = [Case(word, word)]
-        found += [case for case in named if case not in found]
-    return [case for case in found if case.alone] + [case for case in found if not case.alone]
+        rows += [case for case in named if case not in rows]
+    return [case for case in rows if case.alone] + [case for case in rows if not case.alone]
 
 
 def _check(word: str, every: Sequence[Case]) -> None:

@@ -1,4 +1,4 @@
-"""What a strategy takes, reckoned from facts of the model: bytes of a GPU, bytes on the wire.
+"""The cost of a strategy, from facts of the model: bytes of a GPU, bytes on the wire.
 
 Pure arithmetic on the profile of model_sketch.py. Memory by Rajbhandari et al. (2020, ZeRO):
 parameters, gradients and optimizer state, each whole or divided; pipelines by Narayanan et al.
@@ -27,7 +27,7 @@ class Need(NamedTuple):
     """Bytes of one rank.
 
     Args:
-        activations: at the end of a forward pass; None where nobody knows.
+        activations: at the end of a forward pass; None if unknown.
         other: parameters that fully_shard has gathered, gradients on their way, PowerSGD's memory.
     """
 
@@ -45,11 +45,11 @@ class Need(NamedTuple):
 
 @dataclass(frozen=True)
 class Estimate:
-    """What one strategy takes.
+    """The cost of one strategy.
 
     Args:
         needs: of each kind of rank that there is.
-        sent: backend -> bytes of a step on the wire, all ranks together; None if nobody knows.
+        sent: backend -> bytes of a step on the wire, all ranks together; None if unknown.
         micro: samples of a micro-batch on a rank, and micro-batches of a step.
     """
 
@@ -64,20 +64,20 @@ class Estimate:
 
 
 def estimate(facts: ModelProfile, layout: Layout, job: JobSpec, gpus: int) -> Estimate | str:
-    """What a mesh takes, or why the model cannot have it.
+    """The cost of a mesh, or why the model cannot have it.
 
     Args:
         gpus: of a node.
     """
     view, micro = facts.views[layout.tp], facts.micros[str(layout)]
     stages = facts.stages[stages_of(job, layout)]
-    for found in (view, stages, micro):
-        if isinstance(found, str):
-            return found
+    for fact in (view, stages, micro):
+        if isinstance(fact, str):
+            return fact
     assert not isinstance(view, str) and not isinstance(micro, str) and not isinstance(stages, str)
-    made = _Reckoning(facts, layout, job, view, stages, micro, gpus)
-    needs = [made.need(rank) for rank in range(layout.pp)]
-    return Estimate(needs, {backend: made.sent(backend) for backend in BACKENDS}, micro)
+    costs = _Reckoning(facts, layout, job, view, stages, micro, gpus)
+    needs = [costs.need(rank) for rank in range(layout.pp)]
+    return Estimate(needs, {backend: costs.sent(backend) for backend in BACKENDS}, micro)
 
 
 def stages_of(job: JobSpec, layout: Layout) -> int:
@@ -108,13 +108,13 @@ class _Reckoning:
 
     @property
     def _sharded(self) -> bool:
-        """Whether fully_shard looks after the parameters."""
+        """Whether fully_shard divides the parameters."""
         mesh = self.layout
         return (mesh.fsdp > 1 or mesh.tp > 1) and mesh.data_size > 1
 
     @property
     def _copies(self) -> int:
-        """Of the gradients: those of several micro-batches add up beside DDP's buckets."""
+        """Copies of the gradients: two if several micro-batches are summed beside DDP's buckets."""
         wrapped = self.layout.ddp > 1 and not self._sharded
         return 2 if wrapped and self.micro[1] > 1 else 1
 
@@ -133,7 +133,7 @@ class _Reckoning:
         )
 
     def _zero(self, held: Iterable[tuple[Weight, int]]) -> float:
-        """The largest share of ZeroRedundancyOptimizer: it gives parameters out one by one, the
+        """The largest share of ZeroRedundancyOptimizer: it assigns parameters one by one, the
         largest first, each to the rank that has least."""
         numbers, bytes_ = [0] * self.layout.ddp, [0.0] * self.layout.ddp
         stepped = (row for row in held if row[0].group >= 0)
@@ -147,24 +147,25 @@ class _Reckoning:
         samples, count = self.micro
         shared = samples / (self.gpus if self.layout.threads else 1)
         flying = _flying(self.job.pp.schedule, rank, self.layout.pp, count)
-        mine = self.stages[rank :: self.layout.pp]
-        kept = sum(self.view.saved[part].of(shared) for stage in mine for part in stage)
-        kept *= flying / len(mine)
+        stages = self.stages[rank :: self.layout.pp]
+        kept = sum(self.view.saved[part].of(shared) for stage in stages for part in stage)
+        kept *= flying / len(stages)
         if self.layout.pp > 1 and rank == self.layout.pp - 1:  # torch keeps a step's outputs
             kept += self.view.passed[-1].of(shared) * count
         return kept + self.view.inner.of(shared)
 
     def _gathered(self, rows: Sequence[tuple[Weight, list[int]]]) -> float:
-        """The rest of the model, a block and the next one, its gradients and their copy that is
-        sent; gradients of all where several micro-batches add up before they travel."""
+        """Bytes that fully_shard gathers: parameters of no block, a block and the next one, its
+        gradients and the copy of them that is sent. All gradients add to these if several
+        micro-batches are summed before they are sent."""
         blocks, root = _by_block(rows)
         largest = max(blocks, default=0.0)
         adding = sum(w.size * math.prod(s) for w, s in rows if w.trained)
-        found = root + 2 * largest + 2 * max(largest, root)
-        return found + (adding if self.micro[1] > 1 else 0.0)
+        gathered = root + 2 * largest + 2 * max(largest, root)
+        return gathered + (adding if self.micro[1] > 1 else 0.0)
 
     def _remembered(self, rows: Sequence[tuple[Weight, list[int]]]) -> float:
-        """What PowerSGD has not sent yet: as much as the gradients."""
+        """PowerSGD's memory of all that it has not sent yet: as much as the gradients."""
         if self.job.ddp.hook != "powersgd":
             return 0.0
         return sum(w.size * math.prod(s) for w, s in rows if w.trained)
@@ -174,19 +175,19 @@ class _Reckoning:
         mesh = self.layout
         if mesh.threads:
             return self._copied() if backend == "nccl" else 0.0
-        found = 0.0
+        total = 0.0
         for rank in range(mesh.pp):
             rows = self._rows(rank)
-            each = self._shard_traffic(rows, backend) if self._sharded else self._averages(rank)
-            found += mesh.tp * each + self._shared(rank)
+            traffic = self._shard_traffic(rows, backend) if self._sharded else self._averages(rank)
+            total += mesh.tp * traffic + self._shared(rank)
         if mesh.tp > 1 or mesh.pp > 1:
             if self.view.unknown:
                 return None
-            found += mesh.data_size * self.micro[1] * self._along()
-        return found
+            total += mesh.data_size * self.micro[1] * self._along()
+        return total
 
     def _shared(self, rank: int) -> float:
-        """The first rank's buffers, where DDP does not give them to the others."""
+        """The first rank's buffers, if DDP does not broadcast them."""
         if self.layout.plain:
             return 0.0
         sizes = self.layout.ddp, self.layout.fsdp, self.layout.tp
@@ -194,7 +195,7 @@ class _Reckoning:
         return links * sum(self.facts.buffers[part] for part in self._parts(rank))
 
     def _averages(self, rank: int) -> float:
-        """DDP: gradients are averaged, buffers are rank 0's; zero1 hands new parameters out."""
+        """DDP averages gradients and broadcasts rank 0's buffers; zero1 also new parameters."""
         rows, others = self._rows(rank), self.layout.ddp - 1
         stepped = sum(w.size * math.prod(s) for w, s in rows if w.group >= 0)
         buffers = sum(self.facts.buffers[part] for part in self._parts(rank))
@@ -209,7 +210,7 @@ class _Reckoning:
         return averaged + others * (buffers + stepped * self.layout.zero)
 
     def _shard_traffic(self, rows: Sequence[tuple[Weight, list[int]]], backend: str) -> float:
-        """fully_shard: a block is gathered forward and backward, what is in no block once; then
+        """fully_shard gathers a block forward and backward, and parameters of no block once; then
         gradients are scattered, and averaged between groups. In a pipeline a block stays gathered
         from one backward pass to the next forward one."""
         mesh, (blocks, root) = self.layout, _by_block(rows)
@@ -223,8 +224,8 @@ class _Reckoning:
         return mesh.ddp * (mesh.fsdp - 1) * (gathers + scatter) + 2 * (mesh.ddp - 1) * trained
 
     def _along(self) -> float:
-        """Of one micro-batch: what the ranks of tp add up, and what goes from stage to stage, and
-        its gradient back."""
+        """Bytes of one micro-batch: sums over the ranks of tp, activations from stage to stage, and
+        their gradients back."""
         mesh, samples = self.layout, self.micro[0]
         summed = sum(amount.of(samples) for amount in self.view.reduced)
         ends = [stage[-1] for stage in self.stages[:-1]]
@@ -246,7 +247,7 @@ def _share(shape: Sequence[int], ranks: int) -> int:
 
 
 def _by_block(rows: Sequence[tuple[Weight, list[int]]]) -> tuple[list[float], float]:
-    """Bytes of each block, and of what is in none."""
+    """Bytes of each block, and of the parameters of no block."""
     blocks: dict[int, float] = {}
     for weight, shape in rows:
         blocks[weight.block] = blocks.get(weight.block, 0.0) + weight.size * math.prod(shape)
@@ -267,11 +268,11 @@ def _flying(schedule: str, rank: int, ranks: int, count: int) -> int:
 
 def _hooked(job: JobSpec, rows: Iterable[tuple[Weight, list[int]]]) -> float:
     """Bytes of gradients that DDP averages in a step, as ``ddp.hook`` sends them."""
-    found = 0.0
+    total = 0.0
     for weight, shape in rows:
         numbers = math.prod(shape)
         if job.ddp.hook == "powersgd" and len(shape) > 1:  # two factors, if they are half at most
             factors = job.ddp.rank * (shape[0] + numbers // shape[0])
             numbers = factors if 2 * factors < numbers else numbers
-        found += numbers * (2 if job.ddp.hook in HALF else weight.size)
-    return found
+        total += numbers * (2 if job.ddp.hook in HALF else weight.size)
+    return total

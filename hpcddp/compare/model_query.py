@@ -25,7 +25,7 @@ class NoAnswer(Exception):
 def ask(
     module: str, job: JobSpec, folder: Path, asked: dict[str, Any], timeout: float | None = None
 ) -> dict[str, Any]:
-    """What a module answers, in the job's environment; "error" in it has the parts of an
+    """The answer of a module, in the job's environment; its "error" has the parts of an
     HpcddpError.
 
     Args:
@@ -48,5 +48,5 @@ def ask(
         raise NoAnswer(f"no answer in {timeout:g} s") from None
     if done.returncode or not done.stdout:
         raise NoAnswer((done.stderr.strip().splitlines() or ["it says nothing"])[-1])
-    told: dict[str, Any] = json.loads(done.stdout)
-    return told
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer

@@ -1,4 +1,4 @@
-"""Which strategy a job should take on so many GPUs: what each needs, and the simplest that fits."""
+"""Which strategy a job should take on so many GPUs: the cost of each, the simplest that fits."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FITS = 0.8  # of a GPU's memory: the rest is CUDA's own, work space of products,
 
 @dataclass(frozen=True)
 class Candidate:
-    """One strategy, and what it takes, or why it cannot be."""
+    """One strategy with its cost, or with the reason why it cannot be used."""
 
     text: str
     layout: Layout | None
@@ -42,27 +42,27 @@ def candidates(nodes: int, gpus: int) -> list[str]:
     one node; stages of a pipeline say least, and lie between nodes."""
     if nodes * gpus == 1:
         return ["single"]
-    found = ["dp"] * (nodes == 1) + ["ddp", "zero1"] + ["hsdp"] * (nodes > 1 < gpus) + ["fsdp"]
+    texts = ["dp"] * (nodes == 1) + ["ddp", "zero1"] + ["hsdp"] * (nodes > 1 < gpus) + ["fsdp"]
     inside = [gpus] if nodes == 1 or gpus == 1 else []
     for tp in (n for n in (2, gpus) if gpus % n == 0 < gpus - 1):
         alone = tp == nodes * gpus
-        found += [f"tp={tp}"] if alone else [f"tp={tp},ddp", f"tp={tp},fsdp"]
+        texts += [f"tp={tp}"] if alone else [f"tp={tp},ddp", f"tp={tp},fsdp"]
     for pp in {2, nodes, *inside}:
         if pp > 1 and nodes * gpus % pp == 0:
-            found += [f"pp={pp}"] if pp == nodes * gpus else [f"pp={pp},ddp", f"pp={pp},fsdp"]
+            texts += [f"pp={pp}"] if pp == nodes * gpus else [f"pp={pp},ddp", f"pp={pp},fsdp"]
     if nodes > 1 < gpus:
-        found.append(f"pp={nodes},tp={gpus}")
-    return list(dict.fromkeys(found))
+        texts.append(f"pp={nodes},tp={gpus}")
+    return list(dict.fromkeys(texts))
 
 
 def look(
     job: JobSpec, sources: Mapping[str, str], texts: Sequence[str], nodes: NodeRange, gpus: int,
     folder: Path,
 ) -> tuple[list[Candidate], ModelProfile]:  # fmt: skip
-    """A row for each strategy, and what is known of the model.
+    """A row for each strategy, and the facts of the model.
 
     Args:
-        nodes: the largest number is looked at.
+        nodes: the largest number counts.
         folder: where the job works.
     """
     meshes = {text: _mesh(job, sources, text, nodes, gpus) for text in texts}
@@ -73,25 +73,23 @@ def look(
         if isinstance(mesh, str):
             rows.append(Candidate(text, None, reason=mesh))
             continue
-        found = memory_estimate.estimate(facts, mesh, job, gpus)
-        made = (
-            Candidate(text, mesh, reason=found)
-            if isinstance(found, str)
-            else Candidate(text, mesh, found)
-        )
-        rows.append(made)
+        estimate = memory_estimate.estimate(facts, mesh, job, gpus)
+        if isinstance(estimate, str):
+            rows.append(Candidate(text, mesh, reason=estimate))
+        else:
+            rows.append(Candidate(text, mesh, estimate))
     return rows, facts
 
 
 def _mesh(
     job: JobSpec, sources: Mapping[str, str], text: str, nodes: NodeRange, gpus: int
 ) -> Layout | str:
-    """The mesh of a strategy, or what in the job is against it."""
-    mine = dataclasses.replace(job, strategy=text)
+    """The mesh of a strategy, or why the job cannot have it."""
+    changed = dataclasses.replace(job, strategy=text)
     try:
-        checks.batch(mine, nodes, gpus, sources)
+        checks.batch(changed, nodes, gpus, sources)
         mesh = strategy.layout(text, nodes.max, gpus)
-        conflicts.check(mine, mesh, sources)
+        conflicts.check(changed, mesh, sources)
     except UserError as error:
         return error.what
     return mesh
@@ -106,16 +104,16 @@ def ask(job: JobSpec, folder: Path, layouts: Sequence[Layout]) -> ModelProfile:
     stages = [memory_estimate.stages_of(job, layout) for layout in layouts]
     asked = {"meshes": layouts, "stages": stages}
     try:
-        told = model_query.ask("hpcddp.train.model_sketch", job, folder, asked)
+        answer = model_query.ask("hpcddp.train.model_sketch", job, folder, asked)
     except model_query.NoAnswer as error:
         raise _failed(str(error), job) from None
-    if "error" in told:
-        raise JobFileError(told["error"].pop("what"), **told["error"])
-    return ModelProfile.load(told)
+    if "error" in answer:
+        raise JobFileError(answer["error"].pop("what"), **answer["error"])
+    return ModelProfile.load(answer)
 
 
 def _failed(last: str, job: JobSpec) -> HpcddpError:
-    """What ended the process that looks at the model, by its last line."""
+    """The error of the process that looks at the model, by its last line."""
     if last.startswith("ModuleNotFoundError") and "'torch'" in last:
         return UserError("there is no torch in this Python", where=sys.executable,
                          hint="the model is looked at with it: pip install torch")  # fmt: skip
@@ -127,7 +125,7 @@ def recommend(rows: Sequence[Candidate], memory: int) -> tuple[str, str]:
     """The simplest strategy that fits, "" for none; and why, in a sentence or two.
 
     Args:
-        memory: bytes of a GPU; 0 if nobody knows.
+        memory: bytes of a GPU; 0 if unknown.
     """
     able = [row for row in rows if row.estimate and row.text != "dp"]  # ddp is faster than dp
     if not able:
@@ -135,9 +133,9 @@ def recommend(rows: Sequence[Candidate], memory: int) -> tuple[str, str]:
     unsure = "" if _known(able) else " Activations are not in these numbers: leave room."
     least = min(able, key=_sum)
     if not memory:
-        told = f"{_need(able[0])}, and {_need(least)}" if least is not able[0] else _need(least)
+        needs = f"{_need(able[0])}, and {_need(least)}" if least is not able[0] else _need(least)
         return "", (f"The memory of a GPU is not known (--memory 80G): with a quarter more for "
-                    f"what is not counted, {told}.{unsure}")  # fmt: skip
+                    f"what is not counted, {needs}.{unsure}")  # fmt: skip
     first = able[0]
     if first.fits(memory):
         return first.text, (f"{first.text} is the simplest, and fits: {size(_sum(first))} of "

@@ -27,13 +27,14 @@ from hpcddp.attempt.rendezvous import free_port
 from hpcddp.compare.candidates import Case
 from hpcddp.errors import UserError
 from hpcddp.planning import plan
+from hpcddp.planning.asked import Asked
 from hpcddp.planning.jobfile import Layer
 from hpcddp.planning.plan import Plan
 from hpcddp.rundir import RunDir, last_lines, read_json, read_lines, write_json
 
-# The second is compared with one process's; the first is what is timed and measured.
+# The first is timed and measured; the second is compared with a run of one process.
 PRECISIONS = ("fp32", "fp64")
-# What a trial does without: a comparison of steps needs neither evaluation nor checkpoint.
+# Values of each trial: a comparison of steps needs neither evaluation nor checkpoint.
 KEYS: dict[str, Any] = {
     "cluster": "local",
     "launcher": "spawn",
@@ -51,7 +52,7 @@ TAIL = 4096  # bytes of a log or of metrics in which its last line lies
 
 @dataclass
 class Trial:
-    """A case of a job, and what became of it."""
+    """A case of a job, and its outcome."""
 
     case: Case
     ranks: int  # processes
@@ -69,19 +70,19 @@ class Trial:
     def look(self) -> bool:
         """Read which error its ranks wrote down, if they did; whether there is one."""
         for run in self.runs.values():
-            if told := read_json(run.attempt(1).error):
-                # What says what to do is no failure, but an answer.
-                self.failed = bool(told["traceback"]) or told["kind"] != "mistake"
-                text = str(told["message"]).splitlines()[0]
+            if error := read_json(run.attempt(1).error):
+                # A mistake of the user's is an answer, and no failure.
+                self.failed = bool(error["traceback"]) or error["kind"] != "mistake"
+                text = str(error["message"]).splitlines()[0]
                 task = str((read_json(run.job) or {}).get("spec", {}).get("task"))
-                kind = f"{told['type']}: " if told["traceback"] else ""
+                kind = f"{error['type']}: " if error["traceback"] else ""
                 self.reason = kind + text.removeprefix(f"{task}: ")
                 return True
         return False
 
 
 def prepare(layers: Sequence[Layer], case: Case, ranks: int, steps: int, root: Path) -> Trial:
-    """Plan a case and make its run dirs; what is refused is its reason.
+    """Plan a case and make its run dirs; an error of the plan becomes the trial's reason.
 
     Args:
         layers: the job's values, the highest precedence first.
@@ -92,7 +93,7 @@ def prepare(layers: Sequence[Layer], case: Case, ranks: int, steps: int, root: P
     trial = Trial(case, 1 if case.alone else ranks)
     for precision in PRECISIONS:
         try:
-            made = _plan(layers, case, ranks, steps, precision)
+            planned = _plan(layers, case, ranks, steps, precision)
         except UserError as error:
             if case.strategy == "single":  # the job itself is wrong
                 raise
@@ -100,8 +101,8 @@ def prepare(layers: Sequence[Layer], case: Case, ranks: int, steps: int, root: P
             continue
         run = RunDir(root / case.name.replace(" ", "-") / precision)
         run.create()
-        record.write(run, made.record(run))
-        trial.runs[precision], trial.environ = run, made.environment()
+        record.write(run, planned.record(run))
+        trial.runs[precision], trial.environ = run, planned.environment()
     return trial
 
 
@@ -115,11 +116,12 @@ def _plan(layers: Sequence[Layer], case: Case, ranks: int, steps: int, precision
     tables = [("pp.", mesh.pp > 1), ("ddp.", mesh.plain and mesh.world_size > 1)]
     unused = tuple(table for table, used in tables if not used)
     below = [_without(layer, unused) for layer in layers]
-    made = plan.make([top, *below], [], environ=os.environ, folder=Path.cwd())
-    if made.spec.command:
+    asked = Asked.read([top, *below], [], os.environ)
+    planned = plan.make(asked, environ=os.environ, folder=Path.cwd())
+    if planned.spec.command:
         raise UserError("the job has a command, which spreads its model itself", where="command",
                         hint="name a job with a task")  # fmt: skip
-    return made
+    return planned
 
 
 def _without(layer: Layer, tables: tuple[str, ...]) -> Layer:
@@ -155,7 +157,7 @@ class Ranks:
                     process_group=0,  # Ctrl-C is for us: we end them
                 )  # fmt: skip
             return self._lines()
-        except BaseException:  # nobody leaves what was not entered
+        except BaseException:  # __exit__ is not called then
             self._end(at_once=True)
             raise
 
@@ -194,22 +196,22 @@ class Ranks:
 
 @contextlib.contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Ctrl-C comes after this: within Popen it would leave a process that nobody knows.
+    """Delay Ctrl-C until the end: inside Popen it would leave a process that is not known.
 
-    By a handler, since what is started would go on with a mask.
+    It is delayed by a handler, since a started process would inherit a signal mask.
     """
     earlier = signal.getsignal(signal.SIGINT)
     if not callable(earlier) or threading.current_thread() is not threading.main_thread():
-        yield  # nobody is interrupted here
+        yield  # no interrupt comes here
         return
-    came: list[tuple[int, FrameType | None]] = []
-    signal.signal(signal.SIGINT, lambda *told: came.append(told))
+    calls: list[tuple[int, FrameType | None]] = []
+    signal.signal(signal.SIGINT, lambda *arguments: calls.append(arguments))
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, earlier)
-    if came:
-        earlier(*came[0])
+    if calls:
+        earlier(*calls[0])
 
 
 def play(trials: Sequence[Trial], root: Path, note: Callable[[str], object]) -> Iterator[Trial]:
@@ -217,7 +219,7 @@ def play(trials: Sequence[Trial], root: Path, note: Callable[[str], object]) -> 
 
     Args:
         root: the folder of their runs.
-        note: gets what their ranks remark on.
+        note: gets the notes of their ranks.
     """
     alone = [trial for trial in trials if trial.ranks == 1]
     rest = [trial for trial in trials if trial.ranks > 1]
@@ -240,8 +242,8 @@ def _play(
         ranks = Ranks(todo, look, root)
         with ranks as lines:
             for line in lines:
-                _, found, text = line.decode(errors="replace").partition(": note: ")
-                if found:
+                _, mark, text = line.decode(errors="replace").partition(": note: ")
+                if mark:
                     note(text.rstrip())
                 while left and (left[0].reason or left[0].done):
                     yield left.pop(0)
@@ -252,11 +254,11 @@ def _play(
 
 @dataclass
 class TrialResult:
-    """What a trial came to; None where nobody knows.
+    """The result of a trial; None stands for an unknown value.
 
     Args:
         loss: of the last step, by precision.
-        memory: bytes of the rank that has most, by what they are for.
+        memory: bytes of the rank that has most, by purpose.
         sent: bytes of a step, over all ranks.
         step: seconds, the median.
     """
@@ -269,12 +271,12 @@ class TrialResult:
 
 def figures(trial: Trial) -> TrialResult:
     """Read a trial's figures from its metrics."""
-    found = {
+    trained = {
         precision: [r for r in read_lines(run.attempt(1).metrics) if r["event"] == "train"]
         for precision, run in trial.runs.items()
     }
-    loss = {precision: records[-1]["loss"] for precision, records in found.items() if records}
-    timed = found.get(PRECISIONS[0], [])[FIRST:]
+    loss = {precision: records[-1]["loss"] for precision, records in trained.items() if records}
+    timed = trained.get(PRECISIONS[0], [])[FIRST:]
     memory = timed[-1].get("memory", {}) if timed else {}
     sent = [r["sent"] for r in timed if r.get("sent") is not None]
     return TrialResult(

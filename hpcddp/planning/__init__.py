@@ -1,5 +1,5 @@
-"""From what was asked to a checked Plan and its script.
+"""From a job file and flags to a checked Plan and its script.
 
-It imports ``launch`` and what is below, and never torch.
-Others use ``jobfile.load``, ``plan.plan`` and ``render.render``.
+It imports ``launch`` and the rooms below, and never torch.
+Others use ``jobfile.load``, ``asked.Asked.read`` and ``plan.make``, in this order.
 """

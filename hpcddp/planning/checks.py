@@ -1,4 +1,16 @@
-"""What a plan must fulfil: names, batch, environment, sbatch options, a cluster's limits."""
+"""Step 3: all that a plan must fulfil. `check` calls all checks but `launcher`, in order.
+
+Where a value is checked:
+
+    keys.py            its type and range, when it is read
+    checks.py          what it means: names, the batch, files, the environment, sbatch options,
+                       a cluster's limits, what the site offers
+    conflicts.py       a key against the strategy or another key: a table
+    code_checks.py     the code that a command's run copies: secrets, size, paths
+    render.py          whether a script can hold it
+
+notes.py and advice.py refuse nothing: they tell the user what may go wrong.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +25,16 @@ from hpcddp.data import names
 from hpcddp.errors import ClusterError, UserError
 from hpcddp.launch import launchers
 from hpcddp.launch.launchers import Launcher
+from hpcddp.planning import code_checks, conflicts
+from hpcddp.planning.asked import Asked
 from hpcddp.planning.clusters import Profile
+from hpcddp.planning.code_files import CodeFiles
 from hpcddp.sizes import bytes_of
 from hpcddp.slurm import commands as slurm
 from hpcddp.spec import KEYS, JobSpec
 from hpcddp.topology import NodeRange
 
-# The map decides these; anything else of sbatch's options passes through.
+# sbatch options that follow from other keys -> from which; any other option passes through.
 OWNED = {
     **dict.fromkeys(("nodes", "N"), "--nodes"),
     **dict.fromkeys(("gpus", "G", "gpus-per-node", "gpus-per-task", "gpus-per-socket"), "--gpus"),
@@ -32,14 +47,47 @@ OWNED = {
 }  # fmt: skip
 CONTRADICTING = ("SBATCH_GPUS", "SBATCH_GPUS_PER_NODE", "SBATCH_GPUS_PER_TASK", "SBATCH_ARRAY_INX",
                  "SBATCH_DISTRIBUTION", "SBATCH_WAIT")  # fmt: skip
-# Names that a job's [env] may not take: the ranks' own, bash's, and the script's read-only ones.
+# Names that [env] may not have: those of the ranks, of bash, and of the script's own variables.
 RESERVED_ENV = re.compile(
     r"(RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|GROUP_RANK|MASTER_ADDR|MASTER_PORT|UID|EUID|PPID"
     r"|BASHOPTS|SHELLOPTS|BASH_VERSINFO|SLURM_.*|HPCDDP_.*|SUBMITIT_.*"
     r"|RUN|WORKDIR|PYTHON|NODES|GPUS_PER_NODE|CPUS_PER_TASK|MODULES|ENVIRONMENT|COMMAND|TRACKERS)"
 )
 
-MARGIN = 30.0  # seconds between the end of a store's patience and a hang
+
+def check(
+    asked: Asked, environ: Mapping[str, str], folder: Path, *, begun: bool,
+    code: CodeFiles | None = None,
+) -> None:  # fmt: skip
+    """Refuse a job that cannot be planned.
+
+    Args:
+        environ: the user's environment.
+        folder: the current folder, where the job will work.
+        begun: the run has saved a checkpoint; files that only a new run reads may be gone.
+        code: the files that the job's copy of the code will have.
+
+    Raises:
+        UserError: the first mistake.
+    """
+    job, sources, profile, nodes, gpus, _ = asked
+    name(job, sources)
+    if job.command:
+        command(job, sources, profile, folder)
+    else:
+        batch(job, nodes, gpus, sources)
+        conflicts.check(job, strategy.layout(job.strategy, nodes.max, gpus), sources)
+    if job.start_from:
+        weights(job, sources, folder, begun=begun)
+    data(job, sources)
+    environment(job, sources, profile)
+    options(job, sources)
+    limits(job, nodes, gpus, profile)
+    if asked.backend == "slurm":
+        variables(environ)
+    if code:
+        code_checks.check(code, job.snapshot_mb * 10**6)
+        code_checks.check_paths(code, job.command)
 
 
 def name(job: JobSpec, sources: Mapping[str, str]) -> None:
@@ -52,7 +100,7 @@ def name(job: JobSpec, sources: Mapping[str, str]) -> None:
 
 
 def batch(job: JobSpec, nodes: NodeRange, gpus: int, sources: Mapping[str, str]) -> None:
-    """On any number of nodes the strategy has a mesh, over which a global batch divides."""
+    """For each number of nodes the strategy has a mesh, and the global batch divides over it."""
     for count in range(nodes.min, nodes.max + 1):
         mesh = strategy.layout(job.strategy, count, gpus, _strategy(sources))
         if job.global_batch % (ranks := mesh.data_size):
@@ -68,14 +116,14 @@ def batch(job: JobSpec, nodes: NodeRange, gpus: int, sources: Mapping[str, str])
 
 
 def _strategy(sources: Mapping[str, str]) -> str:
-    """Where the strategy was asked for: what multiplies wrong does not name its key by itself."""
+    """Where the strategy was asked for: an error of its mesh does not name the key itself."""
     source = sources.get("strategy", "default")
     return source if "strategy" in source.lower() else f"{source}: strategy"
 
 
-def weights(job: JobSpec, sources: Mapping[str, str], *, begun: bool) -> None:
-    """What a new run starts from is there; one that has begun reads it no more."""
-    where, path = sources.get("start_from", "start_from"), Path(job.start_from)
+def weights(job: JobSpec, sources: Mapping[str, str], folder: Path, *, begun: bool) -> None:
+    """A new run starts from a file that is there; a run that has begun does not read it again."""
+    where, path = sources.get("start_from", "start_from"), folder / job.start_from
     if job.command:
         hint = "let the program read it, and leave start_from out"
         raise UserError("start_from is for a task, and the job has a command", where=where,
@@ -87,8 +135,9 @@ def weights(job: JobSpec, sources: Mapping[str, str], *, begun: bool) -> None:
 
 
 def command(job: JobSpec, sources: Mapping[str, str], profile: Profile, folder: Path) -> None:
-    """The program is there, and so is the script that Python is to run; where modules or a PATH of
-    the job's own come first nobody can know. What it does with its model is its own affair."""
+    """The program and the script that Python runs are there, and no strategy is asked for: a
+    command spreads its model itself. Modules or a PATH of the job's own may bring programs that
+    this machine cannot see."""
     if job.strategy != KEYS.rows["strategy"].default:
         raise UserError(
             f"strategy is {job.strategy!r}, but a command spreads its model over the ranks itself",
@@ -103,46 +152,38 @@ def command(job: JobSpec, sources: Mapping[str, str], profile: Profile, folder: 
 
 
 def data(job: JobSpec, sources: Mapping[str, str]) -> None:
-    """Sizes are sizes, and what is staged has a name of its own on the node's disk."""
+    """The cache has a size, and each staged entry a name of its own on the node's disk."""
     bytes_of(job.data.cache, sources.get("data.cache", "data.cache"), what="a cache", zero=True)
     names.check(job.data.stage, job.dataset, sources)
 
 
-def patience(job: JobSpec) -> list[str]:
-    """A note where a store that is away would pass for a hang before it is given up."""
-    least, limit = job.data.retry_seconds + MARGIN, job.train.hang_seconds
-    if job.command or not 0 < limit < least or "://" not in str(job.dataset):
-        return []
-    return [
-        f"train.hang_seconds is {limit:g}: a store may be away for data.retry_seconds, "
-        f"{job.data.retry_seconds:g}, and that would count as a hang: set it to {least:g} or more"
-    ]
-
-
-def served(job: JobSpec, launcher: Launcher, profile: Profile) -> None:
-    """The site has what a launcher needs, and the command is one that it can start."""
-    if missing := launcher.missing(job, profile):
+def launcher(asked: Asked) -> Launcher:
+    """The job's launcher: the site has all that it needs, and it can start the command."""
+    job, where = asked.spec, asked.sources.get("launcher", "")
+    row = launchers.find(job.launcher, asked.backend, where)
+    if missing := row.missing(job, asked.profile):
         missing, _, hint = missing.partition("\n")
         raise UserError(
-            f"the launcher {launcher.name} cannot start processes here: {missing}",
+            f"the launcher {row.name} cannot start processes here: {missing}",
             where="launcher",
-            hint=hint or f"{launchers.own(profile.cluster.backend)} works",
+            hint=hint or f"{launchers.own(asked.backend)} works",
         )
-    if launcher.python:
-        _forked(job, launcher)
+    if row.python:
+        _forked(job, row)
+    return row
 
 
-def _forked(job: JobSpec, launcher: Launcher) -> None:
+def _forked(job: JobSpec, row: Launcher) -> None:
     """A launcher that runs scripts in its own processes has scripts to run, in this Python."""
     from hpcddp.launch.script import Script
 
     for words in filter(None, (job.command, job.resume_command)):
         python = Script(words).python
-        theirs, ours = Path(shutil.which(python) or python), Path(sys.executable)
-        if theirs.absolute().parent != ours.parent:
+        named, own = Path(shutil.which(python) or python), Path(sys.executable)
+        if named.absolute().parent != own.parent:
             raise UserError(
-                f"the launcher {launcher.name} runs scripts in the Python of hpcddp, {ours}, and "
-                f"the command names {theirs}",
+                f"the launcher {row.name} runs scripts in the Python of hpcddp, {own}, and "
+                f"the command names {named}",
                 where="launcher",
                 hint="install hpcddp in that Python too, or take another launcher",
             )
@@ -151,8 +192,9 @@ def _forked(job: JobSpec, launcher: Launcher) -> None:
 def _program(words: list[str], where: str, folder: Path) -> None:
     program, *rest = words
     if not shutil.which(program if "/" not in program else folder / program):
-        there = Path(folder, program).is_file()
-        hint = "make it executable, or start it with its interpreter" if there else "is it on PATH?"
+        is_file = Path(folder, program).is_file()
+        start = "make it executable, or start it with its interpreter"
+        hint = start if is_file else "is it on PATH?"
         raise UserError(f"there is no program {program!r} here", where=where, hint=hint)
     if Path(program).name == "env":
         while rest and "=" in rest[0]:
@@ -181,14 +223,14 @@ def environment(job: JobSpec, sources: Mapping[str, str], profile: Profile) -> N
 
 
 def variables(environ: Mapping[str, str]) -> None:
-    """SBATCH_* variables that contradict the map: sbatch would put them above the script."""
+    """No SBATCH_* variable contradicts the map: for sbatch they come before the script."""
     for name in CONTRADICTING:
         if name in environ:
             raise UserError("contradicts the map", where=name, hint=f"unset {name}")
 
 
 def options(job: JobSpec, sources: Mapping[str, str]) -> None:
-    """Options that contradict the map, and values that sbatch would take for something else."""
+    """No sbatch option contradicts the map, and each value is one that sbatch reads as meant."""
     for name, value in job.slurm.items():
         where = sources.get(f"slurm.{name}", "slurm")
         gpu_gres = name in ("gres", "tres-per-node") and "gpu" in str(value)
@@ -214,20 +256,6 @@ def options(job: JobSpec, sources: Mapping[str, str]) -> None:
         slurm.seconds(str(job.slurm["time"]), sources["slurm.time"])
 
 
-def output(job: JobSpec, profile: Profile, environ: Mapping[str, str]) -> list[str]:
-    """What a person's own log of Slurm's risks."""
-    asked = {f"--{name}": job.slurm[name] for name in ("output", "error") if name in job.slurm}
-    names = ("SBATCH_OUTPUT", "SBATCH_ERROR")
-    asked |= {name: environ[name] for name in names if environ.get(name)}
-    if profile.cluster.backend != "slurm":
-        return []
-    return [
-        f"{name} is {path}: where Slurm cannot write there when the job starts, it fails the job; "
-        "without it the job waits for its folder, and comes back"
-        for name, path in asked.items()
-    ]
-
-
 def limits(job: JobSpec, nodes: NodeRange, gpus: int, profile: Profile) -> None:
     cluster = profile.cluster
     for asked, limit, what in (
@@ -242,14 +270,3 @@ def limits(job: JobSpec, nodes: NodeRange, gpus: int, profile: Profile) -> None:
         if slurm.seconds(time, "time") > slurm.seconds(most, str(profile.path)):
             what = f"time {time} asked for, but {profile.name} allows {most}"
             raise ClusterError(what, where=str(profile.path))
-
-
-def trackers(job: JobSpec) -> list[str]:
-    """Notes on trackers that cannot be told from here: the job's own Python may have them."""
-    from importlib.util import find_spec
-
-    names = [name for name in job.metrics.trackers if not find_spec(name)]
-    return [
-        f"metrics.trackers: the package {name} is not installed here: pip install 'hpcddp[{name}]'"
-        for name in names
-    ]

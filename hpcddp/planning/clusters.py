@@ -1,4 +1,4 @@
-"""Cluster profiles: what a site is. One TOML file a site; a child template where it needs shell.
+"""Cluster profiles: facts of a site. One TOML file a site; a child template if it needs shell.
 
 A profile is looked for, in this order: a path, the user's own folder
 ($XDG_CONFIG_HOME/hpcddp/clusters), the shipped ones (templates/clusters). HPCDDP_SITE_CONFIG names
@@ -52,14 +52,14 @@ KEYS = Keys(Cluster)
 
 @dataclass
 class Profile:
-    """A loaded profile: its name, its file, what it says."""
+    """A loaded profile: its name, its file, its values."""
 
     name: str
     path: Path
     cluster: Cluster
 
     def layer(self) -> Layer:
-        """What the profile says about a job: the layer below the job file."""
+        """The profile's values for a job: the layer below the job file."""
         where = str(self.path)
         layer = Layer()
         for table in ("slurm", "env"):
@@ -81,7 +81,7 @@ def load(name: str, environ: Mapping[str, str] = os.environ) -> Profile:
     """The profile of a name or path.
 
     Raises:
-        ClusterError: unknown name, or a file that says what a profile cannot say.
+        ClusterError: the name is unknown, or the file has a wrong key or value.
     """
     site = environ.get("HPCDDP_SITE_CONFIG")
     if name == "slurm" and site:

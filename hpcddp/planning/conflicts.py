@@ -1,6 +1,8 @@
 """Step 3: keys that contradict the strategy or one another, or that would do nothing. A table.
 
-A key counts where its value is not the default: a run that is resumed names all of its values.
+It is for a job with a task. A key counts if its value is not the default: a run that is resumed
+names all of its values. A value that is wrong by its meaning alone, or on this cluster, belongs to
+checks.py.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ DDP = (*TRAVEL, "ddp.static_graph", "ddp.find_unused_parameters")
 PP = ("pp.schedule", "pp.chunks")
 
 CLASHES = (
-    # what a strategy has no use for
+    # keys without a use under the strategy
     Clash(DDP, lambda job, mesh: mesh.threads, "dp is one process, without gradients to average",
           "take ddp"),
     Clash(DDP, lambda job, mesh: "single" in job.strategy, "single is one process, without DDP"),
@@ -40,7 +42,7 @@ CLASHES = (
           "take one with pp, such as pp=2,ddp"),
     Clash(("train.recompute", "train.compile"), lambda job, mesh: mesh.threads,
           "dp's copies of the model would call the first one's layers", "take ddp"),
-    # what a pipeline cannot do
+    # keys that a pipeline rules out
     Clash(("train.drop_last",), lambda job, mesh: mesh.pp > 1,
           "the micro-batches of a pipeline are of one size"),
     Clash(("train.find_micro_batch",), lambda job, mesh: mesh.pp > 1,
@@ -48,7 +50,7 @@ CLASHES = (
     Clash(("train.find_micro_batch",), lambda job, mesh: mesh.pp == 1 and not mesh.plain,
           "ranks that compute a layer together would wait for the one that lacks the memory",
           "set train.micro_batch"),
-    # what contradicts another key
+    # keys that contradict another key
     Clash(("train.find_micro_batch",), lambda job, mesh: job.train.micro_batch > 0,
           "train.micro_batch says how large it is", "take one of the two"),
     Clash(("ddp.hook",), lambda job, mesh: job.ddp.hook == "local_sgd" and mesh.zero,

@@ -33,7 +33,7 @@ RESERVED = {
     "HPCDDP_DASK",
 }
 
-# What a user may have set for every sbatch of his; anything else of SBATCH_* is not for us.
+# Variables for each sbatch of a user -> our keys; hpcddp reads no other SBATCH_* variable.
 SBATCH_VARIABLES = {
     "SBATCH_PARTITION": "slurm.partition",
     "SBATCH_ACCOUNT": "slurm.account",
@@ -112,14 +112,14 @@ def find(job: str | None, folder: Path) -> tuple[Path | str, list[str]]:
         The file or the task, and notes for the user.
     """
     if job is None:
-        here = _named(folder / "jobs")
-        if len(here) > 1:
+        local = _named(folder / "jobs")
+        if len(local) > 1:
             raise UserError(
-                f"there are {len(here)} jobs in ./jobs: {', '.join(here)}",
-                hint="name one of them, such as: hpcddp submit " + next(iter(here)),
+                f"there are {len(local)} jobs in ./jobs: {', '.join(local)}",
+                hint="name one of them, such as: hpcddp submit " + next(iter(local)),
             )
-        if here:
-            return next(iter(here.values())), []
+        if local:
+            return next(iter(local.values())), []
         note = "no job named and none in ./jobs: taking the shipped job digits"
         return resources.folder("jobs") / "digits.toml", [note]
     if job.endswith(".toml") or "/" in job:

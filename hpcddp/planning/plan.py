@@ -1,6 +1,7 @@
 """Step 3: Plan = spec + cluster + topology + launcher, all checked; after it input is right.
 
-The user's code is not imported here: only the nodes do that.
+A plan is whole when it is made, and never changes: the times of earlier runs and the files of the
+code are looked up before. The user's code is not imported here: only the nodes do that.
 """
 
 from __future__ import annotations
@@ -11,31 +12,28 @@ import re
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 from hpcddp import spec, strategy
 from hpcddp.attempt import launch_facts
 from hpcddp.data import names
 from hpcddp.errors import SlurmUnreachable, TemplateError
 from hpcddp.keys import nearest
-from hpcddp.launch import launchers
-from hpcddp.planning import checks, clusters, conflicts, jobfile, resources
-from hpcddp.planning.advice import Measured
+from hpcddp.launch.launchers import Launcher
+from hpcddp.planning import checks, notes, resources
+from hpcddp.planning.asked import Asked
 from hpcddp.planning.clusters import Profile
-from hpcddp.planning.jobfile import Layer
+from hpcddp.planning.code_files import CodeFiles
+from hpcddp.planning.earlier_runs import Measured
 from hpcddp.record import JobRecord
 from hpcddp.rundir import RunDir
 from hpcddp.slurm import commands as slurm
-from hpcddp.slurm import rules as site_rules
 from hpcddp.slurm.rules import Site
 from hpcddp.spec import JobSpec
 from hpcddp.strategy import Layout
-from hpcddp.topology import NodeRange, Topology, parse_count, parse_gpus, parse_nodes
-
-if TYPE_CHECKING:
-    from hpcddp.submit.code_snapshot import Inputs
+from hpcddp.topology import NodeRange, Topology, parse_count
 
 # Sent before the time limit, up to half a minute too early. The ranks know the limit, and stop as
 # late as they can; so it is asked for only where preemption sends it instead of TERM.
@@ -43,26 +41,26 @@ SIGNAL = "USR2"
 # Where Slurm writes to before the run's folder is known to be there: a file of the node, that the
 # attempt joins to the run's own log. %j is the job.
 NODE_LOG = "/tmp/hpcddp-{run}-%j.log"
-LEAD = 30  # seconds, as long as nobody knows what the job's steps and saves take
+LEAD = 30  # seconds, as long as the times of the job's steps and saves are not known
 
 
-@dataclass
+@dataclass(frozen=True)
 class Plan:
-    """A checked plan: all that rendering and submitting need."""
+    """A checked plan: all that rendering and submitting need. `make` makes it."""
 
     spec: JobSpec
-    sources: dict[str, str]
+    sources: Mapping[str, str]
     profile: Profile
     nodes: NodeRange
     gpus: int
-    launcher: launchers.Launcher
+    launcher: Launcher
     template: Path
     cpus_per_task: int
     workdir: Path
-    notes: list[str]
-    site: Site | None = None  # what Slurm says of itself
-    measured: Measured | None = None  # what an earlier run of the job took
-    inputs: Inputs | None = None  # what a run's working folder is made of, if it has one
+    notes: tuple[str, ...]  # for the user
+    site: Site | None  # the rules of Slurm and of the job's partition, if Slurm answered
+    measured: Measured | None  # the times of an earlier run of the job
+    code: CodeFiles | None  # the files of a run's own working folder, if it has one
 
     @property
     def topology(self) -> Topology:
@@ -85,7 +83,7 @@ class Plan:
 
     def folder(self, run: RunDir) -> Path:
         """Where the job works."""
-        return run.work / self.inputs.below if self.inputs else self.workdir
+        return run.work / self.code.below if self.code else self.workdir
 
     @property
     def signal(self) -> str:
@@ -99,7 +97,7 @@ class Plan:
         return [sys.executable, "-P", "-m", "hpcddp.worker", str(run.path)]
 
     def record(self, run: RunDir, created: float | None = None) -> JobRecord:
-        """job.json: what the nodes and the later commands read."""
+        """job.json, for the nodes and for later commands."""
         cluster = self.profile.cluster
         return JobRecord(
             run=run.name,
@@ -118,15 +116,15 @@ class Plan:
         )
 
     def environment(self) -> dict[str, str]:
-        """What the job's processes find in their environment beside the ranks."""
-        found = {"OMP_NUM_THREADS": str(self.cpus_per_task), "PYTHONUNBUFFERED": "1"}
+        """The environment of the job's processes, without the variables of a rank."""
+        environ = {"OMP_NUM_THREADS": str(self.cpus_per_task), "PYTHONUNBUFFERED": "1"}
         interface = self.profile.cluster.interface or ("lo" if self.backend == "local" else "")
         if interface:
-            found |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
+            environ |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
         if "signal" in self.spec.slurm:
             name = str(self.spec.slurm["signal"]).partition("@")[0].removeprefix("SIG")
-            found["HPCDDP_SIGNAL"] = name
-        return found | {n: _env_text(v) for n, v in self.spec.env.items()}
+            environ["HPCDDP_SIGNAL"] = name
+        return environ | {n: _env_text(v) for n, v in self.spec.env.items()}
 
     def directives(self, run: RunDir) -> list[tuple[str, Any]]:
         """sbatch's options in the order of the script."""
@@ -169,7 +167,7 @@ class Plan:
             "WORKDIR": str(self.folder(run)),
             "PYTHON": sys.executable,
             "NODES": str(self.nodes.max),
-            "GPUS_PER_NODE": self.ranks_per_node,  # what a launcher starts there
+            "GPUS_PER_NODE": self.ranks_per_node,  # processes of a launcher there
             "CPUS_PER_TASK": self.cpus_per_task,
             **({"MODULES": modules} if modules else {}),
             **{n: _env_text(v) for n, v in self.profile.cluster.variables.items()},
@@ -191,93 +189,53 @@ class Plan:
         return render(self.template, resources.folder("templates"), facts)
 
 
-class Asked(NamedTuple):
-    """What was asked, value by value; what the values mean together is not checked yet."""
-
-    spec: JobSpec
-    sources: dict[str, str]
-    profile: Profile
-    nodes: NodeRange
-    gpus: int
-
-
-def read(layers: list[Layer], notes: list[str], environ: Mapping[str, str]) -> Asked:
-    """What layers of values ask for, the highest precedence first; the cluster's come below."""
-    asked, _ = jobfile.merge(layers)
-    profile = clusters.load(_backend(asked.cluster, notes), environ)
-    job, sources = jobfile.merge([*layers, profile.layer()])
-    sources.setdefault("nodes", "default")
-    sources.setdefault("gpus", "default")
-    job.cluster = profile.name if asked.cluster in ("auto", profile.name) else str(profile.path)
-    nodes = parse_nodes(job.nodes, where=sources["nodes"])
-    return Asked(job, sources, profile, nodes, parse_gpus(job.gpus, where=sources["gpus"]))
-
-
 def make(
-    layers: list[Layer],
-    notes: list[str],
+    asked: Asked,
     *,
     environ: Mapping[str, str],
     folder: Path,
     begun: bool = False,
+    measured: Measured | None = None,
+    code: CodeFiles | None = None,
 ) -> Plan:
-    """The plan from layers of values, or the first error that a user can mend.
+    """The plan of a job, whole; UserError for the first mistake in it.
 
     Args:
-        layers: job values, as for `read`.
         environ: the user's environment.
         folder: the current folder, where the job will work.
-        begun: the run has saved a checkpoint; what only a new one reads may be gone.
+        begun: the run has saved a checkpoint; files that only a new run reads may be gone.
+        measured: the times of an earlier run of the job.
+        code: the files of the job's code, if it is to work on a copy of them.
     """
-    job, sources, profile, nodes, gpus = read(layers, notes, environ)
-    checks.name(job, sources)
-    if job.command:
-        checks.command(job, sources, profile, folder)
-    else:
-        checks.batch(job, nodes, gpus, sources)
-        conflicts.check(job, strategy.layout(job.strategy, nodes.max, gpus), sources)
-    if job.start_from:
-        job.start_from = str(folder / job.start_from)
-        checks.weights(job, sources, begun=begun)
-    checks.data(job, sources)
-    job.data.stage = names.placed(job.data.stage, folder)
-    absent = names.absent(job.data.stage)
-    notes += [f"data.stage: {path} is not here; the nodes must have it" for path in absent]
-    checks.environment(job, sources, profile)
-    checks.options(job, sources)
-    if job.slurm.get("no-requeue") or job.slurm.get("requeue") is False:
-        job.requeue.enabled = False
-    checks.limits(job, nodes, gpus, profile)
-    if profile.cluster.backend == "slurm":
-        checks.variables(environ)
-    notes += [*checks.patience(job), *checks.trackers(job), *checks.output(job, profile, environ)]
-    launcher = launchers.find(job.launcher, profile.cluster.backend, sources.get("launcher", ""))
-    checks.served(job, launcher, profile)
-    rules = site_of(job, profile)
+    checks.check(asked, environ, folder, begun=begun, code=code)
+    launcher = checks.launcher(asked)
+    job, profile, site = _completed(asked.spec, folder), asked.profile, asked.site()
     return Plan(
-        job, sources, profile, nodes, gpus, launcher, _template(job, profile, sources, folder),
-        _cpus(job, profile, nodes, gpus, sources, rules), folder, notes, rules,
-    )  # fmt: skip
+        spec=job,
+        sources=asked.sources,
+        profile=profile,
+        nodes=asked.nodes,
+        gpus=asked.gpus,
+        launcher=launcher,
+        template=_template(job, profile, asked.sources, folder),
+        cpus_per_task=_cpus(asked, site),
+        workdir=folder,
+        notes=(*asked.notes, *notes.notes(job, profile, environ)),
+        site=site,
+        measured=measured,
+        code=code,
+    )
 
 
-def _backend(cluster: str, notes: list[str]) -> str:
-    """`auto` is Slurm where sbatch answers, and this machine elsewhere."""
-    if cluster != "auto":
-        return cluster
-    if slurm.answers():
-        return "slurm"
-    notes.append("sbatch does not answer here: running on this machine")
-    return "local"
-
-
-def site_of(job: JobSpec, profile: Profile) -> Site | None:
-    """What Slurm says of itself and of the job's partition."""
-    if profile.cluster.backend != "slurm":
-        return None
-    try:
-        return site_rules.read(str(job.slurm.get("partition", "")).partition(",")[0])
-    except SlurmUnreachable:
-        return None
+def _completed(job: JobSpec, folder: Path) -> JobSpec:
+    """The job with full paths, and without requeue where sbatch's own option says so."""
+    stays = job.slurm.get("no-requeue") or job.slurm.get("requeue") is False
+    return replace(
+        job,
+        start_from=str(folder / job.start_from) if job.start_from else "",
+        data=replace(job.data, stage=names.placed(job.data.stage, folder)),
+        requeue=replace(job.requeue, enabled=job.requeue.enabled and not stays),
+    )
 
 
 def _env_text(value: Any) -> str:
@@ -286,12 +244,12 @@ def _env_text(value: Any) -> str:
 
 def _template(job: JobSpec, profile: Profile, sources: Mapping[str, str], folder: Path) -> Path:
     """The template's file: a profile's beside it or shipped, a user's from the current folder."""
-    ours = resources.folder("templates")
+    shipped = resources.folder("templates")
     name = job.template or f"{profile.cluster.backend}.sh.j2"
     source = sources.get("template", "")
     bases = [profile.path.parent] if source == str(profile.path) else [folder] if source else []
     known = [f"{backend}.sh.j2" for backend in ("slurm", "local")]
-    for base in (*bases, *([ours] if name in known else [])):
+    for base in (*bases, *([shipped] if name in known else [])):
         with contextlib.suppress(OSError):  # a name too long for a file
             if (base / name).is_file():
                 return base / name
@@ -299,27 +257,27 @@ def _template(job: JobSpec, profile: Profile, sources: Mapping[str, str], folder
                         hint=nearest(name, known, what="template"))  # fmt: skip
 
 
-def _cpus(
-    job: JobSpec, profile: Profile, nodes: NodeRange, gpus: int, sources: Mapping[str, str],
-    rules: Site | None,
-) -> int:  # fmt: skip
+def _cpus(asked: Asked, site: Site | None) -> int:
     """CPUs of one rank: as asked, or those of its GPUs."""
+    job, profile, gpus = asked.spec, asked.profile, asked.gpus
     ranks = strategy.processes(job.strategy, gpus)
-    if profile.cluster.backend == "local":
-        return max(1, len(os.sched_getaffinity(0)) // (nodes.max * ranks))
-    if (asked := job.slurm.get("cpus-per-task")) is not None:
-        return parse_count(asked, "CPUs per task", where=sources["slurm.cpus-per-task"])
-    return gpus // ranks * (profile.cluster.cpus_per_gpu or _share(job, gpus, rules))
+    if asked.backend == "local":
+        return max(1, len(os.sched_getaffinity(0)) // (asked.nodes.max * ranks))
+    if (count := job.slurm.get("cpus-per-task")) is not None:
+        where = asked.sources["slurm.cpus-per-task"]
+        return parse_count(count, "CPUs per task", where=where)
+    return gpus // ranks * (profile.cluster.cpus_per_gpu or _share(job, gpus, site))
 
 
-def _share(job: JobSpec, gpus: int, rules: Site | None) -> int:
-    """CPUs of one GPU: an even share of what the partition's smallest node has."""
-    if rules is None:  # nobody answers
+def _share(job: JobSpec, gpus: int, site: Site | None) -> int:
+    """CPUs of one GPU: an even share of those that the partition's smallest node has; 1 if Slurm
+    does not answer."""
+    if site is None:
         return 1
     try:
         rows = slurm.partitions()
     except SlurmUnreachable:
         return 1
     wanted = str(job.slurm.get("partition", "")).split(",")[0]
-    mine = [r for r in rows if r.name == wanted or (not wanted and r.default)]
-    return max(1, min((r.cpus // max(r.gpus, gpus) for r in mine), default=1))
+    matching = [r for r in rows if r.name == wanted or (not wanted and r.default)]
+    return max(1, min((r.cpus // max(r.gpus, gpus) for r in matching), default=1))

@@ -35,17 +35,17 @@ class Text(str):
 
 @dataclass
 class TemplateContext:
-    """All that a template can know.
+    """All facts that a template gets, each under its name.
 
     Args:
         directives: sbatch options in order; True is a flag without a value.
-        variables: name -> text, whole number or list of texts, for the shell.
+        variables: name -> string, whole number or list of strings, for the shell.
         launcher: the fragment that starts the processes.
-        ending: the fragment of what is to be done when they have ended; empty for nothing.
+        ending: the fragment for the time after their end; empty for none.
         modules: whether the site loads modules.
         program: whether the ranks run a program of the user's.
-        trackers: whether anybody else gets the run's metrics while it trains.
-        backend: who takes the script.
+        trackers: whether trackers get the run's metrics while it trains.
+        backend: `slurm` or `local`.
         returns: whether the job may come back.
     """
 
@@ -117,13 +117,13 @@ def _finalize(value: Any) -> Any:
 
 @jinja2.pass_context
 def _finalize_late(context: Any, value: Any) -> Any:
-    """With a context, so that constants too are looked at when the line is known."""
+    """With a context jinja checks constants late too, when the line is known."""
     return _finalize(value)
 
 
 def environment(folders: Sequence[Path]) -> jinja2.Environment:
     """Jinja with strict names over template folders, the first match first."""
-    made = jinja2.Environment(
+    jinja = jinja2.Environment(
         loader=jinja2.FileSystemLoader([str(f) for f in folders]),
         undefined=jinja2.StrictUndefined,
         finalize=_finalize_late,
@@ -132,9 +132,9 @@ def environment(folders: Sequence[Path]) -> jinja2.Environment:
         keep_trailing_newline=True,
         autoescape=False,
     )
-    # What super() and macros give is made of pieces that were looked at one by one.
-    made.concat = lambda pieces: Text("".join(pieces))  # type: ignore[method-assign]
-    return made
+    # super() and macros return pieces that were checked one by one.
+    jinja.concat = lambda pieces: Text("".join(pieces))  # type: ignore[method-assign]
+    return jinja
 
 
 def render(template: Path, shipped: Path, facts: TemplateContext) -> str:
@@ -148,60 +148,57 @@ def render(template: Path, shipped: Path, facts: TemplateContext) -> str:
         TemplateError: names template, line and remedy.
     """
     template = template.resolve()
-    # The root comes last, and names the template itself: it may have the name of what it extends.
-    folders = [shipped, template.parent, Path("/")]
     try:
-        loaded = environment(folders).get_template(str(template)[1:])
-        text = loaded.render(
-            directives=facts.directives,
-            sbatch=sbatch,
-            variables=lambda: Text("\n".join(variable(n, v) for n, v in facts.variables.items())),
-            launcher=facts.launcher,
-            ending=facts.ending,
-            modules=facts.modules,
-            program=facts.program,
-            trackers=facts.trackers,
-            backend=facts.backend,
-            returns=facts.returns,
-        )
-    except jinja2.TemplateNotFound as error:
-        raise TemplateError(f"unknown template {error.name!r}", where=str(template)) from None
-    except jinja2.TemplateSyntaxError as error:
-        raise TemplateError(
-            error.message or "cannot be read", where=f"{error.filename}:{error.lineno}"
-        ) from None
-    except jinja2.UndefinedError as error:
-        names = (
-            "sbatch, variables, directives, launcher, ending, modules, program, trackers, backend"
-        )
-        raise TemplateError(
-            error.message or "undefined name",
-            where=_line(error.__traceback__),
-            hint=f"a template knows {names}, returns",
-        ) from None
+        text = _fill(template, shipped, facts)
     except TemplateError as error:
         error.where = ": ".join(filter(None, (_line(error.__traceback__), error.where)))
         raise
     except Exception as error:  # whatever an expression, or a file's bytes, can raise
-        where = _line(error.__traceback__) or str(template)
-        raise TemplateError(f"{type(error).__name__}: {error}", where=where) from None
+        raise _translated(error, template) from None
     _check_script(text, str(template))
     return text
 
 
+def _fill(template: Path, shipped: Path, facts: TemplateContext) -> str:
+    """The template's text with the facts in it; an error of jinja's comes as it is."""
+    # The root comes last, and names the template itself: it may have the name of what it extends.
+    folders = [shipped, template.parent, Path("/")]
+    loaded = environment(folders).get_template(str(template)[1:])
+
+    def variables() -> Text:  # an error in it names the line that calls it
+        return Text("\n".join(variable(name, value) for name, value in facts.variables.items()))
+
+    return loaded.render({**vars(facts), "sbatch": sbatch, "variables": variables})
+
+
+def _translated(error: Exception, template: Path) -> TemplateError:
+    """An error of jinja's, or of an expression, with its place."""
+    if isinstance(error, jinja2.TemplateNotFound):
+        return TemplateError(f"unknown template {error.name!r}", where=str(template))
+    if isinstance(error, jinja2.TemplateSyntaxError):
+        where = f"{error.filename}:{error.lineno}"
+        return TemplateError(error.message or "cannot be read", where=where)
+    where = _line(error.__traceback__)
+    if isinstance(error, jinja2.UndefinedError):
+        names = "sbatch, variables, directives, launcher, ending, modules, program, trackers"
+        hint = f"a template knows {names}, backend, returns"
+        return TemplateError(error.message or "undefined name", where=where, hint=hint)
+    return TemplateError(f"{type(error).__name__}: {error}", where=where or str(template))
+
+
 def _line(trace: TracebackType | None) -> str:
     """FILE:LINE of the innermost template line in a traceback."""
-    found = ""
+    line = ""
     while trace:
         name = trace.tb_frame.f_code.co_filename
         if not name.endswith((".py", ">")):  # jinja gives its frames the template's file
-            found = f"{name}:{trace.tb_lineno}"
+            line = f"{name}:{trace.tb_lineno}"
         trace = trace.tb_next
-    return found
+    return line
 
 
 def _check_script(text: str, template: str) -> None:
-    """What sbatch would pass over in silence is an error here."""
+    """Refuse a script that sbatch would refuse, or of which it would silently ignore a line."""
     if len(text.encode()) > LONGEST_SCRIPT:
         raise TemplateError("the script is longer than 4 MiB, which sbatch refuses", where=template)
     if not text.startswith("#!"):

@@ -15,7 +15,8 @@ from hpcddp.sandbox.rehearsed_run import TIME, RehearsedRun
 from hpcddp.sandbox.state import load
 from hpcddp.slurm import commands as slurm
 from hpcddp.submit import prepare, submission
-from hpcddp.submit.status import current, rows_of, status
+from hpcddp.submit.run_jobs import current, rows_of
+from hpcddp.submit.status import status
 
 NOTICE = 40.0  # seconds that Slurm may take to preempt, or to end a job at its limit
 

@@ -11,7 +11,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from hpcddp.errors import SandboxError, UserError
-from hpcddp.planning import jobfile, plan
+from hpcddp.planning import code_files, jobfile, plan
+from hpcddp.planning.asked import Asked
 from hpcddp.planning.jobfile import Layer
 from hpcddp.planning.plan import Plan
 from hpcddp.rundir import RunDir, read_step
@@ -64,7 +65,9 @@ def rehearse(
         sandbox = stack.enter_context(sandbox_of(home, nodes + SPARE, gpus))
         stack.enter_context(surroundings(sandbox))
         own = sandboxed(layers, counts, home, say)
-        made = plan.make(own, [], environ=os.environ, folder=folder)
+        asked = Asked.read(own, [], os.environ)
+        code = code_files.of_job(asked.spec, folder, root)
+        made = plan.make(asked, environ=os.environ, folder=folder, code=code)
         say(f"a Slurm of {nodes + SPARE} nodes is up; seed {seed}")
         report = _Rehearsal(sandbox, made, root, say, watch).play(counts, seed)
         report.seconds = time.monotonic() - begun

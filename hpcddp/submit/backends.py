@@ -1,4 +1,4 @@
-"""Step 6: who takes the script. One row a backend: submit, look, ask the ranks to stop, cancel."""
+"""Step 6: the backends that take a script. One row each: submit, look, ask to stop, cancel."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from hpcddp.slurm.commands import QueuedJob
 
 
 class Backend(NamedTuple):
-    """What the commands need of a backend."""
+    """The operations of a backend."""
 
     submit: Callable[[Plan, RunDir], str]  # -> job id
     look: Callable[[RunDir, str], QueuedJob | None]  # run, job id -> its row, None if it is gone
-    tell: Callable[[str], None]  # the ranks, that a request lies in the run dir
-    drop: Callable[[str], None]  # a job that waits and has nothing to save
+    tell: Callable[[str], None]  # tell the ranks of a job that a request lies in the run dir
+    drop: Callable[[str], None]  # cancel a job that waits, and so has nothing to save
     cancel: Callable[[str], None]
 
 
@@ -36,13 +36,14 @@ def submit_slurm(plan: Plan, run: RunDir) -> str:
         return submit(plan, run)
     except HpcddpError:
         raise
-    except Exception as error:  # submitit raises what sbatch said, in several classes
+    except Exception as error:  # submitit raises several classes with sbatch's words
         words = str(getattr(error, "stderr", "") or error)
         return _after_failure(run, words)
 
 
 def _after_failure(run: RunDir, words: str) -> str:
-    """sbatch failed. If it was no refusal the job may exist all the same: its name tells."""
+    """Raise what the failure of sbatch means. Unless it refused, the job may exist all the same:
+    then a job of the run's name is in the queue, and this is its id."""
     line = next((x for x in words.splitlines() if "sbatch: error" in x), "")
     if line and not slurm.away(words):
         raise SubmissionRefused(
@@ -85,7 +86,7 @@ def submit_local(plan: Plan, run: RunDir) -> str:
 
 
 def look_local(run: RunDir, job_id: str) -> QueuedJob | None:
-    """A row like Slurm's, from the process table; on another host nothing can be seen."""
+    """A row like Slurm's, from the process table; another host's processes cannot be seen."""
     attempt = ledger.last(run)
     if attempt and attempt.job_id == job_id:
         if attempt.host != os.uname().nodename:
@@ -100,16 +101,16 @@ def look_local(run: RunDir, job_id: str) -> QueuedJob | None:
 
 
 def cancel_local(job_id: str) -> None:
-    """TERM to the script's process group; its launcher sees to the end of the ranks."""
+    """Send TERM to the script's process group; its launcher ends the ranks."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(int(job_id), signal.SIGTERM)
 
 
-def _nobody(job_id: str) -> None:
-    """Ranks here look into the run dir every second, and no job waits."""
+def _nothing(job_id: str) -> None:
+    """Do nothing: ranks here look into the run dir every second, and no job waits."""
 
 
 BACKENDS = {
     "slurm": Backend(submit_slurm, look_slurm, tell_slurm, drop_slurm, slurm.cancel),
-    "local": Backend(submit_local, look_local, _nobody, _nobody, cancel_local),
+    "local": Backend(submit_local, look_local, _nothing, _nothing, cancel_local),
 }

@@ -15,7 +15,7 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1]
 FIRST = PACKAGE / "attempt" / "host.py"
-# An import of ours, in a function too; what a module of the root imports there is not needed.
+# An import of ours, also inside a function; those of the root's modules are not needed there.
 _IMPORT = re.compile(r"^( *)from (hpcddp[\w.]*) import (?:\(([^)]+)\).*|(.+))$", re.M)
 UNCHECKED = (1).to_bytes(4, "little")
 MAIN = "from hpcddp.attempt.host import run\n\nrun()\n"
@@ -35,15 +35,15 @@ def build() -> bytes:
 
 
 def packed() -> list[Path]:
-    """The files of the modules, found by reading what they import."""
-    left, found = [FIRST], set[Path]()
+    """The files of the modules, found by reading their imports."""
+    left, files = [FIRST], set[Path]()
     while left:
         path = left.pop()
-        if path not in found:
-            found.add(path)
+        if path not in files:
+            files.add(path)
             left += _imported(path)
-    rooms = {path.parent for path in found}
-    return sorted(found | {room / "__init__.py" for room in rooms})
+    rooms = {path.parent for path in files}
+    return sorted(files | {room / "__init__.py" for room in rooms})
 
 
 def _imported(path: Path) -> Iterator[Path]:
@@ -57,8 +57,8 @@ def _imported(path: Path) -> Iterator[Path]:
 
 
 def compiled(source: Path) -> bytes:
-    """What this Python keeps of a module, if that is fresh, marked as not to be compared with its
-    source (PEP 552); another Python takes the source."""
+    """This Python's bytecode of a module, if it is fresh, marked so that Python does not compare it
+    with the source (PEP 552); another Python takes the source."""
     kept = Path(importlib.util.cache_from_source(str(source)))
     try:
         data, facts = kept.read_bytes(), source.stat()

@@ -1,4 +1,4 @@
-"""Step 4: a run dir for a plan, with what was asked and the script in it."""
+"""Step 4: a run dir for a plan, with its record and its script."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from hpcddp import record
 from hpcddp.attempt import refused_resume
 from hpcddp.errors import UserError
 from hpcddp.planning import plan as plans
+from hpcddp.planning.asked import Asked
+from hpcddp.planning.earlier_runs import Measured
 from hpcddp.planning.jobfile import Layer
 from hpcddp.planning.plan import Plan
 from hpcddp.rundir import RunDir, new_id, step_folders, write_bytes, write_json, write_text
@@ -18,17 +20,15 @@ from hpcddp.submit import host_archive
 
 
 def new_run(plan: Plan, root: Path) -> RunDir:
-    """A new run dir, ready for plain sbatch; nothing is made if the script cannot be rendered."""
+    """Make a new run dir, ready for plain sbatch; nothing if the script cannot be rendered."""
     run = RunDir(root / new_id(plan.spec.name))
-    if plan.inputs is None:
-        freeze(plan, root)
     text = plan.render(run, plan.worker_command(run))
     run.create()
     try:
-        if plan.inputs:
+        if plan.code:
             from hpcddp.submit import code_snapshot
 
-            code_snapshot.copy(plan.inputs, root, run.work)
+            code_snapshot.copy(plan.code, root, run.work)
         _record_versions(plan, run)
         _fill(plan, run, text)
     except UserError:
@@ -38,26 +38,13 @@ def new_run(plan: Plan, root: Path) -> RunDir:
 
 
 def _record_versions(plan: Plan, run: RunDir) -> None:
-    """Which Python and packages a command has; where modules or a PATH of the job's own come first,
-    its first attempt sees it."""
+    """Record the Python and packages of a command. With modules or a PATH of the job's own, its
+    first attempt does that."""
     if plan.spec.command and not plan.profile.cluster.modules and "PATH" not in plan.spec.env:
         from hpcddp import versions
 
         environ = {**os.environ, **plan.environment()}
         write_json(run.versions, versions.installed(plan.spec.command[0], environ))
-
-
-def freeze(plan: Plan, root: Path) -> list[str]:
-    """Look what a command's working folder is made of, unless it works in the folder itself; what
-    of the code it will not read from there."""
-    if not (plan.spec.command and plan.spec.snapshot):
-        return []
-    from hpcddp.submit import code_snapshot
-
-    plan.inputs = code_snapshot.find(plan.workdir, root)
-    code_snapshot.check(plan.inputs, plan.spec.snapshot_mb * 10**6)
-    code_snapshot.check_paths(plan.inputs, plan.spec.command)
-    return code_snapshot.bypassed(plan.inputs, plan.spec.command)
 
 
 def _fill(plan: Plan, run: RunDir, text: str, created: float | None = None) -> None:
@@ -67,7 +54,7 @@ def _fill(plan: Plan, run: RunDir, text: str, created: float | None = None) -> N
 
 
 def renew(plan: Plan, run: RunDir, created: float) -> None:
-    """Put another plan into a run dir that is there."""
+    """Put another plan into an existing run dir."""
     text = plan.render(run, plan.worker_command(run))
     refused_resume.keep(run)
     _fill(plan, run, text, created)
@@ -77,12 +64,14 @@ def again(
     run: RunDir,
     flags: Layer,
     environ: Mapping[str, str],
-    look: Callable[[Plan], None] = lambda made: None,
+    look: Callable[[Plan], None] = lambda plan: None,
+    measured: Measured | None = None,
 ) -> Plan:
-    """Plan what a run was anew, under the flags, and put that into its folder.
+    """Plan a run anew, with flags over its values, and put the plan into its folder.
 
     Args:
         look: sees the plan before that.
+        measured: the times of the run so far.
     """
     job = record.read(run)
     before = Layer().put_all(job.spec, str(run.job))
@@ -92,10 +81,13 @@ def again(
     else:
         before.put("cluster", job.cluster, str(run.job))
     begun = has_saved(run)
-    made = plans.make([flags, before], [], environ=environ, folder=Path(job.workdir), begun=begun)
-    look(made)
-    renew(made, run, job.created)
-    return made
+    plan = plans.make(
+        Asked.read([flags, before], [], environ),
+        environ=environ, folder=Path(job.workdir), begun=begun, measured=measured,
+    )  # fmt: skip
+    look(plan)
+    renew(plan, run, job.created)
+    return plan
 
 
 def has_saved(run: RunDir) -> bool:

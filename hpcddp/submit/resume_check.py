@@ -1,8 +1,8 @@
 """Step 4 of `hpcddp resume`: whether the newest checkpoint is of the model that the plan makes.
 
-A job that waits for hours and then cannot read its checkpoint is a mistake that is known now. It is
-looked for at each resume, also without a changed value: the task's code lies in the user's folder
-and may be another one since. That takes as long as importing torch and the task.
+Otherwise a job would wait for hours, and then fail to read its checkpoint. Each resume checks it,
+also without a changed value: the task's code lies in the user's folder and may have changed. That
+takes as long as importing torch and the task.
 """
 
 from __future__ import annotations
@@ -36,9 +36,11 @@ def check(plan: Plan, run: RunDir) -> str:
         return "there is no torch in this Python"
     asked = {"run": str(run.path)}
     try:
-        told = model_query.ask("hpcddp.train.model_match", plan.spec, plan.workdir, asked, PATIENCE)
+        answer = model_query.ask(
+            "hpcddp.train.model_match", plan.spec, plan.workdir, asked, PATIENCE
+        )
     except (model_query.NoAnswer, OSError) as error:
         return str(error)
-    if "error" in told:
-        raise UserError(**told["error"])
-    return str(told["unknown"])
+    if "error" in answer:
+        raise UserError(**answer["error"])
+    return str(answer["unknown"])

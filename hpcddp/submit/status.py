@@ -1,14 +1,14 @@
-"""Status: what can be said of a run now.
+"""Status: the state of a run now, and how far it is.
 
-What is known lies in the run dir; a backend is asked only about a run that has not ended there.
+Most of it lies in the run dir. A backend is asked only about a run that has not ended there; which
+of its jobs are the run's is the affair of run_jobs.py.
 """
 
 from __future__ import annotations
 
 import itertools
-import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from hpcddp.record import JobRecord
 from hpcddp.rundir import RunDir, last_lines, read_json, read_lines, runs_in
 from hpcddp.slurm import commands as slurm
 from hpcddp.slurm.commands import QueuedJob
-from hpcddp.submit.backends import BACKENDS
+from hpcddp.submit.run_jobs import current, explained, find_row
 
 # Why the last attempt ended -> the run's state, where it does not come back; the rest is FAILED.
 STATES = {
@@ -33,7 +33,7 @@ STATES = {
     decision.NODE: "NODE_FAIL",
     decision.OOM: "OUT_OF_MEMORY",
 }
-# Nobody has told of a job, but one may have the run's name.
+# The run dir names no job, but one of the run's name may exist.
 UNTOLD = ("LOST", "RENDERED")
 REQUESTS = {"stop": "STOPPED", "cancel": "CANCELLED"}
 FINAL = {
@@ -41,22 +41,11 @@ FINAL = {
     "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE", "LOST", "RENDERED", "DAMAGED",
 }  # fmt: skip
 TAIL = 1 << 16  # bytes of the metrics file that status reads
-ELEMENT = re.compile(r"_\d+$")  # of the id of an array's element
-
-# Slurm's reason for a job that waits until it is released -> why; squeue writes some with spaces,
-# scontrol with underscores. The first that matches.
-HELD = (
-    ("JobHeldAdmin", "an administrator holds it, and one has to run"),
-    ("JobHeldUser", "it is held until you run"),
-    ("JobHoldMaxRequeue", "Slurm holds it, since its start failed too often, until you run"),
-    ("launch.failed.*held", "Slurm holds it, since its start failed on a node, until you run"),
-    (".*held.*", "Slurm holds it until you run"),
-)
 
 
 @dataclass
 class Status:
-    """What can be said of a run now."""
+    """The state of a run now, and how far it is."""
 
     run: str
     state: str
@@ -88,15 +77,6 @@ class Status:
         return {"schema_version": 1, **asdict(self), "log": f"{self.path}/log"}
 
 
-def current(run: RunDir) -> str | None:
-    """The newest job of a run; None if it was rendered or refused only."""
-    submitted = read_json(run.submission) or {}
-    last = ledger.last(run)
-    if last and last.began > submitted.get("submitted", 0.0):
-        return last.successor or last.job_id
-    return submitted.get("job_id")
-
-
 def status(run: RunDir, queue: Callable[[], list[QueuedJob]] | None = None) -> Status:
     """The state of a run; a run that lives is looked up at its backend.
 
@@ -106,67 +86,32 @@ def status(run: RunDir, queue: Callable[[], list[QueuedJob]] | None = None) -> S
     return asked(run, known(run), queue)
 
 
-def asked(run: RunDir, found: Status, queue: Callable[[], list[QueuedJob]] | None = None) -> Status:
-    """The same, where it is known already what the run dir says."""
-    if found.final and found.state not in UNTOLD:
-        return found
+def asked(
+    run: RunDir, status: Status, queue: Callable[[], list[QueuedJob]] | None = None
+) -> Status:
+    """The same from the status that the run dir gives."""
+    if status.final and status.state not in UNTOLD:
+        return status
     try:
-        row = find_row(run, found, queue)
+        row = find_row(run, status.backend, status.job_id, queue)
     except SlurmUnreachable as error:
-        if found.state != "RENDERED":
-            found.stale, found.reason = True, error.what
-        return found
+        if status.state != "RENDERED":
+            status.stale, status.reason = True, error.what
+        return status
     if row is None or not row.live:  # it may have ended between the two looks
-        found = known(run)
-        if row is None or (found.final and found.state not in UNTOLD):
-            return found if found.final else gone(run, found)
-    found.state, found.hosts, found.job_id = row.state, row.hosts or found.hosts, row.job_id
-    found.reason = "" if row.reason == "None" or row.state == "CANCELLED" else explained(row)
+        status = known(run)
+        if row is None or (status.final and status.state not in UNTOLD):
+            return status if status.final else gone(run, status)
+    return _seen(status, row)
+
+
+def _seen(status: Status, row: QueuedJob) -> Status:
+    """The status with the facts of the job's row."""
+    status.state, status.hosts, status.job_id = row.state, row.hosts or status.hosts, row.job_id
+    status.reason = "" if row.reason == "None" or row.state == "CANCELLED" else explained(row)
     since = row.submitted if row.state == "PENDING" else row.start
-    found.since = stamp(since) if since else found.since
-    return found
-
-
-def explained(row: QueuedJob) -> str:
-    """Slurm's reason for a job's state; of one that is held also the command that lets it go."""
-    why = next((words for pattern, words in HELD if re.fullmatch(pattern, row.reason)), "")
-    return f"{row.reason}: {why} scontrol release {row.job_id}" if why else row.reason
-
-
-def find_row(
-    run: RunDir, found: Status, queue: Callable[[], list[QueuedJob]] | None
-) -> QueuedJob | None:
-    """The row of a run's job: by id, or by name and folder where sbatch never told the id."""
-    if found.backend != "slurm":
-        return BACKENDS[found.backend].look(run, found.job_id) if found.job_id else None
-    rows = rows_of(run, queue() if queue else slurm.queue(name=record.read(run).name))
-    row = next((r for r in rows if r.job_id == found.job_id), None)
-    return row if row and row.live else next((r for r in rows if r.live), row)
-
-
-def rows_of(run: RunDir, rows: Iterable[QueuedJob]) -> list[QueuedJob]:
-    """Of some jobs those of a run, newest first: by the ids that it knows, or by name and folder.
-
-    A rendered script may lie anywhere: then the name is the run's own, and the command names no
-    other run. An array's elements have run dirs of their own, and the name and command of their
-    array.
-    """
-    name, ids = record.read(run).name, job_ids(run)
-
-    def ours(row: QueuedJob) -> bool:
-        if row.name != name:
-            return False
-        mine = row.is_in(str(run.path)) or (name == run.name and not row.is_in_any())
-        return row.job_id in ids or (mine and not ELEMENT.search(row.job_id))
-
-    return [row for row in rows if ours(row)]
-
-
-def job_ids(run: RunDir) -> set[str]:
-    """Every job that has worked on a run, or waits to, as far as its folder knows."""
-    submitted = read_json(run.submission) or {}
-    known = {name for a in ledger.attempts(run) for name in (a.job_id, a.successor) if name}
-    return known | {str(submitted.get("job_id"))}
+    status.since = stamp(since) if since else status.since
+    return status
 
 
 def status_all(root: Path) -> list[Status]:
@@ -176,18 +121,18 @@ def status_all(root: Path) -> list[Status]:
 
 
 def once(ask: Callable[[], list[QueuedJob]]) -> Callable[[], list[QueuedJob]]:
-    """A question that is asked when its answer is first wanted, and not again."""
-    said: list[list[QueuedJob] | SlurmUnreachable] = []
+    """A function that asks when it is first called, and keeps the answer, or the error."""
+    answers: list[list[QueuedJob] | SlurmUnreachable] = []
 
     def answer() -> list[QueuedJob]:
-        if not said:
+        if not answers:
             try:
-                said.append(ask())
+                answers.append(ask())
             except SlurmUnreachable as error:
-                said.append(error)
-        if isinstance(said[0], SlurmUnreachable):
-            raise said[0]
-        return said[0]
+                answers.append(error)
+        if isinstance(answers[0], SlurmUnreachable):
+            raise answers[0]
+        return answers[0]
 
     return answer
 
@@ -201,29 +146,29 @@ def checked(run: RunDir, queue: Callable[[], list[QueuedJob]]) -> Status:
         return Status(run.name, "DAMAGED", path, None, "", "", 0, 0.0, 0, reason=error.what)
 
 
-def gone(run: RunDir, found: Status) -> Status:
-    """A job that left no end and that its backend does not know any more."""
+def gone(run: RunDir, status: Status) -> Status:
+    """The status of a job whose end is not recorded and which its backend no longer knows."""
     want, last = (read_json(run.request) or {}).get("want", ""), ledger.last(run)
-    told = requeue.said(last) if last and last.live else ""
+    cause = requeue.said(last) if last and last.live else ""
     if want in REQUESTS:
-        found.state, found.reason = REQUESTS[want], ""
+        status.state, status.reason = REQUESTS[want], ""
     elif last and last.action in decision.RETURNS:
-        found.state, found.reason = "CANCELLED", "while it waited to come back"
-    elif told:
-        found.state, found.reason = STATES.get(told, "LOST"), ""
+        status.state, status.reason = "CANCELLED", "while it waited to come back"
+    elif cause:
+        status.state, status.reason = STATES.get(cause, "LOST"), ""
     else:
-        found.state = "LOST"
-        found.reason = "the job is gone and left no word; its log may tell"
-    return found
+        status.state = "LOST"
+        status.reason = "the job is gone and left no word; its log may tell"
+    return status
 
 
 def known(run: RunDir) -> Status:
-    """What the run dir alone says."""
+    """The status by the run dir alone."""
     job = record.read(run)
     submitted = read_json(run.submission) or {}
     job_id = current(run)
     low, high = job.nodes
-    found = Status(
+    status = Status(
         run=run.name,
         state="RENDERED",
         path=str(run.path),
@@ -238,30 +183,30 @@ def known(run: RunDir) -> Status:
     last = ledger.last(run)
     ends = refused_resume.of(run, last) if last else None
     if last and ends:
-        found.attempt, found.hosts, found.since = last.number, ends.nodes, stamp(ends.began)
-        found.refused = ends is not last
-        progress(run, ends.number, found)
+        status.attempt, status.hosts, status.since = last.number, ends.nodes, stamp(ends.began)
+        status.refused = ends is not last
+        progress(run, ends.number, status)
     if submitted.get("refused") and not job_id:
-        found.state, found.reason = "REFUSED", submitted["refused"]
+        status.state, status.reason = "REFUSED", submitted["refused"]
     elif last and ends and job_id in (last.job_id, last.successor):
-        found.state, found.reason = ended(run, last, ends)
-        found.since = stamp(ends.ended or ends.began)
+        status.state, status.reason = ended(run, last, ends)
+        status.since = stamp(ends.ended or ends.began)
     elif job_id:
-        found.state, found.since = "PENDING", stamp(submitted["submitted"])
+        status.state, status.since = "PENDING", stamp(submitted["submitted"])
     elif submitted:
-        found.state, found.reason = "LOST", "sbatch did not answer, and no job has the run's name"
+        status.state, status.reason = "LOST", "sbatch did not answer, and no job has the run's name"
     else:
         record.read(run)  # it may be removed just now: then nothing of this is so
-    return found
+    return status
 
 
 def policy(job: JobRecord) -> str:
     """When a job comes back, and how a program begins then."""
-    told = decision.Policy.of(job.spec.get("requeue", {})).told()
+    returns = decision.Policy.of(job.spec.get("requeue", {})).told()
     if not job.spec.get("command"):
-        return told
+        return returns
     again = "later attempts run resume_command" if job.spec.get("resume_command") else "begins anew"
-    return f"{told}; {again}"
+    return f"{returns}; {again}"
 
 
 def ended(run: RunDir, last: ledger.Attempt, ends: ledger.Attempt) -> tuple[str, str]:
@@ -283,7 +228,7 @@ def ended(run: RunDir, last: ledger.Attempt, ends: ledger.Attempt) -> tuple[str,
 
 
 def _over(run: RunDir, last: ledger.Attempt) -> tuple[str, str]:
-    """The state after an attempt that nobody brings back, and the reason."""
+    """The state after an attempt that none follows by itself, and the reason."""
     waited = last.action in decision.RETURNS  # and a person resumed the run
     if waited and last.exit_code is not None:
         return "CANCELLED", "while it waited to come back"
@@ -292,24 +237,25 @@ def _over(run: RunDir, last: ledger.Attempt) -> tuple[str, str]:
     return state, "; ".join(filter(None, (failed, last.reason)))
 
 
-def progress(run: RunDir, number: int, found: Status) -> None:
+def progress(run: RunDir, number: int, status: Status) -> None:
     """Fill in step, epoch, loss and metrics from the two ends of the metrics file."""
     metrics = run.attempt(number).metrics
     for line in itertools.islice(read_lines(metrics), 2):  # the rank map and the start
-        found.total_steps = whole(line.get("total_steps")) or found.total_steps
+        status.total_steps = whole(line.get("total_steps")) or status.total_steps
     for line in reversed(last_lines(metrics, TAIL)):
-        found.step = max(found.step, whole(line.get("step")))  # a save is told some steps later
-        found.epoch = found.epoch or whole(line.get("epoch"))
+        # A save is recorded some steps later, under its own step.
+        status.step = max(status.step, whole(line.get("step")))
+        status.epoch = status.epoch or whole(line.get("epoch"))
         loss, metrics = line.get("loss"), line.get("metrics")
-        if line.get("event") == "train" and found.loss is None and isinstance(loss, int | float):
-            found.loss = loss
+        if line.get("event") == "train" and status.loss is None and isinstance(loss, int | float):
+            status.loss = loss
         if line.get("event") in ("eval", "log") and isinstance(metrics, dict):
-            found.metrics = found.metrics or metrics
+            status.metrics = status.metrics or metrics
 
 
-def whole(told: object) -> int:
-    """A whole number of a record; 0 for what is none: a program may write what it likes."""
-    return told if isinstance(told, int) and 0 <= told < 1 << 62 else 0
+def whole(value: object) -> int:
+    """A whole number of a record, or 0: a program may write any value there."""
+    return value if isinstance(value, int) and 0 <= value < 1 << 62 else 0
 
 
 def stamp(seconds: float) -> str:

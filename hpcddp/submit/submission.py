@@ -19,7 +19,8 @@ from hpcddp.planning.plan import Plan
 from hpcddp.rundir import RunDir, read_json, runs_in, write_json
 from hpcddp.slurm import commands as slurm
 from hpcddp.submit.backends import BACKENDS
-from hpcddp.submit.status import Status, job_ids, rows_of, status
+from hpcddp.submit.run_jobs import job_ids, rows_of
+from hpcddp.submit.status import Status, status
 
 
 def submit(plan: Plan, run: RunDir) -> str:
@@ -38,7 +39,7 @@ def submit(plan: Plan, run: RunDir) -> str:
 
 
 def show_log(run: RunDir, backend: str, job_id: str) -> None:
-    """Let there be a log from the moment of submission; the job's first act points to its own."""
+    """Make a log from the moment of submission; the job's first act points to its own."""
     path = run.job_log(job_id if backend == "slurm" else "local")
     path.touch()
     with contextlib.suppress(FileExistsError):
@@ -46,27 +47,27 @@ def show_log(run: RunDir, backend: str, job_id: str) -> None:
 
 
 def find(root: Path, token: str) -> RunDir:
-    """The run that a name, a unique prefix, a job id, `last` or a path means.
+    """The run that a word names: a name, a unique prefix, a job id, `last` or a path.
 
     Raises:
-        RunError: none or several.
+        RunError: the word matches no run, or several.
     """
     if "/" in token and (Path(token) / "job.json").is_file():
         return RunDir(token)
     runs = runs_in(root)
     if token == "last" and runs:
         return runs[0]
-    found = (
+    matches = (
         [run for run in runs if run.name == token]
         or [run for run in runs if token.isdigit() and token in job_ids(run)]
         or [run for run in runs if run.name.startswith(token)]
     )
-    if len(found) == 1:
-        return found[0]
-    if found:
-        names = ", ".join(run.name for run in found[:8])
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        names = ", ".join(run.name for run in matches[:8])
         raise RunError(
-            f"{token!r} means {len(found)} runs", where=str(root), hint=f"which: {names}?"
+            f"{token!r} means {len(matches)} runs", where=str(root), hint=f"which: {names}?"
         )
     hint = nearest(token, [run.name for run in runs[:20]], what="run")
     raise RunError(f"no run {token!r}", where=str(root), hint=hint)
@@ -74,7 +75,7 @@ def find(root: Path, token: str) -> RunDir:
 
 TRIES = 3  # of a request to Slurm that gets no answer
 
-# What a backend does about a request that lies in the run dir.
+# Request -> the operations of a backend that bring it to the jobs.
 REQUESTS = {"stop": ("drop", "tell"), "preempt": ("tell",), "cancel": ("cancel",)}
 
 
@@ -84,39 +85,43 @@ def request(run: RunDir, want: str) -> Status:
     Raises:
         RunError: there is nothing that could be stopped.
     """
-    found = _status(run)
-    if found.stale:
-        raise SlurmUnreachable(found.reason, where=run.name, hint="nothing was asked; try again")
+    before = _status(run)
+    if before.stale:
+        raise SlurmUnreachable(before.reason, where=run.name, hint="nothing was asked; try again")
     last = ledger.last(run)
-    # The job that is to follow may be on its way into the queue still: it finds the request.
-    returns = bool(last and last.action in RETURNS and found.backend == "slurm")
-    ends = found.final and not (returns and want != "preempt")
-    if ends or not found.job_id or (want == "preempt" and found.state != "RUNNING"):
-        raise RunError(f"the run is {found.state}: there is nothing to {want}", where=run.name)
-    if want == "preempt" and not (last and last.live):  # a life that begins would pass it over
+    # A follow-up job may be on its way into the queue: it finds the request in the run dir.
+    returns = bool(last and last.action in RETURNS and before.backend == "slurm")
+    ends = before.final and not (returns and want != "preempt")
+    if ends or not before.job_id or (want == "preempt" and before.state != "RUNNING"):
+        raise RunError(f"the run is {before.state}: there is nothing to {want}", where=run.name)
+    if want == "preempt" and not (last and last.live):  # a starting attempt would miss it
         raise RunError("the run starts: there is nothing to preempt yet", where=run.name)
-    write_json(run.request, {"want": want, "job_id": found.job_id, "when": time.time()})
-    backend = BACKENDS[found.backend]
-    for job_id in live_jobs(run, found):
+    write_json(run.request, {"want": want, "job_id": before.job_id, "when": time.time()})
+    backend = BACKENDS[before.backend]
+    for job_id in live_jobs(run, before):
         for act in (getattr(backend, name) for name in REQUESTS[want]):
             insist(act, job_id)
-    return found
+    return before
 
 
 def _status(run: RunDir) -> Status:
-    """Its status; Slurm is asked again where an answer is lost."""
-    found = status(run)
+    """The status of a run; Slurm is asked again if it does not answer."""
+    answer = status(run)
     for _ in range(TRIES - 1):
-        if found.stale:
-            found = status(run)
-    return found
+        if answer.stale:
+            answer = status(run)
+    return answer
 
 
-def live_jobs(run: RunDir, found: Status) -> list[str]:
-    """The jobs of a run that live: more than one where an answer of sbatch was lost. The id of one
-    that is gone may be another job's by now."""
-    ids = [] if found.final else [str(found.job_id)]
-    for _ in range(TRIES if found.backend == "slurm" else 0):
+def live_jobs(run: RunDir, before: Status) -> list[str]:
+    """The jobs of a run that live: more than one if an answer of sbatch was lost. The id of a job
+    that is gone may be another job's by now.
+
+    Args:
+        before: the status of the run.
+    """
+    ids = [] if before.final else [str(before.job_id)]
+    for _ in range(TRIES if before.backend == "slurm" else 0):
         with contextlib.suppress(SlurmUnreachable):
             rows = rows_of(run, slurm.queue(name=record.read(run).name))
             return ids + [row.job_id for row in rows if row.live and row.job_id not in ids]
@@ -124,7 +129,7 @@ def live_jobs(run: RunDir, found: Status) -> list[str]:
 
 
 def insist(act: Callable[[str], None], job_id: str) -> None:
-    """Ask Slurm, and ask again where it gives no answer: what is asked of it twice is done once.
+    """Ask Slurm, and ask again if it does not answer: a second request changes nothing.
 
     Raises:
         SlurmUnreachable: it did not answer the last time either. The request lies in the run dir:
@@ -141,12 +146,12 @@ def insist(act: Callable[[str], None], job_id: str) -> None:
 
 def check_ended(run: RunDir) -> None:
     """Refuse while the run lives."""
-    found = _status(run)
-    if found.stale:
-        raise SlurmUnreachable(found.reason, where=run.name, hint="try again")
-    if not found.final:
+    now = _status(run)
+    if now.stale:
+        raise SlurmUnreachable(now.reason, where=run.name, hint="try again")
+    if not now.final:
         raise RunError(
-            f"the run is {found.state} as job {found.job_id}",
+            f"the run is {now.state} as job {now.job_id}",
             where=run.name,
             hint=f"hpcddp stop {run.name} saves and ends it first",
         )

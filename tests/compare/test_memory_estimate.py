@@ -57,19 +57,19 @@ def make(folder: Path, job: str, text: str, size: int, **more: Any) -> RunDir:
 
 
 def measured(folder: Path, size: int, cases: list[Case]) -> list[Measured]:
-    """What the ranks of each case tell, and what was expected."""
+    """The last record of each case, and the estimate of it."""
     runs = [make(folder / str(i), *case[:2], size, **case[2]) for i, case in enumerate(cases)]
     train_all(folder, size, [(run, 1, 0, "") for run in runs])
     meshes = [strategy.layout(text, 1, size) for _, text, _ in cases]
     facts: dict[str, ModelProfile] = {}
-    found = []
+    pairs = []
     for run, (name, _, more), mesh in zip(runs, cases, meshes, strict=True):
         job, alike = spec.from_dict(record.read(run).spec), f"{name} {more}"
         facts[alike] = facts.get(alike) or look(job, meshes)
         made = memory_estimate.estimate(facts[alike], mesh, job, size)
         assert isinstance(made, Estimate)
-        found.append((records(run, "train")[-1], made))
-    return found
+        pairs.append((records(run, "train")[-1], made))
+    return pairs
 
 
 def look(job: JobSpec, meshes: list[strategy.Layout]) -> ModelProfile:
@@ -83,8 +83,8 @@ def look(job: JobSpec, meshes: list[strategy.Layout]) -> ModelProfile:
 def two(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Measured]:
     """Two ranks."""
     folder = tmp_path_factory.mktemp("two")
-    found = measured(folder, 2, [(job, text, {}) for job, text in PAIRS])
-    return dict(zip(PAIRS, found, strict=True))
+    pairs = measured(folder, 2, [(job, text, {}) for job, text in PAIRS])
+    return dict(zip(PAIRS, pairs, strict=True))
 
 
 def most(made: Estimate, part: str) -> float:
@@ -92,7 +92,7 @@ def most(made: Estimate, part: str) -> float:
     return max(getattr(need, part) for need in made.needs)
 
 
-def compare(told: dict[str, Any], made: Estimate, case: str, left: float = 1) -> None:
+def compare(line: dict[str, Any], made: Estimate, case: str, left: float = 1) -> None:
     """What is there at the end of a step, and what was sent in one.
 
     Args:
@@ -100,10 +100,10 @@ def compare(told: dict[str, Any], made: Estimate, case: str, left: float = 1) ->
     """
     for part in ("parameters", "gradients", "optimizer", "buffers"):
         share = left if part == "gradients" else 1
-        assert told["memory"][part] == pytest.approx(share * most(made, part), rel=0.01), (
+        assert line["memory"][part] == pytest.approx(share * most(made, part), rel=0.01), (
             part, case,
         )  # fmt: skip
-    assert told["sent"] == pytest.approx(made.sent["gloo"], rel=0.1), case
+    assert line["sent"] == pytest.approx(made.sent["gloo"], rel=0.1), case
 
 
 @pytest.mark.parametrize(("job", "text"), PAIRS)
@@ -117,29 +117,29 @@ def test_two_ranks_have_and_send_what_was_estimated(
 def test_activations_are_half_to_twice_of_what_a_rank_takes_at_its_peak(
     two: dict[tuple[str, str], Measured], text: str
 ) -> None:
-    told, made = two["charlm", text]
+    line, made = two["charlm", text]
     rest = sum(most(made, part) for part in ("gradients", "optimizer", "other"))
-    taken = told["memory"]["peak"] - rest
+    taken = line["memory"]["peak"] - rest
     assert taken / 2 < most(made, "activations") < taken * 2
 
 
 def test_a_run_that_does_not_measure_tells_nothing(tmp_path: Path) -> None:
     one_rank(make(tmp_path, "digits", "single", 1, **{"train.measure": False, "max_steps": 1}))
-    (told,) = records(RunDir(tmp_path / "run"), "train")
-    assert not {"memory", "sent"} & told.keys()
+    (line,) = records(RunDir(tmp_path / "run"), "train")
+    assert not {"memory", "sent"} & line.keys()
 
 
 def test_one_process_sends_nothing(tmp_path: Path) -> None:
     one_rank(make(tmp_path, "digits", "single", 1, **{"max_steps": 1}))
-    (told,) = records(RunDir(tmp_path / "run"), "train")
-    assert told["sent"] == 0 and told["memory"]["peak"] > told["memory"]["gradients"]
+    (line,) = records(RunDir(tmp_path / "run"), "train")
+    assert line["sent"] == 0 and line["memory"]["peak"] > line["memory"]["gradients"]
 
 
 @pytest.mark.full
 def test_four_ranks_have_and_send_what_was_estimated(tmp_path: Path) -> None:
-    found = measured(tmp_path, 4, [("charlm", text, more) for text, more, _ in FOURS])
-    for (text, more, left), (told, made) in zip(FOURS, found, strict=True):
-        compare(told, made, f"{text} {more}", left)
+    pairs = measured(tmp_path, 4, [("charlm", text, more) for text, more, _ in FOURS])
+    for (text, more, left), (line, made) in zip(FOURS, pairs, strict=True):
+        compare(line, made, f"{text} {more}", left)
 
 
 # A model of three blocks of 1,000 numbers and 100 beside, in float32, under AdamW; its two parts
@@ -194,8 +194,8 @@ def test_a_hook_sends_less(keys: dict[str, Any], bytes_: float) -> None:
 
 
 def test_local_sgd_averages_within_a_node_and_now_and_then_all() -> None:
-    found = reckon("ddp", 2, 2, ddp__hook="local_sgd", ddp__period=4).sent["nccl"]
-    assert found == 2 * 2 * TOTAL + 3 * 2 * TOTAL / 4 + 3 * 40
+    sent = reckon("ddp", 2, 2, ddp__hook="local_sgd", ddp__period=4).sent["nccl"]
+    assert sent == 2 * 2 * TOTAL + 3 * 2 * TOTAL / 4 + 3 * 40
     alone = reckon("ddp", 1, 4, ddp__hook="local_sgd", ddp__period=4).sent
     assert alone == reckon("ddp", 1, 4).sent
 

@@ -31,8 +31,8 @@ ROWS = [row("ddp", 60, 10), row("zero1", 40, 10), row("fsdp", 20, 10), row("tp",
     ],
 )
 def test_the_simplest_that_fits_is_recommended(memory: int, choice: str, words: str) -> None:
-    found, why = recommend(ROWS, memory * G)
-    assert found == choice
+    text, why = recommend(ROWS, memory * G)
+    assert text == choice
     assert words in why
 
 
@@ -47,8 +47,8 @@ def test_what_cannot_be_is_not_recommended() -> None:
 
 
 def test_unknown_activations_are_mentioned() -> None:
-    found, why = recommend([row("ddp", 8, None)], 80 * G)
-    assert found == "ddp" and "leave room" in why
+    text, why = recommend([row("ddp", 8, None)], 80 * G)
+    assert text == "ddp" and "leave room" in why
 
 
 def test_dp_is_not_recommended_beside_ddp() -> None:

@@ -12,11 +12,9 @@ from typing import Any
 import pytest
 from sites import COMMAND, Outcome, Site, record_run
 
-from hpcddp import strategy
 from hpcddp.cli.strategies import LEGEND, _print_table
-from hpcddp.compare.candidates import Case, cases, chosen
+from hpcddp.compare.candidates import Case
 from hpcddp.compare.trial import Ranks, Trial, figures
-from hpcddp.errors import UserError
 from hpcddp.rundir import RunDir
 
 Command = Callable[..., Outcome]
@@ -54,34 +52,6 @@ def loss(output, target):
 NOTED = TASK.replace("nn.Dropout(0.0)", "nn.Dropout(0.5)")
 
 
-def test_every_row_is_a_layout_of_its_ranks() -> None:
-    for ranks in range(2, 17):
-        rows = cases(ranks)
-        assert len({row.name for row in rows}) == len(rows)
-        for row in rows:
-            mesh = strategy.layout(row.strategy, 1, 1 if row.strategy == "single" else ranks)
-            assert mesh.world_size == (1 if row.alone else ranks)
-
-
-def test_four_ranks_have_products_of_two_and_eight_of_three() -> None:
-    four = {row.name for row in cases(4)}
-    assert {"single", "dp", "zero1", "hsdp=2", "pp 1f1b", "pp gpipe", "pp interleaved"} <= four
-    assert {"pp=2,ddp=2", "fsdp=2,tp=2", "ddp=2,tp=2"} <= four
-    assert {"pp=2,fsdp=2,tp=2", "hsdp=2", "pp=2,zero1=4"} <= {row.name for row in cases(8)}
-    assert not [row.name for row in cases(3) if "=" in row.name]
-
-
-def test_rows_are_chosen_by_name_by_strategy_or_made() -> None:
-    assert [row.name for row in chosen(4, ["tp", "pp", "dp"])] == [
-        "dp", "tp", "pp 1f1b", "pp gpipe", "pp interleaved",
-    ]  # fmt: skip
-    assert [row.name for row in chosen(4, ["pp gpipe", "pp gpipe"])] == ["pp gpipe"]
-    assert chosen(4, ["tp=2,fsdp"]) == [Case("tp=2,fsdp", "tp=2,fsdp")]
-    with pytest.raises(UserError, match="unknown strategy 'fdsp'") as caught:
-        chosen(4, ["fdsp"])
-    assert "fsdp" in caught.value.hint
-
-
 def test_what_fails_or_cannot_be_is_a_row_and_the_others_go_on(site: Site, hpcddp: Command) -> None:
     site.job("toy", JOB, NOTED)
     names = ("ddp", "tp", "fsdp", "pp=2", "pp interleaved", "pp=4")
@@ -115,10 +85,10 @@ def test_losses_are_those_of_one_process(site: Site, hpcddp: Command) -> None:
     assert head.split()[:3] == ["strategy", "float64", "float32"] and units.startswith("2 ranks")
     assert [re.split("  +", row)[0] for row in rows] == ["single", "dp", "zero1", "pp gpipe"]
     assert [row.endswith("  one process") for row in rows] == [True, True, False, False]
-    found = [re.split("  +", row)[1:3] for row in rows]
-    assert all(float(double) <= 1e-9 for double, _ in found)
-    assert all(float(single) <= 1e-5 for _, single in found)
-    assert float(found[2][1]) > 0  # the float32 training is another one
+    differences = [re.split("  +", row)[1:3] for row in rows]
+    assert all(float(double) <= 1e-9 for double, _ in differences)
+    assert all(float(single) <= 1e-5 for _, single in differences)
+    assert float(differences[2][1]) > 0  # the float32 training is another one
     assert done.err.strip().endswith(LEGEND) and "note: the model" not in done.err
     assert not (site.folder / "runs").exists()
 
@@ -192,15 +162,15 @@ def test_what_is_wrong_with_the_job_is_told_at_once(site: Site, hpcddp: Command)
 
 def of_this(folder: Path) -> list[str]:
     """The processes whose words name a folder."""
-    found = []
+    lines = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             words = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
         except OSError:  # it has left
             continue
         if str(folder) in words and int(path.parent.name) != os.getpid():
-            found.append(words)
-    return found
+            lines.append(words)
+    return lines
 
 
 def test_an_interrupt_leaves_no_process(site: Site) -> None:

@@ -1,22 +1,18 @@
 """Warnings before a job is submitted: from what its earlier runs took, and what Slurm says."""
 
-import json
-import os
-import time
 from collections.abc import Callable
-from dataclasses import asdict
-from typing import Any
+from dataclasses import replace
 
 import pytest
-from sites import Outcome, Site, record_run
+from earlier import earlier_run
+from sites import Outcome, Site
 from toy_model import TOY
 
-from hpcddp import spec
-from hpcddp.attempt import ledger
-from hpcddp.planning import advice
-from hpcddp.planning.advice import AdviceInputs, Measured
+from hpcddp.planning import advice, earlier_runs
+from hpcddp.planning.advice import AdviceInputs
+from hpcddp.planning.earlier_runs import Measured
 from hpcddp.planning.jobfile import Layer
-from hpcddp.rundir import RunDir, write_json
+from hpcddp.rundir import RunDir
 from hpcddp.slurm import rules as sites
 
 CONFIG = "KillWait = 25 sec\nPreemptType = preempt/partition_prio\nPreemptMode = REQUEUE\n"
@@ -33,37 +29,11 @@ def slurm(site: Site, config: str = CONFIG, partition: str = PARTITION + "MaxTim
     site.program("sinfo", "exit 0")
 
 
-def earlier(
-    site: Site, save: float, step: float = 1.0, *, start: float = 20.0, name: str = "toy",
-    number: int = 1, backend: str = "slurm", run: str = "",
-) -> RunDir:  # fmt: skip
-    """A run that ended, with what it measured."""
-    folder = RunDir(site.runs / (run or f"{name}-20260101-0000-{len(list(site.runs.glob('*')))}"))
-    folder.attempt(number).path.mkdir(parents=True)
-    asked = spec.to_dict(spec.KEYS.build({"name": name, "task": "toy.py", "global_batch": 96}))
-    record_run(folder, (1, 1), 1, backend, spec=asked, workdir=str(site.folder), cluster="slurm")
-    facts = ledger.life("5", 1, slurm=True)
-    facts.number, facts.began, facts.ended, facts.cause = number, 1000.0, 2000.0, "stopped"
-    write_json(folder.attempt(number).facts, asdict(facts))
-    lines: list[dict[str, Any]] = [
-        {"event": "train", "step": 1, "time": 1000.0 + start, "step_s": 50 * step, "loss": 1.0},
-        {"event": "train", "step": 10, "step_s": step / 2, "loss": 1.0},
-        {"event": "checkpoint", "step": 10, "seconds": save},
-        {"event": "train", "step": 20, "step_s": step, "loss": 1.0},
-        {"event": "checkpoint", "step": 20, "seconds": save / 2},
-    ]
-    folder.attempt(number).metrics.write_text("".join(json.dumps(x) + "\n" for x in lines))
-    write_json(folder.submission, {"backend": backend, "job_id": "5", "submitted": time.time()})
-    when = time.time() - 1000 + len(list(site.runs.glob("*")))  # each newer than the one before
-    os.utime(folder.job, (when, when))
-    return folder
-
-
 def test_a_save_that_cannot_fit_is_told_and_nothing_is_refused(
     site: Site, hpcddp: Callable[..., Outcome]
 ) -> None:
     slurm(site)
-    run = earlier(site, save=95)
+    run = earlier_run(site, save=95)
     for command in (["submit", "--dry-run"], ["render"]):
         done = hpcddp(*command, "toy", "--cluster", "slurm")
         assert done.code == 0
@@ -76,8 +46,8 @@ def test_a_save_that_cannot_fit_is_told_and_nothing_is_refused(
 
 def test_resume_goes_by_the_run_itself(site: Site, hpcddp: Callable[..., Outcome]) -> None:
     slurm(site)
-    slow = earlier(site, save=95, run="toy-slow")
-    earlier(site, save=1, run="toy-newer")
+    slow = earlier_run(site, save=95, run="toy-slow")
+    earlier_run(site, save=1, run="toy-newer")
     assert "warning" not in hpcddp("submit", "--dry-run", "toy", "--cluster", "slurm").err
     done = hpcddp("resume", slow.name, "--detach")
     assert "saves take 95 s" in done.err
@@ -87,17 +57,17 @@ def test_other_jobs_and_other_machines_say_nothing(
     site: Site, hpcddp: Callable[..., Outcome]
 ) -> None:
     slurm(site)
-    earlier(site, save=95, name="toy-2")
-    earlier(site, save=95, backend="local")
+    earlier_run(site, save=95, name="toy-2")
+    earlier_run(site, save=95, backend="local")
     assert "warning" not in hpcddp("submit", "--dry-run", "toy", "--cluster", "slurm").err
 
 
 def test_nothing_is_said_where_slurm_is_silent_or_nothing_was_measured(site: Site) -> None:
     slurm(site)
-    plan = site.plan()
-    assert advice.advise(plan, []) == []
-    plan.site = None
-    assert advice.advise(plan, [earlier(site, save=95)]) == []
+    assert advice.advise(site.plan()) == []
+    plan = site.plan(measured=earlier_runs.measured(earlier_run(site, save=95)))
+    assert len(advice.advise(plan)) == 1
+    assert advice.advise(replace(plan, site=None)) == []
 
 
 LOW = sites.Site(preempt_mode="REQUEUE", grace=5, kill_wait=25)
@@ -130,53 +100,32 @@ def test_what_is_warned_of(facts: AdviceInputs, words: tuple[str, ...]) -> None:
 
 
 def test_the_limit_is_the_jobs_or_the_partitions(site: Site) -> None:
-    run = earlier(site, save=10, start=300)  # 300 + 3 steps + 2 * 11 + 5: five and a half minutes
+    measured = earlier_runs.measured(earlier_run(site, save=10, start=300))
+    # 300 + 3 steps + 2 * 11 + 5: five and a half minutes
     for rest, warned in (
         ("MaxTime=0:05:00", True),
         ("MaxTime=UNLIMITED", False),
         ("DefaultTime=0:05:00 MaxTime=UNLIMITED", True),
     ):
         slurm(site, partition=f"{PARTITION.replace('DefaultTime=NONE ', '')}{rest}")
-        assert bool(advice.advise(site.plan(), [run])) is warned
+        assert bool(advice.advise(site.plan(measured=measured))) is warned
     for asked in ("6", "5"):
         layer = Layer()
         layer.put("slurm.time", asked, "--time")
-        assert bool(advice.advise(site.plan(layer), [run])) is (asked == "5")
+        assert bool(advice.advise(site.plan(layer, measured=measured))) is (asked == "5")
 
 
 def test_the_signal_comes_in_time_for_what_was_measured(site: Site) -> None:
     slurm(site, CONFIG + SIGNALS)
-    plan, run = site.plan(), RunDir("/runs/toy-1")
-    assert dict(plan.directives(run))["signal"] == "USR2@30"
-    advice.advise(plan, [earlier(site, save=95, step=2.5)])
+    run = RunDir("/runs/toy-1")
+    assert dict(site.plan().directives(run))["signal"] == "USR2@30"
+    measured = earlier_runs.measured(earlier_run(site, save=95, step=2.5))
+    plan = site.plan(measured=measured)
     assert dict(plan.directives(run))["signal"] == "USR2@200"  # twice of both, and 5 s
-    plan.spec.slurm["signal"] = "USR1@60"
+    layer = Layer()
+    layer.put("slurm.signal", "USR1@60", "--sbatch")
+    plan = site.plan(layer, measured=measured)
     assert dict(plan.directives(run))["signal"] == "USR1@60"
-
-
-def test_a_lead_is_what_sbatch_takes() -> None:
-    assert Measured(1e6, 1e6, 0).lead == 65535
-
-
-def test_of_a_run_the_newest_attempt_with_figures_counts_without_its_first_step(
-    site: Site,
-) -> None:
-    run = earlier(site, save=1, step=0.1, run="toy-1")
-    earlier(site, save=9, step=0.4, start=33.0, number=2, run="toy-1")
-    empty = ledger.life("5", 1)
-    empty.number = 3
-    run.attempt(3).path.mkdir()
-    write_json(run.attempt(3).facts, asdict(empty))
-    run.attempt(3).metrics.write_text('{"event": "train", "st')  # cut by a crash
-    assert advice.measured(run) == Measured(0.4, 9.0, 33.0, "toy-1")
-
-
-def test_a_run_without_figures_or_damaged_has_nothing_to_say(site: Site) -> None:
-    run = earlier(site, save=1, run="toy-1")
-    run.attempt(1).metrics.write_text('{"event": "train", "step": 1, "time": 5, "step_s": "x"}\n')
-    assert advice.measured(run) is None
-    run.attempt(1).facts.write_text("[")
-    assert advice.measured(run) is None
 
 
 def test_the_time_that_a_preemption_leaves_is_said(
@@ -184,14 +133,14 @@ def test_the_time_that_a_preemption_leaves_is_said(
 ) -> None:
     slurm(site)
     asked = ("submit", "toy", "--nodes", "1", "--gpus", "1", "--cluster", "slurm", "--dry-run")
-    told = (
+    note = (
         "note: a preemption leaves 30 s for a step and a save (5 s of grace and 25 s of KillWait)"
     )
-    assert told in hpcddp(*asked).err
-    earlier(site, save=3.0, run="toy-20260101-0000-a")
-    assert f"{told}; measured in toy-20260101-0000-a: 4 s" in hpcddp(*asked).err
+    assert note in hpcddp(*asked).err
+    earlier_run(site, save=3.0, run="toy-20260101-0000-a")
+    assert f"{note}; measured in toy-20260101-0000-a: 4 s" in hpcddp(*asked).err
     site.job("toy", "", TOY)
     planned = hpcddp("plan", "toy", "--nodes", "1", "--gpus", "1", "--cluster", "slurm")
-    assert f"{told}; measured in toy-20260101-0000-a: 4 s" in planned.err
+    assert f"{note}; measured in toy-20260101-0000-a: 4 s" in planned.err
     slurm(site, partition="PartitionName=gpu Default=YES PreemptMode=OFF MaxTime=1:00:00")
     assert "preemption" not in hpcddp(*asked).err

@@ -21,9 +21,9 @@ def test_a_profile_of_ones_own_hides_a_shipped_one(site: Site) -> None:
 
 def test_a_profile_may_be_a_path(site: Site) -> None:
     site.write("sites/a b.toml", 'gpu_type = "a100"')
-    found = clusters.load("sites/a b.toml")
-    assert (found.name, found.cluster.gpu_type) == ("a b", "a100")
-    assert found.path.is_absolute()
+    profile = clusters.load("sites/a b.toml")
+    assert (profile.name, profile.cluster.gpu_type) == ("a b", "a100")
+    assert profile.path.is_absolute()
 
 
 def test_the_site_file_is_what_slurm_stands_for(site: Site) -> None:

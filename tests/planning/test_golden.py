@@ -4,6 +4,7 @@ import itertools
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -70,8 +71,7 @@ def bare(site: Site, name: str) -> Plan:
         flags.put("env.GREETING", "it's $HOME", "--env")
     flags.put("cluster", {"plain": "slurm"}.get(name, name), "--cluster")
     plan = site.plan(flags)
-    plan.cpus_per_task = plan.cpus_per_task if name == "site" else 1
-    return plan
+    return plan if name == "site" else replace(plan, cpus_per_task=1)
 
 
 def full(site: Site, launcher: str, backend: str, program: bool) -> Plan:
@@ -88,12 +88,11 @@ def full(site: Site, launcher: str, backend: str, program: bool) -> Plan:
     if program:
         flags.put("command", [sys.executable, "train.py", "--lr", "0.1 x"], "--")
     plan = site.plan(flags, None if program else "toy")
-    plan.cpus_per_task = 8  # whatever this machine has
-    return plan
+    return replace(plan, cpus_per_task=8)  # whatever this machine has
 
 
 def text_of(plan: Plan) -> str:
-    plan.workdir = Path("/home/ann/work")
+    plan = replace(plan, workdir=Path("/home/ann/work"))
     return plan.render(RUN, plan.worker_command(RUN)).replace(sys.executable, "/venv/bin/python")
 
 

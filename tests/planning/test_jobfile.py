@@ -21,8 +21,8 @@ def test_of_several_jobs_one_must_be_named(site: Site) -> None:
 
 
 def test_without_jobs_the_shipped_one_is_taken_and_that_is_said(tmp_path: Path) -> None:
-    found, notes = jobfile.find(None, tmp_path)
-    assert found == resources.folder("jobs") / "digits.toml"
+    path, notes = jobfile.find(None, tmp_path)
+    assert path == resources.folder("jobs") / "digits.toml"
     assert "digits" in notes[0]
 
 

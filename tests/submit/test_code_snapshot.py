@@ -8,50 +8,31 @@ from pathlib import Path
 
 import pytest
 from local_runs import Command
+from repositories import GIT, repository
 from sites import Site
 
 from hpcddp import versions
-from hpcddp.errors import UserError
+from hpcddp.planning import code_files
 from hpcddp.rundir import RunDir
 from hpcddp.submit import code_snapshot
-
-GIT = ("git", "-c", "user.name=n", "-c", "user.email=e@x", "-c", "init.defaultBranch=main")
 
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A repository with code, ignored data, and links of each kind."""
-    made = tmp_path / "repo"
-    for folder in ("pkg", "sub", "data/deep"):
-        (made / folder).mkdir(parents=True)
-    subprocess.run([*GIT, "init", "-q", str(made)], check=True)
-    (made / ".gitignore").write_text("data/\n*.log\n")
-    (made / "data/deep/big").write_bytes(b"0" * 1000)
-    (made / "pkg/code.py").write_text("VALUE = 1\n")
-    (made / "sub/run.sh").write_text("#!/bin/sh\n")
-    (made / "sub/run.sh").chmod(0o755)
-    (made / "sub/old.log").write_text("x")
-    (made / "gone.py").write_text("")
-    (tmp_path / "outside").write_text("secret")
-    (made / "in").symlink_to("pkg/code.py")
-    (made / "out").symlink_to("../outside")
-    (made / "far").symlink_to(tmp_path)
-    subprocess.run([*GIT, "-C", str(made), "add", "gone.py", "pkg"], check=True)
-    (made / "gone.py").unlink()
-    return made
+    return repository(tmp_path)
 
 
 def freeze(root: Path, folder: Path, runs: Path, name: str = "a") -> Path:
     made = runs / name
     made.mkdir(parents=True)
-    code_snapshot.copy(code_snapshot.find(folder, runs), runs, made / "work")
+    code_snapshot.copy(code_files.find(folder, runs), runs, made / "work")
     return made / "work"
 
 
 def test_code_is_copied_and_what_git_ignores_is_linked(root: Path, tmp_path: Path) -> None:
-    found = code_snapshot.find(root / "sub", tmp_path / "runs")
-    assert sorted(found.files) == [".gitignore", "pkg/code.py", "sub/run.sh"]
-    assert found.links == {
+    code = code_files.find(root / "sub", tmp_path / "runs")
+    assert sorted(code.files) == [".gitignore", "pkg/code.py", "sub/run.sh"]
+    assert code.links == {
         "data": str(root / "data"), "sub/old.log": str(root / "sub/old.log"),
         "in": "pkg/code.py", "out": str(tmp_path / "outside"), "far": str(tmp_path),
     }  # fmt: skip
@@ -98,8 +79,8 @@ def test_a_folder_of_ignored_files_is_one_link_and_caches_are_none(
         (root / path).write_text("x")
     with (root / ".gitignore").open("a") as ignored:
         ignored.write("__pycache__/\n")
-    found = code_snapshot.find(root, tmp_path / "runs")
-    assert {p: t for p, t in found.links.items() if p.startswith(("logs", "pkg"))} == {
+    code = code_files.find(root, tmp_path / "runs")
+    assert {p: t for p, t in code.links.items() if p.startswith(("logs", "pkg"))} == {
         "logs": str(root / "logs")
     }
     work = freeze(root, root, tmp_path / "runs")
@@ -114,52 +95,6 @@ def test_what_cannot_be_copied_leaves_no_run(site: Site, command: Command) -> No
     done = command("submit", "--", sys.executable, "train.py")
     assert done.code == 2 and "the code cannot be copied" in done.err
     assert not list(site.runs.glob("train-*"))
-
-
-def test_runs_inside_the_repository_are_no_part_of_it(root: Path) -> None:
-    runs = root / "runs"
-    freeze(root, root, runs)
-    found = code_snapshot.find(root, runs)
-    assert not [path for path in found.files if path.startswith("runs")]
-    assert found.links["runs"] == str(runs)
-
-
-def test_without_git_large_files_environments_and_hidden_ones_are_linked(tmp_path: Path) -> None:
-    root = tmp_path / "plain"
-    for name, size in (
-        ("a.py", 3),
-        ("x/big.bin", 1_000_001),
-        (".cache/x", 3),
-        (".token", 3),
-        ("env/pyvenv.cfg", 3),
-    ):
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_bytes(b"0" * size)
-    found = code_snapshot.find(root, root / "runs")
-    assert set(found.files) == {"a.py"}
-    assert set(found.links) == {"x/big.bin", ".cache", ".token", "env"}
-
-
-def test_a_folder_that_an_outer_repository_ignores_is_one_without_git(root: Path) -> None:
-    (root / "data/deep/train.py").write_text("")
-    found = code_snapshot.find(root / "data/deep", root / "runs")
-    assert found.root == root / "data/deep" and set(found.files) == {"big", "train.py"}
-
-
-def test_what_git_does_not_say_is_not_taken_for_nothing(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    program = tmp_path / "bin/git"
-    program.parent.mkdir()
-    program.write_text("#!/bin/sh\necho 'fatal: detected dubious ownership' >&2\nexit 128\n")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", str(program.parent))
-    with pytest.raises(UserError, match="dubious ownership") as caught:
-        code_snapshot.find(root, tmp_path / "runs")
-    assert "--no-snapshot" in caught.value.hint
-    program.unlink()
-    with pytest.raises(UserError, match="git is not here"):
-        code_snapshot.find(root, tmp_path / "runs")
 
 
 def test_empty_folders_are_made_and_folders_for_outputs_are_linked(
@@ -188,53 +123,10 @@ def test_what_root_wrote_into_the_store_reaches_no_later_run(root: Path, tmp_pat
     assert (freeze(root, root, runs, "b") / "pkg/code.py").read_text() == "VALUE = 1\n"
 
 
-def test_what_is_read_where_it_lies_is_told(root: Path, tmp_path: Path) -> None:
-    found = code_snapshot.find(root, tmp_path / "runs")
-    words = ["python", str(root / "pkg/code.py"), "pkg/code.py", str(root / "data/deep/big")]
-    assert code_snapshot.bypassed(found, words) == [str(root / "pkg/code.py")]
-
-
 def test_a_link_into_the_code_leads_into_the_copy(root: Path, tmp_path: Path) -> None:
     (root / "pkg/again").symlink_to(root / "pkg/code.py")
     work = freeze(root, root, tmp_path / "runs")
     assert (work / "pkg/again").readlink() == Path("code.py")
-
-
-@pytest.mark.parametrize("word", ["../data", "--data=../data", "..", "pkg/../../x/../../data"])
-def test_a_path_that_leads_out_of_the_copy_is_refused(
-    root: Path, tmp_path: Path, word: str
-) -> None:
-    found = code_snapshot.find(root, tmp_path / "runs")
-    if word.startswith("pkg"):  # it begins in the copy, and is a word like any other
-        code_snapshot.check_paths(found, [word])
-        return
-    with pytest.raises(UserError, match="leads out of") as caught:
-        code_snapshot.check_paths(found, ["python", "train.py", word])
-    assert "--no-snapshot" in caught.value.hint
-    inner = code_snapshot.find(root / "pkg", tmp_path / "runs")
-    code_snapshot.check_paths(inner, ["python", "../train.py"])  # from a folder of the repository
-
-
-@pytest.mark.parametrize("name", [".env", "keys/id_rsa", "tls.pem", ".env.local", "kaggle.json"])
-def test_what_looks_like_a_secret_is_refused(root: Path, tmp_path: Path, name: str) -> None:
-    (root / name).parent.mkdir(exist_ok=True)
-    (root / name).write_text("x")
-    with pytest.raises(UserError, match="looks like a secret") as caught:
-        code_snapshot.check(code_snapshot.find(root, tmp_path), 10**6)
-    assert name in caught.value.what and ".gitignore" in caught.value.hint
-    (root / ".gitignore").write_text(name)
-    code_snapshot.check(code_snapshot.find(root, tmp_path), 10**6)
-
-
-def test_examples_of_secrets_are_none(root: Path, tmp_path: Path) -> None:
-    (root / ".env.example").write_text("x")
-    code_snapshot.check(code_snapshot.find(root, tmp_path), 10**6)
-
-
-def test_too_much_is_refused_by_its_largest_files(root: Path, tmp_path: Path) -> None:
-    (root / "weights.bin").write_bytes(b"0" * 2_000_000)
-    with pytest.raises(UserError, match=r"2 MB in 4 files, more than 1 MB; .* weights.bin"):
-        code_snapshot.check(code_snapshot.find(root, tmp_path), 10**6)
 
 
 def test_a_command_runs_what_was_submitted(site: Site, command: Command) -> None:
@@ -257,12 +149,12 @@ def test_what_is_installed_is_recorded_and_a_change_is_told(site: Site, command:
     site.write("train.py", "import sys; sys.exit(0)\n")
     assert command("submit", "--", sys.executable, "train.py").code == 0
     run = RunDir(*site.runs.glob("train-*"))
-    found = json.loads(run.versions.read_text())
-    assert found["executable"] == sys.executable and "torch" in found["packages"]
-    assert versions.changes(found, found) == []
+    recorded = json.loads(run.versions.read_text())
+    assert recorded["executable"] == sys.executable and "torch" in recorded["packages"]
+    assert versions.changes(recorded, recorded) == []
     assert "changed since" not in command("logs").out
-    found["packages"] |= {"torch": "0.1", "gone": "7"}
-    run.versions.write_text(json.dumps(found))
+    recorded["packages"] |= {"torch": "0.1", "gone": "7"}
+    run.versions.write_text(json.dumps(recorded))
     assert command("resume", "last", "--follow").code == 0
     assert "changed since it was submitted: gone 7 -> -, torch 0.1 ->" in command("logs").out
 

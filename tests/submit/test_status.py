@@ -1,45 +1,17 @@
 import json
-import os
 import shutil
-import socket
 from pathlib import Path
-from typing import Any
 
 import pytest
-from sites import Site, record_run
+from sites import Site
+from submitted import begun, queue, run_of, submitted
 
-from hpcddp import processes
 from hpcddp.attempt import decision, ledger
-from hpcddp.attempt.ledger import Attempt
 from hpcddp.errors import RunError
 from hpcddp.observe import history
-from hpcddp.rundir import RunDir, write_json
+from hpcddp.rundir import write_json
 from hpcddp.slurm import commands as slurm
 from hpcddp.submit import status, submission
-
-
-def make(site: Site, name: str = "toy-1", backend: str = "slurm") -> RunDir:
-    run = RunDir(site.runs / name)
-    run.create()
-    return record_run(run, backend=backend)
-
-
-def submitted(run: RunDir, job_id: str | None = "7", **given: Any) -> RunDir:
-    write_json(run.submission, {"job_id": job_id, "submitted": 10.0} | given)
-    return run
-
-
-def begun(run: RunDir, job_id: str = "7", began: float = 20.0, **given: Any) -> RunDir:
-    facts = Attempt(0, job_id, socket.gethostname(), 1, "1", True, "n[1-2]", began)
-    for name, value in given.items():
-        setattr(facts, name, value)
-    assert ledger.begin(run, facts, lambda earlier: False)
-    return run
-
-
-def queue(site: Site, *rows: str) -> None:
-    lines = "".join(f"echo '{row}'\n" for row in rows)
-    site.program("squeue", f"echo asked >>{site.folder}/asked\n{lines}")
 
 
 def asked(site: Site) -> int:
@@ -54,15 +26,15 @@ def away(site: Site) -> None:
 
 
 def test_a_pending_job_tells_why_it_waits_and_since_when(site: Site) -> None:
-    run = submitted(make(site))
+    run = submitted(run_of(site))
     queue(site, "7|PENDING|Resources|2030-01-01T10:00:00|2030-01-02T00:00:00|||toy-1")
-    found = status.status(run)
-    assert (found.state, found.reason, found.since) == (
+    now = status.status(run)
+    assert (now.state, now.reason, now.since) == (
         "PENDING",
         "Resources",
         "2030-01-01T10:00:00",
     )
-    assert (found.nodes, found.gpus_per_node, found.job_id, found.final) == ("1-2", 4, "7", False)
+    assert (now.nodes, now.gpus_per_node, now.job_id, now.final) == ("1-2", 4, "7", False)
 
 
 @pytest.mark.parametrize(
@@ -77,16 +49,16 @@ def test_a_pending_job_tells_why_it_waits_and_since_when(site: Site) -> None:
     ],
 )
 def test_a_job_that_is_held_tells_what_lets_it_go(site: Site, reason: str, words: str) -> None:
-    run = submitted(make(site))
+    run = submitted(run_of(site))
     queue(site, f"7|PENDING|{reason}|1893456000|N/A|||toy-1")
-    found = status.status(run)
-    assert found.state == "PENDING" and found.reason.startswith(f"{reason}: ")
-    assert words in found.reason
-    assert found.since == status.stamp(1893456000)
+    now = status.status(run)
+    assert now.state == "PENDING" and now.reason.startswith(f"{reason}: ")
+    assert words in now.reason
+    assert now.since == status.stamp(1893456000)
 
 
 def test_a_running_job_tells_where_and_how_far(site: Site) -> None:
-    run = begun(submitted(make(site)))
+    run = begun(submitted(run_of(site)))
     records = [
         {"event": "map", "ranks": []},
         {"event": "start", "step": 0, "total_steps": 200},
@@ -97,21 +69,21 @@ def test_a_running_job_tells_where_and_how_far(site: Site) -> None:
     text = "".join(json.dumps(record) + "\n" for record in records)
     run.attempt(1).metrics.write_text(text + '{"event": "train", "st')
     queue(site, "7|RUNNING|None|2030-01-01T10:00:00|2030-01-01T11:00:00|n[1-2]||toy-1")
-    found = status.status(run)
-    assert (found.state, found.reason, found.hosts, found.attempt) == ("RUNNING", "", "n[1-2]", 1)
-    assert found.since == "2030-01-01T11:00:00"
-    assert (found.step, found.total_steps, found.epoch, found.loss) == (100, 200, 2, 2.0)
-    assert found.metrics == {"accuracy": 0.5}
+    now = status.status(run)
+    assert (now.state, now.reason, now.hosts, now.attempt) == ("RUNNING", "", "n[1-2]", 1)
+    assert now.since == "2030-01-01T11:00:00"
+    assert (now.step, now.total_steps, now.epoch, now.loss) == (100, 200, 2, 2.0)
+    assert now.metrics == {"accuracy": 0.5}
 
 
 def test_only_the_end_of_long_metrics_is_read(site: Site) -> None:
-    run = begun(submitted(make(site)))
+    run = begun(submitted(run_of(site)))
     line = json.dumps({"event": "train", "step": 1, "epoch": 1, "loss": 1.0, "pad": "x" * 200})
     lines = [json.dumps({"event": "start", "total_steps": 900}), *[line] * 1000]
     lines.append(json.dumps({"event": "train", "step": 901, "epoch": 3, "loss": 0.5}))
     run.attempt(1).metrics.write_text("\n".join(lines))
-    found = status.known(run)
-    assert (found.step, found.total_steps, found.loss) == (901, 900, 0.5)
+    now = status.known(run)
+    assert (now.step, now.total_steps, now.loss) == (901, 900, 0.5)
 
 
 @pytest.mark.parametrize(
@@ -124,16 +96,16 @@ def test_only_the_end_of_long_metrics_is_read(site: Site) -> None:
     ],
 )
 def test_a_run_that_ended_is_not_asked_about(site: Site, cause: str, code: int, state: str) -> None:
-    run = begun(submitted(make(site)))
+    run = begun(submitted(run_of(site)))
     ledger.end(run, 1, code, cause)
     queue(site, "7|RUNNING|None|x|x|n1||toy-1")
-    found = status.status(run)
-    assert (found.state, found.final, asked(site)) == (state, True, 0)
-    assert bool(found.reason) is (state == "FAILED")
+    now = status.status(run)
+    assert (now.state, now.final, asked(site)) == (state, True, 0)
+    assert bool(now.reason) is (state == "FAILED")
 
 
 def test_a_failure_tells_the_first_rank_and_its_words(site: Site) -> None:
-    run = begun(submitted(make(site)))
+    run = begun(submitted(run_of(site)))
     error = {"rank": 5, "host": "n2", "type": "ValueError", "message": "too small"}
     write_json(run.attempt(1).error, error)
     ledger.end(run, 1, 1, decision.CRASH)
@@ -141,44 +113,44 @@ def test_a_failure_tells_the_first_rank_and_its_words(site: Site) -> None:
 
 
 def test_a_run_that_ends_while_slurm_is_asked_has_its_own_word(site: Site) -> None:
-    run = begun(submitted(make(site)))
+    run = begun(submitted(run_of(site)))
     write_json(run.attempt(1).error, {"rank": 3, "host": "n2", "type": "E", "message": "boom"})
 
     def late() -> list[slurm.QueuedJob]:
         ledger.end(run, 1, 1, decision.CRASH)
         return [slurm.QueuedJob("7", "FAILED", "NonZeroExitCode", None, None, "n1", "toy-1")]
 
-    found = status.status(run, late)
-    assert (found.state, found.reason) == ("FAILED", "rank 3 on n2: E: boom")
+    now = status.status(run, late)
+    assert (now.state, now.reason) == ("FAILED", "rank 3 on n2: E: boom")
 
 
 def test_a_run_that_is_removed_under_a_look_has_no_state(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = make(site)
+    run = run_of(site)
     monkeypatch.setattr(status, "current", lambda run: shutil.rmtree(run.path))
     with pytest.raises(RunError, match="no run here"):
         status.known(run)
 
 
 def test_a_slurm_that_is_away_leaves_the_last_known_state(site: Site) -> None:
-    run = begun(submitted(make(site)))
+    run = begun(submitted(run_of(site)))
     away(site)
-    found = status.status(run)
-    assert (found.state, found.stale, found.final) == ("RUNNING", True, False)
-    assert "Unable to contact" in found.reason
+    now = status.status(run)
+    assert (now.state, now.stale, now.final) == ("RUNNING", True, False)
+    assert "Unable to contact" in now.reason
 
 
 @pytest.mark.parametrize(
     ("request_", "state"), [(None, "LOST"), ("stop", "STOPPED"), ("cancel", "CANCELLED")]
 )
 def test_a_job_that_is_gone_without_a_word(site: Site, request_: str | None, state: str) -> None:
-    run = submitted(make(site))
+    run = submitted(run_of(site))
     if request_:
         write_json(run.request, {"want": request_, "job_id": "7"})
     queue(site)
-    found = status.status(run)
-    assert (found.state, found.final) == (state, True)
+    now = status.status(run)
+    assert (now.state, now.final) == (state, True)
 
 
 @pytest.mark.parametrize(("words", "state"), [("", "CANCELLED"), (" DUE TO TIME LIMIT", "TIMEOUT")])
@@ -186,7 +158,7 @@ def test_slurm_may_have_left_a_word_where_the_script_could_not(
     site: Site, words: str, state: str
 ) -> None:
     said = site.write("log", f"*** JOB 7 ON n1 CANCELLED AT 2026-01-01T00:00:00{words} ***\n")
-    run = begun(submitted(make(site)), said=str(said))
+    run = begun(submitted(run_of(site)), said=str(said))
     queue(site)
     assert status.status(run).state == state
     (row,) = history.rows(run, over=True)
@@ -194,67 +166,42 @@ def test_slurm_may_have_left_a_word_where_the_script_could_not(
 
 
 def test_states_of_slurm_are_shown_as_they_are(site: Site) -> None:
-    run = begun(submitted(make(site)))
+    run = begun(submitted(run_of(site)))
     queue(site, "7|TIMEOUT|TimeLimit|x|x|n1||toy-1")
-    found = status.status(run)
-    assert (found.state, found.reason, found.final) == ("TIMEOUT", "TimeLimit", True)
+    now = status.status(run)
+    assert (now.state, now.reason, now.final) == ("TIMEOUT", "TimeLimit", True)
 
 
 def test_what_was_refused_rendered_or_left_open(site: Site) -> None:
-    assert status.status(make(site, "rendered")).state == "RENDERED"
-    refused = status.status(submitted(make(site, "no"), None, refused="no such partition"))
+    assert status.status(run_of(site, "rendered")).state == "RENDERED"
+    refused = status.status(submitted(run_of(site, "no"), None, refused="no such partition"))
     assert (refused.state, refused.reason, refused.final) == ("REFUSED", "no such partition", True)
     assert asked(site) == 0
     queue(site)
-    unknown = status.status(submitted(make(site, "open"), None))
+    unknown = status.status(submitted(run_of(site, "open"), None))
     assert unknown.state == "LOST" and "did not answer" in unknown.reason
 
 
 def test_a_job_whose_id_sbatch_never_told_is_found_by_its_name(site: Site) -> None:
-    run = submitted(make(site), None)
+    run = submitted(run_of(site), None)
     queue(site, "8|PENDING|Priority|x|x|||another", f"7|PENDING|Resources|x|x||{run.script}|toy-1")
-    found = status.status(run, slurm.queue)
-    assert (found.state, found.job_id, found.reason) == ("PENDING", "7", "Resources")
+    now = status.status(run, slurm.queue)
+    assert (now.state, now.job_id, now.reason) == ("PENDING", "7", "Resources")
     queue(site, f"7|PENDING|Resources|x|x||{run.script}|toy-1")
     with pytest.raises(RunError, match="the run is PENDING as job 7"):
         submission.check_ended(run)
 
 
-def test_a_job_is_found_by_whatever_path_names_its_folder(site: Site) -> None:
-    run = submitted(make(site), None)
-    link, other = site.folder / "link", make(site, "toy-2")
-    link.symlink_to(site.runs)
-    for command, found in (
-        (f"{link}/{run.name}/job.sbatch 3", True),
-        (f"/var/spool/slurmd/job7/slurm_script 0 {run.path}/", True),
-        (f"{link}/{other.name}/job.sbatch", False),
-        ("/home/ann/job.sbatch", True),  # a rendered script, given to sbatch from anywhere
-        ("", True),  # one from its standard input
-    ):
-        queue(site, f"7|PENDING|None|x|x||{command}|toy-1")
-        assert bool(status.rows_of(run, slurm.queue())) is found, command
-        assert bool(status.rows_of(RunDir(link / run.name), slurm.queue())) is found, command
-
-
 def test_a_script_that_plain_sbatch_took_is_followed_too(site: Site) -> None:
-    run = begun(make(site), job_id="9")
+    run = begun(run_of(site), job_id="9")
     queue(site, "9|RUNNING|None|x|2030-01-01T00:00:00|n1||toy-1")
     assert (status.status(run).state, status.status(run).job_id) == ("RUNNING", "9")
 
 
-def test_the_newest_job_counts(site: Site) -> None:
-    run = begun(submitted(make(site)), job_id="7", began=20.0)
-    assert status.current(run) == "7"
-    begun(run, job_id="8", began=30.0)  # the same script, given to sbatch again
-    assert status.current(run) == "8"
-    submitted(run, "9", submitted=40.0)
-    assert status.current(run) == "9"
-
-
 def test_all_runs_are_one_question(site: Site) -> None:
     for number in range(4):
-        submitted(make(site, f"toy-{number}"), str(number))
-    ledger.end(begun(submitted(make(site, "ended"), "5"), "5"), 1, 0, decision.DONE)
+        submitted(run_of(site, f"toy-{number}"), str(number))
+    ledger.end(begun(submitted(run_of(site, "ended"), "5"), "5"), 1, 0, decision.DONE)
     queue(
         site, *(f"{n}|PENDING|Priority|x|x|||toy-{n}" for n in range(3)), "3|PENDING|x|x|x|||other"
     )
@@ -268,43 +215,24 @@ def test_all_runs_are_one_question(site: Site) -> None:
 
 def test_a_slurm_that_is_away_is_asked_once_for_all_runs(site: Site) -> None:
     for number in range(4):
-        submitted(make(site, f"toy-{number}"), str(number))
+        submitted(run_of(site, f"toy-{number}"), str(number))
     away(site)
-    found = status.status_all(site.runs)
-    assert [s.state for s in found] == ["PENDING"] * 4 and all(s.stale for s in found)
+    states = status.status_all(site.runs)
+    assert [s.state for s in states] == ["PENDING"] * 4 and all(s.stale for s in states)
     assert asked(site) == 1
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 1, "run": 5}'])
 def test_a_damaged_run_hides_no_other(site: Site, text: str) -> None:
-    make(site, "good")
-    make(site, "bad").job.write_text(text)
-    found = {s.run: s for s in status.status_all(site.runs)}
-    assert {run: s.state for run, s in found.items()} == {"good": "RENDERED", "bad": "DAMAGED"}
-    assert found["bad"].reason and found["bad"].path == str(site.runs / "bad")
-
-
-def test_a_local_run_is_looked_up_in_the_process_table(site: Site) -> None:
-    mine: dict[str, Any] = {
-        "pid": os.getpid(),
-        "pid_start": processes.start_of(os.getpid()),
-        "slurm": False,
-    }
-    run = begun(submitted(make(site, backend="local"), "70"), "70", **mine)
-    assert status.status(run).state == "RUNNING"
-    gone = begun(submitted(make(site, "gone", "local"), "71"), "71", slurm=False, pid_start="1")
-    assert status.status(gone).state == "LOST"
-
-
-def test_a_local_run_of_another_machine_is_not_called_lost(site: Site) -> None:
-    run = begun(submitted(make(site, backend="local")), slurm=False, host="elsewhere")
-    found = status.status(run)
-    assert (found.state, found.stale) == ("RUNNING", True)
-    assert "elsewhere" in found.reason
+    run_of(site, "good")
+    run_of(site, "bad").job.write_text(text)
+    states = {s.run: s for s in status.status_all(site.runs)}
+    assert {run: s.state for run, s in states.items()} == {"good": "RENDERED", "bad": "DAMAGED"}
+    assert states["bad"].reason and states["bad"].path == str(site.runs / "bad")
 
 
 def test_as_data_it_has_a_version_and_the_log(site: Site) -> None:
-    data = status.status(make(site)).to_dict()
+    data = status.status(run_of(site)).to_dict()
     assert data["schema_version"] == 1
     assert data["log"] == str(Path(site.runs, "toy-1", "log"))
     json.dumps(data)

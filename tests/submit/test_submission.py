@@ -1,38 +1,24 @@
 import os
-import stat
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-import ranks
+from ranks import wait_for
 from sites import Site
+from submitted import planned
 
-from hpcddp import processes, record
+from hpcddp import processes
 from hpcddp.attempt import claim, decision, ledger
 from hpcddp.attempt.ledger import Attempt
-from hpcddp.errors import HpcddpError, RunError, SlurmUnreachable, SubmissionRefused, TemplateError
-from hpcddp.planning.jobfile import Layer
-from hpcddp.planning.plan import Plan
+from hpcddp.errors import HpcddpError, RunError, SlurmUnreachable, SubmissionRefused
 from hpcddp.rundir import RunDir, read_json, write_json
-from hpcddp.slurm import commands as slurm
 from hpcddp.submit import prepare, status, submission
-from hpcddp.topology import Rank
 
 # A local run is meant to outlive the command that started it.
 pytestmark = pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")
 
 LOCAL = "{% extends 'local.sh.j2' %}{% block launch %}LAUNCH &\n{% endblock %}"
-
-
-def plan(site: Site, cluster: str = "slurm", **given: Any) -> Plan:
-    flags = Layer()
-    for name, value in ({"cluster": cluster, "nodes": "2", "gpus": 4} | given).items():
-        flags.put(name, value, "--set")
-    return site.plan(flags)
 
 
 @pytest.fixture
@@ -42,7 +28,7 @@ def local(site: Site) -> Iterator[Callable[[str], RunDir]]:
 
     def start(launch: str) -> RunDir:
         site.write("mine.sh.j2", LOCAL.replace("LAUNCH", launch))
-        made = plan(site, "local", template="mine.sh.j2")
+        made = planned(site, "local", template="mine.sh.j2")
         run = prepare.new_run(made, site.runs)
         submission.submit(made, run)
         runs.append(run)
@@ -54,42 +40,15 @@ def local(site: Site) -> Iterator[Callable[[str], RunDir]]:
             submission.kill_local(run)
 
 
-def wait_for(condition: Callable[[], object]) -> None:
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
-
-
 def ended(run: RunDir) -> ledger.Attempt:
     def over() -> bool:
         last = ledger.last(run)
         return last is not None and not last.live and last.action == decision.NONE
 
-    wait_for(over)
-    found = ledger.last(run)
-    assert found
-    return found
-
-
-def test_nothing_is_made_where_the_script_cannot_be_rendered(site: Site) -> None:
-    site.write("bad.sh.j2", "#!/bin/bash\n{{ oops }}\n")
-    with pytest.raises(TemplateError):
-        prepare.new_run(plan(site, template="bad.sh.j2"), site.runs)
-    assert not site.runs.exists()
-
-
-def test_a_rendered_run_has_its_script_and_its_job(site: Site) -> None:
-    made = plan(site)
-    run = prepare.new_run(made, site.runs)
-    text = run.script.read_text()
-    assert run.script.read_text() == text
-    assert os.access(run.script, os.X_OK)
-    job = record.read(run)
-    assert (job.run, job.nodes, job.gpus_per_node) == (run.name, [2, 2], 4)
-    assert sorted(p.name for p in run.path.iterdir()) == [
-        "attempts", "host.pyz", "job.json", "job.sbatch",
-    ]  # fmt: skip
+    wait_for(over, "the end of the run")
+    attempt = ledger.last(run)
+    assert attempt
+    return attempt
 
 
 # Slurm, answered for by small programs.
@@ -100,97 +59,24 @@ def sbatch(site: Site, text: str) -> None:
     site.program("srun", "exit 0")  # submitit looks for it
 
 
-@pytest.fixture
-def umask() -> Iterator[None]:
-    before = os.umask(0o002)
-    yield
-    os.umask(before)
-
-
-@pytest.mark.usefixtures("umask")
-def test_sbatch_gets_our_script_in_a_clean_environment(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sbatch(site, 'echo "$*" >seen; env >>seen; echo "Submitted batch job 42"')
-    monkeypatch.setenv("SLURM_CPU_BIND", "quiet")
-    monkeypatch.setenv("SBATCH_EXCLUSIVE", "1")
-    monkeypatch.setenv("RANK", "3")
-    made = plan(site)
-    run = prepare.new_run(made, site.runs)
-    assert submission.submit(made, run) == "42"
-    call, *environ = (site.folder / "seen").read_text().splitlines()
-    assert call == str(run.script)
-    names = {line.partition("=")[0] for line in environ}
-    assert not names & {"SLURM_CPU_BIND", "SBATCH_EXCLUSIVE", "RANK"}
-    assert (read_json(run.submission) or {})["job_id"] == "42"
-    assert run.log.readlink() == Path("job-42.log") and run.log.read_text() == ""
-    text = run.script.read_text()
-    assert "#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=4\n" in text
-    assert f"-m hpcddp.worker {run.path}" in text and "submitit" not in text
-    assert stat.S_IMODE(run.submitit.stat().st_mode) & 0o022 == 0
-    claim.check_owner(run)  # also where new files are the group's to write to
-
-
-def test_the_two_scripts_are_the_same(site: Site) -> None:
-    sbatch(site, 'echo "Submitted batch job 42"')
-    made = plan(site)
-    run = prepare.new_run(made, site.runs)
-    submission.submit(made, run)
-    rendered = prepare.new_run(made, site.runs)
-    text = rendered.script.read_text()
-    assert run.script.read_text().replace(run.name, "X") == text.replace(rendered.name, "X")
-
-
-def test_submitits_own_command_starts_a_rank(site: Site) -> None:
-    """Nobody calls it but a person: submitit's files in the run say all that it needs."""
-    sbatch(site, 'echo "Submitted batch job 42"')
-    site.job("toy", "global_batch = 4\nmax_steps = 2\n", ranks.TASK)
-    made = plan(site, nodes="1", gpus=1)
-    run = prepare.new_run(made, site.runs)
-    submission.submit(made, run)
-    assert ledger.begin(run, ledger.life("42", os.getpid()), lambda earlier: False)
-    environ = {name: value for name, value in os.environ.items() if name[:6] != "SLURM_"}
-    environ |= Rank(0, 1, 0, 1, 0).to_env() | {"SUBMITIT_EXECUTOR": "slurm", "SLURM_JOB_ID": "42"}
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "submitit.core._submit", run.submitit],
-        env=environ, cwd=made.workdir, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert (done.returncode, done.stderr) == (0, "")
-    assert [r["outcome"] for r in ranks.records(run, "end")] == ["done"]
-
-
 def test_a_refusal_is_told_in_slurms_words_and_kept(site: Site) -> None:
     sbatch(site, 'echo "sbatch: error: invalid partition specified: no" >&2; exit 1')
     site.program("squeue", "exit 0")
-    made = plan(site)
+    made = planned(site)
     run = prepare.new_run(made, site.runs)
     with pytest.raises(SubmissionRefused, match="invalid partition specified: no") as caught:
         submission.submit(made, run)
     assert caught.value.exit_code == 1
     assert caught.value.where == str(run.script) and run.script.is_file()
-    found = status.status(run)
-    assert found.state == "REFUSED" and "invalid partition" in found.reason
+    refused = status.status(run)
+    assert refused.state == "REFUSED" and "invalid partition" in refused.reason
 
 
-def test_an_sbatch_that_failed_though_the_job_exists_is_not_repeated(site: Site) -> None:
-    sbatch(site, 'echo x >>sbatches; echo "sbatch: error: Socket timed out" >&2; exit 1')
-    site.program(
-        "squeue",
-        'echo "$*" >squeues; for w; do case $w in --name=*) n=${w#--name=};; esac; done;'
-        ' echo "43|PENDING|Priority|x|x|||$n"',
-    )
-    made = plan(site)
-    run = prepare.new_run(made, site.runs)
-    assert submission.submit(made, run) == "43"
-    assert (site.folder / "sbatches").read_text() == "x\n"
-    assert f"--name={run.name}" in (site.folder / "squeues").read_text()
-
-
-def test_where_nobody_answers_nothing_is_claimed(site: Site) -> None:
+def test_where_nobody_answers_no_job_id_is_recorded(site: Site) -> None:
     away = 'echo "x: error: Unable to contact slurm controller" >&2; exit 1'
     sbatch(site, away)
     site.program("squeue", away)
-    made = plan(site)
+    made = planned(site)
     run = prepare.new_run(made, site.runs)
     with pytest.raises(SlurmUnreachable):
         submission.submit(made, run)
@@ -198,7 +84,7 @@ def test_where_nobody_answers_nothing_is_claimed(site: Site) -> None:
 
 
 def pending(site: Site, job_id: str = "7", state: str = "PENDING") -> RunDir:
-    run = prepare.new_run(plan(site), site.runs)
+    run = prepare.new_run(planned(site), site.runs)
     write_json(run.submission, {"job_id": job_id, "submitted": time.time()})
     site.program("squeue", f"echo '{job_id}|{state}|None|x|x|||{run.name}'")
     site.program("scancel", 'echo "$*" >>cancelled')
@@ -227,19 +113,6 @@ def test_a_cancel_reaches_a_follow_up_that_is_on_its_way_and_no_strangers_job(si
     assert claim.asked(run, "8", 1) == "cancel"
 
 
-def test_the_name_alone_tells_a_rendered_job_from_those_of_other_runs(site: Site) -> None:
-    run = pending(site)
-    element = prepare.new_run(plan(site), site.runs)
-    for command, ours in (
-        ("/var/spool/slurm_script 0", True),
-        (f"/var/spool/slurm_script 3 {element.path}/ instead=5", False),
-        (f"{element.script} 3", False),
-    ):
-        row = f"9|RUNNING|None|x|x||{command}|{run.name}"
-        site.program("squeue", f"echo '{row}'")
-        assert bool(status.rows_of(run, slurm.queue())) is ours, command
-
-
 STOP = "--state=PENDING 7\n--state=RUNNING --signal=USR2 7"
 
 
@@ -263,7 +136,7 @@ def test_a_request_lies_in_the_folder_and_reaches_slurm(
 
 
 def test_nothing_is_asked_of_what_ended_or_cannot_be_seen(site: Site) -> None:
-    rendered = prepare.new_run(plan(site), site.runs)
+    rendered = prepare.new_run(planned(site), site.runs)
     with pytest.raises(RunError, match="the run is RENDERED: there is nothing to stop"):
         submission.request(rendered, "stop")
     run = pending(site)
@@ -287,24 +160,11 @@ def test_a_run_that_lives_cannot_be_resumed(site: Site) -> None:
 
 def test_a_local_run_ends_with_its_outcome(site: Site, local: Callable[[str], RunDir]) -> None:
     run = local("bash -c 'echo hello; exit 3'")
-    found = ended(run)
-    assert (found.cause, found.exit_code, found.slurm) == ("crash", 3, False)
-    assert found.job_id == (read_json(run.submission) or {})["job_id"]
+    attempt = ended(run)
+    assert (attempt.cause, attempt.exit_code, attempt.slurm) == ("crash", 3, False)
+    assert attempt.job_id == (read_json(run.submission) or {})["job_id"]
     assert "hello\n" in run.log.read_text()
     assert status.status(run).state == "FAILED"
-
-
-def test_a_cancelled_local_run_is_gone_with_its_ranks(
-    site: Site, local: Callable[[str], RunDir]
-) -> None:
-    run = local("bash -c 'echo pid $$; exec sleep 600'")
-    wait_for(lambda: run.log.exists() and "pid " in run.log.read_text())
-    assert status.status(run).state == "RUNNING"
-    pid = int(run.log.read_text().split("pid ")[1].split()[0])
-    submission.request(run, "cancel")
-    assert ended(run).cause == "cancelled"
-    assert not processes.start_of(pid)
-    assert status.status(run).state == "CANCELLED"
 
 
 def test_a_local_run_in_a_job_of_slurm_is_not_taken_for_it(
@@ -313,18 +173,31 @@ def test_a_local_run_in_a_job_of_slurm_is_not_taken_for_it(
     monkeypatch.setenv("SLURM_JOB_ID", "99")
     monkeypatch.setenv("MASTER_PORT", "1")
     run = local("bash -c 'echo job ${SLURM_JOB_ID-none}'")
-    found = ended(run)
+    attempt = ended(run)
     assert "job none" in run.log.read_text()
-    assert found.job_id != "99" and not found.slurm
+    assert attempt.job_id != "99" and not attempt.slurm
+
+
+def test_a_cancelled_local_run_is_gone_with_its_ranks(
+    site: Site, local: Callable[[str], RunDir]
+) -> None:
+    run = local("bash -c 'echo pid $$; exec sleep 600'")
+    wait_for(lambda: run.log.exists() and "pid " in run.log.read_text(), "its pid")
+    assert status.status(run).state == "RUNNING"
+    pid = int(run.log.read_text().split("pid ")[1].split()[0])
+    submission.request(run, "cancel")
+    assert ended(run).cause == "cancelled"
+    assert not processes.start_of(pid)
+    assert status.status(run).state == "CANCELLED"
 
 
 def test_a_killed_local_run_leaves_no_process(site: Site, local: Callable[[str], RunDir]) -> None:
     run = local("bash -c 'trap \"\" TERM; echo pid $$; exec sleep 600'")
-    wait_for(lambda: run.log.exists() and "pid " in run.log.read_text())
+    wait_for(lambda: run.log.exists() and "pid " in run.log.read_text(), "its pid")
     pid = int(run.log.read_text().split("pid ")[1].split()[0])
     submission.kill_local(run)
-    wait_for(lambda: not processes.start_of(pid))
-    wait_for(lambda: status.status(run).state == "CANCELLED")
+    wait_for(lambda: not processes.start_of(pid), "its end")
+    wait_for(lambda: status.status(run).state == "CANCELLED", "the state")
 
 
 # Names.

@@ -9,6 +9,8 @@ from typing import Any
 
 from hpcddp import record
 from hpcddp.planning import jobfile, plan
+from hpcddp.planning.asked import Asked
+from hpcddp.planning.earlier_runs import Measured
 from hpcddp.planning.jobfile import Layer
 from hpcddp.planning.plan import Plan
 from hpcddp.record import JobRecord
@@ -47,6 +49,14 @@ TOOLS = (
     "printf",
     "setsid",
 )
+
+
+def flags(*pairs: tuple[str, Any], where: str = "--set") -> Layer:
+    """A layer with these values."""
+    layer = Layer()
+    for name, value in pairs:
+        layer.put(name, value, where)
+    return layer
 
 
 def record_run(
@@ -131,11 +141,13 @@ class Site:
             self.program(name, text)
 
     def plan(
-        self, layer: Layer | None = None, job: str | None = "toy", notes: Sequence[str] = ()
-    ) -> Plan:
+        self, layer: Layer | None = None, job: str | None = "toy", notes: Sequence[str] = (),
+        measured: Measured | None = None,
+    ) -> Plan:  # fmt: skip
         """The checked plan of a job under one layer of flags; on Slurm if it says nothing."""
         flags = layer or Layer()
         if "cluster" not in flags.values:
             flags.put("cluster", "slurm", "--cluster")
-        layers, found = jobfile.load(job, flags, os.environ, self.folder)
-        return plan.make(layers, [*notes, *found], environ=os.environ, folder=self.folder)
+        layers, more = jobfile.load(job, flags, os.environ, self.folder)
+        asked = Asked.read(layers, [*notes, *more], os.environ)
+        return plan.make(asked, environ=os.environ, folder=self.folder, measured=measured)

@@ -1,6 +1,5 @@
 """Trackers that a job tells itself: a process beside the ranks, and what it leaves to the next."""
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -203,18 +202,6 @@ def test_what_a_later_attempt_tells_of_the_last_step_is_not_lost(
     found = [values for _, values in history(run)]
     assert [values["_step"] for values in found] == list(range(1, 9))
     assert found[4]["eval/accuracy"] == 0.5 and found[4]["loss"] > 0
-
-
-def test_what_is_not_installed_is_told_before_the_job(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    layer = Layer()
-    layer.put("metrics.trackers", ["tensorboard", "mlflow"], "--set")
-    assert site.plan(layer).notes == []
-    find = importlib.util.find_spec
-    monkeypatch.setattr("importlib.util.find_spec", lambda n: None if n == "mlflow" else find(n))
-    (note,) = site.plan(layer).notes
-    assert "pip install 'hpcddp[mlflow]'" in note
 
 
 def test_a_script_tells_trackers_where_a_job_names_some(site: Site) -> None:

@@ -1,0 +1,90 @@
+"""Before step 3: the times of a job's earlier runs, from their ledgers and metrics."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from hpcddp import record
+from hpcddp.attempt import ledger
+from hpcddp.attempt.ledger import Attempt
+from hpcddp.errors import RunError
+from hpcddp.rundir import AttemptDir, RunDir, last_lines, read_lines
+
+TAIL = 1 << 16  # bytes of the metrics file that are read
+LATEST = 10  # records of a kind that count
+RUNS = 20  # of a job that are looked at, the newest first
+MARGIN = 5.0  # seconds between the end of the last save and the time limit
+MOST_LEAD = 65535  # seconds; sbatch takes no more
+
+
+class Measured(NamedTuple):
+    """The times of an earlier run, in seconds: the slowest of its latest steps and saves."""
+
+    step: float
+    save: float
+    start: float  # from the batch script's first act to the first step's record
+    run: str = ""
+
+    @property
+    def stop(self) -> float:
+        """From a signal to a complete checkpoint: the step that it falls into, and the save."""
+        return self.step + self.save
+
+    @property
+    def lead(self) -> int:
+        """Before a time limit, when to begin to stop: twice of each, as the ranks reckon it."""
+        return min(math.ceil(2 * self.stop + MARGIN), MOST_LEAD)
+
+
+def of_job(name: str, backend: str, runs: Iterable[RunDir]) -> Measured | None:
+    """The times of a job's newest run that has any; None without Slurm, where no time ends.
+
+    Args:
+        runs: of any job, the newest first.
+    """
+    if backend != "slurm":
+        return None
+    return next((times for run in _alike(name, backend, runs) if (times := measured(run))), None)
+
+
+def _alike(name: str, backend: str, runs: Iterable[RunDir]) -> Iterator[RunDir]:
+    """Those of a job on the same backend, among the first that have its name."""
+    named = (run for run in runs if run.name.startswith(f"{name}-"))
+    for run in itertools.islice(named, RUNS):
+        try:
+            job = record.read(run)
+        except RunError:
+            continue
+        if (job.spec.get("name"), job.backend) == (name, backend):
+            yield run
+
+
+def measured(run: RunDir) -> Measured | None:
+    """The times of the run's newest attempt that has any; None if there is none."""
+    try:
+        attempts = ledger.attempts(run)
+    except RunError:
+        return None
+    rows = ((facts, run.attempt(facts.number)) for facts in reversed(attempts))
+    return next((times for facts, folder in rows if (times := _measured(facts, folder))), None)
+
+
+def _measured(facts: Attempt, folder: AttemptDir) -> Measured | None:
+    first = next((r for r in read_lines(folder.metrics) if r.get("event") == "train"), None)
+    tail = last_lines(folder.metrics, TAIL)
+    # The first step is slower than all that follow: it counts only where it is the only one.
+    trained = [r for r in tail if r.get("event") == "train" and r != first]
+    steps = _latest(trained or ([first] if first else []), "step_s")
+    saves = _latest([r for r in tail if r.get("event") == "checkpoint"], "seconds")
+    if first is None or not steps or not saves:
+        return None
+    start = max(0.0, first["time"] - facts.began)
+    return Measured(max(steps), max(saves), start, folder.path.parent.parent.name)
+
+
+def _latest(rows: Sequence[dict[str, Any]], name: str) -> list[float]:
+    """A value of the latest records that have it."""
+    return [float(r[name]) for r in rows if isinstance(r.get(name), int | float)][-LATEST:]
