@@ -58,7 +58,7 @@ def report(run: tuple[str, ...], output: str | None, force: bool, runs: str | No
 def looked(folders: list[RunDir]) -> tuple[list[dict[str, Any]], list[Status]]:
     """The views of runs; what cannot be shown is told, and it is an error if nothing can."""
     from hpcddp.observe.run_facts import static
-    from hpcddp.observe.view import Viewer
+    from hpcddp.observe.viewer import Viewer
     from hpcddp.submit.status import status
 
     views, states = [], []

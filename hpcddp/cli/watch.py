@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from hpcddp.cli.terminal.screen import Screen
-    from hpcddp.observe.view import View, Viewer
+    from hpcddp.observe.view import View
+    from hpcddp.observe.viewer import Viewer
     from hpcddp.rundir import RunDir
 
 POINTS = 800  # of a curve: two for each column of dots of a wide terminal
@@ -57,7 +58,7 @@ def _dumb() -> bool:
 def viewer(folder: RunDir) -> Viewer:
     """Reads of a run what a picture shows."""
     from hpcddp.cli.terminal.picture import SKIP
-    from hpcddp.observe.view import Viewer
+    from hpcddp.observe.viewer import Viewer
 
     return Viewer(folder, POINTS, SKIP)
 

@@ -19,7 +19,7 @@ from hpcddp.dashboard.speed import Newest
 from hpcddp.errors import HpcddpError, RunError
 from hpcddp.observe.poll import Told
 from hpcddp.observe.run_facts import static
-from hpcddp.observe.view import Viewer
+from hpcddp.observe.viewer import Viewer
 from hpcddp.rundir import RunDir
 from hpcddp.submit import status
 from hpcddp.submit.status import Status

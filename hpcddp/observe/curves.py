@@ -7,15 +7,12 @@ earlier one had written of these steps; so does what comes after a rollback.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import math
 import os
-import statistics
 import time
 from array import array
-from bisect import bisect_right
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from itertools import accumulate, chain
 from operator import attrgetter, mul, sub
 from pathlib import Path
@@ -23,11 +20,11 @@ from typing import Annotated, Any
 
 import msgspec
 
+from hpcddp.observe.series import Series
 from hpcddp.rundir import RunDir, parse_lines
 
 CHUNK = 1 << 22  # bytes that are decoded at once
 KEPT = 10_000  # records that are no points of a curve, newest first to stay
-SORTED = 1 << 17  # values of which a median is taken
 RECENT = 200  # points whose times are kept
 NAMES = ("loss", "lr", "samples_per_s", "step_s", "wait_s", "grad_norm")
 EVENT = attrgetter("event")
@@ -72,33 +69,6 @@ class _Other(msgspec.Struct):
 
 
 _DECODER = msgspec.json.Decoder(_Line)
-
-
-class Series:
-    """One curve: its values by step."""
-
-    def __init__(self) -> None:
-        self.steps, self.values = array("q"), array("d")
-
-    def __len__(self) -> int:
-        return len(self.steps)
-
-    def add(self, steps: Sequence[int], values: Sequence[float]) -> None:
-        """Points of later steps; what was told of these steps before is forgotten."""
-        if self.steps and steps[0] <= self.steps[-1]:
-            self.cut(steps[0] - 1)
-        self.steps.extend(array("q", steps))  # an array of its own: copied in one piece
-        self.values.extend(array("d", values))
-
-    def before(self, step: int) -> float:
-        """The value at a step, or at the last one before it; 0 if there is none."""
-        size = bisect_right(self.steps, step)
-        return self.values[size - 1] if size else 0.0
-
-    def cut(self, step: int) -> None:
-        """Forget what comes after a step."""
-        size = bisect_right(self.steps, step)
-        del self.steps[size:], self.values[size:]
 
 
 class Curves:
@@ -259,46 +229,3 @@ def _one(line: bytes) -> _Line:
 
 def _parsed(line: bytes) -> dict[str, Any]:
     return next(parse_lines([line]), {})
-
-
-def thin(series: Series, points: int) -> tuple[list[int], list[float]]:
-    """At most so many points that look like the curve: its ends, and the peaks of each stretch.
-
-    Args:
-        points: 2 at least.
-    """
-    size = len(series)
-    if size <= points:
-        return series.steps.tolist(), series.values.tolist()
-    kept = {0, size - 1}
-    for low, high in _stretches(size, points // 2 - 1):
-        part = series.values[low:high].tolist()  # NaN is found in a list, since it is itself
-        kept |= {low + part.index(min(part)), low + part.index(max(part))}
-    places = sorted(kept)
-    return [series.steps[i] for i in places], [series.values[i] for i in places]
-
-
-def means(series: Series, points: int) -> tuple[list[int], list[float]]:
-    """The mean of each of so many stretches of a longer curve, at the step in its middle.
-
-    NaN where a stretch has no number.
-    """
-    steps, values = [], []
-    for low, high in _stretches(len(series), points):
-        part: Sequence[float] = series.values[low:high]
-        if not math.isfinite(sum(part)):
-            part = list(filter(math.isfinite, part))
-        steps.append(series.steps[(low + high) // 2])
-        values.append(sum(x / len(part) for x in part) if part else math.nan)
-    return steps, values
-
-
-def median(series: Series) -> float:
-    """The median of a curve's values; of a very long one, that of values from all over it."""
-    known = list(filter(math.isfinite, series.values[:: len(series) // SORTED + 1]))
-    return statistics.median(known) if known else math.nan
-
-
-def _stretches(size: int, count: int) -> Iterator[tuple[int, int]]:
-    """Begin and end of each of so many parts."""
-    return itertools.pairwise(i * size // count for i in range(count + 1)) if count else iter(())

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hpcddp.observe.curves import NAMES, Series, means, thin
+from hpcddp.observe.curves import NAMES
+from hpcddp.observe.series import Series, means, thin
 
 FIGURES = 5  # significant digits
 ROWS = 256  # of the map of ranks

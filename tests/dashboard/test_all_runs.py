@@ -16,7 +16,7 @@ from hpcddp.dashboard import answers
 from hpcddp.dashboard.all_runs import IDLE, Folder, scan
 from hpcddp.dashboard.answers import Answer
 from hpcddp.errors import UserError
-from hpcddp.observe import view
+from hpcddp.observe import viewer
 from hpcddp.rundir import RunDir, write_json
 
 
@@ -115,7 +115,7 @@ def test_a_page_is_not_sent_again_for_the_time_alone(
     while not told(folder)["works-1"]["stale"]:  # there is no Slurm here
         time.sleep(0.02)
     for seconds in (0, 2, 60):
-        monkeypatch.setattr(view.time, "time", lambda moved=now + seconds: moved)
+        monkeypatch.setattr(viewer.time, "time", lambda moved=now + seconds: moved)
         tags.append(page(folder, "works-1").tag)
     with run.attempt(1).metrics.open("a") as f:
         f.write('{"event": "train", "step": 101, "time": 1790000100.0, "loss": 1.0}\n')

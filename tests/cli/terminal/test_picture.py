@@ -14,7 +14,8 @@ from hpcddp.cli.terminal.pen import Pen, span
 from hpcddp.cli.terminal.picture import picture
 from hpcddp.cli.terminal.shown import shown
 from hpcddp.cli.watch import POINTS, viewer
-from hpcddp.observe.view import RankView, View, Viewer
+from hpcddp.observe.view import RankView, View
+from hpcddp.observe.viewer import Viewer
 from hpcddp.rundir import RunDir, write_json
 
 NAME = "pets-20261121-0253-a1b2"
