@@ -9,9 +9,9 @@ import time
 from hpcddp.errors import SandboxError
 from hpcddp.planning.jobfile import Layer
 from hpcddp.record import read as read_record
-from hpcddp.sandbox import daemons, own_processes
+from hpcddp.sandbox import daemons, own_processes, time_limits
 from hpcddp.sandbox.fault_times import EARLY, Fault
-from hpcddp.sandbox.rehearsed_run import TIME, RehearsedRun
+from hpcddp.sandbox.rehearsed_run import RehearsedRun
 from hpcddp.sandbox.state import load
 from hpcddp.slurm import commands as slurm
 from hpcddp.submit import prepare, submission
@@ -54,7 +54,7 @@ def _back(rehearsed: RehearsedRun, node: str) -> bool:
 
 def timeout(rehearsed: RehearsedRun, fault: Fault, watch: float) -> None:
     """The end of the time limit, which this life had from its beginning."""
-    deadline = rehearsed.limited()
+    deadline = time_limits.deadline(rehearsed.facts())
     if not deadline:
         raise SandboxError("the job got no time limit", where=rehearsed.run.name)
     # A program that knows no limit stands still until Slurm ends it, which can take Slurm a while.
@@ -75,7 +75,7 @@ def _unlimited(rehearsed: RehearsedRun, fault: Fault) -> bool:
         return True
     if found is None or found.state != "PENDING":
         return False
-    done = slurm.call("scontrol", "update", f"JobId={job}", f"TimeLimit={TIME}")
+    done = slurm.call("scontrol", "update", f"JobId={job}", f"TimeLimit={time_limits.USUAL}")
     return done.returncode == 0
 
 

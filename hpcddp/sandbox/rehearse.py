@@ -7,7 +7,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from hpcddp.errors import SandboxError, UserError
@@ -15,12 +15,12 @@ from hpcddp.planning import jobfile, plan
 from hpcddp.planning.jobfile import Layer
 from hpcddp.planning.plan import Plan
 from hpcddp.rundir import RunDir, read_step
-from hpcddp.sandbox import compare, daemons, fault_times, faults
+from hpcddp.sandbox import compare, daemons, fault_times, faults, time_limits
 from hpcddp.sandbox.cluster import Sandbox
 from hpcddp.sandbox.fault_times import EARLY, KINDS, Fault, Timeline
 from hpcddp.sandbox.outcome import Report, rows
 from hpcddp.sandbox.own_processes import Process
-from hpcddp.sandbox.rehearsal_sandbox import Say, sandbox_of, sandboxed, surroundings
+from hpcddp.sandbox.rehearsal_sandbox import Say, own_sandbox, sandboxed
 from hpcddp.sandbox.rehearsed_run import TICK, Over, RehearsedRun
 from hpcddp.submit import prepare, submission
 from hpcddp.topology import parse_gpus, parse_nodes
@@ -59,11 +59,8 @@ def rehearse(
     nodes, gpus = _size(layers)
     daemons.require(accounting=False)
     begun = time.monotonic()
-    with _kept(runs, say) as root, ExitStack() as stack:
-        home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hp-", dir="/tmp")))
-        sandbox = stack.enter_context(sandbox_of(home, nodes + SPARE, gpus))
-        stack.enter_context(surroundings(sandbox))
-        own = sandboxed(layers, counts, home, say)
+    with _kept(runs, say) as root, own_sandbox(nodes + SPARE, gpus) as sandbox:
+        own = sandboxed(layers, counts, sandbox.folder.parent, say)
         made = plan.make(own, [], environ=os.environ, folder=folder)
         say(f"a Slurm of {nodes + SPARE} nodes is up; seed {seed}")
         report = _Rehearsal(sandbox, made, root, say, watch).play(counts, seed)
@@ -233,7 +230,9 @@ class _Rehearsal:
     ) -> None:
         """A time limit has to be there when the life begins that it ends."""
         if fault and fault.kind == "timeout":
-            rehearsed.limit_next(fault_times.limit(before, fault, line))
+            time_limits.limit_next(
+                self.sandbox.folder.parent, fault_times.limit(before, fault, line)
+            )
 
     def _come(self, rehearsed: RehearsedRun, fault: Fault) -> None:
         """Wait for the instant of a fault."""
@@ -250,7 +249,7 @@ def _due(rehearsed: RehearsedRun, fault: Fault) -> bool:
     number, step = rehearsed.look()
     if not number:
         return False
-    if fault.kind == "timeout" and (deadline := rehearsed.limited()):
+    if fault.kind == "timeout" and (deadline := time_limits.deadline(rehearsed.facts())):
         # A start-up that took far longer than the first one uses up the limit by itself.
         return step >= fault.step or rehearsed.gone(number) or time.time() > deadline - 2 * EARLY
     if rehearsed.gone(number):

@@ -6,7 +6,6 @@ import contextlib
 import signal
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import TypeVar
 
 from hpcddp.attempt import decision, ledger
@@ -22,8 +21,6 @@ T = TypeVar("T")
 
 TICK = 0.1  # seconds
 LOOK = 0.01  # seconds between two looks at a run's step
-TIME = "7-00:00:00"  # the time limit of a job that is to meet none
-UNLIMITED = 7 * 86400.0  # the same in seconds
 ASK = 2.0  # seconds between two questions to Slurm
 
 
@@ -160,20 +157,3 @@ class RehearsedRun:
             yield
         finally:
             own_processes.send(ranks, signal.SIGCONT)
-
-    def limit_next(self, seconds: float) -> None:
-        """Give the next life a time limit."""
-        aside = self._limit.with_suffix(".new")
-        aside.write_text(f"{seconds:.0f}")
-        aside.replace(self._limit)
-
-    def limited(self) -> float:
-        """When the time limit of the newest attempt ends, in seconds since the epoch; 0 where
-        `limit_next` gave it none."""
-        facts = self.facts()
-        near = facts.deadline is not None and facts.deadline < facts.began + UNLIMITED / 2
-        return facts.deadline or 0.0 if near else 0.0
-
-    @property
-    def _limit(self) -> Path:
-        return self.sandbox.folder.parent / "limit"
