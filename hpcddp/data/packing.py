@@ -59,17 +59,9 @@ def pack(
     listing = folder.look(Place.of(below, place.patience), pattern)
     if listing.shards:
         raise UserError("holds shards already", where=place.root, hint="read it as it is")
-    if stores.scheme(os.fspath(target)):
-        raise UserError(
-            "is no local folder",
-            where=os.fspath(target),
-            hint="pack into one, and copy that to the store",
-        )
-    path = Path(target).expanduser().absolute()
+    path = _local(target)
     try:
-        path.mkdir(parents=True, exist_ok=True)
-        if any(path.iterdir()):
-            raise UserError("is not empty", where=str(path), hint="name a new folder")
+        _make_empty(path)
         return _write(place, listing, path, limit, seed)
     except OSError as error:
         raise UserError(
@@ -77,6 +69,22 @@ def pack(
             where=error.filename or str(path),
             hint="name a folder on a disk that has room",
         ) from None
+
+
+def _local(target: str | os.PathLike[str]) -> Path:
+    if stores.scheme(os.fspath(target)):
+        raise UserError(
+            "is no local folder",
+            where=os.fspath(target),
+            hint="pack into one, and copy that to the store",
+        )
+    return Path(target).expanduser().absolute()
+
+
+def _make_empty(path: Path) -> None:
+    path.mkdir(parents=True, exist_ok=True)
+    if any(path.iterdir()):
+        raise UserError("is not empty", where=str(path), hint="name a new folder")
 
 
 def _write(place: Place, listing: Listing, path: Path, limit: int, seed: int) -> int:
@@ -102,8 +110,8 @@ def _images(place: Place, listing: Listing, order: Any) -> Iterator[Image]:
     with Pool(16 if place.remote else 2) as pool:
         for start in range(0, len(order), READ_AT_ONCE):
             samples = [listing[int(i)] for i in order[start : start + READ_AT_ONCE]]
-            found = pool.map(lambda sample: place.read(sample.name), samples)
-            for i, (sample, data) in enumerate(zip(samples, found, strict=True), start):
+            images = pool.map(lambda sample: place.read(sample.name), samples)
+            for i, (sample, data) in enumerate(zip(samples, images, strict=True), start):
                 suffix = PurePosixPath(sample.name).suffix.lower()
                 yield f"{i:0{digits}d}{suffix}", sample.label, data
 
