@@ -17,7 +17,7 @@ from hpcddp import report
 from hpcddp.dashboard.answers import Answer, Paced, answer
 from hpcddp.dashboard.speed import Newest
 from hpcddp.errors import HpcddpError, RunError
-from hpcddp.observe.poll import Told
+from hpcddp.observe.poll import SlurmStates
 from hpcddp.observe.run_facts import static
 from hpcddp.observe.viewer import Viewer
 from hpcddp.rundir import RunDir
@@ -53,7 +53,7 @@ class Folder:
     def __init__(self, root: Path) -> None:
         self.root = root
         self._all = Paced(self._list)
-        self._told = Told(aside=True)
+        self._slurm = SlurmStates(aside=True)
         self._runs: dict[str, RunDir] = {}  # by the name that is shown and asked for
         self._ended: dict[str, tuple[Mark, dict[str, Any]]] = {}
         self._newest: dict[str, Newest] = {}
@@ -83,7 +83,7 @@ class Folder:
             raise RunError("there is no such run in this folder (any more)", where=name)
         with self._lock:
             if key not in self._views:
-                self._views[key] = Paced(Page(run, self._told).make)
+                self._views[key] = Paced(Page(run, self._slurm).make)
             self._views.move_to_end(key)
             found = self._views[key]
             if len(self._views) > VIEWERS:
@@ -104,9 +104,9 @@ class Folder:
             self._ended.pop(name, None)
             self._newest.pop(name, None)
         rows = [self._row(name, run) for name, run in self._runs.items()]
-        self._told.ask([run for run in found if shown(run.name) not in self._ended])
+        self._slurm.ask([run for run in found if shown(run.name) not in self._ended])
         told = {"schema_version": 1, "folder": str(self.root), "runs": rows, "outside": outside}
-        return answer(told | {"away": self._told.away})
+        return answer(told | {"away": self._slurm.away})
 
     def _row(self, name: str, run: RunDir) -> dict[str, Any]:
         held = self._ended.get(name)
@@ -116,7 +116,7 @@ class Folder:
         try:
             mark, found = Mark.of(run), status.known(run)
             ended = found.final and found.state not in status.UNTOLD
-            found = found if ended else self._told.better(run, found)
+            found = found if ended else self._slurm.of(run, found)
             newest = self._newest.setdefault(name, Newest(run))
             newest.update(whole=not found.final)
             made = row(name, found, newest)
@@ -192,8 +192,8 @@ def _written(path: Path) -> tuple[int, int]:
 class Page:
     """All that is shown of a run; its lines are read once each, and of an ended one no more."""
 
-    def __init__(self, run: RunDir, told: Told) -> None:
-        self.run, self._told = run, told
+    def __init__(self, run: RunDir, slurm: SlurmStates) -> None:
+        self.run, self._slurm = run, slurm
         self._viewer = Viewer(run)
         self._ended: tuple[Mark, Answer] | None = None
 
@@ -216,7 +216,7 @@ class Page:
     def _make(self) -> Answer:
         mark, found = Mark.of(self.run), status.known(self.run)
         ended = found.final and found.state not in status.UNTOLD
-        view = self._viewer.look(self._told.better(self.run, found))
+        view = self._viewer.look(self._slurm.of(self.run, found))
         data = report.shown([view.to_dict() | static(self.run)])
         still = {name: value for name, value in data["runs"][0].items() if name not in MOVING}
         made = answer(data, [view.now // TOLD, still])

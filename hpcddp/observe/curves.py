@@ -1,7 +1,7 @@
 """The metrics of a run over all of its attempts, each line read once, and no step counted twice.
 
-What a later attempt took again, since it went on from an earlier checkpoint, replaces what the
-earlier one had written of these steps; so does what comes after a rollback.
+A later attempt, which resumed from a checkpoint, may repeat steps: its records of them replace the
+earlier ones. So do those after a rollback.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ RECENT = 200  # points whose times are kept
 NAMES = ("loss", "lr", "samples_per_s", "step_s", "wait_s", "grad_norm")
 EVENT = attrgetter("event")
 TRAIN = {name: attrgetter(name) for name in NAMES}  # the curves that a record of a step may have
-LASTING = ("ranks", "start", "slow", "recovered")  # records that say how it is until another does
-STEPS = {"train", "step"}  # events of steps: a loop that tells no loss has the second
+LASTING = ("ranks", "start", "slow", "recovered")  # records that hold until another replaces them
+STEPS = {"train", "step"}  # events of steps: a loop without a loss writes the second
 POINTS = ("eval", "log")  # events whose metrics are curves
 
 
@@ -38,7 +38,7 @@ Whole = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]  # what a count can be
 
 
 class _Line(msgspec.Struct, gc=False):
-    """What every line may have of the curves; the rest is passed over."""
+    """The fields of a line that make the curves; the others are ignored."""
 
     event: str = ""
     step: Whole = 0
@@ -52,7 +52,7 @@ class _Line(msgspec.Struct, gc=False):
 
 
 class _Other(msgspec.Struct):
-    """What a record that is no point may say; one that says it otherwise is passed over."""
+    """The fields of a record that is no point. One whose fields have other types is ignored."""
 
     event: str = ""
     time: float | None = None
@@ -83,15 +83,15 @@ class Curves:
         self.series: dict[str, Series] = {}
         self.events: list[dict[str, Any]] = []  # all other records, oldest first
         self.spent = Series()  # seconds of all steps up to a step, where records tell of them
-        self.step = 0  # newest step told
-        self.recent: deque[tuple[int, float]] = deque(maxlen=RECENT)  # step, when it was told
-        self.behind = False  # whether there was no time for all that is written
-        self._counted = 0  # step up to which records have told
+        self.step = 0  # the newest in a record
+        self.recent: deque[tuple[int, float]] = deque(maxlen=RECENT)  # step, time of its record
+        self.behind = False  # whether there was no time to read all
+        self._counted = 0  # the last step in ``spent``
         self._read: dict[int, int] = {}  # attempt -> bytes
-        self._done: set[int] = set()  # attempts that nobody writes any more
+        self._done: set[int] = set()  # attempts that have ended
 
     def update(self, seconds: float = math.inf) -> bool:
-        """Read what is new; whether there was anything.
+        """Read the new lines; whether there were any.
 
         Args:
             seconds: after which it leaves the rest for the next time.
@@ -112,18 +112,18 @@ class Curves:
         return new
 
     def _take(self, data: bytes, attempt: int) -> None:
-        """Points in a row go into the curves together; what stands between them, one by one."""
-        found, first = _decoded(data), 0
-        events = set(map(EVENT, found))
+        """Add consecutive points together, and each other record by itself."""
+        records, first = _decoded(data), 0
+        events = set(map(EVENT, records))
         lines = [] if events and events <= STEPS else data.split(b"\n")
-        if lines and len(found) != len(lines) - 1:  # lines that are none are counted too
-            found = [_one(line) for line in lines[:-1]]
-        for i, record in enumerate(found):
+        if lines and len(records) != len(lines) - 1:  # a line that is no record counts too
+            records = [_one(line) for line in lines[:-1]]
+        for i, record in enumerate(records):
             if record.event not in STEPS:
-                self._points(found[first:i])
+                self._points(records[first:i])
                 self._other({**_parsed(lines[i]), "attempt": attempt})
                 first = i + 1
-        self._points(found[first:])
+        self._points(records[first:])
 
     def _points(self, records: list[_Line]) -> None:
         if not records:
@@ -136,8 +136,8 @@ class Curves:
             values = list(map(get, taken))
             if None not in values:
                 self.of(name).add(steps, values)
-            elif told := [i for i, value in enumerate(values) if value is not None]:
-                self.of(name).add([steps[i] for i in told], [values[i] for i in told])
+            elif filled := [i for i, value in enumerate(values) if value is not None]:
+                self.of(name).add([steps[i] for i in filled], [values[i] for i in filled])
         self._count(all_steps, [r.step_s or 0.0 for r in records])
         self.recent.extend((r.step, r.time) for r in records[-RECENT:])
         self.step = all_steps[-1]
@@ -153,22 +153,22 @@ class Curves:
         self._counted = steps[-1]
 
     def _other(self, record: dict[str, Any]) -> None:
-        """A record that is no point: it may say that the run has gone back."""
+        """Add a record that is no point. A start and a rollback drop the later steps."""
         try:
-            told = msgspec.convert(record, _Other)
+            fields = msgspec.convert(record, _Other)
         except msgspec.ValidationError:
             return
-        step = told.step or 0
-        if told.event == "start":
+        step = fields.step or 0
+        if fields.event == "start":
             self._cut(step)
-        elif told.event == "rollback":
-            self._cut(told.to or 0)
+        elif fields.event == "rollback":
+            self._cut(fields.to or 0)
         self.step = max(self.step, step)
-        for name, value in (told.metrics or {}).items() if told.event in POINTS else ():
+        for name, value in (fields.metrics or {}).items() if fields.event in POINTS else ():
             if isinstance(value, int | float):
                 with contextlib.suppress(OverflowError):  # hundreds of digits
-                    self.of(f"{told.event}/{name}").add([step], [float(value)])
-        if told.event:
+                    self.of(f"{fields.event}/{name}").add([step], [float(value)])
+        if fields.event:
             self.events.append(record)
         if len(self.events) > 2 * KEPT:
             self.events[:KEPT] = [e for e in self.events[:KEPT] if e["event"] in LASTING]
@@ -180,14 +180,14 @@ class Curves:
             series.cut(step)
 
     def of(self, name: str) -> Series:
-        """The series of a name; empty if nothing was told of it."""
+        """The series of a name; empty if no record had a value of it."""
         return self.series.setdefault(name, Series())
 
 
 def pieces(path: Path, start: int) -> Iterator[bytes]:
     """Whole lines of a file from a byte on, some megabytes at a time; none if it is not there.
 
-    What stands behind the last line's end is being written, or was cut by a crash.
+    Bytes after the last line's end are being written, or a crash cut them: they are left out.
     """
     try:
         file = path.open("rb")

@@ -25,7 +25,7 @@ class Series:
         return len(self.steps)
 
     def add(self, steps: Sequence[int], values: Sequence[float]) -> None:
-        """Points of later steps; what was told of these steps before is forgotten."""
+        """Add points; they replace any of their first step and later."""
         if self.steps and steps[0] <= self.steps[-1]:
             self.cut(steps[0] - 1)
         self.steps.extend(array("q", steps))  # an array of its own: copied in one piece
@@ -37,7 +37,7 @@ class Series:
         return self.values[size - 1] if size else 0.0
 
     def cut(self, step: int) -> None:
-        """Forget what comes after a step."""
+        """Drop the points after a step."""
         size = bisect_right(self.steps, step)
         del self.steps[size:], self.values[size:]
 
@@ -55,8 +55,8 @@ def thin(series: Series, points: int) -> tuple[list[int], list[float]]:
     for low, high in _stretches(size, points // 2 - 1):
         part = series.values[low:high].tolist()  # NaN is found in a list, since it is itself
         kept |= {low + part.index(min(part)), low + part.index(max(part))}
-    places = sorted(kept)
-    return [series.steps[i] for i in places], [series.values[i] for i in places]
+    indices = sorted(kept)
+    return [series.steps[i] for i in indices], [series.values[i] for i in indices]
 
 
 def means(series: Series, points: int) -> tuple[list[int], list[float]]:

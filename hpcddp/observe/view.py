@@ -16,7 +16,7 @@ Curve = tuple[list[int], list[float]]  # steps and values
 
 @dataclass
 class RankView:
-    """One rank: where it is, its newest figures, and what is wrong with it."""
+    """One rank: its place, its newest figures, and its trouble if it has any."""
 
     rank: int
     node: int
@@ -34,23 +34,23 @@ class RankView:
 
 
 @dataclass
-class Life:
-    """An attempt, and what it cost in seconds."""
+class AttemptView:
+    """An attempt, and its cost in seconds."""
 
-    row: AttemptSummary
+    summary: AttemptSummary
     waited_s: float = 0.0  # from the end of the one before, or from the submission
     started_s: float = 0.0  # from its begin to its first step
     lost_s: float = 0.0  # in steps that were taken again
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, the row's own beside it."""
-        own = {name: value for name, value in vars(self).items() if name != "row"}
-        return {**self.row.to_dict(), **own}
+        """Plain data, with that of the summary beside it."""
+        costs = {name: value for name, value in vars(self).items() if name != "summary"}
+        return {**self.summary.to_dict(), **costs}
 
 
 @dataclass
 class View:
-    """A run now. All texts come from the run and are to be shown as text."""
+    """A run now. Its strings come from the run: show them as text, never as markup."""
 
     status: Status
     now: float  # seconds since the epoch
@@ -65,30 +65,30 @@ class View:
     lost_s: float = 0.0  # of these, in steps that were taken again
     lost_steps: int = 0
     interruptions: int = 0  # attempts that another one followed
-    interrupted_s: float = 0.0  # what they cost: steps again, the wait, and the start after it
-    attempts: list[Life] = field(default_factory=list)
+    interrupted_s: float = 0.0  # their cost: repeated steps, the wait, and the start after it
+    attempts: list[AttemptView] = field(default_factory=list)
     # Steps and values; of a long one its peaks, and in ``means`` the mean of each stretch.
     curves: dict[str, Curve] = field(default_factory=dict)
     means: dict[str, Curve] = field(default_factory=dict)
     newest: dict[str, float] = field(default_factory=dict)  # value of each curve
     medians: dict[str, float] = field(default_factory=dict)  # of step_s and samples_per_s
     ranks: list[RankView] = field(default_factory=list)
-    # By rank, for each of ``heat_steps``: its own work and wait beside the median rank's.
+    # By rank, for each of ``heat_steps``: its own work and wait as a multiple of the median rank's.
     heat: list[list[float | None]] = field(default_factory=list)
     heat_steps: list[int] = field(default_factory=list)
     events: list[tuple[float, int, int, str]] = field(default_factory=list)  # time, attempt, step
     log: list[str] = field(default_factory=list)
-    hint: str = ""  # what to change, where training waits for its data now
+    hint: str = ""  # advice, while training waits for its data
 
     @property
     def efficiency(self) -> float | None:
-        """The part of its time on the nodes that took the run further; None if no step told."""
+        """The part of its time on the nodes that took the run further; None without any step."""
         return self.useful_s / self.held_s if self.held_s and "step_s" in self.newest else None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, with the version of its form."""
-        own: dict[str, Any] = {**vars(self), "efficiency": self.efficiency, "schema_version": 1}
-        own["status"] = self.status.to_dict()
-        own["attempts"] = [life.to_dict() for life in self.attempts]
-        own["ranks"] = [asdict(row) for row in self.ranks]
-        return own
+        data: dict[str, Any] = {**vars(self), "efficiency": self.efficiency, "schema_version": 1}
+        data["status"] = self.status.to_dict()
+        data["attempts"] = [attempt.to_dict() for attempt in self.attempts]
+        data["ranks"] = [asdict(rank) for rank in self.ranks]
+        return data

@@ -22,7 +22,7 @@ from hpcddp.observe.curves import Curves, Whole
 from hpcddp.observe.history import AttemptSummary
 from hpcddp.observe.rank_history import Heat
 from hpcddp.observe.series import Series, means, median, thin
-from hpcddp.observe.view import Life, RankView, View
+from hpcddp.observe.view import AttemptView, RankView, View
 from hpcddp.rundir import RunDir
 from hpcddp.slurm.hostlist import expand_hosts
 from hpcddp.submit import status
@@ -30,7 +30,7 @@ from hpcddp.submit.status import Status
 
 POINTS = 400  # of a curve
 WAITS = 0.1  # share of a step that may be waiting for data
-WORDS = 200  # records told in words
+WORDS = 200  # records shown in words, and lines of the log
 TAIL = 1 << 14  # bytes of the log
 MIDDLE = ("step_s", "samples_per_s")  # figures of which the median tells more than the newest
 
@@ -48,50 +48,50 @@ class Viewer:
         self.curves = Curves(run, {*skip} - {"step_s"})  # of that one the mean is wanted
         self._heat = Heat(run)
         self._drawn: dict[str, Any] = {}
-        self._rows: dict[int, AttemptSummary] = {}
+        self._summaries: dict[int, AttemptSummary] = {}
 
-    def look(self, found: Status | None = None, seconds: float = math.inf) -> View:
+    def look(self, state: Status | None = None, seconds: float = math.inf) -> View:
         """The run now.
 
         Args:
-            found: what its backend says; the run dir alone is asked without it.
-            seconds: for metrics and figures; what is left is for the next look.
+            state: from its backend; without it, from the run dir alone.
+            seconds: for metrics and figures; the rest is left for the next look.
 
         Raises:
             RunError: its folder is damaged.
         """
         try:
-            return self._look(found, seconds)
+            return self._look(state, seconds)
         except FOREIGN as error:
-            what = f"its records are not of hpcddp's form: {type(error).__name__} {error}"
-            raise RunError(what, where=str(self.run.path)) from error
+            message = f"its records are not of hpcddp's form: {type(error).__name__} {error}"
+            raise RunError(message, where=str(self.run.path)) from error
 
-    def _look(self, found: Status | None, seconds: float) -> View:
-        found = found or status.known(self.run)
+    def _look(self, state: Status | None, seconds: float) -> View:
+        state = state or status.known(self.run)
         until = time.monotonic() + seconds
         new = self.curves.update(seconds)
         self._heat.update(until - time.monotonic())
-        told = {name: s for name, s in self.curves.series.items() if len(s)}
+        filled = {name: s for name, s in self.curves.series.items() if len(s)}
         if new:
-            self._draw({name: s for name, s in told.items() if name not in self._skip})
-        view = View(found, time.time(), self.curves.behind or self._heat.behind, **self._drawn)
-        view.newest = {name: series.values[-1] for name, series in told.items()}
-        found.step = max(found.step, self.curves.step)
+            self._draw({name: s for name, s in filled.items() if name not in self._skip})
+        view = View(state, time.time(), self.curves.behind or self._heat.behind, **self._drawn)
+        view.newest = {name: series.values[-1] for name, series in filled.items()}
+        state.step = max(state.step, self.curves.step)
         self._rates(view)
         self._attempts(view)
         self._ranks(view)
         view.heat, view.heat_steps = self._heat.rows(), self._heat.steps
-        view.events = list(_told(self.curves.events[-WORDS:]))
+        view.events = list(_in_words(self.curves.events[-WORDS:]))
         view.log, view.hint = self._log(), self._hint(view)
         return view
 
-    def _draw(self, told: dict[str, Series]) -> None:
-        """What takes a look at all points of the curves, where there are new ones."""
+    def _draw(self, filled: dict[str, Series]) -> None:
+        """Fill in what needs all points of the curves; called only where there are new ones."""
         size = self._points
         self._drawn = {
-            "curves": {name: thin(series, size) for name, series in told.items()},
-            "means": {name: means(s, size) for name, s in told.items() if len(s) > size},
-            "medians": {name: median(told[name]) for name in MIDDLE if name in told},
+            "curves": {name: thin(series, size) for name, series in filled.items()},
+            "means": {name: means(s, size) for name, s in filled.items() if len(s) > size},
+            "medians": {name: median(filled[name]) for name in MIDDLE if name in filled},
         }
 
     def _rates(self, view: View) -> None:
@@ -111,18 +111,20 @@ class Viewer:
         spent = self.curves.spent
         mean = spent.values[-1] / spent.steps[-1] if spent.steps else 0.0
         ended, begins = view.status.created, _begins(self.curves.events)
-        for row in history.rows(self.run, over=view.status.final, kept=self._rows):
-            life = Life(row, lost_s=row.lost * mean)
-            life.waited_s = max(0.0, row.began - ended)
-            life.started_s = max(0.0, begins.get(row.attempt, row.began) - row.began)
-            ended = row.ended or view.now
-            view.held_s += max(0.0, ended - row.began)
-            view.attempts.append(life)
-        kept = view.status.step - (view.attempts[-1].row.lost if view.attempts else 0)
+        over = view.status.final
+        for summary in history.summaries(self.run, over=over, kept=self._summaries):
+            attempt = AttemptView(summary, lost_s=summary.lost * mean)
+            attempt.waited_s = max(0.0, summary.began - ended)
+            first_step = begins.get(summary.attempt, summary.began)
+            attempt.started_s = max(0.0, first_step - summary.began)
+            ended = summary.ended or view.now
+            view.held_s += max(0.0, ended - summary.began)
+            view.attempts.append(attempt)
+        kept = view.status.step - (view.attempts[-1].summary.lost if view.attempts else 0)
         view.useful_s = min(view.held_s, spent.before(kept))
-        view.started_s = sum(life.started_s for life in view.attempts)
-        view.lost_s = sum(life.lost_s for life in view.attempts)
-        view.lost_steps = sum(life.row.lost for life in view.attempts)
+        view.started_s = sum(attempt.started_s for attempt in view.attempts)
+        view.lost_s = sum(attempt.lost_s for attempt in view.attempts)
+        view.lost_steps = sum(attempt.summary.lost for attempt in view.attempts)
         pairs = list(itertools.pairwise(view.attempts))
         view.interruptions = len(pairs)
         view.interrupted_s = sum(a.lost_s + b.waited_s + b.started_s for a, b in pairs)
@@ -130,26 +132,26 @@ class Viewer:
     def _ranks(self, view: View) -> None:
         events = self.curves.events
         last = next((i for i in range(len(events))[::-1] if events[i]["event"] == "ranks"), 0)
-        told = events[last].get("ranks") or [] if events else []
-        found = {row.rank: row for report in told if (row := _placed(report))}
-        view.ranks = list(found.values())
-        for row in view.ranks:
+        reports = events[last].get("ranks") or [] if events else []
+        ranks = {rank.rank: rank for report in reports if (rank := _placed(report))}
+        view.ranks = list(ranks.values())
+        for rank in view.ranks:
             for name in FIGURES:
                 values = getattr(self._heat.newest, name)
-                setattr(row, name, values[row.rank] if row.rank < len(values) else None)
-        for (_, rank), text in _slow(events[last:]).items():
-            if rank in found:
-                found[rank].state, found[rank].note = "slow", text
-        error = (view.attempts[-1].row.error if view.attempts else None) or {}
-        for row in _dead(error, view.ranks):
-            row.state, row.note = "dead", str(error.get("message") or "error")
+                setattr(rank, name, values[rank.rank] if rank.rank < len(values) else None)
+        for (_, number), text in _slow(events[last:]).items():
+            if number in ranks:
+                ranks[number].state, ranks[number].note = "slow", text
+        error = (view.attempts[-1].summary.error if view.attempts else None) or {}
+        for rank in _dead(error, view.ranks):
+            rank.state, rank.note = "dead", str(error.get("message") or "error")
 
     def _hint(self, view: View) -> str:
         """The newest advice on data, as long as it is needed."""
         if view.newest.get("wait_s", 0.0) < WAITS * view.newest.get("step_s", math.inf):
             return ""
-        told = (e.get("hint") for e in reversed(self.curves.events) if e["event"] == "waiting")
-        return str(next(told, None) or "")
+        hints = (e.get("hint") for e in reversed(self.curves.events) if e["event"] == "waiting")
+        return str(next(hints, None) or "")
 
     def _log(self) -> list[str]:
         """The log's last lines."""
@@ -161,7 +163,7 @@ class Viewer:
             return []
 
 
-# What records raise that somebody else wrote.
+# Errors that a record of another form causes.
 FOREIGN = (ArithmeticError, LookupError, TypeError, ValueError, AttributeError)
 FIGURES = ("step_s", "wait_s", "busy_s", "samples_per_s", "memory", "gpu")
 
@@ -186,8 +188,8 @@ def _dead(error: dict[str, Any], ranks: list[RankView]) -> list[RankView]:
         return []
     if error.get("kind") == NODES:
         hosts = expand_hosts(str(error["host"]))
-        return [row for row in ranks if row.host in hosts]
-    return [row for row in ranks if row.rank == error.get("rank")]
+        return [rank for rank in ranks if rank.host in hosts]
+    return [rank for rank in ranks if rank.rank == error.get("rank")]
 
 
 class _RankReport(msgspec.Struct):
@@ -199,7 +201,7 @@ class _RankReport(msgspec.Struct):
 
 
 def _placed(report: Any) -> RankView | None:
-    """A rank, if it has told where it is."""
+    """A rank, if its report says where it is."""
     try:
         return RankView(*msgspec.structs.astuple(msgspec.convert(report, _RankReport)))
     except msgspec.ValidationError:
@@ -207,18 +209,18 @@ def _placed(report: Any) -> RankView | None:
 
 
 def _slow(events: list[dict[str, Any]]) -> dict[tuple[str, int], str]:
-    """What is slow of which rank: it may be slow in one thing, and recover in another."""
-    found: dict[tuple[str, int], str] = {}
+    """(Part, rank) -> words, for each part of a rank's step (compute or data) that is slow."""
+    slow: dict[tuple[str, int], str] = {}
     for event in events:
-        what = str(event.get("what")), event.get("rank", 0)
+        part = str(event.get("what")), event.get("rank", 0)
         if event["event"] == "slow":
-            found[what] = _words(event)
+            slow[part] = _words(event)
         elif event["event"] == "recovered":
-            found.pop(what, None)
-    return found
+            slow.pop(part, None)
+    return slow
 
 
-def _told(events: list[dict[str, Any]]) -> Iterator[tuple[float, int, int, str]]:
+def _in_words(events: list[dict[str, Any]]) -> Iterator[tuple[float, int, int, str]]:
     """Records in words: time, attempt, step, text."""
     for event in events:
         text = _words(event)

@@ -18,7 +18,7 @@ from hpcddp.rundir import RunDir, read_step
 from hpcddp.sandbox import compare, daemons, fault_times, faults, time_limits
 from hpcddp.sandbox.cluster import Sandbox
 from hpcddp.sandbox.fault_times import EARLY, KINDS, Fault, Timeline
-from hpcddp.sandbox.outcome import Report, rows
+from hpcddp.sandbox.outcome import Report, outcomes
 from hpcddp.sandbox.own_processes import Process
 from hpcddp.sandbox.rehearsal_sandbox import Say, own_sandbox, sandboxed
 from hpcddp.sandbox.rehearsed_run import TICK, Over, RehearsedRun
@@ -136,7 +136,7 @@ class _Rehearsal:
             self.plan.spec.name, seed, self.plan.nodes.max, self.plan.gpus,
             0 if clock else line.steps, state=state, reason=reason,
         )  # fmt: skip
-        report.faults = rows(rehearsed, drawn)
+        report.faults = outcomes(rehearsed, drawn)
         if clock:
             report.weights_equal = report.order_equal = None
         else:
@@ -146,7 +146,8 @@ class _Rehearsal:
     def _compare(self, reference: RunDir, run: RunDir, report: Report) -> None:
         """Fill in what both runs together tell."""
         report.steps_lost = compare.repeated(run)
-        cost = sum(row.steps_lost for row in report.faults if KINDS[row.fault] and row.survived)
+        survived = [fault for fault in report.faults if KINDS[fault.fault] and fault.survived]
+        cost = sum(fault.steps_lost for fault in survived)
         report.steps_needless = max(0, report.steps_lost - cost)
         report.difference = compare.difference(reference, run, self.plan.topology.world_size)
         report.order_equal = not report.difference

@@ -57,7 +57,7 @@ class Teller:
     def _words(self, *, over: bool) -> str:
         """What became of the attempts, and what was out of the ordinary, as plain lines."""
         try:
-            lives = list(map(_life, history.rows(self.run, over=over, kept=self._lives)))
+            lives = list(map(_life, history.summaries(self.run, over=over, kept=self._lives)))
         except RunError:
             lives = []
         return "\n".join([*lives, *self._rows.words])

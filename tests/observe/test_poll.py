@@ -10,7 +10,7 @@ from sites import Site
 
 from hpcddp.attempt import ledger
 from hpcddp.errors import RunError
-from hpcddp.observe.poll import StatusPoll, Told
+from hpcddp.observe.poll import SlurmStates, StatusPoll
 from hpcddp.rundir import RunDir
 from hpcddp.submit import status
 
@@ -80,9 +80,9 @@ def test_a_slurm_that_is_away_is_asked_less_and_less(
 def test_many_runs_are_one_question(site: Site) -> None:
     runs = [working(site, name) for name in ("a-1", "b-1")]
     told = answers(site, row("SUSPENDED", "b-1"))
-    asked = Told(aside=False)
+    asked = SlurmStates(aside=False)
     asked.ask(runs)
-    states = [asked.better(run, status.known(run)).state for run in runs]
+    states = [asked.of(run, status.known(run)).state for run in runs]
     assert states == ["LOST", "SUSPENDED"] and len(told.read_text().splitlines()) == 1
 
 

@@ -27,11 +27,15 @@ def tell(run: RunDir, *records: dict[str, object]) -> None:
 def test_a_run_with_two_preemptions(tmp_path: Path) -> None:
     view = Viewer(made_run(tmp_path)).look()
     assert view.status.state == "COMPLETED" and view.status.step == 400
-    assert [life.row.cause for life in view.attempts] == ["preempted", "preempted", "done"]
-    assert [life.row.lost for life in view.attempts] == [0, 10, 0]
-    assert [life.lost_s for life in view.attempts] == [0, 10 * STEP_S, 0]
-    assert [life.waited_s for life in view.attempts] == [30, 45, 45]
-    assert all(life.started_s == 10 for life in view.attempts)
+    assert [attempt.summary.cause for attempt in view.attempts] == [
+        "preempted",
+        "preempted",
+        "done",
+    ]
+    assert [attempt.summary.lost for attempt in view.attempts] == [0, 10, 0]
+    assert [attempt.lost_s for attempt in view.attempts] == [0, 10 * STEP_S, 0]
+    assert [attempt.waited_s for attempt in view.attempts] == [30, 45, 45]
+    assert all(attempt.started_s == 10 for attempt in view.attempts)
     assert view.held_s == 3 * 10 + 410 * STEP_S
     assert view.useful_s == pytest.approx(400 * STEP_S)
     assert view.efficiency == pytest.approx(200 / 235)
@@ -53,10 +57,10 @@ def test_an_attempt_that_could_not_tell_its_end_held_no_more(tmp_path: Path, clo
     assert Viewer(run).look(found).held_s == whole
     run.attempt(number).step.unlink()
     os.utime(run.attempt(number).log, (facts["began"] + 7, facts["began"] + 7))
-    assert Viewer(run).look(found).attempts[number - 1].row.ended == facts["began"] + 7
+    assert Viewer(run).look(found).attempts[number - 1].summary.ended == facts["began"] + 7
     if not closed:
         found.state = "RUNNING"
-        assert Viewer(run).look(found).attempts[-1].row.ended is None
+        assert Viewer(run).look(found).attempts[-1].summary.ended is None
 
 
 def test_steps_that_no_checkpoint_has_are_of_no_use(tmp_path: Path) -> None:

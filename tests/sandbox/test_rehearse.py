@@ -214,7 +214,7 @@ def test_only_what_leaves_no_time_to_save_may_cost_steps(
 ) -> None:
     run = run_of(tmp_path / "r", two(1, 50), two(41, 60))
     rehearsed, fault = hit(run, kind)
-    (row,) = outcome.rows(rehearsed, [fault])
+    (row,) = outcome.outcomes(rehearsed, [fault])
     assert (row.survived, row.steps_lost, row.seconds_lost) == (survived, 10, 30.0)
     assert row.reason == ("" if survived else "10 steps more than it must cost")
 
@@ -222,7 +222,7 @@ def test_only_what_leaves_no_time_to_save_may_cost_steps(
 def test_what_could_not_be_played_was_not_survived(tmp_path: Path) -> None:
     run = run_of(tmp_path / "r", two(1, 50), two(41, 60))
     rehearsed, _ = hit(run, "crash")
-    (row,) = outcome.rows(rehearsed, [Fault("hang", 55, 0.0, 0.5)])
+    (row,) = outcome.outcomes(rehearsed, [Fault("hang", 55, 0.0, 0.5)])
     assert not row.survived and row.reason == "the run had ended before"
 
 

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from hpcddp.cli.terminal.grid import ranks
 from hpcddp.cli.terminal.pen import Pen, span
-from hpcddp.observe.view import Life, View
+from hpcddp.observe.view import AttemptView, View
 
 WIDE = 120  # columns from which curve and ranks stand side by side
 SKIP = ("lr", "samples_per_s", "step_s", "wait_s", "grad_norm")  # curves that are not drawn
@@ -171,7 +171,7 @@ def _attempts(pen: Pen, view: View, width: int, rows: int) -> list[Text]:
         title += f", {view.efficiency:.0%} of {span(view.held_s)} useful"
     left_out = max(0, len(view.attempts) - (rows - 1))
     title += f"; the newest {rows - 1}" if left_out else ""
-    cells = [_life(view, life) for life in view.attempts[left_out:]]
+    cells = [_cells(view, attempt) for attempt in view.attempts[left_out:]]
     wide = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))] if cells else []
     lines = [
         "  ".join(v.ljust(w) for v, w in zip(row, wide, strict=True)).rstrip() for row in cells
@@ -179,17 +179,19 @@ def _attempts(pen: Pen, view: View, width: int, rows: int) -> list[Text]:
     return [pen.rule(title, width), *map(pen.text, lines)]
 
 
-def _life(view: View, life: Life) -> list[str]:
-    row = life.row
-    ran = (row.ended or view.now) - row.began
+def _cells(view: View, attempt: AttemptView) -> list[str]:
+    """An attempt's row of the table."""
+    summary = attempt.summary
+    ran = (summary.ended or view.now) - summary.began
+    steps = f"steps {summary.first + 1}-{summary.last}"
     return [
-        f" {row.attempt}",
-        row.cause or "works",
-        f"steps {row.first + 1}-{row.last}" if row.last > row.first else "no steps",
-        f"{row.lost} lost",
+        f" {summary.attempt}",
+        summary.cause or "works",
+        steps if summary.last > summary.first else "no steps",
+        f"{summary.lost} lost",
         f"ran {span(ran)}",
-        f"waited {span(life.waited_s)}",
-        row.hosts or "here",
+        f"waited {span(attempt.waited_s)}",
+        summary.hosts or "here",
     ]
 
 
