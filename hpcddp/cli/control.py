@@ -79,13 +79,13 @@ def resume(run: str, runs: str | None, follow: bool | None, as_json: bool, **giv
     def look(plan: Plan) -> None:
         advise(plan, [folder])
         if why := resume_check.check(plan, folder):
-            what = f"the model could not be compared with the checkpoint here ({why})"
-            click.echo(f"note: {what}; the first attempt compares them", err=True)
+            fact = f"the model could not be compared with the checkpoint here ({why})"
+            click.echo(f"note: {fact}; the first attempt compares them", err=True)
 
-    made = prepare.again(folder, flags(given), os.environ, look)
-    job_id = submission.submit(made, folder)
+    plan = prepare.again(folder, flags(given), os.environ, look)
+    job_id = submission.submit(plan, folder)
     announce(folder, job_id, as_json=as_json, parsable=False)
-    if not (made.backend == "local" if follow is None else follow):
+    if not (plan.backend == "local" if follow is None else follow):
         return 0
     from hpcddp.cli.follow import follow_run
 

@@ -1,4 +1,4 @@
-"""`hpcddp render` and `hpcddp config`: what would be submitted, and why."""
+"""`hpcddp render` and `hpcddp config`: the script of a job, and the sources of its values."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def render(job: str | None, runs: str | None, **given: Any) -> None:
 
 
 def default_cluster() -> str | None:
-    """A script is for Slurm, whether or not sbatch is here, unless somebody says otherwise."""
+    """Slurm, whether or not sbatch is here, unless the environment names another cluster."""
     import os
 
     return None if os.environ.get("HPCDDP_CLUSTER") else "slurm"

@@ -99,13 +99,13 @@ def _rows(played: Iterator[Trial]) -> Iterator[tuple[Trial, dict[str, Any]]]:
             "reason": trial.reason,
         }
         if not trial.reason:
-            found = figures(trial)
+            measured = figures(trial)
             if trial.case.strategy == "single":
-                reference = found.loss.get("fp64")
-            row |= {"loss": found.loss, "memory": found.memory, "sent": found.sent,
-                    "step_s": found.step,
+                reference = measured.loss.get("fp64")
+            row |= {"loss": measured.loss, "memory": measured.memory, "sent": measured.sent,
+                    "step_s": measured.step,
                     "difference": {p: _difference(loss, reference)
-                                   for p, loss in found.loss.items()}}  # fmt: skip
+                                   for p, loss in measured.loss.items()}}  # fmt: skip
         yield trial, row
 
 

@@ -12,7 +12,7 @@ SELECTORS = re.compile(r"[\ufe00-\ufe0f]")  # terminals disagree on how wide the
 
 
 def shown(text: str, plain: bool = False) -> str:
-    """One line as a terminal may have it: what it would obey is shown by its number instead.
+    """One line that is safe for a terminal: a control character is shown by its number.
 
     Args:
         plain: in ASCII alone.
@@ -30,7 +30,7 @@ def _visible(character: str) -> str:
 
 
 def only_ascii() -> bool:
-    """Whether the terminal, or who reads the output, may not know more than ASCII.
+    """Whether the terminal, or the reader of the output, may know nothing but ASCII.
 
     Python takes C.UTF-8 for the locale C on its own; that says nothing of the terminal.
     """
