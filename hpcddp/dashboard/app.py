@@ -1,4 +1,4 @@
-"""The dashboard's pages, and the server that gives them until it is told to end."""
+"""The dashboard's pages, and the server that gives them until a signal ends it."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def serve(folder: Folder, door: Listener) -> int:
 
 
 def abandoned() -> bool:
-    """Whether nobody can read what this command prints: its ssh has ended without a signal."""
+    """Whether the terminal of this command is gone: its ssh has ended without a signal."""
     if sys.stdout is None or sys.stdout.closed:
         return False
     poll = select.poll()

@@ -88,8 +88,8 @@ def test_what_is_in_one_folder_does_not_hide_the_others(tmp_path: Path) -> None:
 def page(folder: Folder, name: str) -> Answer:
     """The answer of a new look."""
     folder.run(name)
-    for paced in folder._views.values():
-        paced._due = 0.0
+    for page in folder._pages.values():
+        page._due = 0.0
     return folder.run(name)
 
 
@@ -129,11 +129,11 @@ def test_what_nobody_looks_at_is_not_held(tmp_path: Path) -> None:
     folder = Folder(tmp_path)
     folder.run("a")
     folder.run("b")
-    for paced in folder._views.values():
-        paced.asked -= IDLE + 1
+    for page in folder._pages.values():
+        page.asked -= IDLE + 1
     folder.run("b")
     folder.forget()
-    assert {name for name, _ in folder._views} == {"b"}
+    assert {name for name, _ in folder._pages} == {"b"}
     assert json.loads(folder.run("a").body)["runs"][0]["curves"]["loss"]
 
 
@@ -204,4 +204,4 @@ def test_the_curves_of_few_runs_are_held(tmp_path: Path, monkeypatch: pytest.Mon
     first = folder.run("a")
     assert folder.run("b") and folder.run("a") is first  # b was not asked for as long
     assert folder.run("c") and folder.run("a") is first
-    assert {name for name, _ in folder._views} == {"a", "c"}
+    assert {name for name, _ in folder._pages} == {"a", "c"}
