@@ -89,7 +89,7 @@ StorageLoc=slurm_acct_db
 
 @dataclass(frozen=True)
 class Settings:
-    """What a person asks of a sandbox; `extra` holds further slurm.conf lines, which win."""
+    """The options of a sandbox; `extra` holds further slurm.conf lines, which win."""
 
     nodes: int = 4
     gpus: int = 4

@@ -58,15 +58,15 @@ class Report:
         return {"schema_version": 1, **asdict(self), "passed": self.passed}
 
 
-def outcomes(rehearsed: RehearsedRun, drawn: list[Fault]) -> list[FaultOutcome]:
+def outcomes(run: RehearsedRun, drawn: list[Fault]) -> list[FaultOutcome]:
     """The outcome of each fault."""
-    lost = compare.lost(rehearsed.run)
-    attempts = {summary.attempt: summary for summary in history.summaries(rehearsed.run)}
-    return [_outcome(rehearsed, fault, lost.get(fault.attempt, 0), attempts) for fault in drawn]
+    lost = compare.lost(run.folder)
+    attempts = {summary.attempt: summary for summary in history.summaries(run.folder)}
+    return [_outcome(run, fault, lost.get(fault.attempt, 0), attempts) for fault in drawn]
 
 
 def _outcome(
-    rehearsed: RehearsedRun,
+    run: RehearsedRun,
     fault: Fault,
     lost: int,
     attempts: Mapping[int, history.AttemptSummary],
@@ -75,7 +75,7 @@ def _outcome(
         reason = "the run had ended before"
         return FaultOutcome(fault.kind, fault.step, 0, "", False, 0, None, reason)
     hit = attempts[fault.attempt]
-    later = [n for n in rehearsed.first_steps if n > fault.attempt]
+    later = [n for n in run.first_steps if n > fault.attempt]
     done = any(each.cause == "done" for n, each in attempts.items() if n >= fault.attempt)
     allowed = max(0, hit.last - hit.saved) if KINDS[fault.kind] else 0
     reason = fault.failed
@@ -85,13 +85,13 @@ def _outcome(
         reason = reason or f"{lost - allowed} steps more than it must cost"
     return FaultOutcome(
         fault.kind, fault.at, fault.attempt, hit.cause or "", not reason, lost,
-        _seconds(rehearsed, fault, later), reason,
+        _seconds(run, fault, later), reason,
     )  # fmt: skip
 
 
-def _seconds(rehearsed: RehearsedRun, fault: Fault, later: list[int]) -> float | None:
+def _seconds(run: RehearsedRun, fault: Fault, later: list[int]) -> float | None:
     """From the last step of the attempt that was hit to the first step after it."""
     if not later:
         return None
-    last = read_step(rehearsed.run.attempt(fault.attempt))[1] or fault.when
-    return max(0.0, rehearsed.first_steps[min(later)][1] - last)
+    last = read_step(run.folder.attempt(fault.attempt))[1] or fault.when
+    return max(0.0, run.first_steps[min(later)][1] - last)

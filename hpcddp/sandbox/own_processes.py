@@ -121,11 +121,11 @@ def of_jobs(home: str, node: str = "") -> list[Process]:
     """Everything that runs for jobs of the sandbox in this folder, and all descendants.
 
     Those are its step daemons, which hide their environment but keep their node's log open there,
-    and what has both a SLURM_CONF from there and a SLURMD_NODENAME: a shell that only points at
-    the sandbox has no node name and is left alone.
+    and the processes with a SLURM_CONF from there and a SLURMD_NODENAME. A shell that only points
+    at the sandbox has no node name and is left alone.
 
     Args:
-        node: only what runs on this node.
+        node: only processes of this node.
     """
     mark, named = f"SLURM_CONF={home}/".encode(), f"SLURMD_NODENAME={node}".encode()
     roots = []
@@ -139,8 +139,8 @@ def of_jobs(home: str, node: str = "") -> list[Process]:
 
 
 def of_steps(folder: str) -> list[Process]:
-    """The tasks of a run's steps, by number, and what has its environment from them, but for a
-    sentry."""
+    """The tasks of a run's steps, by number, and the processes with their environment, except
+    sentries."""
     mark, tasks = f"HPCDDP_RUN_DIR={folder}".encode(), []
     for pid in _pids():
         environ = _read(pid, "environ").split(b"\0")
@@ -168,13 +168,13 @@ def descendants(roots: Iterable[int]) -> list[Process]:
     for pid in _pids():
         if (stat := _stat(pid)) is not None:
             children.setdefault(stat.parent, []).append(pid)
-    found: list[int] = []
+    pids: list[int] = []
     queue = list(roots)
     while queue:
         below = children.pop(queue.pop(), [])
-        found += below
+        pids += below
         queue += below
-    return of_pids(found)
+    return of_pids(pids)
 
 
 def tail(path: Path, lines: int = 8) -> str:
@@ -186,7 +186,7 @@ def tail(path: Path, lines: int = 8) -> str:
 
 
 def of_pids(pids: Iterable[int]) -> list[Process]:
-    """Those of these processes that there are, without this Python."""
+    """Those of these processes that still run, without this Python."""
     stats = ((pid, _stat(pid)) for pid in pids if pid != os.getpid())
     return [Process(pid, stat.started, _argv(pid)) for pid, stat in stats if stat is not None]
 

@@ -1,4 +1,4 @@
-"""Rehearsal: the sandbox that it starts for itself, and the job as that sandbox can take it."""
+"""Rehearsal: its own sandbox, and the job's values as that sandbox can take them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ KEPT = ("slurm.signal", "slurm.requeue", "slurm.no-requeue")  # the other option
 # Seconds that a site may well give. A shorter grace than a start-up takes here would have Slurm end
 # and hold for two minutes each job that is preempted in its start-up.
 GRACE, KILL_WAIT = 30, 10
-# Variables that change what Slurm's programs say.
+# Variables that change the output of Slurm's programs.
 FOREIGN = ("SQUEUE_", "SINFO_", "SACCT_", "SCANCEL_", "SALLOC_")
 
 # All ranks share this machine, and its GPUs, if it has any, are not as many: none is asked for.

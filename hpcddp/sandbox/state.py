@@ -1,4 +1,4 @@
-"""Sandbox: what is recorded of it, `sandbox.json` in its folder, and who may change that."""
+"""Sandbox: its record, `sandbox.json` in its folder, and the lock to change it."""
 
 import fcntl
 import json
@@ -37,8 +37,8 @@ class State:
 
 
 def load(folder: Path) -> State | None:
-    """What was recorded in this folder, or None. It names processes to kill, so it is believed
-    only where nobody else can have written it."""
+    """The record of this folder, or None. It names processes to kill, so it is believed only where
+    no other user can have written it."""
     try:
         facts = (folder / NAME).lstat()
         text = (folder / NAME).read_text()
@@ -81,7 +81,7 @@ def _hold(folder: Path, create: bool) -> int | None:
             return None
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         fcntl.flock(handle, fcntl.LOCK_EX)
-        # Whoever held it may have removed it meanwhile.
+        # The process that held it may have removed it meanwhile.
         if folder.exists() and os.path.samestat(os.fstat(handle), folder.stat()):
             return handle
         os.close(handle)
