@@ -29,8 +29,8 @@ class Outbox:
         return self._pipe.recv()
 
     def send(self, key: str, item: tuple[str, bytes]) -> None:
-        """Put an item into a queue of Dask's; it is with the scheduler when this returns, and stays
-        there whatever becomes of the rank."""
+        """Put an item into a queue of Dask's. It is with the scheduler when this returns, and stays
+        there even if the rank fails."""
         if os.getpid() != self._pid:
             raise UserError(
                 "a rank sends results, and none of its data workers",
@@ -88,12 +88,12 @@ class DaskResultsHandler:
     def process_results(
         self, prefix: str | os.PathLike[str], futures: Ranks, raise_errors: bool = True
     ) -> None:
-        """Write what comes until all ranks have ended.
+        """Write the results that come until all ranks have ended.
 
         Args:
             prefix: the folder; made if it is not there.
-            futures: what ``hpcddp.dask.start`` gave.
-            raise_errors: a rank that fails is an error here, when what came before it is written.
+            futures: the result of ``hpcddp.dask.start``.
+            raise_errors: a rank that fails is an error here, after all earlier results are written.
 
         Raises:
             RankError: a rank has failed; all are ended.

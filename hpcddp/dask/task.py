@@ -21,13 +21,13 @@ from typing import Any
 from hpcddp.attempt.error_record import host
 from hpcddp.topology import Rank
 
-LOOK = 0.2  # seconds between two looks at the rank, and at whether anybody wants it
+LOOK = 0.2  # seconds between two looks at the rank, and at the client
 KILL_WAIT = 5.0  # seconds between TERM and KILL
 
 
 @dataclass
 class Job:
-    """What a worker gets of the client."""
+    """One rank's part of a call, from the client to a worker."""
 
     rank: Rank
     environ: dict[str, str]
@@ -41,7 +41,7 @@ class Job:
 
 @dataclass
 class Answer:
-    """How a rank has ended. What it returned stays pickled until it is with the client."""
+    """The end of a rank. Its result stays pickled until it is with the client."""
 
     rank: int
     result: bytes = b""
@@ -50,8 +50,8 @@ class Answer:
     time: float = 0.0  # of a failure, seconds since the epoch
 
     @classmethod
-    def failure(cls, rank: Rank, where: str, what: str, *, peer: bool = False) -> Answer:
-        error = f"rank {rank.world_rank} on {where} {what}"
+    def failure(cls, rank: Rank, where: str, words: str, *, peer: bool = False) -> Answer:
+        error = f"rank {rank.world_rank} on {where} {words}"
         return cls(rank.world_rank, error=error, peer=peer, time=time.time())
 
 
@@ -92,19 +92,19 @@ def _live(job: Job) -> Answer:
 
 
 def _environ(job: Job) -> dict[str, str]:
-    found = {**os.environ, **job.environ}
+    environ = {**os.environ, **job.environ}
     if job.environ["MASTER_ADDR"].startswith("127."):
-        found.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    return found
+        environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    return environ
 
 
 def _listen(job: Job, pipe: Connection, child: subprocess.Popen[bytes]) -> Answer:
-    """Pass on what the rank sends, until it has ended or is not wanted any more."""
+    """Pass on the items that the rank sends, until it has ended or is not wanted any more."""
     wanted, queues = _wanted(), {}
     with suppress(ConnectionError):  # it has left already
         pipe.send((sys.path, job))
     while wanted():
-        gone = child.poll() is not None  # before the look: what it has sent is still there
+        gone = child.poll() is not None  # before the look: its items are still in the pipe
         if not pipe.poll(0 if gone else LOOK):
             if gone:  # its data workers may still hold the pipe
                 return _left(job, child)
@@ -126,7 +126,7 @@ def _listen(job: Job, pipe: Connection, child: subprocess.Popen[bytes]) -> Answe
 
 
 def _left(job: Job, child: subprocess.Popen[bytes]) -> Answer:
-    """A rank that has left without a word."""
+    """The answer for a rank that has left without one."""
     code = child.wait()
     how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
     return Answer.failure(job.rank, host(), f"was ended by {how}, and left no traceback")
@@ -153,7 +153,7 @@ def _queue(key: str) -> Any:
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
-    """TERM, and KILL after a while, for what has not ended by itself."""
+    """Send TERM, and KILL after a while, to a process that does not end by itself."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         try:
             child.wait(KILL_WAIT)
