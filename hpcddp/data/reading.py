@@ -1,7 +1,7 @@
 """The bytes of a dataset's samples: from the node's disk, from its cache, or from the store.
 
 A batch's objects are fetched at once by a few threads, so that their latencies overlap. Threads,
-files and what is fetched belong to one process; only plain data is copied to another.
+files and fetched bytes belong to one process; only plain data is copied to another.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NODES = 4  # that take whole shards of which they read a part
 
 
 class Cache(Protocol):
-    """What keeps objects near; cache.py has it. One may tell its ``limit`` in bytes."""
+    """A cache of objects, as in cache.py. It may have a ``limit`` in bytes."""
 
     def get(self, key: str, size: int, fetch: Callable[[BinaryIO], None]) -> BinaryIO | None:
         """The object, to read from; None if it cannot be kept."""
@@ -38,7 +38,7 @@ class Reading:
     """``reading(index)`` gives a sample's bytes.
 
     Args:
-        cache: for what lies in a store; None keeps nothing.
+        cache: for objects of a store; None keeps nothing.
         nodes: that read this dataset together.
     """
 
@@ -60,14 +60,14 @@ class Reading:
         return fetched if isinstance(fetched, bytes) else fetched.result()
 
     def where(self, index: int) -> str:
-        """Where a sample lies, for a person."""
+        """The path or URL of a sample, for a person."""
         sample = self._listing[index]
         if sample.shard < 0:
             return self._place.at(sample.name)
         return f"{self._place.at(self._listing.shards[sample.shard].name)}: {sample.name}"
 
     def ahead(self, indices: Iterable[int]) -> None:
-        """Begin to fetch these samples, and forget those that were fetched before."""
+        """Begin to fetch these samples, and drop those that were fetched before."""
         here = self._process
         held, here.pieces = here.pieces, {}
         if not self._place.remote:
@@ -84,7 +84,7 @@ class Reading:
             )
 
     def _kept(self, index: int) -> bytes | None:
-        """What the cache has already: read in less time than a thread takes to begin."""
+        """A sample's bytes, if the cache has them: a read is faster than the start of a thread."""
         sample = self._listing[index]
         if self._cache is None or sample.shard >= 0 or not sample.version or sample.size > SMALL:
             return None
@@ -108,7 +108,7 @@ class Reading:
         data = file.read(sample.start, sample.size) if file else b""
         if len(data) == sample.size:
             return data
-        name = self._listing.shards[sample.shard].name  # the place also tells what is wrong
+        name = self._listing.shards[sample.shard].name  # or an error that says why
         return self._place.read(name, sample.start, sample.size)
 
     def _whole(self, sample: Sample) -> bytes:
@@ -137,16 +137,16 @@ class Reading:
             return None
         shards = self._process.shards
         mine: Future[_File | None] = Future()
-        found = shards.setdefault(number, mine)
-        if found is mine:
+        first = shards.setdefault(number, mine)
+        if first is mine:
             for old in list(shards)[: max(0, len(shards) - OPEN)]:
-                shards.pop(old, None)  # closed by whoever reads from it last
+                shards.pop(old, None)  # its last reader closes it
             try:
                 mine.set_result(self._opened(number))
             except BaseException as error:
                 shards.pop(number, None)
                 mine.set_exception(error)
-        return found.result()
+        return first.result()
 
     def _opened(self, number: int) -> _File | None:
         name, size, version = self._listing.shards[number]
@@ -165,7 +165,7 @@ def _whole_shards(listing: Listing, cache: Cache | None, nodes: int) -> bool:
 
 
 class _File:
-    """An open file that closes itself when nobody has it any more."""
+    """An open file that closes itself with its last reference."""
 
     def __init__(self, file: BinaryIO) -> None:
         with file:
@@ -183,7 +183,7 @@ class _File:
 
 
 class _Process:
-    """What one process has: after a fork the threads are gone, so nothing of it can be used."""
+    """The state of one process. After a fork the threads are gone, so the child makes its own."""
 
     def __init__(self) -> None:
         self.pid = os.getpid()

@@ -11,7 +11,7 @@ from ranks import make_run, wait_for
 
 from hpcddp.data import ImageFolder, listing, listings
 from hpcddp.data.listing import Sample, collect
-from hpcddp.data.objects import Found
+from hpcddp.data.objects import StoreObject
 from hpcddp.errors import RunError, UserError
 from hpcddp.topology import Rank, Topology
 
@@ -178,7 +178,7 @@ def test_any_name_and_number_survives_the_file(tmp_path):
              os.fsdecode(b"no utf-8 \xff"), " ", "\x85\u2028"]  # fmt: skip
     samples = [Sample(i % 3, i - 1, i << 40, i << 50, (1 << 63) - 1 - i, n)
                for i, n in enumerate(names)]  # fmt: skip
-    shards = [Found(f"s{i}\n.tar", i << 45, i) for i in range(8)]
+    shards = [StoreObject(f"s{i}\n.tar", i << 45, i) for i in range(8)]
     listing.write(tmp_path / "l" / "x.tsv", collect("s3://r", ["a", "b\t", "c"], shards, samples))
     found = listing.read(tmp_path / "l" / "x.tsv")
     assert [found[i] for i in range(len(found))] == samples

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 
 from hpcddp.data import ImageFolder, S3ImageFolder, names, places, reading, stores
 from hpcddp.data.node_cache import cache
-from hpcddp.data.objects import Found
+from hpcddp.data.objects import StoreObject
 from hpcddp.data.places import Place
 from hpcddp.data.s3 import endpoint, region
 from hpcddp.data.store_errors import Trouble
@@ -328,7 +328,7 @@ class Cut:
             yield b"%d" % i
 
     def find(self):
-        return (Found(data.decode()) for data in self.stream(""))
+        return (StoreObject(data.decode()) for data in self.stream(""))
 
 
 def test_patience_is_with_silence_and_not_with_long_answers(monkeypatch):
