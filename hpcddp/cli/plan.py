@@ -134,10 +134,10 @@ def _table(estimates: _Estimates) -> Iterator[str]:
     """The candidates as aligned lines, then the impossible ones, then the advice."""
     possible = [candidate for candidate in estimates.candidates if candidate.estimate]
     lines = [COLUMNS, *(_cells(candidate, estimates.backend) for candidate in possible)]
-    wide = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for name, *cells in lines:
-        numbers = "  ".join(f"{cell:>{w}}" for cell, w in zip(cells, wide[1:], strict=True))
-        yield f"{name:<{wide[0]}}  {numbers}"
+        numbers = "  ".join(f"{cell:>{w}}" for cell, w in zip(cells, widths[1:], strict=True))
+        yield f"{name:<{widths[0]}}  {numbers}"
     yield ""
     for candidate in estimates.candidates:
         if candidate.reason:

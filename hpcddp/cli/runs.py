@@ -26,9 +26,11 @@ def ls(runs: str | None, as_json: bool) -> int:
     else:
         rows = [("RUN", "STATE", "JOB", "SIZE", "STEP", "SINCE")]
         rows += [(s.run, s.state, s.job_id or "-", size(s), step(s), s.since) for s in states]
-        wide = [max(len(row[i]) for row in rows) for i in range(5)]
+        widths = [max(len(row[i]) for row in rows) for i in range(5)]
         for row in rows if states else []:
-            click.echo("  ".join(f"{v:{w}}" for v, w in zip(row, [*wide, 0], strict=True)).rstrip())
+            click.echo(
+                "  ".join(f"{v:{w}}" for v, w in zip(row, [*widths, 0], strict=True)).rstrip()
+            )
         if not states:
             click.echo(f"no runs in {runs_root(runs)}", err=True)
     return warn_stale(states)

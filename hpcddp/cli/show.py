@@ -57,6 +57,6 @@ def config(job: str | None, as_json: bool, **given: Any) -> None:
         click.echo(json.dumps({"schema_version": 1, "keys": keys}))
         return
     texts = [(n, json.dumps(v, ensure_ascii=False), source) for n, v, source in rows]
-    wide = [max(len(row[i]) for row in texts) for i in (0, 1)]
+    widths = [max(len(row[i]) for row in texts) for i in (0, 1)]
     for name, value, source in texts:
-        click.echo(f"{name:{wide[0]}}  {value:{wide[1]}}  {source}")
+        click.echo(f"{name:{widths[0]}}  {value:{widths[1]}}  {source}")

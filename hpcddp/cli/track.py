@@ -11,7 +11,7 @@ from hpcddp.errors import UserError
 from hpcddp.rundir import RunDir
 from hpcddp.trackers import TRACKERS, module, plain
 
-PAUSE = 1.0  # seconds between two looks for what is new
+PAUSE = 1.0  # seconds between two looks for new metrics
 
 
 @click.command()
@@ -62,7 +62,7 @@ class Sending:
         click.echo(plain(f"error: {name}: {error}"), err=True)
 
     def look(self) -> None:
-        """Send what is new, from time to time."""
+        """Send the new metrics, from time to time."""
         if time.monotonic() > self._next:
             self._sender.send()
             self._next = time.monotonic() + PAUSE

@@ -150,7 +150,7 @@ def row(name: str, state: Status, newest: Newest | None) -> dict[str, Any]:
 def scan(root: Path) -> tuple[list[RunDir], int]:
     """The runs of a folder, newest first, and how many links to runs lead out of it.
 
-    A run elsewhere is not shown: it is not of this folder, whoever made the link.
+    A run elsewhere is not shown: it is not of this folder.
     """
     dated, outside = [], 0
     inside = root.resolve()

@@ -19,7 +19,7 @@ from hpcddp.errors import UserError
 
 LONGEST = 107  # bytes of a Unix socket's path, see unix(7)
 LOCAL = "127.0.0.1"  # no name: another user may listen on another address of the name
-FORWARDED = 8080  # port on the user's own machine, in what is printed
+FORWARDED = 8080  # port on the user's own machine, in the printed commands
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def on_socket(path: Path) -> Iterator[Listener]:
     """Listen on a Unix socket of mode 0600, and remove it at the end.
 
     Raises:
-        UserError: its path is too long, others could put one of theirs in its place, or somebody
+        UserError: its path is too long, other users could replace it, or a process already
             listens there.
     """
     path = _settled(path.parent) / path.name
@@ -137,8 +137,8 @@ def _settled(folder: Path) -> Path:
         settled = folder.resolve(strict=True)
         weak = _weak(settled)
     except (OSError, RuntimeError) as error:
-        said = getattr(error, "strerror", None) or error  # a loop of links has none
-        raise UserError(f"there is no such folder: {said}", where=str(folder)) from None
+        reason = getattr(error, "strerror", None) or error  # a loop of links has none
+        raise UserError(f"there is no such folder: {reason}", where=str(folder)) from None
     if weak:
         raise UserError(
             "others can write there, and put a socket of theirs in place of yours",

@@ -143,7 +143,7 @@ class Ranks:
         self.futures[future] = job.rank, worker, host
 
     def results(self, meanwhile: Callable[[], object] = bool) -> list[Any]:
-        """What each rank returned, in the order of ranks; all are ended when one fails.
+        """The results of all ranks, in their order; all are ended when one fails.
 
         Args:
             meanwhile: called twice a second, and when all have ended.

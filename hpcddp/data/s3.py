@@ -123,13 +123,13 @@ def _asked(call: Callable[[], T]) -> T:
     try:
         return call()
     except S3Exception as error:
-        said = str(error)
-        kind = next((kind for text, kind in SAID.items() if re.search(text, said)), "down")
-        raise Trouble(kind, _short(said)) from None
+        words = str(error)
+        kind = next((kind for text, kind in SAID.items() if re.search(text, words)), "down")
+        raise Trouble(kind, _short(words)) from None
 
 
-def _short(said: str) -> str:
+def _short(words: str) -> str:
     """The client's words, shortened to the cause."""
-    code = re.search(r"<Code>(\w+)</Code>", said)
-    last = re.sub(r"^.*(AWS_\w+), (.*)$", r"\2", said.splitlines()[0].partition(", error_resp")[0])
+    code = re.search(r"<Code>(\w+)</Code>", words)
+    last = re.sub(r"^.*(AWS_\w+), (.*)$", r"\2", words.splitlines()[0].partition(", error_resp")[0])
     return code[1] if code else last.removeprefix("Client error: ").rstrip(".")[:200]

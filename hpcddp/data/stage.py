@@ -2,7 +2,7 @@
 
     BASE/                    hpcddp-stage-UID on the node's own disk, mode 0700
       RUN/
-        run                  the run's folder: when the run is over, what it staged goes
+        run                  the run's folder: when the run is over, its staged data goes
         NODE/
           NAME/...           each entry of data.stage by the last part of its path
           .parts/HASH        the first bytes of a file that is being copied
@@ -135,7 +135,7 @@ class StagedCopy:
         began: float = 0.0,
     ) -> bool:  # fmt: skip
         """Wait until threads have ended, or one of them has failed."""
-        said, busy = time.monotonic(), set(work)
+        printed, busy = time.monotonic(), set(work)
         while busy:
             done, busy = wait(busy, LOOK, FIRST_EXCEPTION)
             for future in done:
@@ -143,9 +143,9 @@ class StagedCopy:
             if not wanted():
                 self._over.set()
                 return False
-            if began and time.monotonic() - said >= SAY:
-                said = time.monotonic()
-                self._say(said - began)
+            if began and time.monotonic() - printed >= SAY:
+                printed = time.monotonic()
+                self._say(printed - began)
         return True
 
     def _look(self) -> list[_Item]:

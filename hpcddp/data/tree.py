@@ -12,7 +12,7 @@ Folders = frozenset[tuple[int, int]]  # device and inode
 def walk(
     folder: Path, *, hidden: bool = True, prefix: str = "", above: Folders = frozenset()
 ) -> Iterator[tuple[str, os.DirEntry[str]]]:
-    """Each entry with its name from the root on, in order, a folder before what it holds. Links are
+    """Each entry with its name from the root on, in order, a folder before its own. Links are
     followed, but not in circles.
 
     Args:

@@ -34,7 +34,7 @@ STEPS = {"train", "step"}  # events of steps: a loop without a loss writes the s
 POINTS = ("eval", "log")  # events whose metrics are curves
 
 
-Whole = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]  # what a count can be
+Whole = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]  # a count
 
 
 class _Line(msgspec.Struct, gc=False):

@@ -1,4 +1,4 @@
-"""Step 13: what became of a run's attempts, from its folder alone: causes, and steps lost."""
+"""Step 13: the attempts of a run, from its folder alone: their causes, and the lost steps."""
 
 from __future__ import annotations
 

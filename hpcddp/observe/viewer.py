@@ -86,7 +86,7 @@ class Viewer:
         return view
 
     def _draw(self, filled: dict[str, Series]) -> None:
-        """Fill in what needs all points of the curves; called only where there are new ones."""
+        """Fill in the fields that need all points of the curves; called after new ones alone."""
         size = self._points
         self._drawn = {
             "curves": {name: thin(series, size) for name, series in filled.items()},

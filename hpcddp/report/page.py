@@ -69,7 +69,7 @@ def asset(name: str) -> str:
 
 @cache
 def script() -> str:
-    """The page's own script: ``hpcddp.draw(root, data)`` draws what `shown` makes, and newer data
+    """The page's own script: ``hpcddp.draw(root, data)`` draws the data of `shown`, and newer data
     in its place.
     """
     body = "\n".join(map(asset, SCRIPTS))

@@ -39,7 +39,7 @@ gpu_option = "none"
 
 @contextmanager
 def own_sandbox(nodes: int, cpus: int) -> Iterator[Sandbox]:
-    """A sandbox in a new folder. This process, and what it starts, see its Slurm and no other."""
+    """A sandbox in a new folder. This process and its children see its Slurm and no other."""
     with (
         tempfile.TemporaryDirectory(prefix="hp-", dir="/tmp") as home,
         _running(Path(home), nodes, cpus) as sandbox,

@@ -31,7 +31,7 @@ GRACE = 10.0  # seconds for the rest, from the ranks' end on
 
 
 def main(args: list[str]) -> None:
-    """Send what is new, until the end."""
+    """Send the new metrics until the ranks have ended."""
     folder, number, pid, *names = args
     ignore_stop_signals()
     signal.signal(signal.SIGALRM, signal.SIG_DFL)

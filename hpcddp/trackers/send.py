@@ -56,7 +56,7 @@ class Sender:
                 self._trackers.remove(tracker)
 
     def _words(self, *, over: bool) -> str:
-        """The attempts and the unusual events, as plain lines."""
+        """The attempts, and the events that are out of the ordinary, as plain lines."""
         try:
             attempts = history.summaries(self.run, over=over, kept=self._ended)
         except RunError:

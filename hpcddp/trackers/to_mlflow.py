@@ -38,7 +38,7 @@ def uri(run: RunDir) -> str:
 
 
 def where(run: RunDir) -> str:
-    """The same as a digest: what lies in a run dir holds no password."""
+    """The same as a digest, since no file in a run dir may hold a password."""
     return hashlib.sha256(plain(uri(run)).encode()).hexdigest()[:16]
 
 
@@ -141,8 +141,8 @@ class Tracked:
 
 def _name(name: str) -> str:
     """A name that MLflow takes: it may be a file's path in its store."""
-    plain = re.sub(r"[^\w\-. :/]", "_", name)
-    parts = [part for part in plain.split("/") if part.strip(".")]
+    allowed = re.sub(r"[^\w\-. :/]", "_", name)
+    parts = [part for part in allowed.split("/") if part.strip(".")]
     return "/".join(parts)[: LONGEST["name"]] or "_"
 
 

@@ -110,8 +110,8 @@ def _some(pen: Pen, view: View, width: int, rows: int) -> list[Text]:
         return []
     cell = _digits(view) + 2
     columns = max(1, width // cell)
-    more = f"+{len(view.ranks)}"
-    size = max(0, rows * columns - -(-(len(more) + 1) // cell))
+    longest = f"+{len(view.ranks)}"  # the count of the others, at most
+    size = max(0, rows * columns - -(-(len(longest) + 1) // cell))
     worst = _worst(view)
     cells = list(_cells(worst[:size], cell - 2))
     rest = worst[size:]

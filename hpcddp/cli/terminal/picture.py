@@ -172,9 +172,9 @@ def _attempts(pen: Pen, view: View, width: int, rows: int) -> list[Text]:
     left_out = max(0, len(view.attempts) - (rows - 1))
     title += f"; the newest {rows - 1}" if left_out else ""
     cells = [_cells(view, attempt) for attempt in view.attempts[left_out:]]
-    wide = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))] if cells else []
+    widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))] if cells else []
     lines = [
-        "  ".join(v.ljust(w) for v, w in zip(row, wide, strict=True)).rstrip() for row in cells
+        "  ".join(v.ljust(w) for v, w in zip(row, widths, strict=True)).rstrip() for row in cells
     ]
     return [pen.rule(title, width), *map(pen.text, lines)]
 

@@ -34,8 +34,8 @@ def only_ascii() -> bool:
 
     Python takes C.UTF-8 for the locale C on its own; that says nothing of the terminal.
     """
-    said = [os.environ.get(name, "") for name in ("LC_ALL", "LC_CTYPE", "LANG")]
-    coerced = said[1] == "C.UTF-8" and said[0] == "" and said[2] in ("", "C", "POSIX")
+    every, ctype, lang = (os.environ.get(name, "") for name in ("LC_ALL", "LC_CTYPE", "LANG"))
+    coerced = ctype == "C.UTF-8" and every == "" and lang in ("", "C", "POSIX")
     names = (locale.getencoding(), sys.stdout.encoding or "")
     known = all(name.lower().replace("-", "") == "utf8" for name in names)
     return coerced or not known or os.environ.get("TERM") == "dumb"

@@ -43,8 +43,8 @@ def lives(who: str, file: Path, young: float = YOUNG) -> bool:
     """Whether a process by its mark is still there.
 
     Args:
-        file: what the process writes.
-        young: seconds since then for which a process that cannot be seen from here lives.
+        file: one that the process writes.
+        young: seconds since its last write for which a process that cannot be seen from here lives.
     """
     pid, _, rest = who.partition("-")
     start, _, space = rest.partition("-")

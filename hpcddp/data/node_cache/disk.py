@@ -27,21 +27,21 @@ def temporary(environ: Mapping[str, str]) -> Path:
     return Path("/tmp")
 
 
-def own_folder(environ: Mapping[str, str], what: str) -> Path:
-    """This user's folder ``hpcddp-WHAT-UID``, of mode 0700.
+def own_folder(environ: Mapping[str, str], purpose: str) -> Path:
+    """This user's folder ``hpcddp-PURPOSE-UID``, of mode 0700.
 
     Raises:
         UserError: it cannot be made; or it is another user's, since all can write in /tmp.
     """
-    path = temporary(environ) / f"hpcddp-{what}-{os.geteuid()}"
+    path = temporary(environ) / f"hpcddp-{purpose}-{os.geteuid()}"
     try:
         path.mkdir(mode=0o700, exist_ok=True)
         facts = path.lstat()
     except OSError as error:
         raise UserError(f"cannot be made: {error.strerror}", where=str(path),
                         hint="set TMPDIR to a folder on the node's own disk") from None  # fmt: skip
-    own = facts.st_uid == os.geteuid() and not facts.st_mode & 0o077
-    if not stat.S_ISDIR(facts.st_mode) or not own:
+    private = facts.st_uid == os.geteuid() and not facts.st_mode & 0o077
+    if not stat.S_ISDIR(facts.st_mode) or not private:
         raise UserError("is no folder of this user alone", where=str(path),
                         hint="remove it, or set TMPDIR to another folder")  # fmt: skip
     return path
