@@ -21,8 +21,8 @@ def point(step: int, loss: float) -> dict[str, object]:
 
 
 def losses(curves: Curves) -> dict[int, float]:
-    found = curves.of("loss")
-    return dict(zip(found.steps, found.values, strict=True))
+    series = curves.of("loss")
+    return dict(zip(series.steps, series.values, strict=True))
 
 
 def test_steps_that_a_later_attempt_took_again_count_once(tmp_path: Path) -> None:
@@ -73,9 +73,9 @@ def test_numbers_that_are_none_are_points_too(tmp_path: Path) -> None:
     tell(run, 1, {"event": "train", "step": "four"}, point(5, 5.0))
     curves = Curves(run)
     curves.update()
-    found = losses(curves)
-    assert list(found) == [1, 2, 3, 5]
-    assert found[2] != found[2] and found[3] == float("inf")
+    values = losses(curves)
+    assert list(values) == [1, 2, 3, 5]
+    assert values[2] != values[2] and values[3] == float("inf")
 
 
 def test_steps_that_tell_no_loss_count_too(tmp_path: Path) -> None:

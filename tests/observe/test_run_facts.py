@@ -11,9 +11,9 @@ from hpcddp.rundir import write_json
 
 
 def test_what_nobody_changed_is_named(tmp_path: Path) -> None:
-    found = static(made_run(tmp_path, global_batch=32, seed=7))
-    assert "global_batch" in found["defaults"] and "seed" not in found["defaults"]
-    assert set(found["defaults"]) < set(found["config"])
+    facts = static(made_run(tmp_path, global_batch=32, seed=7))
+    assert "global_batch" in facts["defaults"] and "seed" not in facts["defaults"]
+    assert set(facts["defaults"]) < set(facts["config"])
 
 
 def test_values_of_the_environment_stay_where_they_are(tmp_path: Path) -> None:
@@ -21,11 +21,11 @@ def test_values_of_the_environment_stay_where_they_are(tmp_path: Path) -> None:
     run = made_run(tmp_path, env=env)
     words = variable("ENVIRONMENT", [f"{name}={value}" for name, value in env.items()])
     run.script.write_text(f"readonly -a COMMAND=(a b)\n{words}\nfalse || srun x\n")
-    found = static(run)
-    text = json.dumps(found)
+    facts = static(run)
+    text = json.dumps(facts)
     assert "hush" not in text and "it's" not in text and "'\"'" not in text
-    assert found["config"]["env.GIT_PAT"] == found["config"]["env.EMPTY"] == "(hidden)"
-    assert found["script"] == (
+    assert facts["config"]["env.GIT_PAT"] == facts["config"]["env.EMPTY"] == "(hidden)"
+    assert facts["script"] == (
         "readonly -a COMMAND=(a b)\n"
         "readonly -a ENVIRONMENT=(DATABASE_URL=(hidden) GIT_PAT=(hidden) OMIT=(hidden) "
         "EMPTY=(hidden))\nfalse || srun x\n"
@@ -40,14 +40,14 @@ def test_a_url_is_shown_without_its_user(tmp_path: Path) -> None:
                "signed": "https://host:8/a@b?sig=hush&x=1"}  # fmt: skip
     run = made_run(tmp_path, dataset=dataset, data={"stage": "http://hush@host/x"})
     run.script.write_text("curl 'ftp://ann:hush@host' me@host\n")
-    found = static(run)
-    assert "hush" not in json.dumps(found) and "hu@" not in json.dumps(found)
-    assert found["config"]["dataset.url"] == "https://(hidden)@host:8/a@b"
-    assert found["config"]["dataset.also"] == ["s3://(hidden)@bucket", "a@b.org"]
-    assert found["config"]["dataset.root"] == "s3://(hidden)@bucket/x"
-    assert found["config"]["dataset.plain"] == "s3://b/a:b@c"
-    assert found["config"]["dataset.signed"] == "https://host:8/a@b?sig=(hidden)&x=1"
-    assert found["script"] == "curl 'ftp://(hidden)@host' me@host\n"
+    facts = static(run)
+    assert "hush" not in json.dumps(facts) and "hu@" not in json.dumps(facts)
+    assert facts["config"]["dataset.url"] == "https://(hidden)@host:8/a@b"
+    assert facts["config"]["dataset.also"] == ["s3://(hidden)@bucket", "a@b.org"]
+    assert facts["config"]["dataset.root"] == "s3://(hidden)@bucket/x"
+    assert facts["config"]["dataset.plain"] == "s3://b/a:b@c"
+    assert facts["config"]["dataset.signed"] == "https://host:8/a@b?sig=(hidden)&x=1"
+    assert facts["script"] == "curl 'ftp://(hidden)@host' me@host\n"
 
 
 def test_versions_are_one_table_with_what_matters_first(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def mlflow_runs(run: RunDir) -> tuple[Any, list[Any]]:
         return client, list(client.search_runs(ids))
 
 
-def told(run: RunDir, attempt: int, *lines: dict[str, Any]) -> None:
+def write_lines(run: RunDir, attempt: int, *lines: dict[str, Any]) -> None:
     path = run.attempt(attempt).metrics
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as f:
@@ -65,21 +65,23 @@ def test_an_older_attempt_tells_nothing_of_a_newer_one(made: Callable[..., RunDi
 def test_a_step_waits_for_what_may_still_be_told_of_it(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     reader = StepReader(run)
-    told(run, 1, {"event": "start", "step": 0}, point(1, 3.0), point(2, 2.0))
+    write_lines(run, 1, {"event": "start", "step": 0}, point(1, 3.0), point(2, 2.0))
     assert [r.step for r in reader.new()] == [1]
-    told(run, 1, {"event": "eval", "step": 2, "metrics": {"loss": 7.0}}, point(3, 1.0))
+    write_lines(run, 1, {"event": "eval", "step": 2, "metrics": {"loss": 7.0}}, point(3, 1.0))
     (step,) = reader.new()
     assert (step.step, step.values) == (2, {"loss": 2.0, "eval/loss": 7.0})
-    told(run, 1, point(4, 4.0), {"event": "rollback", "step": 4, "to": 1}, point(2, 5.0))
+    write_lines(run, 1, point(4, 4.0), {"event": "rollback", "step": 4, "to": 1}, point(2, 5.0))
     assert [(r.step, r.values["loss"]) for r in reader.new(over=True)] == [(2, 5.0)]
-    told(run, 2, {"event": "start", "step": 2}, {"event": "log", "step": 2, "metrics": {"x": 1}})
+    write_lines(
+        run, 2, {"event": "start", "step": 2}, {"event": "log", "step": 2, "metrics": {"x": 1}}
+    )
     (step,) = reader.new(over=True)  # of a step that is known there is more to tell
     assert (step.step, step.values) == (2, {"loss": 5.0, "log/x": 1.0})
 
 
 def test_lines_that_hold_nonsense_tell_nothing(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
-    told(run, 1, point(-1, 1.0), {"event": "train", "step": 2**64, "loss": 1.0}, {"step": 1},
+    write_lines(run, 1, point(-1, 1.0), {"event": "train", "step": 2**64, "loss": 1.0}, {"step": 1},
          {"event": "eval", "step": 1, "metrics": [1]}, {"event": "slow"},
          {"event": "train", "step": 1, "loss": True, "lr": 10**400, "step_s": "x"},
          {"event": "train", "step": 3, "loss": 1.0, "time": "then"})  # fmt: skip
@@ -98,9 +100,9 @@ def test_tensorboard_has_each_step_once_with_its_later_value(
     third.rename(run.attempt(3).path)
     done = command("track", run.name, "--to", "tensorboard")
     assert done.code == 0, done.text
-    found = scalars(run, "loss")
-    assert [step for step, _ in found] == list(range(1, 401))
-    assert max(value for _, value in found) < 3
+    points = scalars(run, "loss")
+    assert [step for step, _ in points] == list(range(1, 401))
+    assert max(value for _, value in points) < 3
     assert [step for step, _ in scalars(run, "eval/accuracy")] == [100, 200, 300, 400]
     assert files_of(run).Scalars("lr")[0].wall_time > BEGAN
     config, attempts = text(run, "config"), text(run, "attempts")
@@ -156,7 +158,7 @@ def test_wandb_has_one_run_with_each_step_once(
 
 def test_a_loss_that_is_no_number_is_told(made: Callable[..., RunDir], command: Command) -> None:
     run = made()
-    told(run, 3, point(401, float("nan")), point(402, float("inf")))
+    write_lines(run, 3, point(401, float("nan")), point(402, float("inf")))
     to = ("--to", "tensorboard", "--to", "mlflow", "--to", "wandb")
     assert command("track", run.name, *to).code == 0
     bad = scalars(run, "loss")[-2:]
@@ -180,7 +182,7 @@ def heard(run: RunDir) -> object:
 
 def tell_more(run: RunDir, step: int) -> int:
     """The next step of a run that trains."""
-    told(run, 1, point(step + 1, step + 1.0))
+    write_lines(run, 1, point(step + 1, step + 1.0))
     time.sleep(0.02)
     return step + 1
 
@@ -247,7 +249,7 @@ def test_words_are_said_again_only_when_there_are_others(made: Callable[..., Run
     sender = Sender(run, ["tensorboard"], pytest.fail)
     sender.send()
     run.attempt(1).error.write_text("no JSON any more")
-    told(run, 3, *(point(step, 1.0) for step in range(301, 311)))
+    write_lines(run, 3, *(point(step, 1.0) for step in range(301, 311)))
     sender.send()
     said = files_of(run).Tensors("attempts/text_summary")
     assert len(said) == 1 and scalars(run, "loss")[-1][0] == 309
