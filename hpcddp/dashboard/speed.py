@@ -6,7 +6,7 @@ import re
 from collections import deque
 from pathlib import Path
 
-from hpcddp.observe.curves import pieces
+from hpcddp.observe.curves import whole_lines
 from hpcddp.rundir import RunDir, parse_lines
 
 TAIL = 1 << 15  # bytes that are read for the rate
@@ -53,7 +53,7 @@ class Newest:
             self._points.clear()
         if not whole:
             self._read = max(self._read, _start(metrics))
-        for data in pieces(metrics, self._read):
+        for data in whole_lines(metrics, self._read):
             self._read += len(data)
             self._marks(data)
             self._rate(data[data.find(b"\n", -TAIL) + 1 :] if len(data) > TAIL else data)

@@ -54,7 +54,7 @@ class Reading:
         return self.__dict__ | {"_here": None}
 
     def __call__(self, index: int) -> bytes:
-        fetched = self._process.pieces.get(index)
+        fetched = self._process.samples.get(index)
         if fetched is None:
             return self._fetch(index)
         return fetched if isinstance(fetched, bytes) else fetched.result()
@@ -69,7 +69,7 @@ class Reading:
     def ahead(self, indices: Iterable[int]) -> None:
         """Begin to fetch these samples, and drop those that were fetched before."""
         here = self._process
-        held, here.pieces = here.pieces, {}
+        held, here.samples = here.samples, {}
         if not self._place.remote:
             return
         room = AHEAD
@@ -78,8 +78,8 @@ class Reading:
             room -= size if size >= 0 else UNKNOWN
             if room < 0:
                 return
-            piece = held.get(index) or self._kept(index)
-            here.pieces[index] = piece or here.pool.submit(
+            fetched = held.get(index) or self._kept(index)
+            here.samples[index] = fetched or here.pool.submit(
                 lambda index=index: self._fetch(index)  # type: ignore[misc]
             )
 
@@ -92,7 +92,7 @@ class Reading:
 
     def holds(self, indices: Iterable[int]) -> bool:
         """Whether these are on their way already."""
-        return self._process.pieces.keys() >= set(indices)
+        return self._process.samples.keys() >= set(indices)
 
     @property
     def _process(self) -> _Process:
@@ -187,7 +187,7 @@ class _Process:
 
     def __init__(self) -> None:
         self.pid = os.getpid()
-        self.pieces: dict[int, Future[bytes] | bytes] = {}
+        self.samples: dict[int, Future[bytes] | bytes] = {}
         self.shards: dict[int, Future[_File | None]] = {}
         self._pool: Pool | None = None
 

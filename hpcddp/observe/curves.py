@@ -100,7 +100,7 @@ class Curves:
         self.behind = False
         folders = [f for f in self.run.all_attempts() if f.number not in self._done]
         for attempt in folders:
-            for data in pieces(attempt.metrics, self._read.get(attempt.number, 0)):
+            for data in whole_lines(attempt.metrics, self._read.get(attempt.number, 0)):
                 self._read[attempt.number] = self._read.get(attempt.number, 0) + len(data)
                 self._take(data, attempt.number)
                 new = True
@@ -184,7 +184,7 @@ class Curves:
         return self.series.setdefault(name, Series())
 
 
-def pieces(path: Path, start: int) -> Iterator[bytes]:
+def whole_lines(path: Path, start: int) -> Iterator[bytes]:
     """Whole lines of a file from a byte on, some megabytes at a time; none if it is not there.
 
     Bytes after the last line's end are being written, or a crash cut them: they are left out.
@@ -197,7 +197,7 @@ def pieces(path: Path, start: int) -> Iterator[bytes]:
         file.seek(start)
         while data := file.read(CHUNK):
             end = data.rfind(b"\n") + 1
-            while end == 0 and (more := file.read(CHUNK)):  # a line longer than a piece
+            while end == 0 and (more := file.read(CHUNK)):  # a line longer than a chunk
                 data += more
                 end = data.rfind(b"\n") + 1
             if end == 0:

@@ -12,7 +12,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from hpcddp.observe.curves import Whole, pieces
+from hpcddp.observe.curves import Whole, whole_lines
 from hpcddp.rundir import AttemptDir, RunDir
 
 COLUMNS = 120  # at most
@@ -83,7 +83,7 @@ class Heat:
                 line = _line(f, start, end)
                 self._take(line)
                 start = f.tell() if line.endswith(b"\n") else start
-        for data in pieces(folder.ranks, start):
+        for data in whole_lines(folder.ranks, start):
             start += len(data)
             for text in data.splitlines():
                 self._take(text)

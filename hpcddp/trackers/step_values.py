@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpcddp.attempt.joblog import line
-from hpcddp.observe.curves import NAMES, POINTS, pieces
+from hpcddp.observe.curves import NAMES, POINTS, whole_lines
 from hpcddp.rundir import RunDir, parse_lines
 
 Origin = tuple[int, int]  # attempt, and the byte behind the record in its file: it grows
@@ -57,7 +57,7 @@ class StepReader:
             if attempt.number > self._last:
                 break
             start = self._read.get(attempt.number, 0)
-            for data in pieces(attempt.metrics, start):
+            for data in whole_lines(attempt.metrics, start):
                 for text in data.splitlines(keepends=True):
                     start += len(text)
                     for record in parse_lines([text]):

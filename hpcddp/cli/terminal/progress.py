@@ -62,12 +62,12 @@ class Progress:
         folders = run.all_attempts()
         if not self.bar or not folders:
             return
-        from hpcddp.observe.curves import pieces
+        from hpcddp.observe.curves import whole_lines
 
         newest = folders[-1]
         if newest.number != self.attempt:
             self.attempt, self.read = newest.number, 0
-        for data in pieces(newest.metrics, self.read):
+        for data in whole_lines(newest.metrics, self.read):
             self.read += len(data)
             for record in parse_lines(data.splitlines()):
                 self.show(record)
