@@ -13,7 +13,7 @@ from typing import NoReturn
 from hpcddp.attempt.error_record import host, kind_of
 from hpcddp.dask import results
 from hpcddp.dask.results import Outbox
-from hpcddp.dask.task import Answer, Job
+from hpcddp.dask.task import Job, RankAnswer
 from hpcddp.processes import die_with_parent
 
 
@@ -50,10 +50,10 @@ def main(pipe: int) -> NoReturn:
     sys.path[:], job = outbox.receive()
     sys.path += [folder for folder in job.path if folder not in sys.path]
     try:
-        answer = Answer(job.rank.world_rank, call(job))
+        answer = RankAnswer(job.rank.world_rank, call(job))
     except BaseException as error:
         peer = kind_of(error, stepped=True) == "peer"
-        answer = Answer.failure(job.rank, host(), f"failed\n{_traceback(error)}", peer=peer)
+        answer = RankAnswer.failure(job.rank, host(), f"failed\n{_traceback(error)}", peer=peer)
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
             stream.flush()

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from hpcddp.dask import placement, task
 from hpcddp.dask.placement import WorkerInfo
-from hpcddp.dask.task import Answer
+from hpcddp.dask.task import RankAnswer
 from hpcddp.errors import RankError, UserError
 from hpcddp.rundir import token
 from hpcddp.topology import Rank
@@ -132,7 +132,7 @@ class Ranks:
     client: Client
     key: str
     futures: dict[Future[Any], tuple[Rank, str, str]] = field(default_factory=dict)  # worker, host
-    answers: dict[int, Answer] = field(default_factory=dict)  # of the ranks that have ended
+    answers: dict[int, RankAnswer] = field(default_factory=dict)  # of the ranks that have ended
 
     def add(self, worker: str, host: str, job: task.Job) -> None:
         """Start the next rank. It belongs to this worker, and no other may take its place."""
@@ -166,7 +166,7 @@ class Ranks:
             if len(self.answers) < len(self.futures):
                 self.client.run(task.gone, self.key, 2 * task.KILL_WAIT + 2, on_error="ignore")
 
-    def _answers(self, meanwhile: Callable[[], object]) -> list[Answer]:
+    def _answers(self, meanwhile: Callable[[], object]) -> list[RankAnswer]:
         deadline = float("inf")
         while True:
             self.answers |= {answer.rank: answer for answer in self._ended()}
@@ -188,7 +188,7 @@ class Ranks:
         with contextlib.suppress(TimeoutError, CancelledError):
             wait(pending, timeout=LOOK, return_when="FIRST_COMPLETED")
 
-    def _ended(self) -> Iterator[Answer]:
+    def _ended(self) -> Iterator[RankAnswer]:
         """The answers of the ranks that have ended, or whose worker is gone."""
         try:
             alive = set(self.client.nthreads())
@@ -201,6 +201,6 @@ class Ranks:
                 yield future.result()
             elif future.status != "pending":
                 cause = future.exception() if future.status == "error" else "cancelled"
-                yield Answer.failure(rank, host, f"was lost by Dask: {cause!s}")
+                yield RankAnswer.failure(rank, host, f"was lost by Dask: {cause!s}")
             elif worker not in alive:
-                yield Answer.failure(rank, host, f"was ended with its Dask worker, {worker}")
+                yield RankAnswer.failure(rank, host, f"was ended with its Dask worker, {worker}")

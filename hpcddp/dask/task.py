@@ -40,7 +40,7 @@ class Job:
 
 
 @dataclass
-class Answer:
+class RankAnswer:
     """The end of a rank. Its result stays pickled until it is with the client."""
 
     rank: int
@@ -50,7 +50,7 @@ class Answer:
     time: float = 0.0  # of a failure, seconds since the epoch
 
     @classmethod
-    def failure(cls, rank: Rank, where: str, words: str, *, peer: bool = False) -> Answer:
+    def failure(cls, rank: Rank, where: str, words: str, *, peer: bool = False) -> RankAnswer:
         error = f"rank {rank.world_rank} on {where} {words}"
         return cls(rank.world_rank, error=error, peer=peer, time=time.time())
 
@@ -65,7 +65,7 @@ async def gone(call_key: str, seconds: float) -> None:
         await asyncio.sleep(LOOK / 4)
 
 
-def live(job: Job) -> Answer:
+def live(job: Job) -> RankAnswer:
     """Runs on a worker, for as long as the rank lives."""
     mine = job.call_key, job.rank.world_rank
     _living.add(mine)
@@ -75,9 +75,9 @@ def live(job: Job) -> Answer:
         _living.discard(mine)
 
 
-def _live(job: Job) -> Answer:
+def _live(job: Job) -> RankAnswer:
     if os.getpid() != job.pid:  # a nanny has started it anew: the other ranks wait for the old one
-        return Answer.failure(job.rank, host(), "was ended with its Dask worker")
+        return RankAnswer.failure(job.rank, host(), "was ended with its Dask worker")
     ours, theirs = Pipe()
     with ours:
         with theirs:
@@ -98,7 +98,7 @@ def _environ(job: Job) -> dict[str, str]:
     return environ
 
 
-def _listen(job: Job, pipe: Connection, child: subprocess.Popen[bytes]) -> Answer:
+def _listen(job: Job, pipe: Connection, child: subprocess.Popen[bytes]) -> RankAnswer:
     """Pass on the items that the rank sends, until it has ended or is not wanted any more."""
     wanted, queues = _wanted(), {}
     with suppress(ConnectionError):  # it has left already
@@ -113,7 +113,7 @@ def _listen(job: Job, pipe: Connection, child: subprocess.Popen[bytes]) -> Answe
             sent = pickle.loads(pipe.recv_bytes())
         except (EOFError, ConnectionError):
             return _left(job, child)
-        if isinstance(sent, Answer):
+        if isinstance(sent, RankAnswer):
             return sent
         key, item = sent
         if key not in queues:
@@ -122,14 +122,14 @@ def _listen(job: Job, pipe: Connection, child: subprocess.Popen[bytes]) -> Answe
         with suppress(ConnectionError):  # it may have been killed meanwhile
             pipe.send(None)
     child.terminate()
-    return Answer.failure(job.rank, host(), "was cancelled")
+    return RankAnswer.failure(job.rank, host(), "was cancelled")
 
 
-def _left(job: Job, child: subprocess.Popen[bytes]) -> Answer:
+def _left(job: Job, child: subprocess.Popen[bytes]) -> RankAnswer:
     """The answer for a rank that has left without one."""
     code = child.wait()
     how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-    return Answer.failure(job.rank, host(), f"was ended by {how}, and left no traceback")
+    return RankAnswer.failure(job.rank, host(), f"was ended by {how}, and left no traceback")
 
 
 def _wanted() -> Any:

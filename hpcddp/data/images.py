@@ -22,7 +22,7 @@ from hpcddp.data import folder
 from hpcddp.data.listings import listing_of, rank_of_here, run_of_here
 from hpcddp.data.node_cache.cache import shared
 from hpcddp.data.places import Place
-from hpcddp.data.reading import Cache, Reading
+from hpcddp.data.reading import ObjectCache, Reading
 from hpcddp.errors import ObjectUnreadable, UserError
 from hpcddp.spec import DataSpec
 
@@ -40,7 +40,7 @@ class ImageFolder(Dataset[tuple[Any, Any]]):
         target_transform: of the number of the class.
         on_bad: "stop" at an image that cannot be read, or "skip" it for the next one of its class.
             The default is that of the run's job, as with the next two.
-        cache: keeps objects of a store near; see reading.Cache.
+        cache: keeps objects of a store near; see reading.ObjectCache.
         retry_seconds: for which a store may be silent.
 
     Attributes:
@@ -62,7 +62,7 @@ class ImageFolder(Dataset[tuple[Any, Any]]):
         target_transform: Callable[[Any], Any] | None = None,
         *,
         on_bad: str | None = None,
-        cache: Cache | None = None,
+        cache: ObjectCache | None = None,
         retry_seconds: float | None = None,
     ) -> None:
         _pillow()
@@ -220,6 +220,6 @@ def _data_spec() -> DataSpec:
     return spec
 
 
-def _cache() -> Cache | None:
+def _cache() -> ObjectCache | None:
     """The node's cache, in a run."""
     return shared() if run_of_here() else None

@@ -24,7 +24,7 @@ UNKNOWN = 1 << 20  # bytes, for an object whose size is not known
 NODES = 4  # that take whole shards of which they read a part
 
 
-class Cache(Protocol):
+class ObjectCache(Protocol):
     """A cache of objects, as in cache.py. It may have a ``limit`` in bytes."""
 
     def get(self, key: str, size: int, fetch: Callable[[BinaryIO], None]) -> BinaryIO | None:
@@ -42,13 +42,15 @@ class Reading:
         nodes: that read this dataset together.
     """
 
-    def __init__(self, place: Place, listing: Listing, cache: Cache | None, nodes: int = 1) -> None:
+    def __init__(
+        self, place: Place, listing: Listing, cache: ObjectCache | None, nodes: int = 1
+    ) -> None:
         self._place, self._listing = place, listing
         self._cache = cache if place.remote else None
         self._takes_shards = not place.remote or _whole_shards(listing, self._cache, nodes)
         # Whether an epoch brings all of it to this node.
         self.comes_whole = nodes == 1 or (bool(listing.shards) and self._takes_shards)
-        self._here = _Process()
+        self._here = _ThisProcess()
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_here": None}
@@ -95,9 +97,9 @@ class Reading:
         return self._process.samples.keys() >= set(indices)
 
     @property
-    def _process(self) -> _Process:
+    def _process(self) -> _ThisProcess:
         if self._here is None or self._here.pid != os.getpid():
-            self._here = _Process()
+            self._here = _ThisProcess()
         return self._here
 
     def _fetch(self, index: int) -> bytes:
@@ -155,7 +157,7 @@ class Reading:
         return _File(file) if file else None
 
 
-def _whole_shards(listing: Listing, cache: Cache | None, nodes: int) -> bool:
+def _whole_shards(listing: Listing, cache: ObjectCache | None, nodes: int) -> bool:
     """Whether a node takes whole shards from a store. All nodes are at the same few shards at a
     time, so each would take every shard, for one part in ``nodes`` of its samples, and in every
     epoch anew unless its cache keeps all of them."""
@@ -182,7 +184,7 @@ class _File:
             return b""
 
 
-class _Process:
+class _ThisProcess:
     """The state of one process. After a fork the threads are gone, so the child makes its own."""
 
     def __init__(self) -> None:

@@ -46,10 +46,12 @@ def source(entry: str, patience: float) -> Source:
     Args:
         patience: seconds that a store may be silent.
     """
-    return Remote(entry, patience) if "://" in entry else Local(Path(os.path.expandvars(entry)))
+    if "://" in entry:
+        return StoreSource(entry, patience)
+    return LocalSource(Path(os.path.expandvars(entry)))
 
 
-class Local:
+class LocalSource:
     """A folder or a file. Links are followed, but not in circles. Devices, pipes and sockets are
     left out."""
 
@@ -84,7 +86,7 @@ def _file(name: str, facts: os.stat_result) -> File:
     return File(name, facts.st_size, facts.st_mtime_ns, 0o600 | (facts.st_mode & 0o777))
 
 
-class Remote:
+class StoreSource:
     """The objects below a URL, or one object."""
 
     def __init__(self, root: str, patience: float) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from hpcddp.errors import SandboxError
 from hpcddp.sandbox import daemons, hosts, own_processes
-from hpcddp.sandbox.config import Settings, Site, fits
+from hpcddp.sandbox.config import SandboxSite, Settings, fits
 from hpcddp.sandbox.state import State, live, load, locked
 
 __all__ = ["Sandbox", "Settings", "default_folder"]
@@ -177,9 +177,9 @@ def _environ(folder: Path, state: State) -> dict[str, str]:
     return {"SLURM_CONF": state.site.slurm_conf, "HPCDDP_SANDBOX": str(folder)}
 
 
-def _site(home: Path, prefix: str, nodes: int) -> Site:
+def _site(home: Path, prefix: str, nodes: int) -> SandboxSite:
     port = _free_ports(2 + nodes)
-    return Site(
+    return SandboxSite(
         home=str(home),
         host=socket.gethostname().partition(".")[0],
         prefix=prefix,

@@ -92,7 +92,7 @@ def hang(run: RehearsedRun, fault: Fault, watch: float) -> None:
         own_processes.end([rank], signal.SIGKILL, 10.0)
 
 
-def _rank(run: RehearsedRun, fault: Fault) -> own_processes.Process:
+def _rank(run: RehearsedRun, fault: Fault) -> own_processes.OwnProcess:
     """The rank that a fault hits, as soon as the ranks are known."""
     return fault.pick(run.until(run.ranks, "the ranks are there"))
 

@@ -19,7 +19,7 @@ from hpcddp.sandbox import compare, daemons, fault_times, faults, time_limits
 from hpcddp.sandbox.cluster import Sandbox
 from hpcddp.sandbox.fault_times import EARLY, KINDS, Fault, Timeline
 from hpcddp.sandbox.outcome import Report, outcomes
-from hpcddp.sandbox.own_processes import Process
+from hpcddp.sandbox.own_processes import OwnProcess
 from hpcddp.sandbox.rehearsal_sandbox import Say, own_sandbox, sandboxed
 from hpcddp.sandbox.rehearsed_run import TICK, Over, RehearsedRun
 from hpcddp.submit import prepare, submission
@@ -183,7 +183,7 @@ class _Rehearsal:
 
     def _seconds_of_ranks(self, run: RehearsedRun) -> float:
         """For how many seconds a program's ranks run; 0 if they were over before the first look."""
-        tasks: list[Process] = []
+        tasks: list[OwnProcess] = []
         began = ended = 0.0
 
         def left() -> bool:

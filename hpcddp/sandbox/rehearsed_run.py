@@ -13,7 +13,7 @@ from hpcddp.errors import SandboxError, SlurmUnreachable
 from hpcddp.rundir import AttemptDir, RunDir, read_lines, read_step
 from hpcddp.sandbox import own_processes
 from hpcddp.sandbox.cluster import Sandbox
-from hpcddp.sandbox.own_processes import Process
+from hpcddp.sandbox.own_processes import OwnProcess
 from hpcddp.slurm.hostlist import expand_hosts
 from hpcddp.submit.status import Status, status
 
@@ -129,7 +129,7 @@ class RehearsedRun:
         last = self.facts()
         return last.number > number or last.cause is not None
 
-    def ranks(self) -> list[Process]:
+    def ranks(self) -> list[OwnProcess]:
         """The processes of the newest attempt's ranks, by rank; none while it starts."""
         if self.attempt is None:
             return []
@@ -141,7 +141,7 @@ class RehearsedRun:
                 return own_processes.of_pids(rank["pid"] for rank in line["ranks"])
         return []
 
-    def tasks(self) -> list[Process]:
+    def tasks(self) -> list[OwnProcess]:
         """The processes that Slurm has started for the run, whether they report steps or not."""
         return own_processes.of_steps(str(self.folder.path))
 

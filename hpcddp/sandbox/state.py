@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from hpcddp.errors import SandboxError
-from hpcddp.sandbox.config import Settings, Site
-from hpcddp.sandbox.own_processes import Process
+from hpcddp.sandbox.config import SandboxSite, Settings
+from hpcddp.sandbox.own_processes import OwnProcess
 
 NAME = "sandbox.json"
 
@@ -19,8 +19,8 @@ NAME = "sandbox.json"
 @dataclass
 class State:
     settings: Settings
-    site: Site
-    daemons: dict[str, Process] = field(default_factory=dict)
+    site: SandboxSite
+    daemons: dict[str, OwnProcess] = field(default_factory=dict)
     ready: bool = False  # it was up once: all nodes were idle
 
     @property
@@ -51,10 +51,10 @@ def load(folder: Path) -> State | None:
     try:
         raw = json.loads(text)
         daemons = {
-            name: Process(entry["pid"], entry["started"], tuple(entry["argv"]))
+            name: OwnProcess(entry["pid"], entry["started"], tuple(entry["argv"]))
             for name, entry in raw["daemons"].items()
         }
-        return State(Settings(**raw["settings"]), Site(**raw["site"]), daemons, raw["ready"])
+        return State(Settings(**raw["settings"]), SandboxSite(**raw["site"]), daemons, raw["ready"])
     except (ValueError, TypeError, KeyError) as error:
         raise SandboxError(f"is damaged ({error!r})", where=str(folder / NAME)) from error
 

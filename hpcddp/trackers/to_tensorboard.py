@@ -27,16 +27,16 @@ def knows(run: RunDir, memory: Mapping[str, Any]) -> bool:
     return run.tensorboard.is_dir()
 
 
-def open_sink(run: RunDir, memory: Mapping[str, Any]) -> Files:
+def open_sink(run: RunDir, memory: Mapping[str, Any]) -> EventFiles:
     """Begin a new file beside those that there are."""
     run.tensorboard.mkdir(exist_ok=True)
     # Files are read in the order of their names, which begin with the second of their making.
     while list(run.tensorboard.glob(f"events.out.tfevents.{int(clock.time()):010d}.*")):
         clock.sleep(0.1)
-    return Files(run, first="told" not in memory)
+    return EventFiles(run, first="told" not in memory)
 
 
-class Files:
+class EventFiles:
     """The event files of a run; the one that this process writes."""
 
     def __init__(self, run: RunDir, *, first: bool) -> None:

@@ -104,14 +104,14 @@ from pathlib import Path
 from hpcddp.data import sources
 from hpcddp.data.stage import StagedCopy
 sources.BLOCK = 1 << 20
-read = sources.Local.read
+read = sources.LocalSource.read
 def slowly(self, file, start):
     print("from", start, flush=True)
     for data in read(self, file, start):
         yield data
         print("block", flush=True)
         time.sleep(float(sys.argv[3]))
-sources.Local.read = slowly
+sources.LocalSource.read = slowly
 StagedCopy(Path(sys.argv[2]), [sys.argv[1]], 1).copy(lambda: True)
 """
 
@@ -151,12 +151,12 @@ def test_it_stops_at_once_where_a_source_does_not_answer(
     node, asked, answer = tmp_path / "node", threading.Event(), threading.Event()
     node.mkdir()
 
-    def silent(self: sources.Local, file: sources.File, start: int) -> Iterator[bytes]:
+    def silent(self: sources.LocalSource, file: sources.File, start: int) -> Iterator[bytes]:
         asked.set()
         answer.wait()
         yield b"late"
 
-    monkeypatch.setattr(sources.Local, "read", silent)
+    monkeypatch.setattr(sources.LocalSource, "read", silent)
     ends: list[bool] = []
     made = StagedCopy(node, [str(source)], 1)
     copying = threading.Thread(target=lambda: ends.append(made.copy(lambda: not asked.is_set())))

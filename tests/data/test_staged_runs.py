@@ -39,14 +39,14 @@ GATE = """
 import pathlib, sys, time
 if any("hpcddp" in word for word in sys.orig_argv):
     from hpcddp.data import sources
-    read = sources.Local.read
+    read = sources.LocalSource.read
     def gated(self, file, start):
         print("held", flush=True)
         while pathlib.Path({gate!r}).exists():
             time.sleep(0.01)
             yield b""
         yield from read(self, file, start)
-    sources.Local.read = gated
+    sources.LocalSource.read = gated
 """
 TELL = """
 import json, os
