@@ -115,8 +115,8 @@ class Viewer:
         for summary in history.summaries(self.run, over=over, kept=self._summaries):
             attempt = AttemptView(summary, lost_s=summary.lost * mean)
             attempt.waited_s = max(0.0, summary.began - ended)
-            first_step = begins.get(summary.attempt, summary.began)
-            attempt.started_s = max(0.0, first_step - summary.began)
+            trained_from = begins.get(summary.attempt, summary.began)
+            attempt.started_s = max(0.0, trained_from - summary.began)
             ended = summary.ended or view.now
             view.held_s += max(0.0, ended - summary.began)
             view.attempts.append(attempt)
