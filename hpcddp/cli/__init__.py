@@ -59,8 +59,8 @@ class LazyCommand(click.Command):
         """The command itself."""
         name = self.name or ""
         attribute = f"{name}_" if iskeyword(name) else name
-        found: click.Command = getattr(import_module(f"hpcddp.cli.{self.module}"), attribute)
-        return found
+        command: click.Command = getattr(import_module(f"hpcddp.cli.{self.module}"), attribute)
+        return command
 
     def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
         return self.load().make_context(*args, **kwargs)

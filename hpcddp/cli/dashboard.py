@@ -37,12 +37,12 @@ def dashboard(runs: str | None, path: str | None, port: int | None) -> int:
     from hpcddp.dashboard.all_runs import Folder
 
     if port is not None:
-        opened = listener.on_port(port)
+        opening = listener.on_port(port)
     else:
-        opened = listener.on_socket(Path(path) if path else listener.own_path(root))
-    with opened as where:
+        opening = listener.on_socket(Path(path) if path else listener.own_path(root))
+    with opening as door:
         click.echo(os.fsencode(f"dashboard of {root}"))  # a path may be no text
-        for what, value in where.lines(os.uname().nodename):
-            click.echo(os.fsencode(f"  {what + ':':21}{value}"))
+        for name, value in door.lines(os.uname().nodename):
+            click.echo(os.fsencode(f"  {name + ':':21}{value}"))
         click.echo("Ctrl-C ends it", err=True)
-        return app.serve(Folder(root), where)
+        return app.serve(Folder(root), door)

@@ -32,25 +32,25 @@ class Tail:
 
     def lines(self) -> list[bytes]:
         """The whole lines that are new."""
-        found: list[bytes] = []
+        new: list[bytes] = []
         for path in paths(self.run, self.attempt):
             start = self.read.get(str(path), 0)
             with path.open("rb") as f:
                 f.seek(start)
                 whole = f.read().rpartition(b"\n")
             self.read[str(path)] = start + len(whole[0]) + len(whole[1])
-            found += [line + b"\n" for line in whole[0].split(b"\n")] if whole[1] else []
-        return found
+            new += [line + b"\n" for line in whole[0].split(b"\n")] if whole[1] else []
+        return new
 
 
 def wait(run: RunDir, each: Callable[[], None]) -> Status:
-    """Until the run has ended; `each` is called again and again."""
+    """Wait until the run has ended, and call `each` again and again."""
     poll = StatusPoll(run)
     while True:
-        found = poll.look()
+        state = poll.look()
         each()
-        if found.final:
-            return found
+        if state.final:
+            return state
         time.sleep(TICK)
 
 
@@ -63,16 +63,16 @@ def follow_log(run: RunDir, wanted: Callable[[bytes], bool], attempt: int | None
             put(line)
 
     try:
-        found = wait(run, each)
+        state = wait(run, each)
     except KeyboardInterrupt:
         return 130
     each()
-    return outcome(found)
+    return outcome(state)
 
 
-def outcome(found: Status) -> int:
+def outcome(state: Status) -> int:
     """The exit code of a command that has seen a run's end."""
-    well = found.state in ("COMPLETED", "STOPPED", "RENDERED") and not found.refused
+    well = state.state in ("COMPLETED", "STOPPED", "RENDERED") and not state.refused
     return 0 if well else 1
 
 
@@ -104,7 +104,7 @@ class Interrupts:
             raise KeyboardInterrupt
 
     def act(self) -> None:
-        """Answer what came since the last look."""
+        """Answer the signals since the last call."""
         if self.count <= self.answered:
             return
         first, self.answered = not self.answered, self.count
@@ -132,22 +132,22 @@ def follow_run(run: RunDir, *, as_json: bool) -> int:
 
     try:
         with Interrupts(run) as interrupts, progress:
-            found = wait(run, each)
+            state = wait(run, each)
             each()
     except KeyboardInterrupt:
         click.echo(f"detached: the run goes on; hpcddp logs -f {run.name} comes back", err=True)
         return 130
-    return finish(run, found, as_json=as_json, interrupted=interrupts.answered > 0)
+    return finish(run, state, as_json=as_json, interrupted=interrupts.answered > 0)
 
 
-def finish(run: RunDir, found: Status, *, as_json: bool, interrupted: bool) -> int:
+def finish(run: RunDir, state: Status, *, as_json: bool, interrupted: bool) -> int:
     """Say how the run ended; the exit code of the command."""
     if as_json:
-        click.echo(json.dumps(found.to_dict()))
+        click.echo(json.dumps(state.to_dict()))
     else:
-        reason = f": {found.reason}" if found.reason else ""
-        click.echo(f"{found.state} {run.name}{reason}", err=True)
+        reason = f": {state.reason}" if state.reason else ""
+        click.echo(f"{state.state} {run.name}{reason}", err=True)
     sys.stdout.flush()
     if interrupted:
         return 130
-    return outcome(found)
+    return outcome(state)

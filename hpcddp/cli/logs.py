@@ -52,7 +52,7 @@ def keep(rank: int | None) -> Callable[[bytes], bool]:
 
 
 def write(path: Path, wanted: Callable[[bytes], bool]) -> None:
-    """Print the wanted lines; what looks like a terminal escape is shown, not obeyed."""
+    """Print the wanted lines, safe for a terminal."""
     if not path.exists():
         return
     with path.open("rb") as f:

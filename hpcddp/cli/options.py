@@ -1,4 +1,4 @@
-"""Options that several commands share, and what they come to: layers of values and a plan."""
+"""Options that several commands share, and their results: layers of values, and a plan."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hpcddp.planning.jobfile import Layer
 if TYPE_CHECKING:
     from hpcddp.planning.asked import Asked
 
-F = TypeVar("F", bound=Callable[..., Any])  # what a decorator of options is put on
+F = TypeVar("F", bound=Callable[..., Any])  # a function that gets options
 
 # Parameter -> the key it sets.
 SHORTCUTS = {
@@ -59,7 +59,7 @@ class JobCommand(click.Command):
     """A command on a job, which may be any program: all that comes after the first ``--``."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Take the program off before click reads the rest: of its words nothing is ours."""
+        """Take the program off before click reads the rest: none of its words is our option."""
         words: list[str] = []
         if "--" in args:
             split = args.index("--")
@@ -71,8 +71,8 @@ class JobCommand(click.Command):
             rest = super().parse_args(ctx, args)
         except click.UsageError as error:
             if not words and any(map(jobfile.is_program, given)):
-                told = f"{error.format_message()}\n  {jobfile.PROGRAM}"
-                raise click.UsageError(told, ctx) from None
+                message = f"{error.format_message()}\n  {jobfile.PROGRAM}"
+                raise click.UsageError(message, ctx) from None
             raise
         ctx.params["command"] = tuple(words)
         return rest
@@ -113,17 +113,17 @@ def job_options(function: F) -> F:
 
 def pairs(flag: str, words: Sequence[str]) -> dict[str, str]:
     """KEY=VALUE words as a table."""
-    found = {}
+    values = {}
     for word in words:
         name, equals, value = word.partition("=")
         if not equals or not name:
             raise UserError(f"{word!r} is not KEY=VALUE", where=flag)
-        found[name] = value
-    return found
+        values[name] = value
+    return values
 
 
 def flags(given: dict[str, Any]) -> Layer:
-    """The layer of the flags that were given; what was not given sets nothing."""
+    """The layer of the flags that were given; the others set nothing."""
     layer = Layer()
     if given.get("command"):
         layer.put("command", list(given["command"]), "command line")

@@ -1,4 +1,4 @@
-"""`hpcddp plan`: what each strategy takes on so many GPUs, and which to take."""
+"""`hpcddp plan`: the estimated memory of each strategy on so many GPUs, and a recommendation."""
 
 from __future__ import annotations
 
@@ -56,27 +56,28 @@ def plan(job: str | None, memory: str | None, as_json: bool, **given: Any) -> No
                         where="command", hint="plan a job with a task")  # fmt: skip
     if asked.nodes.min != asked.nodes.max:
         notes.append(f"{asked.nodes} nodes: this is the plan of {asked.nodes.max}")
-    rows, facts = _look(asked, given["strategy"], folder)
+    candidates, facts = _look(asked, given["strategy"], folder)
     for note in [*notes, *facts.notes, *_unknown(facts), *_room(asked)]:
         click.echo(f"note: {note}", err=True)
     site = asked.profile.cluster
     device = facts.memory if site.backend == "local" else 0
-    found = memory_given or sizes.bytes_of(site.gpu_memory, str(asked.profile.path)) or device
-    told = _Told(
-        asked, rows, found, _backend(asked.profile, facts), *recommend.recommend(rows, found)
-    )
+    usable = memory_given or sizes.bytes_of(site.gpu_memory, str(asked.profile.path)) or device
+    estimates = _Estimates(
+        asked, candidates, usable, _backend(asked.profile, facts),
+        *recommend.recommend(candidates, usable),
+    )  # fmt: skip
     if as_json:
-        click.echo(json.dumps(_plain(told)))
+        click.echo(json.dumps(_plain(estimates)))
         return
-    for line in _table(told):
+    for line in _table(estimates):
         click.echo(line)
 
 
-class _Told(NamedTuple):
-    """What there is to say."""
+class _Estimates(NamedTuple):
+    """The strategies, and the one to take."""
 
     asked: Asked
-    rows: list[Candidate]
+    candidates: list[Candidate]
     memory: int
     backend: str
     recommended: str
@@ -84,7 +85,7 @@ class _Told(NamedTuple):
 
 
 def _look(asked: Asked, text: str | None, folder: Path) -> tuple[list[Candidate], ModelProfile]:
-    """The rows of the strategies in question: one that was asked for must be possible."""
+    """The strategies to compare. One that the user names must be possible."""
     from hpcddp import strategy
     from hpcddp.compare import recommend
 
@@ -94,21 +95,23 @@ def _look(asked: Asked, text: str | None, folder: Path) -> tuple[list[Candidate]
     if asked.spec.strategy != "ddp":
         texts.append(asked.spec.strategy)
     texts = [text] if text else list(dict.fromkeys(texts))
-    rows, facts = recommend.look(asked.spec, asked.sources, texts, asked.nodes, asked.gpus, folder)
-    if text and rows[0].reason:
-        raise UserError(rows[0].reason, where="--strategy")
-    return rows, facts
+    candidates, facts = recommend.look(
+        asked.spec, asked.sources, texts, asked.nodes, asked.gpus, folder
+    )
+    if text and candidates[0].reason:
+        raise UserError(candidates[0].reason, where="--strategy")
+    return candidates, facts
 
 
 def _backend(profile: Profile, facts: ModelProfile) -> str:
-    """Over what the ranks will talk."""
+    """The backend of the ranks' collectives."""
     if profile.cluster.backend == "local":
         return "nccl" if facts.memory else "gloo"
     return "gloo" if profile.cluster.gpu_option == "none" else "nccl"
 
 
 def _room(asked: Asked) -> list[str]:
-    """What a preemption leaves of time, where Slurm says so, and what the job took before."""
+    """The time that a preemption leaves, where Slurm says it, beside the job's own times."""
     from hpcddp.planning import advice, earlier_runs
     from hpcddp.rundir import runs_in
 
@@ -120,25 +123,26 @@ def _room(asked: Asked) -> list[str]:
 
 
 def _unknown(facts: ModelProfile) -> list[str]:
-    """Why activations are not estimated, where they are not."""
+    """The reasons for which activations are not estimated."""
     from hpcddp.model_profile import TensorShare
 
     whys = {view.unknown: 1 for view in facts.views.values() if isinstance(view, TensorShare)}
     return [f"activations are not estimated: {why}" for why in whys if why]
 
 
-def _table(told: _Told) -> Iterator[str]:
-    """The rows as aligned lines, then those that cannot be, then the advice."""
-    lines = [COLUMNS, *(_cells(row, told.backend) for row in told.rows if row.estimate)]
-    wide = [max(map(len, column)) for column in zip(*lines, strict=True)]
+def _table(estimates: _Estimates) -> Iterator[str]:
+    """The candidates as aligned lines, then the impossible ones, then the advice."""
+    possible = [candidate for candidate in estimates.candidates if candidate.estimate]
+    lines = [COLUMNS, *(_cells(candidate, estimates.backend) for candidate in possible)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for name, *cells in lines:
-        numbers = "  ".join(f"{cell:>{w}}" for cell, w in zip(cells, wide[1:], strict=True))
-        yield f"{name:<{wide[0]}}  {numbers}"
+        numbers = "  ".join(f"{cell:>{w}}" for cell, w in zip(cells, widths[1:], strict=True))
+        yield f"{name:<{widths[0]}}  {numbers}"
     yield ""
-    for row in told.rows:
-        if row.reason:
-            yield from _wrapped(f"{row.text}: {row.reason}", "  ")
-    yield from _wrapped(told.why)
+    for candidate in estimates.candidates:
+        if candidate.reason:
+            yield from _wrapped(f"{candidate.text}: {candidate.reason}", "  ")
+    yield from _wrapped(estimates.why)
 
 
 def _wrapped(text: str, indent: str = "") -> list[str]:
@@ -147,52 +151,52 @@ def _wrapped(text: str, indent: str = "") -> list[str]:
     )
 
 
-def _cells(row: Candidate, backend: str) -> tuple[str, ...]:
+def _cells(candidate: Candidate, backend: str) -> tuple[str, ...]:
     from hpcddp.sizes import size
 
-    assert row.estimate
-    need, (micro, count) = row.estimate.most, row.estimate.micro
-    other, sent = need.buffers + need.other, row.estimate.sent[backend]
+    assert candidate.estimate
+    need, (micro, count) = candidate.estimate.most, candidate.estimate.micro
+    other, sent = need.buffers + need.other, candidate.estimate.sent[backend]
     sizes = (need.parameters, need.gradients, need.optimizer, need.activations, other, need.sum)
     batch = f"{micro}x{count}" if count > 1 else str(micro)
-    return (row.text, *("?" if n is None else size(n) for n in sizes), batch,
+    return (candidate.text, *("?" if n is None else size(n) for n in sizes), batch,
             "?" if sent is None else size(sent))  # fmt: skip
 
 
-def _plain(told: _Told) -> dict[str, Any]:
-    """All of it as plain data."""
+def _plain(estimates: _Estimates) -> dict[str, Any]:
+    """The estimates as plain data."""
     from hpcddp.compare.recommend import FITS
 
-    asked = told.asked
+    asked = estimates.asked
     return {
         "schema_version": 1,
         "job": asked.spec.name,
         "nodes": asked.nodes.max,
         "gpus_per_node": asked.gpus,
         "global_batch": asked.spec.global_batch,
-        "backend": told.backend,
-        "gpu_memory": told.memory or None,
+        "backend": estimates.backend,
+        "gpu_memory": estimates.memory or None,
         "usable": FITS,
-        "rows": [_plain_row(row, told.memory) for row in told.rows],
-        "recommended": told.recommended or None,
-        "why": told.why,
+        "rows": [_plain_row(each, estimates.memory) for each in estimates.candidates],
+        "recommended": estimates.recommended or None,
+        "why": estimates.why,
     }
 
 
-def _plain_row(row: Candidate, memory: int) -> dict[str, Any]:
-    if row.estimate is None:
-        return {"strategy": row.text, "reason": row.reason}
-    need, (micro, count) = row.estimate.most, row.estimate.micro
+def _plain_row(candidate: Candidate, memory: int) -> dict[str, Any]:
+    if candidate.estimate is None:
+        return {"strategy": candidate.text, "reason": candidate.reason}
+    need, (micro, count) = candidate.estimate.most, candidate.estimate.micro
     sizes = {name: _whole(value) for name, value in need._asdict().items()}
     return {
-        "strategy": row.text,
-        "layout": str(row.layout),
+        "strategy": candidate.text,
+        "layout": str(candidate.layout),
         "reason": None,
         "memory": {**sizes, "sum": _whole(need.sum)},
-        "fits": row.fits(memory) if memory else None,
+        "fits": candidate.fits(memory) if memory else None,
         "micro_batch": micro,
         "accumulation": count,
-        "sent": {name: _whole(value) for name, value in row.estimate.sent.items()},
+        "sent": {name: _whole(value) for name, value in candidate.estimate.sent.items()},
     }
 
 

@@ -51,14 +51,14 @@ def ranks(nodes: str, gpus: str, strategy: str | None, hosts: str | None, as_jso
 def table(
     topology: Topology, hosts: list[str] | None = None, mesh: Layout | None = None
 ) -> Iterator[str]:
-    """The map as aligned lines, the header first; of a mesh what the ranks' numbers do not say."""
+    """The map as aligned lines, the header first, with columns for the ranks' places in a mesh."""
     rank_width = max(len("rank"), len(str(topology.world_size - 1)))
     node_width = max(len("node"), len(str(topology.nodes - 1)))
     host_width = max(map(len, ["host", *(hosts or [])]))
     rows = map_rows(topology, hosts)  # checks the hosts before the first line is out
     names, places = _places(mesh)
-    more = "".join(f"  {{:>{max(len(name), rank_width)}}}" for name in names)
-    line = f"{{:>{rank_width}}}  {{:>{node_width}}}  {{:<{host_width}}}  {{:>10}}{more}\n".format
+    columns = "".join(f"  {{:>{max(len(name), rank_width)}}}" for name in names)
+    line = f"{{:>{rank_width}}}  {{:>{node_width}}}  {{:<{host_width}}}  {{:>10}}{columns}\n".format
     yield line("rank", "node", "host", "local rank", *names)
     for (rank, node, host, local), place in zip(rows, places, strict=False):
         yield line(rank, node, host or "-", local, *place)
@@ -84,13 +84,13 @@ def _json_lines(
         **({"strategy": str(mesh)} if mesh else {}),
     }
     names, places = _places(mesh)
-    more = "".join(f', "{name}": %d' for name in names)
+    columns = "".join(f', "{name}": %d' for name in names)
     yield json.dumps(head).removesuffix("}") + ', "ranks": ['
     before = "\n"
     for (rank, node, host, local), place in zip(rows, places, strict=False):
         yield (
             f'{before}{{"rank": {rank}, "node": {node}, "host": {host or "null"},'
-            f' "local_rank": {local}{more % place}}}'
+            f' "local_rank": {local}{columns % place}}}'
         )
         before = ",\n"
     yield "\n]}\n"

@@ -70,10 +70,10 @@ COLUMNS = ("fault", "step", "attempt", "cause", "survived", "steps lost", "secon
 
 def table(report: Report) -> str:
     """The report for a person."""
-    cells = [COLUMNS, *(_cells(row, clock=not report.steps) for row in report.faults)]
-    widths = [max(len(row[i]) for row in cells) for i in range(len(COLUMNS))]
+    rows = [COLUMNS, *(_cells(fault, clock=not report.steps) for fault in report.faults)]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(COLUMNS))]
     lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip()
-             for row in cells]  # fmt: skip
+             for row in rows]  # fmt: skip
     order = _yes(report.order_equal) + (f" ({report.difference})" if report.difference else "")
     needless = f" ({report.steps_needless} in vain)" if report.steps_needless else ""
     reason = f": {report.reason}" if report.reason else ""
@@ -87,16 +87,16 @@ def table(report: Report) -> str:
     ])  # fmt: skip
 
 
-def _cells(row: FaultOutcome, *, clock: bool) -> tuple[str, ...]:
-    step = f"{row.step / 10:.1f} s" if clock else str(row.step)
+def _cells(fault: FaultOutcome, *, clock: bool) -> tuple[str, ...]:
+    step = f"{fault.step / 10:.1f} s" if clock else str(fault.step)
     return (
-        row.fault,
-        step if row.step else "start",
-        str(row.attempt or "-"),
-        row.cause or "-",
-        _yes(row.survived) + (f": {row.reason}" if row.reason else ""),
-        str(row.steps_lost),
-        "-" if row.seconds_lost is None else f"{row.seconds_lost:.1f}",
+        fault.fault,
+        step if fault.step else "start",
+        str(fault.attempt or "-"),
+        fault.cause or "-",
+        _yes(fault.survived) + (f": {fault.reason}" if fault.reason else ""),
+        str(fault.steps_lost),
+        "-" if fault.seconds_lost is None else f"{fault.seconds_lost:.1f}",
     )
 
 

@@ -1,4 +1,4 @@
-"""`hpcddp report`: what happened in some runs, as one HTML file."""
+"""`hpcddp report`: some runs as one HTML file."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from hpcddp.submit.status import Status
 
 MOST = 12  # runs side by side
-# What records that something else has written do to those who read them.
+# Errors that a record of another form causes.
 FOREIGN = (ArithmeticError, LookupError, TypeError, ValueError, AttributeError)
-HEAD = 10  # lines of a file in which our mark stands
+HEAD = 10  # lines of a file that may hold the mark of a report
 
 
 @click.command()
@@ -56,24 +56,28 @@ def report(run: tuple[str, ...], output: str | None, force: bool, runs: str | No
 
 
 def looked(folders: list[RunDir]) -> tuple[list[dict[str, Any]], list[Status]]:
-    """The views of runs; what cannot be shown is told, and it is an error if nothing can."""
+    """The views of runs. One that cannot be shown is left out with a warning.
+
+    Raises:
+        HpcddpError: none can be shown.
+    """
     from hpcddp.observe.run_facts import static
-    from hpcddp.observe.view import Viewer
+    from hpcddp.observe.viewer import Viewer
     from hpcddp.submit.status import status
 
     views, states = [], []
     failed: list[HpcddpError] = []
     for folder in folders:
         try:
-            found = status(folder)
-            views.append(Viewer(folder).look(found).to_dict() | static(folder))
-            states.append(found)
+            state = status(folder)
+            views.append(Viewer(folder).look(state).to_dict() | static(folder))
+            states.append(state)
             continue
         except HpcddpError as error:
             failed.append(error)
         except FOREIGN as error:
-            what = f"its records are not of hpcddp's form: {type(error).__name__} {error}"
-            failed.append(RunError(what, where=str(folder.path)))
+            message = f"its records are not of hpcddp's form: {type(error).__name__} {error}"
+            failed.append(RunError(message, where=str(folder.path)))
         if len(folders) > 1:
             click.echo(f"warning: {folder.name} is left out: {failed[-1]}", err=True)
     if not views:
@@ -82,7 +86,7 @@ def looked(folders: list[RunDir]) -> tuple[list[dict[str, Any]], list[Status]]:
 
 
 def check(target: Path, force: bool) -> None:
-    """Refuse to overwrite what is no report.
+    """Refuse to overwrite anything but a report.
 
     Raises:
         UserError: a folder, a device, or a file that is no report has this name.
@@ -90,8 +94,8 @@ def check(target: Path, force: bool) -> None:
     from hpcddp.report import MARK
 
     if target.exists() and not target.is_file():
-        what = "a folder" if target.is_dir() else "no plain file"
-        raise UserError(f"this is {what}", where=str(target), hint="name a file with -o")
+        kind = "a folder" if target.is_dir() else "no plain file"
+        raise UserError(f"this is {kind}", where=str(target), hint="name a file with -o")
     if force or not target.exists():
         return
     with target.open("rb") as f:

@@ -1,4 +1,4 @@
-"""`hpcddp render` and `hpcddp config`: what would be submitted, and why."""
+"""`hpcddp render` and `hpcddp config`: the script of a job, and the sources of its values."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def render(job: str | None, runs: str | None, **given: Any) -> None:
 
 
 def default_cluster() -> str | None:
-    """A script is for Slurm, whether or not sbatch is here, unless somebody says otherwise."""
+    """Slurm, whether or not sbatch is here, unless the environment names another cluster."""
     import os
 
     return None if os.environ.get("HPCDDP_CLUSTER") else "slurm"
@@ -57,6 +57,6 @@ def config(job: str | None, as_json: bool, **given: Any) -> None:
         click.echo(json.dumps({"schema_version": 1, "keys": keys}))
         return
     texts = [(n, json.dumps(v, ensure_ascii=False), source) for n, v, source in rows]
-    wide = [max(len(row[i]) for row in texts) for i in (0, 1)]
+    widths = [max(len(row[i]) for row in texts) for i in (0, 1)]
     for name, value, source in texts:
-        click.echo(f"{name:{wide[0]}}  {value:{wide[1]}}  {source}")
+        click.echo(f"{name:{widths[0]}}  {value:{widths[1]}}  {source}")

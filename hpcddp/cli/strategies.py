@@ -99,13 +99,13 @@ def _rows(played: Iterator[Trial]) -> Iterator[tuple[Trial, dict[str, Any]]]:
             "reason": trial.reason,
         }
         if not trial.reason:
-            found = figures(trial)
+            measured = figures(trial)
             if trial.case.strategy == "single":
-                reference = found.loss.get("fp64")
-            row |= {"loss": found.loss, "memory": found.memory, "sent": found.sent,
-                    "step_s": found.step,
+                reference = measured.loss.get("fp64")
+            row |= {"loss": measured.loss, "memory": measured.memory, "sent": measured.sent,
+                    "step_s": measured.step,
                     "difference": {p: _difference(loss, reference)
-                                   for p, loss in found.loss.items()}}  # fmt: skip
+                                   for p, loss in measured.loss.items()}}  # fmt: skip
         yield trial, row
 
 
@@ -127,19 +127,19 @@ def _print_json(played: Iterator[Trial], ranks: int, steps: int, names: Sequence
 
 def _print_table(played: Iterator[Trial], ranks: int, steps: int, names: Sequence[str]) -> None:
     """Aligned lines, units below the head."""
-    wide = max(len("strategy"), *map(len, names))
+    width = max(len("strategy"), *map(len, names))
     for head in (("strategy", *HEAD), (f"{ranks} ranks", *UNITS)):
-        click.echo(_line(wide, head))
+        click.echo(_line(width, head))
     for trial, row in _rows(played):
         words = f"{row['ended']}: {trial.reason}" if trial.reason else ""
-        text = f"{row['name']:{wide}}  {words}" if words else _line(wide, _cells(row))
+        text = f"{row['name']:{width}}  {words}" if words else _line(width, _cells(row))
         click.echo(text + "  one process" * (trial.ranks == 1))
     click.echo(LEGEND, err=True)
 
 
-def _line(wide: int, cells: Sequence[str]) -> str:
+def _line(width: int, cells: Sequence[str]) -> str:
     first, *rest = cells
-    return (f"{first:{wide}}" + "".join(f"{cell:>{WIDTH}}" for cell in rest)).rstrip()
+    return (f"{first:{width}}" + "".join(f"{cell:>{WIDTH}}" for cell in rest)).rstrip()
 
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:

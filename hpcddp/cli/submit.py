@@ -58,7 +58,7 @@ def submit(job: str | None, runs: str | None, show_snapshot: bool, **given: Any)
 
 def carry_out(plan: Plan, runs: str | None, *, follow: bool | None, dry_run: bool, parsable: bool,
               as_json: bool, **given: Any) -> int:  # fmt: skip
-    """Submit a plan as the options say; those in `given` are in the plan already."""
+    """Submit a plan as the options say; the plan holds those in `given`."""
     from hpcddp.submit import prepare, submission
 
     if dry_run:
@@ -76,7 +76,7 @@ def carry_out(plan: Plan, runs: str | None, *, follow: bool | None, dry_run: boo
 
 
 def announce(run: RunDir, job_id: str, *, as_json: bool, parsable: bool) -> None:
-    """Say where the run is and what can be done next."""
+    """Print the run's folder and the next commands."""
     if as_json:
         line = {"run": run.name, "job_id": job_id, "path": str(run.path)}
         click.echo(json.dumps(line))
@@ -90,7 +90,7 @@ def announce(run: RunDir, job_id: str, *, as_json: bool, parsable: bool) -> None
 
 
 def list_code(plan: Plan) -> int:
-    """What a command's working folder would hold."""
+    """Print the files that would be copied into a command's working folder."""
     from hpcddp.planning import code_files
 
     for line in code_files.rows(plan.code) if plan.code else ():

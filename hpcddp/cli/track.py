@@ -11,7 +11,7 @@ from hpcddp.errors import UserError
 from hpcddp.rundir import RunDir
 from hpcddp.trackers import TRACKERS, module, plain
 
-PAUSE = 1.0  # seconds between two looks for what is new
+PAUSE = 1.0  # seconds between two looks for new metrics
 
 
 @click.command()
@@ -35,47 +35,47 @@ def track(run: str, names: tuple[str, ...], follow: bool, runs: str | None) -> i
     folder = submission.find(runs_root(runs), run)
     for name in names:
         module(name)  # or an error that says what to install
-    found = status.status(folder)
-    if not found.final:
+    state = status.status(folder)
+    if not state.final:
         _check_alone(folder, names)
-    teller = Telling(folder, names)
-    if follow and not found.final:
+    sending = Sending(folder, names)
+    if follow and not state.final:
         try:
-            found = wait(folder, teller.look)
+            state = wait(folder, sending.look)
         except KeyboardInterrupt:
             click.echo("the run goes on; the same command tells the rest", err=True)
-    return teller.end(over=found.final)
+    return sending.end(over=state.final)
 
 
-class Telling:
-    """The trackers, and who of them failed."""
+class Sending:
+    """The trackers, and how many of them failed."""
 
     def __init__(self, run: RunDir, names: tuple[str, ...]) -> None:
-        from hpcddp.trackers.send import Teller
+        from hpcddp.trackers.send import Sender
 
         self.failed = 0
         self._next = 0.0
-        self._teller = Teller(run, names, self._fail)
+        self._sender = Sender(run, names, self._fail)
 
     def _fail(self, name: str, error: Exception) -> None:
         self.failed += 1
         click.echo(plain(f"error: {name}: {error}"), err=True)
 
     def look(self) -> None:
-        """Tell what is new, from time to time."""
+        """Send the new metrics, from time to time."""
         if time.monotonic() > self._next:
-            self._teller.tell()
+            self._sender.send()
             self._next = time.monotonic() + PAUSE
 
     def end(self, *, over: bool) -> int:
-        """Tell the rest; the exit code."""
-        self._teller.tell(over=over)
-        self._teller.close()
+        """Send the rest; the exit code."""
+        self._sender.send(over=over)
+        self._sender.close()
         return 1 if self.failed else 0
 
 
 def _check_alone(run: RunDir, names: tuple[str, ...]) -> None:
-    """The run's own job must not tell the same tracker too: it would be told twice."""
+    """Refuse a tracker that the run's own job sends to: it would get each step twice."""
     from hpcddp import record
 
     own = record.read(run).spec.get("metrics", {}).get("trackers", [])

@@ -15,12 +15,13 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from hpcddp.cli.terminal.screen import Screen
-    from hpcddp.observe.view import View, Viewer
+    from hpcddp.observe.view import View
+    from hpcddp.observe.viewer import Viewer
     from hpcddp.rundir import RunDir
 
 POINTS = 800  # of a curve: two for each column of dots of a wide terminal
 HINT = "q leaves"
-READ = 0.3  # seconds for old metrics between two pictures: nobody waits for a million of them
+READ = 0.3  # seconds for old metrics between two pictures, so that a million of them delay none
 PAGE = (80, 40)  # columns and lines where there is no terminal
 
 
@@ -55,9 +56,9 @@ def _dumb() -> bool:
 
 
 def viewer(folder: RunDir) -> Viewer:
-    """Reads of a run what a picture shows."""
+    """A viewer that reads no more of a run than a picture shows."""
     from hpcddp.cli.terminal.picture import SKIP
-    from hpcddp.observe.view import Viewer
+    from hpcddp.observe.viewer import Viewer
 
     return Viewer(folder, POINTS, SKIP)
 
@@ -78,14 +79,14 @@ def live(folder: RunDir, every: float, *, plain: bool) -> int:
     from hpcddp.cli.terminal.screen import Screen, size
     from hpcddp.observe.poll import StatusPoll
 
-    eye, poll = viewer(folder), StatusPoll(folder, aside=True)
-    view = eye.look(poll.look(), READ)  # what is wrong with it is told on the usual screen
+    reader, poll = viewer(folder), StatusPoll(folder, aside=True)
+    view = reader.look(poll.look(), READ)  # an error of it is printed on the usual screen
     try:
         with Screen().taken() as screen:
             while view.behind or not view.status.final:
                 if _left(screen, view, every, plain):
                     return 0
-                view = eye.look(poll.look(), READ)
+                view = reader.look(poll.look(), READ)
     except KeyboardInterrupt:
         return 130
     columns, lines = size()
@@ -112,10 +113,10 @@ def _lines(view: View, columns: int, lines: int, plain: bool) -> list[str]:
     from hpcddp.cli.terminal.picture import picture
 
     console = _console(columns, lines)
-    with console.capture() as said:
+    with console.capture() as capture:
         hint = f"reading, {HINT}" if view.behind else HINT
         console.print(picture(view, columns, lines, plain=plain, hint=hint), end="")
-    return said.get().removesuffix("\n").split("\n")
+    return capture.get().removesuffix("\n").split("\n")
 
 
 def _put(view: View, columns: int, lines: int, plain: bool) -> None:

@@ -26,61 +26,61 @@ def why(run: str, runs: str | None, as_json: bool) -> int:
     from hpcddp.submit.status import status
 
     folder = submission.find(runs_root(runs), run)
-    found = status(folder)
-    rows = history.rows(folder, over=found.final)
-    lost = sum(row.lost for row in rows)
+    state = status(folder)
+    attempts = history.summaries(folder, over=state.final)
+    lost = sum(attempt.lost for attempt in attempts)
     if as_json:
-        facts: dict[str, Any] = {"schema_version": 1, "run": folder.name, "state": found.state}
-        facts |= {"reason": found.reason, "steps_lost": lost}
-        click.echo(json.dumps(facts | {"attempts": [row.to_dict() for row in rows]}))
-        return warn_stale([found])
-    reason = f": {found.reason}" if found.reason else ""
-    click.echo(f"{found.run} is {found.state}{reason}")
-    if rows:
-        click.echo(table(rows))
+        facts: dict[str, Any] = {"schema_version": 1, "run": folder.name, "state": state.state}
+        facts |= {"reason": state.reason, "steps_lost": lost}
+        click.echo(json.dumps(facts | {"attempts": [attempt.to_dict() for attempt in attempts]}))
+        return warn_stale([state])
+    reason = f": {state.reason}" if state.reason else ""
+    click.echo(f"{state.run} is {state.state}{reason}")
+    if attempts:
+        click.echo(table(attempts))
         click.echo(f"steps lost: {lost}")
-    if failed := next((row for row in reversed(rows) if row.error), None):
+    if failed := next((attempt for attempt in reversed(attempts) if attempt.error), None):
         click.echo(words(failed))
-    return warn_stale([found])
+    return warn_stale([state])
 
 
 COLUMNS = ("attempt", "began", "ran", "hosts", "cause", "signal", "steps", "lost", "safe", "next")
 
 
-def table(rows: list[AttemptSummary]) -> str:
+def table(attempts: list[AttemptSummary]) -> str:
     """The attempts as a table."""
-    cells = [COLUMNS, *(tuple(_cells(row)) for row in rows)]
-    widths = [max(len(row[i]) for row in cells) for i in range(len(COLUMNS))]
+    rows = [COLUMNS, *(tuple(_cells(attempt)) for attempt in attempts)]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(COLUMNS))]
     return "\n".join(
         "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip()
-        for row in cells
+        for row in rows
     )
 
 
-def _cells(row: AttemptSummary) -> list[str]:
-    steps = f"{row.first + 1}-{row.last}" if row.last > row.first else "-"
+def _cells(attempt: AttemptSummary) -> list[str]:
+    steps = f"{attempt.first + 1}-{attempt.last}" if attempt.last > attempt.first else "-"
     return [
-        str(row.attempt),
-        time.strftime("%m-%d %H:%M:%S", time.localtime(row.began)),
-        f"{row.ended - row.began:.0f} s" if row.ended else _since(row),
-        row.hosts or "here",
-        row.cause or "works",
-        row.by or "-",
+        str(attempt.attempt),
+        time.strftime("%m-%d %H:%M:%S", time.localtime(attempt.began)),
+        f"{attempt.ended - attempt.began:.0f} s" if attempt.ended else _since(attempt),
+        attempt.hosts or "here",
+        attempt.cause or "works",
+        attempt.by or "-",
         steps,
-        str(row.lost),
-        f"{row.safe_s:.1f} s" if row.safe_s is not None else "-",
-        (row.action or "-") + (f" ({row.reason})" if row.reason else ""),
+        str(attempt.lost),
+        f"{attempt.safe_s:.1f} s" if attempt.safe_s is not None else "-",
+        (attempt.action or "-") + (f" ({attempt.reason})" if attempt.reason else ""),
     ]
 
 
-def _since(row: AttemptSummary) -> str:
-    return "?" if row.cause else f"{time.time() - row.began:.0f} s"
+def _since(attempt: AttemptSummary) -> str:
+    return "?" if attempt.cause else f"{time.time() - attempt.began:.0f} s"
 
 
-def words(row: AttemptSummary) -> str:
-    """What the first failing rank of an attempt wrote down, or would have."""
-    error = row.error or {}
+def words(attempt: AttemptSummary) -> str:
+    """The error of the rank of an attempt that failed first."""
+    error = attempt.error or {}
     who = f"rank {error['rank']}" if error.get("rank") is not None else "a rank"
     who += f" on {error['host']}" if who != "a rank" and error.get("host") else ""
     text = error.get("traceback") or f"{error.get('type')}: {error.get('message')}"
-    return f"attempt {row.attempt}, {who}:\n{text.rstrip()}"
+    return f"attempt {attempt.attempt}, {who}:\n{text.rstrip()}"

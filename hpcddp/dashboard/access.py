@@ -1,4 +1,4 @@
-"""Who may ask the dashboard what: every request passes here before anything else sees it."""
+"""Access to the dashboard: every request passes here before any other code sees it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 HOST = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:\d{1,5})?", re.ASCII)  # ssh -L picks the port
 METHODS = ("GET", "HEAD")
-# The program's own files, the same for everybody; whatever else there is may tell of runs.
+# The program's own files, the same for every reader; all other addresses may have data of runs.
 PAGES = re.compile(r"/|/run/[^/]+|/assets/[^/]+")
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
@@ -29,10 +29,10 @@ HEADERS = {
 
 
 class AccessCheck:
-    """Refuses what the owner's own page would not ask, and says to the browser what it may do.
+    """Refuses requests that the owner's own page would not send, and limits the browser.
 
     Args:
-        token: that a question for data must hold; None where the socket's mode is enough.
+        token: that a request for data must hold; None where the socket's mode is enough.
     """
 
     def __init__(self, app: ASGIApp, token: str | None) -> None:
@@ -53,7 +53,7 @@ class AccessCheck:
 
 
 def refusal(method: str, path: str, headers: Headers, token: str | None) -> tuple[int, str] | None:
-    """The status and the reason of what is refused."""
+    """The status and the reason of a refusal; None for a good request."""
     hosts, page = headers.getlist("host"), PAGES.fullmatch(path)
     if len(hosts) != 1 or not HOST.fullmatch(hosts[0]):
         return 421, "this dashboard answers to localhost alone"
@@ -62,7 +62,7 @@ def refusal(method: str, path: str, headers: Headers, token: str | None) -> tupl
     if headers.get("origin", f"http://{hosts[0]}") != f"http://{hosts[0]}":
         return 403, "another page may not ask"
     if headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
-        # A link that leads here is no question of another page: it learns nothing.
+        # A link that leads here is no request of another page: that page learns nothing.
         kind = headers.get("sec-fetch-mode"), headers.get("sec-fetch-dest")
         if kind != ("navigate", "document") or not page:
             return 403, "another page may not ask"

@@ -1,7 +1,7 @@
-"""Step 13: all runs of a folder as JSON, looked at as rarely as it can be, however many ask.
+"""Step 13: all runs of a folder as JSON, read as rarely as possible, however many browsers ask.
 
-A run that has ended is read once, and again when its files change. Slurm is asked for all runs at
-once, beside the looks; between two answers the run dirs tell.
+A run that has ended is read once, and again when its files change. A thread asks Slurm for all runs
+at once; between two answers the run dirs give the state.
 """
 
 from __future__ import annotations
@@ -14,31 +14,31 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hpcddp import report
-from hpcddp.dashboard.answers import Answer, Paced, answer
+from hpcddp.dashboard.answers import Answer, CachedAnswer, answer
 from hpcddp.dashboard.speed import Newest
 from hpcddp.errors import HpcddpError, RunError
-from hpcddp.observe.poll import Told
+from hpcddp.observe.poll import SlurmStates
 from hpcddp.observe.run_facts import static
-from hpcddp.observe.view import Viewer
+from hpcddp.observe.viewer import Viewer
 from hpcddp.rundir import RunDir
 from hpcddp.submit import status
 from hpcddp.submit.status import Status
 
 VIEWERS = 32  # runs whose curves are held at most,
 IDLE = 300.0  # and so many seconds after they were last asked for
-MOVING = ("now", "held_s", "efficiency")  # grow while nothing happens
-TOLD = 60  # seconds after which that is sent all the same
+MOVING = ("now", "held_s", "efficiency")  # change with the time alone
+MINUTE = 60  # seconds after which they are sent again
 
 
 class Mark(NamedTuple):
-    """By which is seen whether a run has changed that has ended."""
+    """A stamp of the files of an ended run, which shows whether it has changed."""
 
     attempt: int
     stamp: tuple[tuple[int, int], ...]
 
     @classmethod
     def of(cls, run: RunDir) -> Mark:
-        """A run's now."""
+        """The mark of a run now."""
         attempt = max((folder.number for folder in run.all_attempts()), default=0)
         return cls(attempt, stamp(run, attempt))
 
@@ -52,13 +52,13 @@ class Folder:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self._all = Paced(self._list)
-        self._told = Told(aside=True)
+        self._all = CachedAnswer(self._list)
+        self._slurm = SlurmStates(aside=True)
         self._runs: dict[str, RunDir] = {}  # by the name that is shown and asked for
         self._ended: dict[str, tuple[Mark, dict[str, Any]]] = {}
         self._newest: dict[str, Newest] = {}
-        self._views: OrderedDict[tuple[str, int], Paced] = OrderedDict()
-        self._lock = threading.Lock()  # of the views
+        self._pages: OrderedDict[tuple[str, int], CachedAnswer] = OrderedDict()
+        self._lock = threading.Lock()  # of the pages
 
     def runs(self) -> Answer:
         """All runs, newest first."""
@@ -82,31 +82,31 @@ class Folder:
         if run is None:
             raise RunError("there is no such run in this folder (any more)", where=name)
         with self._lock:
-            if key not in self._views:
-                self._views[key] = Paced(Page(run, self._told).make)
-            self._views.move_to_end(key)
-            found = self._views[key]
-            if len(self._views) > VIEWERS:
-                self._views.popitem(last=False)
-        return found.get()
+            if key not in self._pages:
+                self._pages[key] = CachedAnswer(Page(run, self._slurm).make)
+            self._pages.move_to_end(key)
+            page = self._pages[key]
+            if len(self._pages) > VIEWERS:
+                self._pages.popitem(last=False)
+        return page.get()
 
     def forget(self) -> None:
-        """Let go of the curves of runs that nobody looks at any more."""
+        """Drop the pages, with their curves, that no browser asks for any more."""
         old = time.monotonic() - IDLE
         with self._lock:
-            for key in [key for key, paced in self._views.items() if paced.asked < old]:
-                del self._views[key]
+            for key in [key for key, page in self._pages.items() if page.asked < old]:
+                del self._pages[key]
 
     def _list(self) -> Answer:
-        found, outside = scan(self.root)
-        self._runs = {shown(run.name): run for run in found}
+        runs, outside = scan(self.root)
+        self._runs = {shown(run.name): run for run in runs}
         for name in (self._ended.keys() | self._newest.keys()) - self._runs.keys():
             self._ended.pop(name, None)
             self._newest.pop(name, None)
         rows = [self._row(name, run) for name, run in self._runs.items()]
-        self._told.ask([run for run in found if shown(run.name) not in self._ended])
-        told = {"schema_version": 1, "folder": str(self.root), "runs": rows, "outside": outside}
-        return answer(told | {"away": self._told.away})
+        self._slurm.ask([run for run in runs if shown(run.name) not in self._ended])
+        data = {"schema_version": 1, "folder": str(self.root), "runs": rows, "outside": outside}
+        return answer(data | {"away": self._slurm.away})
 
     def _row(self, name: str, run: RunDir) -> dict[str, Any]:
         held = self._ended.get(name)
@@ -114,43 +114,43 @@ class Folder:
             return held[1]
         self._ended.pop(name, None)
         try:
-            mark, found = Mark.of(run), status.known(run)
-            ended = found.final and found.state not in status.UNTOLD
-            found = found if ended else self._told.better(run, found)
+            mark, state = Mark.of(run), status.known(run)
+            ended = state.final and state.state not in status.UNTOLD
+            state = state if ended else self._slurm.of(run, state)
             newest = self._newest.setdefault(name, Newest(run))
-            newest.update(whole=not found.final)
-            made = row(name, found, newest)
-        except Exception as error:  # whatever lies in one folder must not hide the others
-            what = error.what if isinstance(error, HpcddpError) else f"it cannot be read: {error}"
-            damaged = Status(name, "DAMAGED", str(run.path), None, "", "", 0, 0.0, 0, reason=what)
+            newest.update(whole=not state.final)
+            line = row(name, state, newest)
+        except Exception as error:  # a damaged folder must not hide the others
+            why = error.what if isinstance(error, HpcddpError) else f"it cannot be read: {error}"
+            damaged = Status(name, "DAMAGED", str(run.path), None, "", "", 0, 0.0, 0, reason=why)
             return row(name, damaged, None)
         if ended:
-            self._ended[name] = mark, made
+            self._ended[name] = mark, line
             del self._newest[name]
-        return made
+        return line
 
 
 COLUMNS = ("state", "reason", "since", "created", "nodes", "gpus_per_node", "hosts", "job_id",
            "backend", "attempt", "step", "total_steps", "epoch", "loss", "stale")  # fmt: skip
 
 
-def row(name: str, found: Status, newest: Newest | None) -> dict[str, Any]:
+def row(name: str, state: Status, newest: Newest | None) -> dict[str, Any]:
     """A run's row of the list."""
-    made: dict[str, Any] = {"run": name} | {column: getattr(found, column) for column in COLUMNS}
-    made |= {"samples_per_s": None, "to_go_s": None, "slow": 0}
+    cells: dict[str, Any] = {"run": name} | {column: getattr(state, column) for column in COLUMNS}
+    cells |= {"samples_per_s": None, "to_go_s": None, "slow": 0}
     if newest:
-        made["samples_per_s"] = newest.samples_per_s
-        if found.state == "RUNNING":
-            made["slow"] = newest.slow
-            if newest.step_s and found.total_steps:
-                made["to_go_s"] = newest.step_s * max(0, found.total_steps - found.step)
-    return made
+        cells["samples_per_s"] = newest.samples_per_s
+        if state.state == "RUNNING":
+            cells["slow"] = newest.slow
+            if newest.step_s and state.total_steps:
+                cells["to_go_s"] = newest.step_s * max(0, state.total_steps - state.step)
+    return cells
 
 
 def scan(root: Path) -> tuple[list[RunDir], int]:
     """The runs of a folder, newest first, and how many links to runs lead out of it.
 
-    What lies elsewhere is not shown: it is not of this folder, whoever made the link.
+    A run elsewhere is not shown: it is not of this folder.
     """
     dated, outside = [], 0
     inside = root.resolve()
@@ -168,12 +168,12 @@ def scan(root: Path) -> tuple[list[RunDir], int]:
 
 
 def shown(name: str) -> str:
-    """A file's name as text, which may be no text."""
+    """A file's name as a string, also where its bytes are no UTF-8."""
     return os.fsencode(name).decode("utf-8", "replace")
 
 
 def stamp(run: RunDir, attempt: int) -> tuple[tuple[int, int], ...]:
-    """The files that tell a run's end: when each was written, and which file it is."""
+    """The files that change with a run's end: when each was written, and which file it is."""
     return tuple(
         _written(path)
         for path in (run.path, run.job, run.submission, run.attempts, run.attempt(attempt).facts)
@@ -181,7 +181,7 @@ def stamp(run: RunDir, attempt: int) -> tuple[tuple[int, int], ...]:
 
 
 def _written(path: Path) -> tuple[int, int]:
-    """When, and as which file: a clock may stand still between two that are written."""
+    """The time, and the file's number: a clock may stand still between two writes."""
     try:
         facts = path.stat()
         return facts.st_mtime_ns, facts.st_ino
@@ -190,10 +190,10 @@ def _written(path: Path) -> tuple[int, int]:
 
 
 class Page:
-    """All that is shown of a run; its lines are read once each, and of an ended one no more."""
+    """The page of a run. Each line of the run is read once; an ended run is not read again."""
 
-    def __init__(self, run: RunDir, told: Told) -> None:
-        self.run, self._told = run, told
+    def __init__(self, run: RunDir, slurm: SlurmStates) -> None:
+        self.run, self._slurm = run, slurm
         self._viewer = Viewer(run)
         self._ended: tuple[Mark, Answer] | None = None
 
@@ -210,16 +210,16 @@ class Page:
             return self._make()
         except HpcddpError:
             raise
-        except Exception as error:  # of records that are no records of ours
+        except Exception as error:  # records of another form
             raise RunError(f"cannot be shown: {error!r}", where=str(self.run.path)) from error
 
     def _make(self) -> Answer:
-        mark, found = Mark.of(self.run), status.known(self.run)
-        ended = found.final and found.state not in status.UNTOLD
-        view = self._viewer.look(self._told.better(self.run, found))
+        mark, state = Mark.of(self.run), status.known(self.run)
+        ended = state.final and state.state not in status.UNTOLD
+        view = self._viewer.look(self._slurm.of(self.run, state))
         data = report.shown([view.to_dict() | static(self.run)])
         still = {name: value for name, value in data["runs"][0].items() if name not in MOVING}
-        made = answer(data, [view.now // TOLD, still])
+        page = answer(data, [view.now // MINUTE, still])
         if ended:
-            self._ended, self._viewer = (mark, made), Viewer(self.run)  # its curves take memory
-        return made
+            self._ended, self._viewer = (mark, page), Viewer(self.run)  # its curves take memory
+        return page

@@ -1,4 +1,4 @@
-"""What the dashboard sends: made when it is asked for, by one thread, and not too often."""
+"""The answers of the dashboard: made on request, by one thread at a time, and not too often."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from typing import Any, NamedTuple
 import msgspec
 
 EVERY = 1.0  # seconds between two looks, at least
-SHARE = 5  # a look that takes long is followed by a pause of so many times as long,
+SHARE = 5  # a long look is followed by a pause of so many times its length,
 LONGEST = 10.0  # but of no more seconds
 
 
 class Answer(NamedTuple):
-    """What is sent, and a name for it that changes with it."""
+    """The bytes to send, and a tag that changes with them."""
 
     body: bytes
     tag: str
 
 
 def answer(data: Any, same: Any = None) -> Answer:
-    """Data to be sent.
+    """Data as an answer.
 
     Args:
-        same: what it is known by, if not by all of it.
+        same: the part of it that makes the tag; all of it without.
     """
     body = encoded(data)
-    named = body if same is None else encoded(same)
-    return Answer(body, f'"{hashlib.sha256(named).hexdigest()[:20]}"')
+    tagged = body if same is None else encoded(same)
+    return Answer(body, f'"{hashlib.sha256(tagged).hexdigest()[:20]}"')
 
 
-class Paced:
-    """An answer that is made anew when it is asked for, by one at a time, and not too often."""
+class CachedAnswer:
+    """An answer that is kept for a while, and then made anew by the next thread that asks."""
 
     def __init__(self, make: Callable[[], Answer]) -> None:
         self.asked = time.monotonic()
@@ -65,7 +65,7 @@ class Paced:
 
 
 def encoded(data: Any) -> bytes:
-    """JSON: what is no number is null, and what is no text is replaced."""
+    """JSON: NaN is null, and characters that are none are replaced."""
     try:
         return msgspec.json.encode(data)
     except UnicodeEncodeError:  # lone surrogates

@@ -1,4 +1,4 @@
-"""The dashboard's pages, and the server that gives them until it is told to end."""
+"""The dashboard's pages, and the server that gives them until a signal ends it."""
 
 from __future__ import annotations
 
@@ -55,27 +55,29 @@ def make(folder: Folder, token: str | None) -> Starlette:
     async def run(request: Request) -> Response:
         return await look(request, partial(folder.run, request.path_params["name"]))
 
-    async def asset(request: Request) -> Response:
-        return shipped(request.path_params["name"])
-
-    async def page(request: Request) -> Response:
-        return shipped("run.html" if request.path_params else "list.html")
-
-    made = Starlette(
+    application = Starlette(
         routes=[
-            Route("/", page),
-            Route("/run/{name}", page),
+            Route("/", _page),
+            Route("/run/{name}", _page),
             Route("/api/runs", runs),
             Route("/api/run/{name}", run),
-            Route("/assets/{name}", asset),
+            Route("/assets/{name}", _asset),
         ],
         middleware=[
             Middleware(AccessCheck, token=token),
             Middleware(GZipMiddleware, compresslevel=4),
         ],
     )
-    made.router.redirect_slashes = False  # an address is one of these, or nothing
-    return made
+    application.router.redirect_slashes = False  # an address is one of these, or nothing
+    return application
+
+
+async def _page(request: Request) -> Response:
+    return shipped("run.html" if request.path_params else "list.html")
+
+
+async def _asset(request: Request) -> Response:
+    return shipped(request.path_params["name"])
 
 
 OWN = ("list.html", "list.css", "list.js", "run.html", "run.js", "ask.js", "icon.svg")
@@ -88,7 +90,7 @@ DRAWING: dict[str, Callable[[], str]] = {
 
 
 def shipped(name: str) -> Response:
-    """A file of the program's own: the same for everybody, with nothing of any run in it."""
+    """A file of the program's own: the same for every reader, without any data of a run."""
     if name in OWN:
         text = files("hpcddp.dashboard").joinpath("assets", name).read_text(encoding="utf-8")
     elif name in DRAWING:
@@ -135,7 +137,7 @@ def serve(folder: Folder, door: Listener) -> int:
 
 
 def abandoned() -> bool:
-    """Whether nobody can read what this command prints: its ssh has ended without a signal."""
+    """Whether the terminal of this command is gone: its ssh has ended without a signal."""
     if sys.stdout is None or sys.stdout.closed:
         return False
     poll = select.poll()

@@ -18,20 +18,20 @@ from pathlib import Path
 from hpcddp.errors import UserError
 
 LONGEST = 107  # bytes of a Unix socket's path, see unix(7)
-LOCAL = "127.0.0.1"  # no name: another user may listen on what else a name stands for
-FORWARDED = 8080  # port on the user's own machine, in what is printed
+LOCAL = "127.0.0.1"  # no name: another user may listen on another address of the name
+FORWARDED = 8080  # port on the user's own machine, in the printed commands
 
 
 @dataclass(frozen=True)
 class Listener:
-    """A socket that listens, and how a person comes to it."""
+    """A socket that listens, and the way to it."""
 
     listener: socket.socket
     address: str  # path, or host and port
-    token: str | None  # that every question for data must hold
+    token: str | None  # that every request for data must hold
 
     def lines(self, host: str) -> list[tuple[str, str]]:
-        """What to type and where, for a person."""
+        """The commands and addresses for a person, each with the place to type it."""
         if self.token is None:
             far = f"ssh -L {FORWARDED}:{shlex.quote(self.address)} {host}"
             return [
@@ -52,7 +52,7 @@ def on_port(port: int) -> Iterator[Listener]:
     """Listen on a port of loopback, or on any that is free.
 
     Raises:
-        UserError: it cannot be had.
+        UserError: the port is not free.
     """
     with socket.socket(socket.AF_INET) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -60,9 +60,9 @@ def on_port(port: int) -> Iterator[Listener]:
             listener.bind((LOCAL, port))
             listener.listen()
         except OSError as error:
-            what = f"cannot be listened on: {error.strerror}"
+            message = f"cannot be listened on: {error.strerror}"
             hint = "--port 0 takes any that is free; without --port it is a socket of your own"
-            raise UserError(what, where=f"port {port}", hint=hint) from None
+            raise UserError(message, where=f"port {port}", hint=hint) from None
         address = f"{LOCAL}:{listener.getsockname()[1]}"
         yield Listener(listener, address, secrets.token_urlsafe(32))
 
@@ -72,30 +72,30 @@ def on_socket(path: Path) -> Iterator[Listener]:
     """Listen on a Unix socket of mode 0600, and remove it at the end.
 
     Raises:
-        UserError: its path is too long, others could put one of theirs in its place, or somebody
+        UserError: its path is too long, other users could replace it, or a process already
             listens there.
     """
     path = _settled(path.parent) / path.name
     if len(os.fsencode(path)) > LONGEST:
-        what = f"is {len(os.fsencode(path))} bytes long; a socket's path has {LONGEST} at most"
-        raise UserError(what, where=str(path), hint="name a shorter one with --socket")
+        message = f"is {len(os.fsencode(path))} bytes long; a socket's path has {LONGEST} at most"
+        raise UserError(message, where=str(path), hint="name a shorter one with --socket")
     with socket.socket(socket.AF_UNIX) as listener:
         try:
             _bind(listener, path)
         except OSError as error:
-            what = f"cannot be listened on: {error.strerror}"
-            raise UserError(what, where=str(path), hint="name another --socket") from None
-        made = path.lstat().st_ino
+            message = f"cannot be listened on: {error.strerror}"
+            raise UserError(message, where=str(path), hint="name another --socket") from None
+        own = path.lstat().st_ino
         try:
             yield Listener(listener, str(path), None)
         finally:
             with contextlib.suppress(OSError):
-                if path.lstat().st_ino == made:
+                if path.lstat().st_ino == own:
                     path.unlink()
 
 
 def _bind(listener: socket.socket, path: Path) -> None:
-    """Bind and listen; what a dashboard left that is dead gives way."""
+    """Bind and listen; the socket of a dead dashboard gives way."""
     before = os.umask(0o177)
     try:
         try:
@@ -111,10 +111,10 @@ def _bind(listener: socket.socket, path: Path) -> None:
 
 
 def _stale(path: Path) -> bool:
-    """Whether nobody listens on a socket.
+    """Whether no process listens on a socket.
 
     Raises:
-        UserError: somebody does, or it is something else.
+        UserError: one does, or the file is no socket.
     """
     if not stat.S_ISSOCK(path.lstat().st_mode):
         raise UserError("is there, and is no socket", where=str(path), hint="name another --socket")
@@ -137,8 +137,8 @@ def _settled(folder: Path) -> Path:
         settled = folder.resolve(strict=True)
         weak = _weak(settled)
     except (OSError, RuntimeError) as error:
-        said = getattr(error, "strerror", None) or error  # a loop of links has none
-        raise UserError(f"there is no such folder: {said}", where=str(folder)) from None
+        reason = getattr(error, "strerror", None) or error  # a loop of links has none
+        raise UserError(f"there is no such folder: {reason}", where=str(folder)) from None
     if weak:
         raise UserError(
             "others can write there, and put a socket of theirs in place of yours",
@@ -149,22 +149,22 @@ def _settled(folder: Path) -> Path:
 
 
 def _weak(folder: Path) -> Path | None:
-    """The one, of a folder and all above it, in which others can put what they like."""
+    """The first, of a folder and all above it, in which other users can replace files."""
     if not private(folder.stat(), 0o022):
         return folder
     trusted = {os.geteuid(), 0, Path("/").stat().st_uid}  # in a container root has another number
     for above in folder.parents:
-        found = above.stat()
-        # In a sticky folder, as /tmp is, nobody moves what is another's.
-        open_ = found.st_mode & 0o022 and not found.st_mode & stat.S_ISVTX
-        if found.st_uid not in trusted or open_:
+        facts = above.stat()
+        # In a sticky folder, as /tmp is, only its owner can move a file.
+        open_ = facts.st_mode & 0o022 and not facts.st_mode & stat.S_ISVTX
+        if facts.st_uid not in trusted or open_:
             return above
     return None
 
 
-def private(found: os.stat_result, mask: int) -> bool:
+def private(facts: os.stat_result, mask: int) -> bool:
     """Whether a folder is the user's own, and others have none of these permissions."""
-    return found.st_uid == os.geteuid() and not stat.S_IMODE(found.st_mode) & mask
+    return facts.st_uid == os.geteuid() and not stat.S_IMODE(facts.st_mode) & mask
 
 
 def own_path(root: Path) -> Path:
@@ -186,10 +186,10 @@ def own_path(root: Path) -> Path:
 
 
 def _made(folder: Path) -> bool:
-    """Make a folder that nobody else can enter; whether it is one."""
+    """Make a folder that only the user can enter; whether it is one."""
     with contextlib.suppress(OSError):
         with contextlib.suppress(FileExistsError):
             folder.mkdir(mode=0o700)
-        found = folder.lstat()
-        return stat.S_ISDIR(found.st_mode) and private(found, 0o077)
+        facts = folder.lstat()
+        return stat.S_ISDIR(facts.st_mode) and private(facts, 0o077)
     return False

@@ -1,4 +1,4 @@
-"""How fast a run is, and which of its ranks are slow, from its newest attempt's records."""
+"""The speed of a run, and its slow ranks, from its newest attempt's records."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections import deque
 from pathlib import Path
 
-from hpcddp.observe.curves import pieces
+from hpcddp.observe.curves import whole_lines
 from hpcddp.rundir import RunDir, parse_lines
 
 TAIL = 1 << 15  # bytes that are read for the rate
@@ -15,13 +15,13 @@ POINTS = 200
 
 
 class Newest:
-    """What the list shows beside a run's status; each byte is looked at once."""
+    """The figures in the list beside a run's status; each byte is read once."""
 
     def __init__(self, run: RunDir) -> None:
         self.run = run
         self.samples_per_s: float | None = None
-        self._slow: set[tuple[str, str]] = set()  # what of it (compute or data), rank
-        self._points: deque[tuple[float, float]] = deque(maxlen=POINTS)  # step, when it was told
+        self._slow: set[tuple[str, str]] = set()  # part of a step (compute or data), rank
+        self._points: deque[tuple[float, float]] = deque(maxlen=POINTS)  # step, time of its record
         self._attempt, self._read = 0, 0
 
     @property
@@ -38,10 +38,10 @@ class Newest:
         return (now - began) / (last - first)
 
     def update(self, *, whole: bool) -> None:
-        """Read what is new.
+        """Read new lines.
 
         Args:
-            whole: from the attempt's beginning, which tells the slow ranks; else its end alone.
+            whole: from the attempt's beginning, for the slow ranks; else its end alone.
         """
         folders = self.run.all_attempts()
         if not folders:
@@ -53,18 +53,18 @@ class Newest:
             self._points.clear()
         if not whole:
             self._read = max(self._read, _start(metrics))
-        for data in pieces(metrics, self._read):
+        for data in whole_lines(metrics, self._read):
             self._read += len(data)
             self._marks(data)
             self._rate(data[data.find(b"\n", -TAIL) + 1 :] if len(data) > TAIL else data)
 
     def _marks(self, data: bytes) -> None:
         for record in parse_lines(RARE.findall(data)):
-            what = str(record.get("what")), str(record.get("rank"))
+            part = str(record.get("what")), str(record.get("rank"))
             if record.get("event") == "slow":
-                self._slow.add(what)
+                self._slow.add(part)
             elif record.get("event") == "recovered":
-                self._slow.discard(what)
+                self._slow.discard(part)
 
     def _rate(self, data: bytes) -> None:
         for record in parse_lines(data.splitlines()):
@@ -76,7 +76,7 @@ class Newest:
 
 
 def _start(path: Path) -> int:
-    """Where the last lines of a file begin, somewhere within a line."""
+    """The byte at which the end of a file begins, somewhere within a line."""
     try:
         return max(0, path.stat().st_size - TAIL)
     except OSError:

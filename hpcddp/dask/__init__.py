@@ -4,10 +4,10 @@
 one process group; ``start`` does not wait. ``DaskResultsHandler`` brings files from the ranks.
 ``dispatch``, ``results`` and ``hpcddp.data`` have the names of dask-pytorch-ddp.
 
-Under `hpcddp submit --launcher dask` the job's command is what it is under any other launcher:
-each rank runs it, so that a script for DDP need not know of Dask. Beside each rank there is a Dask
-worker of the same number. A program that is the client of them all, with ``client()`` in it, is
-started as `python -m hpcddp.dask PROGRAM`: rank 0 runs it, and the others leave the place to their
+Under `hpcddp submit --launcher dask` each rank runs the job's command, as under any other launcher,
+so that a script for DDP need not know of Dask. Beside each rank there is a Dask worker of the same
+number. A program that is the client of all workers, with ``client()`` in it, is started as
+`python -m hpcddp.dask PROGRAM`: rank 0 runs it, and the other ranks leave the place to their
 workers.
 
 Nothing here imports Dask or torch before it is called.
@@ -29,16 +29,16 @@ __all__ = ["DaskResultsHandler", "Ranks", "client", "run", "start"]
 
 
 def client(**here: Any) -> Client:
-    """A client of the job's own cluster, when all of its workers are there; outside of a job what
-    ``distributed.Client`` gives, which is a cluster on this machine.
+    """A client of the job's own cluster, when all of its workers are there. Outside of a job it is
+    a plain ``distributed.Client``, with a cluster on this machine.
 
     Args:
-        here: how that one is to be: ``n_workers=2``. A job's is as it was submitted.
+        here: options of that cluster, such as ``n_workers=2``. A job's is as it was submitted.
     """
     import distributed
 
     if "HPCDDP_DASK" not in os.environ:
         return distributed.Client(**here)
-    found = distributed.Client()
-    found.wait_for_workers(Rank.from_env(os.environ).world_size)
-    return found
+    own = distributed.Client()
+    own.wait_for_workers(Rank.from_env(os.environ).world_size)
+    return own

@@ -13,7 +13,7 @@ from typing import NoReturn
 from hpcddp.attempt.error_record import host, kind_of
 from hpcddp.dask import results
 from hpcddp.dask.results import Outbox
-from hpcddp.dask.task import Answer, Job
+from hpcddp.dask.task import Job, RankAnswer
 from hpcddp.processes import die_with_parent
 
 
@@ -31,7 +31,7 @@ def call(job: Job) -> bytes:
         if torch.cuda.is_available() and dist.get_backend() == "nccl":
             dist.barrier(device_ids=[torch.cuda.current_device()])
         else:
-            dist.barrier()  # nobody leaves while others still talk to him
+            dist.barrier()  # a rank that left now could break the others' last collective
         dist.destroy_process_group()
     return result
 
@@ -43,16 +43,17 @@ def _backend(job: Job) -> str:
 
 
 def main(pipe: int) -> NoReturn:
-    """Leaves at once when its answer is out: tearing down a group that lost a rank can hang."""
+    """Call the function, send the answer, and leave at once: tearing down a group that lost a rank
+    can hang."""
     die_with_parent()
     results.outbox = outbox = Outbox(Connection(pipe))
     sys.path[:], job = outbox.receive()
     sys.path += [folder for folder in job.path if folder not in sys.path]
     try:
-        answer = Answer(job.rank.world_rank, call(job))
+        answer = RankAnswer(job.rank.world_rank, call(job))
     except BaseException as error:
         peer = kind_of(error, stepped=True) == "peer"
-        answer = Answer.failure(job.rank, host(), f"failed\n{_told(error)}", peer=peer)
+        answer = RankAnswer.failure(job.rank, host(), f"failed\n{_traceback(error)}", peer=peer)
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
             stream.flush()
@@ -60,13 +61,13 @@ def main(pipe: int) -> NoReturn:
     os._exit(bool(answer.error))
 
 
-def _told(error: BaseException) -> str:
+def _traceback(error: BaseException) -> str:
     """A traceback that begins with the user's function, if it got there."""
     trace = error.__traceback__
     while trace and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next
-    shown = traceback.format_exception(type(error), error, trace or error.__traceback__)
-    return "".join(shown).rstrip()
+    lines = traceback.format_exception(type(error), error, trace or error.__traceback__)
+    return "".join(lines).rstrip()
 
 
 if __name__ == "__main__":

@@ -3,9 +3,10 @@
     python -P -m hpcddp.dask.gang THREADS COMMAND...
 
 Started once per rank, by srun or by spawn.py: this process is the worker, and the rank is its
-child. Rank 0's has one child more, the scheduler. A Dask worker runs whatever a peer sends, so they
-talk over TLS alone, with a certificate made for this attempt that only the run's owner can read,
-and listen on the cluster's network alone. The cluster ends with rank 0; training does not need it.
+child. That of rank 0 has one more child, the scheduler. A Dask worker runs any code that a peer
+sends. So all of them talk over TLS alone, with a certificate made for this attempt that only the
+run's owner can read, and listen on the cluster's network alone. The cluster ends with rank 0;
+training does not need it.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ NO_HTTP = "127.0.0.1:0"  # Dask cannot do without its web server; it is stopped 
 
 
 class Gang:
-    """What is known of one attempt's cluster, in the attempt's folder."""
+    """The files of one attempt's cluster, in the attempt's folder."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         run = RunDir(environ["HPCDDP_RUN_DIR"])
@@ -52,9 +53,9 @@ class Gang:
         """Make the certificate that all of them show to each other."""
         from distributed import Security
 
-        made = Security.temporary()
+        temporary = Security.temporary()
         self.folder.mkdir(mode=0o700, exist_ok=True)
-        write_text(self.pem, made.tls_client_cert + made.tls_client_key, mode=0o600)
+        write_text(self.pem, temporary.tls_client_cert + temporary.tls_client_key, mode=0o600)
 
     def security(self) -> Security:
         """For each role: nothing goes without TLS, and without this very certificate."""
@@ -66,7 +67,7 @@ class Gang:
         return Security(require_encryption=True, **paths)
 
     def environment(self, address: str) -> dict[str, str]:
-        """What lets ``distributed.Client()`` in a rank find the cluster."""
+        """The variables by which ``distributed.Client()`` in a rank finds the cluster."""
         tls = "DASK_DISTRIBUTED__COMM__TLS__"
         return {
             "HPCDDP_DASK": str(self.folder),
@@ -121,7 +122,7 @@ class Member:
         self.scheduler: subprocess.Popen[bytes] | None = None
 
     def pass_on(self, number: int, frame: FrameType | None) -> None:
-        """Tell the rank. Before it is there nothing has begun: as if there was no handler."""
+        """Send a signal on to the rank. Before the rank is there, end as without a handler."""
         if not self.begun:
             self.leave(128 + number)
         self.asked.append(number)
@@ -142,7 +143,7 @@ class Member:
         os._exit(code)
 
     async def run(self) -> NoReturn:
-        """Live, and leave from within: to unwind what Dask has running takes its time."""
+        """Live, and leave from within: to unwind Dask's own tasks takes its time."""
         try:
             code = await self.live()
         except Exception as error:
@@ -152,24 +153,24 @@ class Member:
         self.leave(code)
 
     async def live(self) -> int:
-        """Until the rank has left, and, where it left well, until rank 0 has."""
+        """Work until the rank has left and, where it left well, until rank 0 has."""
         import dask
         from distributed import Worker
 
         if self.rank.world_rank == 0:
             self._begin()
-        found = await self._scheduler()
+        scheduler = await self._scheduler()
         with dask.config.set({"distributed.worker.http.routes": []}):
             worker: Any = await Worker(
-                found, name=self.rank.world_rank, nthreads=self.threads, protocol="tls",
+                scheduler, name=self.rank.world_rank, nthreads=self.threads, protocol="tls",
                 host=address(self.rank, os.environ), security=self.gang.security(),
                 local_directory=self.scratch, dashboard=False, dashboard_address=NO_HTTP,
             )  # fmt: skip
         worker.http_server.stop()
-        environ = {**os.environ, **self.gang.environment(found)}
+        environ = {**os.environ, **self.gang.environment(scheduler)}
         self.begun = True
         self.child = await asyncio.create_subprocess_exec(*self.command, env=environ)
-        self._tell()  # what was asked while it was made
+        self._tell()  # signals that came while it was started
         code = await self.child.wait()
         if code == 0:
             await self._part(worker)

@@ -1,4 +1,4 @@
-"""Where Dask's workers are: their ranks, and the devices of each."""
+"""The ranks of Dask's workers, and the devices of each."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hpcddp.topology import Rank
 
 
 class WorkerInfo(NamedTuple):
-    """What a worker tells of itself."""
+    """The facts of a worker."""
 
     host: str
     job: str  # its Slurm job, "" without one: workers of one job see the same devices
@@ -43,55 +43,54 @@ def _visible(environ: Mapping[str, str]) -> list[str]:
     return [str(i) for i in range(len(list(Path("/dev").glob("nvidia[0-9]*"))))]
 
 
-def ranks(places: Mapping[str, WorkerInfo]) -> dict[str, Rank]:
+def ranks(workers: Mapping[str, WorkerInfo]) -> dict[str, Rank]:
     """Each worker's rank, in their order, by its address: as their launcher numbered them, else
     host by host. A worker in a batch script is 0 for Slurm, like all the others."""
-    numbered = sorted(place.number for place in places.values()) == list(range(len(places)))
+    numbered = sorted(worker.number for worker in workers.values()) == list(range(len(workers)))
 
     def order(address: str) -> tuple[Any, ...]:
-        place = places[address]
+        worker = workers[address]
         if numbered:
-            return (place.number,)
-        number = int(place.name) if place.name.isdecimal() else len(places)
-        return place.host, number, place.name, address
+            return (worker.number,)
+        number = int(worker.name) if worker.name.isdecimal() else len(workers)
+        return worker.host, number, worker.name, address
 
-    sizes = Counter(place.host for place in places.values())
+    sizes = Counter(worker.host for worker in workers.values())
     nodes: dict[str, int] = {}
-    seen: Counter[str] = Counter()
-    found = {}
-    for number, address in enumerate(sorted(places, key=order)):
-        where = places[address].host
-        node = nodes.setdefault(where, len(nodes))
-        found[address] = Rank(number, len(places), seen[where], sizes[where], node)
-        seen[where] += 1
-    return found
+    local: Counter[str] = Counter()  # host -> its workers that have a rank
+    by_address = {}
+    for number, address in enumerate(sorted(workers, key=order)):
+        name = workers[address].host
+        node = nodes.setdefault(name, len(nodes))
+        by_address[address] = Rank(number, len(workers), local[name], sizes[name], node)
+        local[name] += 1
+    return by_address
 
 
-def devices(places: Sequence[WorkerInfo]) -> list[list[str]]:
-    """Each rank's devices, its own first; `places` are in the order of ranks.
+def devices(workers: Sequence[WorkerInfo]) -> list[list[str]]:
+    """Each rank's devices, its own first; `workers` are in the order of ranks.
 
-    Workers of a host that see the same ones begin at one each. Those that see different ones were
-    given their own already, by Slurm or by dask-cuda.
+    Workers of a host that see the same devices begin at one each. Those that see different devices
+    have their own already, by Slurm or by dask-cuda.
     """
     shared: dict[tuple[str, str], list[list[str]]] = {}
-    found = []
-    for place in places:
-        shared.setdefault((place.host, place.job), []).append(place.visible)
+    rotated = []
+    for worker in workers:
+        shared.setdefault((worker.host, worker.job), []).append(worker.visible)
     turn: Counter[tuple[str, str]] = Counter()
-    for place in places:
-        key = place.host, place.job
-        same = all(other == place.visible for other in shared[key])
-        i = turn[key] % len(place.visible) if same and place.visible else 0
-        found.append(place.visible[i:] + place.visible[:i])
+    for worker in workers:
+        key = worker.host, worker.job
+        same = all(visible == worker.visible for visible in shared[key])
+        i = turn[key] % len(worker.visible) if same and worker.visible else 0
+        rotated.append(worker.visible[i:] + worker.visible[:i])
         turn[key] += 1
-    return found
+    return rotated
 
 
-def has_gpus(places: Sequence[WorkerInfo]) -> bool:
+def has_gpus(workers: Sequence[WorkerInfo]) -> bool:
     """Whether each rank can have a GPU of its own."""
-    here = Counter((place.host, place.job) for place in places)
-    return all(
-        len({name for other in places if (other.host, other.job) == key for name in other.visible})
-        >= count
-        for key, count in here.items()
-    )
+    sizes = Counter((worker.host, worker.job) for worker in workers)
+    visible: dict[tuple[str, str], set[str]] = {}
+    for worker in workers:
+        visible.setdefault((worker.host, worker.job), set()).update(worker.visible)
+    return all(len(visible[key]) >= count for key, count in sizes.items())

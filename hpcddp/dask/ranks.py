@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from hpcddp.dask import placement, task
 from hpcddp.dask.placement import WorkerInfo
-from hpcddp.dask.task import Answer
+from hpcddp.dask.task import RankAnswer
 from hpcddp.errors import RankError, UserError
 from hpcddp.rundir import token
 from hpcddp.topology import Rank
@@ -54,27 +54,27 @@ def run(
 def start(
     client: Client, fn: Callable[..., Any], /, *args: Any, backend: str = "", **kwargs: Any
 ) -> Ranks:
-    """What ``run`` does, without waiting for the end."""
+    """The same as ``run``, without waiting for the end."""
     call = packed(fn, args, kwargs)
     if client.asynchronous:
         raise UserError("the client is asynchronous", hint="make it with asynchronous=False")
-    found: dict[str, WorkerInfo] = client.run(placement.look)
-    if not found:
+    workers: dict[str, WorkerInfo] = client.run(placement.look)
+    if not workers:
         raise UserError("the Dask cluster has no workers", hint="client.wait_for_workers(N) waits")
-    ranks = placement.ranks(found)
-    here = [found[address] for address in ranks]
-    gpus = placement.has_gpus(here)
-    own = [",".join(names) for names in placement.devices(here)]
-    address = _host(next(iter(ranks)))
-    common = {"MASTER_ADDR": address, "MASTER_PORT": str(here[0].port)}
-    made = Ranks(client, token(4))
-    for (worker, rank), place, devices in zip(ranks.items(), here, own, strict=True):
+    by_address = placement.ranks(workers)
+    ordered = [workers[address] for address in by_address]
+    gpus = placement.has_gpus(ordered)
+    visible = [",".join(names) for names in placement.devices(ordered)]
+    master = _host(next(iter(by_address)))
+    common = {"MASTER_ADDR": master, "MASTER_PORT": str(ordered[0].port)}
+    ranks = Ranks(client, token(4))
+    for (address, rank), worker, devices in zip(by_address.items(), ordered, visible, strict=True):
         environ = {**rank.to_env(), **common}
         if devices:
             environ["CUDA_VISIBLE_DEVICES"] = devices
-        job = task.Job(rank, environ, place.pid, backend, gpus, call, sys.path, made.key)
-        made.add(worker, place.host, job)
-    return made
+        job = task.Job(rank, environ, worker.pid, backend, gpus, call, sys.path, ranks.key)
+        ranks.add(address, worker.host, job)
+    return ranks
 
 
 def _host(address: str) -> str:
@@ -87,18 +87,18 @@ def packed(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     """The call as bytes.
 
     Raises:
-        UserError: says what of it cannot be pickled.
+        UserError: a part of it cannot be pickled; the error names the part.
     """
     name = getattr(fn, "__name__", repr(fn))
     parts = {f"the function {name}": fn}
     parts |= {f"argument {i} of {name}": value for i, value in enumerate(args, 1)}
     parts |= {f"the argument {key} of {name}": value for key, value in kwargs.items()}
-    for what, value in parts.items():
+    for part, value in parts.items():
         try:
             _pickled(value)
         except Exception as error:
             raise UserError(
-                f"{what} cannot be pickled: {error}",
+                f"{part} cannot be pickled: {error}",
                 where="hpcddp.dask.run",
                 hint="open files, locks, clients and generators are made inside of the function; "
                 "pass what they are made of",
@@ -107,15 +107,18 @@ def packed(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 
 
 def _pickled(value: Any) -> bytes:
-    """By cloudpickle, to which a module of a kind of its own is no module: torch.classes and
-    torch.ops are two, and come with a function that says `torch` and `.classes`."""
+    """Pickle a value by cloudpickle, and modules of another class than ModuleType by their names.
+
+    torch.classes and torch.ops are two of these. cloudpickle does not know them as modules, and
+    meets them in any function with the names `torch` and `.classes` in it.
+    """
     import cloudpickle
 
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-        def reducer_override(self, found: Any) -> Any:
-            if isinstance(found, ModuleType) and type(found) is not ModuleType:
-                return importlib.import_module, (found.__name__,)
-            return super().reducer_override(found)
+        def reducer_override(self, value: Any) -> Any:
+            if isinstance(value, ModuleType) and type(value) is not ModuleType:
+                return importlib.import_module, (value.__name__,)
+            return super().reducer_override(value)
 
     with io.BytesIO() as file:
         Pickler(file).dump(value)
@@ -129,7 +132,7 @@ class Ranks:
     client: Client
     key: str
     futures: dict[Future[Any], tuple[Rank, str, str]] = field(default_factory=dict)  # worker, host
-    answers: dict[int, Answer] = field(default_factory=dict)  # of the ranks that have ended
+    answers: dict[int, RankAnswer] = field(default_factory=dict)  # of the ranks that have ended
 
     def add(self, worker: str, host: str, job: task.Job) -> None:
         """Start the next rank. It belongs to this worker, and no other may take its place."""
@@ -140,7 +143,7 @@ class Ranks:
         self.futures[future] = job.rank, worker, host
 
     def results(self, meanwhile: Callable[[], object] = bool) -> list[Any]:
-        """What each rank returned, in the order of ranks; all are ended when one fails.
+        """The results of all ranks, in their order; all are ended when one fails.
 
         Args:
             meanwhile: called twice a second, and when all have ended.
@@ -156,14 +159,14 @@ class Ranks:
         return [pickle.loads(answer.result) for answer in answers]
 
     def cancel(self) -> None:
-        """End the ranks that still run, if the cluster can be reached, and wait until they have:
-        what they have sent until then is there."""
+        """End the ranks that still run, if the cluster can be reached, and wait until they have
+        ended: then all that they sent is there."""
         with contextlib.suppress(Exception):
             self.client.cancel(list(self.futures), force=True, reason="hpcddp: the call has ended")
             if len(self.answers) < len(self.futures):
                 self.client.run(task.gone, self.key, 2 * task.KILL_WAIT + 2, on_error="ignore")
 
-    def _answers(self, meanwhile: Callable[[], object]) -> list[Answer]:
+    def _answers(self, meanwhile: Callable[[], object]) -> list[RankAnswer]:
         deadline = float("inf")
         while True:
             self.answers |= {answer.rank: answer for answer in self._ended()}
@@ -185,8 +188,8 @@ class Ranks:
         with contextlib.suppress(TimeoutError, CancelledError):
             wait(pending, timeout=LOOK, return_when="FIRST_COMPLETED")
 
-    def _ended(self) -> Iterator[Answer]:
-        """What is known of ranks that have ended, or whose worker is gone."""
+    def _ended(self) -> Iterator[RankAnswer]:
+        """The answers of the ranks that have ended, or whose worker is gone."""
         try:
             alive = set(self.client.nthreads())
         except OSError as error:
@@ -197,7 +200,7 @@ class Ranks:
             if future.status == "finished":
                 yield future.result()
             elif future.status != "pending":
-                what = future.exception() if future.status == "error" else "cancelled"
-                yield Answer.failure(rank, host, f"was lost by Dask: {what!s}")
+                cause = future.exception() if future.status == "error" else "cancelled"
+                yield RankAnswer.failure(rank, host, f"was lost by Dask: {cause!s}")
             elif worker not in alive:
-                yield Answer.failure(rank, host, f"was ended with its Dask worker, {worker}")
+                yield RankAnswer.failure(rank, host, f"was ended with its Dask worker, {worker}")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpcddp.errors import HpcddpError, RankError, UserError
 from hpcddp.rank_results import Data, check, life, opened, place
-from hpcddp.rundir import token
+from hpcddp.rundir import AttemptDir, token
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -29,8 +29,8 @@ class Outbox:
         return self._pipe.recv()
 
     def send(self, key: str, item: tuple[str, bytes]) -> None:
-        """Put an item into a queue of Dask's; it is with the scheduler when this returns, and stays
-        there whatever becomes of the rank."""
+        """Put an item into a queue of Dask's. It is with the scheduler when this returns, and stays
+        there even if the rank fails."""
         if os.getpid() != self._pid:
             raise UserError(
                 "a rank sends results, and none of its data workers",
@@ -88,12 +88,12 @@ class DaskResultsHandler:
     def process_results(
         self, prefix: str | os.PathLike[str], futures: Ranks, raise_errors: bool = True
     ) -> None:
-        """Write what comes until all ranks have ended.
+        """Write the results that come until all ranks have ended.
 
         Args:
             prefix: the folder; made if it is not there.
-            futures: what ``hpcddp.dask.start`` gave.
-            raise_errors: a rank that fails is an error here, when what came before it is written.
+            futures: the result of ``hpcddp.dask.start``.
+            raise_errors: a rank that fails is an error here, after all earlier results are written.
 
         Raises:
             RankError: a rank has failed; all are ended.
@@ -110,19 +110,8 @@ class DaskResultsHandler:
             )
         queue, folder = Queue(self.key, client=futures.client), Path(prefix)
         attempt = life(folder)
-
-        def write() -> None:
-            failed = []
-            for path, data in _waiting(queue):
-                try:
-                    place(folder, path, data, attempt)
-                except HpcddpError as error:  # the rest is in this process alone
-                    failed.append(error)
-            if failed:
-                raise failed[0]
-
         try:
-            futures.results(write)
+            futures.results(lambda: _write(_waiting(queue), folder, attempt))
         except RankError as error:
             if raise_errors:
                 raise
@@ -130,9 +119,21 @@ class DaskResultsHandler:
 
 
 def _waiting(queue: Any) -> list[tuple[str, bytes]]:
-    """What is in a queue; nothing when its scheduler is gone, of which others tell."""
+    """The items in a queue; none when its scheduler is gone, which is an error elsewhere."""
     try:
-        found: list[tuple[str, bytes]] = queue.get(batch=True)
+        items: list[tuple[str, bytes]] = queue.get(batch=True)
     except OSError:
         return []
-    return found
+    return items
+
+
+def _write(items: list[tuple[str, bytes]], folder: Path, attempt: AttemptDir | None) -> None:
+    """Write every item, also after one has failed: the others are in this process alone."""
+    errors = []
+    for path, data in items:
+        try:
+            place(folder, path, data, attempt)
+        except HpcddpError as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]

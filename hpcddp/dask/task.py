@@ -21,13 +21,13 @@ from typing import Any
 from hpcddp.attempt.error_record import host
 from hpcddp.topology import Rank
 
-LOOK = 0.2  # seconds between two looks at the rank, and at whether anybody wants it
+LOOK = 0.2  # seconds between two looks at the rank, and at the client
 KILL_WAIT = 5.0  # seconds between TERM and KILL
 
 
 @dataclass
 class Job:
-    """What a worker gets of the client."""
+    """One rank's part of a call, from the client to a worker."""
 
     rank: Rank
     environ: dict[str, str]
@@ -40,8 +40,8 @@ class Job:
 
 
 @dataclass
-class Answer:
-    """How a rank has ended. What it returned stays pickled until it is with the client."""
+class RankAnswer:
+    """The end of a rank. Its result stays pickled until it is with the client."""
 
     rank: int
     result: bytes = b""
@@ -50,8 +50,8 @@ class Answer:
     time: float = 0.0  # of a failure, seconds since the epoch
 
     @classmethod
-    def failure(cls, rank: Rank, where: str, what: str, *, peer: bool = False) -> Answer:
-        error = f"rank {rank.world_rank} on {where} {what}"
+    def failure(cls, rank: Rank, where: str, words: str, *, peer: bool = False) -> RankAnswer:
+        error = f"rank {rank.world_rank} on {where} {words}"
         return cls(rank.world_rank, error=error, peer=peer, time=time.time())
 
 
@@ -65,7 +65,7 @@ async def gone(call_key: str, seconds: float) -> None:
         await asyncio.sleep(LOOK / 4)
 
 
-def live(job: Job) -> Answer:
+def live(job: Job) -> RankAnswer:
     """Runs on a worker, for as long as the rank lives."""
     mine = job.call_key, job.rank.world_rank
     _living.add(mine)
@@ -75,9 +75,9 @@ def live(job: Job) -> Answer:
         _living.discard(mine)
 
 
-def _live(job: Job) -> Answer:
+def _live(job: Job) -> RankAnswer:
     if os.getpid() != job.pid:  # a nanny has started it anew: the other ranks wait for the old one
-        return Answer.failure(job.rank, host(), "was ended with its Dask worker")
+        return RankAnswer.failure(job.rank, host(), "was ended with its Dask worker")
     ours, theirs = Pipe()
     with ours:
         with theirs:
@@ -92,19 +92,19 @@ def _live(job: Job) -> Answer:
 
 
 def _environ(job: Job) -> dict[str, str]:
-    found = {**os.environ, **job.environ}
+    environ = {**os.environ, **job.environ}
     if job.environ["MASTER_ADDR"].startswith("127."):
-        found.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    return found
+        environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    return environ
 
 
-def _listen(job: Job, pipe: Connection, child: subprocess.Popen[bytes]) -> Answer:
-    """Pass on what the rank sends, until it has ended or is not wanted any more."""
+def _listen(job: Job, pipe: Connection, child: subprocess.Popen[bytes]) -> RankAnswer:
+    """Pass on the items that the rank sends, until it has ended or is not wanted any more."""
     wanted, queues = _wanted(), {}
     with suppress(ConnectionError):  # it has left already
         pipe.send((sys.path, job))
     while wanted():
-        gone = child.poll() is not None  # before the look: what it has sent is still there
+        gone = child.poll() is not None  # before the look: its items are still in the pipe
         if not pipe.poll(0 if gone else LOOK):
             if gone:  # its data workers may still hold the pipe
                 return _left(job, child)
@@ -113,7 +113,7 @@ def _listen(job: Job, pipe: Connection, child: subprocess.Popen[bytes]) -> Answe
             sent = pickle.loads(pipe.recv_bytes())
         except (EOFError, ConnectionError):
             return _left(job, child)
-        if isinstance(sent, Answer):
+        if isinstance(sent, RankAnswer):
             return sent
         key, item = sent
         if key not in queues:
@@ -122,14 +122,14 @@ def _listen(job: Job, pipe: Connection, child: subprocess.Popen[bytes]) -> Answe
         with suppress(ConnectionError):  # it may have been killed meanwhile
             pipe.send(None)
     child.terminate()
-    return Answer.failure(job.rank, host(), "was cancelled")
+    return RankAnswer.failure(job.rank, host(), "was cancelled")
 
 
-def _left(job: Job, child: subprocess.Popen[bytes]) -> Answer:
-    """A rank that has left without a word."""
+def _left(job: Job, child: subprocess.Popen[bytes]) -> RankAnswer:
+    """The answer for a rank that has left without one."""
     code = child.wait()
     how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-    return Answer.failure(job.rank, host(), f"was ended by {how}, and left no traceback")
+    return RankAnswer.failure(job.rank, host(), f"was ended by {how}, and left no traceback")
 
 
 def _wanted() -> Any:
@@ -153,7 +153,7 @@ def _queue(key: str) -> Any:
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
-    """TERM, and KILL after a while, for what has not ended by itself."""
+    """Send TERM, and KILL after a while, to a process that does not end by itself."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         try:
             child.wait(KILL_WAIT)

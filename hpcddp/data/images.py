@@ -1,4 +1,4 @@
-"""ImageFolder: images by class as a map-style dataset, from wherever they lie.
+"""ImageFolder: images by class as a map-style dataset, from a folder or a store.
 
 ROOT/CLASS/NAME.jpg          a folder, s3://bucket/prefix, or any URL that fsspec knows
 ROOT/NAME-000000.tar         the same in tar shards (see shards.py), which are read faster
@@ -22,7 +22,7 @@ from hpcddp.data import folder
 from hpcddp.data.listings import listing_of, rank_of_here, run_of_here
 from hpcddp.data.node_cache.cache import shared
 from hpcddp.data.places import Place
-from hpcddp.data.reading import Cache, Reading
+from hpcddp.data.reading import ObjectCache, Reading
 from hpcddp.errors import ObjectUnreadable, UserError
 from hpcddp.spec import DataSpec
 
@@ -38,10 +38,10 @@ class ImageFolder(Dataset[tuple[Any, Any]]):
             or ``NAME-{000000..000123}.tar``.
         transform: of the PIL image, in RGB.
         target_transform: of the number of the class.
-        on_bad: what an image does that cannot be read: "stop", or "skip" for the next one of its
-            class. By default what the run's job says, as with the next two.
-        cache: keeps near what lies in a store; see reading.Cache.
-        retry_seconds: that a store may be silent.
+        on_bad: "stop" at an image that cannot be read, or "skip" it for the next one of its class.
+            The default is that of the run's job, as with the next two.
+        cache: keeps objects of a store near; see reading.ObjectCache.
+        retry_seconds: for which a store may be silent.
 
     Attributes:
         classes: their names, sorted.
@@ -62,21 +62,20 @@ class ImageFolder(Dataset[tuple[Any, Any]]):
         target_transform: Callable[[Any], Any] | None = None,
         *,
         on_bad: str | None = None,
-        cache: Cache | None = None,
+        cache: ObjectCache | None = None,
         retry_seconds: float | None = None,
     ) -> None:
         _pillow()
-        asked = _asked()
-        self.on_bad = asked.on_bad if on_bad is None else on_bad
+        spec = _data_spec()
+        self.on_bad = spec.on_bad if on_bad is None else on_bad
         if self.on_bad not in POLICIES:
             raise UserError(f"{on_bad!r} is not one of {', '.join(POLICIES)}", where="on_bad")
         self.transform, self.target_transform = transform, target_transform
-        patience = asked.retry_seconds if retry_seconds is None else retry_seconds
-        found = Place.of(root, patience)
-        below, pattern = folder.split(found.root)
-        place = Place.of(below, patience)
-        self.root = found.root
-        self._listing = listing_of(found.root, lambda: folder.look(place, pattern))
+        patience = spec.retry_seconds if retry_seconds is None else retry_seconds
+        self.root = Place.of(root, patience).root
+        above, pattern = folder.split(self.root)
+        place = Place.of(above, patience)
+        self._listing = listing_of(self.root, lambda: folder.look(place, pattern))
         nodes, cache = rank_of_here().nodes, cache or _cache()
         self._reading = Reading(place, self._listing, cache, nodes)
         self._remote, self._room = place.remote, getattr(cache, "limit", 0)  # bytes
@@ -84,7 +83,7 @@ class ImageFolder(Dataset[tuple[Any, Any]]):
         self.class_to_idx = {name: i for i, name in enumerate(self.classes)}
         self.targets = self._listing.labels
         self.groups: NDArray[np.int64] | None = self._listing.groups
-        self._told: set[int] = set()  # bad images of which a person has heard
+        self._reported: set[int] = set()  # bad images that were printed
 
     def __len__(self) -> int:
         return len(self._listing)
@@ -112,15 +111,15 @@ class ImageFolder(Dataset[tuple[Any, Any]]):
             self.prefetch([])
 
     def prefetch(self, indices: Sequence[int]) -> None:
-        """Begin to fetch what will be asked for next; what was fetched before and is not among it
-        is dropped. Of no use for local files, and does nothing then."""
+        """Begin to fetch the samples that come next, and drop earlier ones that are not among them.
+        For local files it does nothing."""
         self._reading.ahead(indices)
 
     def far(self, *, again: bool) -> bool:
-        """Whether reading it is waiting for a store; ``again``: once all of it was read before.
+        """Whether its samples come from a store; ``again``: after all of it was read once.
 
-        The node's cache has it then, where all of it fits and each object has a version; but of
-        images that are objects of their own only those that this node's ranks have read.
+        Then the node's cache has it, where all of it fits and each object has a version. Of images
+        that are objects of their own it has only those that this node's ranks have read.
         """
         listing = self._listing
         versions = [shard.version for shard in listing.shards] or listing.version
@@ -133,18 +132,18 @@ class ImageFolder(Dataset[tuple[Any, Any]]):
         return f"ImageFolder({self.root!r}): {len(self)} images of {len(self.classes)} classes"
 
     def _image(self, index: int) -> Any:
-        """An image, or the one in its place."""
+        """An image, or another one of its class if it cannot be read."""
         try:
             return self._decoded(index)
         except _Bad as bad:
             if self.on_bad == "stop":
                 raise UserError(bad.why, where=bad.where, hint=HINT) from None
-            self._tell(index, bad)
+            self._report(index, bad)
         for other in self._others(index):
             try:
                 return self._decoded(other)
             except _Bad as bad:
-                self._tell(other, bad)
+                self._report(other, bad)
         raise UserError(
             f"no image of the class {self.classes[self.targets[index]]} can be read",
             where=self.root,
@@ -157,9 +156,9 @@ class ImageFolder(Dataset[tuple[Any, Any]]):
         at = int(np.searchsorted(same, index))
         yield from map(int, np.roll(same, -at)[1:])
 
-    def _tell(self, index: int, bad: _Bad) -> None:
-        if index not in self._told:
-            self._told.add(index)
+    def _report(self, index: int, bad: _Bad) -> None:
+        if index not in self._reported:
+            self._reported.add(index)
             print(f"skipped {bad.where}: {bad.why}", file=sys.stderr, flush=True)
 
     def _decoded(self, index: int) -> Any:
@@ -212,15 +211,15 @@ def _pillow() -> None:
         ) from None
 
 
-def _asked() -> DataSpec:
-    """What the run's job says of data; outside of a run the defaults."""
-    asked, run = DataSpec(), run_of_here()
+def _data_spec() -> DataSpec:
+    """The table [data] of the run's job; outside of a run the defaults."""
+    spec, run = DataSpec(), run_of_here()
     if run:
         for name, value in record.read(run).spec.get("data", {}).items():
-            setattr(asked, name, value)
-    return asked
+            setattr(spec, name, value)
+    return spec
 
 
-def _cache() -> Cache | None:
+def _cache() -> ObjectCache | None:
     """The node's cache, in a run."""
     return shared() if run_of_here() else None

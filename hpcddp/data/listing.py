@@ -1,8 +1,8 @@
-"""Which samples a dataset has: a table in flat arrays, and the same table as a file.
+"""The samples of a dataset: a table in flat arrays, and the same table as a file.
 
 A sample is (object, start, size, class): an image file of its own, or a piece of a tar shard. A
-million of them are a few arrays, since loader processes would copy a million tuples just by
-counting who refers to them.
+million of them are a few arrays: of a million tuples each loader process would make a copy, just
+by counting references to them.
 
     {"format": 1, "root": ..., "classes": [...], "shards": [[name, bytes, version], ...],
      "samples": N}
@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcddp.data.objects import Found
+from hpcddp.data.objects import StoreObject
 from hpcddp.errors import RunError
 from hpcddp.rundir import token
 
@@ -61,7 +61,7 @@ class Listing:
 
     root: str
     classes: list[str]
-    shards: list[Found]
+    shards: list[StoreObject]
     labels: NDArray[np.int64]
     shard: NDArray[np.int32]
     start: NDArray[np.int64]
@@ -89,7 +89,7 @@ class Listing:
 
 
 def collect(
-    root: str, classes: Sequence[str], shards: Sequence[Found], samples: Iterable[Sample]
+    root: str, classes: Sequence[str], shards: Sequence[StoreObject], samples: Iterable[Sample]
 ) -> Listing:
     """A listing of samples, which may come one by one."""
     labels, shard, start, size, version, ends = (array(kind) for kind in "qiqqqq")
@@ -116,7 +116,7 @@ def collect(
 
 
 def write(path: Path, listing: Listing) -> None:
-    """Put the file in place, wholly, unless another one was first."""
+    """Put the whole file into its place, unless another process was first."""
     path.parent.mkdir(exist_ok=True)
     aside = path.with_name(f".{path.name}.{os.getpid()}.{token(3)}")
     try:
@@ -150,15 +150,15 @@ def read(path: Path) -> Listing:
     with open(path, encoding="utf-8", errors="surrogateescape", newline="\n") as file:
         try:
             head: dict[str, Any] = json.loads(file.readline())
-            shards = [Found(*shard) for shard in head["shards"]]
-            found = collect(head["root"], head["classes"], shards, map(_sample, file))
-            if head["format"] != FORMAT or len(found) != head["samples"]:
-                raise ValueError(f"{len(found)} lines, where there were {head['samples']}")
+            shards = [StoreObject(*shard) for shard in head["shards"]]
+            listing = collect(head["root"], head["classes"], shards, map(_sample, file))
+            if head["format"] != FORMAT or len(listing) != head["samples"]:
+                raise ValueError(f"{len(listing)} lines, where there were {head['samples']}")
         except (ValueError, TypeError, KeyError) as error:
             raise RunError(
                 f"is damaged: {error}", where=str(path), hint="delete it, and begin anew"
             ) from None
-    return found
+    return listing
 
 
 def _sample(line: str) -> Sample:

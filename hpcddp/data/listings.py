@@ -1,7 +1,7 @@
 """One listing for all ranks and attempts of a run: written once, read by all.
 
-The first rank lists and links the file into place; the others wait for it as long as they see it
-at work, and list for themselves where they see nothing. Whoever is first, all read what is in
+The first rank lists and links the file into place. The others wait as long as they see it at work,
+and list for themselves where they see no sign of it. All of them read the file that was first in
 place, so that a store that grows meanwhile changes nothing.
 """
 
@@ -25,12 +25,12 @@ from hpcddp.topology import Rank
 SIGN_SECONDS = 0.5  # between two signs of progress
 SILENT_SECONDS = 60.0  # without one, after which a rank lists for itself
 LOOK_SECONDS = 0.1
-# Folders that each node, and each life of a job, has in another place.
+# Folders that have another path on each node, and in each attempt of a job.
 NODE_FOLDERS = ("HPCDDP_STAGE", "SLURM_TMPDIR", "TMPDIR", "SCRATCH")
 
 
 def listing_of(root: str, look: Callable[[], Listing]) -> Listing:
-    """The listing of a root: the run's, or outside of a run what ``look`` finds.
+    """The listing of a root: the run's, or outside of a run that of ``look``.
 
     Raises:
         UserError, StoreUnreachable: as ``look``.
@@ -55,7 +55,7 @@ def run_of_here() -> RunDir | None:
 
 
 def rank_of_here() -> Rank:
-    """This process's rank; the only one where its environment does not say all of it."""
+    """This process's rank; the only one where its environment is incomplete."""
     try:
         return Rank.from_env(os.environ)
     except TopologyError:
@@ -63,7 +63,7 @@ def rank_of_here() -> Rank:
 
 
 def everywhere(root: str, environ: Mapping[str, str]) -> str:
-    """A root as all nodes and attempts call it."""
+    """A root by a name that is the same on all nodes and in all attempts."""
     for name in NODE_FOLDERS:
         folder = environ.get(name, "").rstrip("/")
         if folder and root.startswith(f"{folder}/"):
@@ -72,7 +72,7 @@ def everywhere(root: str, environ: Mapping[str, str]) -> str:
 
 
 def name_of(root: str) -> str:
-    """A file's name for a root: the end of it, for a person, and a hash of all."""
+    """A file's name for a root: its last characters, for a person, and a hash of all."""
     slug = re.sub(r"[^A-Za-z0-9]+", "-", root)[-40:].strip("-").lower() or "root"
     return f"{slug}-{hashlib.sha256(root.encode('utf-8', 'surrogateescape')).hexdigest()[:10]}"
 

@@ -1,4 +1,4 @@
-"""What is staged, by its names: checked before anything is submitted (standard library only)."""
+"""The names of staged data: checked before anything is submitted (standard library only)."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ STAGE = re.compile(r"\$(?:STAGE\b|\{STAGE\})")
 
 
 def name_of(entry: str) -> str:
-    """What an entry is called on the node's disk: the last part of its path, or its bucket."""
+    """The name of an entry on the node's disk: the last part of its path, or its bucket."""
     return entry.rstrip("/").rpartition("/")[2] if entry.strip("/") else ""
 
 
 def placed(entries: Sequence[str], folder: Path) -> list[str]:
-    """Entries as the nodes find them: relative paths are from the folder of the submission, and
-    what begins with a variable is filled in on the node."""
+    """Entries as the nodes find them: relative paths are from the folder of the submission. An
+    entry that begins with a variable is filled in on the node."""
     return [
         entry
         if "://" in entry or entry.startswith("$") or not entry
@@ -30,8 +30,8 @@ def placed(entries: Sequence[str], folder: Path) -> list[str]:
 
 
 def refuse_password(url: str, where: str = "") -> None:
-    """What a URL holds is written to the run's folder, listings and lines. A name alone, as abfs
-    and hdfs have it before the @, is no secret.
+    """Refuse a URL with a secret: the run's folder, listings and lines will hold the URL. A name
+    alone, as abfs and hdfs have it before the @, is no secret.
 
     Raises:
         UserError: there is a password or a signature in it.
@@ -39,9 +39,9 @@ def refuse_password(url: str, where: str = "") -> None:
     plain = urls.without_password(url)
     shown = urls.without_signature(plain)
     if shown != url:
-        what = "password" if plain != url else "signature"
+        secret = "password" if plain != url else "signature"
         raise UserError(
-            f"{shown} has a {what} in it, which would be written to files and lines",
+            f"{shown} has a {secret} in it, which would be written to files and lines",
             where=where,
             hint="take it out, and give it to the store's driver by its own file or environment: "
             "for fsspec ~/.config/fsspec/*.json or FSSPEC_* variables",
@@ -49,11 +49,11 @@ def refuse_password(url: str, where: str = "") -> None:
 
 
 def check(entries: Sequence[str], dataset: Mapping[str, Any], sources: Mapping[str, str]) -> None:
-    """Each entry has a name of its own, what the dataset asks for is staged, and no URL of theirs
-    has a secret in it.
+    """Check that each entry has a name of its own, that a dataset with $STAGE has staged data, and
+    that no URL has a secret in it.
 
     Raises:
-        UserError: it is not so.
+        UserError: one of these is wrong.
     """
     where, seen = sources.get("data.stage", "data.stage"), dict[str, str]()
     for entry in entries:
@@ -85,7 +85,7 @@ def check(entries: Sequence[str], dataset: Mapping[str, Any], sources: Mapping[s
 
 
 def _each(value: Any) -> Iterator[Any]:
-    """A value, or what lists and tables of it hold."""
+    """A value, or the values in its lists and tables."""
     if isinstance(value, list | dict):
         for part in value.values() if isinstance(value, dict) else value:
             yield from _each(part)

@@ -55,7 +55,7 @@ def bring(
 
 @contextlib.contextmanager
 def _alone(rank: Rank, mark: Path) -> Iterator[None]:
-    """Say that the first rank does not meet the others yet; see rendezvous.py."""
+    """Mark that the first rank does not meet the others yet; see rendezvous.py."""
     if rank.world_rank == 0:
         mark.touch()
     try:
@@ -92,8 +92,8 @@ def _follow(folder: Path, turn: str, patience: float, wanted: Callable[[], bool]
     owner, ended = folder / ".owner", folder / f".ended-{turn}"
     late = time.monotonic() + patience
     while wanted():
-        if (told := read_json(ended)) is not None:
-            if error := told.get("error"):
+        if (outcome := read_json(ended)) is not None:
+            if error := outcome.get("error"):
                 what, where, hint = error
                 raise StageError(what, where=where, hint=hint)
             return
@@ -107,7 +107,7 @@ def _follow(folder: Path, turn: str, patience: float, wanted: Callable[[], bool]
 
 
 def _alive(owner: Path) -> bool:
-    """Whether the one that stages lives. How it left may not be seen here at once."""
+    """Whether the rank that stages lives. Its outcome may be seen here some time after its end."""
     facts = read_json(owner) or {}
     return (
         claims.lives(str(facts.get("who")), owner, SILENT)

@@ -6,8 +6,8 @@ import hashlib
 from typing import NamedTuple
 
 
-class Found(NamedTuple):
-    """An object below a root. A name that ends with a slash only says that there is a folder."""
+class StoreObject(NamedTuple):
+    """An object below a root. A name that ends with a slash is that of a folder."""
 
     name: str
     size: int = -1  # bytes, -1 if not known
@@ -15,5 +15,5 @@ class Found(NamedTuple):
 
 
 def version_of(tag: object) -> int:
-    """A version from what a store calls it, in 63 bits."""
+    """A version from a store's own tag, in 63 bits."""
     return int.from_bytes(hashlib.sha256(str(tag).encode()).digest()[:8]) >> 1 if tag else 0

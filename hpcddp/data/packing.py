@@ -59,17 +59,9 @@ def pack(
     listing = folder.look(Place.of(below, place.patience), pattern)
     if listing.shards:
         raise UserError("holds shards already", where=place.root, hint="read it as it is")
-    if stores.scheme(os.fspath(target)):
-        raise UserError(
-            "is no local folder",
-            where=os.fspath(target),
-            hint="pack into one, and copy that to the store",
-        )
-    path = Path(target).expanduser().absolute()
+    path = _local(target)
     try:
-        path.mkdir(parents=True, exist_ok=True)
-        if any(path.iterdir()):
-            raise UserError("is not empty", where=str(path), hint="name a new folder")
+        _make_empty(path)
         return _write(place, listing, path, limit, seed)
     except OSError as error:
         raise UserError(
@@ -79,18 +71,34 @@ def pack(
         ) from None
 
 
+def _local(target: str | os.PathLike[str]) -> Path:
+    if stores.scheme(os.fspath(target)):
+        raise UserError(
+            "is no local folder",
+            where=os.fspath(target),
+            hint="pack into one, and copy that to the store",
+        )
+    return Path(target).expanduser().absolute()
+
+
+def _make_empty(path: Path) -> None:
+    path.mkdir(parents=True, exist_ok=True)
+    if any(path.iterdir()):
+        raise UserError("is not empty", where=str(path), hint="name a new folder")
+
+
 def _write(place: Place, listing: Listing, path: Path, limit: int, seed: int) -> int:
     order = np.random.default_rng(seed).permutation(len(listing))
-    rows: list[dict[str, Any]] = []
+    shards: list[dict[str, Any]] = []
     images = _images(place, listing, order)
     first = next(images, None)
     while first is not None:
-        name = f"shard-{len(rows):06d}.tar"
+        name = f"shard-{len(shards):06d}.tar"
         shard, first = _shard(path / name, itertools.chain([first], images), limit)
-        rows.append({"name": name, "size": (path / name).stat().st_size, **shard})
-    index = {"format": FORMAT, "classes": listing.classes, "shards": rows}
+        shards.append({"name": name, "size": (path / name).stat().st_size, **shard})
+    index = {"format": FORMAT, "classes": listing.classes, "shards": shards}
     write_text(path / INDEX, json.dumps(index) + "\n")  # last: without it the shards are read
-    return len(rows)
+    return len(shards)
 
 
 Image = tuple[str, int, bytes]  # its name in the shard, the number of its class, its bytes
@@ -102,8 +110,8 @@ def _images(place: Place, listing: Listing, order: Any) -> Iterator[Image]:
     with Pool(16 if place.remote else 2) as pool:
         for start in range(0, len(order), READ_AT_ONCE):
             samples = [listing[int(i)] for i in order[start : start + READ_AT_ONCE]]
-            found = pool.map(lambda sample: place.read(sample.name), samples)
-            for i, (sample, data) in enumerate(zip(samples, found, strict=True), start):
+            contents = pool.map(lambda sample: place.read(sample.name), samples)
+            for i, (sample, data) in enumerate(zip(samples, contents, strict=True), start):
                 suffix = PurePosixPath(sample.name).suffix.lower()
                 yield f"{i:0{digits}d}{suffix}", sample.label, data
 
@@ -111,20 +119,20 @@ def _images(place: Place, listing: Listing, order: Any) -> Iterator[Image]:
 def _shard(
     path: Path, images: Iterator[Image], limit: int
 ) -> tuple[dict[str, list[Any]], Image | None]:
-    """Write one shard; where its images are, and the one that has no room in it."""
-    rows: dict[str, list[Any]] = {"names": [], "starts": [], "sizes": [], "labels": []}
+    """Write one shard; its part of the index, and the first image that has no room in it."""
+    columns: dict[str, list[Any]] = {"names": [], "starts": [], "sizes": [], "labels": []}
     with tarfile.open(path, "x:", format=tarfile.USTAR_FORMAT) as tar:
         for image in images:
             name, label, data = image
             text = str(label).encode()
-            if rows["names"] and tar.offset + len(data) + 2048 > limit:
-                return rows, image
+            if columns["names"] and tar.offset + len(data) + 2048 > limit:
+                return columns, image
             _add(tar, PurePosixPath(name).stem + ".cls", text)
             row = {"names": name, "starts": tar.offset + tarfile.BLOCKSIZE}
             _add(tar, name, data)
             for key, value in (row | {"sizes": len(data), "labels": label}).items():
-                rows[key].append(value)
-    return rows, None
+                columns[key].append(value)
+    return columns, None
 
 
 def _add(tar: tarfile.TarFile, name: str, data: bytes) -> None:

@@ -1,8 +1,8 @@
 """A place of data, asked with patience: a store that fails for some minutes ends no training.
 
-What may pass (a refused or lost connection, a time-out, an error of the server) is tried again with
-growing pauses; a mistake (no such bucket, no right to read) is told at once. A person hears once
-that a store does not answer, and once that it does again.
+A trouble that may pass (a refused or lost connection, a time-out, an error of the server) is tried
+again with growing pauses; a mistake (no such bucket, no right to read) is an error at once. One
+line says that a store does not answer, and one that it does again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 from hpcddp.data import names, stores
-from hpcddp.data.objects import Found
+from hpcddp.data.objects import StoreObject
 from hpcddp.data.store_errors import Trouble
 from hpcddp.errors import (
     HpcddpError,
@@ -29,7 +29,7 @@ from hpcddp.errors import (
 
 T = TypeVar("T")
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 5.0  # seconds
-VAIN = 10  # tries that get something, but no further, after which that is as good as silence
+VAIN = 10  # tries with some bytes, but no more than before, that count as silence
 # Of its own: a dataset that draws from the default generator is read twice (see train/samples.py).
 _chance = random.SystemRandom()
 _down: dict[tuple[int, str], float] = {}  # by process and store: since when it does not answer
@@ -70,26 +70,26 @@ class Place:
         return bool(stores.scheme(self.root))
 
     def at(self, name: str) -> str:
-        """Where an object is, for a person and as a key."""
+        """The path or URL of an object, for a person and as a key."""
         return f"{self.root}/{name}"
 
-    def find(self) -> list[Found]:
+    def find(self) -> list[StoreObject]:
         """All objects, in the order of their names' parts."""
         return sorted(self._all(self._store.find), key=lambda f: f.name.replace("/", "\0"))
 
-    def named(self, names: Collection[str]) -> dict[str, Found]:
+    def named(self, names: Collection[str]) -> dict[str, StoreObject]:
         """Objects of these names, those that are there; other ones may be many, or hidden."""
-        return {found.name: found for found in self._all(lambda: self._store.named(names))}
+        return {item.name: item for item in self._all(lambda: self._store.named(names))}
 
-    def _all(self, ask: Callable[[], Iterable[Found]]) -> list[Found]:
-        found: list[Found] = []
+    def _all(self, ask: Callable[[], Iterable[StoreObject]]) -> list[StoreObject]:
+        objects: list[StoreObject] = []
 
         def once() -> None:
-            found.clear()
-            found.extend(ask())
+            objects.clear()
+            objects.extend(ask())
 
-        self._patiently(self.root, once, lambda: len(found))
-        return found
+        self._patiently(self.root, once, lambda: len(objects))
+        return objects
 
     def read(self, name: str, start: int = 0, size: int = -1) -> bytes:
         """So many bytes of an object, all of it by default.
@@ -137,13 +137,13 @@ class Place:
     def _patiently(
         self, where: str, call: Callable[[], T], got: Callable[[], int] = lambda: 0
     ) -> T:
-        """What a call gives, at last. ``got`` tells how far it came when it failed: a store that
-        gives something is not silent."""
+        """The result of a call, tried again while the store may recover. ``got`` tells how far a
+        failed try came: a store that gives some bytes is not silent."""
         end, pause, furthest, vain = 0.0, FIRST_PAUSE, 0, 0
         while True:
             began = time.monotonic()
             try:
-                found = call()
+                result = call()
             except Trouble as trouble:
                 now = time.monotonic()
                 if far := got():
@@ -152,33 +152,33 @@ class Place:
                     end, pause = (0.0, FIRST_PAUSE) if vain < VAIN else (end, pause)
                 end = end or now + self.patience
                 if not trouble.kind.passes or now >= end:
-                    raise _told(trouble, where, self.patience) from None
+                    raise _error(trouble, where, self.patience) from None
                 self._silent(trouble.reason, began, now)
                 time.sleep(min(pause * _chance.uniform(0.5, 1.5), max(0.05, end - now)))
                 pause = min(2 * pause, LONGEST_PAUSE)
             else:
                 if _down:
                     self._speaks()
-                return found
+                return result
 
     def _silent(self, reason: str, began: float, now: float) -> None:
-        who = (os.getpid(), self._name)
-        if began < _spoke.get(who, 0.0):  # another thread has heard it since
+        key = (os.getpid(), self._name)
+        if began < _spoke.get(key, 0.0):  # another thread has had an answer since
             return
-        if _down.setdefault(who, now) is now:  # of all threads the first
+        if _down.setdefault(key, now) is now:  # of all threads the first
             _say(
                 f"{self._name} does not answer ({reason}); trying again for up to "
                 f"{self.patience:g} s"
             )
 
     def _speaks(self) -> None:
-        who = (os.getpid(), self._name)
-        _spoke[who] = time.monotonic()  # first: another thread may look in between
-        if (since := _down.pop(who, None)) is not None:
+        key = (os.getpid(), self._name)
+        _spoke[key] = time.monotonic()  # first: another thread may look in between
+        if (since := _down.pop(key, None)) is not None:
             _say(f"{self._name} answers again, after {time.monotonic() - since:.0f} s")
 
 
-def _told(trouble: Trouble, where: str, patience: float) -> HpcddpError:
+def _error(trouble: Trouble, where: str, patience: float) -> HpcddpError:
     what, hint, passes, alone = trouble.kind
     reason = f": {trouble.reason}" if trouble.reason else ""
     if passes:

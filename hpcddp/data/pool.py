@@ -43,7 +43,7 @@ class Pool:
                 future.cancel()
 
     def close(self) -> None:
-        """Let the threads end once all is done that was submitted."""
+        """Let the threads end after all submitted calls."""
         for _ in range(self._threads):
             self._work.put(None)
 
@@ -57,4 +57,4 @@ def _serve(work: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]) -> N
             future.set_result(call())
         except BaseException as error:
             future.set_exception(error)
-        del job, future, call  # what was fetched belongs to who asked for it
+        del job, future, call  # the fetched bytes belong to the caller alone

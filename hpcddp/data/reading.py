@@ -1,7 +1,7 @@
 """The bytes of a dataset's samples: from the node's disk, from its cache, or from the store.
 
 A batch's objects are fetched at once by a few threads, so that their latencies overlap. Threads,
-files and what is fetched belong to one process; only plain data is copied to another.
+files and fetched bytes belong to one process; only plain data is copied to another.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ UNKNOWN = 1 << 20  # bytes, for an object whose size is not known
 NODES = 4  # that take whole shards of which they read a part
 
 
-class Cache(Protocol):
-    """What keeps objects near; cache.py has it. One may tell its ``limit`` in bytes."""
+class ObjectCache(Protocol):
+    """A cache of objects, as in cache.py. It may have a ``limit`` in bytes."""
 
     def get(self, key: str, size: int, fetch: Callable[[BinaryIO], None]) -> BinaryIO | None:
         """The object, to read from; None if it cannot be kept."""
@@ -38,38 +38,40 @@ class Reading:
     """``reading(index)`` gives a sample's bytes.
 
     Args:
-        cache: for what lies in a store; None keeps nothing.
+        cache: for objects of a store; None keeps nothing.
         nodes: that read this dataset together.
     """
 
-    def __init__(self, place: Place, listing: Listing, cache: Cache | None, nodes: int = 1) -> None:
+    def __init__(
+        self, place: Place, listing: Listing, cache: ObjectCache | None, nodes: int = 1
+    ) -> None:
         self._place, self._listing = place, listing
         self._cache = cache if place.remote else None
         self._takes_shards = not place.remote or _whole_shards(listing, self._cache, nodes)
         # Whether an epoch brings all of it to this node.
         self.comes_whole = nodes == 1 or (bool(listing.shards) and self._takes_shards)
-        self._here = _Process()
+        self._here = _ThisProcess()
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_here": None}
 
     def __call__(self, index: int) -> bytes:
-        fetched = self._process.pieces.get(index)
+        fetched = self._process.samples.get(index)
         if fetched is None:
             return self._fetch(index)
         return fetched if isinstance(fetched, bytes) else fetched.result()
 
     def where(self, index: int) -> str:
-        """Where a sample lies, for a person."""
+        """The path or URL of a sample, for a person."""
         sample = self._listing[index]
         if sample.shard < 0:
             return self._place.at(sample.name)
         return f"{self._place.at(self._listing.shards[sample.shard].name)}: {sample.name}"
 
     def ahead(self, indices: Iterable[int]) -> None:
-        """Begin to fetch these samples, and forget those that were fetched before."""
+        """Begin to fetch these samples, and drop those that were fetched before."""
         here = self._process
-        held, here.pieces = here.pieces, {}
+        held, here.samples = here.samples, {}
         if not self._place.remote:
             return
         room = AHEAD
@@ -78,13 +80,13 @@ class Reading:
             room -= size if size >= 0 else UNKNOWN
             if room < 0:
                 return
-            piece = held.get(index) or self._kept(index)
-            here.pieces[index] = piece or here.pool.submit(
+            fetched = held.get(index) or self._kept(index)
+            here.samples[index] = fetched or here.pool.submit(
                 lambda index=index: self._fetch(index)  # type: ignore[misc]
             )
 
     def _kept(self, index: int) -> bytes | None:
-        """What the cache has already: read in less time than a thread takes to begin."""
+        """A sample's bytes, if the cache has them: a read is faster than the start of a thread."""
         sample = self._listing[index]
         if self._cache is None or sample.shard >= 0 or not sample.version or sample.size > SMALL:
             return None
@@ -92,12 +94,12 @@ class Reading:
 
     def holds(self, indices: Iterable[int]) -> bool:
         """Whether these are on their way already."""
-        return self._process.pieces.keys() >= set(indices)
+        return self._process.samples.keys() >= set(indices)
 
     @property
-    def _process(self) -> _Process:
+    def _process(self) -> _ThisProcess:
         if self._here is None or self._here.pid != os.getpid():
-            self._here = _Process()
+            self._here = _ThisProcess()
         return self._here
 
     def _fetch(self, index: int) -> bytes:
@@ -108,7 +110,7 @@ class Reading:
         data = file.read(sample.start, sample.size) if file else b""
         if len(data) == sample.size:
             return data
-        name = self._listing.shards[sample.shard].name  # the place also tells what is wrong
+        name = self._listing.shards[sample.shard].name  # or an error that says why
         return self._place.read(name, sample.start, sample.size)
 
     def _whole(self, sample: Sample) -> bytes:
@@ -137,16 +139,16 @@ class Reading:
             return None
         shards = self._process.shards
         mine: Future[_File | None] = Future()
-        found = shards.setdefault(number, mine)
-        if found is mine:
+        first = shards.setdefault(number, mine)
+        if first is mine:
             for old in list(shards)[: max(0, len(shards) - OPEN)]:
-                shards.pop(old, None)  # closed by whoever reads from it last
+                shards.pop(old, None)  # its last reader closes it
             try:
                 mine.set_result(self._opened(number))
             except BaseException as error:
                 shards.pop(number, None)
                 mine.set_exception(error)
-        return found.result()
+        return first.result()
 
     def _opened(self, number: int) -> _File | None:
         name, size, version = self._listing.shards[number]
@@ -155,7 +157,7 @@ class Reading:
         return _File(file) if file else None
 
 
-def _whole_shards(listing: Listing, cache: Cache | None, nodes: int) -> bool:
+def _whole_shards(listing: Listing, cache: ObjectCache | None, nodes: int) -> bool:
     """Whether a node takes whole shards from a store. All nodes are at the same few shards at a
     time, so each would take every shard, for one part in ``nodes`` of its samples, and in every
     epoch anew unless its cache keeps all of them."""
@@ -165,7 +167,7 @@ def _whole_shards(listing: Listing, cache: Cache | None, nodes: int) -> bool:
 
 
 class _File:
-    """An open file that closes itself when nobody has it any more."""
+    """An open file that closes itself with its last reference."""
 
     def __init__(self, file: BinaryIO) -> None:
         with file:
@@ -182,12 +184,12 @@ class _File:
             return b""
 
 
-class _Process:
-    """What one process has: after a fork the threads are gone, so nothing of it can be used."""
+class _ThisProcess:
+    """The state of one process. After a fork the threads are gone, so the child makes its own."""
 
     def __init__(self) -> None:
         self.pid = os.getpid()
-        self.pieces: dict[int, Future[bytes] | bytes] = {}
+        self.samples: dict[int, Future[bytes] | bytes] = {}
         self.shards: dict[int, Future[_File | None]] = {}
         self._pool: Pool | None = None
 

@@ -1,4 +1,4 @@
-"""S3 and what speaks its language, by s3torchconnector.
+"""S3 and stores with its interface, by s3torchconnector.
 
 Credentials come from where AWS's own tools look for them; nothing here reads, keeps or prints them.
 Another server than AWS's is named by AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL.
@@ -17,13 +17,13 @@ from s3torchconnector import S3ClientConfig
 from s3torchconnector._s3client import S3Client
 from s3torchconnectorclient import S3Exception
 
-from hpcddp.data.objects import Found, version_of
+from hpcddp.data.objects import StoreObject, version_of
 from hpcddp.data.store_errors import Trouble
 
 T = TypeVar("T")
 ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 REGIONS = ("AWS_REGION", "AWS_DEFAULT_REGION")
-# What the client says, and which kind of trouble it is; anything else may pass.
+# The client's words -> the kind of trouble; any other words may pass.
 SAID = {
     r"bucket does not exist": "bucket",
     r"key does not exist": "missing",
@@ -35,36 +35,36 @@ SAID = {
     r"[Ww]rong region|PermanentRedirect": "region",
     r"response_status: 4(?!08|29)\d\d": "other",
 }
-ATTEMPTS = 2  # of the client itself; what is longer is told to a person first
+ATTEMPTS = 2  # of the client itself; before longer waits a line is printed
 _clients: dict[int, S3Client] = {}  # by process
 
 
 class S3:
-    """What is below ``s3://bucket/prefix``."""
+    """The objects below ``s3://bucket/prefix``."""
 
     def __init__(self, root: str) -> None:
         self._bucket, _, prefix = root.partition("://")[2].partition("/")
         self._prefix = prefix.rstrip("/") + "/" if prefix.strip("/") else ""
 
-    def find(self) -> Iterator[Found]:
+    def find(self) -> Iterator[StoreObject]:
         return self._below("")
 
-    def named(self, names: Collection[str]) -> Iterator[Found]:
+    def named(self, names: Collection[str]) -> Iterator[StoreObject]:
         left = set(names)
-        for found in self._below(os.path.commonprefix(list(left))):  # noqa: RUF071  of letters
-            if found.name in left:
-                yield found
-                left.remove(found.name)
+        for item in self._below(os.path.commonprefix(list(left))):  # noqa: RUF071  of letters
+            if item.name in left:
+                yield item
+                left.remove(item.name)
             if not left:  # keys come in order: one that is there is the first of its prefix
                 return
 
-    def _below(self, start: str) -> Iterator[Found]:
+    def _below(self, start: str) -> Iterator[StoreObject]:
         """Objects whose names begin so."""
         pages = _asked(lambda: iter(client().list_objects(self._bucket, self._prefix + start)))
         while page := _asked(lambda: next(pages, None)):
             for item in page.object_info:
                 if name := item.key[len(self._prefix) :]:
-                    yield Found(name, item.size, version_of(item.etag))
+                    yield StoreObject(name, item.size, version_of(item.etag))
 
     def read(self, name: str, start: int, size: int) -> bytes:
         if size == 0:
@@ -123,13 +123,13 @@ def _asked(call: Callable[[], T]) -> T:
     try:
         return call()
     except S3Exception as error:
-        said = str(error)
-        kind = next((kind for text, kind in SAID.items() if re.search(text, said)), "down")
-        raise Trouble(kind, _short(said)) from None
+        words = str(error)
+        kind = next((kind for text, kind in SAID.items() if re.search(text, words)), "down")
+        raise Trouble(kind, _short(words)) from None
 
 
-def _short(said: str) -> str:
-    """The client's words without what is its own matter."""
-    code = re.search(r"<Code>(\w+)</Code>", said)
-    last = re.sub(r"^.*(AWS_\w+), (.*)$", r"\2", said.splitlines()[0].partition(", error_resp")[0])
+def _short(words: str) -> str:
+    """The client's words, shortened to the cause."""
+    code = re.search(r"<Code>(\w+)</Code>", words)
+    last = re.sub(r"^.*(AWS_\w+), (.*)$", r"\2", words.splitlines()[0].partition(", error_resp")[0])
     return code[1] if code else last.removeprefix("Client error: ").rstrip(".")[:200]

@@ -1,9 +1,9 @@
 """Tar shards in WebDataset's layout -> a listing: which bytes of which shard are an image.
 
 Members of one name before its first dot are one sample: ``KEY.jpg`` and ``KEY.cls``, which holds a
-number or a name. Without ``.cls`` the class is the member's first folder. What ``pack`` has written
-has all of that in ``index.json`` beside the shards; a number is that of a class of the index then,
-also in shards that it does not have.
+number or a name. Without ``.cls`` the class is the member's first folder. ``pack`` writes all of
+that into ``index.json`` beside the shards. With an index a number is that of one of its classes,
+also in shards that the index does not have.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from hpcddp.data.listing import Listing, Sample, collect
-from hpcddp.data.objects import Found
+from hpcddp.data.objects import StoreObject
 from hpcddp.data.places import Place
 from hpcddp.data.pool import Pool
 from hpcddp.errors import ObjectMissing, UserError
@@ -34,27 +34,27 @@ SPARSE = 10  # times as many classes as have a sample
 Piece = tuple[str, int, int, str]  # the image's name, its start and size, and its class
 
 
-def index(place: Place, tars: list[Found], suffixes: tuple[str, ...]) -> Listing:
+def index(place: Place, tars: list[StoreObject], suffixes: tuple[str, ...]) -> Listing:
     """The samples of these shards."""
     tars = [_measured(place, tar) for tar in tars]
     known, classes = _written(place, tars)
     rest = [tar for tar in tars if tar.name not in known]
     with Pool(READERS) as pool:
         read = pool.map(lambda tar: list(_pieces(place, tar, suffixes, classes)), rest)
-        pieces = known | {tar.name: found for tar, found in zip(rest, read, strict=True)}
+        pieces = known | {tar.name: own for tar, own in zip(rest, read, strict=True)}
     classes = classes if not rest else _classes(pieces.values(), classes)
     number = {name: i for i, name in enumerate(classes)}
     full = [tar for tar in tars if pieces[tar.name]]
 
-    def rows() -> Iterator[Sample]:
+    def samples() -> Iterator[Sample]:
         for i, shard in enumerate(full):
             for name, start, size, label in pieces[shard.name]:
                 yield Sample(number[label], i, start, size, 0, name)
 
-    return collect(place.root, classes, full, rows())
+    return collect(place.root, classes, full, samples())
 
 
-def _measured(place: Place, tar: Found) -> Found:
+def _measured(place: Place, tar: StoreObject) -> StoreObject:
     """A shard and its size. A folder's listing has none, since there may be a million files."""
     if place.remote or tar.size >= 0:
         return tar
@@ -62,8 +62,8 @@ def _measured(place: Place, tar: Found) -> Found:
         return tar._replace(size=os.fstat(file.fileno()).st_size)
 
 
-def _written(place: Place, tars: list[Found]) -> tuple[dict[str, list[Piece]], list[str]]:
-    """What the index beside the shards has of them, by shard, and the classes."""
+def _written(place: Place, tars: list[StoreObject]) -> tuple[dict[str, list[Piece]], list[str]]:
+    """The samples of these shards in the index beside them, by shard; and its classes."""
     try:
         data = json.loads(place.read(INDEX))
         if data["format"] != FORMAT:
@@ -90,21 +90,21 @@ def _written(place: Place, tars: list[Found]) -> tuple[dict[str, list[Piece]], l
 
 
 def _classes(pieces: Iterable[list[Piece]], known: list[str]) -> list[str]:
-    """The classes in the order of their numbers; where all are numbers they are their own, unless
-    some are so large that they can only be names."""
-    found = {label for shard in pieces for *_, label in shard}
-    if known and found <= set(known):
+    """The classes in the order of their numbers. A label that is a number is the class's own,
+    unless some labels are so large that they can only be names."""
+    labels = {label for shard in pieces for *_, label in shard}
+    if known and labels <= set(known):
         return known
-    if not found or not all(label.isdecimal() for label in found):
-        return sorted(found)
-    count = max(map(int, found)) + 1
-    if count > max(MOST, SPARSE * len(found)):
-        return sorted(found, key=int)
+    if not labels or not all(label.isdecimal() for label in labels):
+        return sorted(labels)
+    count = max(map(int, labels)) + 1
+    if count > max(MOST, SPARSE * len(labels)):
+        return sorted(labels, key=int)
     return [str(i) for i in range(count)]
 
 
 def _pieces(
-    place: Place, shard: Found, suffixes: tuple[str, ...], classes: list[str]
+    place: Place, shard: StoreObject, suffixes: tuple[str, ...], classes: list[str]
 ) -> Iterator[Piece]:
     """The samples in a shard, by its members' headers; the classes are those of the index."""
     name = shard.name
@@ -136,7 +136,7 @@ def _hidden(key: str) -> bool:
 
 
 def _parts(name: str) -> tuple[str, str]:
-    """A member's key and what comes after it, from the first dot on."""
+    """A member's key, and its suffix from the first dot on."""
     folder, slash, base = name.rpartition("/")
     stem, dot, rest = base.partition(".")
     return folder + slash + stem, dot + rest
@@ -156,7 +156,7 @@ def _label(place: Place, name: str, tar: tarfile.TarFile, member: tarfile.TarInf
 
 
 def _class(label: str, place: Place, name: str, classes: list[str]) -> str:
-    """A label with the name of its class, where the index tells that."""
+    """A label as the name of its class, where there is an index."""
     if not (classes and label.isdecimal()):
         return label
     if int(label) >= len(classes):

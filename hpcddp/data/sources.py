@@ -1,4 +1,4 @@
-"""Where staged data comes from: folders and files that the node sees, and stores."""
+"""The sources of staged data: folders and files that the node sees, and stores."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from hpcddp.data.objects import Found
+from hpcddp.data.objects import StoreObject
 from hpcddp.data.places import Place
 from hpcddp.data.tree import walk
 from hpcddp.errors import UserError
@@ -19,9 +19,9 @@ EPOCH, SPAN = 10**18, 5 * 10**17  # nanoseconds: versions of objects are times f
 
 
 class File(NamedTuple):
-    """A file of a source. What an entry names may be one itself: its name is then empty.
+    """A file of a source. The name is empty where the entry itself is the file.
 
-    ``stamp`` goes with the content: the copy has it as its time, in nanoseconds since the epoch.
+    ``stamp`` changes with the content. It is the copy's time, in nanoseconds since the epoch.
     """
 
     name: str
@@ -31,7 +31,7 @@ class File(NamedTuple):
 
 
 class Source(Protocol):
-    """How to list and read what an entry names."""
+    """The means to list and read an entry of data.stage."""
 
     def find(self) -> Iterator[File]:
         """All files, hidden ones too."""
@@ -46,11 +46,14 @@ def source(entry: str, patience: float) -> Source:
     Args:
         patience: seconds that a store may be silent.
     """
-    return Remote(entry, patience) if "://" in entry else Local(Path(os.path.expandvars(entry)))
+    if "://" in entry:
+        return StoreSource(entry, patience)
+    return LocalSource(Path(os.path.expandvars(entry)))
 
 
-class Local:
-    """A folder or a file. Links are followed, but not in circles; what is no file is left out."""
+class LocalSource:
+    """A folder or a file. Links are followed, but not in circles. Devices, pipes and sockets are
+    left out."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -83,8 +86,8 @@ def _file(name: str, facts: os.stat_result) -> File:
     return File(name, facts.st_size, facts.st_mtime_ns, 0o600 | (facts.st_mode & 0o777))
 
 
-class Remote:
-    """What lies below a URL, or one object."""
+class StoreSource:
+    """The objects below a URL, or one object."""
 
     def __init__(self, root: str, patience: float) -> None:
         self._place = Place.of(root, patience)
@@ -93,31 +96,31 @@ class Remote:
 
     def find(self) -> Iterator[File]:
         empty = True
-        for found in self._place.find():
-            if found.name.endswith("/"):  # only says that there is a folder
+        for item in self._place.find():
+            if item.name.endswith("/"):  # a folder
                 continue
             empty = False
-            yield self._file(found.name, found)
+            yield self._file(item.name, item)
         if empty:
             yield self._object()
 
     def _object(self) -> File:
         """The entry as one object."""
-        whole = Place.of(self._above, self._patience)
-        if "://" in self._above and (found := whole.named([self._name]).get(self._name)):
-            self._place = whole
-            return self._file("", found)
+        above = Place.of(self._above, self._patience)
+        if "://" in self._above and (item := above.named([self._name]).get(self._name)):
+            self._place = above
+            return self._file("", item)
         raise UserError("there is nothing to stage", where=self._place.root,
                         hint="is the prefix spelled as in the store?")  # fmt: skip
 
-    def _file(self, name: str, found: Found) -> File:
-        if found.size < 0:
+    def _file(self, name: str, item: StoreObject) -> File:
+        if item.size < 0:
             raise UserError(
                 "the store does not tell how large it is",
                 where=self._place.at(name),
                 hint="copy it to a folder that all nodes see, and stage that",
             )
-        return File(name, found.size, EPOCH + found.version % SPAN)
+        return File(name, item.size, EPOCH + item.version % SPAN)
 
     def read(self, file: File, start: int) -> Iterator[bytes]:
         for offset in range(start, file.size, BLOCK):

@@ -2,14 +2,14 @@
 
     BASE/                    hpcddp-stage-UID on the node's own disk, mode 0700
       RUN/
-        run                  the run's folder: when the run is over, what it staged goes
+        run                  the run's folder: when the run is over, its staged data goes
         NODE/
           NAME/...           each entry of data.stage by the last part of its path
-          .parts/HASH        what has come of a file
-          .owner .ended-N    who copies, and then trains; how copying ended (node_wait.py)
+          .parts/HASH        the first bytes of a file that is being copied
+          .owner .ended-N    the process that copies and then trains; its outcome (node_wait.py)
 
-A copy has the size of its source and its time: so what is there need not be copied again, and what
-has changed at the source is. A part goes on at its length, also in the next attempt.
+A copy has the size and the time of its source. So a file that is there is not copied again, and one
+that has changed at the source is. A part goes on at its length, also in the next attempt.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ from hpcddp.sizes import size
 from hpcddp.topology import Rank
 
 THREADS = 8
-LOOK = 0.2  # seconds between two looks at what the threads do
+LOOK = 0.2  # seconds between two looks at the threads
 SAY = 5.0  # seconds between two lines
 BLOCK = 4096  # bytes of a disk that the smallest file takes
 SPARE = 0.01  # of the disk that stays free
 
 
 def folder_of(run: RunDir, rank: Rank, *, local: bool, environ: Mapping[str, str]) -> Path:
-    """Where a run's data is on this node. Nodes that are one machine have their own.
+    """The folder of a run's data on this node. Virtual nodes of one machine have one each.
 
     Args:
         local: the nodes are virtual ones on this machine.
 
     Raises:
-        UserError: there is no such place.
+        UserError: it cannot be made.
     """
     base = disk.own_folder(environ, "stage")
     unique = hashlib.sha256(os.fsencode(run.path)).hexdigest()[:8]
@@ -75,18 +75,18 @@ class _Item(NamedTuple):
 
     @property
     def where(self) -> str:
-        """Where it comes from, for a person."""
+        """Its source, for a person."""
         return f"{self.entry.rstrip('/')}/{self.file.name}" if self.file.name else self.entry
 
 
 class StagedCopy:
-    """One node's copy of what a run stages.
+    """One node's copy of the data that a run stages.
 
     Args:
         folder: of `folder_of`.
         entries: of data.stage.
         patience: seconds that a store may be silent.
-        turn: what those that wait for it call this time (node_wait.py).
+        turn: a name for this copying, which the waiting ranks know (node_wait.py).
     """
 
     def __init__(
@@ -97,12 +97,12 @@ class StagedCopy:
         self._parts = folder / ".parts"
         self._over = threading.Event()
         self._lock = threading.Lock()
-        self.signs = 0  # grows as long as anything goes on
+        self.signs = 0  # grows with each file that is seen and each block that comes
         self._total = self._there = self._got = 0  # bytes: of all, at first, since then
         self._need = 0  # bytes of the disk
 
     def copy(self, wanted: Callable[[], bool]) -> bool:
-        """Copy what is missing; False if it was not wanted to the end.
+        """Copy the missing files; False if it was not wanted to the end.
 
         Args:
             wanted: whether to go on; asked by this thread, five times a second.
@@ -123,7 +123,7 @@ class StagedCopy:
                 if not self._wait(work, wanted, began):
                     return False
             except OSError as error:
-                raise self._told(error) from None
+                raise self._error(error) from None
             finally:
                 self._over.set()
         shutil.rmtree(self._parts, ignore_errors=True)
@@ -134,8 +134,8 @@ class StagedCopy:
         self, work: Sequence[Future[Any]], wanted: Callable[[], bool],
         began: float = 0.0,
     ) -> bool:  # fmt: skip
-        """Until threads have ended, or one of them has failed."""
-        said, busy = time.monotonic(), set(work)
+        """Wait until threads have ended, or one of them has failed."""
+        printed, busy = time.monotonic(), set(work)
         while busy:
             done, busy = wait(busy, LOOK, FIRST_EXCEPTION)
             for future in done:
@@ -143,16 +143,16 @@ class StagedCopy:
             if not wanted():
                 self._over.set()
                 return False
-            if began and time.monotonic() - said >= SAY:
-                said = time.monotonic()
-                self._say(said - began)
+            if began and time.monotonic() - printed >= SAY:
+                printed = time.monotonic()
+                self._say(printed - began)
         return True
 
     def _look(self) -> list[_Item]:
-        """What is missing."""
+        """The files that are missing."""
         clear(self.folder.parent.parent, self.folder.parent)
         self._parts.mkdir(exist_ok=True)
-        todo = []
+        missing = []
         for entry in self._entries:
             source = sources.source(entry, self._patience)
             for file in source.find():
@@ -167,10 +167,10 @@ class StagedCopy:
                 if _complete(self._target(item), file):
                     self._there += file.size
                 else:
-                    todo.append(item)
+                    missing.append(item)
                     self._there += (got := _size(self._part(item)))
                     self._need += -(-file.size // BLOCK) * BLOCK - got
-        return todo
+        return missing
 
     def _target(self, item: _Item) -> Path:
         return self.folder / name_of(item.entry) / item.file.name
@@ -196,7 +196,7 @@ class StagedCopy:
         )
 
     def _work(self, rest: Iterator[_Item]) -> None:
-        """Copy one file after the other; what fails ends the others too."""
+        """Copy one file after the other; a failure ends the other threads too."""
         try:
             while not self._over.is_set():
                 with self._lock:
@@ -208,7 +208,7 @@ class StagedCopy:
             self._over.set()
             raise
 
-    def _told(self, error: OSError) -> HpcddpError:
+    def _error(self, error: OSError) -> HpcddpError:
         """An error of a disk, here or at the source, for a person."""
         if error.errno in disk.FULL:
             left = self._total - self._there - self._got

@@ -1,4 +1,4 @@
-"""What can be wrong with a store, and with an object in it."""
+"""The troubles with a store, and with an object in it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Kind(NamedTuple):
-    """What can be wrong, for a person; ``passes``: waiting may help; ``alone``: other objects may
+    """A trouble in words for a person; ``passes``: waiting may help; ``alone``: other objects may
     be read."""
 
     what: str
@@ -41,7 +41,7 @@ KINDS = {
 
 
 class Trouble(Exception):
-    """What a store said in the place of an answer.
+    """The error of a store in place of an answer.
 
     Args:
         kind: a key of KINDS.

@@ -1,8 +1,8 @@
-"""Where samples lie: a table of how to list and read, by the scheme of a URL.
+"""The stores of samples: a table of the means to list and read, by the scheme of a URL.
 
-A store knows the objects below its root by their names, ``CLASS/1.jpg``. It asks once and says what
-went wrong as ``Trouble``; patience is in places.py. Its clients are made in the process that uses
-them: what a fork copies of a client does not work.
+A store knows the objects below its root by their names, ``CLASS/1.jpg``. It asks once, and raises
+``Trouble`` for a failure; patience is in places.py. Its clients are made in the process that uses
+them: a client that a fork has copied does not work.
 """
 
 from __future__ import annotations
@@ -14,27 +14,26 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, TypeVar
 
-from hpcddp.data.objects import Found, version_of
+from hpcddp.data.objects import StoreObject, version_of
 from hpcddp.data.store_errors import Trouble
 from hpcddp.data.tree import walk
 from hpcddp.errors import UserError
 
 T = TypeVar("T")
-# What drivers of fsspec call a version.
+# The names of a version in drivers of fsspec.
 VERSIONS = ("etag", "ETag", "md5Hash", "mtime", "LastModified", "last_modified", "created")
 BLOCK = 1 << 20  # bytes that are read at a time
 FEW = 16  # objects that are asked for one by one
 
 
 class Store(Protocol):
-    """How to list and read what is below a root. All of it raises Trouble."""
+    """The means to list and read the objects below a root. All methods raise Trouble."""
 
-    def find(self) -> Iterable[Found]:
+    def find(self) -> Iterable[StoreObject]:
         """All objects, in any order."""
 
-    def named(self, names: Collection[str]) -> Iterable[Found]:
-        """Objects of these names, those that are there; of what is beside them as little as can be
-        is looked at."""
+    def named(self, names: Collection[str]) -> Iterable[StoreObject]:
+        """Objects of these names, those that are there; as few others as possible are looked at."""
 
     def read(self, name: str, start: int, size: int) -> bytes:
         """So many bytes of an object, or fewer at its end; -1 reads all."""
@@ -49,19 +48,19 @@ class Local:
     def __init__(self, root: str) -> None:
         self._root = Path(root)
 
-    def find(self) -> Iterator[Found]:
+    def find(self) -> Iterator[StoreObject]:
         try:
             for name, entry in walk(self._root, hidden=False):
                 # a million calls of stat would take minutes
-                yield Found(f"{name}/" if entry.is_dir() else name)
+                yield StoreObject(f"{name}/" if entry.is_dir() else name)
         except OSError as error:
             raise _of_disk(error, f" ({error.filename})") from None
 
-    def named(self, names: Collection[str]) -> Iterator[Found]:
+    def named(self, names: Collection[str]) -> Iterator[StoreObject]:
         for name in names:
             try:
                 if not stat.S_ISDIR((self._root / name).stat().st_mode):
-                    yield Found(name)
+                    yield StoreObject(name)
             except (FileNotFoundError, NotADirectoryError):
                 pass
             except OSError as error:
@@ -114,16 +113,16 @@ class Fsspec:
                 hint="s3:// needs hpcddp[s3]; for others install the driver that fsspec names",
             ) from None
 
-    def find(self) -> Iterator[Found]:
-        found = _asked(lambda: self._fs.find(self._path, detail=True))
+    def find(self) -> Iterator[StoreObject]:
+        objects = _asked(lambda: self._fs.find(self._path, detail=True))
         start = len(self._path.rstrip("/")) + 1 if self._path.strip("/") else len(self._path)
-        for name, facts in found.items():
+        for name, facts in objects.items():
             if below := name[start:]:  # else the root is an object: nothing is below it
-                yield _found(below, facts)
+                yield _object(below, facts)
 
-    def named(self, names: Collection[str]) -> Iterator[Found]:
+    def named(self, names: Collection[str]) -> Iterator[StoreObject]:
         if len(names) > FEW:  # one request for each would take longer than a list of all
-            yield from (found for found in self.find() if found.name in names)
+            yield from (item for item in self.find() if item.name in names)
             return
         for name in names:
             try:
@@ -133,7 +132,7 @@ class Fsspec:
                     raise
             else:
                 if facts.get("type") != "directory":
-                    yield _found(name, facts)
+                    yield _object(name, facts)
 
     def read(self, name: str, start: int, size: int) -> bytes:
         end = None if size < 0 else start + size
@@ -149,14 +148,14 @@ class Fsspec:
         return f"{self._path.rstrip('/')}/{name}"
 
 
-def _found(name: str, facts: Mapping[str, Any]) -> Found:
+def _object(name: str, facts: Mapping[str, Any]) -> StoreObject:
     size = facts.get("size")
     tag = next((facts[word] for word in VERSIONS if facts.get(word)), None)
-    return Found(name, -1 if size is None else int(size), version_of(tag))
+    return StoreObject(name, -1 if size is None else int(size), version_of(tag))
 
 
 def _asked(call: Callable[[], T]) -> T:
-    """A driver's answer. Drivers raise what they like: what is no mistake may pass."""
+    """A driver's answer. Drivers raise any error: one that is no known mistake may pass."""
     try:
         return call()
     except (FileNotFoundError, IsADirectoryError) as error:
@@ -198,8 +197,8 @@ def scheme(root: str) -> str:
 
 
 def store(root: str) -> Store:
-    """The store of this process for a root; UserError if what reads it is not installed."""
-    here = os.getpid(), root
-    if here not in _opened:
-        _opened[here] = STORES.get(scheme(root), Fsspec)(root)
-    return _opened[here]
+    """The store of this process for a root; UserError if its library is not installed."""
+    key = os.getpid(), root
+    if key not in _opened:
+        _opened[key] = STORES.get(scheme(root), Fsspec)(root)
+    return _opened[key]

@@ -1,4 +1,4 @@
-"""All that lies below a folder."""
+"""All files and folders below a folder."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Folders = frozenset[tuple[int, int]]  # device and inode
 def walk(
     folder: Path, *, hidden: bool = True, prefix: str = "", above: Folders = frozenset()
 ) -> Iterator[tuple[str, os.DirEntry[str]]]:
-    """Each entry with its name from the root on, in order, a folder before what it holds. Links are
+    """Each entry with its name from the root on, in order, a folder before its own. Links are
     followed, but not in circles.
 
     Args:
@@ -26,8 +26,8 @@ def walk(
         return
     above |= {(facts.st_dev, facts.st_ino)}
     with os.scandir(folder) as entries:
-        found = sorted(entries, key=lambda entry: entry.name)
-    for entry in found:
+        ordered = sorted(entries, key=lambda entry: entry.name)
+    for entry in ordered:
         if entry.name.startswith(".") and not hidden:
             continue
         name = prefix + entry.name

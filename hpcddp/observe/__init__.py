@@ -1,5 +1,5 @@
-"""What became of a run, read from its folder, as plain data.
+"""The state and the history of a run, read from its folder, as plain data.
 
-It imports ``submit`` and what is below; it writes nothing.
-Others use ``view`` (a run as data), ``history``, ``curves`` and ``poll``.
+It imports ``submit`` and the rooms below; it writes nothing.
+Others use ``viewer`` (it fills in a ``view``), ``history``, ``curves``, ``series`` and ``poll``.
 """

@@ -1,21 +1,18 @@
 """The metrics of a run over all of its attempts, each line read once, and no step counted twice.
 
-What a later attempt took again, since it went on from an earlier checkpoint, replaces what the
-earlier one had written of these steps; so does what comes after a rollback.
+A later attempt, which resumed from a checkpoint, may repeat steps: its records of them replace the
+earlier ones. So do those after a rollback.
 """
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import math
 import os
-import statistics
 import time
 from array import array
-from bisect import bisect_right
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from itertools import accumulate, chain
 from operator import attrgetter, mul, sub
 from pathlib import Path
@@ -23,25 +20,25 @@ from typing import Annotated, Any
 
 import msgspec
 
+from hpcddp.observe.series import Series
 from hpcddp.rundir import RunDir, parse_lines
 
 CHUNK = 1 << 22  # bytes that are decoded at once
 KEPT = 10_000  # records that are no points of a curve, newest first to stay
-SORTED = 1 << 17  # values of which a median is taken
 RECENT = 200  # points whose times are kept
 NAMES = ("loss", "lr", "samples_per_s", "step_s", "wait_s", "grad_norm")
 EVENT = attrgetter("event")
 TRAIN = {name: attrgetter(name) for name in NAMES}  # the curves that a record of a step may have
-LASTING = ("ranks", "start", "slow", "recovered")  # records that say how it is until another does
-STEPS = {"train", "step"}  # events of steps: a loop that tells no loss has the second
+LASTING = ("ranks", "start", "slow", "recovered")  # records that hold until another replaces them
+STEPS = {"train", "step"}  # events of steps: a loop without a loss writes the second
 POINTS = ("eval", "log")  # events whose metrics are curves
 
 
-Whole = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]  # what a count can be
+Whole = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]  # a count
 
 
 class _Line(msgspec.Struct, gc=False):
-    """What every line may have of the curves; the rest is passed over."""
+    """The fields of a line that make the curves; the others are ignored."""
 
     event: str = ""
     step: Whole = 0
@@ -55,7 +52,7 @@ class _Line(msgspec.Struct, gc=False):
 
 
 class _Other(msgspec.Struct):
-    """What a record that is no point may say; one that says it otherwise is passed over."""
+    """The fields of a record that is no point. One whose fields have other types is ignored."""
 
     event: str = ""
     time: float | None = None
@@ -74,33 +71,6 @@ class _Other(msgspec.Struct):
 _DECODER = msgspec.json.Decoder(_Line)
 
 
-class Series:
-    """One curve: its values by step."""
-
-    def __init__(self) -> None:
-        self.steps, self.values = array("q"), array("d")
-
-    def __len__(self) -> int:
-        return len(self.steps)
-
-    def add(self, steps: Sequence[int], values: Sequence[float]) -> None:
-        """Points of later steps; what was told of these steps before is forgotten."""
-        if self.steps and steps[0] <= self.steps[-1]:
-            self.cut(steps[0] - 1)
-        self.steps.extend(array("q", steps))  # an array of its own: copied in one piece
-        self.values.extend(array("d", values))
-
-    def before(self, step: int) -> float:
-        """The value at a step, or at the last one before it; 0 if there is none."""
-        size = bisect_right(self.steps, step)
-        return self.values[size - 1] if size else 0.0
-
-    def cut(self, step: int) -> None:
-        """Forget what comes after a step."""
-        size = bisect_right(self.steps, step)
-        del self.steps[size:], self.values[size:]
-
-
 class Curves:
     """The metrics of a run, as far as they are written.
 
@@ -113,15 +83,15 @@ class Curves:
         self.series: dict[str, Series] = {}
         self.events: list[dict[str, Any]] = []  # all other records, oldest first
         self.spent = Series()  # seconds of all steps up to a step, where records tell of them
-        self.step = 0  # newest step told
-        self.recent: deque[tuple[int, float]] = deque(maxlen=RECENT)  # step, when it was told
-        self.behind = False  # whether there was no time for all that is written
-        self._counted = 0  # step up to which records have told
+        self.step = 0  # the newest in a record
+        self.recent: deque[tuple[int, float]] = deque(maxlen=RECENT)  # step, time of its record
+        self.behind = False  # whether there was no time to read all
+        self._counted = 0  # the last step in ``spent``
         self._read: dict[int, int] = {}  # attempt -> bytes
-        self._done: set[int] = set()  # attempts that nobody writes any more
+        self._done: set[int] = set()  # attempts that have ended
 
     def update(self, seconds: float = math.inf) -> bool:
-        """Read what is new; whether there was anything.
+        """Read the new lines; whether there were any.
 
         Args:
             seconds: after which it leaves the rest for the next time.
@@ -130,7 +100,7 @@ class Curves:
         self.behind = False
         folders = [f for f in self.run.all_attempts() if f.number not in self._done]
         for attempt in folders:
-            for data in pieces(attempt.metrics, self._read.get(attempt.number, 0)):
+            for data in whole_lines(attempt.metrics, self._read.get(attempt.number, 0)):
                 self._read[attempt.number] = self._read.get(attempt.number, 0) + len(data)
                 self._take(data, attempt.number)
                 new = True
@@ -142,18 +112,18 @@ class Curves:
         return new
 
     def _take(self, data: bytes, attempt: int) -> None:
-        """Points in a row go into the curves together; what stands between them, one by one."""
-        found, first = _decoded(data), 0
-        events = set(map(EVENT, found))
+        """Add consecutive points together, and each other record by itself."""
+        records, first = _decoded(data), 0
+        events = set(map(EVENT, records))
         lines = [] if events and events <= STEPS else data.split(b"\n")
-        if lines and len(found) != len(lines) - 1:  # lines that are none are counted too
-            found = [_one(line) for line in lines[:-1]]
-        for i, record in enumerate(found):
+        if lines and len(records) != len(lines) - 1:  # a line that is no record counts too
+            records = [_one(line) for line in lines[:-1]]
+        for i, record in enumerate(records):
             if record.event not in STEPS:
-                self._points(found[first:i])
+                self._points(records[first:i])
                 self._other({**_parsed(lines[i]), "attempt": attempt})
                 first = i + 1
-        self._points(found[first:])
+        self._points(records[first:])
 
     def _points(self, records: list[_Line]) -> None:
         if not records:
@@ -166,8 +136,8 @@ class Curves:
             values = list(map(get, taken))
             if None not in values:
                 self.of(name).add(steps, values)
-            elif told := [i for i, value in enumerate(values) if value is not None]:
-                self.of(name).add([steps[i] for i in told], [values[i] for i in told])
+            elif filled := [i for i, value in enumerate(values) if value is not None]:
+                self.of(name).add([steps[i] for i in filled], [values[i] for i in filled])
         self._count(all_steps, [r.step_s or 0.0 for r in records])
         self.recent.extend((r.step, r.time) for r in records[-RECENT:])
         self.step = all_steps[-1]
@@ -183,22 +153,22 @@ class Curves:
         self._counted = steps[-1]
 
     def _other(self, record: dict[str, Any]) -> None:
-        """A record that is no point: it may say that the run has gone back."""
+        """Add a record that is no point. A start and a rollback drop the later steps."""
         try:
-            told = msgspec.convert(record, _Other)
+            fields = msgspec.convert(record, _Other)
         except msgspec.ValidationError:
             return
-        step = told.step or 0
-        if told.event == "start":
+        step = fields.step or 0
+        if fields.event == "start":
             self._cut(step)
-        elif told.event == "rollback":
-            self._cut(told.to or 0)
+        elif fields.event == "rollback":
+            self._cut(fields.to or 0)
         self.step = max(self.step, step)
-        for name, value in (told.metrics or {}).items() if told.event in POINTS else ():
+        for name, value in (fields.metrics or {}).items() if fields.event in POINTS else ():
             if isinstance(value, int | float):
                 with contextlib.suppress(OverflowError):  # hundreds of digits
-                    self.of(f"{told.event}/{name}").add([step], [float(value)])
-        if told.event:
+                    self.of(f"{fields.event}/{name}").add([step], [float(value)])
+        if fields.event:
             self.events.append(record)
         if len(self.events) > 2 * KEPT:
             self.events[:KEPT] = [e for e in self.events[:KEPT] if e["event"] in LASTING]
@@ -210,14 +180,14 @@ class Curves:
             series.cut(step)
 
     def of(self, name: str) -> Series:
-        """The series of a name; empty if nothing was told of it."""
+        """The series of a name; empty if no record had a value of it."""
         return self.series.setdefault(name, Series())
 
 
-def pieces(path: Path, start: int) -> Iterator[bytes]:
+def whole_lines(path: Path, start: int) -> Iterator[bytes]:
     """Whole lines of a file from a byte on, some megabytes at a time; none if it is not there.
 
-    What stands behind the last line's end is being written, or was cut by a crash.
+    Bytes after the last line's end are being written, or a crash cut them: they are left out.
     """
     try:
         file = path.open("rb")
@@ -227,7 +197,7 @@ def pieces(path: Path, start: int) -> Iterator[bytes]:
         file.seek(start)
         while data := file.read(CHUNK):
             end = data.rfind(b"\n") + 1
-            while end == 0 and (more := file.read(CHUNK)):  # a line longer than a piece
+            while end == 0 and (more := file.read(CHUNK)):  # a line longer than a chunk
                 data += more
                 end = data.rfind(b"\n") + 1
             if end == 0:
@@ -259,46 +229,3 @@ def _one(line: bytes) -> _Line:
 
 def _parsed(line: bytes) -> dict[str, Any]:
     return next(parse_lines([line]), {})
-
-
-def thin(series: Series, points: int) -> tuple[list[int], list[float]]:
-    """At most so many points that look like the curve: its ends, and the peaks of each stretch.
-
-    Args:
-        points: 2 at least.
-    """
-    size = len(series)
-    if size <= points:
-        return series.steps.tolist(), series.values.tolist()
-    kept = {0, size - 1}
-    for low, high in _stretches(size, points // 2 - 1):
-        part = series.values[low:high].tolist()  # NaN is found in a list, since it is itself
-        kept |= {low + part.index(min(part)), low + part.index(max(part))}
-    places = sorted(kept)
-    return [series.steps[i] for i in places], [series.values[i] for i in places]
-
-
-def means(series: Series, points: int) -> tuple[list[int], list[float]]:
-    """The mean of each of so many stretches of a longer curve, at the step in its middle.
-
-    NaN where a stretch has no number.
-    """
-    steps, values = [], []
-    for low, high in _stretches(len(series), points):
-        part: Sequence[float] = series.values[low:high]
-        if not math.isfinite(sum(part)):
-            part = list(filter(math.isfinite, part))
-        steps.append(series.steps[(low + high) // 2])
-        values.append(sum(x / len(part) for x in part) if part else math.nan)
-    return steps, values
-
-
-def median(series: Series) -> float:
-    """The median of a curve's values; of a very long one, that of values from all over it."""
-    known = list(filter(math.isfinite, series.values[:: len(series) // SORTED + 1]))
-    return statistics.median(known) if known else math.nan
-
-
-def _stretches(size: int, count: int) -> Iterator[tuple[int, int]]:
-    """Begin and end of each of so many parts."""
-    return itertools.pairwise(i * size // count for i in range(count + 1)) if count else iter(())

@@ -1,4 +1,4 @@
-"""Step 13: what became of a run's attempts, from its folder alone: causes, and steps lost."""
+"""Step 13: the attempts of a run, from its folder alone: their causes, and the lost steps."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class AttemptSummary:
     job_id: str
     hosts: str
     began: float  # seconds since the epoch
-    ended: float | None  # the last sign of it, where its script could not say when
+    ended: float | None  # its last sign of life, where its script could not record the end
     cause: str | None  # None while it works
-    by: str  # what asked it to stop: a signal, the time limit, a person
+    by: str  # the cause of its stop: a signal, the time limit, a person
     first: int  # step that it began after
     last: int  # step that it came to
     saved: int  # step of the newest complete checkpoint at its end
@@ -38,7 +38,7 @@ class AttemptSummary:
     safe_s: float | None  # seconds from the first signal to a complete checkpoint
     action: str
     reason: str
-    error: dict[str, Any] | None  # what the first failing rank wrote down, or its log says of it
+    error: dict[str, Any] | None  # of the rank that failed first: its own record, or from its log
 
     @property
     def done(self) -> int:
@@ -50,16 +50,16 @@ class AttemptSummary:
         return {**asdict(self), "done": self.done}
 
 
-def rows(
+def summaries(
     run: RunDir, *, over: bool = False, kept: dict[int, AttemptSummary] | None = None
 ) -> list[AttemptSummary]:
     """The attempts, oldest first.
 
     Args:
-        kept: rows of earlier calls, for who looks again and again: an attempt that has ended is
-            read once.
-        over: nothing of the run works any more: an attempt that left no end, since its script was
-            killed, ended as Slurm wrote into its log.
+        kept: summaries of earlier calls, for a caller that asks again and again: an attempt that
+            has ended is read once.
+        over: no process of the run is left. Where the script was killed, and so recorded no end
+            of its attempt, Slurm's words in its log tell the end.
     """
     kept = {} if kept is None else kept
     folders = [folder for folder in run.all_attempts() if folder.number not in kept]
@@ -68,46 +68,46 @@ def rows(
         last = attempts[-1]
         last.cause = requeue.said(last) or decision.UNKNOWN
         last.action, last.saved = decision.NONE, ledger.newest_step(run)
-    new = [_row(run, facts, gone=over or facts is not attempts[-1]) for facts in attempts]
-    found = sorted([*kept.values(), *new], key=lambda row: row.attempt)
-    kept.update((row.attempt, row) for row in found[:-1] if row.cause)
-    for i, row in enumerate(found):
-        # An attempt that never began to train takes no step again.
-        later = next((r for r in found[i + 1 :] if r.last), None)
-        row.lost = 0
+    new = [_summary(run, facts, gone=over or facts is not attempts[-1]) for facts in attempts]
+    ordered = sorted([*kept.values(), *new], key=lambda summary: summary.attempt)
+    kept.update((summary.attempt, summary) for summary in ordered[:-1] if summary.cause)
+    for i, summary in enumerate(ordered):
+        # An attempt that never began to train repeats no step.
+        later = next((each for each in ordered[i + 1 :] if each.last), None)
+        summary.lost = 0
         if later:
-            row.lost = max(0, row.last - later.first)
-        elif row.cause not in (None, "done"):
-            row.lost = max(0, row.last - row.saved)
-    return found
+            summary.lost = max(0, summary.last - later.first)
+        elif summary.cause not in (None, "done"):
+            summary.lost = max(0, summary.last - summary.saved)
+    return ordered
 
 
-def _row(run: RunDir, facts: Attempt, gone: bool) -> AttemptSummary:
+def _summary(run: RunDir, facts: Attempt, gone: bool) -> AttemptSummary:
     start: dict[str, Any] = {}
     folder = run.attempt(facts.number)
     for line in itertools.islice(read_lines(folder.metrics), 4):
         start = line if line.get("event") == "start" else start
     tail = last_lines(folder.metrics, TAIL)
     end: dict[str, Any] = next((line for line in reversed(tail) if line.get("event") == "end"), {})
-    asked, told = end.get("asked"), end.get("time")
-    timed = isinstance(asked, int | float) and isinstance(told, int | float)
+    asked, stopped = end.get("asked"), end.get("time")
+    timed = isinstance(asked, int | float) and isinstance(stopped, int | float)
     return AttemptSummary(
         facts.number, facts.job_id, facts.nodes, facts.began,
         _ended(facts, folder, gone), facts.cause,
         by=str(end.get("by", "")),
         first=whole(start.get("step")),
         last=max(read_step(folder)[0], *(whole(line.get("step")) for line in tail), 0),
-        saved=_told(start, tail) if facts.saved is None else facts.saved,
+        saved=_last_saved(start, tail) if facts.saved is None else facts.saved,
         lost=0,
-        safe_s=max(0.0, told - asked) if timed and asked else None,
+        safe_s=max(0.0, stopped - asked) if timed and asked else None,
         action=facts.action,
         reason=facts.reason,
         error=first_failure.error_of(run, facts),
     )  # fmt: skip
 
 
-def _told(start: dict[str, Any], tail: list[dict[str, Any]]) -> int:
-    """The newest step that was saved, as the ranks tell it."""
+def _last_saved(start: dict[str, Any], tail: list[dict[str, Any]]) -> int:
+    """The newest step that was saved, by the records of the ranks."""
     saves = [line for line in tail if line.get("event") == "checkpoint"]
     return max(whole(line.get("step")) for line in (start, *saves))
 
@@ -115,12 +115,12 @@ def _told(start: dict[str, Any], tail: list[dict[str, Any]]) -> int:
 def _ended(facts: Attempt, folder: AttemptDir, gone: bool) -> float | None:
     """When an attempt ended.
 
-    Its script may have been killed, or its node: then the next attempt closed it, days later maybe,
-    or nobody did.
+    Its script may have been killed, or its node. Then the next attempt closed it, days later
+    maybe, or it was never closed.
     """
     if None not in (facts.ended, facts.exit_code) or not (gone or facts.cause):
         return facts.ended
-    _, told = read_step(folder)
+    _, last_sign = read_step(folder)
     with contextlib.suppress(OSError):
-        told = told or folder.log.stat().st_mtime
-    return max(facts.began, min(told, facts.ended or math.inf))
+        last_sign = last_sign or folder.log.stat().st_mtime
+    return max(facts.began, min(last_sign, facts.ended or math.inf))

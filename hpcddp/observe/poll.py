@@ -1,4 +1,4 @@
-"""What is known of runs, asked over and over: their folders each time, Slurm now and then."""
+"""The states of runs, asked again and again: the run dirs each time, Slurm now and then."""
 
 from __future__ import annotations
 
@@ -21,40 +21,45 @@ USUAL = 30.0  # where no run says otherwise
 FIELDS = ("state", "reason", "hosts", "since", "job_id", "stale")  # that Slurm may know better
 
 
-class Word(NamedTuple):
-    """What Slurm said of a run, and what the run dir said at that moment."""
+class SlurmState(NamedTuple):
+    """The status of a run by Slurm, and the facts in its run dir at that moment."""
 
-    then: tuple[object, ...]
-    found: Status
+    folder: tuple[object, ...]
+    status: Status
 
 
-class Told:
-    """What Slurm said last of some runs; it holds until a run dir tells something new.
+class SlurmStates:
+    """The last answers of Slurm about some runs. Each holds until its run dir changes.
 
-    Slurm is asked at the pace of the clusters' profiles, which doubles while it does not answer.
+    The clusters' profiles give the seconds between two questions. They double while Slurm does not
+    answer.
 
     Args:
-        aside: ask in a thread, for who must not wait for it.
+        aside: ask in a thread, for a caller that must not wait.
     """
 
     def __init__(self, *, aside: bool) -> None:
         self.away = ""  # why Slurm did not answer
         self._aside = aside
-        self._words: dict[str, Word] = {}
+        self._states: dict[str, SlurmState] = {}
         self._due, self._pause = -math.inf, 0.0
         self._asks: threading.Thread | None = None
 
-    def better(self, run: RunDir, found: Status) -> Status:
-        """A run's state, from what its folder says: what Slurm said of just that, if it did."""
-        if found.final and found.state not in status.UNTOLD:
-            return found
-        if found.backend != "slurm":  # a look at this machine's processes
-            return status.asked(run, found)
-        word = self._words.get(run.name)
-        if word and word.then == _life(found):
-            for name in ("stale",) if word.found.stale else FIELDS:
-                setattr(found, name, getattr(word.found, name))
-        return found
+    def of(self, run: RunDir, known: Status) -> Status:
+        """The status of a run: that of its folder, with Slurm's answer while that still holds.
+
+        Args:
+            known: its status by its folder; it is changed.
+        """
+        if known.final and known.state not in status.UNTOLD:
+            return known
+        if known.backend != "slurm":  # a look at this machine's processes
+            return status.asked(run, known)
+        answer = self._states.get(run.name)
+        if answer and answer.folder == _facts(known):
+            for name in ("stale",) if answer.status.stale else FIELDS:
+                setattr(known, name, getattr(answer.status, name))
+        return known
 
     def ask(self, runs: Sequence[RunDir]) -> None:
         """Ask Slurm of these runs when it is time: one question for all."""
@@ -68,20 +73,21 @@ class Told:
 
     def _ask(self, runs: Sequence[RunDir]) -> None:
         queue = status.once(slurm.queue) if len(runs) > 1 else None
-        words: dict[str, Word] = {}
+        states: dict[str, SlurmState] = {}
         pauses: list[float] = []
         for run in runs:
-            # What is wrong with a folder is told to who looks at it.
+            # A damaged folder is an error for the caller that looks at it.
             with contextlib.suppress(Exception if self._aside else RunError):
                 known = status.known(run)
                 if known.backend == "slurm":
-                    words[run.name] = Word(_life(known), status.asked(run, known, queue))
+                    folder = _facts(known)  # before the answer changes it
+                    states[run.name] = SlurmState(folder, status.asked(run, known, queue))
                     pauses.append(record.read(run).poll_seconds)
-        stale = [word.found for word in words.values() if word.found.stale]
+        stale = [answer.status for answer in states.values() if answer.status.stale]
         self.away = stale[0].reason if stale else ""
         usual = max(pauses, default=USUAL)
         self._pause = min(max(2 * self._pause, usual), LONGEST) if stale else usual
-        self._words, self._due = words, time.monotonic() + self._pause
+        self._states, self._due = states, time.monotonic() + self._pause
 
 
 class StatusPoll:
@@ -92,7 +98,7 @@ class StatusPoll:
     """
 
     def __init__(self, run: RunDir, *, aside: bool = False) -> None:
-        self.run, self._told = run, Told(aside=aside)
+        self.run, self._slurm = run, SlurmStates(aside=aside)
 
     def look(self) -> Status:
         """The run now.
@@ -100,13 +106,13 @@ class StatusPoll:
         Raises:
             RunError: its folder is damaged, or gone.
         """
-        self._told.ask([self.run])
-        found = self._told.better(self.run, status.known(self.run))
-        if found.stale:
-            found.reason = self._told.away or found.reason
-        return found
+        self._slurm.ask([self.run])
+        state = self._slurm.of(self.run, status.known(self.run))
+        if state.stale:
+            state.reason = self._slurm.away or state.reason
+        return state
 
 
-def _life(found: Status) -> tuple[object, ...]:
-    """What the run dir says of a run; while that stays, so does what Slurm said."""
-    return found.state, found.attempt, found.job_id, found.since
+def _facts(known: Status) -> tuple[object, ...]:
+    """The facts in a run dir that change with the run. While they stay, Slurm's answer holds."""
+    return known.state, known.attempt, known.job_id, known.since

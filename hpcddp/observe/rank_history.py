@@ -12,16 +12,16 @@ from typing import BinaryIO
 
 import msgspec
 
-from hpcddp.observe.curves import Whole, pieces
+from hpcddp.observe.curves import Whole, whole_lines
 from hpcddp.rundir import AttemptDir, RunDir
 
 COLUMNS = 120  # at most
-SAMPLES = 2 * COLUMNS - 10  # lines of what is new that make columns, where that is much
-TAIL = 1 << 16  # bytes at its end of which each line is read
+SAMPLES = 2 * COLUMNS - 10  # of the new lines, so many make columns where there are many
+TAIL = 1 << 16  # bytes at the end of a file: each line of them is read
 
 
 class RankRecord(msgspec.Struct):
-    """One line: the figures of each rank, None where it did not tell."""
+    """One line: the figures of each rank, None where a rank has none."""
 
     step: Whole
     busy_s: list[float | None] = []
@@ -45,14 +45,14 @@ class Heat:
         self.run = run
         self.newest = RankRecord(0)
         self.steps: list[int] = []
-        self.behind = False  # whether there was no time for all that is written
+        self.behind = False  # whether there was no time to read all
         self._columns: list[list[float | None]] = []
         self._apart = 1  # steps between two columns, at least
         self._read: dict[int, int] = {}  # attempt -> bytes
-        self._done: set[int] = set()  # attempts that nobody writes any more
+        self._done: set[int] = set()  # attempts that have ended
 
     def update(self, seconds: float = math.inf) -> None:
-        """Read what is new.
+        """Read new lines.
 
         Args:
             seconds: after which it leaves the rest for the next time.
@@ -71,7 +71,7 @@ class Heat:
                 self._done.add(folder.number)
 
     def _file(self, folder: AttemptDir, samples: int) -> None:
-        """What is new in a file: some lines from all over it, and all of the last ones."""
+        """Read the new part of a file: some lines from all over it, and all of the last ones."""
         start = self._read.get(folder.number, 0)
         with contextlib.suppress(OSError), folder.ranks.open("rb") as f:
             f.seek(start)
@@ -83,7 +83,7 @@ class Heat:
                 line = _line(f, start, end)
                 self._take(line)
                 start = f.tell() if line.endswith(b"\n") else start
-        for data in pieces(folder.ranks, start):
+        for data in whole_lines(folder.ranks, start):
             start += len(data)
             for text in data.splitlines():
                 self._take(text)
@@ -91,16 +91,16 @@ class Heat:
 
     def _take(self, text: bytes) -> None:
         try:
-            told = _DECODER.decode(text)
+            record = _DECODER.decode(text)
         except msgspec.MsgspecError:
             return
-        self.newest, step = told, told.step
-        while self.steps and self.steps[-1] >= step:  # it was taken again
+        self.newest, step = record, record.step
+        while self.steps and self.steps[-1] >= step:  # the step is repeated
             del self.steps[-1], self._columns[-1]
         if self.steps and step < self.steps[-1] + self._apart:
             return
         self.steps.append(step)
-        self._columns.append(_ratios(told))
+        self._columns.append(_ratios(record))
         while len(self.steps) > COLUMNS:
             self._apart *= 2
             self._widen()
@@ -115,16 +115,16 @@ class Heat:
         self._columns = [self._columns[i] for i in kept]
 
     def rows(self) -> list[list[float | None]]:
-        """By rank, for each of ``steps``; None where the rank did not tell."""
+        """By rank, for each of ``steps``; None where a rank has no figure."""
         size = max(map(len, self._columns), default=0)
         return [[c[r] if r < len(c) else None for c in self._columns] for r in range(size)]
 
 
-def _ratios(told: RankRecord) -> list[float | None]:
-    """Each rank's own work and wait, beside the median of all."""
+def _ratios(record: RankRecord) -> list[float | None]:
+    """Each rank's own work and wait, as a multiple of the median of all."""
     own = [
         None if b is None and w is None else (b or 0.0) + (w or 0.0)
-        for b, w in itertools.zip_longest(told.busy_s, told.wait_s)
+        for b, w in itertools.zip_longest(record.busy_s, record.wait_s)
     ]
     known = [value for value in own if value is not None]
     middle = statistics.median(known) if known else 0.0
@@ -138,9 +138,9 @@ def _size(path: Path) -> int:
         return 0
 
 
-def _line(f: BinaryIO, start: int, place: int) -> bytes:
-    """The first whole line from a place on; lines begin at ``start``."""
-    f.seek(place)
-    if place > start:
+def _line(f: BinaryIO, start: int, offset: int) -> bytes:
+    """The first whole line from an offset on; lines begin at ``start``."""
+    f.seek(offset)
+    if offset > start:
         f.readline()
     return f.readline()

@@ -1,4 +1,4 @@
-"""What of a run does not change while it runs, for a page that is passed on."""
+"""The facts of a run that stay the same while it runs, for a page that is passed on."""
 
 from __future__ import annotations
 
@@ -16,50 +16,50 @@ ENVIRONMENT = re.compile(r"^(readonly -a ENVIRONMENT=\()(.*)\)$", re.MULTILINE) 
 
 
 def static(run: RunDir) -> dict[str, Any]:
-    """What of a run does not change while it runs: configuration, versions, script, submission.
+    """The facts that stay the same while a run runs: configuration, versions, script, submission.
 
-    Of the environment names alone are told, and of URLs no user and no signature. ``defaults``
-    names the keys of the configuration that nobody changed.
+    They hold the names of environment variables without the values, and URLs without a user or a
+    signature. ``defaults`` lists the keys of the configuration that have their default value.
     """
     job = record.read(run)
     try:
         script = run.script.read_text(encoding="utf-8", errors="replace")
     except OSError:
         script = ""
-    facts = {name: value for name, value in vars(job).items() if name != "spec"}
+    submission = {name: value for name, value in vars(job).items() if name != "spec"}
     config, versions = _flat(job.spec), _versions(read_json(run.versions) or {})
     plain = _flat(to_dict(JobSpec()))
     defaults = [name for name, value in config.items() if name in plain and plain[name] == value]
     config |= {name: HIDDEN for name in config if name.startswith("env.")}
     script = ENVIRONMENT.sub(_names, script)
-    told = {"job": facts, "config": config, "versions": versions, "script": script}
-    return {name: _nobody(value) for name, value in told.items()} | {"defaults": defaults}
+    facts = {"job": submission, "config": config, "versions": versions, "script": script}
+    return {name: _redacted(value) for name, value in facts.items()} | {"defaults": defaults}
 
 
-def _versions(told: dict[str, Any]) -> dict[str, Any]:
+def _versions(recorded: dict[str, Any]) -> dict[str, Any]:
     """Python and packages in one table, the ones that matter most first."""
-    packages = told.get("packages")
-    flat = {name: value for name, value in told.items() if name != "packages"}
+    packages = recorded.get("packages")
+    flat = {name: value for name, value in recorded.items() if name != "packages"}
     flat |= packages if isinstance(packages, dict) else {}
     return {name: flat[name] for name in (*FIRST, *sorted(flat, key=str.lower)) if name in flat}
 
 
-def _names(found: re.Match[str]) -> str:
+def _names(match: re.Match[str]) -> str:
     """The script's environment, without its values."""
     try:
-        words = [word.partition("=")[0] for word in shlex.split(found[2])]
-    except ValueError:  # somebody wrote it by hand
-        return f"{found[1]}{HIDDEN})"
-    return f"{found[1]}{' '.join(f'{shlex.quote(name)}={HIDDEN}' for name in words)})"
+        words = [word.partition("=")[0] for word in shlex.split(match[2])]
+    except ValueError:  # edited by hand
+        return f"{match[1]}{HIDDEN})"
+    return f"{match[1]}{' '.join(f'{shlex.quote(name)}={HIDDEN}' for name in words)})"
 
 
-def _nobody(value: Any) -> Any:
+def _redacted(value: Any) -> Any:
     """The same, with no secret in a URL."""
     if isinstance(value, str):
         return urls.hidden(value, HIDDEN)
     if isinstance(value, dict):
-        return {name: _nobody(each) for name, each in value.items()}
-    return [_nobody(each) for each in value] if isinstance(value, list) else value
+        return {name: _redacted(each) for name, each in value.items()}
+    return [_redacted(each) for each in value] if isinstance(value, list) else value
 
 
 def _flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:

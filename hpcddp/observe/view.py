@@ -1,44 +1,22 @@
-"""Step 13: what a run looks like now: the plain data that watch, report and dashboard show.
+"""Step 13: what a run looks like now, as the plain data that watch, report and dashboard show.
 
-A ``Viewer`` reads each line of a run once, so that it may look again and again.
+``viewer.py`` fills it in.
 """
 
 from __future__ import annotations
 
-import itertools
-import math
-import time
-from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-import msgspec
-
-from hpcddp.attempt.error_record import is_peer
-from hpcddp.attempt.first_failure import NODES
-from hpcddp.attempt.joblog import line
-from hpcddp.errors import RunError
-from hpcddp.observe import history
-from hpcddp.observe.curves import Curves, Series, Whole, means, median, thin
 from hpcddp.observe.history import AttemptSummary
-from hpcddp.observe.rank_history import Heat
-from hpcddp.rundir import RunDir
-from hpcddp.slurm.hostlist import expand_hosts
-from hpcddp.submit import status
 from hpcddp.submit.status import Status
-
-POINTS = 400  # of a curve
-WAITS = 0.1  # share of a step that may be waiting for data
-WORDS = 200  # records told in words
-TAIL = 1 << 14  # bytes of the log
-MIDDLE = ("step_s", "samples_per_s")  # figures of which the median tells more than the newest
 
 Curve = tuple[list[int], list[float]]  # steps and values
 
 
 @dataclass
 class RankView:
-    """One rank: where it is, its newest figures, and what is wrong with it."""
+    """One rank: its place, its newest figures, and its trouble if it has any."""
 
     rank: int
     node: int
@@ -56,23 +34,23 @@ class RankView:
 
 
 @dataclass
-class Life:
-    """An attempt, and what it cost in seconds."""
+class AttemptView:
+    """An attempt, and its cost in seconds."""
 
-    row: AttemptSummary
+    summary: AttemptSummary
     waited_s: float = 0.0  # from the end of the one before, or from the submission
     started_s: float = 0.0  # from its begin to its first step
     lost_s: float = 0.0  # in steps that were taken again
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, the row's own beside it."""
-        own = {name: value for name, value in vars(self).items() if name != "row"}
-        return {**self.row.to_dict(), **own}
+        """Plain data, with that of the summary beside it."""
+        costs = {name: value for name, value in vars(self).items() if name != "summary"}
+        return {**self.summary.to_dict(), **costs}
 
 
 @dataclass
 class View:
-    """A run now. All texts come from the run and are to be shown as text."""
+    """A run now. Its strings come from the run: show them as text, never as markup."""
 
     status: Status
     now: float  # seconds since the epoch
@@ -87,221 +65,30 @@ class View:
     lost_s: float = 0.0  # of these, in steps that were taken again
     lost_steps: int = 0
     interruptions: int = 0  # attempts that another one followed
-    interrupted_s: float = 0.0  # what they cost: steps again, the wait, and the start after it
-    attempts: list[Life] = field(default_factory=list)
+    interrupted_s: float = 0.0  # their cost: repeated steps, the wait, and the start after it
+    attempts: list[AttemptView] = field(default_factory=list)
     # Steps and values; of a long one its peaks, and in ``means`` the mean of each stretch.
     curves: dict[str, Curve] = field(default_factory=dict)
     means: dict[str, Curve] = field(default_factory=dict)
     newest: dict[str, float] = field(default_factory=dict)  # value of each curve
     medians: dict[str, float] = field(default_factory=dict)  # of step_s and samples_per_s
     ranks: list[RankView] = field(default_factory=list)
-    # By rank, for each of ``heat_steps``: its own work and wait beside the median rank's.
+    # By rank, for each of ``heat_steps``: its own work and wait as a multiple of the median rank's.
     heat: list[list[float | None]] = field(default_factory=list)
     heat_steps: list[int] = field(default_factory=list)
     events: list[tuple[float, int, int, str]] = field(default_factory=list)  # time, attempt, step
     log: list[str] = field(default_factory=list)
-    hint: str = ""  # what to change, where training waits for its data now
+    hint: str = ""  # advice, while training waits for its data
 
     @property
     def efficiency(self) -> float | None:
-        """The part of its time on the nodes that took the run further; None if no step told."""
+        """The part of its time on the nodes that took the run further; None without any step."""
         return self.useful_s / self.held_s if self.held_s and "step_s" in self.newest else None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, with the version of its form."""
-        own: dict[str, Any] = {**vars(self), "efficiency": self.efficiency, "schema_version": 1}
-        own["status"] = self.status.to_dict()
-        own["attempts"] = [life.to_dict() for life in self.attempts]
-        own["ranks"] = [asdict(row) for row in self.ranks]
-        return own
-
-
-class Viewer:
-    """A run's view, as often as it is wanted.
-
-    Args:
-        points: of a curve, at most.
-        skip: curves of which the newest value is enough.
-    """
-
-    def __init__(self, run: RunDir, points: int = POINTS, skip: Collection[str] = ()) -> None:
-        self.run, self._points, self._skip = run, points, skip
-        self.curves = Curves(run, {*skip} - {"step_s"})  # of that one the mean is wanted
-        self._heat = Heat(run)
-        self._drawn: dict[str, Any] = {}
-        self._rows: dict[int, AttemptSummary] = {}
-
-    def look(self, found: Status | None = None, seconds: float = math.inf) -> View:
-        """The run now.
-
-        Args:
-            found: what its backend says; the run dir alone is asked without it.
-            seconds: for metrics and figures; what is left is for the next look.
-
-        Raises:
-            RunError: its folder is damaged.
-        """
-        try:
-            return self._look(found, seconds)
-        except FOREIGN as error:
-            what = f"its records are not of hpcddp's form: {type(error).__name__} {error}"
-            raise RunError(what, where=str(self.run.path)) from error
-
-    def _look(self, found: Status | None, seconds: float) -> View:
-        found = found or status.known(self.run)
-        until = time.monotonic() + seconds
-        new = self.curves.update(seconds)
-        self._heat.update(until - time.monotonic())
-        told = {name: s for name, s in self.curves.series.items() if len(s)}
-        if new:
-            self._draw({name: s for name, s in told.items() if name not in self._skip})
-        view = View(found, time.time(), self.curves.behind or self._heat.behind, **self._drawn)
-        view.newest = {name: series.values[-1] for name, series in told.items()}
-        found.step = max(found.step, self.curves.step)
-        self._rates(view)
-        self._attempts(view)
-        self._ranks(view)
-        view.heat, view.heat_steps = self._heat.rows(), self._heat.steps
-        view.events = list(_told(self.curves.events[-WORDS:]))
-        view.log, view.hint = self._log(), self._hint(view)
-        return view
-
-    def _draw(self, told: dict[str, Series]) -> None:
-        """What takes a look at all points of the curves, where there are new ones."""
-        size = self._points
-        self._drawn = {
-            "curves": {name: thin(series, size) for name, series in told.items()},
-            "means": {name: means(s, size) for name, s in told.items() if len(s) > size},
-            "medians": {name: median(told[name]) for name in MIDDLE if name in told},
-        }
-
-    def _rates(self, view: View) -> None:
-        start: dict[str, Any] = next(
-            (e for e in reversed(self.curves.events) if e["event"] == "start"), {}
-        )
-        view.global_batch = start.get("global_batch") or 0
-        view.steps_per_epoch = start.get("steps_per_epoch") or 0
-        view.status.total_steps = status.whole(start.get("total_steps")) or view.status.total_steps
-        recent = self.curves.recent
-        if len(recent) > 1 and recent[-1][0] > recent[0][0]:
-            view.step_s = (recent[-1][1] - recent[0][1]) / (recent[-1][0] - recent[0][0])
-        if view.step_s and view.status.total_steps and view.status.state == "RUNNING":
-            view.to_go_s = view.step_s * (view.status.total_steps - view.status.step)
-
-    def _attempts(self, view: View) -> None:
-        spent = self.curves.spent
-        mean = spent.values[-1] / spent.steps[-1] if spent.steps else 0.0
-        ended, begins = view.status.created, _begins(self.curves.events)
-        for row in history.rows(self.run, over=view.status.final, kept=self._rows):
-            life = Life(row, lost_s=row.lost * mean)
-            life.waited_s = max(0.0, row.began - ended)
-            life.started_s = max(0.0, begins.get(row.attempt, row.began) - row.began)
-            ended = row.ended or view.now
-            view.held_s += max(0.0, ended - row.began)
-            view.attempts.append(life)
-        kept = view.status.step - (view.attempts[-1].row.lost if view.attempts else 0)
-        view.useful_s = min(view.held_s, spent.before(kept))
-        view.started_s = sum(life.started_s for life in view.attempts)
-        view.lost_s = sum(life.lost_s for life in view.attempts)
-        view.lost_steps = sum(life.row.lost for life in view.attempts)
-        pairs = list(itertools.pairwise(view.attempts))
-        view.interruptions = len(pairs)
-        view.interrupted_s = sum(a.lost_s + b.waited_s + b.started_s for a, b in pairs)
-
-    def _ranks(self, view: View) -> None:
-        events = self.curves.events
-        last = next((i for i in range(len(events))[::-1] if events[i]["event"] == "ranks"), 0)
-        told = events[last].get("ranks") or [] if events else []
-        found = {row.rank: row for report in told if (row := _placed(report))}
-        view.ranks = list(found.values())
-        for row in view.ranks:
-            for name in FIGURES:
-                values = getattr(self._heat.newest, name)
-                setattr(row, name, values[row.rank] if row.rank < len(values) else None)
-        for (_, rank), text in _slow(events[last:]).items():
-            if rank in found:
-                found[rank].state, found[rank].note = "slow", text
-        error = (view.attempts[-1].row.error if view.attempts else None) or {}
-        for row in _dead(error, view.ranks):
-            row.state, row.note = "dead", str(error.get("message") or "error")
-
-    def _hint(self, view: View) -> str:
-        """The newest advice on data, as long as it is needed."""
-        if view.newest.get("wait_s", 0.0) < WAITS * view.newest.get("step_s", math.inf):
-            return ""
-        told = (e.get("hint") for e in reversed(self.curves.events) if e["event"] == "waiting")
-        return str(next(told, None) or "")
-
-    def _log(self) -> list[str]:
-        """The log's last lines."""
-        try:
-            with self.run.log.open("rb") as f:
-                f.seek(max(0, f.seek(0, 2) - TAIL))
-                return f.read().decode("utf-8", "replace").splitlines()[-WORDS:]
-        except OSError:
-            return []
-
-
-# What records raise that somebody else wrote.
-FOREIGN = (ArithmeticError, LookupError, TypeError, ValueError, AttributeError)
-FIGURES = ("step_s", "wait_s", "busy_s", "samples_per_s", "memory", "gpu")
-
-
-def _begins(events: list[dict[str, Any]]) -> dict[int, float]:
-    """When each attempt's training began, seconds since the epoch."""
-    times = {e["attempt"]: e.get("time") or 0.0 for e in events if e["event"] == "start"}
-    return {attempt: when for attempt, when in times.items() if math.isfinite(when)}
-
-
-def _words(event: dict[str, Any]) -> str:
-    """A record in words, or its name where it is another version's."""
-    try:
-        return line(event)
-    except FOREIGN:
-        return str(event["event"])
-
-
-def _dead(error: dict[str, Any], ranks: list[RankView]) -> list[RankView]:
-    """The ranks that ended an attempt, and none of those that only lost them."""
-    if is_peer(error):
-        return []
-    if error.get("kind") == NODES:
-        hosts = expand_hosts(str(error["host"]))
-        return [row for row in ranks if row.host in hosts]
-    return [row for row in ranks if row.rank == error.get("rank")]
-
-
-class _RankReport(msgspec.Struct):
-    rank: Whole
-    node: int
-    local: int
-    host: str
-    device: str
-
-
-def _placed(report: Any) -> RankView | None:
-    """A rank, if it has told where it is."""
-    try:
-        return RankView(*msgspec.structs.astuple(msgspec.convert(report, _RankReport)))
-    except msgspec.ValidationError:
-        return None
-
-
-def _slow(events: list[dict[str, Any]]) -> dict[tuple[str, int], str]:
-    """What is slow of which rank: it may be slow in one thing, and recover in another."""
-    found: dict[tuple[str, int], str] = {}
-    for event in events:
-        what = str(event.get("what")), event.get("rank", 0)
-        if event["event"] == "slow":
-            found[what] = _words(event)
-        elif event["event"] == "recovered":
-            found.pop(what, None)
-    return found
-
-
-def _told(events: list[dict[str, Any]]) -> Iterator[tuple[float, int, int, str]]:
-    """Records in words: time, attempt, step, text."""
-    for event in events:
-        text = _words(event)
-        if text and event["event"] != "ranks":
-            yield event.get("time") or 0.0, event["attempt"], event.get("step") or 0, text
+        data: dict[str, Any] = {**vars(self), "efficiency": self.efficiency, "schema_version": 1}
+        data["status"] = self.status.to_dict()
+        data["attempts"] = [attempt.to_dict() for attempt in self.attempts]
+        data["ranks"] = [asdict(rank) for rank in self.ranks]
+        return data

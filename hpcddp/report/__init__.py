@@ -1,6 +1,6 @@
 """The page of a run: one HTML file that needs no network.
 
-It imports ``observe`` and what is below.
+It imports ``observe`` and the rooms below.
 The commands and ``dashboard`` use ``page`` and ``asset``.
 """
 

@@ -1,6 +1,6 @@
-"""What the page holds of some runs: their views with less of whatever is long, as plain JSON data.
+"""The data of the page: the views of some runs, with their long parts shortened, as plain JSON.
 
-The page draws what `shown` makes, and so does whoever sends it newer data.
+`shown` makes it, for the page itself and for the dashboard, which sends newer data.
 """
 
 from __future__ import annotations
@@ -11,15 +11,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hpcddp.observe.curves import NAMES, Series, means, thin
+from hpcddp.observe.curves import NAMES
+from hpcddp.observe.series import Series, means, thin
 
 FIGURES = 5  # significant digits
 ROWS = 256  # of the map of ranks
 CODE = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
-EXACT = 2**53  # greater integers are none in a browser
+EXACT = 2**53  # greater integers lose digits in a browser
 LEFT = "..."  # stands for names that are left out
 CAUSES = 8  # of interruptions, in words
-CELL = 0.05  # of a ratio that one character tells
+CELL = 0.05  # step of a ratio from one character to the next
 
 Curve = tuple[Sequence[int], Sequence[float]]  # steps and values
 
@@ -75,11 +76,11 @@ def _run(run: dict[str, Any], size: Size) -> dict[str, Any]:
             "medians")  # fmt: skip
     attempts = run["attempts"]
     heat = _heat(run["heat"], run["heat_steps"], size.cells)
-    plain = run.get("defaults", [])
-    config = _table(run.get("config", {}), size, plain)
-    made = {name: run[name] for name in kept} | {
+    defaults = run.get("defaults", [])
+    config = _table(run.get("config", {}), size, defaults)
+    data = {name: run[name] for name in kept} | {
         "status": _facts(run["status"], STATUS, size.long),
-        "attempts": [_attempt(row, size.long) for row in attempts[-size.rows :]],
+        "attempts": [_attempt(attempt, size.long) for attempt in attempts[-size.rows :]],
         "earlier": max(0, len(attempts) - size.rows),
         "causes": [_cut(cause, size.long) for cause in _causes(attempts)[:CAUSES]],
         **_curves(run, size),
@@ -92,11 +93,11 @@ def _run(run: dict[str, Any], size: Size) -> dict[str, Any]:
         "log": _end([_cut(line, 400) for line in run["log"]], size.text),
         "script": _begin(run.get("script", ""), size.text),
         "config": config,
-        "defaults": [name for name in plain if name in config],
+        "defaults": [name for name in defaults if name in config],
         "versions": _table(run.get("versions", {}), size),
     }
-    found: dict[str, Any] = _plain(made)
-    return found
+    plain_data: dict[str, Any] = _plain(data)
+    return plain_data
 
 
 STATUS = ("run", "state", "path", "job_id", "backend", "nodes", "gpus_per_node", "created", "hosts",
@@ -104,7 +105,7 @@ STATUS = ("run", "state", "path", "job_id", "backend", "nodes", "gpus_per_node",
 
 
 def _plain(data: Any) -> Any:
-    """The same as JSON can say it: what is no number is null; few digits."""
+    """The same as JSON can hold it: NaN is null, and numbers have few digits."""
     if isinstance(data, dict):
         return {str(name): _plain(value) for name, value in data.items()}
     if isinstance(data, list | tuple):
@@ -118,8 +119,8 @@ def rounded(value: float) -> float | int | None:
     """Few digits; times since the epoch keep a tenth of a second."""
     if not math.isfinite(value):
         return None
-    found = round(value, 1) if abs(value) > 1e8 else float(f"{value:.{FIGURES}g}")
-    return int(found) if found.is_integer() and abs(found) < 1e15 else found
+    short = round(value, 1) if abs(value) > 1e8 else float(f"{value:.{FIGURES}g}")
+    return int(short) if short.is_integer() and abs(short) < 1e15 else short
 
 
 def _cut(value: Any, size: int) -> str:
@@ -127,9 +128,9 @@ def _cut(value: Any, size: int) -> str:
     return text if len(text) <= size else f"{text[:size]} ..."
 
 
-def _facts(row: dict[str, Any], names: Sequence[str], size: int) -> dict[str, Any]:
-    """Of a row these facts, with no long texts."""
-    return {name: _cut(v, size) if isinstance(v := row[name], str) else v for name in names}
+def _facts(data: dict[str, Any], names: Sequence[str], size: int) -> dict[str, Any]:
+    """Some facts out of a table, without long texts."""
+    return {name: _cut(v, size) if isinstance(v := data[name], str) else v for name in names}
 
 
 def _begin(text: str, size: int) -> str:
@@ -146,48 +147,48 @@ def _end(lines: list[str], size: int) -> list[str]:
     return lines
 
 
-def _table(values: dict[str, Any], size: Size, plain: Sequence[str] = ()) -> dict[str, str]:
-    """Values as text; where they are too many, those that are ``plain`` go first."""
+def _table(values: dict[str, Any], size: Size, defaults: Sequence[str] = ()) -> dict[str, str]:
+    """Values as text; where they are too many, the defaults are left out first."""
     words = {True: "true", False: "false", None: "-"}
-    names = sorted(values, key={*plain}.__contains__)
-    found = {
+    names = sorted(values, key={*defaults}.__contains__)
+    texts = {
         _cut(name, size.long): words[value]
         if (value := values[name]) is None or isinstance(value, bool)
         else _cut(value, size.long)
         for name in names[: size.keys]
     }
     left = len(values) - size.keys
-    return found | {LEFT: f"{left} more values"} if left > 0 else found
+    return texts | {LEFT: f"{left} more values"} if left > 0 else texts
 
 
 ATTEMPT = ("attempt", "hosts", "began", "ended", "cause", "by", "first", "last", "lost",
            "safe_s", "action", "reason", "waited_s", "started_s", "lost_s")  # fmt: skip
 
 
-def _attempt(row: dict[str, Any], size: int) -> dict[str, Any]:
-    error = row["error"] or {}
-    made = _facts(row, ATTEMPT, size)
+def _attempt(attempt: dict[str, Any], size: int) -> dict[str, Any]:
+    error = attempt["error"] or {}
+    facts = _facts(attempt, ATTEMPT, size)
     if error:
-        said = filter(None, (error.get("type"), error.get("message")))
-        text = str(error.get("traceback") or ": ".join(map(str, said)))
+        parts = filter(None, (error.get("type"), error.get("message")))
+        text = str(error.get("traceback") or ": ".join(map(str, parts)))
         text = text if len(text) <= 8 * size else f"... {text[-8 * size :]}"
-        made["error"] = {
+        facts["error"] = {
             "rank": error.get("rank"),
             "host": _cut(error.get("host") or "", size),
             "text": text,
         }
-    return made
+    return facts
 
 
 def _causes(attempts: list[dict[str, Any]]) -> list[str]:
-    """Why attempts ended that another one followed, each cause once."""
-    return list(dict.fromkeys(str(row["cause"] or "unknown") for row in attempts[:-1]))
+    """The causes for which all attempts but the last one ended, each cause once."""
+    return list(dict.fromkeys(str(attempt["cause"] or "unknown") for attempt in attempts[:-1]))
 
 
 def _curves(run: dict[str, Any], size: Size) -> dict[str, Any]:
     """Fewer points, and fewer curves where a task logs very many; the newest value of each.
 
-    What is smoothed is the means, since a long curve's points are its peaks.
+    The page smooths the means, since the points of a long curve are its peaks.
     """
     curves = run["curves"]
     known = [name for name in NAMES if name in curves]
@@ -213,14 +214,14 @@ def _series(curve: Curve) -> Series:
 
 
 def _hosts(ranks: list[dict[str, Any]], heat: dict[str, Any], size: int) -> list[list[Any]]:
-    """[host, its first rank] of what has a row in the map."""
-    placed = {row["rank"]: row["host"] for row in ranks}
-    found: list[list[Any]] = []
+    """[host, its first rank] for each host that has a row in the map."""
+    host_of = {rank["rank"]: rank["host"] for rank in ranks}
+    hosts: list[list[Any]] = []
     for rank in range(0, len(heat["rows"]) * heat["each"], heat["each"]):
-        host = _cut(placed.get(rank, ""), size)
-        if not found or found[-1][0] != host:
-            found.append([host, rank])
-    return found
+        host = _cut(host_of.get(rank, ""), size)
+        if not hosts or hosts[-1][0] != host:
+            hosts.append([host, rank])
+    return hosts
 
 
 RANK = ("rank", "host", "device", "busy_s", "wait_s", "samples_per_s", "memory", "gpu", "state",
@@ -228,17 +229,17 @@ RANK = ("rank", "host", "device", "busy_s", "wait_s", "samples_per_s", "memory",
 
 
 def _ranks(ranks: list[dict[str, Any]], size: Size) -> dict[str, Any]:
-    """How many there are, and the rows of those that are worth a look."""
+    """The number of ranks, and the rows of the worst ones."""
     order = {"dead": 0, "slow": 1}
-    own = [(row["busy_s"] or 0.0) + (row["wait_s"] or 0.0) for row in ranks]
+    own = [(rank["busy_s"] or 0.0) + (rank["wait_s"] or 0.0) for rank in ranks]
 
     def worse(i: int) -> tuple[int, float]:
         return order.get(ranks[i]["state"], 2), -own[i]
 
-    rows = [ranks[i] for i in sorted(range(len(ranks)), key=worse)[: size.rows]]
-    rows = [_facts(row, RANK, size.long) for row in rows]
+    worst = sorted(range(len(ranks)), key=worse)[: size.rows]
+    rows = [_facts(ranks[i], RANK, size.long) for i in worst]
     rows.sort(key=lambda row: int(row["rank"]))
-    states = {s: sum(row["state"] == s for row in ranks) for s in order}
+    states = {s: sum(rank["state"] == s for rank in ranks) for s in order}
     return {"count": len(ranks), **states, "rows": rows}
 
 

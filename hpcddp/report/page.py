@@ -1,7 +1,7 @@
 """Step 13: views of runs -> one HTML file that holds all it needs and can fetch nothing.
 
-What comes from runs is untrusted: it stands in a JSON block, and the script puts it on the page as
-text. The page's policy lets the browser run the scripts that are named here by their hashes alone.
+The data of runs is untrusted: it stands in a JSON block, and the script puts it on the page as
+text. The page's policy lets the browser run no other scripts than these, by their hashes.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ def page(runs: list[dict[str, Any]]) -> str:
         runs: of each run ``Viewer(run).look().to_dict() | static(run)``.
 
     Raises:
-        UserError: even with least of each it would be too large.
+        UserError: even the smallest size would be too large.
     """
     for size in SIZES:
         text = _rendered(json_text(shown(runs, size)), _title(runs))
         if len(text.encode()) < LIMIT:
             return text
-    what = f"the page of {len(runs)} runs would be larger than {LIMIT // 1000} kB"
-    raise UserError(what, hint="show fewer runs on one page")
+    message = f"the page of {len(runs)} runs would be larger than {LIMIT // 1000} kB"
+    raise UserError(message, hint="show fewer runs on one page")
 
 
 def _title(runs: list[dict[str, Any]]) -> str:
@@ -53,7 +53,7 @@ def json_text(data: Any) -> str:
     """JSON that can stand inside of a script element, whatever its texts are.
 
     Raises:
-        ValueError: a number in it is none.
+        ValueError: a number in it is NaN or infinite.
     """
     text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     for sign in "<>&\u2028\u2029":
@@ -69,7 +69,7 @@ def asset(name: str) -> str:
 
 @cache
 def script() -> str:
-    """The page's own script: ``hpcddp.draw(root, data)`` draws what `shown` makes, and newer data
+    """The page's own script: ``hpcddp.draw(root, data)`` draws the data of `shown`, and newer data
     in its place.
     """
     body = "\n".join(map(asset, SCRIPTS))

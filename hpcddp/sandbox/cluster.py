@@ -14,7 +14,7 @@ from typing import Any
 
 from hpcddp.errors import SandboxError
 from hpcddp.sandbox import daemons, hosts, own_processes
-from hpcddp.sandbox.config import Settings, Site, fits
+from hpcddp.sandbox.config import SandboxSite, Settings, fits
 from hpcddp.sandbox.state import State, live, load, locked
 
 __all__ = ["Sandbox", "Settings", "default_folder"]
@@ -39,7 +39,7 @@ class Sandbox:
     def up(self, settings: Settings | None = None) -> bool:
         """Start it, until all nodes are idle; returns False when it is up already.
 
-        What is left of one that was killed, or of a machine that was restarted, is removed
+        The rest of a sandbox that was killed, or of one before a restart of the machine, is removed
         first. Raises SandboxError, and leaves nothing behind, when it cannot start.
         """
         settings = settings or Settings()
@@ -65,11 +65,11 @@ class Sandbox:
                 self._clear(state)
                 self.folder.rmdir()
         if state is None and os.geteuid() == 0:
-            hosts.release(self.folder)  # of a folder that somebody removed by hand
+            hosts.release(self.folder)  # of a folder that was removed by hand
         return state is not None
 
     def status(self) -> dict[str, Any]:
-        """What it is: `state` is up, degraded (a daemon is missing), broken or down."""
+        """Its facts: `state` is up, degraded (a daemon is missing), broken or down."""
         state = load(self.folder)
         if state is None:
             return {"state": "down", "folder": str(self.folder)}
@@ -91,7 +91,7 @@ class Sandbox:
         }
 
     def environ(self) -> dict[str, str]:
-        """What a program needs to find this Slurm."""
+        """The variables by which a program finds this Slurm."""
         return _environ(self.folder, self._recorded())
 
     @property
@@ -160,7 +160,7 @@ class Sandbox:
         helpers = own_processes.descendants([process.pid for process in alive])
         own_processes.end([*alive, *helpers], signal.SIGKILL, END_SECONDS)
         deadline = time.monotonic() + END_SECONDS
-        # Again until there is none: what was just being started has only now its name.
+        # Again until there is none: a process that was just being started has only now its name.
         while left := own_processes.of_jobs(state.site.home):
             own_processes.end(left, signal.SIGKILL, 1.0)
             if time.monotonic() > deadline:
@@ -177,9 +177,9 @@ def _environ(folder: Path, state: State) -> dict[str, str]:
     return {"SLURM_CONF": state.site.slurm_conf, "HPCDDP_SANDBOX": str(folder)}
 
 
-def _site(home: Path, prefix: str, nodes: int) -> Site:
+def _site(home: Path, prefix: str, nodes: int) -> SandboxSite:
     port = _free_ports(2 + nodes)
-    return Site(
+    return SandboxSite(
         home=str(home),
         host=socket.gethostname().partition(".")[0],
         prefix=prefix,

@@ -1,4 +1,4 @@
-"""Rehearsal: what a run did, step by step, beside what an undisturbed run of the same job did."""
+"""Rehearsal: a run compared with an undisturbed run of the same job, step by step."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def traces(run: RunDir, rank: int = 0) -> dict[int, list[Step]]:
 
     The job must have been asked for them: ``train.trace``.
     """
-    found = {a.number: list(read_lines(a.trace(rank))) for a in run.all_attempts()}
-    return {number: steps for number, steps in found.items() if steps}
+    attempts = {a.number: list(read_lines(a.trace(rank))) for a in run.all_attempts()}
+    return {number: steps for number, steps in attempts.items() if steps}
 
 
 def repeated(run: RunDir) -> int:
@@ -27,10 +27,10 @@ def repeated(run: RunDir) -> int:
 
 
 def lost(run: RunDir) -> dict[int, int]:
-    """Attempt -> its steps that the next attempt which took any took again."""
-    found = traces(run)
-    pairs = itertools.pairwise(found)
-    return {a: max(0, found[a][-1]["step"] - found[b][0]["step"] + 1) for a, b in pairs}
+    """Attempt -> how many of its steps the next attempt that took any repeated."""
+    steps = traces(run)
+    pairs = itertools.pairwise(steps)
+    return {a: max(0, steps[a][-1]["step"] - steps[b][0]["step"] + 1) for a, b in pairs}
 
 
 def difference(reference: RunDir, run: RunDir, ranks: int) -> str:
@@ -55,7 +55,7 @@ def difference(reference: RunDir, run: RunDir, ranks: int) -> str:
 
 
 def _other(line: Step, expected: Step | None) -> str:
-    """What differs between two takes of a step."""
+    """The first difference between a step and the expected one; "" if they are equal."""
     if expected is None:
         return "the other run has no such step:"
     if (line["epoch"], line["ids"]) != (expected["epoch"], expected["ids"]):
@@ -79,8 +79,8 @@ def digest(run: RunDir) -> str:
     if folder is None:
         return ""
     tensors = dcp_files.read_all(folder, "model.") | dcp_files.read_all(folder, "optim.")
-    found = hashlib.sha256()
+    sha = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
-        found.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
-        found.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return f"{checkpoint.step_of(folder)}:{found.hexdigest()}"
+        sha.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+        sha.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return f"{checkpoint.step_of(folder)}:{sha.hexdigest()}"

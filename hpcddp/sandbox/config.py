@@ -89,7 +89,7 @@ StorageLoc=slurm_acct_db
 
 @dataclass(frozen=True)
 class Settings:
-    """What a person asks of a sandbox; `extra` holds further slurm.conf lines, which win."""
+    """The options of a sandbox; `extra` holds further slurm.conf lines, which win."""
 
     nodes: int = 4
     gpus: int = 4
@@ -117,7 +117,7 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Site:
+class SandboxSite:
     """Where a sandbox lives on this machine: folder, host, names and ports."""
 
     home: str  # the folder of the daemons; its path is short and plain
@@ -147,7 +147,7 @@ def fits(home: Path, prefix: str = "sb99n") -> bool:
     return plain and len(longest) <= SOCKET_PATH_LIMIT
 
 
-def files(site: Site, settings: Settings) -> dict[str, str]:
+def files(site: SandboxSite, settings: Settings) -> dict[str, str]:
     """Name -> text of every configuration file."""
     facts = _facts(site, settings)
     listen = LISTEN if site.own_hostnames else ""
@@ -180,7 +180,7 @@ def _override(text: str, extra: Mapping[str, str]) -> str:
     return "\n".join([*kept, *(f"{key}={value}" for key, value in extra.items())]) + "\n"
 
 
-def _facts(site: Site, settings: Settings) -> dict[str, object]:
+def _facts(site: SandboxSite, settings: Settings) -> dict[str, object]:
     slurmd = site.ports["slurmd"]
     return {
         "home": site.home,

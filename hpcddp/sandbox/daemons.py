@@ -1,4 +1,4 @@
-"""Sandbox: the daemons, how each is called, and when it is ready."""
+"""Sandbox: the daemons, the command of each, and the sign that it is ready."""
 
 import os
 import shutil
@@ -70,7 +70,7 @@ def start(state: State, name: str) -> None:
 
 
 def boot(state: State, save: Callable[[], None]) -> None:
-    """Start all of them, each when what it needs is there, until every node is idle."""
+    """Start all of them, each after those that it needs, until every node is idle."""
 
     def bring(name: str) -> None:
         start(state, name)
@@ -163,7 +163,7 @@ def _run(state: State, *argv: str) -> None:
 
 
 def _answers(address: str | tuple[str, int]) -> bool:
-    """Whether somebody listens at this path, or at this host and port."""
+    """Whether a process listens at this path, or at this host and port."""
     family = socket.AF_UNIX if isinstance(address, str) else socket.AF_INET
     with socket.socket(family) as probe:
         probe.settimeout(5)
@@ -171,7 +171,7 @@ def _answers(address: str | tuple[str, int]) -> bool:
 
 
 def _wait(state: State, name: str, ready: Callable[[], bool]) -> None:
-    """Until it is ready; raises when a daemon ends meanwhile, or takes too long."""
+    """Wait until it is ready; raises when a daemon ends meanwhile, or takes too long."""
     deadline = time.monotonic() + BOOT_SECONDS
     while not ready():
         ended = sorted(state.daemons.keys() - set(state.alive()))
@@ -185,6 +185,6 @@ def _wait(state: State, name: str, ready: Callable[[], bool]) -> None:
 
 
 def log(state: State, name: str) -> str:
-    """The last lines of a daemon's log, else of what it printed."""
+    """The last lines of a daemon's log, else of its output."""
     folder = Path(state.site.home, "log")
     return tail(folder / f"{name}.log") or tail(folder / f"{name}.out")

@@ -22,7 +22,7 @@ KINDS = {
     "cancel": False,
 }
 ROOM = 0.4  # seconds of training between two faults: a stop is agreed within a quarter of a second
-LATEST = 0.95  # of the steps: what comes later finds nobody
+LATEST = 0.95  # of the steps: a later fault may come after the run's end
 EARLY = 3.0  # seconds before a time limit at which a run that was held goes on: it still can save
 
 
@@ -42,23 +42,23 @@ class Timeline:
 
 @dataclass
 class Fault:
-    """One fault, and what came of it."""
+    """One fault, and its effect."""
 
     kind: str
-    step: int  # at which it is to come; 0 while a life starts
-    after: float  # seconds after a life began, where it is to come then
+    step: int  # at which it is to come; 0 for a start-up
+    after: float  # seconds after the attempt began, for one in a start-up
     aim: float  # which rank or node: a share of them, from 0 to 1
     attempt: int = 0  # that it hit; 0 before
     at: int = 0  # the step at which it came
     when: float = 0.0  # seconds since the epoch
     failed: str = ""  # why the run did not survive it
 
-    def pick(self, what: Sequence[T]) -> T:
+    def pick(self, targets: Sequence[T]) -> T:
         """The one that it hits."""
-        return what[int(self.aim * len(what))]
+        return targets[int(self.aim * len(targets))]
 
 
-def draw(counts: Mapping[str, int], seed: int, line: Timeline) -> list[Fault]:
+def draw(counts: Mapping[str, int], seed: int, timeline: Timeline) -> list[Fault]:
     """The faults in their order: instants uniform over an undisturbed run, start-up included.
 
     Each leaves those after it some room: a run that has ended cannot be disturbed. A time limit
@@ -73,27 +73,27 @@ def draw(counts: Mapping[str, int], seed: int, line: Timeline) -> list[Fault]:
         for kind in KINDS
         for _ in range(counts.get(kind, 0))
     )
-    room = 1 + math.ceil(ROOM / line.per_step)
-    last = int(LATEST * line.steps)
+    room = 1 + math.ceil(ROOM / timeline.per_step)
+    last = int(LATEST * timeline.steps)
     if last < room * len(drawn):
         raise UserError(
-            f"{line.steps} steps in {line.per_step * line.steps:.1f} s are too few for "
+            f"{timeline.steps} steps in {timeline.per_step * timeline.steps:.1f} s are too few for "
             f"{len(drawn)} faults",
             hint=f"let it take {math.ceil(room * len(drawn) / LATEST)} steps or more, "
             "with --set epochs=N or max_steps=N",
         )
-    found = []
+    faults = []
     for left, (share, aim, kind) in zip(range(len(drawn) - 1, -1, -1), drawn, strict=True):
-        after = share * line.seconds
-        step = math.ceil((after - line.startup) / line.per_step)
+        after = share * timeline.seconds
+        step = math.ceil((after - timeline.startup) / timeline.per_step)
         if step > 0 or kind == "timeout":
-            found.append(Fault(kind, max(1, min(step, last - room * left)), 0.0, aim))
+            faults.append(Fault(kind, max(1, min(step, last - room * left)), 0.0, aim))
         else:
-            found.append(Fault(kind, 0, after, aim))
-    return found
+            faults.append(Fault(kind, 0, after, aim))
+    return faults
 
 
-def limit(before: int, fault: Fault, line: Timeline) -> float:
-    """The time limit of a life that goes on after a step: seconds that surely suffice for the
-    step at which the limit is to come. The run is held there for the rest."""
-    return 2 * line.startup + 1.5 * (fault.step - before) * line.per_step + 2 * EARLY
+def limit(before: int, fault: Fault, timeline: Timeline) -> float:
+    """The time limit of an attempt that goes on after a step, in seconds. It is long enough for the
+    step at which the limit is to come; the run is held there for the rest."""
+    return 2 * timeline.startup + 1.5 * (fault.step - before) * timeline.per_step + 2 * EARLY

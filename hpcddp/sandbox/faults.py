@@ -1,4 +1,4 @@
-"""Rehearsal: how each fault is played. Each returns when the run can go on without help."""
+"""Rehearsal: the faults, one function each. It returns when the run can go on without help."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import time
 from hpcddp.errors import SandboxError
 from hpcddp.planning.jobfile import Layer
 from hpcddp.record import read as read_record
-from hpcddp.sandbox import daemons, own_processes
+from hpcddp.sandbox import daemons, own_processes, time_limits
 from hpcddp.sandbox.fault_times import EARLY, Fault
-from hpcddp.sandbox.rehearsed_run import TIME, RehearsedRun
+from hpcddp.sandbox.rehearsed_run import RehearsedRun
 from hpcddp.sandbox.state import load
 from hpcddp.slurm import commands as slurm
 from hpcddp.submit import prepare, submission
@@ -21,107 +21,103 @@ from hpcddp.submit.status import status
 NOTICE = 40.0  # seconds that Slurm may take to preempt, or to end a job at its limit
 
 
-def preempt(rehearsed: RehearsedRun, fault: Fault, watch: float) -> None:
+def preempt(run: RehearsedRun, fault: Fault, watch: float) -> None:
     """A job of higher priority wants the nodes."""
-    job, hosts = rehearsed.facts().job_id, ",".join(rehearsed.hosts())
+    job, hosts = run.facts().job_id, ",".join(run.hosts())
     options = ("--partition=high", "--exclusive", f"--nodelist={hosts}", "--output=/dev/null")
-    with rehearsed.held():
+    with run.held():
         slurm.call("sbatch", "--chdir=/", *options, "--wrap=sleep 1")
-        rehearsed.until(lambda: _told(rehearsed, job, fault), "Slurm preempts", NOTICE)
+        run.until(lambda: _notified(run, job, fault), "Slurm preempts", NOTICE)
 
 
-def _told(rehearsed: RehearsedRun, job: str, fault: Fault) -> bool:
-    """Whether Slurm has sent the notice of a preemption, and so let the run go on."""
-    found = slurm.facts(job)
-    return rehearsed.gone(fault.attempt) or not found or found.preempted or not found.running
+def _notified(run: RehearsedRun, job: str, fault: Fault) -> bool:
+    """Whether Slurm has sent the notice of a preemption: then the run may go on."""
+    facts = slurm.facts(job)
+    return run.gone(fault.attempt) or not facts or facts.preempted or not facts.running
 
 
-def kill_node(rehearsed: RehearsedRun, fault: Fault, watch: float) -> None:
-    """A node is gone, with all that ran on it; it comes back when the run has."""
-    node = fault.pick(rehearsed.hosts())
-    home = str(rehearsed.sandbox.logs.parent)
-    rehearsed.sandbox.stop_daemon(f"slurmd-{node}", signal.SIGKILL)
+def kill_node(run: RehearsedRun, fault: Fault, watch: float) -> None:
+    """A node goes down, with all of its processes; it comes back after the run does."""
+    node = fault.pick(run.hosts())
+    home = str(run.sandbox.logs.parent)
+    run.sandbox.stop_daemon(f"slurmd-{node}", signal.SIGKILL)
     while left := own_processes.of_jobs(home, node):
         own_processes.end(left, signal.SIGKILL, 1.0)
-    rehearsed.until_after(fault.attempt)
-    rehearsed.sandbox.start_daemon(f"slurmd-{node}")
-    rehearsed.until(lambda: _back(rehearsed, node), f"{node} is back")
+    run.until_after(fault.attempt)
+    run.sandbox.start_daemon(f"slurmd-{node}")
+    run.until(lambda: _back(run, node), f"{node} is back")
 
 
-def _back(rehearsed: RehearsedRun, node: str) -> bool:
-    known = load(rehearsed.sandbox.folder)
-    return known is not None and daemons.node_states(known)[node] in ("idle", "mixed", "allocated")
+def _back(run: RehearsedRun, node: str) -> bool:
+    state = load(run.sandbox.folder)
+    return state is not None and daemons.node_states(state)[node] in ("idle", "mixed", "allocated")
 
 
-def timeout(rehearsed: RehearsedRun, fault: Fault, watch: float) -> None:
-    """The end of the time limit, which this life had from its beginning."""
-    deadline = rehearsed.limited()
+def timeout(run: RehearsedRun, fault: Fault, watch: float) -> None:
+    """The end of the time limit, which this attempt had from its beginning."""
+    deadline = time_limits.deadline(run.facts())
     if not deadline:
-        raise SandboxError("the job got no time limit", where=rehearsed.run.name)
+        raise SandboxError("the job got no time limit", where=run.folder.name)
     # A program that knows no limit stands still until Slurm ends it, which can take Slurm a while.
-    near = float("inf") if rehearsed.clock else deadline - EARLY
-    with rehearsed.held():
-        rehearsed.until(
-            lambda: time.time() > near or rehearsed.gone(fault.attempt), "the time is up"
-        )
-    rehearsed.until(lambda: rehearsed.gone(fault.attempt), "the time limit ends it", NOTICE + EARLY)
-    rehearsed.until(lambda: _unlimited(rehearsed, fault), "the job has its old time limit")
+    near = float("inf") if run.clock else deadline - EARLY
+    with run.held():
+        run.until(lambda: time.time() > near or run.gone(fault.attempt), "the time is up")
+    run.until(lambda: run.gone(fault.attempt), "the time limit ends it", NOTICE + EARLY)
+    run.until(lambda: _unlimited(run, fault), "the job has its old time limit")
 
 
-def _unlimited(rehearsed: RehearsedRun, fault: Fault) -> bool:
-    """Give the job its old limit back before its next life; a follow-up job has it anyway."""
-    job = str(current(rehearsed.run))
-    found = slurm.facts(job)
-    if rehearsed.number > fault.attempt:
+def _unlimited(run: RehearsedRun, fault: Fault) -> bool:
+    """Give the job its old limit back before its next attempt; a follow-up job has it anyway."""
+    job = str(current(run.folder))
+    facts = slurm.facts(job)
+    if run.number > fault.attempt:
         return True
-    if found is None or found.state != "PENDING":
+    if facts is None or facts.state != "PENDING":
         return False
-    done = slurm.call("scontrol", "update", f"JobId={job}", f"TimeLimit={TIME}")
+    done = slurm.call("scontrol", "update", f"JobId={job}", f"TimeLimit={time_limits.USUAL}")
     return done.returncode == 0
 
 
-def crash(rehearsed: RehearsedRun, fault: Fault, watch: float) -> None:
+def crash(run: RehearsedRun, fault: Fault, watch: float) -> None:
     """A rank is killed."""
-    own_processes.send([_rank(rehearsed, fault)], signal.SIGKILL)
+    own_processes.send([_rank(run, fault)], signal.SIGKILL)
 
 
-def hang(rehearsed: RehearsedRun, fault: Fault, watch: float) -> None:
+def hang(run: RehearsedRun, fault: Fault, watch: float) -> None:
     """A rank stands still."""
-    rank = _rank(rehearsed, fault)
+    rank = _rank(run, fault)
     own_processes.send([rank], signal.SIGSTOP)
     try:
-        rehearsed.until(lambda: rehearsed.gone(fault.attempt), "the hang is found")
+        run.until(lambda: run.gone(fault.attempt), "the hang is found")
     finally:
         own_processes.end([rank], signal.SIGKILL, 10.0)
 
 
-def _rank(rehearsed: RehearsedRun, fault: Fault) -> own_processes.Process:
+def _rank(run: RehearsedRun, fault: Fault) -> own_processes.OwnProcess:
     """The rank that a fault hits, as soon as the ranks are known."""
-    return fault.pick(rehearsed.until(rehearsed.ranks, "the ranks are there"))
+    return fault.pick(run.until(run.ranks, "the ranks are there"))
 
 
-def cancel(rehearsed: RehearsedRun, fault: Fault, watch: float) -> None:
-    """A person cancels the job; nothing may come back before he says so."""
-    slurm.cancel(str(current(rehearsed.run)))
-    rehearsed.until(
-        lambda: status(rehearsed.run).final and not _jobs(rehearsed), "the job ends", ends=True
-    )
-    if (found := status(rehearsed.run)).state == "COMPLETED":
+def cancel(run: RehearsedRun, fault: Fault, watch: float) -> None:
+    """A person cancels the job; it must stay ended until it is resumed."""
+    slurm.cancel(str(current(run.folder)))
+    run.until(lambda: status(run.folder).final and not _jobs(run), "the job ends", ends=True)
+    if (end := status(run.folder)).state == "COMPLETED":
         return
     deadline = time.monotonic() + watch
     while time.monotonic() < deadline:
-        if _jobs(rehearsed) or rehearsed.number > fault.attempt or found.state != "CANCELLED":
-            fault.failed = f"it was cancelled, and is {status(rehearsed.run).state}"
+        if _jobs(run) or run.number > fault.attempt or end.state != "CANCELLED":
+            fault.failed = f"it was cancelled, and is {status(run.folder).state}"
             return
         time.sleep(0.5)
-    plan = prepare.again(rehearsed.run, Layer(), os.environ)
-    submission.submit(plan, rehearsed.run)
+    plan = prepare.again(run.folder, Layer(), os.environ)
+    submission.submit(plan, run.folder)
 
 
-def _jobs(rehearsed: RehearsedRun) -> list[str]:
-    """The jobs of the run that live."""
-    rows = rows_of(rehearsed.run, slurm.queue(name=read_record(rehearsed.run).name))
-    return [row.job_id for row in rows if row.live]
+def _jobs(run: RehearsedRun) -> list[str]:
+    """The ids of the run's jobs that have not ended."""
+    jobs = rows_of(run.folder, slurm.queue(name=read_record(run.folder).name))
+    return [job.job_id for job in jobs if job.live]
 
 
 PLAY = {

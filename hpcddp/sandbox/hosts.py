@@ -29,7 +29,7 @@ def claim(folder: Path, count: int, live: Callable[[Path], bool], path: Path = H
         gone = {owner for owner in owners(text) if owner == folder or not live(owner)}
         text = without(text, gone)
         prefix = choose(text, count)
-        # A line for each: the first name of a line is what the others would be called.
+        # A line for each: a look-up of a later name gives the first one of its line.
         names = [*(f"{prefix}{k}" for k in range(1, count + 1)), f"{prefix}ctl"]
         lines = [f"{ADDRESS} {name} {_mark(folder)}" for name in names]
         body = text if text.endswith("\n") or not text else text + "\n"
@@ -60,7 +60,7 @@ def without(text: str, folders: set[Path]) -> str:
 
 
 def choose(text: str, count: int) -> str:
-    """A prefix for `count` node names that nobody has here."""
+    """A prefix for `count` node names that are free here."""
     words = [line.partition("#")[0].split() for line in text.splitlines()]
     names = {name for entry in words for name in entry[1:]}
     for number in range(1, MAX_SANDBOXES + 1):

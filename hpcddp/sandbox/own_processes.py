@@ -20,7 +20,7 @@ PROC = Path("/proc")
 
 
 @dataclass(frozen=True)
-class Process:
+class OwnProcess:
     pid: int
     started: int  # clock ticks since boot
     argv: tuple[str, ...]
@@ -45,7 +45,7 @@ class _Stat:
 
 def start(
     argv: Sequence[str], environ: Mapping[str, str], output: Path, hostname: str = ""
-) -> Process:
+) -> OwnProcess:
     """Start a daemon that outlives this Python; with `hostname` it believes to be on that host.
 
     Returns when the program itself runs. Raises SandboxError when it could not be started.
@@ -71,11 +71,11 @@ def start(
     return _after_exec(pid, tuple(argv), output)
 
 
-def _after_exec(pid: int, argv: tuple[str, ...], output: Path) -> Process:
+def _after_exec(pid: int, argv: tuple[str, ...], output: Path) -> OwnProcess:
     deadline = time.monotonic() + 10
     while (stat := _stat(pid)) is not None and stat.state != "Z":
         if _argv(pid) == argv:
-            return Process(pid, stat.started, argv)
+            return OwnProcess(pid, stat.started, argv)
         if time.monotonic() > deadline:
             os.kill(pid, signal.SIGKILL)  # a child of ours: its pid cannot have been reused yet
         time.sleep(0.002)
@@ -83,9 +83,9 @@ def _after_exec(pid: int, argv: tuple[str, ...], output: Path) -> Process:
     raise SandboxError(f"{argv[0]} did not start", where=str(output), hint=tail(output))
 
 
-def end(processes: Iterable[Process], sig: signal.Signals, seconds: float) -> list[Process]:
+def end(processes: Iterable[OwnProcess], sig: signal.Signals, seconds: float) -> list[OwnProcess]:
     """Signal them and wait until they have ended; returns those that live on."""
-    waiting: dict[int, Process] = {}
+    waiting: dict[int, OwnProcess] = {}
     try:
         for process in processes:
             with suppress(ProcessLookupError):
@@ -100,7 +100,7 @@ def end(processes: Iterable[Process], sig: signal.Signals, seconds: float) -> li
     return [process for process in waiting.values() if process.alive()]
 
 
-def send(processes: Iterable[Process], sig: signal.Signals) -> None:
+def send(processes: Iterable[OwnProcess], sig: signal.Signals) -> None:
     """Signal them, and wait for nothing."""
     end(processes, sig, 0.0)
 
@@ -117,15 +117,15 @@ def _wait(handles: list[int], deadline: float) -> None:
             left.discard(handle)
 
 
-def of_jobs(home: str, node: str = "") -> list[Process]:
+def of_jobs(home: str, node: str = "") -> list[OwnProcess]:
     """Everything that runs for jobs of the sandbox in this folder, and all descendants.
 
     Those are its step daemons, which hide their environment but keep their node's log open there,
-    and what has both a SLURM_CONF from there and a SLURMD_NODENAME: a shell that only points at
-    the sandbox has no node name and is left alone.
+    and the processes with a SLURM_CONF from there and a SLURMD_NODENAME. A shell that only points
+    at the sandbox has no node name and is left alone.
 
     Args:
-        node: only what runs on this node.
+        node: only processes of this node.
     """
     mark, named = f"SLURM_CONF={home}/".encode(), f"SLURMD_NODENAME={node}".encode()
     roots = []
@@ -138,9 +138,9 @@ def of_jobs(home: str, node: str = "") -> list[Process]:
     return [*of_pids(roots), *descendants(roots)]
 
 
-def of_steps(folder: str) -> list[Process]:
-    """The tasks of a run's steps, by number, and what has its environment from them, but for a
-    sentry."""
+def of_steps(folder: str) -> list[OwnProcess]:
+    """The tasks of a run's steps, by number, and the processes with their environment, except
+    sentries."""
     mark, tasks = f"HPCDDP_RUN_DIR={folder}".encode(), []
     for pid in _pids():
         environ = _read(pid, "environ").split(b"\0")
@@ -162,19 +162,19 @@ def _is_step_daemon(pid: int, home: str, node: str) -> bool:
     return any(name == log if node else name.startswith(f"{home}/") for name in opened)
 
 
-def descendants(roots: Iterable[int]) -> list[Process]:
+def descendants(roots: Iterable[int]) -> list[OwnProcess]:
     """Children, their children and so on, without the roots and without this Python."""
     children: dict[int, list[int]] = {}
     for pid in _pids():
         if (stat := _stat(pid)) is not None:
             children.setdefault(stat.parent, []).append(pid)
-    found: list[int] = []
+    pids: list[int] = []
     queue = list(roots)
     while queue:
         below = children.pop(queue.pop(), [])
-        found += below
+        pids += below
         queue += below
-    return of_pids(found)
+    return of_pids(pids)
 
 
 def tail(path: Path, lines: int = 8) -> str:
@@ -185,10 +185,10 @@ def tail(path: Path, lines: int = 8) -> str:
         return ""
 
 
-def of_pids(pids: Iterable[int]) -> list[Process]:
-    """Those of these processes that there are, without this Python."""
+def of_pids(pids: Iterable[int]) -> list[OwnProcess]:
+    """Those of these processes that still run, without this Python."""
     stats = ((pid, _stat(pid)) for pid in pids if pid != os.getpid())
-    return [Process(pid, stat.started, _argv(pid)) for pid, stat in stats if stat is not None]
+    return [OwnProcess(pid, stat.started, _argv(pid)) for pid, stat in stats if stat is not None]
 
 
 def _pids() -> list[int]:

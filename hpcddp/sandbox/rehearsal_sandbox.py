@@ -1,18 +1,19 @@
-"""Rehearsal: the sandbox that it starts for itself, and the job as that sandbox can take it."""
+"""Rehearsal: its own sandbox, and the job's values as that sandbox can take them."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import signal
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 from hpcddp.planning.jobfile import Layer
+from hpcddp.sandbox import time_limits
 from hpcddp.sandbox.cluster import Sandbox, Settings
-from hpcddp.sandbox.rehearsed_run import TIME
 from hpcddp.slurm import commands as slurm
 
 Say = Callable[[str], None]
@@ -23,17 +24,8 @@ KEPT = ("slurm.signal", "slurm.requeue", "slurm.no-requeue")  # the other option
 # Seconds that a site may well give. A shorter grace than a start-up takes here would have Slurm end
 # and hold for two minutes each job that is preempted in its start-up.
 GRACE, KILL_WAIT = 30, 10
-# Variables that change what Slurm's programs say.
+# Variables that change the output of Slurm's programs.
 FOREIGN = ("SQUEUE_", "SINFO_", "SACCT_", "SCANCEL_", "SALLOC_")
-# Gives one life of a job a time limit in seconds: Slurm's own is in minutes. It comes before the
-# script, so that a job knows its limit from the start, as any other.
-PROLOG = """\
-#!/bin/sh
-[ "$SLURM_JOB_PARTITION" = low ] || exit 0
-mv {folder}/limit {folder}/limit.taken 2>/dev/null || exit 0
-{scontrol} update JobId="$SLURM_JOB_ID" EndTime=now+"$(cat {folder}/limit.taken)"
-exit 0
-"""
 
 # All ranks share this machine, and its GPUs, if it has any, are not as many: none is asked for.
 PROFILE = """\
@@ -46,9 +38,19 @@ gpu_option = "none"
 
 
 @contextmanager
-def sandbox_of(home: Path, nodes: int, cpus: int) -> Iterator[Sandbox]:
-    """A sandbox below a folder, which ends with what is done within, also where this process is
-    told to end."""
+def own_sandbox(nodes: int, cpus: int) -> Iterator[Sandbox]:
+    """A sandbox in a new folder. This process and its children see its Slurm and no other."""
+    with (
+        tempfile.TemporaryDirectory(prefix="hp-", dir="/tmp") as home,
+        _running(Path(home), nodes, cpus) as sandbox,
+        _surroundings(sandbox),
+    ):
+        yield sandbox
+
+
+@contextmanager
+def _running(home: Path, nodes: int, cpus: int) -> Iterator[Sandbox]:
+    """A sandbox below a folder. It ends with the block, also where a signal ends this process."""
     heard = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
     main = threading.current_thread() is threading.main_thread()
     before = {number: signal.getsignal(number) for number in heard if main}
@@ -70,7 +72,7 @@ def _interrupt(number: int, frame: object) -> None:
 
 def _boot(home: Path, nodes: int, cpus: int) -> Sandbox:
     prolog, scontrol = home / "prolog", shutil.which("scontrol") or "scontrol"
-    prolog.write_text(PROLOG.format(folder=home, scontrol=scontrol))
+    prolog.write_text(time_limits.PROLOG.format(folder=home, scontrol=scontrol))
     prolog.chmod(0o755)
     (home / "rehearsal.toml").write_text(PROFILE)
     sandbox = Sandbox(home / "slurm")
@@ -84,8 +86,8 @@ def _boot(home: Path, nodes: int, cpus: int) -> Sandbox:
 
 
 @contextmanager
-def surroundings(sandbox: Sandbox) -> Iterator[None]:
-    """Let this process, and what it starts, see the sandbox's Slurm and no other."""
+def _surroundings(sandbox: Sandbox) -> Iterator[None]:
+    """The environment of the sandbox, as this process's own."""
     before = dict(os.environ)
     kept = {n: v for n, v in slurm.clean(before).items() if not n.startswith(FOREIGN)}
     os.environ.clear()
@@ -103,7 +105,7 @@ def sandboxed(layers: list[Layer], counts: Mapping[str, int], home: Path, say: S
     kept: list[Layer] = []
     own.put("cluster", str(home / "rehearsal.toml"), HERE)
     own.put("slurm.partition", "low", HERE)
-    own.put("slurm.time", TIME, HERE)
+    own.put("slurm.time", time_limits.USUAL, HERE)
     own.put("env.CUDA_VISIBLE_DEVICES", "", HERE)
     own.put("train.trace", True, HERE)
     if counts.get("hang") and not any("train.hang_seconds" in layer.values for layer in layers):

@@ -1,4 +1,4 @@
-"""Rehearsal: a run on a sandbox, as one looks at it and lays hands on it."""
+"""Rehearsal: a run on a sandbox, with the means to look at it, wait for it and hold it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import signal
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import TypeVar
 
 from hpcddp.attempt import decision, ledger
@@ -14,7 +13,7 @@ from hpcddp.errors import SandboxError, SlurmUnreachable
 from hpcddp.rundir import AttemptDir, RunDir, read_lines, read_step
 from hpcddp.sandbox import own_processes
 from hpcddp.sandbox.cluster import Sandbox
-from hpcddp.sandbox.own_processes import Process
+from hpcddp.sandbox.own_processes import OwnProcess
 from hpcddp.slurm.hostlist import expand_hosts
 from hpcddp.submit.status import Status, status
 
@@ -22,39 +21,37 @@ T = TypeVar("T")
 
 TICK = 0.1  # seconds
 LOOK = 0.01  # seconds between two looks at a run's step
-TIME = "7-00:00:00"  # the time limit of a job that is to meet none
-UNLIMITED = 7 * 86400.0  # the same in seconds
 ASK = 2.0  # seconds between two questions to Slurm
 
 
 class Over(Exception):
-    """The run has ended while something else was waited for."""
+    """The run has ended before the event that was waited for."""
 
-    def __init__(self, found: Status) -> None:
-        super().__init__(found.state)
-        self.status = found
+    def __init__(self, end: Status) -> None:
+        super().__init__(end.state)
+        self.status = end
 
 
 class RehearsedRun:
     """One run, on the sandbox of a rehearsal.
 
     Args:
-        patience: seconds that a run may need for its next life.
-        clock: its program tells no steps: each TICK of a life counts as one.
+        patience: seconds that a run may need for its next attempt.
+        clock: its program tells no steps: each TICK of an attempt counts as one.
     """
 
     def __init__(
-        self, sandbox: Sandbox, run: RunDir, patience: float, *, clock: bool = False
+        self, sandbox: Sandbox, folder: RunDir, patience: float, *, clock: bool = False
     ) -> None:
-        self.sandbox, self.run, self.patience, self.clock = sandbox, run, patience, clock
+        self.sandbox, self.folder, self.patience, self.clock = sandbox, folder, patience, clock
         self.first_steps: dict[int, tuple[int, float]] = {}  # attempt -> step, seconds since epoch
-        self._born: dict[int, float] = {}  # attempt -> when its ranks were seen first
+        self._began: dict[int, float] = {}  # attempt -> when its ranks were seen first
         self._asked = 0.0
 
     @property
     def attempt(self) -> AttemptDir | None:
         """The newest attempt."""
-        return next(reversed(self.run.all_attempts()), None)
+        return next(reversed(self.folder.all_attempts()), None)
 
     @property
     def number(self) -> int:
@@ -62,7 +59,7 @@ class RehearsedRun:
         return self.attempt.number if self.attempt else 0
 
     def look(self) -> tuple[int, int]:
-        """The newest attempt, and the step that it has come to in its life; zeros without."""
+        """The newest attempt, and the step that it has come to; zeros before the first one."""
         newest = self.attempt
         if newest is None:
             return 0, 0
@@ -72,27 +69,28 @@ class RehearsedRun:
         return newest.number, step
 
     def _ticks(self, number: int) -> tuple[int, float]:
-        """How long the ranks of an attempt have lived, in ticks, and now."""
-        if number not in self._born:
+        """The age of an attempt's ranks in ticks, and the time now."""
+        if number not in self._began:
             if self.number != number or not self.tasks():
                 return 0, 0.0
-            self._born[number] = time.time()
+            self._began[number] = time.time()
         now = time.time()
-        return int((now - self._born[number]) / TICK) + 1, now
+        return int((now - self._began[number]) / TICK) + 1, now
 
     def facts(self) -> ledger.Attempt:
         """The newest attempt's facts."""
-        found = ledger.last(self.run)
-        if found is None:
-            raise SandboxError("no attempt has begun", where=self.run.name)
-        return found
+        newest = ledger.last(self.folder)
+        if newest is None:
+            raise SandboxError("no attempt has begun", where=self.folder.name)
+        return newest
 
     def until(
-        self, good: Callable[[], T], what: str, seconds: float = 0.0, *, ends: bool = False
+        self, ask: Callable[[], T], event: str, seconds: float = 0.0, *, ends: bool = False
     ) -> T:
-        """Wait until something is so, and look at the run's step meanwhile.
+        """Wait until ``ask`` gives a true result; look at the run's step meanwhile.
 
         Args:
+            event: in words, for the error.
             ends: the run is to end meanwhile.
 
         Raises:
@@ -104,12 +102,12 @@ class RehearsedRun:
             ended = None if ends else self._ended()
             self.look()
             with contextlib.suppress(SlurmUnreachable):  # a busy machine: it is asked again
-                if found := good():
-                    return found
+                if result := ask():
+                    return result
             if ended:
                 raise Over(ended)
             if time.monotonic() > deadline:
-                raise SandboxError(f"waited in vain until {what}", where=self.run.name)
+                raise SandboxError(f"waited in vain until {event}", where=self.folder.name)
             time.sleep(LOOK)
 
     def until_after(self, number: int) -> None:
@@ -118,20 +116,20 @@ class RehearsedRun:
 
     def _ended(self) -> Status | None:
         """The run's status if it has ended for good; Slurm is asked now and then only."""
-        last = ledger.last(self.run)
-        told = last and last.cause is not None and last.action not in decision.RETURNS
-        if not told and time.monotonic() < self._asked + ASK:
+        last = ledger.last(self.folder)
+        closed = last and last.cause is not None and last.action not in decision.RETURNS
+        if not closed and time.monotonic() < self._asked + ASK:
             return None
         self._asked = time.monotonic()
-        found = status(self.run)
-        return found if found.final and not found.stale else None
+        state = status(self.folder)
+        return state if state.final and not state.stale else None
 
     def gone(self, number: int) -> bool:
-        """Whether an attempt has ended, whoever says so."""
+        """Whether an attempt has ended: it has a cause, or there is a newer one."""
         last = self.facts()
         return last.number > number or last.cause is not None
 
-    def ranks(self) -> list[Process]:
+    def ranks(self) -> list[OwnProcess]:
         """The processes of the newest attempt's ranks, by rank; none while it starts."""
         if self.attempt is None:
             return []
@@ -143,9 +141,9 @@ class RehearsedRun:
                 return own_processes.of_pids(rank["pid"] for rank in line["ranks"])
         return []
 
-    def tasks(self) -> list[Process]:
-        """What Slurm has started for the run, whether it tells of itself or not."""
-        return own_processes.of_steps(str(self.run.path))
+    def tasks(self) -> list[OwnProcess]:
+        """The processes that Slurm has started for the run, whether they report steps or not."""
+        return own_processes.of_steps(str(self.folder.path))
 
     def hosts(self) -> list[str]:
         """The nodes of the newest attempt."""
@@ -153,27 +151,10 @@ class RehearsedRun:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Let the run stand still, so that what takes Slurm a while comes at this very step."""
+        """Hold the run still, so that a slow action of Slurm still comes at this very step."""
         ranks = self.ranks()
         own_processes.send(ranks, signal.SIGSTOP)
         try:
             yield
         finally:
             own_processes.send(ranks, signal.SIGCONT)
-
-    def limit_next(self, seconds: float) -> None:
-        """Give the next life a time limit."""
-        aside = self._limit.with_suffix(".new")
-        aside.write_text(f"{seconds:.0f}")
-        aside.replace(self._limit)
-
-    def limited(self) -> float:
-        """When the time limit of the newest attempt ends, in seconds since the epoch; 0 where
-        `limit_next` gave it none."""
-        facts = self.facts()
-        near = facts.deadline is not None and facts.deadline < facts.began + UNLIMITED / 2
-        return facts.deadline or 0.0 if near else 0.0
-
-    @property
-    def _limit(self) -> Path:
-        return self.sandbox.folder.parent / "limit"

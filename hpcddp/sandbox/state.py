@@ -1,4 +1,4 @@
-"""Sandbox: what is recorded of it, `sandbox.json` in its folder, and who may change that."""
+"""Sandbox: its record, `sandbox.json` in its folder, and the lock to change it."""
 
 import fcntl
 import json
@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from hpcddp.errors import SandboxError
-from hpcddp.sandbox.config import Settings, Site
-from hpcddp.sandbox.own_processes import Process
+from hpcddp.sandbox.config import SandboxSite, Settings
+from hpcddp.sandbox.own_processes import OwnProcess
 
 NAME = "sandbox.json"
 
@@ -19,8 +19,8 @@ NAME = "sandbox.json"
 @dataclass
 class State:
     settings: Settings
-    site: Site
-    daemons: dict[str, Process] = field(default_factory=dict)
+    site: SandboxSite
+    daemons: dict[str, OwnProcess] = field(default_factory=dict)
     ready: bool = False  # it was up once: all nodes were idle
 
     @property
@@ -37,8 +37,8 @@ class State:
 
 
 def load(folder: Path) -> State | None:
-    """What was recorded in this folder, or None. It names processes to kill, so it is believed
-    only where nobody else can have written it."""
+    """The record of this folder, or None. It names processes to kill, so it is believed only where
+    no other user can have written it."""
     try:
         facts = (folder / NAME).lstat()
         text = (folder / NAME).read_text()
@@ -51,10 +51,10 @@ def load(folder: Path) -> State | None:
     try:
         raw = json.loads(text)
         daemons = {
-            name: Process(entry["pid"], entry["started"], tuple(entry["argv"]))
+            name: OwnProcess(entry["pid"], entry["started"], tuple(entry["argv"]))
             for name, entry in raw["daemons"].items()
         }
-        return State(Settings(**raw["settings"]), Site(**raw["site"]), daemons, raw["ready"])
+        return State(Settings(**raw["settings"]), SandboxSite(**raw["site"]), daemons, raw["ready"])
     except (ValueError, TypeError, KeyError) as error:
         raise SandboxError(f"is damaged ({error!r})", where=str(folder / NAME)) from error
 
@@ -81,7 +81,7 @@ def _hold(folder: Path, create: bool) -> int | None:
             return None
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         fcntl.flock(handle, fcntl.LOCK_EX)
-        # Whoever held it may have removed it meanwhile.
+        # The process that held it may have removed it meanwhile.
         if folder.exists() and os.path.samestat(os.fstat(handle), folder.stat()):
             return handle
         os.close(handle)

@@ -1,10 +1,10 @@
-"""Step 13: a run at TensorBoard, MLflow or Weights & Biases, told from the lines in its run dir.
+"""Step 13: a run at TensorBoard, MLflow or Weights & Biases, sent from the lines in its run dir.
 
-The lines are the truth. A tracker may be told of them while the run trains, afterwards, or again:
+The lines are the truth. They may be sent to a tracker while the run trains, afterwards, or again:
 it stays one run there over all attempts, and no step of it counts twice.
 
-It imports ``observe`` and what is below; a tracker's package only in the tracker's own module.
-The command line uses ``tell`` and ``module``.
+It imports ``observe`` and the rooms below; a tracker's package only in the tracker's own module.
+The command line uses ``send`` and ``module``.
 """
 
 from __future__ import annotations
@@ -37,25 +37,25 @@ class Sink(Protocol):
     def put(self, step: int, time: float, values: Mapping[str, float]) -> None:
         """The values of a step, in the order of the steps; time in seconds since the epoch.
 
-        A step that is not after the last one: the run has gone back, and what it told from this
-        step on does not count.
+        Where a step is not after the last one, the run has gone back: the values from this step on
+        that were put before do not count.
         """
 
     def say(self, text: str) -> None:
-        """What became of the attempts, in words; in place of what was said before."""
+        """The attempts in words; the text replaces the one before."""
 
     def flush(self) -> bool:
-        """Whether nothing of what was put can be lost from now on, if this process is killed."""
+        """Send the values; whether none of them can be lost now, even if this process is killed."""
 
     def close(self) -> None:
         """The end of this process's part."""
 
 
 class Module(Protocol):
-    """What the module of a tracker has."""
+    """The functions of a tracker's module."""
 
     def knows(self, run: RunDir, memory: Mapping[str, Any]) -> bool:
-        """Whether the tracker still has what `memory` says that it was told."""
+        """Whether the tracker still has the steps that `memory` says were sent."""
 
     def open_sink(self, run: RunDir, memory: Mapping[str, Any]) -> Sink:
         """Open the run there: the one that is there already, if there is one."""
@@ -72,7 +72,7 @@ def missing(name: str) -> bool:
 
 
 def module(name: str) -> Any:
-    """The module of a tracker; `Module` says what it has.
+    """The module of a tracker, as `Module` describes it.
 
     Raises:
         UserError: its package is not installed.

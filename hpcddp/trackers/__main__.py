@@ -1,10 +1,10 @@
-"""Telling a run's trackers while an attempt lasts: a process beside the ranks, on the first node.
+"""Sending metrics to a run's trackers during an attempt: a process beside the ranks, on one node.
 
     python -P -m hpcddp.trackers RUN ATTEMPT PID TRACKER...
 
-The batch script starts it, beside the process PID that starts the ranks. It goes on until that has
-left, tells the rest, and leaves, within GRACE seconds and whatever a tracker does. Nobody waits for
-it before, and what fails here is a line in the log.
+The batch script starts it on the first node, beside the process PID that starts the ranks. When
+that process has left, this one sends the rest and leaves, within GRACE seconds whatever a tracker
+does. Until then nothing waits for it. A failure here is a line in the log.
 """
 
 from __future__ import annotations
@@ -31,51 +31,52 @@ GRACE = 10.0  # seconds for the rest, from the ranks' end on
 
 
 def main(args: list[str]) -> None:
-    """Tell what is new, until the end."""
+    """Send the new metrics until the ranks have ended."""
     folder, number, pid, *names = args
     ignore_stop_signals()
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     run, gone = RunDir(folder), threading.Event()
     threading.Thread(target=_watch, args=(run, int(pid), gone), daemon=True).start()
     _load(names)
-    teller = None
+    sender = None
     over = final = False
     while not over:
         over = gone.wait(PAUSE)
         if over:
             final = _ended(run, int(number))
-        if run.outlived(int(number)):  # by an attempt that tells for itself
+        if run.outlived(int(number)):  # by an attempt with a process of its own
             return
-        if teller is None and (over or run.attempt(int(number)).metrics.exists()):
-            from hpcddp.trackers.send import Teller
+        if sender is None and (over or run.attempt(int(number)).metrics.exists()):
+            from hpcddp.trackers.send import Sender
 
-            teller = Teller(
-                run, names, lambda name, error: print(told(run, name, error)), int(number)
+            sender = Sender(
+                run, names, lambda name, error: print(in_words(run, name, error)), int(number)
             )
-        if teller:
-            teller.tell(over=final)
-    if teller:
-        teller.close()
+        if sender:
+            sender.send(over=final)
+    if sender:
+        sender.close()
 
 
-def told(run: RunDir, name: str, error: Exception) -> str:
-    """A tracker that fails, as a line."""
-    what = str(error) if isinstance(error, HpcddpError) else f"{type(error).__name__}: {error}"
-    line = " ".join(plain(what).split())[:300]
+def in_words(run: RunDir, name: str, error: Exception) -> str:
+    """The failure of a tracker, as a line."""
+    known = isinstance(error, HpcddpError)
+    message = str(error) if known else f"{type(error).__name__}: {error}"
+    line = " ".join(plain(message).split())[:300]
     return f"hpcddp: {name} is not told any more ({line}); hpcddp track {run.name} --to {name} does"
 
 
 def _load(names: Sequence[str]) -> None:
-    """Import what tells while the ranks start: the end of a short training leaves no time for it.
-    What fails here fails again where it is told."""
+    """Import the trackers while the ranks start: the end of a short training leaves no time for it.
+    An import that fails here fails again where it is reported."""
     for name in names:
         with contextlib.suppress(Exception):
             module(name)
 
 
 def _watch(run: RunDir, pid: int, gone: threading.Event) -> None:
-    """Wait for a process to leave: from then on this one has some seconds, wherever a tracker
-    holds it up."""
+    """Wait for a process to leave. From then on this process has some seconds, wherever a tracker
+    delays it."""
     began = processes.start_of(pid)
     while began and processes.start_of(pid) == began:
         time.sleep(TICK)
@@ -84,9 +85,9 @@ def _watch(run: RunDir, pid: int, gone: threading.Event) -> None:
 
 
 def _ended(run: RunDir, number: int) -> bool:
-    """Wait until the script has written down why the attempt ended; that is told too.
+    """Wait until the script has recorded why the attempt ended: that is sent too.
 
-    Returns: whether the run ends with it. Else more may come of its newest step.
+    Returns: whether the run ends with it. Else its newest step may get more values.
     """
     until = time.monotonic() + GRACE / 2
     while time.monotonic() < until:
@@ -100,7 +101,7 @@ def _ended(run: RunDir, number: int) -> bool:
 
 
 def _give_up_in(seconds: float, run: RunDir) -> None:
-    """End this process after some time, whatever holds it up; a second later without Python."""
+    """End this process after some time, whatever delays it; a second later without Python."""
 
     def give_up() -> NoReturn:
         text = (

@@ -1,4 +1,4 @@
-"""Telling trackers what is new of a run, and keeping in mind how far each of them knows it."""
+"""Sending the new metrics of a run to trackers, and recording how far each tracker has them."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from hpcddp.observe import history
 from hpcddp.rundir import RunDir, read_json, write_json
 from hpcddp.spec import KEYS
 from hpcddp.trackers import Sink, module, plain
-from hpcddp.trackers.rows import NOWHERE, Origin, Row, Rows
+from hpcddp.trackers.step_values import NOWHERE, Origin, StepReader, StepValues
 
-BATCH = 1000  # steps after which it is noted how far a tracker knows the run
+BATCH = 1000  # steps after which the progress of a tracker is recorded
 
 
-class Teller:
-    """What is new of a run, to some trackers. One that fails is left alone from then on.
+class Sender:
+    """Sends the new metrics of a run to some trackers. One that fails gets no more.
 
     Args:
-        failed: is told of a tracker that fails.
-        last: the last attempt that is told; later ones tell for themselves.
+        failed: is called for a tracker that fails.
+        last: the last attempt that is sent; later ones have a process of their own.
     """
 
     def __init__(
@@ -33,52 +33,53 @@ class Teller:
         last: float = float("inf"),
     ) -> None:
         self.run, self._failed = run, failed
-        self._lives: dict[int, history.AttemptSummary] = {}  # attempts that have ended
-        self._ears: list[_Ear] = []
+        self._ended: dict[int, history.AttemptSummary] = {}  # attempts that have ended
+        self._trackers: list[_Tracker] = []
         for name in dict.fromkeys(names):
-            self._try(name, self._listen, name)
-        self._rows = Rows(run, min((ear.told for ear in self._ears), default=NOWHERE), last)
+            self._try(name, self._add, name)
+        sent = min((tracker.sent for tracker in self._trackers), default=NOWHERE)
+        self._reader = StepReader(run, sent, last)
 
-    def _listen(self, name: str) -> None:
-        self._ears.append(_Ear(self.run, name))
+    def _add(self, name: str) -> None:
+        self._trackers.append(_Tracker(self.run, name))
 
-    def tell(self, *, over: bool = False) -> None:
-        """Tell what is new.
+    def send(self, *, over: bool = False) -> None:
+        """Send the new steps and words.
 
         Args:
-            over: nobody writes any more.
+            over: the run has ended.
         """
-        rows = self._rows.new(over=over)
+        steps = self._reader.new(over=over)
         text = self._words(over=over)
-        for ear in list(self._ears):
-            if not self._try(ear.name, ear.tell, rows, text):
-                self._ears.remove(ear)
+        for tracker in list(self._trackers):
+            if not self._try(tracker.name, tracker.send, steps, text):
+                self._trackers.remove(tracker)
 
     def _words(self, *, over: bool) -> str:
-        """What became of the attempts, and what was out of the ordinary, as plain lines."""
+        """The attempts, and the events that are out of the ordinary, as plain lines."""
         try:
-            lives = list(map(_life, history.rows(self.run, over=over, kept=self._lives)))
+            attempts = history.summaries(self.run, over=over, kept=self._ended)
         except RunError:
-            lives = []
-        return "\n".join([*lives, *self._rows.words])
+            attempts = []
+        return "\n".join([*map(_in_words, attempts), *self._reader.words])
 
     def close(self) -> None:
-        """The end: trackers write down what they still hold."""
-        while self._ears:
-            ear = self._ears.pop()
-            self._try(ear.name, ear.close)
+        """Let each tracker write the rest, and close it."""
+        while self._trackers:
+            tracker = self._trackers.pop()
+            self._try(tracker.name, tracker.close)
 
     def _try(self, name: str, do: Callable[..., object], *args: Any) -> bool:
         try:
             do(*args)
-        except Exception as error:  # whatever a library and a server can come up with
+        except Exception as error:  # a library or a server may raise anything
             self._failed(name, error)
             return False
         return True
 
 
-class _Ear:
-    """One tracker, and what it knows. It is opened when there is something to tell."""
+class _Tracker:
+    """One tracker, and how much of the run it has. It is opened for the first new step or text."""
 
     def __init__(self, run: RunDir, name: str) -> None:
         self.run, self.name = run, name
@@ -87,35 +88,35 @@ class _Ear:
         known = self._module.knows(run, kept)
         self._memory: dict[str, Any] = kept if known else {}
         attempt, size = self._memory.get("told", NOWHERE)
-        self.told: Origin = (int(attempt), int(size))
-        self._said = self._memory.get("said")
+        self.sent: Origin = (int(attempt), int(size))
+        self._sent_text = self._memory.get("said")  # its checksum
         self._sink: Sink | None = None
 
-    def tell(self, rows: Sequence[Row], text: str) -> None:
-        """Tell of the rows that it does not know, and the words if they are others."""
-        new = [row for row in rows if row.origin > self.told]
-        said = zlib.crc32(text.encode())
-        if not new and said == self._said:
+    def send(self, steps: Sequence[StepValues], text: str) -> None:
+        """Send the steps that it does not have, and the text if that has changed."""
+        new = [step for step in steps if step.origin > self.sent]
+        checksum = zlib.crc32(text.encode())
+        if not new and checksum == self._sent_text:
             return
         if self._sink is None:
             self._sink = self._module.open_sink(self.run, self._memory)
             self._memory |= self._sink.memory
         for first in range(0, len(new), BATCH):
-            for row in (batch := new[first : first + BATCH]):
-                self._sink.put(row.step, row.time, row.values)
-            self.told = max(self.told, *(row.origin for row in batch))
+            for step in (batch := new[first : first + BATCH]):
+                self._sink.put(step.step, step.time, step.values)
+            self.sent = max(self.sent, *(step.origin for step in batch))
             if self._sink.flush():
                 self._note()
-        if said != self._said:
+        if checksum != self._sent_text:
             self._sink.say(text)
-            self._said = said
+            self._sent_text = checksum
             if self._sink.flush():
                 self._note()
 
     def _note(self) -> None:
-        """Write down what it knows, beside what the others know."""
+        """Record how far it has come, beside the records of the other trackers."""
         assert self._sink
-        self._memory |= {**self._sink.memory, "told": list(self.told), "said": self._said}
+        self._memory |= {**self._sink.memory, "told": list(self.sent), "said": self._sent_text}
         kept = read_json(self.run.trackers) or {}
         write_json(self.run.trackers, {**kept, self.name: self._memory})
 
@@ -125,28 +126,29 @@ class _Ear:
             self._note()
 
 
-def _life(row: history.AttemptSummary) -> str:
-    if row.cause is None:  # the same at each look, however far it is
-        return f"attempt {row.attempt} on {row.hosts}: works, from step {row.first}"
-    more = [f"steps {row.first} to {row.last}", row.action, row.reason]
-    if row.lost:
-        more.insert(1, f"{row.lost} of them taken again")
-    return f"attempt {row.attempt} on {row.hosts}: {row.cause}; " + ", ".join(filter(None, more))
+def _in_words(attempt: history.AttemptSummary) -> str:
+    where = f"attempt {attempt.attempt} on {attempt.hosts}"
+    if attempt.cause is None:  # the same at each look, however far it is
+        return f"{where}: works, from step {attempt.first}"
+    facts = [f"steps {attempt.first} to {attempt.last}", attempt.action, attempt.reason]
+    if attempt.lost:
+        facts.insert(1, f"{attempt.lost} of them taken again")
+    return f"{where}: {attempt.cause}; " + ", ".join(filter(None, facts))
 
 
 def config(run: RunDir) -> dict[str, str | int | float | bool]:
-    """What was asked, by key; without what is secret: the environment, and passwords in URLs."""
+    """The values of a job by key, without its secrets: the environment, and passwords in URLs."""
     job = record.read(run)
-    found = dict(_flat(KEYS.flatten(job.spec)))
+    values = dict(_flat(KEYS.flatten(job.spec)))
     nodes = "-".join(map(str, sorted(set(job.nodes))))
     return {
-        **found, "nodes": nodes, "gpus": job.gpus_per_node, "launcher": job.launcher,
+        **values, "nodes": nodes, "gpus": job.gpus_per_node, "launcher": job.launcher,
         "hpcddp": job.version,
     }  # fmt: skip
 
 
 def _flat(values: dict[str, Any]) -> Iterator[tuple[str, str | int | float | bool]]:
-    """Each value that says something, as text where it is no scalar."""
+    """Each value that is set, as text where it is no scalar."""
     for name, value in values.items():
         if name == "env" or name.startswith("env.") or value in ("", None, [], {}):
             continue

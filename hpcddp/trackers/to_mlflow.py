@@ -1,8 +1,8 @@
-"""MLflow: one run, found again by its id, or by its tag where the id was not written down.
+"""MLflow: one run, found again by its id, or by its tag where the id was not recorded.
 
-What MLflow has of each metric is asked when the run is opened: what it has is not sent again, so
-that nothing is lost or doubled where the process was killed in between. A step that was taken again
-keeps the value that was sent first, for MLflow takes nothing back.
+When the run is opened, MLflow is asked how far it has each metric. It gets later steps only, so
+that no value is lost or doubled where the process was killed in between. A repeated step keeps the
+value that was sent first, for MLflow takes nothing back.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def uri(run: RunDir) -> str:
 
 
 def where(run: RunDir) -> str:
-    """The same as a digest: what lies in a run dir holds no password."""
+    """The same as a digest, since no file in a run dir may hold a password."""
     return hashlib.sha256(plain(uri(run)).encode()).hexdigest()[:16]
 
 
@@ -66,26 +66,26 @@ def _experiment(run: RunDir, client: Any) -> str:
     if known := os.environ.get("MLFLOW_EXPERIMENT_ID"):
         return known
     name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or record.read(run).spec["name"]
-    if (found := client.get_experiment_by_name(name)) is None:
+    if (experiment := client.get_experiment_by_name(name)) is None:
         try:
             return str(client.create_experiment(name))
         except MlflowException:  # another run was first
-            found = client.get_experiment_by_name(name)
-    return str(found.experiment_id)
+            experiment = client.get_experiment_by_name(name)
+    return str(experiment.experiment_id)
 
 
 def _find(run: RunDir, client: Any) -> str | None:
-    """A run that was made, and whose id nobody came to write down."""
-    found = client.search_runs([_experiment(run, client)], f"tags.`{TAG}` = '{run.name}'")
-    return str(found[0].info.run_id) if found else None
+    """The id of a run that was made, but not recorded: its process was killed before."""
+    matches = client.search_runs([_experiment(run, client)], f"tags.`{TAG}` = '{run.name}'")
+    return str(matches[0].info.run_id) if matches else None
 
 
 def _make(run: RunDir, client: Any) -> str:
     began = int(record.read(run).created * 1000)
-    made = client.create_run(
+    created = client.create_run(
         _experiment(run, client), start_time=began, tags={TAG: run.name}, run_name=run.name
     )
-    return str(made.info.run_id)
+    return str(created.info.run_id)
 
 
 class Tracked:
@@ -95,16 +95,16 @@ class Tracked:
         self.memory: dict[str, Any] = {"where": where(run), "run_id": run_id}
         self._run, self._client, self._id = run, client, run_id
         data = client.get_run(run_id).data
-        self._told = {metric.key: metric.step for metric in data._metric_objs}
+        self._sent = {metric.key: metric.step for metric in data._metric_objs}
         self._metrics: list[Any] = []
-        self._ask(data.params)
+        self._send_config(data.params)
 
-    def _ask(self, known: Mapping[str, str]) -> None:
-        """What was asked, as parameters; what MLflow has of them does not change any more."""
+    def _send_config(self, known: Mapping[str, str]) -> None:
+        """Send the job's values as parameters. MLflow does not change one that it has."""
         from mlflow.entities import Param
 
-        asked = {_name(name): str(value) for name, value in config(self._run).items()}
-        new = [Param(n, v[: LONGEST["param"]]) for n, v in asked.items() if n not in known]
+        values = {_name(name): str(value) for name, value in config(self._run).items()}
+        new = [Param(n, v[: LONGEST["param"]]) for n, v in values.items() if n not in known]
         for part in _parts(new, BATCH["params"]):
             self._client.log_batch(self._id, params=part)
 
@@ -114,24 +114,24 @@ class Tracked:
 
         for name, value in values.items():
             name = _name(name)
-            if step > self._told.get(name, -1):
-                self._told[name] = step
+            if step > self._sent.get(name, -1):
+                self._sent[name] = step
                 self._metrics.append(Metric(name, value, int(time * 1000), step))
 
     def say(self, text: str) -> None:
         """The words as the run's description; its state too."""
         self._client.set_tag(self._id, "mlflow.note.content", text[-LONGEST["tag"] :])
-        found = status.known(self._run)
-        if not found.final:
+        state = status.known(self._run)
+        if not state.final:
             self._client.update_run(self._id, status="RUNNING")
         else:
             end = int(clock.time() * 1000)
-            self._client.set_terminated(self._id, ENDS.get(found.state, "FAILED"), end)
+            self._client.set_terminated(self._id, ENDS.get(state.state, "FAILED"), end)
 
     def flush(self) -> bool:
-        """Send what was put."""
-        found, self._metrics = self._metrics, []
-        for part in _parts(found, BATCH["metrics"]):
+        """Send the values."""
+        waiting, self._metrics = self._metrics, []
+        for part in _parts(waiting, BATCH["metrics"]):
             self._client.log_batch(self._id, metrics=part)
         return True
 
@@ -141,8 +141,8 @@ class Tracked:
 
 def _name(name: str) -> str:
     """A name that MLflow takes: it may be a file's path in its store."""
-    plain = re.sub(r"[^\w\-. :/]", "_", name)
-    parts = [part for part in plain.split("/") if part.strip(".")]
+    allowed = re.sub(r"[^\w\-. :/]", "_", name)
+    parts = [part for part in allowed.split("/") if part.strip(".")]
     return "/".join(parts)[: LONGEST["name"]] or "_"
 
 

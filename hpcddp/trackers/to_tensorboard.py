@@ -1,7 +1,7 @@
 """TensorBoard: event files in RUN/tensorboard, written without torch or TensorFlow.
 
-A step that was told before is told again: the line before it says that nothing from this step on
-counts (SessionLog.START, what purge_step writes elsewhere).
+A repeated step is written again. An event before it says that the earlier values from this step on
+do not count (SessionLog.START, as purge_step writes it elsewhere).
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ def knows(run: RunDir, memory: Mapping[str, Any]) -> bool:
     return run.tensorboard.is_dir()
 
 
-def open_sink(run: RunDir, memory: Mapping[str, Any]) -> Files:
+def open_sink(run: RunDir, memory: Mapping[str, Any]) -> EventFiles:
     """Begin a new file beside those that there are."""
     run.tensorboard.mkdir(exist_ok=True)
     # Files are read in the order of their names, which begin with the second of their making.
     while list(run.tensorboard.glob(f"events.out.tfevents.{int(clock.time()):010d}.*")):
         clock.sleep(0.1)
-    return Files(run, first="told" not in memory)
+    return EventFiles(run, first="told" not in memory)
 
 
-class Files:
+class EventFiles:
     """The event files of a run; the one that this process writes."""
 
     def __init__(self, run: RunDir, *, first: bool) -> None:
         self.memory: dict[str, Any] = {}
         self._writer = EventFileWriter(str(run.tensorboard))
-        self._step = -1.0 if first else math.inf  # the newest that was told; it may be any
+        self._step = -1.0 if first else math.inf  # the newest that was put; inf: not known
         if first:
             rows = [f"| {name} | {value} |" for name, value in config(run).items()]
             self._text("config", "\n".join(["| key | value |", "|---|---|", *rows]))
@@ -53,8 +53,8 @@ class Files:
             mark = SessionLog(status=SessionLog.START)
             self._writer.add_event(Event(wall_time=time, step=step, session_log=mark))
         self._step = step
-        told = [Summary.Value(tag=name, simple_value=x) for name, x in values.items()]
-        self._writer.add_event(Event(wall_time=time, step=step, summary=Summary(value=told)))
+        scalars = [Summary.Value(tag=name, simple_value=x) for name, x in values.items()]
+        self._writer.add_event(Event(wall_time=time, step=step, summary=Summary(value=scalars)))
 
     def say(self, text: str) -> None:
         """The words as the text `attempts`."""

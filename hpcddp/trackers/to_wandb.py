@@ -1,8 +1,8 @@
 """Weights & Biases: one run by its id, which is the run's name; online or offline.
 
-Its steps only go on: a step that was taken again keeps the values that were sent first. How far it
-is, the server says when the run is opened; offline it is read from the files that are here, so that
-nothing is lost or doubled where the process was killed in between.
+Its steps only go on: a repeated step keeps the values that were sent first. When the run is opened,
+the server says how far it is; offline the files say it. So no value is lost or doubled where the
+process was killed in between.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ HEADER, BLOCK, HEAD = 7, 1 << 15, 7  # bytes, of a file, of its blocks, of a pie
 
 
 def mode(environ: Mapping[str, str]) -> str:
-    """online, where the environment does not say otherwise and there is a key; else offline."""
-    if told := environ.get("WANDB_MODE"):
-        return told
+    """WANDB_MODE; without it online where there is a key, else offline."""
+    if given := environ.get("WANDB_MODE"):
+        return given
     return "online" if environ.get("WANDB_API_KEY") or _in_netrc(environ) else "offline"
 
 
@@ -47,7 +47,7 @@ def _in_netrc(environ: Mapping[str, str]) -> bool:
 
 
 def knows(run: RunDir, memory: Mapping[str, Any]) -> bool:
-    """It may: what it knows is seen when it is open."""
+    """Always: how far it is, is seen when it is open."""
     return True
 
 
@@ -62,7 +62,7 @@ def open_sink(run: RunDir, memory: Mapping[str, Any]) -> History:
         raise UserError("WANDB_MODE is disabled", where="tracker wandb", hint="take it off")
     own = {n: True for n in OFF if n in wandb.Settings.model_fields}
     settings = wandb.Settings(**own)
-    made = wandb.init(
+    opened = wandb.init(
         id=run.name,
         name=os.environ.get("WANDB_NAME") or run.name,
         project=os.environ.get("WANDB_PROJECT") or record.read(run).spec["name"],
@@ -71,18 +71,18 @@ def open_sink(run: RunDir, memory: Mapping[str, Any]) -> History:
         resume="allow",
         settings=settings,
     )
-    made.config.update(config(run), allow_val_change=True)
-    files = _offline(Path(made.settings.wandb_dir), run.name, made.settings.sync_file)
-    sent = made.step - 1 if how == "online" else memory.get("step", -1)
-    return History(made, max([-1, sent, *files]))
+    opened.config.update(config(run), allow_val_change=True)
+    files = _offline(Path(opened.settings.wandb_dir), run.name, opened.settings.sync_file)
+    sent = opened.step - 1 if how == "online" else memory.get("step", -1)
+    return History(opened, max([-1, sent, *files]))
 
 
 class History:
     """A run at W&B, or in files that `wandb sync` sends there."""
 
-    def __init__(self, run: Any, told: int) -> None:
+    def __init__(self, run: Any, sent: int) -> None:
         self.memory: dict[str, Any] = {}
-        self._run, self._step = run, told
+        self._run, self._step = run, sent  # the newest step that it has
 
     def put(self, step: int, time: float, values: Mapping[str, float]) -> None:
         """One line of its history; none for a step that it has."""
@@ -95,7 +95,7 @@ class History:
         self._run.notes = text
 
     def flush(self) -> bool:
-        """A process of wandb's has what was put; when it is safe, nobody says before the end."""
+        """False: a process of wandb's has the values; only the end shows that they are safe."""
         return False
 
     def close(self) -> None:
@@ -105,7 +105,7 @@ class History:
 
 
 def _offline(folder: Path, name: str, own: str) -> Iterator[int]:
-    """The steps that lie in files of a run which were not sent, but for the one that is new."""
+    """The steps in a run's offline files, except the new file of this process."""
     from wandb.proto.wandb_internal_pb2 import Record
 
     for path in folder.glob(f"offline-run-*-{name}/run-{name}.wandb"):

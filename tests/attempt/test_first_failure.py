@@ -106,7 +106,7 @@ def test_who_failed_first_where_no_rank_could_tell(
     if lost:
         peer = {"rank": 0, "host": "n1", "type": "RuntimeError", "kind": "peer", "message": GONE}
         write_json(run.attempt(3).error, peer)
-    row = history.rows(run)[-1]
+    row = history.summaries(run)[-1]
     assert row.error and (row.error["rank"], row.error["host"]) == told[:2]
     assert row.error["traceback"].partition(";")[0] == told[2]
     last = ledger.read(run.attempt(3))
@@ -119,14 +119,14 @@ def test_a_record_of_a_cause_is_more_than_what_the_log_says(tmp_path: Path) -> N
     own = {"rank": 1, "host": "n1", "type": "ValueError", "kind": "crash", "message": "boom"}
     write_json(run.attempt(3).error, own)
     run.attempt(3).log.write_text(SRUN)
-    assert history.rows(run)[-1].error == own
+    assert history.summaries(run)[-1].error == own
 
 
 @pytest.mark.parametrize("cause", [None, "preempted", "time limit", "cancelled"])
 def test_nobody_failed_where_ranks_were_ended(tmp_path: Path, cause: str | None) -> None:
     run = made_run(tmp_path, cause=cause, last=300)
     run.attempt(3).log.write_text(SRUN)
-    assert history.rows(run)[-1].error is None
+    assert history.summaries(run)[-1].error is None
 
 
 @pytest.mark.parametrize(

@@ -193,8 +193,8 @@ def test_a_dry_run_shows_each_ranks_place_in_the_mesh(site: Site, hpcddp: Comman
     done = hpcddp("submit", "--gpus", "4", "--strategy", "pp=2,ddp", "--dry-run")
     assert "local rank    pp   ddp  data\n" in done.out
     assert done.out.endswith("   3     0  -              3     1     1     1\n")
-    found = hpcddp("submit", "--gpus", "4", "--strategy", "dp", "--dry-run")
-    assert found.out.endswith("local rank\n   0     0  -              0\n")
+    shown = hpcddp("submit", "--gpus", "4", "--strategy", "dp", "--dry-run")
+    assert shown.out.endswith("local rank\n   0     0  -              0\n")
 
 
 def test_config_tells_who_asked_for_a_strategy(site: Site, hpcddp: Command) -> None:

@@ -34,10 +34,10 @@ def test_a_table_and_advice_in_80_columns(toy: Site, hpcddp: Hpcddp) -> None:
 
 def test_json_has_bytes_and_reasons(toy: Site, hpcddp: Hpcddp) -> None:
     done = hpcddp("plan", "toy", "--gpus", "5", "--cluster", "local", "--json")
-    told = json.loads(done.out)
-    assert (told["schema_version"], told["nodes"], told["gpus_per_node"]) == (1, 1, 5)
-    assert (told["gpu_memory"], told["recommended"]) == (None, None)
-    rows = {row["strategy"]: row for row in told["rows"]}
+    plan = json.loads(done.out)
+    assert (plan["schema_version"], plan["nodes"], plan["gpus_per_node"]) == (1, 1, 5)
+    assert (plan["gpu_memory"], plan["recommended"]) == (None, None)
+    rows = {row["strategy"]: row for row in plan["rows"]}
     assert rows["ddp"] == {
         "strategy": "ddp",
         "reason": "global_batch 96 does not divide over 1 x 5 = 5 ranks",
@@ -54,21 +54,21 @@ def test_json_has_bytes_and_reasons(toy: Site, hpcddp: Hpcddp) -> None:
 
 def test_a_profile_knows_its_gpus(toy: Site, hpcddp: Hpcddp) -> None:
     toy.profile("small", 'gpu_memory = "200K"\n')
-    told = json.loads(hpcddp("plan", "--gpus", "4", "--cluster", "small", "--json").out)
-    fits = {row["strategy"]: row.get("fits") for row in told["rows"]}
-    assert "of 200K it can have 160K" in told["why"]
-    assert (told["gpu_memory"], fits["ddp"], fits[told["recommended"]]) == (200 * 1024, False, True)
+    plan = json.loads(hpcddp("plan", "--gpus", "4", "--cluster", "small", "--json").out)
+    fits = {row["strategy"]: row.get("fits") for row in plan["rows"]}
+    assert "of 200K it can have 160K" in plan["why"]
+    assert (plan["gpu_memory"], fits["ddp"], fits[plan["recommended"]]) == (200 * 1024, False, True)
 
 
 def test_one_strategy_is_looked_at_alone(toy: Site, hpcddp: Hpcddp) -> None:
-    told = json.loads(hpcddp("plan", "--gpus", "4", "--strategy", "pp=2,ddp", "--json").out)
-    assert [(row["strategy"], row["layout"]) for row in told["rows"]] == [
+    plan = json.loads(hpcddp("plan", "--gpus", "4", "--strategy", "pp=2,ddp", "--json").out)
+    assert [(row["strategy"], row["layout"]) for row in plan["rows"]] == [
         ("pp=2,ddp", "pp=2,ddp=2")
     ]
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["nowhere"], "unknown job 'nowhere'"),
         (["toy", "--memory", "much"], "'much' is no size of memory"),
@@ -79,12 +79,12 @@ def test_one_strategy_is_looked_at_alone(toy: Site, hpcddp: Hpcddp) -> None:
         (["broken"], "model() fails: ZeroDivisionError"),
     ],
 )
-def test_mistakes_are_words(toy: Site, hpcddp: Hpcddp, words: list[str], told: str) -> None:
+def test_mistakes_are_words(toy: Site, hpcddp: Hpcddp, words: list[str], message: str) -> None:
     toy.job("script", 'command = ["true"]\n')
     toy.job("broken", "global_batch = 4\n", TOY.replace('print("made")', "1 / 0"))
     done = hpcddp("plan", *words)
     assert (done.code, done.out) == (2, "")
-    assert told in done.err and "Traceback" not in done.err
+    assert message in done.err and "Traceback" not in done.err
 
 
 def test_a_python_without_torch_is_told(

@@ -61,12 +61,12 @@ def test_places_in_the_mesh_are_columns_of_what_is_wider_than_one() -> None:
 
 
 def test_places_in_the_mesh_are_in_json_too() -> None:
-    found = json.loads(show("-N", "2", "--gpus", "2", "--strategy", "fsdp,tp=2", "--json").stdout)
-    assert found["strategy"] == "fsdp=2,tp=2"
-    assert [(row["fsdp"], row["tp"], row["data"]) for row in found["ranks"]] == [
+    data = json.loads(show("-N", "2", "--gpus", "2", "--strategy", "fsdp,tp=2", "--json").stdout)
+    assert data["strategy"] == "fsdp=2,tp=2"
+    assert [(row["fsdp"], row["tp"], row["data"]) for row in data["ranks"]] == [
         (0, 0, 0), (0, 1, 0), (1, 0, 1), (1, 1, 1),
     ]  # fmt: skip
-    assert "pp" not in found["ranks"][0]
+    assert "pp" not in data["ranks"][0]
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "zero1"])
@@ -76,8 +76,8 @@ def test_a_replica_a_rank_needs_no_more_columns(strategy: str) -> None:
 
 
 def test_one_process_that_drives_all_gpus_is_one_rank() -> None:
-    found = json.loads(show("--gpus", "4", "--strategy", "dp", "--json").stdout)
-    assert (found["gpus_per_node"], found["world_size"], len(found["ranks"])) == (4, 1, 1)
+    data = json.loads(show("--gpus", "4", "--strategy", "dp", "--json").stdout)
+    assert (data["gpus_per_node"], data["world_size"], len(data["ranks"])) == (4, 1, 1)
 
 
 @pytest.mark.parametrize(

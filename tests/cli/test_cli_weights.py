@@ -47,8 +47,8 @@ def test_export_writes_the_form_that_the_name_says(site: Site, hpcddp: Command) 
     one_rank(run)
     for name, load in (("w.pt", torch.load), ("w.safetensors", safetensors.torch.load_file)):
         done = hpcddp("export", "run", name)
-        told = f"{name}: the weights of run at step 2\n"
-        assert (done.code, done.out, done.err) == (0, "", told)
+        line = f"{name}: the weights of run at step 2\n"
+        assert (done.code, done.out, done.err) == (0, "", line)
         assert load(site.folder / name).keys() == {"0.weight", "0.bias", "3.weight", "3.bias"}
     refused = hpcddp("export", "run", "nowhere/w.pt")
     assert refused.code == 2 and "nowhere/w.pt: cannot be written" in refused.err

@@ -227,17 +227,17 @@ def test_a_terminal_that_cannot_be_drawn_on(run: RunDir, watch: Callable[..., Te
 
 
 def test_it_imports_no_framework(run: RunDir) -> None:
-    found = roots(imported(CALL, "watch", "last"))
-    assert {"rich", "plotille"} <= found
-    assert not found & {"torch", "numpy", "submitit", "jinja2"}
+    packages = roots(imported(CALL, "watch", "last"))
+    assert {"rich", "plotille"} <= packages
+    assert not packages & {"torch", "numpy", "submitit", "jinja2"}
 
 
 def test_once(run: RunDir, watch: Callable[..., Terminal]) -> None:
     terminal = watch("--once", COLUMNS="60", LINES="12")
     assert terminal.left() == 0
     assert b"\x1b[?1049h" not in terminal.raw and NAME in terminal.text
-    told = terminal.text.rstrip().splitlines()
-    assert len(told) <= 11 and max(map(len, told)) <= 60
+    lines = terminal.text.rstrip().splitlines()
+    assert len(lines) <= 11 and max(map(len, lines)) <= 60
 
 
 def test_a_pipe_gets_one_picture(run: RunDir, command: Callable[..., Outcome]) -> None:

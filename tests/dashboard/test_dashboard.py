@@ -52,14 +52,14 @@ def by_port(runs: Path) -> Iterator[Dashboard]:
 
 @pytest.fixture(params=["socket", "port"])
 def either(request: pytest.FixtureRequest) -> Dashboard:
-    found: Dashboard = request.getfixturevalue(f"by_{request.param}")
-    return found
+    dashboard: Dashboard = request.getfixturevalue(f"by_{request.param}")
+    return dashboard
 
 
 def test_all_runs_newest_first(either: Dashboard, runs: Path) -> None:
-    told = either.ask("/api/runs").json
-    assert [row["run"] for row in told["runs"]] == ["damaged-1", HOSTILE, "works-1", "done-1"]
-    assert (told["schema_version"], told["folder"], told["outside"]) == (1, str(runs), 1)
+    data = either.ask("/api/runs").json
+    assert [row["run"] for row in data["runs"]] == ["damaged-1", HOSTILE, "works-1", "done-1"]
+    assert (data["schema_version"], data["folder"], data["outside"]) == (1, str(runs), 1)
     rows = either.rows()
     assert {name: row["state"] for name, row in rows.items()} == {
         "damaged-1": "DAMAGED", HOSTILE: "COMPLETED", "works-1": "RUNNING", "done-1": "COMPLETED",
@@ -103,9 +103,9 @@ def test_what_has_not_changed_is_not_sent_again(by_socket: Dashboard) -> None:
 
 
 def test_the_socket_is_its_owners_alone(by_socket: Dashboard) -> None:
-    found = Path(by_socket.path)
-    assert stat.S_ISSOCK(found.stat().st_mode) and stat.S_IMODE(found.stat().st_mode) == 0o600
-    assert f"ssh -L 8080:{found} {os.uname().nodename}\n" in by_socket.said
+    path = Path(by_socket.path)
+    assert stat.S_ISSOCK(path.stat().st_mode) and stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert f"ssh -L 8080:{path} {os.uname().nodename}\n" in by_socket.said
     assert "http://localhost:8080/\n" in by_socket.said
 
 

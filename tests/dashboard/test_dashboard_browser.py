@@ -30,12 +30,12 @@ def folder_of_runs(path: Path) -> Path:
     made_run(path, "done-20261121-0253-a1b2")
     made_run(path, "works-20261122-1001-beef", cause=None, last=300)
     crashed = made_run(path, EVIL, cause="crashed", last=300)
-    told = {"rank": 1, "host": EVIL, "type": "RuntimeError", "message": SCRIPT}
-    write_json(crashed.attempt(3).error, told)
+    record = {"rank": 1, "host": EVIL, "type": "RuntimeError", "message": SCRIPT}
+    write_json(crashed.attempt(3).error, record)
     crashed.attempt(3).log.write_text(f"0: {EVIL}\n1: {SCRIPT}\n")
     with crashed.attempt(3).metrics.open("a") as f:
-        told = {"event": "eval", "attempt": 3, "time": 1.0, "step": 300, "epoch": 3}
-        f.write(json.dumps(told | {"metrics": {SCRIPT: 0.5}}) + "\n")
+        record = {"event": "eval", "attempt": 3, "time": 1.0, "step": 300, "epoch": 3}
+        f.write(json.dumps(record | {"metrics": {SCRIPT: 0.5}}) + "\n")
     long = made_run(path, "a-name-without-end-" + "x" * 200, cause="preempted", last=300)
     damaged = made_run(path, f"damaged {SCRIPT}", ends=(), steps=20)
     damaged.job.write_text("{")

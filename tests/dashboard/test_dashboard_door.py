@@ -95,11 +95,11 @@ def test_the_usual_socket_is_in_a_folder_of_ones_own(
     runtime = short / "runtime"
     runtime.mkdir(0o700)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
-    found = listener.own_path(tmp_path)
-    assert found.parent == runtime / "hpcddp"
-    assert stat.S_IMODE(found.parent.stat().st_mode) == 0o700
-    assert listener.own_path(tmp_path) == found != listener.own_path(runtime)
-    found.parent.chmod(0o755)  # somebody else's doing
+    path = listener.own_path(tmp_path)
+    assert path.parent == runtime / "hpcddp"
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    assert listener.own_path(tmp_path) == path != listener.own_path(runtime)
+    path.parent.chmod(0o755)  # somebody else's doing
     other = listener.own_path(tmp_path)
     assert other.parent.parent == Path(tempfile.gettempdir())
     assert stat.S_IMODE(other.parent.stat().st_mode) == 0o700

@@ -36,10 +36,10 @@ def client(cluster: LocalCluster) -> Iterator[Client]:
 def up(folder: Path, count: int = 2) -> list[int]:
     """The process ids of the ranks that have said so, when there are so many."""
     deadline = time.monotonic() + 60
-    while len(found := [int(p.name.partition("-")[2]) for p in folder.iterdir()]) < count:
+    while len(pids := [int(p.name.partition("-")[2]) for p in folder.iterdir()]) < count:
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    return found
+    return pids
 
 
 def gone(pids: list[int]) -> bool:
@@ -52,9 +52,9 @@ def gone(pids: list[int]) -> bool:
 
 def test_the_ranks_meet_and_answer_in_their_order(client: Client) -> None:
     client.run(lambda: __import__("os").environ.update(CUDA_VISIBLE_DEVICES="4,5"))
-    found = hpcddp.dask.run(client, dask_ranks.tell, 1, backend="gloo", b="c")
+    answers = hpcddp.dask.run(client, dask_ranks.tell, 1, backend="gloo", b="c")
     common = {"WORLD_SIZE": "2", "GROUP_RANK": "0", "backend": "gloo", "sum": 1.0}
-    assert found == [
+    assert answers == [
         {"RANK": str(i), "LOCAL_RANK": str(i), "got": [(1,), {"b": "c"}], **common,
          "CUDA_VISIBLE_DEVICES": devices}
         for i, devices in enumerate(("4,5", "5,4"))
@@ -65,21 +65,21 @@ def test_the_ranks_meet_and_answer_in_their_order(client: Client) -> None:
 
 def test_workers_that_are_threads_have_ranks_that_are_processes() -> None:
     with Client(n_workers=2, processes=False, dashboard_address=NO_PORT) as client:
-        found = hpcddp.dask.run(client, dask_ranks.tell, backend="gloo")
-    assert [rank["sum"] for rank in found] == [1.0, 1.0]
+        answers = hpcddp.dask.run(client, dask_ranks.tell, backend="gloo")
+    assert [rank["sum"] for rank in answers] == [1.0, 1.0]
 
 
 @pytest.mark.parametrize(
-    ("how", "told"),
+    ("how", "error"),
     [
         ("kill", "was ended by SIGKILL"),
         ("worker", "was ended with its Dask worker"),
     ],
 )
 def test_a_rank_that_fails_ends_all_and_is_named(
-    client: Client, tmp_path: Path, how: str, told: str
+    client: Client, tmp_path: Path, how: str, error: str
 ) -> None:
-    with pytest.raises(RankError, match=f"(?s)^rank 1 on .*{told}"):
+    with pytest.raises(RankError, match=f"(?s)^rank 1 on .*{error}"):
         hpcddp.dask.run(client, dask_ranks.fail, str(tmp_path), how)
     assert gone(up(tmp_path))
 
@@ -135,14 +135,14 @@ def test_results_arrive_once_each(client: Client, tmp_path: Path) -> None:
     handler = DaskResultsHandler()
     ranks = hpcddp.dask.start(client, dask_ranks.submit, handler, 200)
     handler.process_results(tmp_path / "new", ranks)
-    found = {p.relative_to(tmp_path / "new").as_posix(): p.read_bytes() for p in files(tmp_path)}
+    contents = {p.relative_to(tmp_path / "new").as_posix(): p.read_bytes() for p in files(tmp_path)}
     expected = {
         f"rank-{r}/{i}.txt": f"größe {r} {i}".encode() for r in range(2) for i in range(200)
     }
     expected |= {f"last-{r}": b"\0" + str(r).encode() for r in range(2)}
     own = Path(dask_ranks.__file__).read_bytes()
-    assert found == expected | {f"own-{r}.py": own for r in range(2)}
-    assert all("none of its data workers" in told for told in ranks.results())
+    assert contents == expected | {f"own-{r}.py": own for r in range(2)}
+    assert all("none of its data workers" in error for error in ranks.results())
 
 
 def files(folder: Path) -> list[Path]:
@@ -155,8 +155,8 @@ def test_a_rank_that_raises_is_told_with_its_traceback_and_leaves_what_it_sent(
     (tmp_path / "up").mkdir()
     handler = DaskResultsHandler("mine")
     ranks = hpcddp.dask.start(client, dask_ranks.fail, str(tmp_path / "up"), "raise", handler)
-    told = r"(?s)^rank 1 on .* in fail\n.*\nValueError: no such luck$"
-    with pytest.raises(RankError, match=told):
+    message = r"(?s)^rank 1 on .* in fail\n.*\nValueError: no such luck$"
+    with pytest.raises(RankError, match=message):
         handler.process_results(tmp_path / "out", ranks)
     assert [path.read_text() for path in files(tmp_path / "out")] == ["it failed"]
     assert gone(up(tmp_path / "up"))
@@ -172,8 +172,8 @@ def test_what_was_sent_before_another_rank_failed_is_written(
     with pytest.raises(RankError, match=r"rank 1 on .*was ended by SIGKILL"):
         handler.process_results(tmp_path / "out", ranks)
     sent = (tmp_path / "sent").read_text().split()
-    found = {path.name for path in files(tmp_path / "out")}
-    assert len(sent) >= 20 and found >= {*sent}
+    written = {path.name for path in files(tmp_path / "out")}
+    assert len(sent) >= 20 and written >= {*sent}
 
 
 def test_a_client_that_comes_late_and_cannot_write_one_writes_all_others(
@@ -190,8 +190,8 @@ def test_a_client_that_comes_late_and_cannot_write_one_writes_all_others(
 
 def test_dispatch_starts_a_function_as_dask_pytorch_ddp_does(client: Client) -> None:
     ranks = dispatch.run(client, dask_ranks.tell, 1, backend="gloo", pass_local_rank=True, b="c")
-    found = [rank["got"] for rank in ranks.results()]
-    assert found == [[(1,), {"b": "c", "local_rank": local}] for local in range(2)]
+    arguments = [rank["got"] for rank in ranks.results()]
+    assert arguments == [[(1,), {"b": "c", "local_rank": local}] for local in range(2)]
 
 
 def made(
@@ -201,16 +201,16 @@ def made(
 
 
 def test_workers_that_a_launcher_numbered_keep_their_ranks() -> None:
-    found = placement.ranks({"a": made("n2", 2), "b": made("n1", 1), "c": made("n1", 0)})
-    rows = [(a, r.world_rank, r.local_rank, r.local_size, r.node) for a, r in found.items()]
+    ranks = placement.ranks({"a": made("n2", 2), "b": made("n1", 1), "c": made("n1", 0)})
+    rows = [(a, r.world_rank, r.local_rank, r.local_size, r.node) for a, r in ranks.items()]
     assert rows == [("c", 0, 0, 2, 0), ("b", 1, 1, 2, 0), ("a", 2, 0, 1, 1)]
 
 
 def test_workers_of_batch_scripts_are_ranked_host_by_host() -> None:
-    found = placement.ranks(
+    ranks = placement.ranks(
         {"a": made("n1", name="10"), "b": made("n2", name="1"), "c": made("n1", name="9")}
     )
-    rows = [(a, r.world_rank, r.local_rank, r.node) for a, r in found.items()]
+    rows = [(a, r.world_rank, r.local_rank, r.node) for a, r in ranks.items()]
     assert rows == [("c", 0, 0, 0), ("a", 1, 1, 0), ("b", 2, 0, 1)]
 
 

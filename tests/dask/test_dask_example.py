@@ -45,7 +45,7 @@ def check(folder: Path) -> None:
     """One file of each rank and step, and the checkpoint of step 3; nothing else."""
     files = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*.*")}
     files = {name: path for name, path in files.items() if path.is_file()}
-    told = []
+    losses_of_ranks = []
     for rank in range(2):
         own = sorted(
             name for name in files if re.fullmatch(rf"worker/{rank}/data-{TIME}.json", name)
@@ -54,9 +54,9 @@ def check(folder: Path) -> None:
         assert all(fact.keys() == {"loss", "epoch", "count", "worker"} for fact in facts)
         assert [(fact["epoch"], fact["count"]) for fact in facts] == COUNTS
         assert {fact["worker"] for fact in facts} == {rank}
-        told.append([fact["loss"] for fact in facts])
-    assert all(0 < loss < 100 for losses in told for loss in losses)
-    assert told[0] != told[1]  # of samples of their own
+        losses_of_ranks.append([fact["loss"] for fact in facts])
+    assert all(0 < loss < 100 for losses in losses_of_ranks for loss in losses)
+    assert losses_of_ranks[0] != losses_of_ranks[1]  # of samples of their own
     [saved] = files
     assert re.fullmatch(rf"checkpoint-{TIME}.pkl", saved)
     weights = pickle.loads(files[saved].read_bytes())

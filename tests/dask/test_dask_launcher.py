@@ -80,18 +80,18 @@ def submit(
 
 
 def told_by(site: Site) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((site.folder / "told.json").read_text())
-    return found
+    report: dict[str, Any] = json.loads((site.folder / "told.json").read_text())
+    return report
 
 
 @pytest.mark.full
 def test_a_script_for_ddp_ends_with_the_same_weights(toy: Site, command: Command) -> None:
-    found = []
+    reports = []
     for launcher in ("spawn", "dask"):
         assert submit(command, DDP, "told.json", launcher=launcher).code == 0
-        found.append(told_by(toy))
-    assert found[0] == found[1]
-    assert found[1]["places"] == [[rank, rank % 2, rank // 2] for rank in range(4)]
+        reports.append(told_by(toy))
+    assert reports[0] == reports[1]
+    assert reports[1]["places"] == [[rank, rank % 2, rank // 2] for rank in range(4)]
     assert "3: rank 3 of 4, local rank 1" in command("logs", "--rank", "3").out
 
 
@@ -100,13 +100,13 @@ def test_a_program_has_the_cluster_and_nobody_else(toy: Site, command: Command) 
     toy.write("program.py", PROGRAM)
     done = submit(command, "-m", "hpcddp.dask", "program.py", "a b")
     assert done.code == 0, done.text
-    found = told_by(toy)
-    assert found["ranks"] == [[rank, 4, "a b"] for rank in range(4)]
-    assert (found["sum"], found["names"]) == (3, [0, 1, 2, 3])
-    assert found["mine"] == [True] * 5  # the scheduler, and each worker
-    assert found["stranger"] == found["plain"] == [False] * 5
-    assert found["modes"] == {".": 0o700, "tls.pem": 0o600}
-    assert [host for host, _ in found["listening"]] == ["127.0.0.1"] * 2  # and no web server
+    report = told_by(toy)
+    assert report["ranks"] == [[rank, 4, "a b"] for rank in range(4)]
+    assert (report["sum"], report["names"]) == (3, [0, 1, 2, 3])
+    assert report["mine"] == [True] * 5  # the scheduler, and each worker
+    assert report["stranger"] == report["plain"] == [False] * 5
+    assert report["modes"] == {".": 0o700, "tls.pem": 0o600}
+    assert [host for host, _ in report["listening"]] == ["127.0.0.1"] * 2  # and no web server
     (run,) = toy.runs.iterdir()
     assert not list(run.rglob("*.pem"))
 

@@ -17,9 +17,9 @@ CPU = __import__("torch").device("cpu")
 
 @pytest.fixture
 def folder(tmp_path):
-    found = put(tmp_path / "images", pictures())
-    (found / BAD).write_bytes(b"no image")
-    return found
+    root = put(tmp_path / "images", pictures())
+    (root / BAD).write_bytes(b"no image")
+    return root
 
 
 def test_an_image_that_cannot_be_read_is_named(folder):
@@ -29,9 +29,9 @@ def test_an_image_that_cannot_be_read_is_named(folder):
 
 
 def test_the_next_one_of_its_class_stands_in_its_place(folder, capfd):
-    found = ImageFolder(folder, number_of, on_bad="skip")
+    dataset = ImageFolder(folder, number_of, on_bad="skip")
     for _ in range(3):
-        assert found[1] == (2, 0)
+        assert dataset[1] == (2, 0)
     (said,) = capfd.readouterr().err.splitlines()
     assert said == f"skipped {folder / BAD}: cannot be read as an image: cannot identify image file"
 
@@ -44,9 +44,9 @@ def test_the_last_one_of_a_class_is_replaced_by_the_first(folder, capfd):
 
 
 def test_an_image_that_went_away_is_one_that_cannot_be_read(folder, capfd):
-    found = ImageFolder(folder, number_of, on_bad="skip")
+    dataset = ImageFolder(folder, number_of, on_bad="skip")
     (folder / BAD).unlink()
-    assert found[1] == (2, 0) and BAD in capfd.readouterr().err
+    assert dataset[1] == (2, 0) and BAD in capfd.readouterr().err
     with pytest.raises(UserError, match="is not there"):
         stopping = ImageFolder(folder)
         (folder / "dog" / "a000 ü.png").unlink()
@@ -55,10 +55,10 @@ def test_an_image_that_went_away_is_one_that_cannot_be_read(folder, capfd):
 
 @pytest.mark.parametrize("path", ["/proc/self/mem", BAD], ids=["EIO", "ELOOP"])
 def test_a_file_that_the_disk_does_not_give_is_one_that_cannot_be_read(folder, path, capfd):
-    found = ImageFolder(folder, number_of, on_bad="skip")
+    dataset = ImageFolder(folder, number_of, on_bad="skip")
     (folder / BAD).unlink()
     (folder / BAD).symlink_to(folder / path)
-    assert found[1] == (2, 0)
+    assert dataset[1] == (2, 0)
     (said,) = capfd.readouterr().err.splitlines()
     assert said.startswith(f"skipped {folder / BAD}: cannot be read: ")
 
@@ -91,10 +91,10 @@ def test_in_a_loaders_process_the_same_is_said(folder, on_bad, capfd):
 def test_what_the_runs_job_says_holds_unless_the_script_says_else(folder, tmp_path, monkeypatch):
     run = make_run(tmp_path / "job", data__on_bad="skip", data__retry_seconds=7.0)
     monkeypatch.setenv("HPCDDP_RUN_DIR", str(run.path))
-    found = ImageFolder(folder)
-    assert found.on_bad == "skip" and found._reading._place.patience == 7
-    found = ImageFolder(folder, on_bad="stop", retry_seconds=9)
-    assert found.on_bad == "stop" and found._reading._place.patience == 9
+    dataset = ImageFolder(folder)
+    assert dataset.on_bad == "skip" and dataset._reading._place.patience == 7
+    dataset = ImageFolder(folder, on_bad="stop", retry_seconds=9)
+    assert dataset.on_bad == "stop" and dataset._reading._place.patience == 9
     monkeypatch.delenv("HPCDDP_RUN_DIR")
     assert ImageFolder(folder).on_bad == "stop"
 

@@ -11,7 +11,7 @@ from ranks import make_run, wait_for
 
 from hpcddp.data import ImageFolder, listing, listings
 from hpcddp.data.listing import Sample, collect
-from hpcddp.data.objects import Found
+from hpcddp.data.objects import StoreObject
 from hpcddp.errors import RunError, UserError
 from hpcddp.topology import Rank, Topology
 
@@ -25,10 +25,10 @@ def be(monkeypatch, rank):
 @pytest.fixture
 def run(tmp_path, monkeypatch):
     """This process is rank 0 of a run."""
-    found = make_run(tmp_path / "job")
-    monkeypatch.setenv("HPCDDP_RUN_DIR", str(found.path))
+    folder = make_run(tmp_path / "job")
+    monkeypatch.setenv("HPCDDP_RUN_DIR", str(folder.path))
     be(monkeypatch, 0)
-    return found
+    return folder
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def test_outside_of_a_run_nothing_is_written(folder, tmp_path, monkeypatch):
 def test_other_ranks_wait_for_the_first_and_read_what_it_published(run, folder, monkeypatch):
     """Even those that would find more."""
     path = run.listing(listings.name_of(str(folder)))
-    found = ImageFolder(folder)._listing
+    own = ImageFolder(folder)._listing
     path.unlink()
     put(folder, {"cat/zz.png": b"new"})
     be(monkeypatch, 1)
@@ -86,9 +86,9 @@ def test_other_ranks_wait_for_the_first_and_read_what_it_published(run, folder, 
         rank.start()
         rank.join(0.5)
         assert rank.is_alive() and not path.exists()
-        listing.write(path, found)
+        listing.write(path, own)
         rank.join(60)
-    assert seen == [len(found)] and published(run) == [path.name]
+    assert seen == [len(own)] and published(run) == [path.name]
 
 
 SRUN = {"SLURM_NTASKS": "8", "SLURM_LOCALID": "1", "SLURM_TASKS_PER_NODE": "4(x2)",
@@ -178,11 +178,11 @@ def test_any_name_and_number_survives_the_file(tmp_path):
              os.fsdecode(b"no utf-8 \xff"), " ", "\x85\u2028"]  # fmt: skip
     samples = [Sample(i % 3, i - 1, i << 40, i << 50, (1 << 63) - 1 - i, n)
                for i, n in enumerate(names)]  # fmt: skip
-    shards = [Found(f"s{i}\n.tar", i << 45, i) for i in range(8)]
+    shards = [StoreObject(f"s{i}\n.tar", i << 45, i) for i in range(8)]
     listing.write(tmp_path / "l" / "x.tsv", collect("s3://r", ["a", "b\t", "c"], shards, samples))
-    found = listing.read(tmp_path / "l" / "x.tsv")
-    assert [found[i] for i in range(len(found))] == samples
-    assert (found.shards, found.classes, found.root) == (shards, ["a", "b\t", "c"], "s3://r")
+    copy = listing.read(tmp_path / "l" / "x.tsv")
+    assert [copy[i] for i in range(len(copy))] == samples
+    assert (copy.shards, copy.classes, copy.root) == (shards, ["a", "b\t", "c"], "s3://r")
 
 
 @pytest.mark.parametrize(
@@ -200,10 +200,10 @@ def test_a_damaged_listing_is_told(run, folder, damage):
 def test_a_listing_of_many_samples_is_a_few_arrays():
     count = 50_000
     rows = (Sample(i % 10, -1, 0, 99, 0, f"class {i % 10}/{i:08}.jpg") for i in range(count))
-    found = collect("/r", [str(i) for i in range(10)], [], rows)
-    held = sum(a.nbytes for a in (*found._columns, found.names._data, found.names._ends))
-    assert held < 70 * count and found[count - 1].name == f"class 9/{count - 1:08}.jpg"
-    assert isinstance(found.names._ends, np.ndarray)
+    listed = collect("/r", [str(i) for i in range(10)], [], rows)
+    held = sum(a.nbytes for a in (*listed._columns, listed.names._data, listed.names._ends))
+    assert held < 70 * count and listed[count - 1].name == f"class 9/{count - 1:08}.jpg"
+    assert isinstance(listed.names._ends, np.ndarray)
 
 
 BAD = {
@@ -217,12 +217,12 @@ BAD = {
 
 @pytest.mark.parametrize("kind", BAD)
 def test_a_folder_that_is_not_as_it_must_be_is_told(tmp_path, kind):
-    names, told, where = BAD[kind]
+    names, message, where = BAD[kind]
     for name in names:
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
         path.mkdir() if name.endswith("/") else path.touch()
-    with pytest.raises(UserError, match=told) as error:
+    with pytest.raises(UserError, match=message) as error:
         ImageFolder(tmp_path)
     assert error.value.where == str(tmp_path) + where and ".jpg" in error.value.hint
 
@@ -238,9 +238,9 @@ def test_a_folder_with_the_name_of_an_image_is_none(tmp_path, s3_server, monkeyp
     s3_server.door.open()
     s3_server.put("folders", {f"p/{name}": b"" for name in [*names, "dog.jpg/"]})
     for root in (tmp_path, "s3://folders/p"):
-        found = ImageFolder(root)
-        assert [found._listing.names[i] for i in range(len(found))] == [names[0], *names[2:]]
-        assert found.classes == ["cat", "dog.jpg"]
+        dataset = ImageFolder(root)
+        assert [dataset._listing.names[i] for i in range(len(dataset))] == [names[0], *names[2:]]
+        assert dataset.classes == ["cat", "dog.jpg"]
 
 
 def test_a_folder_that_is_not_there_is_told(tmp_path):
@@ -253,5 +253,5 @@ def test_links_are_followed_but_not_in_circles(tmp_path):
     put(tmp_path, {"real/1.png": b"x", "root/a/1.png": b"x"})
     (tmp_path / "root" / "b").symlink_to(tmp_path / "real")
     (tmp_path / "root" / "a" / "again").symlink_to(tmp_path / "root")
-    found = ImageFolder(tmp_path / "root")
-    assert found.classes == ["a", "b"] and len(found) == 2
+    dataset = ImageFolder(tmp_path / "root")
+    assert dataset.classes == ["a", "b"] and len(dataset) == 2

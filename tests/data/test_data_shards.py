@@ -80,9 +80,9 @@ def test_shards_hold_what_the_folder_holds(images, packed, server, tmp_path):
     whole = Counter(numbers(ImageFolder(images)))
     for root, cache in ((packed, None), ("s3://shards/x", None), ("s3://shards/x", Full()),
                         ("s3://shards/x", Kept(tmp_path))):  # fmt: skip
-        found = ImageFolder(root, cache=cache)
-        assert Counter(numbers(found)) == whole
-        assert found.classes == list(MANY) and found.groups.sum() == len(found) == 137
+        dataset = ImageFolder(root, cache=cache)
+        assert Counter(numbers(dataset)) == whole
+        assert dataset.classes == list(MANY) and dataset.groups.sum() == len(dataset) == 137
     assert sum(map(whole.get, whole)) == 137
 
 
@@ -107,8 +107,8 @@ def test_a_shard_that_was_written_anew_is_not_read_by_its_old_index(packed, tmp_
     for path in (tmp_path / "t").iterdir():
         server.client().upload_file(str(path), "shards", f"anew/{path.name}")
     for root in (tmp_path / "t", "s3://shards/anew"):
-        found = ImageFolder(root)
-        assert numbers(found)[0] == (999, found.class_to_idx["c"])
+        dataset = ImageFolder(root)
+        assert numbers(dataset)[0] == (999, dataset.class_to_idx["c"])
 
 
 def test_a_number_is_a_class_of_the_index_also_in_a_shard_that_it_does_not_have(packed, tmp_path):
@@ -121,10 +121,10 @@ def test_a_number_is_a_class_of_the_index_also_in_a_shard_that_it_does_not_have(
         "3/z.png": picture(997),
     }
     write_tar(tmp_path / "shard-more.tar", {**more, "d/y.cls": b"b b"})
-    found = ImageFolder(tmp_path)
-    assert found.classes == ["3", *MANY]  # the folder's name is no number of a class
-    labels = dict(numbers(found))
-    named = {number: found.classes[label] for number, label in labels.items()}
+    dataset = ImageFolder(tmp_path)
+    assert dataset.classes == ["3", *MANY]  # the folder's name is no number of a class
+    labels = dict(numbers(dataset))
+    named = {number: dataset.classes[label] for number, label in labels.items()}
     assert (named[999], named[998], named[997]) == ("c", "b b", "3")
     before = ImageFolder(packed)
     assert {n: before.classes[label] for n, label in numbers(before)}.items() <= named.items()
@@ -139,37 +139,37 @@ def test_a_shard_that_was_cut_since_it_was_listed_is_told(packed, tmp_path, kept
     """Also where it was open meanwhile."""
     for file in packed.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
-    found = ImageFolder(tmp_path)
-    last = int(found.groups[0]) - 1
+    dataset = ImageFolder(tmp_path)
+    last = int(dataset.groups[0]) - 1
     if kept:
-        found[last]
+        dataset[last]
     os.truncate(tmp_path / "shard-000000.tar", 5000)
     with pytest.raises(UserError, match="it has changed since it was listed") as error:
-        found[last]
+        dataset[last]
     assert error.value.where == f"{tmp_path}/shard-000000.tar"
-    assert found[last + 1][1] == found.targets[last + 1]
+    assert dataset[last + 1][1] == dataset.targets[last + 1]
 
 
 def test_what_an_open_file_does_not_give_is_asked_for_anew(server, tmp_path, monkeypatch):
     """As where the cache's disk fails."""
-    found = ImageFolder("s3://shards/x", number_of, cache=Kept(tmp_path))
-    wanted = found[4]
+    dataset = ImageFolder("s3://shards/x", number_of, cache=Kept(tmp_path))
+    wanted = dataset[4]
 
     def fails(*args):
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     monkeypatch.setattr(os, "pread", fails)
-    assert found[4] == wanted
+    assert dataset[4] == wanted
 
 
 def test_a_node_fetches_a_shard_once_whole(server, tmp_path):
     kept = Kept(tmp_path)
-    found = ImageFolder("s3://shards/x", cache=kept)
-    order = np.random.default_rng(0).permutation(len(found))
-    for start in range(0, len(found), 16):
-        found.prefetch(order[start : start + 16].tolist())
-        [found[int(i)] for i in order[start : start + 16]]
-    assert len(kept.fetched) == len(set(kept.fetched)) == len(found.groups)
+    dataset = ImageFolder("s3://shards/x", cache=kept)
+    order = np.random.default_rng(0).permutation(len(dataset))
+    for start in range(0, len(dataset), 16):
+        dataset.prefetch(order[start : start + 16].tolist())
+        [dataset[int(i)] for i in order[start : start + 16]]
+    assert len(kept.fetched) == len(set(kept.fetched)) == len(dataset.groups)
     before = server.door.requests
     again = ImageFolder("s3://shards/x", cache=kept)
     listing = server.door.requests - before
@@ -190,10 +190,10 @@ def test_many_nodes_take_a_shard_whole_only_where_all_of_them_are_kept(
     kept = Kept(tmp_path)
     if limit:
         kept.limit = limit
-    found = ImageFolder("s3://shards/x", number_of, cache=kept)
-    mine = list(range(3, len(found), 2 * nodes))
+    dataset = ImageFolder("s3://shards/x", number_of, cache=kept)
+    mine = list(range(3, len(dataset), 2 * nodes))
     before = server.door.requests
-    assert [label for _, label in found.__getitems__(mine)] == found.targets[mine].tolist()
+    assert [label for _, label in dataset.__getitems__(mine)] == dataset.targets[mine].tolist()
     assert bool(kept.fetched) is whole
     assert whole or server.door.requests - before == len(mine)
 
@@ -202,31 +202,31 @@ def test_more_shards_than_may_be_open_are_read(packed, monkeypatch):
     from hpcddp.data import reading
 
     monkeypatch.setattr(reading, "OPEN", 2)
-    found = ImageFolder(packed)
-    order = [i for _ in range(3) for i in range(0, len(found), 7)]
-    assert [found[i][1] for i in order] == [found.targets[i] for i in order]
-    assert len(found._reading._here.shards) <= 3
+    dataset = ImageFolder(packed)
+    order = [i for _ in range(3) for i in range(0, len(dataset), 7)]
+    assert [dataset[i][1] for i in order] == [dataset.targets[i] for i in order]
+    assert len(dataset._reading._here.shards) <= 3
 
 
 @pytest.mark.parametrize("world", [1, 2, 3])
 def test_every_sample_once_an_epoch_in_the_same_global_batches(packed, world):
-    found = ImageFolder(packed, number_of)
+    dataset = ImageFolder(packed, number_of)
     batches = []
     for rank in range(world):
-        sampler = ResumableSampler(found, world, rank, seed=5)
-        loader = DataLoader(found, batch_size=6 // world, sampler=sampler,
+        sampler = ResumableSampler(dataset, world, rank, seed=5)
+        loader = DataLoader(dataset, batch_size=6 // world, sampler=sampler,
                             num_workers=2 if world == 2 else 0)  # fmt: skip
         batches.append([images.tolist() for images, _ in loader])
     whole = [sorted(chain.from_iterable(step)) for step in zip(*batches, strict=True)]
-    sampler = ResumableSampler(found, 1, 0, seed=5)
-    alone = [images.tolist() for images, _ in DataLoader(found, batch_size=6, sampler=sampler)]
+    sampler = ResumableSampler(dataset, 1, 0, seed=5)
+    alone = [images.tolist() for images, _ in DataLoader(dataset, batch_size=6, sampler=sampler)]
     assert whole[:-1] == [sorted(step) for step in alone][:-1]
     assert sorted({i for step in whole for i in step}) == list(range(137))
 
 
 def test_pack_mixes_the_classes_and_gives_the_same_bytes_again(images, packed, tmp_path):
-    found = ImageFolder(packed)
-    first = found.targets[: found.groups[:3].sum()]
+    dataset = ImageFolder(packed)
+    first = dataset.targets[: dataset.groups[:3].sum()]
     assert len(set(first.tolist())) >= 3
     pack(images, tmp_path / "same", "22K", seed=1)
     pack(images, tmp_path / "other", "22K", seed=2)
@@ -273,19 +273,19 @@ def test_shards_of_others_are_read(tmp_path):
               "cat/5.png": picture(5), "cat/5.cls": b"fish"}  # fmt: skip
     write_tar(tmp_path / "0.tar", first)
     write_tar(tmp_path / "deep" / "1.tar", second)
-    found = ImageFolder(tmp_path)
-    assert found.classes == ["cat", "dog", "fish"]
-    assert numbers(found) == [(1, 0), (2, 1), (3, 1), (4, 1), (5, 2)]
+    dataset = ImageFolder(tmp_path)
+    assert dataset.classes == ["cat", "dog", "fish"]
+    assert numbers(dataset) == [(1, 0), (2, 1), (3, 1), (4, 1), (5, 2)]
 
 
 def test_numbers_of_classes_are_their_own_unless_they_are_far_too_large(tmp_path):
     few = {"1.cls": b"7", "1.png": picture(1), "2.cls": b"2", "2.png": picture(2)}
     write_tar(tmp_path / "few" / "0.tar", few)
-    found = ImageFolder(tmp_path / "few")
-    assert found.classes == [str(i) for i in range(8)] and numbers(found) == [(1, 7), (2, 2)]
+    dataset = ImageFolder(tmp_path / "few")
+    assert dataset.classes == [str(i) for i in range(8)] and numbers(dataset) == [(1, 7), (2, 2)]
     write_tar(tmp_path / "large" / "0.tar", few | {"3.cls": b"9" * 12, "3.png": picture(3)})
-    found = ImageFolder(tmp_path / "large")
-    assert found.classes == ["2", "7", "9" * 12] and numbers(found) == [(1, 1), (2, 0), (3, 2)]
+    dataset = ImageFolder(tmp_path / "large")
+    assert dataset.classes == ["2", "7", "9" * 12] and numbers(dataset) == [(1, 1), (2, 0), (3, 2)]
 
 
 def test_one_shard_and_patterns_of_shards_are_roots(packed):
@@ -345,9 +345,9 @@ BROKEN = {
 @pytest.mark.parametrize("kind", BROKEN)
 def test_a_shard_that_cannot_be_read_is_named(tmp_path, kind):
     write_tar(tmp_path / "0.tar", {"a/1.png": picture(1), "a/2.png": picture(2)})
-    change, told = BROKEN[kind]
+    change, message = BROKEN[kind]
     change(tmp_path / "0.tar")
-    with pytest.raises(UserError, match=told) as error:
+    with pytest.raises(UserError, match=message) as error:
         ImageFolder(tmp_path)
     assert error.value.where.startswith(str(tmp_path))
 
@@ -378,15 +378,15 @@ def test_the_command_packs_from_a_store(server, tmp_path):
 
 
 def test_the_command_tells_what_is_wrong(images, packed, tmp_path):
-    for words, told in (
+    for words, message in (
         (["pack", str(tmp_path / "none"), str(tmp_path / "new")], "is not there"),
         (["pack", str(images), str(packed)], "is not empty"),
     ):
         done = command(*words)
-        assert done.returncode == 2 and told in done.stderr
-    for size, target, told in (("0", "new", "no size"), ("x", "new", "no size"),
+        assert done.returncode == 2 and message in done.stderr
+    for size, target, message in (("0", "new", "no size"), ("x", "new", "no size"),
                                ("1M", "s3://b/x", "no local folder")):  # fmt: skip
-        with pytest.raises(UserError, match=told):
+        with pytest.raises(UserError, match=message):
             pack(images, tmp_path / target if "://" not in target else target, size)
     with pytest.raises(UserError, match="holds shards already"):
         pack(packed, tmp_path / "again")

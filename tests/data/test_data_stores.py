@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 
 from hpcddp.data import ImageFolder, S3ImageFolder, names, places, reading, stores
 from hpcddp.data.node_cache import cache
-from hpcddp.data.objects import Found
+from hpcddp.data.objects import StoreObject
 from hpcddp.data.places import Place
 from hpcddp.data.s3 import endpoint, region
 from hpcddp.data.store_errors import Trouble
@@ -57,18 +57,20 @@ def test_the_same_images_from_a_folder_s3_and_fsspec(root, tmp_path):
     for name, data in pictures(prefix="/pics/").items():
         memory.pipe(name, data)
     for place in (tmp_path, f"file://{tmp_path}", root, root + "/", "memory://pics"):
-        found = ImageFolder(place)
-        assert numbers(found) == EXPECTED, place
-        assert found.classes == list(CLASSES) and found.class_to_idx["dog"] == 1
-        assert found.targets.tolist() == [label for _, label in EXPECTED] and found.groups is None
-        assert number_of(found[-1][0]) == COUNT - 1
+        dataset = ImageFolder(place)
+        assert numbers(dataset) == EXPECTED, place
+        assert dataset.classes == list(CLASSES) and dataset.class_to_idx["dog"] == 1
+        assert (
+            dataset.targets.tolist() == [label for _, label in EXPECTED] and dataset.groups is None
+        )
+        assert number_of(dataset[-1][0]) == COUNT - 1
         with pytest.raises(IndexError):
-            found[COUNT]
+            dataset[COUNT]
 
 
 def test_dask_pytorch_ddps_constructor_and_transforms(root):
-    found = S3ImageFolder("images", "a b/ä/", number_of, lambda target: target * 10)
-    assert [found[i] for i in (0, 7, 12)] == [(0, 0), (7, 10), (12, 20)]
+    dataset = S3ImageFolder("images", "a b/ä/", number_of, lambda target: target * 10)
+    assert [dataset[i] for i in (0, 7, 12)] == [(0, 0), (7, 10), (12, 20)]
 
 
 class Numbers:
@@ -80,10 +82,10 @@ class Numbers:
 
 @pytest.mark.parametrize("context", ["fork", "spawn"])
 def test_loader_processes_read_after_their_parent_has(root, context):
-    found = ImageFolder(root, Numbers())
-    assert found[3] == (3, 0)
-    found.prefetch(range(8))  # threads and a client are at work while the fork happens
-    loader = DataLoader(found, batch_size=4, num_workers=2, multiprocessing_context=context,
+    dataset = ImageFolder(root, Numbers())
+    assert dataset[3] == (3, 0)
+    dataset.prefetch(range(8))  # threads and a client are at work while the fork happens
+    loader = DataLoader(dataset, batch_size=4, num_workers=2, multiprocessing_context=context,
                         timeout=60)  # fmt: skip
     read = [
         row
@@ -91,40 +93,40 @@ def test_loader_processes_read_after_their_parent_has(root, context):
         for row in zip(images.tolist(), labels.tolist(), strict=True)
     ]
     assert read == EXPECTED
-    assert found[5] == (5, 0)
+    assert dataset[5] == (5, 0)
 
 
 def test_a_dataset_is_plain_data(root):
-    found = ImageFolder(root, Numbers())
-    found.prefetch([1, 2])
-    assert pickle.loads(pickle.dumps(found))[2] == (2, 0)
+    dataset = ImageFolder(root, Numbers())
+    dataset.prefetch([1, 2])
+    assert pickle.loads(pickle.dumps(dataset))[2] == (2, 0)
 
 
 def test_what_is_fetched_ahead_is_fetched_once_and_at_the_same_time(root, server):
-    found = ImageFolder(root, Numbers())
-    found[0]
+    dataset = ImageFolder(root, Numbers())
+    dataset[0]
     before = server.door.requests
-    found.prefetch(range(COUNT))
+    dataset.prefetch(range(COUNT))
     for _ in range(3):  # drawn from, a sample is read again
-        assert [found[i] for i in range(COUNT)] == EXPECTED
+        assert [dataset[i] for i in range(COUNT)] == EXPECTED
     assert server.door.requests - before == COUNT
-    assert found.__getitems__(list(range(COUNT))) == EXPECTED
+    assert dataset.__getitems__(list(range(COUNT))) == EXPECTED
     assert server.door.requests - before == COUNT
-    found.prefetch([0, 1, 2, 3, 9])  # what two batches have in common stays
-    assert found[9] == (9, 1) and server.door.requests - before == COUNT
-    found.prefetch([])
-    assert found[4] == (4, 0) and server.door.requests - before == COUNT + 1
+    dataset.prefetch([0, 1, 2, 3, 9])  # what two batches have in common stays
+    assert dataset[9] == (9, 1) and server.door.requests - before == COUNT
+    dataset.prefetch([])
+    assert dataset[4] == (4, 0) and server.door.requests - before == COUNT + 1
 
 
 def test_no_more_is_fetched_ahead_than_there_is_room_for(root, server, monkeypatch):
-    found = ImageFolder(root, Numbers())
-    sizes = found._listing.size.tolist()
+    dataset = ImageFolder(root, Numbers())
+    sizes = dataset._listing.size.tolist()
     monkeypatch.setattr(reading, "AHEAD", sum(sizes[:5]))
     before = server.door.requests
-    found.prefetch(range(COUNT))
-    assert [found[i] for i in range(5)] == EXPECTED[:5]
+    dataset.prefetch(range(COUNT))
+    assert [dataset[i] for i in range(5)] == EXPECTED[:5]
     assert server.door.requests - before == 5
-    assert found.__getitems__(list(range(COUNT))) == EXPECTED
+    assert dataset.__getitems__(list(range(COUNT))) == EXPECTED
 
 
 BAD = {
@@ -151,8 +153,8 @@ def test_a_password_in_a_url_is_refused_and_not_shown(tmp_path, monkeypatch):
         for secret in ("geheim", "ge@heim", "ge:heim", "ge/h+heim", "/geheim/x"):
             with pytest.raises(UserError, match="has a password in it") as error:
                 ImageFolder(f"memory://{address.format(secret)}/x/y")
-            told = str(error.value)
-            assert "heim" not in told and "host" in told and "FSSPEC_" in told
+            message = str(error.value)
+            assert "heim" not in message and "host" in message and "FSSPEC_" in message
     assert not run.listings.exists()
     with pytest.raises(UserError, match="has a password in it") as error:  # before a run is made
         names.check(["/proj/x", "sftp://me:geheim@host/pets"], {}, {})
@@ -185,9 +187,9 @@ def test_in_a_run_a_node_fetches_an_image_once(root, server, tmp_path, monkeypat
     for number, fetched in ((1, COUNT), (2, 0)):
         run = make_run(tmp_path / f"job-{number}")
         monkeypatch.setenv("HPCDDP_RUN_DIR", str(run.path))
-        found = ImageFolder(root, number_of)
+        dataset = ImageFolder(root, number_of)
         before = server.door.requests
-        assert found.__getitems__(list(range(COUNT))) == EXPECTED
+        assert dataset.__getitems__(list(range(COUNT))) == EXPECTED
         assert server.door.requests - before == fetched
     name, data = "a b/ä/cat/a000 ü.png", pictures()["cat/a000 ü.png"]
     put_back = {"Bucket": "images", "Key": name}
@@ -269,11 +271,11 @@ def test_an_extra_that_is_here_but_of_no_use_is_told_as_what_it_is(monkeypatch, 
 
 def outage(server, root, seconds, capfd):
     """Read everything through a door that is shut for a while; what was said meanwhile."""
-    found = ImageFolder(root, Numbers())
-    found[0]
+    dataset = ImageFolder(root, Numbers())
+    dataset[0]
     capfd.readouterr()
     timer = server.door.shut_for(seconds)
-    assert found.__getitems__(list(range(COUNT))) == EXPECTED
+    assert dataset.__getitems__(list(range(COUNT))) == EXPECTED
     timer.join()
     return capfd.readouterr().err.splitlines()
 
@@ -293,21 +295,21 @@ def test_a_store_that_is_down_for_half_a_minute_is_waited_for(root, server, capf
 
 @pytest.mark.parametrize("status", [500, 503])
 def test_errors_of_the_server_are_waited_for(root, server, status):
-    found = ImageFolder(root, Numbers())
+    dataset = ImageFolder(root, Numbers())
     server.door.answer(status)
     timer = threading.Timer(1.5, server.door.open)
     timer.start()
-    assert found[2] == (2, 0) and server.door.refused
+    assert dataset[2] == (2, 0) and server.door.refused
     timer.join()
 
 
 def test_patience_ends(root, server):
-    found = ImageFolder(root, retry_seconds=0.5)
+    dataset = ImageFolder(root, retry_seconds=0.5)
     server.door.shut()
     with pytest.raises(
         StoreUnreachable, match=r" for 0\.5 s: .*(refused|failed to resolve)"
     ) as error:
-        found[0]
+        dataset[0]
     assert error.value.where.startswith(root) and "data.retry_seconds" in error.value.hint
 
 
@@ -328,7 +330,7 @@ class Cut:
             yield b"%d" % i
 
     def find(self):
-        return (Found(data.decode()) for data in self.stream(""))
+        return (StoreObject(data.decode()) for data in self.stream(""))
 
 
 def test_patience_is_with_silence_and_not_with_long_answers(monkeypatch):
@@ -338,7 +340,7 @@ def test_patience_is_with_silence_and_not_with_long_answers(monkeypatch):
     place.copy("y", out)
     assert out.getvalue() == b"012345"
     monkeypatch.setattr(Cut, "cuts", [1, 5, 4])
-    assert [found.name for found in place.find()] == list("012345")
+    assert [item.name for item in place.find()] == list("012345")
 
 
 def test_a_call_that_failed_before_another_was_answered_says_nothing(monkeypatch, capfd):
@@ -362,13 +364,13 @@ def test_an_answer_that_is_always_cut_is_not_waited_for_without_end(monkeypatch)
 
 
 def test_an_object_that_was_taken_away_is_named(server, root):
-    found = ImageFolder(root)
+    dataset = ImageFolder(root)
     name = "a b/ä/cat/a000 ü.png"
     data = pictures()["cat/a000 ü.png"]
     server.client().delete_object(Bucket="images", Key=name)
     try:
         with pytest.raises(UserError, match="is not there") as error:
-            found[0]
+            dataset[0]
         assert error.value.where == f"s3://images/{name}"
         skipping = ImageFolder(root, on_bad="skip")
         assert len(skipping) == COUNT - 1
@@ -377,9 +379,9 @@ def test_an_object_that_was_taken_away_is_named(server, root):
 
 
 def test_one_object_that_may_not_be_read_is_skipped_and_wrong_keys_are_not(server, root, capfd):
-    found = ImageFolder(root, number_of, on_bad="skip")
+    dataset = ImageFolder(root, number_of, on_bad="skip")
     server.door.answer(403, "AccessDenied", to="cat/a000")
-    assert [found[i] for i in (0, 1)] == [(1, 0), (1, 0)]
+    assert [dataset[i] for i in (0, 1)] == [(1, 0), (1, 0)]
     (said,) = capfd.readouterr().err.splitlines()
     assert said.startswith("skipped s3://images/a b/ä/cat/a000 ü.png: may not be read with these")
     for status, code in (
@@ -390,7 +392,7 @@ def test_one_object_that_may_not_be_read_is_skipped_and_wrong_keys_are_not(serve
     ):
         server.door.answer(status, code, to="cat/a000")
         with pytest.raises(UserError, match="may not be read with these credentials") as error:
-            found[0]
+            dataset[0]
         assert error.value.where.endswith("cat/a000 ü.png") and "skipped" not in str(error.value)
 
 

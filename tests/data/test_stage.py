@@ -52,11 +52,11 @@ def source(tmp_path: Path) -> Path:
 
 
 def contents(root: Path) -> dict[str, bytes]:
-    found = {}
+    by_name = {}
     for path in root.rglob("*"):
         if path.is_file() and path.name not in ("pipe", ".owner"):
-            found[str(path.relative_to(root))] = path.read_bytes()
-    return found
+            by_name[str(path.relative_to(root))] = path.read_bytes()
+    return by_name
 
 
 def test_files_folders_and_links_are_copied_once(tmp_path: Path, source: Path, capfd) -> None:
@@ -104,14 +104,14 @@ from pathlib import Path
 from hpcddp.data import sources
 from hpcddp.data.stage import StagedCopy
 sources.BLOCK = 1 << 20
-read = sources.Local.read
+read = sources.LocalSource.read
 def slowly(self, file, start):
     print("from", start, flush=True)
     for data in read(self, file, start):
         yield data
         print("block", flush=True)
         time.sleep(float(sys.argv[3]))
-sources.Local.read = slowly
+sources.LocalSource.read = slowly
 StagedCopy(Path(sys.argv[2]), [sys.argv[1]], 1).copy(lambda: True)
 """
 
@@ -151,18 +151,18 @@ def test_it_stops_at_once_where_a_source_does_not_answer(
     node, asked, answer = tmp_path / "node", threading.Event(), threading.Event()
     node.mkdir()
 
-    def silent(self: sources.Local, file: sources.File, start: int) -> Iterator[bytes]:
+    def silent(self: sources.LocalSource, file: sources.File, start: int) -> Iterator[bytes]:
         asked.set()
         answer.wait()
         yield b"late"
 
-    monkeypatch.setattr(sources.Local, "read", silent)
-    found: list[bool] = []
+    monkeypatch.setattr(sources.LocalSource, "read", silent)
+    ends: list[bool] = []
     made = StagedCopy(node, [str(source)], 1)
-    copying = threading.Thread(target=lambda: found.append(made.copy(lambda: not asked.is_set())))
+    copying = threading.Thread(target=lambda: ends.append(made.copy(lambda: not asked.is_set())))
     copying.start()
     copying.join(20)
-    stopped = list(found)
+    stopped = list(ends)
     answer.set()
     copying.join()
     assert stopped == [False]
@@ -181,9 +181,9 @@ def test_a_source_that_changes_meanwhile_or_is_not_there_is_named(
     look = StagedCopy._look
 
     def cut(self: StagedCopy) -> object:
-        found = look(self)
+        missing = look(self)
         (source / "cats/5.jpg").write_bytes(b"cut")
-        return found
+        return missing
 
     monkeypatch.setattr(StagedCopy, "_look", cut)
     with pytest.raises(StageError, match=r"(cats|linked)/5.jpg: had 105 bytes and now gives 3"):

@@ -39,14 +39,14 @@ GATE = """
 import pathlib, sys, time
 if any("hpcddp" in word for word in sys.orig_argv):
     from hpcddp.data import sources
-    read = sources.Local.read
+    read = sources.LocalSource.read
     def gated(self, file, start):
         print("held", flush=True)
         while pathlib.Path({gate!r}).exists():
             time.sleep(0.01)
             yield b""
         yield from read(self, file, start)
-    sources.Local.read = gated
+    sources.LocalSource.read = gated
 """
 TELL = """
 import json, os
@@ -112,9 +112,9 @@ def test_a_task_that_is_preempted_while_it_stages_comes_back(
     assert command("preempt", "last").code == 0
     wait(lambda: len(run_of(site).all_attempts()) == 2)
     gate.unlink()
-    found, run = ended(site), run_of(site)
+    attempts, run = ended(site), run_of(site)
     out = run.log.read_text()
-    assert [(a.cause, a.exit_code) for a in found] == [("preempted", 85), ("done", 0)], out
+    assert [(a.cause, a.exit_code) for a in attempts] == [("preempted", 85), ("done", 0)], out
     (end,) = [r for r in read_lines(run.attempt(1).metrics) if r["event"] == "end"]
     assert (end["outcome"], end["step"]) == ("stopped", 0) and end["by"]
     read = [line.split()[2:] for line in out.splitlines() if ": reads " in line]
@@ -154,9 +154,9 @@ def test_a_program_finds_what_was_staged(
     wait(lambda: len(run_of(site).all_attempts()) == 2)
     gate.unlink()
     assert [a.cause for a in ended(site)] == ["preempted", "done"]
-    found = [told(site, rank) for rank in range(4)]
-    assert [environ["data"] for environ in found] == ["meow"] * 4
-    folders = [str(environ["HPCDDP_STAGE"]) for environ in found]
+    environs = [told(site, rank) for rank in range(4)]
+    assert [environ["data"] for environ in environs] == ["meow"] * 4
+    folders = [str(environ["HPCDDP_STAGE"]) for environ in environs]
     assert folders[0] == folders[1] != folders[2] == folders[3]
     assert all(Path(folder).parent.parent == pets for folder in folders)
     assert not run_of(site).attempt(2).staging.exists()
@@ -221,7 +221,7 @@ def test_what_contradicts_is_refused_before_it_is_submitted(
 
 
 @pytest.mark.parametrize(
-    ("values", "told"),
+    ("values", "warned"),
     [
         ({}, False),
         ({"hang_seconds": 250}, True),
@@ -230,14 +230,14 @@ def test_what_contradicts_is_refused_before_it_is_submitted(
     ],
 )
 def test_a_store_that_is_away_is_no_hang(
-    site: Site, hpcddp: Callable[..., Outcome], values: dict[str, object], told: bool
+    site: Site, hpcddp: Callable[..., Outcome], values: dict[str, object], warned: bool
 ) -> None:
     root, seconds = values.get("root", "s3://b/pets"), values.get("hang_seconds", 300)
     text = f'global_batch = 8\ntrain.hang_seconds = {seconds}\ndataset.root = "{root}"\n'
     site.job("toy", text, READS)
     done = hpcddp("submit", "--dry-run")
     assert done.code == 0, done.text
-    assert ("set it to 270 or more" in done.text) == told
+    assert ("set it to 270 or more" in done.text) == warned
     defaults = spec.JobSpec("x")
     assert caches.WAIT < defaults.train.hang_seconds > defaults.data.retry_seconds
 

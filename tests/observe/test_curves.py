@@ -1,13 +1,11 @@
 """Curves over all attempts: each step once, whatever was taken again."""
 
 import json
-import math
 from pathlib import Path
 
-import pytest
 from made import made_run
 
-from hpcddp.observe.curves import Curves, Series, means, median, thin
+from hpcddp.observe.curves import Curves
 from hpcddp.rundir import RunDir
 
 
@@ -23,8 +21,8 @@ def point(step: int, loss: float) -> dict[str, object]:
 
 
 def losses(curves: Curves) -> dict[int, float]:
-    found = curves.of("loss")
-    return dict(zip(found.steps, found.values, strict=True))
+    series = curves.of("loss")
+    return dict(zip(series.steps, series.values, strict=True))
 
 
 def test_steps_that_a_later_attempt_took_again_count_once(tmp_path: Path) -> None:
@@ -75,9 +73,9 @@ def test_numbers_that_are_none_are_points_too(tmp_path: Path) -> None:
     tell(run, 1, {"event": "train", "step": "four"}, point(5, 5.0))
     curves = Curves(run)
     curves.update()
-    found = losses(curves)
-    assert list(found) == [1, 2, 3, 5]
-    assert found[2] != found[2] and found[3] == float("inf")
+    values = losses(curves)
+    assert list(values) == [1, 2, 3, 5]
+    assert values[2] != values[2] and values[3] == float("inf")
 
 
 def test_steps_that_tell_no_loss_count_too(tmp_path: Path) -> None:
@@ -92,30 +90,6 @@ def test_steps_that_tell_no_loss_count_too(tmp_path: Path) -> None:
     assert losses(curves) == {10: 3.0}
     assert curves.of("step_s").steps.tolist() == [5, 10, 15, 20]
     assert curves.spent.before(20) == 2.5 + 5.0 + 2.5 + 2.5 and curves.step == 25
-
-
-def test_a_thinned_curve_keeps_its_peaks() -> None:
-    series = Series()
-    series.add(range(10_000), [100.0 if i == 7001 else float(i % 3) for i in range(10_000)])
-    steps, values = thin(series, 100)
-    assert len(steps) <= 100 and steps == sorted(steps)
-    assert values[steps.index(7001)] == 100.0 and min(values) == 0.0
-    assert steps[0] == 0 and steps[-1] == 9999  # 0.0 is no peak, and is its last value
-    assert thin(series, 2) == ([0, 9999], [0.0, 0.0])
-
-
-def test_means_are_of_all_points_and_medians_too() -> None:
-    series = Series()
-    series.add(range(10_000), [9.0 if i % 10 == 0 else 1.0 for i in range(10_000)])
-    steps, values = means(series, 100)
-    assert steps == [i * 100 + 50 for i in range(100)]
-    assert values == pytest.approx([1.8] * 100)
-    assert median(series) == 1.0
-    series.add([10_000], [math.nan])
-    assert means(series, 1)[1] == [pytest.approx(1.8)] and median(series) == 1.0
-    series.add(range(10_001, 300_001), [1e308] * 290_000)
-    assert means(series, 2)[1][1] == pytest.approx(1e308)  # no sum that is too large
-    assert median(series) == 1e308
 
 
 def paced(step: int, seconds: float) -> dict[str, object]:

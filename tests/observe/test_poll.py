@@ -10,7 +10,7 @@ from sites import Site
 
 from hpcddp.attempt import ledger
 from hpcddp.errors import RunError
-from hpcddp.observe.poll import StatusPoll, Told
+from hpcddp.observe.poll import SlurmStates, StatusPoll
 from hpcddp.rundir import RunDir
 from hpcddp.submit import status
 
@@ -23,10 +23,10 @@ def working(site: Site, name: str = "a-1") -> RunDir:
 
 
 def answers(site: Site, text: str) -> Path:
-    """A squeue; the file where each of its calls is told."""
-    told = site.folder / "asked"
-    site.slurm(squeue=f'echo "$*" >> {told}; {text}')
-    return told
+    """Put a squeue in place; returns the file with a line for each of its calls."""
+    calls = site.folder / "asked"
+    site.slurm(squeue=f'echo "$*" >> {calls}; {text}')
+    return calls
 
 
 def row(state: str, name: str) -> str:
@@ -35,14 +35,14 @@ def row(state: str, name: str) -> str:
 
 def test_a_word_holds_until_the_folder_tells_something_new(site: Site) -> None:
     run = working(site)
-    told = answers(site, row("SUSPENDED", "a-1"))
-    pace = StatusPoll(run)
+    calls = answers(site, row("SUSPENDED", "a-1"))
+    poll = StatusPoll(run)
     for _ in range(3):
-        found = pace.look()
-        assert (found.state, found.reason, found.hosts) == ("SUSPENDED", "Priority", "n7")
-    assert len(told.read_text().splitlines()) == 1 and "--name=a-1" in told.read_text()
+        state = poll.look()
+        assert (state.state, state.reason, state.hosts) == ("SUSPENDED", "Priority", "n7")
+    assert len(calls.read_text().splitlines()) == 1 and "--name=a-1" in calls.read_text()
     ledger.end(run, 1, 0, "done")
-    assert pace.look().state == "COMPLETED"
+    assert poll.look().state == "COMPLETED"
 
 
 def test_who_looks_aside_does_not_wait_for_slurm(site: Site) -> None:
@@ -50,28 +50,28 @@ def test_who_looks_aside_does_not_wait_for_slurm(site: Site) -> None:
     gate = site.folder / "gate"
     os.mkfifo(gate)
     answers(site, f"read -r < {gate}; {row('SUSPENDED', 'a-1')}")
-    pace = StatusPoll(run, aside=True)
-    assert pace.look().state == pace.look().state == "RUNNING"
+    poll = StatusPoll(run, aside=True)
+    assert poll.look().state == poll.look().state == "RUNNING"
     gate.write_text("now\n")
     until = time.monotonic() + 20
-    while pace.look().state == "RUNNING" and time.monotonic() < until:
+    while poll.look().state == "RUNNING" and time.monotonic() < until:
         time.sleep(0.02)
-    assert pace.look().state == "SUSPENDED"
+    assert poll.look().state == "SUSPENDED"
 
 
 def test_a_slurm_that_is_away_is_asked_less_and_less(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, now = working(site), [0.0]
-    told = answers(site, AWAY)
+    calls = answers(site, AWAY)
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    pace, when = StatusPoll(run), list[float]()
+    poll, when = StatusPoll(run), list[float]()
     while now[0] < 1000:
-        before = len(told.read_text().splitlines()) if told.exists() else 0
-        found = pace.look()
-        assert (found.state, found.stale) == ("RUNNING", True)
-        assert "Unable to contact" in found.reason
-        if len(told.read_text().splitlines()) > before:
+        before = len(calls.read_text().splitlines()) if calls.exists() else 0
+        state = poll.look()
+        assert (state.state, state.stale) == ("RUNNING", True)
+        assert "Unable to contact" in state.reason
+        if len(calls.read_text().splitlines()) > before:
             when.append(now[0])
         now[0] += 10
     assert when == [0, 30, 90, 210, 450, 750]
@@ -79,18 +79,18 @@ def test_a_slurm_that_is_away_is_asked_less_and_less(
 
 def test_many_runs_are_one_question(site: Site) -> None:
     runs = [working(site, name) for name in ("a-1", "b-1")]
-    told = answers(site, row("SUSPENDED", "b-1"))
-    asked = Told(aside=False)
+    calls = answers(site, row("SUSPENDED", "b-1"))
+    asked = SlurmStates(aside=False)
     asked.ask(runs)
-    states = [asked.better(run, status.known(run)).state for run in runs]
-    assert states == ["LOST", "SUSPENDED"] and len(told.read_text().splitlines()) == 1
+    states = [asked.of(run, status.known(run)).state for run in runs]
+    assert states == ["LOST", "SUSPENDED"] and len(calls.read_text().splitlines()) == 1
 
 
 def test_a_run_that_goes_away_says_so(site: Site) -> None:
     run = working(site)
     answers(site, row("RUNNING", "a-1"))
-    pace = StatusPoll(run)
-    assert pace.look().state == "RUNNING"
+    poll = StatusPoll(run)
+    assert poll.look().state == "RUNNING"
     run.job.write_text("{")
     with pytest.raises(RunError, match="cannot be read"):
-        pace.look()
+        poll.look()

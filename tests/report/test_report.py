@@ -52,11 +52,11 @@ def long_run(folder: Path, name: str, ranks: int = 64) -> RunDir:
         folder, name, steps=2000, ranks=ranks, env={f"NAME_{i}": "x" * 999 for i in range(99)}
     )
     metrics = run.attempt(3).metrics
-    told = {"event": "log", "attempt": 3, "time": 1e9, "epoch": 4}
+    record = {"event": "log", "attempt": 3, "time": 1e9, "epoch": 4}
     with metrics.open("a") as f:
         for step in range(400):
             values = {f"layer-{i}": math.sin(step * i) / 7 for i in range(60)}
-            f.write(json.dumps(told | {"step": 2000 + step, "metrics": values}) + "\n")
+            f.write(json.dumps(record | {"step": 2000 + step, "metrics": values}) + "\n")
     run.script.write_text("echo long\n" * 100_000)
     run.attempt(3).log.write_text("0: a line that goes on " * 10_000 + "\n" + "0: short\n" * 500)
     write_json(run.attempt(3).error, {"rank": 1, "host": "n1", "traceback": "x" * 100_000})
@@ -91,12 +91,16 @@ def test_nothing_comes_from_elsewhere(tmp_path: Path) -> None:
 
 def test_the_policy_names_each_script_and_forbids_the_rest(tmp_path: Path) -> None:
     text = page([looked(made_run(tmp_path))])
-    told = next(a for _, a in Elements(text).found if a.get("http-equiv"))["content"] or ""
+    content = next(a for _, a in Elements(text).found if a.get("http-equiv"))["content"] or ""
     scripts = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
     styles = re.findall(r"<style>(.*?)</style>", text, re.DOTALL)
     assert len(scripts) == 3 and len(styles) == 1
-    assert told == policy(tuple(scripts), tuple(styles))
-    assert "default-src 'none'" in told and "unsafe" not in told and "connect-src 'none'" in told
+    assert content == policy(tuple(scripts), tuple(styles))
+    assert (
+        "default-src 'none'" in content
+        and "unsafe" not in content
+        and "connect-src 'none'" in content
+    )
 
 
 def test_html_of_a_run_stays_in_its_block(tmp_path: Path) -> None:
@@ -332,10 +336,10 @@ def test_a_damaged_run_is_named_and_the_others_are_shown(
 def test_the_page_holds_nothing_that_it_does_not_show(tmp_path: Path) -> None:
     (run,) = held(page([looked(made_run(tmp_path))]))["runs"]
     parts = {r"runs?(?:\[0\])?": run, "status": run["status"], "life": run["attempts"][0]}
-    for part, told in (parts | {"r(?:ow)?": run["ranks"]["rows"][0]}).items():
+    for part, values in (parts | {"r(?:ow)?": run["ranks"]["rows"][0]}).items():
         used = {*re.findall(rf"\b{part}\.(\w+)", script())}
         # What stands in all runs is taken by its name: run[name].
-        assert {*told} <= used | {"config", "versions", "script", "log"}, part
+        assert {*values} <= used | {"config", "versions", "script", "log"}, part
 
 
 def test_our_scripts_never_make_html_of_text() -> None:

@@ -23,15 +23,15 @@ def test_a_run_is_drawn(tmp_path: Path, look: Callable[..., Seen], width: int) -
     file = tmp_path / "run.html"
     file.write_text(page([looked(made_run(tmp_path))]))
     seen = look(width, color_scheme="dark" if width == WIDTHS[0] else "light")
-    found = seen.open(file)
-    found.locator(".chart canvas").first.wait_for()
-    assert found.locator("h1").inner_text().startswith("pets-")
-    assert "10 steps" in found.locator(".story").inner_text()
-    assert found.locator(".chart").count() == 5
+    tab = seen.open(file)
+    tab.locator(".chart canvas").first.wait_for()
+    assert tab.locator("h1").inner_text().startswith("pets-")
+    assert "10 steps" in tab.locator(".story").inner_text()
+    assert tab.locator(".chart").count() == 5
     assert seen.blank() == [] and seen.too_wide() == 0
-    assert found.locator('.labels .slow[data-rank="2"]').is_visible()
-    assert "Rank 2 on n2" in found.locator(".findings .slow").inner_text()
-    assert found.locator(".bar .lost").count() == 1 and found.locator(".bar .start").count() == 3
+    assert tab.locator('.labels .slow[data-rank="2"]').is_visible()
+    assert "Rank 2 on n2" in tab.locator(".findings .slow").inner_text()
+    assert tab.locator(".bar .lost").count() == 1 and tab.locator(".bar .start").count() == 3
     assert seen.requests == [file.as_uri()]  # and nothing else
     seen.clean()
 
@@ -44,46 +44,46 @@ def test_words_are_those_of_all_points_and_attempts(
 
     def tile(name: str) -> list[str]:
         """What a tile says, without its name."""
-        found = seen.page.locator(".tile", has=seen.page.get_by_text(name, exact=True))
-        told: list[str] = found.inner_text().split("\n")[1:]
-        return told
+        element = seen.page.locator(".tile", has=seen.page.get_by_text(name, exact=True))
+        lines: list[str] = element.inner_text().split("\n")[1:]
+        return lines
 
     file.write_text(page([spiky]))
-    found = seen.open(file)
-    found.locator(".chart canvas").first.wait_for()
+    tab = seen.open(file)
+    tab.locator(".chart canvas").first.wait_for()
     assert tile("loss")[0] == "1" and tile("samples/s") == ["64", "500 ms a step, median"]
-    assert "training: 1 in the end" in str(found.locator(".plot").first.get_attribute("aria-label"))
+    assert "training: 1 in the end" in str(tab.locator(".plot").first.get_attribute("aria-label"))
     # What is drawn of the loss: its points, and the average over them.
-    found.evaluate(
+    tab.evaluate(
         "() => { const join = uPlot.join; uPlot.join = (all) => { window.drawn = all; "
         "return join(all); }; }"
     )
     for _ in range(2):  # without it, and with it again
-        found.locator(".chart").first.get_by_text("smooth").click()
-    (_, peaks), (_, smooth), *_ = found.evaluate("drawn")
+        tab.locator(".chart").first.get_by_text("smooth").click()
+    (_, peaks), (_, smooth), *_ = tab.evaluate("drawn")
     assert max(peaks) == 11 and all(1.5 < value < 2.5 for value in smooth)
 
     file.write_text(page([torn]))
-    found = seen.open(file)
-    story = found.locator(".story").inner_text()
+    tab = seen.open(file)
+    story = tab.locator(".story").inner_text()
     cost = (990, "1 h 39 min")
     assert "100 attempts" in story
     assert "99 interruptions (crashed, preempted) cost {} steps and {}".format(*cost) in story
     assert tile("interruptions") == ["99", "{} steps, {}".format(*cost)]
-    assert "starting 50 % 16 min 40 s" in found.locator("#attempts .legend").last.inner_text()
-    assert "36 earlier attempts" in found.locator("#attempts").inner_text()
-    rows = found.locator("#attempts .scroll")  # a long table scrolls, and shows its end
+    assert "starting 50 % 16 min 40 s" in tab.locator("#attempts .legend").last.inner_text()
+    assert "36 earlier attempts" in tab.locator("#attempts").inner_text()
+    rows = tab.locator("#attempts .scroll")  # a long table scrolls, and shows its end
     end = "(n) => [n.clientHeight, n.scrollHeight - n.scrollTop - n.clientHeight]"
     height, rest = rows.evaluate(end)
     assert height < 400 and rest < 2
     untold = torn | {"efficiency": None, "useful_s": 0.0}  # no step has said how long it took
-    found.evaluate("(data) => hpcddp.draw(document.getElementById('page'), data)", shown([untold]))
-    assert found.locator("#attempts h3").inner_text() == "Time on the nodes: 33 min 20 s"
-    assert found.locator("#attempts .stack").count() == 0 and tile("useful time")[0] == "–"
+    tab.evaluate("(data) => hpcddp.draw(document.getElementById('page'), data)", shown([untold]))
+    assert tab.locator("#attempts h3").inner_text() == "Time on the nodes: 33 min 20 s"
+    assert tab.locator("#attempts .stack").count() == 0 and tile("useful time")[0] == "–"
 
     file.write_text(page([torn, spiky | {"newest": spiky["newest"] | {"loss": math.nan}}]))
-    found = seen.open(file)
-    rows = found.locator("#top tbody tr")
+    tab = seen.open(file)
+    rows = tab.locator("#top tbody tr")
     assert "990 steps" in rows.nth(0).inner_text()
     assert "not finite" in rows.nth(1).inner_text() and "64" in rows.nth(1).inner_text()
     seen.clean()
@@ -95,14 +95,14 @@ def test_several_runs_lie_over_each_other(tmp_path: Path, look: Callable[..., Se
     file.write_text(page(list(map(looked, runs))))
     for width in WIDTHS:
         seen = look(width)
-        found = seen.open(file)
-        found.locator(".chart canvas").first.wait_for()
+        tab = seen.open(file)
+        tab.locator(".chart canvas").first.wait_for()
         assert seen.blank() == [] and seen.too_wide() == 0
-        keys = found.locator(".chart").first.locator(".keys button")
+        keys = tab.locator(".chart").first.locator(".keys button")
         assert [keys.nth(i).locator("span").inner_text() for i in range(3)] == [
             "run-0", "run-1", "run-2",
         ]  # fmt: skip
-        assert found.locator("tr.differs th").all_inner_texts() == ["≠ lr"]
+        assert tab.locator("tr.differs th").all_inner_texts() == ["≠ lr"]
         seen.clean()
 
 
@@ -117,11 +117,11 @@ def test_the_versions_that_matter_stand_first_and_no_name_runs_into_another(
                                                     "hpcddp": "0.1"}})  # fmt: skip
     file.write_text(page([looked(run)]))
     for width in WIDTHS:
-        found = (seen := look(width)).open(file)
-        rows = found.locator(".versions > .columns th")
+        tab = (seen := look(width)).open(file)
+        rows = tab.locator(".versions > .columns th")
         assert rows.all_inner_texts() == ["python", "torch", "numpy", "hpcddp", "executable"]
-        found.get_by_text("60 packages more").click()
-        names = found.locator(".versions th")
+        tab.get_by_text("60 packages more").click()
+        names = tab.locator(".versions th")
         assert names.last.inner_text().endswith("-name-9") and names.last.is_visible()
         assert seen.too_wide() == 0
         wide = "(all) => all.filter((th) => th.scrollWidth > th.clientWidth).length"
@@ -138,19 +138,19 @@ def test_a_run_without_attempts_has_a_page_too(tmp_path: Path, look: Callable[..
     single.write_text(page([looked(run)]))
     seen = look(WIDTHS[0])
     seen.open(file).locator(".chart canvas").first.wait_for()
-    found = seen.open(single)
-    assert found.locator(".chip").inner_text() == "rendered"
-    assert found.locator(".story").inner_text().startswith("Has not begun.")
-    assert found.locator("#curves .none").is_visible() and not found.locator("#ranks").is_visible()
+    tab = seen.open(single)
+    assert tab.locator(".chip").inner_text() == "rendered"
+    assert tab.locator(".story").inner_text().startswith("Has not begun.")
+    assert tab.locator("#curves .none").is_visible() and not tab.locator("#ranks").is_visible()
     assert seen.too_wide() == 0
     seen.clean()
 
 
 def test_html_from_a_run_is_shown_as_text(tmp_path: Path, look: Callable[..., Seen]) -> None:
     run = made_run(tmp_path, cause="crashed", last=300, slurm={"comment": EVIL})
-    told = {"event": "eval", "attempt": 3, "time": BEGAN, "step": 300, "epoch": 3}
+    record = {"event": "eval", "attempt": 3, "time": BEGAN, "step": 300, "epoch": 3}
     with run.attempt(3).metrics.open("a") as f:
-        f.write(json.dumps(told | {"metrics": {EVIL: 0.5}}) + "\n")
+        f.write(json.dumps(record | {"metrics": {EVIL: 0.5}}) + "\n")
     run.attempt(3).log.write_text(f"0: {EVIL}\n")
     write_json(run.attempt(3).error, {"rank": 1, "host": EVIL, "type": "X", "message": EVIL})
     data = looked(run)
@@ -158,23 +158,23 @@ def test_html_from_a_run_is_shown_as_text(tmp_path: Path, look: Callable[..., Se
     file = tmp_path / "run.html"
     file.write_text(page([data, data | {"status": data["status"] | {"run": "second"}}]))
     seen = look(WIDTHS[0])
-    found = seen.open(file)
-    found.locator(".chart canvas").first.wait_for()
-    for details in found.locator("details").all():
+    tab = seen.open(file)
+    tab.locator(".chart canvas").first.wait_for()
+    for details in tab.locator("details").all():
         details.evaluate("(node) => { node.open = true; }")
-    assert found.evaluate("window.hacked") is None
-    assert found.locator("img").count() == 0
-    assert found.locator("script").count() == 4
-    shows = found.locator("main").inner_text()
+    assert tab.evaluate("window.hacked") is None
+    assert tab.locator("img").count() == 0
+    assert tab.locator("script").count() == 4
+    shows = tab.locator("main").inner_text()
     assert shows.count("<script>window.hacked=1</script>") > 8
     assert seen.too_wide() == 0 and seen.requests == [file.as_uri()]
     seen.clean()
     # Even HTML that had come in would find nothing that it may do.
-    found.evaluate("(html) => document.body.insertAdjacentHTML('beforeend', html)", BAIT)
+    tab.evaluate("(html) => document.body.insertAdjacentHTML('beforeend', html)", BAIT)
     with pytest.raises(Error, match="Failed to fetch"):
-        found.evaluate("fetch('http://127.0.0.1:9/')")
+        tab.evaluate("fetch('http://127.0.0.1:9/')")
     assert len(seen.errors) >= 2 and all("Content Security Policy" in e for e in seen.errors)
-    assert found.evaluate("window.hacked") is None
+    assert tab.evaluate("window.hacked") is None
 
 
 BAIT = "<img src=data:, onerror=window.hacked=2><iframe srcdoc='<p>'></iframe>"
@@ -187,36 +187,34 @@ def test_it_works_by_keyboard_and_is_drawn_again_in_place(
     early = looked(made_run(tmp_path, "early", cause=None, last=300))
     file.write_text(page([early]))
     seen = look()
-    found = seen.open(file)
-    chart = found.locator(".chart").first
+    tab = seen.open(file)
+    chart = tab.locator(".chart").first
     chart.locator("canvas").wait_for()
     chart.locator("button", has_text="log").focus()
-    found.keyboard.press("Enter")
+    tab.keyboard.press("Enter")
     assert chart.locator("button", has_text="log").get_attribute("aria-pressed") == "true"
     chart.locator(".plot").focus()
     for _ in range(3):
-        found.keyboard.press("ArrowLeft")
-    found.keyboard.press("+")
+        tab.keyboard.press("ArrowLeft")
+    tab.keyboard.press("+")
     assert chart.locator(".readout").inner_text() == "step 297"
-    assert found.get_by_role("button", name="whole run").is_visible()
-    found.locator(".heat canvas").focus()
-    found.keyboard.press("ArrowDown")
-    assert found.locator(".heat .readout").inner_text().startswith("rank 1 on n1")
-    found.locator("summary", has_text="Newest figures").press("Enter")
-    found.evaluate("scrollTo(0, 500)")
+    assert tab.get_by_role("button", name="whole run").is_visible()
+    tab.locator(".heat canvas").focus()
+    tab.keyboard.press("ArrowDown")
+    assert tab.locator(".heat .readout").inner_text().startswith("rank 1 on n1")
+    tab.locator("summary", has_text="Newest figures").press("Enter")
+    tab.evaluate("scrollTo(0, 500)")
 
     late = looked(made_run(tmp_path, "late", cause=None, last=390))
     late["status"]["run"] = early["status"]["run"]
-    found.evaluate("(data) => hpcddp.draw(document.getElementById('page'), data)", shown([late]))
-    assert "step 390" in found.locator(".story").inner_text()
+    tab.evaluate("(data) => hpcddp.draw(document.getElementById('page'), data)", shown([late]))
+    assert "step 390" in tab.locator(".story").inner_text()
     assert chart.locator("button", has_text="log").get_attribute("aria-pressed") == "true"
-    assert found.get_by_role("button", name="whole run").is_visible()  # still zoomed
-    assert found.evaluate("scrollY") == 500
-    assert found.locator(".figures details").get_attribute("open") is not None
+    assert tab.get_by_role("button", name="whole run").is_visible()  # still zoomed
+    assert tab.evaluate("scrollY") == 500
+    assert tab.locator(".figures details").get_attribute("open") is not None
     assert seen.blank() == []
     homeless = early | {"ranks": []}  # where its ranks are is not told
-    found.evaluate(
-        "(data) => hpcddp.draw(document.getElementById('page'), data)", shown([homeless])
-    )
-    assert found.locator(".labels span").all_inner_texts() == ["2 ◂", "0", "1", "3"]
+    tab.evaluate("(data) => hpcddp.draw(document.getElementById('page'), data)", shown([homeless]))
+    assert tab.locator(".labels span").all_inner_texts() == ["2 ◂", "0", "1", "3"]
     seen.clean()

@@ -123,8 +123,8 @@ def test_the_order_is_equal_however_a_run_was_cut(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_any_other_order_is_found(tmp_path: Path, attempts: Any, word: str) -> None:
     reference = run_of(tmp_path / "a", two(1, 60))
-    found = compare.difference(reference, run_of(tmp_path / "b", *attempts), 2)
-    assert re.search(word, found), found
+    difference = compare.difference(reference, run_of(tmp_path / "b", *attempts), 2)
+    assert re.search(word, difference), difference
 
 
 def test_without_any_trace_nothing_is_equal(tmp_path: Path) -> None:
@@ -133,13 +133,13 @@ def test_without_any_trace_nothing_is_equal(tmp_path: Path) -> None:
 
 
 def test_the_digest_is_of_weights_and_optimizer(tmp_path: Path) -> None:
-    found = []
+    digests = []
     for name, keys in {"a": {}, "b": {}, "seed": {"seed": 1}, "decay": {"train__lr": 0.0}}.items():
         run = make_run(tmp_path / name, checkpoint__best="", **keys)
         one_rank(run)
-        found.append(compare.digest(run))
-    assert found[0] == found[1] and found[0].startswith("6:")
-    assert len(set(found)) == 3
+        digests.append(compare.digest(run))
+    assert digests[0] == digests[1] and digests[0].startswith("6:")
+    assert len(set(digests)) == 3
     assert compare.digest(RunDir(tmp_path / "none")) == ""
 
 
@@ -161,16 +161,16 @@ def test_what_belongs_to_a_cluster_is_left_out_and_said() -> None:
 
 
 @pytest.mark.parametrize(
-    ("counts", "given", "found"),
+    ("counts", "given", "seconds"),
     [({"hang": 1}, {}, 5.0), ({"hang": 1}, {"hang_seconds": 60.0}, 60.0), ({"crash": 1}, {}, None)],
 )
 def test_a_hang_is_found_soon_unless_the_job_says_when(
-    counts: dict[str, int], given: dict[str, float], found: float | None
+    counts: dict[str, int], given: dict[str, float], seconds: float | None
 ) -> None:
     job = Layer().put_all({"train": given}, "job")
     layers = rehearsal_sandbox.sandboxed([job], counts, Path("/home"), print)
     values = {name: v for layer in reversed(layers) for name, v in layer.values.items()}
-    assert values.get("train.hang_seconds") == found
+    assert values.get("train.hang_seconds") == seconds
 
 
 # --- what is refused, before anything starts
@@ -214,7 +214,7 @@ def test_only_what_leaves_no_time_to_save_may_cost_steps(
 ) -> None:
     run = run_of(tmp_path / "r", two(1, 50), two(41, 60))
     rehearsed, fault = hit(run, kind)
-    (row,) = outcome.rows(rehearsed, [fault])
+    (row,) = outcome.outcomes(rehearsed, [fault])
     assert (row.survived, row.steps_lost, row.seconds_lost) == (survived, 10, 30.0)
     assert row.reason == ("" if survived else "10 steps more than it must cost")
 
@@ -222,7 +222,7 @@ def test_only_what_leaves_no_time_to_save_may_cost_steps(
 def test_what_could_not_be_played_was_not_survived(tmp_path: Path) -> None:
     run = run_of(tmp_path / "r", two(1, 50), two(41, 60))
     rehearsed, _ = hit(run, "crash")
-    (row,) = outcome.rows(rehearsed, [Fault("hang", 55, 0.0, 0.5)])
+    (row,) = outcome.outcomes(rehearsed, [Fault("hang", 55, 0.0, 0.5)])
     assert not row.survived and row.reason == "the run had ended before"
 
 

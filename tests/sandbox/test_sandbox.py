@@ -16,7 +16,7 @@ from hpcddp.errors import SandboxError, UserError
 from hpcddp.sandbox import config, hosts, own_processes, state
 from hpcddp.sandbox.cluster import Sandbox, Settings
 
-SITE = config.Site(
+SITE = config.SandboxSite(
     home="/tmp/box",
     host="vm",
     prefix="n",
@@ -113,8 +113,8 @@ def test_a_name_of_a_real_machine_is_not_taken(tmp_path: Path) -> None:
 
 def test_a_process_is_ended_but_never_a_stranger_with_its_pid(tmp_path: Path) -> None:
     sleeper = own_processes.start(["sleep", "60"], os.environ, tmp_path / "out")
-    later = own_processes.Process(sleeper.pid, sleeper.started + 1, sleeper.argv)
-    other = own_processes.Process(sleeper.pid, sleeper.started, ("sleep", "61"))
+    later = own_processes.OwnProcess(sleeper.pid, sleeper.started + 1, sleeper.argv)
+    other = own_processes.OwnProcess(sleeper.pid, sleeper.started, ("sleep", "61"))
     try:
         assert own_processes.end([later, other], signal.SIGKILL, 0.1) == []
         assert sleeper.alive()
@@ -159,7 +159,7 @@ def test_the_tasks_of_one_node_are_told_from_those_of_another(tmp_path: Path) ->
 
 
 def test_a_record_that_others_can_write_is_not_believed(tmp_path: Path) -> None:
-    record = state.State(Settings(), SITE, {"munged": own_processes.Process(1, 2, ("munged",))})
+    record = state.State(Settings(), SITE, {"munged": own_processes.OwnProcess(1, 2, ("munged",))})
     record.save(tmp_path)
     assert state.load(tmp_path) == record
     (tmp_path / state.NAME).chmod(stat.S_IRUSR | stat.S_IWUSR | stat.S_IWOTH)

@@ -23,7 +23,7 @@ SIZE = (*STEADY[:-1], "1", "--nodes", "2")
 
 def lost(run: RunDir) -> int:
     """Optimizer steps that were taken more than once, by the ranks' own notes."""
-    return sum(row.lost for row in history.rows(run))
+    return sum(row.lost for row in history.summaries(run))
 
 
 def resumed(run: RunDir, attempt: int) -> int:

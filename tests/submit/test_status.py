@@ -161,7 +161,7 @@ def test_slurm_may_have_left_a_word_where_the_script_could_not(
     run = begun(submitted(run_of(site)), said=str(said))
     queue(site)
     assert status.status(run).state == state
-    (row,) = history.rows(run, over=True)
+    (row,) = history.summaries(run, over=True)
     assert row.cause == {"CANCELLED": "cancelled", "TIMEOUT": "time limit"}[state]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from made import made_run
 
 from hpcddp.observe.run_facts import static
-from hpcddp.observe.view import Viewer
+from hpcddp.observe.viewer import Viewer
 from hpcddp.rundir import RunDir
 
 EVIL = "</script><script>window.hacked=1</script><img src=x onerror=window.hacked=1>\u2028&amp;"

@@ -19,8 +19,8 @@ from hpcddp.errors import JobFileError
 from hpcddp.planning.jobfile import Layer
 from hpcddp.rundir import RunDir, read_json, write_json
 from hpcddp.trackers import __main__
-from hpcddp.trackers.rows import Rows
-from hpcddp.trackers.send import Teller
+from hpcddp.trackers.send import Sender
+from hpcddp.trackers.step_values import StepReader
 from hpcddp.trackers.to_wandb import mode
 
 Points = dict[int, float]
@@ -40,7 +40,7 @@ def mlflow_runs(run: RunDir) -> tuple[Any, list[Any]]:
         return client, list(client.search_runs(ids))
 
 
-def told(run: RunDir, attempt: int, *lines: dict[str, Any]) -> None:
+def write_lines(run: RunDir, attempt: int, *lines: dict[str, Any]) -> None:
     path = run.attempt(attempt).metrics
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as f:
@@ -51,40 +51,42 @@ def point(step: int, loss: float) -> dict[str, Any]:
     return {"event": "train", "step": step, "loss": loss}
 
 
-def test_rows_hold_each_step_once_with_all_its_values(made: Callable[..., RunDir]) -> None:
-    rows = Rows(made()).new(over=True)
-    assert [row.step for row in rows] == list(range(1, 401))
-    assert max(row.values["loss"] for row in rows) < 3
-    assert rows[99].values.keys() >= {"loss", "lr", "wait_s", "eval/accuracy"}
+def test_the_reader_gives_each_step_once_with_all_its_values(made: Callable[..., RunDir]) -> None:
+    steps = StepReader(made()).new(over=True)
+    assert [step.step for step in steps] == list(range(1, 401))
+    assert max(step.values["loss"] for step in steps) < 3
+    assert steps[99].values.keys() >= {"loss", "lr", "wait_s", "eval/accuracy"}
 
 
 def test_an_older_attempt_tells_nothing_of_a_newer_one(made: Callable[..., RunDir]) -> None:
-    assert [row.step for row in Rows(made(), last=2).new(over=True)] == list(range(1, 261))
+    assert [step.step for step in StepReader(made(), last=2).new(over=True)] == list(range(1, 261))
 
 
 def test_a_step_waits_for_what_may_still_be_told_of_it(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
-    rows = Rows(run)
-    told(run, 1, {"event": "start", "step": 0}, point(1, 3.0), point(2, 2.0))
-    assert [r.step for r in rows.new()] == [1]
-    told(run, 1, {"event": "eval", "step": 2, "metrics": {"loss": 7.0}}, point(3, 1.0))
-    (row,) = rows.new()
-    assert (row.step, row.values) == (2, {"loss": 2.0, "eval/loss": 7.0})
-    told(run, 1, point(4, 4.0), {"event": "rollback", "step": 4, "to": 1}, point(2, 5.0))
-    assert [(r.step, r.values["loss"]) for r in rows.new(over=True)] == [(2, 5.0)]
-    told(run, 2, {"event": "start", "step": 2}, {"event": "log", "step": 2, "metrics": {"x": 1}})
-    (row,) = rows.new(over=True)  # of a step that is known there is more to tell
-    assert (row.step, row.values) == (2, {"loss": 5.0, "log/x": 1.0})
+    reader = StepReader(run)
+    write_lines(run, 1, {"event": "start", "step": 0}, point(1, 3.0), point(2, 2.0))
+    assert [r.step for r in reader.new()] == [1]
+    write_lines(run, 1, {"event": "eval", "step": 2, "metrics": {"loss": 7.0}}, point(3, 1.0))
+    (step,) = reader.new()
+    assert (step.step, step.values) == (2, {"loss": 2.0, "eval/loss": 7.0})
+    write_lines(run, 1, point(4, 4.0), {"event": "rollback", "step": 4, "to": 1}, point(2, 5.0))
+    assert [(r.step, r.values["loss"]) for r in reader.new(over=True)] == [(2, 5.0)]
+    write_lines(
+        run, 2, {"event": "start", "step": 2}, {"event": "log", "step": 2, "metrics": {"x": 1}}
+    )
+    (step,) = reader.new(over=True)  # of a step that is known there is more to tell
+    assert (step.step, step.values) == (2, {"loss": 5.0, "log/x": 1.0})
 
 
 def test_lines_that_hold_nonsense_tell_nothing(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
-    told(run, 1, point(-1, 1.0), {"event": "train", "step": 2**64, "loss": 1.0}, {"step": 1},
+    write_lines(run, 1, point(-1, 1.0), {"event": "train", "step": 2**64, "loss": 1.0}, {"step": 1},
          {"event": "eval", "step": 1, "metrics": [1]}, {"event": "slow"},
          {"event": "train", "step": 1, "loss": True, "lr": 10**400, "step_s": "x"},
          {"event": "train", "step": 3, "loss": 1.0, "time": "then"})  # fmt: skip
-    (row,) = Rows(run).new(over=True)
-    assert (row.step, row.time, row.values) == (3, 0.0, {"loss": 1.0})
+    (step,) = StepReader(run).new(over=True)
+    assert (step.step, step.time, step.values) == (3, 0.0, {"loss": 1.0})
 
 
 def test_tensorboard_has_each_step_once_with_its_later_value(
@@ -98,9 +100,9 @@ def test_tensorboard_has_each_step_once_with_its_later_value(
     third.rename(run.attempt(3).path)
     done = command("track", run.name, "--to", "tensorboard")
     assert done.code == 0, done.text
-    found = scalars(run, "loss")
-    assert [step for step, _ in found] == list(range(1, 401))
-    assert max(value for _, value in found) < 3
+    points = scalars(run, "loss")
+    assert [step for step, _ in points] == list(range(1, 401))
+    assert max(value for _, value in points) < 3
     assert [step for step, _ in scalars(run, "eval/accuracy")] == [100, 200, 300, 400]
     assert files_of(run).Scalars("lr")[0].wall_time > BEGAN
     config, attempts = text(run, "config"), text(run, "attempts")
@@ -156,7 +158,7 @@ def test_wandb_has_one_run_with_each_step_once(
 
 def test_a_loss_that_is_no_number_is_told(made: Callable[..., RunDir], command: Command) -> None:
     run = made()
-    told(run, 3, point(401, float("nan")), point(402, float("inf")))
+    write_lines(run, 3, point(401, float("nan")), point(402, float("inf")))
     to = ("--to", "tensorboard", "--to", "mlflow", "--to", "wandb")
     assert command("track", run.name, *to).code == 0
     bad = scalars(run, "loss")[-2:]
@@ -180,7 +182,7 @@ def heard(run: RunDir) -> object:
 
 def tell_more(run: RunDir, step: int) -> int:
     """The next step of a run that trains."""
-    told(run, 1, point(step + 1, step + 1.0))
+    write_lines(run, 1, point(step + 1, step + 1.0))
     time.sleep(0.02)
     return step + 1
 
@@ -244,18 +246,18 @@ def test_a_tracker_that_fails_does_not_keep_the_others_from_being_told(
 def test_words_are_said_again_only_when_there_are_others(made: Callable[..., RunDir]) -> None:
     """However many steps are taken; attempts that have ended are read once."""
     run = made(cause=None, last=300)
-    teller = Teller(run, ["tensorboard"], pytest.fail)
-    teller.tell()
+    sender = Sender(run, ["tensorboard"], pytest.fail)
+    sender.send()
     run.attempt(1).error.write_text("no JSON any more")
-    told(run, 3, *(point(step, 1.0) for step in range(301, 311)))
-    teller.tell()
+    write_lines(run, 3, *(point(step, 1.0) for step in range(301, 311)))
+    sender.send()
     said = files_of(run).Tensors("attempts/text_summary")
     assert len(said) == 1 and scalars(run, "loss")[-1][0] == 309
     assert "attempt 3 on n[1-2]: works, from step 250\n" in text(run, "attempts")
     facts = read_json(run.attempt(3).facts) or {}
     write_json(run.attempt(3).facts, facts | {"cause": "done", "ended": BEGAN})
-    teller.tell()
-    teller.close()
+    sender.send()
+    sender.close()
     assert "attempt 3 on n[1-2]: done; steps 250 to 310" in text(run, "attempts")
 
 
@@ -278,7 +280,7 @@ def test_passwords_in_urls_are_neither_kept_nor_told(
     done = command("track", run.name, *to, MLFLOW_TRACKING_URI=f"odd://{login}there/x")
     assert done.code == 1 and "odd://***@there/x" in done.err and "secret" not in done.err
     with_password = RuntimeError(f"no answer from https://{login}there/x")
-    assert "from https://***@there/x)" in __main__.told(run, "mlflow", with_password)
+    assert "from https://***@there/x)" in __main__.in_words(run, "mlflow", with_password)
 
 
 def test_a_run_whose_job_tells_a_tracker_is_not_told_twice(

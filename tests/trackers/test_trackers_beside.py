@@ -199,9 +199,9 @@ def test_what_a_later_attempt_tells_of_the_last_step_is_not_lost(
     run.attempt(2).metrics.write_text("".join(lines))
     with beside(run, 2, 0, "wandb") as process:
         assert process.communicate(timeout=60) == ("", None)
-    found = [values for _, values in history(run)]
-    assert [values["_step"] for values in found] == list(range(1, 9))
-    assert found[4]["eval/accuracy"] == 0.5 and found[4]["loss"] > 0
+    steps = [values for _, values in history(run)]
+    assert [values["_step"] for values in steps] == list(range(1, 9))
+    assert steps[4]["eval/accuracy"] == 0.5 and steps[4]["loss"] > 0
 
 
 def test_a_script_tells_trackers_where_a_job_names_some(site: Site) -> None:

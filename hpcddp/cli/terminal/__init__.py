@@ -1,4 +1,4 @@
-"""What the commands share to draw on a terminal.
+"""The means to draw on a terminal, which several commands share.
 
 It imports ``observe`` and what is below.
 The commands use ``pen`` (colours), ``screen`` (a live page), ``progress`` and ``log_lines``.

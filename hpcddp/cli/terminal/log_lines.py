@@ -13,7 +13,7 @@ from hpcddp.rundir import RunDir
 
 
 def paths(run: RunDir, attempt: int | None) -> Iterator[Path]:
-    """The logs: what came before the claims, then each attempt's; or one attempt's alone."""
+    """The logs: those of before the claims, then each attempt's; or one attempt's alone."""
     if attempt:
         if not run.attempt(attempt).path.is_dir():
             raise RunError(f"there is no attempt {attempt}", where=run.name)

@@ -1,4 +1,4 @@
-"""What pictures of runs are drawn with: safe text, rules, bars and curves, of a width in cells."""
+"""The means to draw a run on a terminal: safe text, rules, bars and curves of a width in cells."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ class Pen:
 
     def text(self, *pieces: str | tuple[str, str]) -> Text:
         """A line of pieces, some of them with a style."""
-        made = Text(no_wrap=True, overflow="crop")
+        line = Text(no_wrap=True, overflow="crop")
         for piece in pieces:
             text, style = (piece, "") if isinstance(piece, str) else piece
-            made.append(self.safe(text), style)
-        return made
+            line.append(self.safe(text), style)
+        return line
 
     def rule(self, title: str, width: int) -> Text:
         """The line above a part."""
-        made = self.text((self.line + " ", "dim"), (title, "bold"), " ")
-        return made.append(self.line * max(0, width - made.cell_len), "dim")
+        head = self.text((self.line + " ", "dim"), (title, "bold"), " ")
+        return head.append(self.line * max(0, width - head.cell_len), "dim")
 
     def fit(self, text: Text, width: int, pad: int = 0) -> Text:
         """A line that is not wider, with a sign where it was cut; then spaces up to a column."""
@@ -58,10 +58,10 @@ class Pen:
         return chop_cells(self.safe(text), max(2, width)) or [""]
 
     def curve(self, points: Sequence[tuple[int, float]], width: int, rows: int) -> list[str]:
-        """A curve in dots, or in what comes near to them."""
+        """A curve in dots, or in the ASCII characters nearest to them."""
         canvas = Canvas(width, rows, 0, 0, 2 * width, 4 * rows)
-        places = list(_places(points, 2 * width - 1, 4 * rows - 1))
-        for a, b in zip(places, places[1:] or places, strict=False):
+        dots = list(_dots(points, 2 * width - 1, 4 * rows - 1))
+        for a, b in zip(dots, dots[1:] or dots, strict=False):
             canvas.line(*a, *b)
         lines = canvas.plot("\n").split("\n")
         if self.plain:
@@ -69,7 +69,7 @@ class Pen:
         return [line.replace(chr(BRAILLE), " ") for line in lines]
 
 
-def _places(
+def _dots(
     points: Sequence[tuple[int, float]], width: int, height: int
 ) -> Iterator[tuple[float, float]]:
     """Points in dots. Halves, so that the greatest numbers have a difference."""

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from hpcddp.cli.terminal.grid import ranks
 from hpcddp.cli.terminal.pen import Pen, span
-from hpcddp.observe.view import Life, View
+from hpcddp.observe.view import AttemptView, View
 
 WIDE = 120  # columns from which curve and ranks stand side by side
 SKIP = ("lr", "samples_per_s", "step_s", "wait_s", "grad_norm")  # curves that are not drawn
@@ -31,11 +31,11 @@ class Part:
     draw: Callable[[int, int], list[Text]]  # of columns and rows
     least: int
     most: int
-    weight: int  # for what is left
+    weight: int  # of its share in the rows that are left
 
 
 def picture(view: View, width: int, height: int, *, plain: bool = False, hint: str = "") -> Group:
-    """What a person sees of a run: at most so many lines, none of them wider.
+    """A run as a person sees it, in at most so many lines, none of them wider.
 
     Args:
         plain: in ASCII alone.
@@ -56,21 +56,21 @@ def picture(view: View, width: int, height: int, *, plain: bool = False, hint: s
 
 
 def _parts(pen: Pen, view: View, width: int) -> list[Part]:
-    """What there is to show: attempts, curve, ranks, log."""
-    found = []
+    """The parts that have anything to show: attempts, curve, ranks, log."""
+    parts = []
     if view.attempts:
         most = len(view.attempts) + 1
-        found.append(Part(lambda w, h: _attempts(pen, view, w, h), 2, most, 2))
+        parts.append(Part(lambda w, h: _attempts(pen, view, w, h), 2, most, 2))
     if width > LABEL and (name := _drawn(view)):
-        found.append(Part(lambda w, h: _curve(pen, view, name, w, h), 5, 26, 3))
+        parts.append(Part(lambda w, h: _curve(pen, view, name, w, h), 5, 26, 3))
     if view.ranks:
-        least = 2 + min(2, sum(row.state != "" for row in view.ranks))
+        least = 2 + min(2, sum(rank.state != "" for rank in view.ranks))
         most = len(ranks(pen, view, width, 40))
-        found.append(Part(lambda w, h: ranks(pen, view, w, h), least, most, 4))
+        parts.append(Part(lambda w, h: ranks(pen, view, w, h), least, most, 4))
     if view.log:
         most = len(view.log) + 1
-        found.append(Part(lambda w, h: _log(pen, view, w, h), 2, most, 2))
-    return found
+        parts.append(Part(lambda w, h: _log(pen, view, w, h), 2, most, 2))
+    return parts
 
 
 def stacked(parts: Sequence[Part], width: int, rows: int) -> list[Text]:
@@ -106,11 +106,11 @@ def _beside(pen: Pen, left: list[Part], right: Part, at: int) -> Part:
 
 
 def _head(pen: Pen, view: View, width: int, hint: str) -> list[Text]:
-    """Who it is, its state, how far it is, and how fast."""
-    found = view.status
-    since = found.since.partition("T")[2] if _today(view) else found.since.replace("T", " ")
-    name = [Text(part, "bold") for part in pen.folded(found.run, width)]
-    state = pen.text((found.state, STYLES.get(found.state, "red") + " bold"), "  ")
+    """The run's name, state, place, progress and speed."""
+    status = view.status
+    since = status.since.partition("T")[2] if _today(view) else status.since.replace("T", " ")
+    name = [Text(part, "bold") for part in pen.folded(status.run, width)]
+    state = pen.text((status.state, STYLES.get(status.state, "red") + " bold"), "  ")
     state += pen.text((f"since {since}" if since else "", "dim"))
     if name[-1].cell_len + 2 + state.cell_len <= width:
         name[-1] = name[-1] + Text("  ") + state
@@ -119,15 +119,15 @@ def _head(pen: Pen, view: View, width: int, hint: str) -> list[Text]:
     room = width - name[-1].cell_len - len(hint)
     if hint and room > 1:
         name[-1] = name[-1] + Text(" " * room) + pen.text((hint, "dim"))
-    job = f"job {found.job_id} on {found.backend}, " if found.job_id else ""
-    size = f"{found.nodes} nodes x {found.gpus_per_node} GPUs"
-    where = pen.text((f"{job}{size}" + (f", {found.hosts}" if found.hosts else ""), "dim"))
-    why = {"PENDING": "waits: "}.get(found.state, "") + found.reason if found.reason else ""
-    why = f"last known state: {found.reason}" if found.stale else why
-    told = [pen.text((text, "yellow")) for text in textwrap.wrap(pen.safe(why), width)[:2]]
+    job = f"job {status.job_id} on {status.backend}, " if status.job_id else ""
+    size = f"{status.nodes} nodes x {status.gpus_per_node} GPUs"
+    where = pen.text((f"{job}{size}" + (f", {status.hosts}" if status.hosts else ""), "dim"))
+    why = {"PENDING": "waits: "}.get(status.state, "") + status.reason if status.reason else ""
+    why = f"last known state: {status.reason}" if status.stale else why
+    reason = [pen.text((text, "yellow")) for text in textwrap.wrap(pen.safe(why), width)[:2]]
     rows = [_progress(pen, view, width), _figures(pen, view)]
     rows += [pen.text((text, "yellow")) for text in textwrap.wrap(pen.safe(view.hint), width)[:2]]
-    return [*name, where, *told, *(row for row in rows if row.cell_len)]
+    return [*name, where, *reason, *(row for row in rows if row.cell_len)]
 
 
 def _today(view: View) -> bool:
@@ -135,12 +135,12 @@ def _today(view: View) -> bool:
 
 
 def _progress(pen: Pen, view: View, width: int) -> Text:
-    found = view.status
-    if not found.total_steps:
-        return pen.text(f"step {found.step}" if found.step else "")
-    share = min(1.0, found.step / found.total_steps)
-    text = f" {found.step}/{found.total_steps}  {share:.0%}"
-    text += f"  epoch {found.epoch}" if found.epoch else ""
+    status = view.status
+    if not status.total_steps:
+        return pen.text(f"step {status.step}" if status.step else "")
+    share = min(1.0, status.step / status.total_steps)
+    text = f" {status.step}/{status.total_steps}  {share:.0%}"
+    text += f"  epoch {status.epoch}" if status.epoch else ""
     if view.to_go_s is not None and math.isfinite(view.to_go_s):
         text += f"  {span(view.to_go_s)} to go"
     size = max(0, width - len(text))
@@ -149,7 +149,7 @@ def _progress(pen: Pen, view: View, width: int) -> Text:
 
 
 def _figures(pen: Pen, view: View) -> Text:
-    """The newest figures; what is unknown is left out."""
+    """The newest figures that are known."""
     new, texts = view.newest, []
     for name, form in (("loss", "loss {:.4g}"), ("samples_per_s", "{:.4g} samples/s")):
         if name in new:
@@ -158,43 +158,45 @@ def _figures(pen: Pen, view: View) -> Text:
         texts.append(f"{step:.3g} s a step")
         if "wait_s" in new:
             texts.append(f"{new['wait_s'] / step:.0%} of it waits for data")
-    used = [row.gpu for row in view.ranks if row.gpu is not None]
+    used = [rank.gpu for rank in view.ranks if rank.gpu is not None]
     texts += [f"GPUs {sum(used) / len(used):.0f} %"] if used else []
     texts += [f"{n.replace('/', ' ')} {v:.4g}" for n, v in new.items() if n.startswith("eval/")]
     return pen.text("  ".join(texts))
 
 
 def _attempts(pen: Pen, view: View, width: int, rows: int) -> list[Text]:
-    """The newest attempts, and what all of them cost."""
+    """The newest attempts, and the cost of all of them."""
     title = f"attempts {len(view.attempts)}, {view.lost_steps} steps lost"
     if view.efficiency is not None:
         title += f", {view.efficiency:.0%} of {span(view.held_s)} useful"
     left_out = max(0, len(view.attempts) - (rows - 1))
     title += f"; the newest {rows - 1}" if left_out else ""
-    cells = [_life(view, life) for life in view.attempts[left_out:]]
-    wide = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))] if cells else []
+    cells = [_cells(view, attempt) for attempt in view.attempts[left_out:]]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))] if cells else []
     lines = [
-        "  ".join(v.ljust(w) for v, w in zip(row, wide, strict=True)).rstrip() for row in cells
+        "  ".join(v.ljust(w) for v, w in zip(row, widths, strict=True)).rstrip() for row in cells
     ]
     return [pen.rule(title, width), *map(pen.text, lines)]
 
 
-def _life(view: View, life: Life) -> list[str]:
-    row = life.row
-    ran = (row.ended or view.now) - row.began
+def _cells(view: View, attempt: AttemptView) -> list[str]:
+    """An attempt's row of the table."""
+    summary = attempt.summary
+    ran = (summary.ended or view.now) - summary.began
+    steps = f"steps {summary.first + 1}-{summary.last}"
     return [
-        f" {row.attempt}",
-        row.cause or "works",
-        f"steps {row.first + 1}-{row.last}" if row.last > row.first else "no steps",
-        f"{row.lost} lost",
+        f" {summary.attempt}",
+        summary.cause or "works",
+        steps if summary.last > summary.first else "no steps",
+        f"{summary.lost} lost",
         f"ran {span(ran)}",
-        f"waited {span(life.waited_s)}",
-        row.hosts or "here",
+        f"waited {span(attempt.waited_s)}",
+        summary.hosts or "here",
     ]
 
 
 def _drawn(view: View) -> str:
-    """The curve that is drawn: the loss, or what a program of one's own tells first."""
+    """The curve that is drawn: the loss, or the first one of a user's own program."""
     known = [name for name, (_, values) in view.curves.items() if any(map(math.isfinite, values))]
     usual = (name for name in ("loss", "log/loss", "eval/loss") if name in known)
     return next(usual, next(iter(known), ""))

@@ -10,7 +10,7 @@ from hpcddp.cli.terminal.shown import shown
 from hpcddp.rundir import RunDir, parse_lines
 from hpcddp.submit.status import whole
 
-# What a rank has printed of a line before it drew that again, behind the launcher's label.
+# The part of a line that a rank printed before it drew the line again; a launcher's label stays.
 REDRAWN = re.compile(r"^( *\d+: |).*\r(?=.)")
 
 
@@ -58,16 +58,16 @@ class Progress:
         self.bar.update(self.task, place=f"step {step}{self.of}")
 
     def follow(self, run: RunDir) -> None:
-        """Take in what is new in the newest attempt's metrics."""
+        """Take in the new records of the newest attempt."""
         folders = run.all_attempts()
         if not self.bar or not folders:
             return
-        from hpcddp.observe.curves import pieces
+        from hpcddp.observe.curves import whole_lines
 
         newest = folders[-1]
         if newest.number != self.attempt:
             self.attempt, self.read = newest.number, 0
-        for data in pieces(newest.metrics, self.read):
+        for data in whole_lines(newest.metrics, self.read):
             self.read += len(data)
             for record in parse_lines(data.splitlines()):
                 self.show(record)
@@ -81,7 +81,7 @@ class Progress:
 
 
 def _figures(record: dict[str, Any]) -> str:
-    """The newest figures; what is unknown is left out."""
+    """The newest figures that are known."""
     forms = {"loss": "loss {:.4g}", "samples_per_s": "{:.0f} samples/s"}
     known = {n: v for n in forms if isinstance(v := record.get(n), float)}
     return "  ".join(forms[name].format(value) for name, value in known.items())

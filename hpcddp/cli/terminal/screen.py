@@ -1,7 +1,7 @@
-"""The terminal while something is watched on it: taken over, and given back as it was.
+"""The terminal while a run is watched on it: taken over, and given back as it was.
 
-It is given back whatever ends the watching: a key, Ctrl-C, TERM, HUP, QUIT, an error; and for as
-long as Ctrl-Z stops it.
+Every end gives it back: a key, Ctrl-C, TERM, HUP, QUIT, an error. So does Ctrl-Z, until the shell
+continues the command.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ def size(default: tuple[int, int] = (80, 24)) -> tuple[int, int]:
     Args:
         default: where there is no terminal.
     """
-    found = shutil.get_terminal_size(default)
+    asked = shutil.get_terminal_size(default)
     with contextlib.suppress(OSError, ValueError):
         real = os.get_terminal_size(sys.stdout.fileno())
         if real.columns and real.lines:
-            return min(found.columns, real.columns), min(found.lines, real.lines)
-    return found.columns, found.lines
+            return min(asked.columns, real.columns), min(asked.lines, real.lines)
+    return asked.columns, asked.lines
 
 
 class Screen:
@@ -48,7 +48,7 @@ class Screen:
 
     @contextlib.contextmanager
     def taken(self) -> Iterator[Screen]:
-        """The terminal is this one's.
+        """Take the terminal over for a block.
 
         Raises:
             SystemExit: TERM, HUP or QUIT came; 128 and its number, as a shell says it.
@@ -101,12 +101,12 @@ class Screen:
             self._size, self._shown = size(), []
         lines = lines[: self._size[1]]
         old, self._shown = self._shown, list(lines)
-        told = [] if old else ["\x1b[2J"]
+        changes = [] if old else ["\x1b[2J"]
         for i in range(max(len(lines), len(old))):
             line = lines[i] if i < len(lines) else ""
             if i >= len(old) or old[i] != line:
-                told.append(f"\x1b[{i + 1};1H\x1b[0m\x1b[K{line}\x1b[0m")
-        self._write("".join(told).encode("utf-8", "replace"))
+                changes.append(f"\x1b[{i + 1};1H\x1b[0m\x1b[K{line}\x1b[0m")
+        self._write("".join(changes).encode("utf-8", "replace"))
 
     def key(self, seconds: float) -> bytes:
         """The keys that come within that time; nothing where none does, or the size changes."""

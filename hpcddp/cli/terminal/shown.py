@@ -12,7 +12,7 @@ SELECTORS = re.compile(r"[\ufe00-\ufe0f]")  # terminals disagree on how wide the
 
 
 def shown(text: str, plain: bool = False) -> str:
-    """One line as a terminal may have it: what it would obey is shown by its number instead.
+    """One line that is safe for a terminal: a control character is shown by its number.
 
     Args:
         plain: in ASCII alone.
@@ -30,12 +30,12 @@ def _visible(character: str) -> str:
 
 
 def only_ascii() -> bool:
-    """Whether the terminal, or who reads the output, may not know more than ASCII.
+    """Whether the terminal, or the reader of the output, may know nothing but ASCII.
 
     Python takes C.UTF-8 for the locale C on its own; that says nothing of the terminal.
     """
-    said = [os.environ.get(name, "") for name in ("LC_ALL", "LC_CTYPE", "LANG")]
-    coerced = said[1] == "C.UTF-8" and said[0] == "" and said[2] in ("", "C", "POSIX")
+    every, ctype, lang = (os.environ.get(name, "") for name in ("LC_ALL", "LC_CTYPE", "LANG"))
+    coerced = ctype == "C.UTF-8" and every == "" and lang in ("", "C", "POSIX")
     names = (locale.getencoding(), sys.stdout.encoding or "")
     known = all(name.lower().replace("-", "") == "utf8" for name in names)
     return coerced or not known or os.environ.get("TERM") == "dumb"

@@ -1,16 +1,16 @@
-"""A node's cache: what was fetched once need not come over the network again.
+"""A node's cache: an object that was fetched once need not come over the network again.
 
     FOLDER/                  hpcddp-cache-UID on the node's own disk, mode 0700
       00/ .. ff/             by the key's hash
         HASH                 content, renamed into place
-        HASH.claim           who fetches it now
-        .HASH.WHO.TOKEN.part what has come of it
+        HASH.claim           the process that fetches it now
+        .HASH.WHO.TOKEN.part its first bytes
       usage                  how many bytes there are in all (usage.py)
-      sweep.claim            who makes room now
+      sweep.claim            the process that makes room now
 
 All processes of the node share it, those of other jobs of this user too, and it outlives the job
 where the folder does. There are no locks: a process may be killed anywhere. Nothing here is the
-truth; where anything fails, the caller reads from where the data lies.
+truth; after any failure the caller reads from the data's own place.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from hpcddp.spec import DataSpec
 SPARE = 0.05  # of the disk that stays free
 SLACK = 0.1  # of the limit that goes at once: to look at all files for each new one would be slow
 TOUCH = 60.0  # seconds between two notes that a file was used
-RECOUNT = 3600.0  # seconds between two looks at what is really there
+RECOUNT = 3600.0  # seconds between two counts of the files
 WAIT = 200.0  # seconds that a process waits for another one that fetches; less than a hang's
 PAUSE = 30.0  # seconds without new files when the disk took none
 QUIET = 600.0  # seconds between two lines about that, of all processes of the node
@@ -60,8 +60,8 @@ class Cache:
     def get(self, key: str, size: int, fetch: Fetch) -> BinaryIO | None:
         """A file with the content for a key, to read; None where it cannot be cached.
 
-        It stays whole when it is evicted. What `fetch` raises flies, but for an OSError: that is of
-        the cache's disk.
+        It stays whole when it is evicted. Errors of `fetch` go to the caller, except an OSError:
+        that is one of the cache's disk.
 
         Args:
             key: names the content and its version.
@@ -92,7 +92,7 @@ class Cache:
         try:
             facts = os.fstat(fd)
             if facts.st_size != size:
-                return None  # `get` knows what to do with it
+                return None  # `get` drops it
             if time.time() - facts.st_mtime > TOUCH:
                 os.utime(fd)
             data = os.read(fd, size)
@@ -109,8 +109,8 @@ class Cache:
     def _get(self, path: Path, size: int, fetch: Fetch) -> BinaryIO | None:
         claim, text, looks = path.with_suffix(".claim"), "", _looks()
         while not text:
-            if (found := _open(path, size)) or time.monotonic() < self._pause:
-                return found
+            if (file := _open(path, size)) or time.monotonic() < self._pause:
+                return file
             if not next(looks):
                 return None
             if not self._usage.known:
@@ -123,8 +123,8 @@ class Cache:
             claims.drop(claim, text)
 
     def _claim(self, claim: Path, size: int) -> str:
-        """Take the claim on a key. What a killed process left of it goes, but for a file that was
-        whole: that is counted."""
+        """Take the claim on a key. The rest of a killed process goes, except a file that is whole:
+        that stays counted."""
         killed, left = claims.holder(claim)
         if killed and claims.lives(killed, claim):
             return ""
@@ -137,15 +137,15 @@ class Cache:
         return text
 
     def _take(self, path: Path, size: int, fetch: Fetch) -> BinaryIO | None:
-        """Fetch what is claimed, if there is room."""
-        found = None
+        """Fetch the content for a claimed key, if there is room."""
+        file = None
         self._usage.add(size)
         try:
             if self._room(size):
-                found = _fetch(path, size, fetch)
-            return found
+                file = _fetch(path, size, fetch)
+            return file
         finally:
-            if not found:
+            if not file:
                 self._usage.add(-size)
 
     def _room(self, size: int) -> bool:
@@ -167,7 +167,7 @@ class Cache:
         )
 
     def _sweep(self, size: int, more: int) -> None:
-        """Count what is there, and make room; or wait until another process has.
+        """Count the files, and make room; or wait until another process has.
 
         Args:
             more: bytes that must go in any case.
@@ -206,17 +206,17 @@ class Cache:
 
 def _tell(folder: Path, line: str) -> None:
     """Say a line once, of all processes of the node."""
-    told = folder / "told"
+    mark = folder / "told"
     with contextlib.suppress(OSError):
-        if time.time() - told.stat().st_mtime < QUIET:
+        if time.time() - mark.stat().st_mtime < QUIET:
             return
     with contextlib.suppress(OSError):
-        told.touch()
+        mark.touch()
     print(f"hpcddp: {line}", file=sys.stderr, flush=True)
 
 
 def _looks() -> Iterator[bool]:
-    """Looks at what another process does, ever more seldom; False when it was long enough."""
+    """Looks at the work of another process, ever more seldom; False when it took too long."""
     deadline, pause = time.monotonic() + WAIT, FIRST_LOOK
     yield True
     while time.monotonic() < deadline:
@@ -227,7 +227,7 @@ def _looks() -> Iterator[bool]:
 
 
 def _open(path: Path, size: int) -> BinaryIO | None:
-    """The content, if it is there; what a lost machine left of it is dropped."""
+    """The content, if it is there; an incomplete file of a lost machine is dropped."""
     try:
         file = path.open("rb")
     except FileNotFoundError:
@@ -250,9 +250,9 @@ def _fetch(path: Path, size: int, fetch: Fetch) -> BinaryIO | None:
             fetch(file)
         if aside.stat().st_size != size:
             return None
-        found = aside.open("rb")
+        content = aside.open("rb")
         aside.replace(path)
-        return found
+        return content
     finally:
         aside.unlink(missing_ok=True)
 
@@ -276,14 +276,14 @@ def shared() -> Cache:
 
 def of_run(environ: Mapping[str, str]) -> Cache:
     """The cache of a rank, by its environment; one that takes nothing where there can be none."""
-    asked = DataSpec().cache
+    wanted = DataSpec().cache
     try:
         if run := environ.get("HPCDDP_RUN_DIR"):
             job = read_json(RunDir(run).job) or {}
-            asked = job.get("spec", {}).get("data", {}).get("cache", asked)
-        limit = bytes_of(asked, "data.cache", what="a cache", zero=True)
+            wanted = job.get("spec", {}).get("data", {}).get("cache", wanted)
+        limit = bytes_of(wanted, "data.cache", what="a cache", zero=True)
         folder = disk.own_folder(environ, "cache") if limit else Path()
-        if asked == DataSpec().cache and limit and disk.in_memory(folder):
+        if wanted == DataSpec().cache and limit and disk.in_memory(folder):
             _tell(folder, f"no cache: {folder} is in the job's memory; set TMPDIR to a folder on a "
                   "disk, or data.cache to how much of the memory it may have")  # fmt: skip
             limit = 0

@@ -1,8 +1,8 @@
-"""Who works on a file: a claim beside it, of a process that may be killed at any time.
+"""A claim on a file, beside it: its process works on the file, and may be killed at any time.
 
-A claim is a small file that says which process made it, and how many bytes it is about to write.
-It holds while that process lives; what a killed one left counts for nothing. One of another machine
-or container cannot be seen from here: it lives while its file is young.
+A claim is a small file that names the process that made it, and how many bytes it is about to
+write. It holds while that process lives; that of a killed one counts for nothing. A process of
+another machine or container cannot be seen from here: it counts as alive while its file is young.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _mark(pid: int) -> str:
 
 
 def _space() -> str:
-    """Where the id of a process means this very process: the machine, and the PID namespace."""
+    """The machine and the PID namespace, in which the id of a process is its own."""
     words = [os.uname().nodename]
     with contextlib.suppress(OSError):
         words = [MACHINE.read_text(), str(SPACE.readlink())]
@@ -43,8 +43,8 @@ def lives(who: str, file: Path, young: float = YOUNG) -> bool:
     """Whether a process by its mark is still there.
 
     Args:
-        file: what the process writes.
-        young: seconds since then for which a process that cannot be seen from here lives.
+        file: one that the process writes.
+        young: seconds since its last write for which a process that cannot be seen from here lives.
     """
     pid, _, rest = who.partition("-")
     start, _, space = rest.partition("-")
@@ -56,7 +56,7 @@ def lives(who: str, file: Path, young: float = YOUNG) -> bool:
 
 
 def holder(claim: Path) -> tuple[str, int]:
-    """Who holds a claim, and for how many bytes; nobody if it is not there."""
+    """The process that holds a claim, and for how many bytes; "" if it is not there."""
     with contextlib.suppress(OSError, ValueError):
         who, size, _ = claim.read_text().split()
         return who, int(size)
@@ -71,8 +71,8 @@ def held(claim: Path) -> bool:
 def take(claim: Path, size: int = 0) -> str:
     """Make a claim; its text, or "" while a living process holds it.
 
-    Of two that find one of a killed process at once both may get it: what they do must be right
-    also if it is done twice.
+    Two processes that see the claim of a killed one at once may both get it: their work must be
+    right also if it is done twice.
 
     Raises:
         OSError: nothing can be written there.

@@ -1,4 +1,4 @@
-"""The node's own disk: where it is, and this user's folders there, which nobody else can enter."""
+"""The node's own disk, and this user's folders there, which no other user can enter."""
 
 from __future__ import annotations
 
@@ -15,41 +15,41 @@ from hpcddp import cgroups
 from hpcddp.errors import UserError
 
 MOUNTS = Path("/proc/self/mounts")
-PLACES = ("SLURM_TMPDIR", "TMPDIR")  # the first that is there; else /tmp
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # what a disk says that takes no more
+VARIABLES = ("SLURM_TMPDIR", "TMPDIR")  # the first whose folder is there; else /tmp
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # the errors of a full disk
 
 
-def place(environ: Mapping[str, str]) -> Path:
-    """Where this node has room of its own. A login node's TMPDIR may not be here."""
-    for name in PLACES:
-        if (found := environ.get(name)) and Path(found).is_dir():
-            return Path(found).absolute()
+def temporary(environ: Mapping[str, str]) -> Path:
+    """The folder for temporary files of this node. A login node's TMPDIR may not be here."""
+    for name in VARIABLES:
+        if (folder := environ.get(name)) and Path(folder).is_dir():
+            return Path(folder).absolute()
     return Path("/tmp")
 
 
-def own_folder(environ: Mapping[str, str], what: str) -> Path:
-    """This user's folder ``hpcddp-WHAT-UID``, of mode 0700.
+def own_folder(environ: Mapping[str, str], purpose: str) -> Path:
+    """This user's folder ``hpcddp-PURPOSE-UID``, of mode 0700.
 
     Raises:
-        UserError: it cannot be made; or, as anybody can write in /tmp, it is somebody else's.
+        UserError: it cannot be made; or it is another user's, since all can write in /tmp.
     """
-    path = place(environ) / f"hpcddp-{what}-{os.geteuid()}"
+    path = temporary(environ) / f"hpcddp-{purpose}-{os.geteuid()}"
     try:
         path.mkdir(mode=0o700, exist_ok=True)
         facts = path.lstat()
     except OSError as error:
         raise UserError(f"cannot be made: {error.strerror}", where=str(path),
                         hint="set TMPDIR to a folder on the node's own disk") from None  # fmt: skip
-    own = facts.st_uid == os.geteuid() and not facts.st_mode & 0o077
-    if not stat.S_ISDIR(facts.st_mode) or not own:
+    private = facts.st_uid == os.geteuid() and not facts.st_mode & 0o077
+    if not stat.S_ISDIR(facts.st_mode) or not private:
         raise UserError("is no folder of this user alone", where=str(path),
                         hint="remove it, or set TMPDIR to another folder")  # fmt: skip
     return path
 
 
 def free(path: Path) -> tuple[int, int]:
-    """Bytes that a user can still write on a path's disk, and bytes of the whole disk. What lies in
-    memory is charged to the job."""
+    """Bytes that a user can still write on a path's disk, and bytes of the whole disk. A disk in
+    memory has no more than the job has left of that."""
     facts = os.statvfs(path)
     left, whole = facts.f_bavail * facts.f_frsize, facts.f_blocks * facts.f_frsize
     if in_memory(path):
@@ -58,7 +58,7 @@ def free(path: Path) -> tuple[int, int]:
 
 
 def in_memory(path: Path) -> bool:
-    """Whether a path's disk is none (proc(5), mounts)."""
+    """Whether a path's disk is in memory (proc(5), mounts)."""
     return _kind(path.resolve()) in ("tmpfs", "ramfs")
 
 
@@ -69,7 +69,7 @@ def _kind(path: Path) -> str:
     with contextlib.suppress(OSError):
         for line in os.fsdecode(MOUNTS.read_bytes()).splitlines():
             _, folder, name, *_ = line.split(" ")
-            point = Path(re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), folder))
+            point = Path(re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), folder))
             if path.is_relative_to(point) and len(point.parts) >= len(best.parts):
                 best, kind = point, name
     return kind

@@ -1,4 +1,4 @@
-"""What staging leaves on a node. It goes when its run is done, or when another run stages."""
+"""Staged data of earlier runs on a node. It goes when its run is done, or when another stages."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from hpcddp.data.node_cache import claims
 from hpcddp.errors import HpcddpError
 from hpcddp.rundir import RunDir, read_json, remove, sweep
 
-OLD = 86400.0  # seconds after which a folder goes whose run cannot be found
+OLD = 86400.0  # seconds after which a folder goes whose run is missing
 LONG = 7 * OLD  # the same, where its owner may be a process that cannot be seen from here
 
 
 def leave(folder: Path) -> None:
-    """Remove what a run that is done has staged on this node."""
+    """Remove the data that a run has staged on this node, when the run is done."""
     with contextlib.suppress(OSError):
         remove(folder)
         if not any(path.is_dir() for path in folder.parent.iterdir()):  # of virtual nodes the last
@@ -25,7 +25,7 @@ def leave(folder: Path) -> None:
 
 
 def clear(base: Path, own: Path) -> None:
-    """Remove what runs that are over have left on this node."""
+    """Remove the staged data of ended runs on this node."""
     for folder in base.iterdir():
         with contextlib.suppress(OSError, HpcddpError):
             if folder.name.startswith(".gone-"):
@@ -35,8 +35,9 @@ def clear(base: Path, own: Path) -> None:
 
 
 def _over(folder: Path) -> bool:
-    """Whether nobody will read a folder any more: its run will not come back by itself. Where the
-    run cannot be found, another node or container may see it: who copied must be gone too."""
+    """Whether a folder is not needed any more: its run will not come back by itself. A run that is
+    missing here may be seen by another node or container: then its copying process must be gone
+    too."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         run = RunDir((folder / "run").read_text())
         run.job.stat()

@@ -1,5 +1,5 @@
-"""What a cache's folder really holds, and what goes first. A look at a million files takes seconds
-and little memory: their names are not kept, and are read again where some must go."""
+"""The files in a cache's folder, and the order in which they go. A look at a million files takes
+seconds and little memory: their names are not kept, and are read again where some must go."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ from pathlib import Path
 from hpcddp.data.node_cache import claims
 
 FOLDERS = 256
-UNUSED = 14 * 86400.0  # seconds after which a file goes that nobody has used
+UNUSED = 14 * 86400.0  # seconds after which an unused file goes
 
 
 class Files:
-    """A look at all files. What killed processes have left goes at once, and what was not used for
-    long.
+    """A look at all files. Those of killed processes, and long unused ones, go at once.
 
     ``held`` are the bytes of whole files, ``claimed`` those on their way.
     """
@@ -74,8 +73,8 @@ class Files:
         """All files, in no order."""
         for number in range(FOLDERS):
             folder = self._folder / f"{number:02x}"
-            with contextlib.suppress(FileNotFoundError), os.scandir(folder) as found:
-                yield from found
+            with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
+                yield from entries
 
 
 def _claimed(claim: Path) -> int:
@@ -93,7 +92,7 @@ def _claimed(claim: Path) -> int:
 
 
 def clear(part: Path) -> None:
-    """Remove what a killed process has left of a file. Its name ends with WHO.TOKEN.part."""
+    """Remove the part of a file, if its process is gone. Its name ends with WHO.TOKEN.part."""
     if not claims.lives(part.name.split(".")[-3], part):
         with contextlib.suppress(OSError):
             part.unlink()

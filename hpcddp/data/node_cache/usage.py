@@ -1,8 +1,8 @@
 """How many bytes a cache holds, known to all its processes without a look at each file.
 
 A journal beside the files: a header, then 8 bytes for each change, appended in one piece. A process
-reads what has come since it last looked. What killed processes leave wrong in it goes when the
-journal is written anew from what is really there.
+reads the changes since its last look. Errors that killed processes leave in it go when the journal
+is written anew, from a count of the files.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Usage:
         """Note a change. A disk that takes half of it leaves no journal."""
         with contextlib.suppress(OSError):
             while not self._append(change) and change > 0:
-                pass  # rather noted twice than in a journal that nobody reads any more
+                pass  # rather noted twice than in a journal that has been replaced
 
     def _append(self, change: int) -> bool:
         """Whether the journal was still the one that is read, afterwards."""
@@ -67,9 +67,9 @@ class Usage:
         """Write it anew.
 
         Args:
-            total: what was found.
-            since: where the journal ended when the look began. What has come to it since may be
-                in the total too: rather too much than too little.
+            total: bytes that the look counted.
+            since: where the journal ended when the look began. Later changes may be in the total
+                too: rather too much than too little.
         """
         aside = self._path.with_name(f".{self._path.name}.{token(4)}")
         with contextlib.suppress(OSError), self._open() as old:
@@ -88,8 +88,7 @@ class Usage:
             return io.BytesIO()
 
     def _read(self) -> tuple[int, int, int]:
-        """Read on. The state is replaced as a whole: who reads at the same time comes to the
-        same."""
+        """Read on. The state is replaced as a whole: threads that read at once get the same one."""
         try:
             with self._path.open("rb") as file:
                 began, total = HEADER.unpack(file.read(HEADER.size))
@@ -97,24 +96,24 @@ class Usage:
                 if seen[0] != began:
                     seen = (began, HEADER.size, total)
                 file.seek(seen[1])
-                found = _changes(file.read())
+                changes = _changes(file.read())
         except (OSError, struct.error):
             return 0, 0, 0
-        self._seen = (began, seen[1] + len(found) * CHANGE.size, seen[2] + sum(found))
+        self._seen = (began, seen[1] + len(changes) * CHANGE.size, seen[2] + sum(changes))
         return self._seen
 
 
 def _sum_after(journal: BinaryIO, began: int, offset: int) -> int:
-    """The sum of what came to a journal after an offset, 0 if it is another than the one that began
-    then. What comes to it from now on is what is left to read."""
+    """The sum of a journal's changes after an offset; 0 if it is another than the one that began
+    then. Only changes that come from now on are left to read."""
     head = journal.read(HEADER.size)
     if len(head) < HEADER.size or HEADER.unpack(head)[0] != began:
         journal.read()
         return 0
     journal.seek(offset)
-    found = _changes(journal.read())
-    journal.seek(offset + len(found) * CHANGE.size)
-    return sum(found)
+    changes = _changes(journal.read())
+    journal.seek(offset + len(changes) * CHANGE.size)
+    return sum(changes)
 
 
 def _changes(data: bytes) -> tuple[int, ...]:

@@ -14,7 +14,8 @@ from hpcddp.cli.terminal.pen import Pen, span
 from hpcddp.cli.terminal.picture import picture
 from hpcddp.cli.terminal.shown import shown
 from hpcddp.cli.watch import POINTS, viewer
-from hpcddp.observe.view import RankView, View, Viewer
+from hpcddp.observe.view import RankView, View
+from hpcddp.observe.viewer import Viewer
 from hpcddp.rundir import RunDir, write_json
 
 NAME = "pets-20261121-0253-a1b2"
@@ -35,12 +36,12 @@ def test_no_line_is_wider_and_no_page_longer(tmp_path: Path, width: int, height:
     run = made_run(tmp_path, "long-" * 30, cause=None, last=300, ranks=64)
     run.attempt(3).log.write_text("".join(f"{i}: 数据\t{'數' * i}\n" for i in range(200)))
     for plain in (False, True):
-        found = lines_of(run, width, height, plain=plain)
-        assert len(found) <= height
-        assert max(map(cell_len, found)) <= width
-        assert not plain or all(line.isascii() for line in found)
+        lines = lines_of(run, width, height, plain=plain)
+        assert len(lines) <= height
+        assert max(map(cell_len, lines)) <= width
+        assert not plain or all(line.isascii() for line in lines)
     if width * height > 200:
-        assert "".join(found)[:150] == "long-" * 30  # an id is not cut
+        assert "".join(lines)[:150] == "long-" * 30  # an id is not cut
 
 
 def test_a_thousand_ranks(tmp_path: Path) -> None:
@@ -162,9 +163,9 @@ def test_a_long_run_is_shown_while_it_is_read(tmp_path: Path) -> None:
 
 def test_advice_on_data(tmp_path: Path) -> None:
     run = made_run(tmp_path, cause=None, last=300)
-    told = {"event": "waiting", "step": 301, "share": 0.4, "hint": "raise data.workers"}
+    record = {"event": "waiting", "step": 301, "share": 0.4, "hint": "raise data.workers"}
     with run.attempt(3).metrics.open("a") as f:
-        f.write(json.dumps(told) + "\n")
+        f.write(json.dumps(record) + "\n")
     append(run, 301, wait_s=STEP_S / 2)
     assert "raise data.workers" in lines_of(run, 80, 24)
     append(run, 302, wait_s=0.001)

@@ -109,8 +109,8 @@ def test_what_a_program_prints_is_not_obeyed() -> None:
     with shown() as (screen, progress):
         progress.write(b"0: \x1b]0;owned\x07\x1b[2J [bold]b[/bold] \xff :smile: 1%\r\n")
         progress.bar.refresh()
-        told = "0: \\x1b]0;owned\\x07 [bold]b[/bold] \ufffd :smile: 1%"
-        assert told in screen.text and "\x1b]" not in screen.getvalue()
+        line = "0: \\x1b]0;owned\\x07 [bold]b[/bold] \ufffd :smile: 1%"
+        assert line in screen.text and "\x1b]" not in screen.getvalue()
         assert "\x1b[2J" not in screen.getvalue()
 
 

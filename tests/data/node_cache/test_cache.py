@@ -100,11 +100,11 @@ def never(file: BinaryIO) -> None:
 def read(
     cache: Cache, key: str, fetch: Callable[[BinaryIO], object] = never, size: int = K
 ) -> bytes | None:
-    found = cache.get(key, size, fetch)
-    if found is None:
+    content = cache.get(key, size, fetch)
+    if content is None:
         return None
-    with found:
-        return found.read()
+    with content:
+        return content.read()
 
 
 def has(cache: Cache, key: str) -> bool:
@@ -112,8 +112,8 @@ def has(cache: Cache, key: str) -> bool:
 
 
 def name(key: str) -> str:
-    found = hashlib.sha256(key.encode()).hexdigest()[:32]
-    return f"{found[:2]}/{found[2:]}"
+    digest = hashlib.sha256(key.encode()).hexdigest()[:32]
+    return f"{digest[:2]}/{digest[2:]}"
 
 
 def test_of_many_processes_one_fetches(tmp_path: Path) -> None:
@@ -201,13 +201,13 @@ def test_the_limit_holds_whoever_writes(tmp_path: Path) -> None:
     go(processes)
     most, over = 0, False
     while not over:
-        over, found = all(process.poll() is not None for process in processes), 0
+        over, total = all(process.poll() is not None for process in processes), 0
         for path in files(folder):
             try:
-                found += path.stat().st_size if "." not in path.name else 0
+                total += path.stat().st_size if "." not in path.name else 0
             except FileNotFoundError:
                 continue
-        most = max(most, found)
+        most = max(most, total)
     for process in processes:
         assert process.communicate()[1] == "" and process.returncode == 0
     assert limit / 2 < most <= limit

@@ -1,6 +1,6 @@
-"""What a run has told, step by step over all attempts: each step once, its values together.
+"""The values of a run's metrics, step by step over all attempts: each step once.
 
-What a later attempt or a rollback took again stands in place of what was told of it before.
+Where a later attempt or a rollback repeats a step, its new values replace the earlier ones.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpcddp.attempt.joblog import line
-from hpcddp.observe.curves import NAMES, POINTS, pieces
+from hpcddp.observe.curves import NAMES, POINTS, whole_lines
 from hpcddp.rundir import RunDir, parse_lines
 
-Origin = tuple[int, int]  # attempt, and byte behind the record in its file: later ones are greater
+Origin = tuple[int, int]  # attempt, and the byte behind the record in its file: it grows
 NOWHERE: Origin = (0, 0)
-WORDS = 50  # newest events that are told in words
+WORDS = 50  # newest events that are sent in words
 EVENTS = ("slow", "recovered", "waiting", "skipped", "rollback", "diverged", "checkpoint_failed")
 
 
 @dataclass
-class Row:
+class StepValues:
     """The values of one step."""
 
     step: int
@@ -31,44 +31,44 @@ class Row:
     origin: Origin  # of the newest record in it
 
 
-class Rows:
+class StepReader:
     """The steps of a run, as far as they are written.
 
     Args:
-        given: those up to here are known; they are not kept in memory.
-        last: the last attempt that is told; later ones tell for themselves.
+        given: the place up to which steps are known; they are not kept in memory.
+        last: the last attempt that is read; later ones have a process of their own.
     """
 
     def __init__(self, run: RunDir, given: Origin = NOWHERE, last: float = float("inf")) -> None:
         self.run, self._last = run, last
         self.words: deque[str] = deque(maxlen=WORDS)
         self._read: dict[int, int] = {}  # attempt -> bytes
-        self._rows: list[Row] = []  # the newest that was given, and those since
+        self._steps: list[StepValues] = []  # the newest that was given, and those since
         self._given = given
 
-    def new(self, *, over: bool = False) -> list[Row]:
-        """The steps that are new, in order. One that is not after the last of those given before:
-        the run has gone back.
+    def new(self, *, over: bool = False) -> list[StepValues]:
+        """The new steps, in order. Where one is not after the last of those given before, the run
+        has gone back to it.
 
         Args:
-            over: nobody writes any more. Else the newest step is kept back: more may come of it.
+            over: the run has ended. Else the newest step is kept back: more of its values may come.
         """
         for attempt in self.run.all_attempts():
             if attempt.number > self._last:
                 break
             start = self._read.get(attempt.number, 0)
-            for data in pieces(attempt.metrics, start):
+            for data in whole_lines(attempt.metrics, start):
                 for text in data.splitlines(keepends=True):
                     start += len(text)
                     for record in parse_lines([text]):
                         self._take(record, (attempt.number, start))
             self._read[attempt.number] = start
-        end = len(self._rows) if over else max(0, len(self._rows) - 1)
-        found = [row for row in self._rows[:end] if row.origin > self._given]
-        if found:
-            self._given = max(row.origin for row in found)
-        self._rows = self._rows[max(0, end - 1) :]
-        return found
+        end = len(self._steps) if over else max(0, len(self._steps) - 1)
+        new = [step for step in self._steps[:end] if step.origin > self._given]
+        if new:
+            self._given = max(step.origin for step in new)
+        self._steps = self._steps[max(0, end - 1) :]
+        return new
 
     def _take(self, record: Mapping[str, Any], origin: Origin) -> None:
         event, step = record.get("event"), record.get("step")
@@ -82,36 +82,36 @@ class Rows:
         if event in ("start", "rollback"):
             self._cut(step)
         elif values := _values(record):
-            self._add(Row(step, _number(record.get("time")) or 0.0, values, origin))
+            self._add(StepValues(step, _number(record.get("time")) or 0.0, values, origin))
 
-    def _add(self, row: Row) -> None:
-        self._cut(row.step)
-        if self._rows and self._rows[-1].step == row.step:
-            row.values = self._rows.pop().values | row.values
-        elif row.origin <= self._given:
-            self._rows.clear()
-        self._rows.append(row)
+    def _add(self, step: StepValues) -> None:
+        self._cut(step.step)
+        if self._steps and self._steps[-1].step == step.step:
+            step.values = self._steps.pop().values | step.values
+        elif step.origin <= self._given:
+            self._steps.clear()
+        self._steps.append(step)
 
     def _cut(self, step: int) -> None:
-        """Forget what comes after a step."""
-        while self._rows and self._rows[-1].step > step:
-            self._rows.pop()
+        """Drop the steps after this one."""
+        while self._steps and self._steps[-1].step > step:
+            self._steps.pop()
 
 
 def _values(record: Mapping[str, Any]) -> dict[str, float]:
-    """What is a curve of a record, by the names that curves have elsewhere too."""
+    """The values of a record by the names of their curves."""
     event = record.get("event")
     if event == "train":
-        found = {name: record.get(name) for name in NAMES}
+        values = {name: record.get(name) for name in NAMES}
     elif event in POINTS and isinstance(metrics := record.get("metrics"), dict):
-        found = {f"{event}/{name}": value for name, value in metrics.items()}
+        values = {f"{event}/{name}": value for name, value in metrics.items()}
     else:
         return {}
-    return {name: x for name, value in found.items() if (x := _number(value)) is not None}
+    return {name: x for name, value in values.items() if (x := _number(value)) is not None}
 
 
 def _number(value: Any) -> float | None:
-    """A number that may be none, or infinite; None for anything else."""
+    """A number, which may be NaN or infinite; None for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:

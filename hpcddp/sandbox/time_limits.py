@@ -1,0 +1,40 @@
+"""Rehearsal: the time limit that one attempt of a job gets, by way of a file and Slurm's prolog."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hpcddp.attempt.ledger import Attempt
+
+FILE = "limit"  # beside the sandbox's folder: seconds for the next attempt, once
+USUAL = "7-00:00:00"  # the time limit of the other attempts: none of them meets it
+USUAL_SECONDS = 7 * 86400.0
+# Gives one attempt a time limit in seconds: Slurm's own is in minutes. It comes before the script,
+# so that a job knows its limit from the start, as any other.
+PROLOG = """\
+#!/bin/sh
+[ "$SLURM_JOB_PARTITION" = low ] || exit 0
+mv {folder}/limit {folder}/limit.taken 2>/dev/null || exit 0
+{scontrol} update JobId="$SLURM_JOB_ID" EndTime=now+"$(cat {folder}/limit.taken)"
+exit 0
+"""
+
+
+def limit_next(folder: Path, seconds: float) -> None:
+    """Give the next attempt a time limit.
+
+    Args:
+        folder: that of the rehearsal, which the prolog knows.
+    """
+    path = folder / FILE
+    aside = path.with_suffix(".new")
+    aside.write_text(f"{seconds:.0f}")
+    aside.replace(path)
+
+
+def deadline(facts: Attempt) -> float:
+    """The end of an attempt's time limit, in seconds since the epoch; 0 where `limit_next` gave it
+    none."""
+    if facts.deadline is None or facts.deadline >= facts.began + USUAL_SECONDS / 2:
+        return 0.0
+    return facts.deadline
