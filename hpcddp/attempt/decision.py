@@ -7,7 +7,6 @@ is only followed when Slurm's own words say that it was no person.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -31,20 +30,6 @@ RETURNS = (AGAIN, FOLLOW, LEFT)  # actions after which the run comes back
 
 LOCAL = "LOCAL"  # the state of a job without a scheduler
 _RUNS = ("RUNNING", "SIGNALING", LOCAL, "")  # "" is a controller that did not answer
-
-# What slurmstepd writes into a job's log when it ends the job. scancel has nothing after the time,
-# nor has a TERM for the batch script alone, which ends nothing: then the job's steps may say later
-# what does.
-_WORDS = re.compile(
-    r"\*\*\* (JOB|STEP) (\d+)\S* ON \S+ CANCELLED AT [^\s*,]+(?: DUE TO ([A-Z ]*[A-Z]))?"
-)
-_ENDINGS = {
-    None: CANCELLED,
-    "PREEMPTION": PREEMPTED,
-    "TIME LIMIT": TIMEOUT,
-    "NODE FAILURE": NODE,
-    "JOB REQUEUE": REQUEUED,
-}
 
 # Why a job ended, by the state that Slurm gave it for good: what a person cancels is none of these.
 OF_STATE = {"PREEMPTED": PREEMPTED, "TIMEOUT": TIMEOUT, "NODE_FAIL": NODE}
@@ -112,20 +97,6 @@ class Decision(NamedTuple):
     cause: str
     action: str
     reason: str = ""
-
-
-def ending(log: str, number: str = "") -> str:
-    """Why Slurm ended a job, by the last such line of its log: a cause, or "" if it did not.
-
-    Args:
-        number: the job's, which may share its log with others; else any.
-    """
-    found = [(whose, why) for whose, job, why in _WORDS.findall(log) if number in ("", job)]
-    jobs = [i for i, (whose, _) in enumerate(found) if whose == "JOB"]
-    if not jobs:
-        return ""
-    last = found[jobs[-1]][1] or next((why for _, why in found[jobs[-1] :] if why), None)
-    return _ENDINGS.get(last, CANCELLED)
 
 
 def decide(end: End, history: Sequence[Past], policy: Policy) -> Decision:

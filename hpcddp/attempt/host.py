@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import signal
 import sys
 import time
@@ -29,6 +28,7 @@ from hpcddp.attempt import (
     exit_codes,
     first_failure,
     ledger,
+    log_reader,
     refused_resume,
     rendezvous,
     requeue,
@@ -46,12 +46,6 @@ FAILED, AWAY = 3, 4  # exit codes of this program, see above
 INSTEAD = "instead="  # before the id of a job in whose place this one begins
 BLOCKED = 120  # seconds after which a begin that a file system blocks is ended
 TERMINATED, KILLED = 128 + 15, 128 + 9  # exit codes of what a signal ended
-# srun's word on a task that did not end well: an exit code, or a signal by its description.
-_LEFT = re.compile(
-    r"^srun: error: \S+: tasks? \S+: (?:Exited with exit code (\d+)|(.+?)(?: \(core dumped\))?)$",
-    re.M,
-)
-_SIGNALS = {signal.strsignal(number): 128 + number for number in signal.valid_signals()}
 
 
 def end(run: RunDir, number: int, code: int) -> str:
@@ -103,16 +97,16 @@ def _ended(run: RunDir, mine: Attempt, code: int, found: Decision) -> Attempt | 
 def _drop(run: RunDir, mine: Attempt, found: Decision, name: str) -> None:
     """Cancel the job that the sentry submitted at Slurm's words, where nothing is to follow. One
     that is not found leaves by itself when it begins."""
-    if mine.slurm and found.action == decision.NONE and requeue.said(mine):
+    if mine.slurm and found.action == decision.NONE and log_reader.ending_of(mine):
         with contextlib.suppress(SlurmUnreachable):
             requeue.drop(run, name, upto=mine.number, but=mine.job_id)
 
 
 def gather(run: RunDir, mine: Attempt, code: int) -> End:
     """All that can be known about the end of an attempt."""
-    log = requeue.tail(run.attempt(mine.number).log)
+    log = log_reader.tail(run.attempt(mine.number).log)
     failure = read_json(run.attempt(mine.number).error) or {}
-    oom = "oom_kill" in log or "oom-kill" in log or "Out Of Memory" in log
+    oom = any(words in log for words in log_reader.NO_MEMORY)
     want = (read_json(run.request) or {}).get("want", "")
     program = bool(record.read(run).spec.get("command")) and not _finished(run, mine, code)
     if program:
@@ -126,13 +120,13 @@ def gather(run: RunDir, mine: Attempt, code: int) -> End:
     )
     if not mine.slurm or (code == 0 and not program):
         return common
-    sizes, early = requeue.sizes(mine), requeue.said(mine)
+    sizes, early = log_reader.sizes(mine), log_reader.ending_of(mine)
     known = requeue.ask(mine)
     # Where the job runs after them, words that it is cancelled are of a TERM for the batch script
     # alone. While Slurm answers it may say what does end the job.
     if early == decision.CANCELLED and known and known.running:
         requeue.pass_over(run, mine, sizes)
-    facts = {**common._asdict(), "ending": requeue.said(mine), "state": ""}
+    facts = {**common._asdict(), "ending": log_reader.ending_of(mine), "state": ""}
     if known:
         facts |= {
             "state": known.state,
@@ -161,17 +155,16 @@ def _finished(run: RunDir, mine: Attempt, code: int) -> bool:
     attempt = run.attempt(mine.number)
     if code or attempt.left.exists():
         return False
-    ends = [x for x in last_lines(attempt.metrics, requeue.TAIL) if x.get("event") == "end"]
+    ends = [x for x in last_lines(attempt.metrics, log_reader.TAIL) if x.get("event") == "end"]
     return bool(ends) and ends[-1].get("outcome") == "done"
 
 
 def _first_code(run: RunDir, mine: Attempt, code: int) -> int:
     """The exit code of the rank that failed first. srun's own is the largest of all, of those too
     that it ended because one had failed; that one it names first."""
-    first = _LEFT.search(requeue.tail(run.attempt(mine.number).log))
-    if first is None or code not in (TERMINATED, KILLED):
+    if code not in (TERMINATED, KILLED):
         return code
-    return int(first[1]) if first[1] else _SIGNALS.get(first[2], code)
+    return log_reader.first_code(log_reader.tail(run.attempt(mine.number).log), code)
 
 
 def _code_of_program(run: RunDir, mine: Attempt, code: int, want: str) -> int:
@@ -192,7 +185,7 @@ def _late(run: RunDir, mine: Attempt) -> bool:
         return False
     if time.time() > mine.deadline - LATE - record.read(run).lead:
         return True
-    lines = last_lines(run.attempt(mine.number).metrics, requeue.TAIL)
+    lines = last_lines(run.attempt(mine.number).metrics, log_reader.TAIL)
     return any(line.get("event") == "end" and line.get("by") == "time limit" for line in lines)
 
 

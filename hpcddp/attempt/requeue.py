@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from hpcddp.attempt import decision, first_failure, ledger
+from hpcddp.attempt import decision, first_failure, ledger, log_reader
 from hpcddp.attempt.decision import Decision, Past
 from hpcddp.attempt.ledger import Attempt
 from hpcddp.errors import HpcddpError, RunError, SlurmMissing, SlurmUnreachable, SubmissionRefused
@@ -30,7 +30,6 @@ LONGEST, LEAST = 60.0, 3.0  # seconds to wait for one answer
 TRIES = 3  # of one way of coming back that gets no answer
 PAUSE = 3.0  # seconds between two such questions
 HOLD = 900.0  # seconds for which a job that was queued again is looked for
-TAIL = 1 << 16  # bytes of a log that are searched
 LOOK = "look"  # a follow-up's second argument: its parent has not decided that there is to be one
 SETTLE = 4  # seconds from the end of one life to the next: clocks of nodes differ a little
 
@@ -258,19 +257,11 @@ def bad_host(run: RunDir, mine: Attempt, *, certain: bool = False) -> str:
     return first.host if first else ""
 
 
-def said(attempt: Attempt) -> str:
-    """Why Slurm ended an attempt's job, in its own words: a cause, or ""."""
-    log = tail(Path(attempt.said), attempt.said_size) if attempt.said else ""
-    if attempt.node_log and attempt.host == os.uname().nodename:
-        log += tail(Path(attempt.node_log), attempt.node_log_size)
-    return decision.ending(log, attempt.said_id)
-
-
 def was_killed(run: RunDir, mine: Attempt, told: slurm.JobInfo) -> bool:
     """Whether a SIGKILL that was not Slurm's has ended a batch script: Slurm tells so, it has no
     words on why it ends the job, and nobody has asked for it."""
     ended = told.state in ("COMPLETING", "FAILED") and told.exit_code.endswith(":9")
-    return ended and not said(mine) and not read_json(run.request)
+    return ended and not log_reader.ending_of(mine) and not read_json(run.request)
 
 
 def why_ended(run: RunDir, mine: Attempt, timeout: float = slurm.TIMEOUT) -> str:
@@ -279,8 +270,8 @@ def why_ended(run: RunDir, mine: Attempt, timeout: float = slurm.TIMEOUT) -> str
     Raises:
         SlurmUnreachable: Slurm's words do not tell, and it does not answer.
     """
-    if words := said(mine):
-        return words
+    if cause := log_reader.ending_of(mine):
+        return cause
     if not mine.slurm:
         return ""
     told = slurm.facts(mine.job_id, timeout)
@@ -290,27 +281,10 @@ def why_ended(run: RunDir, mine: Attempt, timeout: float = slurm.TIMEOUT) -> str
     return decision.OF_STATE.get(told.state, "") if told else ""
 
 
-def sizes(mine: Attempt) -> tuple[int, int]:
-    """Bytes of the files in which Slurm's words are, now."""
-    found = [mine.said_size, mine.node_log_size]
-    for i, path in enumerate((mine.said, mine.node_log)):
-        with contextlib.suppress(OSError):
-            found[i] = Path(path).stat().st_size if path else 0
-    return found[0], found[1]
-
-
 def pass_over(run: RunDir, mine: Attempt, upto: tuple[int, int]) -> None:
     """Slurm's words up to here are of a signal for the batch script alone: the job runs on."""
     mine.said_size, mine.node_log_size = upto
     note(run, mine)
-
-
-def tail(path: Path, start: int = 0) -> str:
-    """The end of a file, of what comes after `start` bytes."""
-    with contextlib.suppress(OSError), path.open("rb") as f:
-        f.seek(max(start, f.seek(0, os.SEEK_END) - TAIL))
-        return f.read().decode("utf-8", "replace")
-    return ""
 
 
 def release(mine: Attempt) -> None:
@@ -331,7 +305,7 @@ def release(mine: Attempt) -> None:
             if known.running and known.restarts > mine.restarts:  # its next life
                 return
             if known.state == "PENDING":
-                if said(mine) == decision.CANCELLED:
+                if log_reader.ending_of(mine) == decision.CANCELLED:
                     slurm.cancel(mine.job_id)
                     return
                 if slurm.release(mine.job_id, f"now+{SETTLE}", mine.exclude):

@@ -29,7 +29,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from hpcddp import processes, record
-from hpcddp.attempt import claim, decision, ledger, requeue
+from hpcddp.attempt import claim, decision, ledger, log_reader, requeue
 from hpcddp.attempt.decision import End, Policy
 from hpcddp.attempt.ledger import Attempt
 from hpcddp.errors import HpcddpError, SlurmUnreachable, SubmissionRefused
@@ -117,7 +117,7 @@ class Sentry:
             spoken, joined = self._join(), True
         with contextlib.suppress(OSError, HpcddpError):
             if spoken and not self._followed:
-                cause = requeue.said(self.mine)
+                cause = log_reader.ending_of(self.mine)
                 if cause not in decision.FOLLOWED:
                     return False
                 self._follow(cause)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO, Protocol
 
 from hpcddp.attempt.error_record import host
+from hpcddp.attempt.joblog import rank_ended
 from hpcddp.errors import RunError
 from hpcddp.launch.command import job_of
 from hpcddp.launch.orphans import Orphans
@@ -169,7 +170,7 @@ class Group:
         if code < 0 and not ours and rank not in self.told:
             self.told.add(rank)
             name = signal.Signals(-code).name
-            self._write(f"hpcddp: rank {rank} on {host()} was ended by {name}\n".encode())
+            self._write(f"{rank_ended(rank, host(), name)}\n".encode())
 
     def _wait_for_the_rest(self, codes: dict[int, int | None]) -> None:
         """A rank that hangs at its very end must not keep a job that is done."""

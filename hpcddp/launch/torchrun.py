@@ -19,6 +19,7 @@ from pathlib import Path
 from types import FrameType
 
 from hpcddp.attempt.error_record import host
+from hpcddp.attempt.joblog import rank_ended
 from hpcddp.preempt import ignore_stop_signals, stop_signals
 from hpcddp.processes import children
 from hpcddp.topology import Rank
@@ -70,7 +71,7 @@ def told(rank: int, code: int) -> int:
     if code >= 0:
         return code
     name = signal.Signals(-code).name
-    print(f"hpcddp: rank {rank} on {host()} was ended by {name}", flush=True)
+    print(rank_ended(rank, host(), name), flush=True)
     return 128 - code
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcddp import record
-from hpcddp.attempt import decision, first_failure, ledger, refused_resume, requeue
+from hpcddp.attempt import decision, first_failure, ledger, log_reader, refused_resume
 from hpcddp.errors import RunError, SlurmUnreachable
 from hpcddp.record import JobRecord
 from hpcddp.rundir import RunDir, last_lines, read_json, read_lines, runs_in
@@ -204,7 +204,7 @@ def checked(run: RunDir, queue: Callable[[], list[QueuedJob]]) -> Status:
 def gone(run: RunDir, found: Status) -> Status:
     """A job that left no end and that its backend does not know any more."""
     want, last = (read_json(run.request) or {}).get("want", ""), ledger.last(run)
-    told = requeue.said(last) if last and last.live else ""
+    told = log_reader.ending_of(last) if last and last.live else ""
     if want in REQUESTS:
         found.state, found.reason = REQUESTS[want], ""
     elif last and last.action in decision.RETURNS:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from typing import Any
 
+from hpcddp.attempt.joblog import REDRAWN
 from hpcddp.cli.terminal.shown import shown
 from hpcddp.rundir import RunDir, parse_lines
 from hpcddp.submit.status import whole
-
-# What a rank has printed of a line before it drew that again, behind the launcher's label.
-REDRAWN = re.compile(r"^( *\d+: |).*\r(?=.)")
 
 
 class Progress:
