@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hpcddp import processes, record
-from hpcddp.attempt import decision, ledger, rendezvous, requeue
+from hpcddp.attempt import decision, end_facts, ledger, rendezvous
 from hpcddp.attempt.ledger import Attempt
 from hpcddp.errors import RunError, RunUnreadable, SlurmMissing, SlurmUnreachable
 from hpcddp.rundir import RunDir, read_json, write_json
@@ -223,7 +223,7 @@ def _cause(run: RunDir, me: Attempt, follows: int) -> str:
     newest = ledger.last(run)
     if not newest or newest.number != follows or newest.cause or newest.job_id == me.job_id:
         return ""
-    return asked_until(lambda: requeue.why_ended(run, newest))
+    return asked_until(lambda: end_facts.why_ended(run, newest))
 
 
 def needless(run: RunDir, me: Attempt, follows: int, look: bool, cause: str = "") -> str:
@@ -327,7 +327,7 @@ def close(run: RunDir, earlier: Attempt, cause: str = "") -> None:
         cause: why, if that is known already.
     """
     with contextlib.suppress(SlurmUnreachable):
-        cause = cause or requeue.why_ended(run, earlier, ASK)
+        cause = cause or end_facts.why_ended(run, earlier, ASK)
     earlier.cause = cause or (decision.NODE if earlier.slurm else decision.UNKNOWN)
     earlier.action, earlier.ended = decision.LEFT, time.time()
 

@@ -15,6 +15,7 @@ from hpcddp import record
 from hpcddp.attempt import decision, launch_facts, ledger, log_reader, rendezvous
 from hpcddp.attempt.error_record import LOST_PEER, is_peer, is_shared
 from hpcddp.errors import TopologyError
+from hpcddp.record import JobRecord
 from hpcddp.rundir import RunDir, read_json, read_step
 from hpcddp.slurm.hostlist import count_hosts
 
@@ -56,7 +57,9 @@ class Failed(NamedTuple):
         }
 
 
-def kind(run: RunDir, mine: ledger.Attempt, failure: Mapping[str, Any], code: int) -> str:
+def kind(
+    run: RunDir, mine: ledger.Attempt, job: JobRecord, failure: Mapping[str, Any], code: int
+) -> str:
     """The kind of an attempt's failure, for the decision on what follows; see error_record.py.
 
     A mistake would come again. It is one only where no ranks have met since a person last submitted
@@ -64,7 +67,7 @@ def kind(run: RunDir, mine: ledger.Attempt, failure: Mapping[str, Any], code: in
     program writes nothing down: the last lines of its ranks tell.
     """
     written = str(failure.get("kind", "crash")) if failure else ""
-    program = bool(record.read(run).spec.get("command"))
+    program = bool(job.spec.get("command"))
     whole = bool(failure) and failure.get("rank") is None  # a word on all of them
     if whole and written == "mistake" and rendezvous.met_since(run, mine, program=program):
         return "crash"
@@ -72,17 +75,17 @@ def kind(run: RunDir, mine: ledger.Attempt, failure: Mapping[str, Any], code: in
         return written
     if read_step(run.attempt(mine.number))[0]:
         return "crash" if written else ""
-    same = is_shared(run.attempt(mine.number)) or (program and alike(run, mine))
+    same = is_shared(run.attempt(mine.number)) or (program and alike(run, mine, job))
     if same and not rendezvous.met_since(run, mine, program=program):
         return "mistake"
     return "crash" if written else ""
 
 
-def alike(run: RunDir, mine: ledger.Attempt) -> bool:
+def alike(run: RunDir, mine: ledger.Attempt, job: JobRecord) -> bool:
     """Whether the ranks on all nodes have ended with the same last line, of a program that was
     never right. Those that another one's end has ended early have said nothing: then the attempt
     before has ended so too."""
-    job, last = record.read(run), _last_lines(run, mine.number)
+    last = _last_lines(run, mine.number)
     nodes = {rank // job.gpus_per_node for rank in last}
     most = count_hosts(mine.nodes) if mine.slurm else job.nodes[1]
     if len({*last.values()}) != 1 or not all(map(log_reader.WRONG.match, last.values())):
@@ -132,13 +135,17 @@ def error_of(run: RunDir, attempt: ledger.Attempt) -> dict[str, Any] | None:
     return first.to_dict() if first else error
 
 
-def failed(run: RunDir, number: int) -> Failed | None:
-    """Who failed first, as an attempt's log tells it."""
+def failed(run: RunDir, number: int, job: JobRecord | None = None) -> Failed | None:
+    """Who failed first, as an attempt's log tells it.
+
+    Args:
+        job: the run's, if it has been read already.
+    """
     text = log_reader.tail(run.attempt(number).log, size=TAIL)
     if not text:
         return None
     # Else srun counts what starts the ranks of a node.
-    job = record.read(run)
+    job = job or record.read(run)
     one_each = not launch_facts.of(job.launcher, job.launch).get("per_node")
     return (
         _node(text)

@@ -25,8 +25,7 @@ import time
 from hpcddp import record
 from hpcddp.attempt import (
     decision,
-    exit_codes,
-    first_failure,
+    end_facts,
     ledger,
     log_reader,
     refused_resume,
@@ -35,17 +34,16 @@ from hpcddp.attempt import (
     sentry,
 )
 from hpcddp.attempt.claim import begin, clear, say
-from hpcddp.attempt.decision import Decision, End, Policy
+from hpcddp.attempt.decision import Decision, Policy
+from hpcddp.attempt.end_facts import gather
 from hpcddp.attempt.ledger import Attempt
 from hpcddp.errors import HpcddpError, RunUnreadable, SlurmUnreachable
-from hpcddp.rundir import RunDir, last_lines, read_json
+from hpcddp.rundir import RunDir
 
-LATE = 90.0  # seconds before the time limit: Slurm warns up to a minute early
 LOOKS = 3  # at a job that changes while it is decided about
 FAILED, AWAY = 3, 4  # exit codes of this program, see above
 INSTEAD = "instead="  # before the id of a job in whose place this one begins
 BLOCKED = 120  # seconds after which a begin that a file system blocks is ended
-TERMINATED, KILLED = 128 + 15, 128 + 9  # exit codes of what a signal ended
 
 
 def end(run: RunDir, number: int, code: int) -> str:
@@ -55,11 +53,11 @@ def end(run: RunDir, number: int, code: int) -> str:
         print(f"hpcddp: a newer attempt works on this run: attempt {number} is over")
         return "1"
     job, mine = record.read(run), sentry.known(run, mine)
-    code = _first_code(run, mine, code)
+    code = end_facts.first_code(run, mine, code)
     policy = Policy.of(job.spec.get("requeue", {}))
     took = time.time() - mine.began
     for _ in range(LOOKS):
-        found = decision.decide(gather(run, mine, code), requeue.past(run), policy)
+        found = decision.decide(gather(run, mine, job, code), requeue.past(run), policy)
         if found.cause == decision.REFUSED:
             refused_resume.put_back(run, number)
         written = _ended(run, mine, code, found)
@@ -100,99 +98,6 @@ def _drop(run: RunDir, mine: Attempt, found: Decision, name: str) -> None:
     if mine.slurm and found.action == decision.NONE and log_reader.ending_of(mine):
         with contextlib.suppress(SlurmUnreachable):
             requeue.drop(run, name, upto=mine.number, but=mine.job_id)
-
-
-def gather(run: RunDir, mine: Attempt, code: int) -> End:
-    """All that can be known about the end of an attempt."""
-    log = log_reader.tail(run.attempt(mine.number).log)
-    failure = read_json(run.attempt(mine.number).error) or {}
-    oom = any(words in log for words in log_reader.NO_MEMORY)
-    want = (read_json(run.request) or {}).get("want", "")
-    program = bool(record.read(run).spec.get("command")) and not _finished(run, mine, code)
-    if program:
-        code = _code_of_program(run, mine, code, want)
-    common = End(
-        TERMINATED if code == _own_signal() else code,
-        state=decision.LOCAL,
-        want=want,
-        kind="oom" if oom and code else first_failure.kind(run, mine, failure, code),
-        progress=ledger.progress_of(run, mine),
-    )
-    if not mine.slurm or (code == 0 and not program):
-        return common
-    sizes, early = log_reader.sizes(mine), log_reader.ending_of(mine)
-    known = requeue.ask(mine)
-    # Where the job runs after them, words that it is cancelled are of a TERM for the batch script
-    # alone. While Slurm answers it may say what does end the job.
-    if early == decision.CANCELLED and known and known.running:
-        requeue.pass_over(run, mine, sizes)
-    facts = {**common._asdict(), "ending": log_reader.ending_of(mine), "state": ""}
-    if known:
-        facts |= {
-            "state": known.state,
-            "requeued": known.restarts > mine.restarts,
-            "preempted": known.preempted,
-        }
-    elif facts["ending"]:
-        facts["state"] = "COMPLETING"
-    facts["grace"] = mine.site.get("grace", 0) > 0
-    facts["late"] = _late(run, mine)
-    told = facts["preempted"] or facts["requeued"] or facts["ending"] or _warned(run, mine)
-    if code == 0 and told:  # it was to leave, and may have more to do
-        facts["code"] = TERMINATED
-    return End(**facts)
-
-
-def _own_signal() -> int:
-    """The exit code of a rank that the job's own stop signal has ended, before it had a handler."""
-    own = os.environ.get("HPCDDP_SIGNAL", "")
-    return 128 + signal.Signals[f"SIG{own}"] if own else TERMINATED
-
-
-def _finished(run: RunDir, mine: Attempt, code: int) -> bool:
-    """Whether a program says that it has come to its end: a loop that is attached does. Of others
-    nobody knows: told to leave, some save and leave with 0."""
-    attempt = run.attempt(mine.number)
-    if code or attempt.left.exists():
-        return False
-    ends = [x for x in last_lines(attempt.metrics, log_reader.TAIL) if x.get("event") == "end"]
-    return bool(ends) and ends[-1].get("outcome") == "done"
-
-
-def _first_code(run: RunDir, mine: Attempt, code: int) -> int:
-    """The exit code of the rank that failed first. srun's own is the largest of all, of those too
-    that it ended because one had failed; that one it names first."""
-    if code not in (TERMINATED, KILLED):
-        return code
-    return log_reader.first_code(log_reader.tail(run.attempt(mine.number).log), code)
-
-
-def _code_of_program(run: RunDir, mine: Attempt, code: int, want: str) -> int:
-    """A program's exit code means what it says in the run dir, if that says something: its ranks
-    saved and left. Told to leave, it does so with any code. Our own codes mean nothing where it
-    came upon them by chance."""
-    left = read_json(run.attempt(mine.number).left)
-    if left:
-        return int(left["code"])
-    if want:
-        return TERMINATED
-    return exit_codes.FAILED if code in exit_codes.PRIVATE else code
-
-
-def _late(run: RunDir, mine: Attempt) -> bool:
-    """Whether the time limit was near: by the clock, or as rank 0 says, which knows its saves."""
-    if not mine.deadline:
-        return False
-    if time.time() > mine.deadline - LATE - record.read(run).lead:
-        return True
-    lines = last_lines(run.attempt(mine.number).metrics, log_reader.TAIL)
-    return any(line.get("event") == "end" and line.get("by") == "time limit" for line in lines)
-
-
-def _warned(run: RunDir, mine: Attempt) -> bool:
-    """Whether Slurm has sent the signal that the job asks for before its time limit."""
-    lead = record.read(run).lead
-    return bool(lead and mine.deadline and time.time() > mine.deadline - lead)
 
 
 def _deaf() -> None:

@@ -205,7 +205,7 @@ def excluded(run: RunDir, job: JobRecord) -> str:
     asked = bool(job.spec.get("requeue", {}).get("exclude_bad_nodes"))
     bad: list[str] = []
     for attempt in reversed(ledger.attempts(run)):
-        host = bad_host(run, attempt, certain=not asked)
+        host = bad_host(run, attempt, job, certain=not asked)
         bad += [name for name in [host] if name and name not in bad]
         if attempt.progress:
             break
@@ -242,7 +242,7 @@ def _taken(run: RunDir, left_out: list[str]) -> bool:
     return slurm.takes(run.script, ",".join(filter(None, left_out)), LONGEST / 4)
 
 
-def bad_host(run: RunDir, mine: Attempt, *, certain: bool = False) -> str:
+def bad_host(run: RunDir, mine: Attempt, job: JobRecord, *, certain: bool = False) -> str:
     """The node that an attempt's failure points to, if there is one; or the nodes that failed.
 
     Args:
@@ -253,32 +253,8 @@ def bad_host(run: RunDir, mine: Attempt, *, certain: bool = False) -> str:
         return str(failure["host"]) if failure.get("bad_host") else ""
     if failure and failure.get("kind") != "peer":
         return str(failure["host"])
-    first = first_failure.failed(run, mine.number)
+    first = first_failure.failed(run, mine.number, job)
     return first.host if first else ""
-
-
-def was_killed(run: RunDir, mine: Attempt, told: slurm.JobInfo) -> bool:
-    """Whether a SIGKILL that was not Slurm's has ended a batch script: Slurm tells so, it has no
-    words on why it ends the job, and nobody has asked for it."""
-    ended = told.state in ("COMPLETING", "FAILED") and told.exit_code.endswith(":9")
-    return ended and not log_reader.ending_of(mine) and not read_json(run.request)
-
-
-def why_ended(run: RunDir, mine: Attempt, timeout: float = slurm.TIMEOUT) -> str:
-    """Why an attempt ended that could not say so itself: a cause, or "".
-
-    Raises:
-        SlurmUnreachable: Slurm's words do not tell, and it does not answer.
-    """
-    if cause := log_reader.ending_of(mine):
-        return cause
-    if not mine.slurm:
-        return ""
-    told = slurm.facts(mine.job_id, timeout)
-    if told and was_killed(run, mine, told):
-        return decision.KILLED
-    # The words may be on another node, on a disk that was away when they were to be copied.
-    return decision.OF_STATE.get(told.state, "") if told else ""
 
 
 def pass_over(run: RunDir, mine: Attempt, upto: tuple[int, int]) -> None:

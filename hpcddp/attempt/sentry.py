@@ -29,7 +29,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from hpcddp import processes, record
-from hpcddp.attempt import claim, decision, ledger, log_reader, requeue
+from hpcddp.attempt import claim, decision, end_facts, ledger, log_reader, requeue
 from hpcddp.attempt.decision import End, Policy
 from hpcddp.attempt.ledger import Attempt
 from hpcddp.errors import HpcddpError, SlurmUnreachable, SubmissionRefused
@@ -222,7 +222,7 @@ def _settled(run: RunDir, mine: Attempt) -> bool:
     told = slurm.facts(mine.job_id)
     if told is None or told.restarts > mine.restarts:
         return True
-    if requeue.was_killed(run, mine, told):
+    if end_facts.was_killed(run, mine, told):
         if _would_follow(run, mine, decision.KILLED):
             # Slurm forgets the proof after some minutes, and the follow-up may wait for longer.
             job_id = _submit(run, mine, ask=True)
