@@ -28,6 +28,7 @@ from hpcddp.attempt import (
     end_facts,
     ledger,
     log_reader,
+    lost_script,
     refused_resume,
     rendezvous,
     requeue,
@@ -52,7 +53,7 @@ def end(run: RunDir, number: int, code: int) -> str:
     if mine is None:
         print(f"hpcddp: a newer attempt works on this run: attempt {number} is over")
         return "1"
-    job, mine = record.read(run), sentry.known(run, mine)
+    job, mine = record.read(run), ledger.refreshed(run, mine)
     code = end_facts.first_code(run, mine, code)
     policy = Policy.of(job.spec.get("requeue", {}))
     took = time.time() - mine.began
@@ -89,7 +90,7 @@ def _ended(run: RunDir, mine: Attempt, code: int, found: Decision) -> Attempt | 
         print(f"hpcddp: not written down: {error}", flush=True)
         mine.exit_code, mine.cause, mine.action = code, found.cause, found.action
         return mine
-    return written and sentry.known(run, written)
+    return written and ledger.refreshed(run, written)
 
 
 def _drop(run: RunDir, mine: Attempt, found: Decision, name: str) -> None:
@@ -137,7 +138,7 @@ def main(args: list[str], *, stay: bool = False) -> int:
             rendezvous.watch(run, int(rest[0]), int(rest[1]), os.environ)
         else:
             _deaf()
-            sentry.bereaved(run, int(rest[0]))
+            lost_script.bring_back(run, int(rest[0]))
     except (HpcddpError, OSError) as error:
         later = away(run, error)
         if verb == "begin" and not later and run.path.exists():

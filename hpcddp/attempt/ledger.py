@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hpcddp.errors import RunError, RunUnreadable
+from hpcddp.errors import HpcddpError, RunError, RunUnreadable
 from hpcddp.processes import start_of
 from hpcddp.rundir import (
     AttemptDir,
@@ -203,6 +203,14 @@ def owner(run: RunDir, number: int) -> Attempt | None:
     if not folders or folders[-1].number < number:
         raise RunUnreadable("is not there", where=str(run.attempt(number).path))
     return read(folders[-1]) if folders[-1].number == number else None
+
+
+def refreshed(run: RunDir, mine: Attempt) -> Attempt:
+    """An attempt's facts, with what its sentry has learned since."""
+    with contextlib.suppress(HpcddpError):
+        news = read_json(run.attempt(mine.number).slurm) or {}
+        return replace(mine, **{name: news[name] for name in ("deadline", "site") if name in news})
+    return mine
 
 
 class Save(NamedTuple):
