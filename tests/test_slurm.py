@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 from sites import Site
 
-from hpcddp.attempt import claim
+from hpcddp.attempt import surrounding_job
 from hpcddp.errors import SlurmUnreachable, UserError
 from hpcddp.slurm import commands as slurm
 from hpcddp.slurm.commands import JobInfo, Partition, QueuedJob
@@ -233,7 +233,7 @@ def test_it_is_queued_again_as_submitit_does_it(
         for name, value in names.items():
             monkeypatch.setenv(f"SLURM_{name}", value)
         SlurmJobEnvironment()._requeue(countdown=3)
-        assert slurm.requeue(claim.my_job()) == ""
+        assert slurm.requeue(surrounding_job.my_job()) == ""
     theirs, ours = log.read_text().splitlines()[0::2], log.read_text().splitlines()[1::2]
     assert theirs == ours and ours[-1] == "requeue 11_1"
 
