@@ -66,7 +66,7 @@ class Policy(NamedTuple):
         """The policy in a job's table; other keys of it are not for this function."""
         return cls(**{name: table[name] for name in cls._fields if name in table})
 
-    def told(self) -> str:
+    def in_words(self) -> str:
         """The policy in one line, for a person."""
         if not self.enabled:
             return "stays ended, whatever ends it: requeue.enabled is false"

@@ -21,6 +21,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 
 from hpcddp import record
 from hpcddp.attempt import (
@@ -58,45 +59,45 @@ def end(run: RunDir, number: int, code: int) -> str:
     policy = Policy.of(job.spec.get("requeue", {}))
     took = time.time() - mine.began
     for _ in range(LOOKS):
-        found = decision.decide(gather(run, mine, job, code), requeue.past(run), policy)
-        if found.cause == decision.REFUSED:
+        verdict = decision.decide(gather(run, mine, job, code), requeue.past(run), policy)
+        if verdict.cause == decision.REFUSED:
             refused_resume.put_back(run, number)
-        written = _ended(run, mine, code, found)
-        next_ = found.action + (f" ({found.reason})" if found.reason else "")
-        print(f"hpcddp: attempt {number} ended after {took:.0f} s: {found.cause}, "
+        written = _ended(run, mine, code, verdict)
+        next_ = verdict.action + (f" ({verdict.reason})" if verdict.reason else "")
+        print(f"hpcddp: attempt {number} ended after {took:.0f} s: {verdict.cause}, "
               f"exit code {code}; next: {next_}", flush=True)  # fmt: skip
-        if written is None or found.action not in (decision.AGAIN, decision.FOLLOW):
-            _drop(run, mine, found, job.name)
-            if found.action == decision.NONE:
+        if written is None or verdict.action not in (decision.AGAIN, decision.FOLLOW):
+            _drop(run, mine, verdict, job.name)
+            if verdict.action == decision.NONE:
                 clear(mine)
             break
-        if answer := requeue.bring_back(run, written, found, job):
+        if answer := requeue.bring_back(run, written, verdict, job):
             if written.successor:
                 clear(mine)
             return answer
     else:  # nobody brings it back: the ledger must not say so
-        none = Decision(found.cause, decision.NONE, "Slurm begins to end the job")
+        none = Decision(verdict.cause, decision.NONE, "Slurm begins to end the job")
         _ended(run, mine, code, none)
-    well = found.cause in (decision.DONE, decision.ASKED) or found.action == decision.LEFT
+    well = verdict.cause in (decision.DONE, decision.ASKED) or verdict.action == decision.LEFT
     return "0" if well else "1"
 
 
-def _ended(run: RunDir, mine: Attempt, code: int, found: Decision) -> Attempt | None:
+def _ended(run: RunDir, mine: Attempt, code: int, verdict: Decision) -> Attempt | None:
     """Write an attempt's end; None if a newer one has begun. What cannot be written, on a full
     disk, is done all the same."""
     try:
-        written = ledger.end(run, mine.number, code, found.cause, found.action, found.reason)
+        written = ledger.end(run, mine.number, code, verdict.cause, verdict.action, verdict.reason)
     except (OSError, RunUnreadable) as error:
         print(f"hpcddp: not written down: {error}", flush=True)
-        mine.exit_code, mine.cause, mine.action = code, found.cause, found.action
+        mine.exit_code, mine.cause, mine.action = code, verdict.cause, verdict.action
         return mine
     return written and ledger.refreshed(run, written)
 
 
-def _drop(run: RunDir, mine: Attempt, found: Decision, name: str) -> None:
+def _drop(run: RunDir, mine: Attempt, verdict: Decision, name: str) -> None:
     """Cancel the job that the sentry submitted at Slurm's words, where nothing is to follow. One
     that is not found leaves by itself when it begins."""
-    if mine.slurm and found.action == decision.NONE and log_reader.ending_of(mine):
+    if mine.slurm and verdict.action == decision.NONE and log_reader.ending_of(mine):
         with contextlib.suppress(SlurmUnreachable):
             requeue.drop(run, name, upto=mine.number, but=mine.job_id)
 
@@ -107,38 +108,17 @@ def _deaf() -> None:
 
 
 def main(args: list[str], *, stay: bool = False) -> int:
-    """Dispatch `begin`, `end`, `watch` and `bereaved`.
+    """Do what a verb asks; the exit code of this program.
 
     Args:
         stay: the sentry of an attempt that begins stays behind.
     """
-    verb, folder, *rest = args
+    verb, folder, *words = args
     run = RunDir(folder)
     try:
-        if verb == "begin":
-            if "SLURM_JOB_ID" in os.environ:
-                _deaf()  # the job may be ended already; the sentry sees why
-            signal.alarm(BLOCKED)
-            instead = [x.removeprefix(INSTEAD) for x in rest if x.startswith(INSTEAD)]
-            follows, look = int("".join(rest[1:2]) or 0), requeue.LOOK in rest
-            claim = begin(run, int(rest[0]), follows, look, instead)
-            print(claim, flush=True)
-            signal.alarm(0)
-            if stay and claim:
-                number, *_, path = claim.split(" ", 4)
-                with contextlib.suppress(HpcddpError, OSError):  # the claim is made
-                    sentry.post(RunDir(path), int(number))
-        elif verb == "end":
-            _deaf()  # a job that is queued again gets TERM at once
-            # What is said on the way goes to the log; the answer alone to the script.
-            with contextlib.redirect_stdout(sys.stderr):
-                answer = end(run, int(rest[0]), int(rest[1]))
-            print(answer)
-        elif verb == "watch":
-            rendezvous.watch(run, int(rest[0]), int(rest[1]), os.environ)
-        else:
-            _deaf()
-            lost_script.bring_back(run, int(rest[0]))
+        claim = VERBS[verb](run, words)
+        if stay and claim:
+            _post_sentry(claim)
     except (HpcddpError, OSError) as error:
         later = away(run, error)
         if verb == "begin" and not later and run.path.exists():
@@ -147,6 +127,52 @@ def main(args: list[str], *, stay: bool = False) -> int:
             print(f"hpcddp: {error}", file=sys.stderr)
         return AWAY if later else FAILED
     return 0
+
+
+def _begin(run: RunDir, words: list[str]) -> str:
+    """Claim the run dir; the line that is printed for the script."""
+    if "SLURM_JOB_ID" in os.environ:
+        _deaf()  # the job may be ended already; the sentry sees why
+    signal.alarm(BLOCKED)
+    instead = [word.removeprefix(INSTEAD) for word in words if word.startswith(INSTEAD)]
+    follows, look = int("".join(words[1:2]) or 0), requeue.LOOK in words
+    claim = begin(run, int(words[0]), follows, look, instead)
+    print(claim, flush=True)
+    signal.alarm(0)
+    return claim
+
+
+def _post_sentry(claim: str) -> None:
+    """Leave the sentry of a claimed attempt behind; without it the claim counts all the same."""
+    number, *_, path = claim.split(" ", 4)
+    with contextlib.suppress(HpcddpError, OSError):
+        sentry.post(RunDir(path), int(number))
+
+
+def _end(run: RunDir, words: list[str]) -> str:
+    """Decide what follows; the answer alone is printed for the script, all else goes to the log."""
+    _deaf()  # a job that is queued again gets TERM at once
+    with contextlib.redirect_stdout(sys.stderr):
+        answer = end(run, int(words[0]), int(words[1]))
+    print(answer)
+    return ""
+
+
+def _watch(run: RunDir, words: list[str]) -> str:
+    rendezvous.watch(run, int(words[0]), int(words[1]), os.environ)
+    return ""
+
+
+def _bereaved(run: RunDir, words: list[str]) -> str:
+    _deaf()
+    lost_script.bring_back(run, int(words[0]))
+    return ""
+
+
+# What each verb does with a run and the words after it; the claim, where one is made.
+VERBS: dict[str, Callable[[RunDir, list[str]], str]] = {
+    "begin": _begin, "end": _end, "watch": _watch, "bereaved": _bereaved,
+}  # fmt: skip
 
 
 def away(run: RunDir, error: Exception) -> bool:

@@ -64,7 +64,7 @@ def can_ask() -> bool:
                for name in ("scontrol", "squeue", "sbatch"))  # fmt: skip
 
 
-def bring_back(run: RunDir, mine: Attempt, found: Decision, job: JobRecord) -> str:
+def bring_back(run: RunDir, mine: Attempt, verdict: Decision, job: JobRecord) -> str:
     """Bring the run back, by the first way that works; what the script does then. Empty if Slurm
     has begun to end the job, so that the decision is to be made again."""
     if not mine.slurm:
@@ -72,14 +72,14 @@ def bring_back(run: RunDir, mine: Attempt, found: Decision, job: JobRecord) -> s
     mine.exclude = excluded(run, job)
     if mine.exclude:
         note(run, mine)
-    ways = [follow] if found.action == decision.FOLLOW else [back, follow]
-    if found.action == decision.AGAIN and prefers_follow(mine):
+    ways = [follow] if verdict.action == decision.FOLLOW else [back, follow]
+    if verdict.action == decision.AGAIN and prefers_follow(mine):
         ways.reverse()
     deadline, refused, tries = time.monotonic() + PATIENCE, "", 0
     while time.monotonic() < deadline:
         for way in ways:
             try:
-                way(run, mine, found, job)
+                way(run, mine, verdict, job)
                 return "0"
             except RunError as error:
                 print(f"hpcddp: {error.what}", flush=True)
@@ -97,7 +97,7 @@ def bring_back(run: RunDir, mine: Attempt, found: Decision, job: JobRecord) -> s
             break
         time.sleep(PAUSE)
     reason = f"could not be queued again ({refused}); hpcddp resume {run.name} goes on"
-    ledger.end(run, mine.number, mine.exit_code or 0, found.cause, decision.NONE, reason)
+    ledger.end(run, mine.number, mine.exit_code or 0, verdict.cause, decision.NONE, reason)
     return "1"
 
 
@@ -118,7 +118,7 @@ def prefers_follow(mine: Attempt) -> bool:
     return not rules.outlives and rules.hold > 10 and "_" not in mine.job_id
 
 
-def back(run: RunDir, mine: Attempt, found: Decision, job: JobRecord) -> None:
+def back(run: RunDir, mine: Attempt, verdict: Decision, job: JobRecord) -> None:
     """Queue this very job again. Only while Slurm says that it runs.
 
     The sentry, which outlives this job where Slurm lets it, ends the wait.
@@ -138,14 +138,14 @@ def back(run: RunDir, mine: Attempt, found: Decision, job: JobRecord) -> None:
         raise SubmissionRefused(refused)
 
 
-def follow(run: RunDir, mine: Attempt, found: Decision, job: JobRecord) -> None:
+def follow(run: RunDir, mine: Attempt, verdict: Decision, job: JobRecord) -> None:
     """Submit the script as a new job that goes on when this one has left.
 
     Raises:
         SlurmUnreachable: nobody knows whether it waits.
         SubmissionRefused: Slurm did not take it.
     """
-    ok = found.action == decision.AGAIN
+    ok = verdict.action == decision.AGAIN
     wait = patience(mine, ends=not ok)
     mine.successor = follow_up(run, mine, job.name, [str(mine.number)], ok=ok, wait=wait)
     note(run, mine)

@@ -257,7 +257,7 @@ def known(run: RunDir) -> Status:
 
 def policy(job: JobRecord) -> str:
     """When a job comes back, and how a program begins then."""
-    told = decision.Policy.of(job.spec.get("requeue", {})).told()
+    told = decision.Policy.of(job.spec.get("requeue", {})).in_words()
     if not job.spec.get("command"):
         return told
     again = "later attempts run resume_command" if job.spec.get("resume_command") else "begins anew"
