@@ -5,7 +5,7 @@
 
 A result is there whole or not at all, once per path: a later one takes the place of an earlier one.
 It is written aside in its attempt's own folder, which the next attempt takes away: from then on an
-older life that still runs writes no more (``rundir.fence``).
+older life that still runs writes no more (attempt/fence.py).
 """
 
 from __future__ import annotations

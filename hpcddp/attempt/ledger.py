@@ -16,12 +16,12 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hpcddp.attempt.fence import fence
 from hpcddp.errors import HpcddpError, RunError, RunUnreadable
 from hpcddp.processes import start_of
 from hpcddp.rundir import (
     AttemptDir,
     RunDir,
-    fence,
     read_json,
     read_step,
     step_folders,
@@ -108,7 +108,7 @@ def read(folder: AttemptDir) -> Attempt | None:
 
 def attempts(run: RunDir) -> list[Attempt]:
     """All attempts, oldest first."""
-    return [found for folder in run.all_attempts() if (found := read(folder))]
+    return [facts for folder in run.all_attempts() if (facts := read(folder))]
 
 
 def last(run: RunDir) -> Attempt | None:
