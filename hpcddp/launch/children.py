@@ -1,4 +1,4 @@
-"""The processes of some ranks on this machine: labelled, told and ended together, as by srun."""
+"""Processes of ranks on this machine: labelled, signalled and ended together, as by srun."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Group:
         self.kill_wait = KILL_WAIT if kill_wait is None else kill_wait
         self.width = len(str(ranks[0].world_size - 1))
         self.code = 0
-        self.told: set[int] = set()  # ranks of which it was said that a signal ended them
+        self.named: set[int] = set()  # ranks of which it was said that a signal ended them
         self.parent = os.getppid()
         self.deadline = self.late = float("inf")
         self.wait = wait
@@ -131,7 +131,7 @@ class Group:
         return self.code
 
     def _leaves(self) -> bool:
-        """Whether there is something to wait for that was told to leave, though no rank runs."""
+        """Whether a process that was told to leave still runs, though no rank does."""
         now = time.monotonic()
         self.alone = min(self.alone, now)
         left = self.orphans.look(self._pids(), now=True)
@@ -167,8 +167,8 @@ class Group:
         """Name a rank that a signal ended, if it was not this group that sent it."""
         late = code == -signal.SIGKILL and time.monotonic() > self.deadline
         ours = self.code and (code not in CAUSES or late)
-        if code < 0 and not ours and rank not in self.told:
-            self.told.add(rank)
+        if code < 0 and not ours and rank not in self.named:
+            self.named.add(rank)
             name = signal.Signals(-code).name
             self._write(f"{rank_ended(rank, host(), name)}\n".encode())
 

@@ -78,9 +78,9 @@ def start(rank: Rank) -> Forked:
 
 
 def environment(rank: Rank, environ: Mapping[str, str]) -> dict[str, str]:
-    """What a rank's environment has in place of its node's: the names of torchrun, and those that
-    srun would have set."""
-    found = {**rank.to_env(), "HPCDDP_FORKED": "1"}
+    """The variables that a rank has in place of its node's: those of torchrun, and those that srun
+    would have set."""
+    variables = {**rank.to_env(), "HPCDDP_FORKED": "1"}
     nodes = rank.world_size // rank.local_size
     each = f"{rank.local_size}(x{nodes})" if nodes > 1 else str(rank.local_size)
     slurm = {
@@ -93,7 +93,7 @@ def environment(rank: Rank, environ: Mapping[str, str]) -> dict[str, str]:
     }
     if (cpus := environ.get("SLURM_CPUS_PER_TASK", "")).isdigit():
         slurm["SLURM_CPUS_PER_TASK"] = int(cpus) // rank.local_size
-    return found | {name: str(value) for name, value in slurm.items() if name in environ}
+    return variables | {name: str(value) for name, value in slurm.items() if name in environ}
 
 
 def preload(environ: Mapping[str, str]) -> None:

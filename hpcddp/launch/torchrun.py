@@ -60,14 +60,14 @@ def main(args: list[str]) -> int:
         elastic_launch(config, command[0])(*command[1:])
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
-        return told(rank, failure.exitcode)
+        return exit_code(rank, failure.exitcode)
     finally:
         ignore_stop_signals()  # one that comes while Python leaves would hide the exit code
     return 0
 
 
-def told(rank: int, code: int) -> int:
-    """A rank's bad exit code, as a shell has it; a signal is named."""
+def exit_code(rank: int, code: int) -> int:
+    """A rank's bad exit code, as a shell has it. Of a signal its name is printed."""
     if code >= 0:
         return code
     name = signal.Signals(-code).name
