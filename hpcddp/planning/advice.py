@@ -15,7 +15,7 @@ from hpcddp.attempt import ledger
 from hpcddp.attempt.ledger import Attempt
 from hpcddp.errors import RunError
 from hpcddp.rundir import AttemptDir, RunDir, last_lines, read_lines
-from hpcddp.slurm import commands as slurm
+from hpcddp.slurm import time_limit
 from hpcddp.slurm.rules import Site
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ def advise(plan: Plan, runs: Iterable[RunDir]) -> list[str]:
         AdviceInputs(
             site,
             plan.measured,
-            slurm.seconds(limit, "time") if limit else math.inf,
+            time_limit.seconds(limit, "time") if limit else math.inf,
             plan.spec.requeue.enabled,
             plan.spec.checkpoint.every,
         )

@@ -15,7 +15,7 @@ from hpcddp.launch import launchers
 from hpcddp.launch.launchers import Launcher
 from hpcddp.planning.clusters import Profile
 from hpcddp.sizes import bytes_of
-from hpcddp.slurm import commands as slurm
+from hpcddp.slurm import time_limit
 from hpcddp.spec import KEYS, JobSpec
 from hpcddp.topology import NodeRange
 
@@ -211,7 +211,7 @@ def options(job: JobSpec, sources: Mapping[str, str]) -> None:
         if name in ("requeue", "no-requeue") and not isinstance(value, bool):
             raise UserError(f"{name} is {value!r}, but must be true or false", where=where)
     if "time" in job.slurm:
-        slurm.seconds(str(job.slurm["time"]), sources["slurm.time"])
+        time_limit.seconds(str(job.slurm["time"]), sources["slurm.time"])
 
 
 def output(job: JobSpec, profile: Profile, environ: Mapping[str, str]) -> list[str]:
@@ -239,7 +239,7 @@ def limits(job: JobSpec, nodes: NodeRange, gpus: int, profile: Profile) -> None:
                                where=str(profile.path))  # fmt: skip
     if cluster.max_time and "time" in job.slurm:
         time, most = str(job.slurm["time"]), cluster.max_time
-        if slurm.seconds(time, "time") > slurm.seconds(most, str(profile.path)):
+        if time_limit.seconds(time, "time") > time_limit.seconds(most, str(profile.path)):
             what = f"time {time} asked for, but {profile.name} allows {most}"
             raise ClusterError(what, where=str(profile.path))
 

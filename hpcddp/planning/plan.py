@@ -27,7 +27,7 @@ from hpcddp.planning.clusters import Profile
 from hpcddp.planning.jobfile import Layer
 from hpcddp.record import JobRecord
 from hpcddp.rundir import RunDir
-from hpcddp.slurm import commands as slurm
+from hpcddp.slurm import partitions, sbatch
 from hpcddp.slurm import rules as site_rules
 from hpcddp.slurm.rules import Site
 from hpcddp.spec import JobSpec
@@ -264,7 +264,7 @@ def _backend(cluster: str, notes: list[str]) -> str:
     """`auto` is Slurm where sbatch answers, and this machine elsewhere."""
     if cluster != "auto":
         return cluster
-    if slurm.answers():
+    if sbatch.answers():
         return "slurm"
     notes.append("sbatch does not answer here: running on this machine")
     return "local"
@@ -317,7 +317,7 @@ def _share(job: JobSpec, gpus: int, rules: Site | None) -> int:
     if rules is None:  # nobody answers
         return 1
     try:
-        rows = slurm.partitions()
+        rows = partitions.read()
     except SlurmUnreachable:
         return 1
     wanted = str(job.slurm.get("partition", "")).split(",")[0]

@@ -13,7 +13,7 @@ from pathlib import Path
 from hpcddp.planning.jobfile import Layer
 from hpcddp.sandbox.cluster import Sandbox, Settings
 from hpcddp.sandbox.rehearsed_run import TIME
-from hpcddp.slurm import commands as slurm
+from hpcddp.slurm import environment
 
 Say = Callable[[str], None]
 
@@ -87,7 +87,7 @@ def _boot(home: Path, nodes: int, cpus: int) -> Sandbox:
 def surroundings(sandbox: Sandbox) -> Iterator[None]:
     """Let this process, and what it starts, see the sandbox's Slurm and no other."""
     before = dict(os.environ)
-    kept = {n: v for n, v in slurm.clean(before).items() if not n.startswith(FOREIGN)}
+    kept = {n: v for n, v in environment.clean(before).items() if not n.startswith(FOREIGN)}
     os.environ.clear()
     os.environ.update(kept | sandbox.environ())
     try:
