@@ -15,10 +15,9 @@ from hpcddp.compare.memory_estimate import Estimate
 from hpcddp.errors import HpcddpError, JobFileError, UserError
 from hpcddp.model_profile import ModelProfile
 from hpcddp.planning import checks, conflicts
-from hpcddp.sizes import size
+from hpcddp.sizes import NodeRange, size
 from hpcddp.spec import JobSpec
 from hpcddp.strategy import Layout
-from hpcddp.topology import NodeRange
 
 FITS = 0.8  # of a GPU's memory: the rest is CUDA's own, work space of products, and gaps
 

@@ -14,10 +14,9 @@ from hpcddp.errors import ClusterError, UserError
 from hpcddp.launch import launchers
 from hpcddp.launch.launchers import Launcher
 from hpcddp.planning.clusters import Profile
-from hpcddp.sizes import bytes_of
+from hpcddp.sizes import NodeRange, bytes_of
 from hpcddp.slurm import time_limit
 from hpcddp.spec import KEYS, JobSpec
-from hpcddp.topology import NodeRange
 
 # The map decides these; anything else of sbatch's options passes through.
 OWNED = {

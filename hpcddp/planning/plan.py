@@ -27,12 +27,13 @@ from hpcddp.planning.clusters import Profile
 from hpcddp.planning.jobfile import Layer
 from hpcddp.record import JobRecord
 from hpcddp.rundir import RunDir
+from hpcddp.sizes import NodeRange, parse_count, parse_gpus, parse_nodes
 from hpcddp.slurm import partitions, sbatch
 from hpcddp.slurm import rules as site_rules
 from hpcddp.slurm.rules import Site
 from hpcddp.spec import JobSpec
 from hpcddp.strategy import Layout
-from hpcddp.topology import NodeRange, Topology, parse_count, parse_gpus, parse_nodes
+from hpcddp.topology import Topology
 
 if TYPE_CHECKING:
     from hpcddp.submit.code_snapshot import Inputs
