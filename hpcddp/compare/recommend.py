@@ -128,7 +128,8 @@ def recommend(rows: Sequence[Candidate], memory: int) -> tuple[str, str]:
     Args:
         memory: bytes of a GPU; 0 if nobody knows.
     """
-    able = [row for row in rows if row.estimate and row.text != "dp"]  # ddp is faster than dp
+    # ddp is faster than dp's threads
+    able = [row for row in rows if row.estimate and not (row.layout and row.layout.threads)]
     if not able:
         return "", "None of these can be: the reasons are in the table."
     unsure = "" if _known(able) else " Activations are not in these numbers: leave room."
