@@ -107,8 +107,8 @@ class Rank(_Rank):
         """Read the rank from a process's environment: the one reader of it there is.
 
         Call it in a process that a launcher started as a rank. Slurm sets SLURM_PROCID=0 in a
-        batch shell as well, where it means nothing: whoever starts ranks from there by other means
-        than srun keeps SLURM_PROCID out of their environment.
+        batch shell as well, where it means nothing: a launcher that starts ranks from there by
+        other means than srun keeps SLURM_PROCID out of their environment.
         """
         dialect, names = next(
             row for row in DIALECTS.items() if not row[1] or row[1]["world_rank"][0] in environ

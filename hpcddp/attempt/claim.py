@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 def check_owner(run: RunDir) -> None:
-    """Refuse a run dir that somebody else owns or can write to: its pickle would be his code."""
+    """Refuse a run dir that another user owns or can write to: its pickle would be their code."""
     paths = [run.path, run.job, run.host, *run.submitit.glob("*.pkl")]
     for path in (run.submitit, *paths):
         if not path.exists():
@@ -276,8 +276,8 @@ def close(run: RunDir, earlier: Attempt, cause: str = "") -> None:
 def provide_pickle(run: RunDir, job_id: str) -> None:
     """Let submitit find its pickle under this job's id.
 
-    It names the file after sbatch has answered. Where that answer was lost, or where somebody
-    gave the same script to sbatch again, the file has another name.
+    It names the file after sbatch has answered. Where that answer was lost, or the same
+    script was given to sbatch again, the file has another name.
     """
     target = run.submitit / f"{job_id}_submitted.pkl"
     pickles = sorted(run.submitit.glob("*.pkl"), key=lambda path: path.stat().st_mtime)

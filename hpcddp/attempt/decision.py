@@ -238,7 +238,7 @@ def cause(end: End) -> str:
         (code in OF_CODE, OF_CODE.get(code, "")),
         (end.preempted and (left or quiet), PREEMPTED),
         (left and end.late, TIMEOUT),
-        (local and left, CANCELLED if early else ASKED),  # nobody but a person signals here
+        (local and left, CANCELLED if early else ASKED),  # only a person signals here
         (left, SIGNALLED),
         (end.kind in OF_KIND, OF_KIND.get(end.kind, "")),
     )

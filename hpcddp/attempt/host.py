@@ -75,7 +75,7 @@ def end(run: RunDir, number: int, code: int) -> str:
             if written.successor:
                 clear(mine)
             return answer
-    else:  # nobody brings it back: the ledger must not say so
+    else:  # it is not brought back: the ledger must not say so
         none = Decision(verdict.cause, decision.NONE, "Slurm begins to end the job")
         _ended(run, mine, code, none)
     well = verdict.cause in (decision.DONE, decision.ASKED) or verdict.action == decision.LEFT

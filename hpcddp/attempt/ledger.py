@@ -1,4 +1,4 @@
-"""History of attempts: who works in a run dir, when each life began, and how it ended.
+"""History of attempts: which one works in a run dir, when each life began, and how it ended.
 
 An attempt is a folder that is renamed into place with its facts inside, so that of two lives that
 begin at once only one gets the number. The batch script alone writes attempt.json.
@@ -135,7 +135,7 @@ def begin(
         if earlier and earlier.live and works(earlier):
             return None
         facts.number = folders[-1].number + 1 if folders else 1  # one may be without facts
-        if not _take(run, facts):  # somebody else has the number
+        if not _take(run, facts):  # another life has the number
             continue
         fence(run, facts.number)
         with contextlib.suppress(OSError, RunUnreadable):  # the number is ours, on a full disk too

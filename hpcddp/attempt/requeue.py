@@ -38,7 +38,7 @@ def patience(mine: Attempt, *, ends: bool) -> float:
     """Seconds to wait for an answer of Slurm: while the job lives, and LONGEST at most.
 
     Args:
-        ends: Slurm has begun to end the job, or has told it that it will.
+        ends: Slurm has begun to end the job, or has announced it.
     """
     rules = Site(**mine.site) if mine.site else Site()
     left = rules.notice if ends else (mine.deadline or math.inf) - time.time() + rules.kill_wait
@@ -46,7 +46,7 @@ def patience(mine: Attempt, *, ends: bool) -> float:
 
 
 def ask(mine: Attempt) -> slurm.JobInfo | None:
-    """What Slurm says of the job, waiting for a controller that is away; None if nobody answers."""
+    """What Slurm says of the job, waiting for a controller that is away; None without an answer."""
     deadline = time.monotonic() + PATIENCE
     while True:
         try:
@@ -110,7 +110,8 @@ def _is_back(mine: Attempt) -> bool:
 
 
 def prefers_follow(mine: Attempt) -> bool:
-    """Where cgroups track processes nobody can end a requeued job's wait: a follow-up has none.
+    """Where cgroups track processes no process is left to end a requeued job's wait: a follow-up
+    has none.
 
     An array's element comes back as itself all the same: a follow-up would leave its array.
     """
@@ -125,7 +126,7 @@ def back(run: RunDir, mine: Attempt, verdict: Decision, job: JobRecord) -> None:
 
     Raises:
         RunError: Slurm ends the job.
-        SlurmUnreachable: nobody knows whether Slurm has queued it.
+        SlurmUnreachable: it is not known whether Slurm has queued it.
         SubmissionRefused: Slurm did not queue it.
     """
     known = slurm.facts(mine.job_id, patience(mine, ends=False))
@@ -142,7 +143,7 @@ def follow(run: RunDir, mine: Attempt, verdict: Decision, job: JobRecord) -> Non
     """Submit the script as a new job that goes on when this one has left.
 
     Raises:
-        SlurmUnreachable: nobody knows whether it waits.
+        SlurmUnreachable: it is not known whether it waits.
         SubmissionRefused: Slurm did not take it.
     """
     ok = verdict.action == decision.AGAIN
@@ -268,9 +269,9 @@ def release(mine: Attempt) -> None:
 
     The hold is there because a node refuses a credential that is not younger than the end of the
     job's last life, which it knows to the second. So the next life begins SETTLE seconds after all
-    nodes have let go. While they have not, the wait cannot be changed. A job that somebody
-    cancelled meanwhile stays cancelled; one that was cancelled in the instant before it was queued
-    again is cancelled again.
+    nodes have let go. While they have not, the wait cannot be changed. A job that was cancelled
+    meanwhile stays cancelled; one that was cancelled in the instant before it was queued again is
+    cancelled again.
     """
     pause, deadline = 0.3, time.monotonic() + HOLD
     while time.monotonic() < deadline:

@@ -47,7 +47,7 @@ def post(run: RunDir, number: int) -> None:
     mine = ledger.read(run.attempt(number))
     if mine is None or not mine.slurm:
         return
-    # By its descriptor: the path may be another one for who looks from outside of a container.
+    # By its descriptor: outside of a container the path may be another one.
     log = os.open("/proc/self/fd/2", os.O_RDONLY) if mine.node_log else -1
     if not _detached():
         return

@@ -53,7 +53,7 @@ class Group:
             fork of this process.
         out: where the lines go; what a full disk does not take is lost.
         label: put `RANK: ` before each line.
-        request: the run dir's file with a person's wish, if nobody else passes that on.
+        request: the run dir's file with a person's wish, if no other process passes that on.
         kill_wait: seconds between TERM and KILL.
         wait: seconds that ranks may run on when the first one has left.
     """
@@ -157,7 +157,7 @@ class Group:
         self._pass_on()
         self.orphans.look(self._pids())
         self._wait_for_the_rest(codes)
-        if os.getppid() != self.parent:  # the script is gone: nobody would wait for the ranks
+        if os.getppid() != self.parent:  # the script, which waits for the ranks, is gone
             self.end()
         if time.monotonic() > self.deadline:
             self.signal(signal.SIGKILL)

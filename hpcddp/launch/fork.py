@@ -59,7 +59,7 @@ class _Born(BaseException):
 
 
 def start(rank: Rank) -> Forked:
-    """Fork a rank. Signals are blocked: nobody there could tell whom they were for."""
+    """Fork a rank. Signals are blocked: the child could not tell which process they were for."""
     output, end = os.pipe()
     parent = os.getpid()
     pid = os.fork()
@@ -124,7 +124,7 @@ def main(args: list[str]) -> int:
     adopt_orphans()
     ranks = [topology.rank_of(topology.rank(node.world_rank, i)) for i in range(int(here))]
     gc.collect()
-    gc.freeze()  # the ranks share this memory as long as nobody writes there
+    gc.freeze()  # the ranks share this memory as long as none writes there
     signal.pthread_sigmask(signal.SIG_BLOCK, stops := {*stop_signals(), signal.SIGINT})
     try:
         wait = SLURM_KILL_WAIT if "SLURM_JOB_ID" in os.environ else KILL_WAIT

@@ -1,6 +1,6 @@
 """The launcher `horovod`: what its ranks find in their environment, and what must be there before.
 
-A rank is told who it is as by `horovodrun --gloo`. They find each other in
+A rank gets its place as by `horovodrun --gloo`. They find each other in
 horovod_rendezvous.py.
 """
 

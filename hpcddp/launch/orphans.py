@@ -43,7 +43,7 @@ class Orphans:
         """Tell those that are new; whether any are left that were sent a signal.
 
         Args:
-            mine: children that have left nobody.
+            mine: children that have left no process.
             now: look even if no signal was sent, or the last look was just before.
         """
         clock = time.monotonic()
@@ -66,7 +66,7 @@ class Orphans:
 
 def is_sentry(pid: int) -> bool:
     """Whether a process is to outlive the job: sentry.py."""
-    from hpcddp.attempt.sentry import NAME  # at the start nobody needs it
+    from hpcddp.attempt.sentry import NAME  # not needed at the start
 
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/comm").read_text().strip() == NAME

@@ -5,7 +5,7 @@
 Started once on each node, by srun or by spawn.py. The nodes meet at the store of the first one,
 by their numbers and not by their names, so ranks are those of the map. What the program `torchrun`
 does otherwise: it ends the ranks when it gets TERM, dies of USR2, and leaves with 1 whatever they
-left with. Here they are told and waited for, and the first bad exit code is the node's.
+left with. Here they get the signal and are waited for, and the first bad exit code is the node's.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ LIVE = {
     "REQUEUE_FED", "RESIZING", "SIGNALING", "SPECIAL_EXIT", "STAGE_OUT", "STOPPED",
 }  # fmt: skip
 
-# What Slurm's programs say when the controller, or what proves who asks, cannot answer now.
+# What Slurm's programs say when the controller, or the service of credentials, cannot answer now.
 _AWAY = (
     "Unable to contact", "timed out", "Connection refused", "Unexpected message",
     "Zero Bytes were transmitted", "Rate limit exceeded", "unable to accept job", "not accepting",
@@ -203,7 +203,7 @@ def requeue(job_id: str, timeout: float = TIMEOUT) -> str:
     A site that sets JobRequeue=0 leaves it to the owner to allow it.
 
     Raises:
-        SlurmUnreachable: nobody knows whether it did.
+        SlurmUnreachable: it is not known whether it did.
     """
     done = call("scontrol", "requeue", job_id, timeout=timeout)
     if done.returncode and "disabled" in done.stderr:
@@ -241,7 +241,7 @@ def successor(
         ok: its parent's script leaves with 0; see DEPENDENCIES.
 
     Raises:
-        SlurmUnreachable: nobody knows whether there is a follow-up; ``follow_ups`` tells later.
+        SlurmUnreachable: it is not known whether there is a follow-up; ``follow_ups`` tells later.
         SubmissionRefused: there is none.
     """
     options = [option.format(parent) for option in DEPENDENCIES[ok]]
@@ -275,7 +275,7 @@ def usable_nodes(partition: str = "") -> list[str]:
     """Host lists of a partition's nodes that can take jobs now or soon; of all, without a name.
 
     Raises:
-        SlurmUnreachable: nobody answers.
+        SlurmUnreachable: there is no answer.
     """
     where = [f"--partition={partition}"] if partition else []
     done = call("sinfo", "--noheader", "--responding", "--format=%N|%T", *where)
