@@ -16,7 +16,8 @@ from benchmarks.measure import Take, interleave
 from hpcddp.errors import HpcddpError
 from hpcddp.sandbox.cluster import Sandbox, Settings
 from hpcddp.sandbox.own_processes import tail
-from hpcddp.slurm.commands import LIVE, clean
+from hpcddp.slurm.commands import LIVE
+from hpcddp.slurm.environment import clean
 
 PYTHON = sys.executable
 HPCDDP = str(Path(PYTHON).with_name("hpcddp"))

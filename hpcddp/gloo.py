@@ -1,6 +1,6 @@
 """gloo's threads, which must not outlive Python.
 
-A thread of gloo lets go of a collective's tensors after whoever waited was told. Where the last
+A thread of gloo releases a collective's tensors after the wait for it has returned. Where the last
 hold on a tensor of Python's goes while Python ends, the thread cannot take Python's lock any more,
 and the process dies of SIGABRT ("terminate called without an active exception", torch 2.13,
 ProcessGroupGloo::runLoop): a script that has done all it had to do would count as a crash.

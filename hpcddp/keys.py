@@ -39,7 +39,7 @@ def key(
     """Declare a key.
 
     Args:
-        default: its value when nobody says anything; {} makes it a free table.
+        default: its value where none is given; {} makes it a free table.
         text: one line for a person.
         least: smallest value allowed.
         choices: allowed words, of a list each one.
@@ -81,8 +81,8 @@ def nearest(word: str, known: Iterable[str], *, what: str = "key") -> str:
     inside = [n for n in names if n.startswith(table)]
     names, table = (inside, table) if inside else (names, "")  # what is right is no likeness
     rest = [n.removeprefix(table) for n in names]
-    found = difflib.get_close_matches(word.removeprefix(table), rest, n=1, cutoff=0.6)
-    close = close or [names[rest.index(n)] for n in found]
+    matches = difflib.get_close_matches(word.removeprefix(table), rest, n=1, cutoff=0.6)
+    close = close or [names[rest.index(n)] for n in matches]
     if close:
         return f"did you mean {close[0]}?"
     return f"known {what}s: {', '.join(names)}" if names else f"there is no {what} yet"
@@ -121,8 +121,8 @@ class Keys(Generic[T]):
         if (name in self.rows and name not in self.tables) or (table in self.tables and rest):
             return name
         phrase = name.rpartition(".")[2].replace("_", " ")  # "learning_rate" means "train.lr"
-        told = (n for n, row in self.rows.items() if " " in phrase and phrase in row.text)
-        likely = next(told, "")
+        named = (n for n, row in self.rows.items() if " " in phrase and phrase in row.text)
+        likely = next(named, "")
         hint = f"did you mean {likely}?" if likely else nearest(name, self.rows)
         if name in self.tables or name in self.sections:
             hint = f"{name} is a table: set a key in it, such as {name}.KEY"

@@ -95,9 +95,9 @@ class ModelProfile:
         return cls(
             [Weight(**row) for row in data["weights"]],
             data["buffers"],
-            {int(n): found for n, found in data["stages"].items()},
+            {int(n): parts for n, parts in data["stages"].items()},
             views,
-            {mesh: _or_text(found, tuple) for mesh, found in data["micros"].items()},
+            {mesh: _or_text(micro, tuple) for mesh, micro in data["micros"].items()},
             data["memory"],
             data["notes"],
         )

@@ -94,21 +94,21 @@ def ignore_stop_signals(worker_id: int = 0) -> None:
     A worker that died of Slurm's SIGTERM would take its rank with it. One that was forked within
     ``held_back`` cannot, from its first instant on.
     """
-    for number in _told_to_ranks():
+    for number in _signals_of_ranks():
         signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _told_to_ranks())
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _signals_of_ranks())
 
 
 @contextlib.contextmanager
 def held_back() -> Iterator[None]:
     """Stop signals come after this. A process that is forked within holds them back until it
     ignores them: torch's own handler would end it."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _told_to_ranks())
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _signals_of_ranks())
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _told_to_ranks() -> tuple[signal.Signals, ...]:
+def _signals_of_ranks() -> tuple[signal.Signals, ...]:
     return (*stop_signals(), signal.SIGUSR1, signal.SIGINT)

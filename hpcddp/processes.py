@@ -1,4 +1,4 @@
-"""Processes of this machine: who is there, since when, and how they end (prctl(2), proc(5))."""
+"""Processes of this machine: which run, since when, and how they end (prctl(2), proc(5))."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def adopt_orphans() -> None:
 
 def children(parent: int) -> list[int]:
     """The processes that a process has started (proc(5), stat)."""
-    found = []
+    pids = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
             if int(path.read_text().rpartition(")")[2].split()[1]) == parent:
-                found.append(int(path.parent.name))
-    return found
+                pids.append(int(path.parent.name))
+    return pids
 
 
 def start_of(pid: int) -> str:

@@ -5,7 +5,7 @@
 
 A result is there whole or not at all, once per path: a later one takes the place of an earlier one.
 It is written aside in its attempt's own folder, which the next attempt takes away: from then on an
-older life that still runs writes no more (``rundir.fence``).
+older life that still runs writes no more (attempt/fence.py).
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def submit_result(path: str, data: Data) -> None:
         HpcddpError: it cannot be written: the disk is full, say. An earlier one stays.
         LeaseLost: a newer attempt owns the run dir.
     """
-    home = _home or _told()
+    home = _home or _from_environment()
     folder = home[0].results if home else Path(FOLDER)
     place(folder, path, data, life(folder))
 
@@ -66,13 +66,13 @@ def submit_result(path: str, data: Data) -> None:
 def life(folder: Path) -> AttemptDir | None:
     """The attempt that writes in a folder, where that lies in its run; a link may lead out, to
     another file system."""
-    home = _home or _told()
+    home = _home or _from_environment()
     if home and folder.resolve().is_relative_to(home[0].path.resolve()):
         return home[0].attempt(home[1])
     return None
 
 
-def _told() -> tuple[RunDir, int] | None:
+def _from_environment() -> tuple[RunDir, int] | None:
     """The run and the attempt that the environment names."""
     if folder := os.environ.get("HPCDDP_RUN_DIR"):
         return RunDir(folder), int(os.environ.get("HPCDDP_ATTEMPT", "1"))
@@ -152,7 +152,7 @@ def opened(path: str, data: Data) -> contextlib.AbstractContextManager[IO[bytes]
 
 
 def _failed(error: Exception, target: Path, attempt: AttemptDir | None) -> HpcddpError:
-    """What a user is told of a result that could not be written."""
+    """The error of a result that could not be written."""
     if attempt and attempt.path.exists() and not attempt.sending.exists():
         return LeaseLost(
             f"attempt {attempt.number} may not write here any more: a newer one has begun",

@@ -49,7 +49,6 @@ import contextlib
 import json
 import os
 import re
-import shutil
 import struct
 import time
 from collections.abc import Iterable, Iterator
@@ -57,8 +56,6 @@ from pathlib import Path
 from typing import IO, Any
 
 from hpcddp.errors import RunError, RunUnreadable
-
-SWEEPS = 5  # tries at a folder in which an older life still writes
 
 
 class AttemptDir:
@@ -170,8 +167,8 @@ class RunDir:
 
 def step_of(folder: Path) -> int | None:
     """The step in a checkpoint's name; None for any other folder."""
-    found = re.fullmatch(r"step-([0-9]+)|\.step-([0-9]+)\.old", folder.name)
-    return int(found[1] or found[2]) if found else None
+    match = re.fullmatch(r"step-([0-9]+)|\.step-([0-9]+)\.old", folder.name)
+    return int(match[1] or match[2]) if match else None
 
 
 def step_folders(checkpoints: Path) -> list[Path]:
@@ -290,53 +287,10 @@ def read_step(attempt: AttemptDir) -> tuple[int, float]:
     return 0, 0.0
 
 
-def fence(run: RunDir, attempt: int) -> None:
-    """Take away what older attempts write in: none of them can publish or send any more.
-
-    An older life may still run. It publishes by renaming out of its folder, and it never makes
-    that folder anew: once the folder is gone, its writes and its rename find no such path. The
-    rename takes the name at once, however long the removal takes.
-    """
-    found = list(run.checkpoints.glob(".saving-*"))
-    attempts = run.all_attempts()
-    newer = {folder.number for folder in attempts if folder.number > attempt}
-    for path in found:
-        number = path.name.removeprefix(".saving-")
-        if number == str(attempt) or (number.isdecimal() and int(number) in newer):
-            continue
-        with contextlib.suppress(OSError):  # another one was first
-            remove(path)
-    for older in attempts:
-        if older.number < attempt:
-            with contextlib.suppress(OSError):
-                remove(older.sending)
-
-
-def remove(folder: Path) -> None:
-    """Remove a folder, which nobody can find by its name from the first instant on.
-
-    Somebody may write in it still; what is left then goes with the next `sweep`.
-
-    Raises:
-        OSError: it is not there, or cannot be renamed.
-    """
-    gone = folder.with_name(f".gone-{token(4)}")
-    folder.rename(gone)
-    sweep(gone)
-
-
-def sweep(gone: Path) -> None:
-    """Remove a folder that may still grow, as far as it can be removed."""
-    for _ in range(SWEEPS):
-        shutil.rmtree(gone, ignore_errors=True)
-        if not gone.exists():
-            return
-
-
 def runs_in(root: Path) -> list[RunDir]:
     """The runs of a folder, newest first."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        found = [(p / "job.json", p) for p in root.iterdir()]
-        dated = [(job.stat().st_mtime_ns, p) for job, p in found if job.is_file()]
+        jobs = [(p / "job.json", p) for p in root.iterdir()]
+        dated = [(job.stat().st_mtime_ns, p) for job, p in jobs if job.is_file()]
         return [RunDir(p) for _, p in sorted(dated, reverse=True)]
     return []

@@ -52,49 +52,7 @@ MappedRank = tuple[int, int, str | None, int]
 """One rank of a map: global rank, node, host, local rank."""
 
 
-class NodeRange(NamedTuple):
-    """How many nodes were asked for: exactly ``max``, or anything from ``min`` to ``max``."""
-
-    min: int
-    max: int
-
-    def __str__(self) -> str:
-        return str(self.max) if self.min == self.max else f"{self.min}-{self.max}"
-
-
-def parse_nodes(value: object, *, where: str = "nodes") -> NodeRange:
-    """Read a number of nodes (``2``, ``"2"``) or a range of them (``"1-4"``)."""
-    hint = "give a whole number from 1 on (2), or a range (1-4)"
-    first, dash, last = value.partition("-") if isinstance(value, str) else (value, "", value)
-    low, high = _whole(first), _whole(last if dash else first)
-    if low is None or high is None:
-        raise TopologyError(f"{value!r:.60} is not a number of nodes", where=where, hint=hint)
-    if low < 1:
-        raise TopologyError(f"{value!r} begins below 1 node", where=where, hint=hint)
-    if high < low:
-        raise TopologyError(f"the range {value!r} goes down", where=where, hint=hint)
-    return NodeRange(low, high)
-
-
-def parse_gpus(value: object, *, where: str = "gpus") -> int:
-    """Read a number of GPUs per node (``4``, ``"4"``)."""
-    more = "; without GPUs it counts the processes of a node"
-    return parse_count(value, "GPUs per node", where=where, hint=more)
-
-
-def parse_count(value: object, what: str, *, where: str, hint: str = "") -> int:
-    """Read a whole number from 1 on (``4``, ``"4"``)."""
-    count = _whole(value)
-    if count is None or count < 1:
-        raise TopologyError(
-            f"{value!r:.60} is not a number of {what}",
-            where=where,
-            hint=f"give a whole number from 1 on{hint}",
-        )
-    return count
-
-
-def _whole(value: object) -> int | None:
+def whole(value: object) -> int | None:
     """A whole number from 0 on, written in plain digits; None for anything else."""
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= 18:
         return int(value)
@@ -149,8 +107,8 @@ class Rank(_Rank):
         """Read the rank from a process's environment: the one reader of it there is.
 
         Call it in a process that a launcher started as a rank. Slurm sets SLURM_PROCID=0 in a
-        batch shell as well, where it means nothing: whoever starts ranks from there by other means
-        than srun keeps SLURM_PROCID out of their environment.
+        batch shell as well, where it means nothing: a launcher that starts ranks from there by
+        other means than srun keeps SLURM_PROCID out of their environment.
         """
         dialect, names = next(
             row for row in DIALECTS.items() if not row[1] or row[1]["world_rank"][0] in environ
@@ -265,7 +223,7 @@ def map_rows(topology: Topology, hosts: Sequence[str] | None = None) -> Iterator
 
 
 def _check_number(name: str, number: int, count: int) -> None:
-    if _whole(number) is None or number >= count:
+    if whole(number) is None or number >= count:
         raise TopologyError(
             f"{name} {number!r} is not one of 0 to {count - 1}",
             hint="give a number in this range, or plan more nodes or GPUs",
@@ -278,7 +236,7 @@ def _text(dialect: str, meaning: str, environ: Mapping[str, str]) -> str | None:
 
 def _number(dialect: str, meaning: str, environ: Mapping[str, str]) -> int:
     text, names = _text(dialect, meaning, environ), " or ".join(DIALECTS[dialect][meaning])
-    number = _whole(text)
+    number = whole(text)
     if text is None:
         raise _env_error(dialect, f"{names} is not set")
     if number is None:
@@ -297,7 +255,7 @@ def _slurm_local_size(environ: Mapping[str, str], node: int, world_size: int) ->
     left = node
     for item in text.split(","):
         tasks, _, times = item.removesuffix(")").partition("(x")
-        size, count = _whole(tasks), _whole(times or "1")
+        size, count = whole(tasks), whole(times or "1")
         if size is None or count is None:
             break
         if left < count:

@@ -14,9 +14,9 @@ from typing import Any
 LOOK = """
 import json, sys
 from importlib.metadata import distributions
-found = {d.metadata["Name"]: d.version for d in distributions() if d.metadata["Name"]}
+packages = {d.metadata["Name"]: d.version for d in distributions() if d.metadata["Name"]}
 version = ".".join(map(str, sys.version_info[:3]))
-print(json.dumps({"executable": sys.executable, "python": version, "packages": found}))
+print(json.dumps({"executable": sys.executable, "python": version, "packages": packages}))
 """
 TIMEOUT = 60  # seconds
 
@@ -42,10 +42,10 @@ def ask(
             [python, "-c", text],
             capture_output=True, check=True, timeout=TIMEOUT, env=environ, cwd=folder,
         )  # fmt: skip
-        found: dict[str, Any] = json.loads(done.stdout)
+        facts: dict[str, Any] = json.loads(done.stdout)
     except (OSError, ValueError, subprocess.SubprocessError):
         return {}
-    return found
+    return facts
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

@@ -91,7 +91,7 @@ def _start(run_dir: str, environ: Mapping[str, str], preemption: Preemption) -> 
 
 def _live(run_dir: str, environ: Mapping[str, str], preemption: Preemption) -> int:
     """One rank's life, to its exit code. A failure is written down by the first rank that fails."""
-    from hpcddp.attempt import sentry
+    from hpcddp.attempt import lost_script
     from hpcddp.attempt.error_record import compare, kind_of, report
     from hpcddp.errors import LeaseLost
     from hpcddp.rundir import RunDir
@@ -121,7 +121,7 @@ def _live(run_dir: str, environ: Mapping[str, str], preemption: Preemption) -> i
     if outcome == "done":
         return exit_codes.DONE
     if rank.world_rank == 0:
-        sentry.relieve(folder, attempt)
+        lost_script.relieve(folder, attempt)
     return exit_codes.STOPPED
 
 

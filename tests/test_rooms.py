@@ -4,7 +4,7 @@ import ast
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import NamedTuple
@@ -12,6 +12,7 @@ from typing import NamedTuple
 import pytest
 
 from hpcddp.launch.launchers import LAUNCHERS
+from hpcddp.strategy import FACTORS, STRATEGIES
 
 HOUSE = Path(__file__).parents[1]
 # Top first. A module may import from its own room and from those below.
@@ -278,17 +279,26 @@ def test_files_in_comments_are_there() -> None:
     assert lost == set()
 
 
-def test_what_differs_between_launchers_is_in_their_table(trees: dict[str, ast.Module]) -> None:
-    """Nobody else asks for one by its name."""
-    asked = {
+def asking(trees: dict[str, ast.Module], table: str, names: Collection[str]) -> set[str]:
+    """Modules beside a table's own that compare something with a name of its rows."""
+    return {
         name
         for name, tree in trees.items()
-        if name != "hpcddp.launch.launchers"
+        if name != table
         for node in ast.walk(tree)
         if isinstance(node, ast.Compare)
         for side in ast.walk(node)
-        if isinstance(side, ast.Constant) and side.value in LAUNCHERS
+        if isinstance(side, ast.Constant) and side.value in names
     }
+
+
+def test_what_differs_between_launchers_is_in_their_table(trees: dict[str, ast.Module]) -> None:
+    """No other module asks for one by its name."""
     templates = (HOUSE / "templates").rglob("*.j2")
-    assert asked == set()
+    assert asking(trees, "hpcddp.launch.launchers", LAUNCHERS) == set()
     assert not [path for path in templates if re.search(r"launcher *(==|!=|in)", path.read_text())]
+
+
+def test_what_differs_between_strategies_is_in_their_table(trees: dict[str, ast.Module]) -> None:
+    """No other module asks for one by its name. Dimensions of the mesh have the same names."""
+    assert asking(trees, "hpcddp.strategy", STRATEGIES.keys() - set(FACTORS)) == set()

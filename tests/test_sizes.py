@@ -2,8 +2,8 @@
 
 import pytest
 
-from hpcddp.errors import UserError
-from hpcddp.sizes import bytes_of, size
+from hpcddp.errors import TopologyError, UserError
+from hpcddp.sizes import NodeRange, bytes_of, parse_gpus, parse_nodes, size
 
 G = 2**30
 
@@ -35,3 +35,40 @@ def test_zero_is_a_size_where_nothing_is_kept() -> None:
     assert bytes_of("0", "data.cache", what="a cache", zero=True) == 0
     with pytest.raises(UserError, match="no size of a cache"):
         bytes_of("none", "data.cache", what="a cache", zero=True)
+
+
+@pytest.mark.parametrize(
+    ("value", "nodes"),
+    [
+        (2, NodeRange(2, 2)),
+        ("2", NodeRange(2, 2)),
+        ("1-4", NodeRange(1, 4)),
+        ("3-3", NodeRange(3, 3)),
+    ],
+)
+def test_numbers_of_nodes(value: object, nodes: NodeRange) -> None:
+    assert parse_nodes(value) == nodes
+    assert parse_nodes(str(nodes)) == nodes
+
+
+BAD = [0, -1, "0", "-1", "two", "", "1.0", 2.0, True, None, [2], "+1", "1_0", " 1", "٣", "9" * 5000]
+
+
+@pytest.mark.parametrize("value", [*BAD, "4-1", "1-", "0-2", "1-2-3", "1--2", "a-b"])
+def test_what_is_no_number_of_nodes_is_refused_with_what_is_accepted(value: object) -> None:
+    with pytest.raises(TopologyError) as caught:
+        parse_nodes(value, where="--nodes")
+    assert caught.value.where == "--nodes"
+    assert repr(value)[:50] in caught.value.what
+    assert "from 1 on (2), or a range (1-4)" in caught.value.hint
+
+
+def test_numbers_of_gpus() -> None:
+    assert parse_gpus("4") == parse_gpus(4) == 4
+
+
+@pytest.mark.parametrize("value", [*BAD, "1-2"])
+def test_what_is_no_number_of_gpus_is_refused(value: object) -> None:
+    with pytest.raises(TopologyError, match="GPUs per node") as caught:
+        parse_gpus(value, where="--gpus")
+    assert caught.value.where == "--gpus"

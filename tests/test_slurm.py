@@ -4,56 +4,10 @@ from pathlib import Path
 import pytest
 from sites import Site
 
-from hpcddp.attempt import claim
-from hpcddp.errors import SlurmUnreachable, UserError
+from hpcddp.attempt import surrounding_job
+from hpcddp.errors import SlurmUnreachable
 from hpcddp.slurm import commands as slurm
-from hpcddp.slurm.commands import JobInfo, Partition, QueuedJob
-
-
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [
-        ("30", 1800),
-        ("30:15", 1815),
-        ("1:30:15", 5415),
-        ("2-3", 183600),
-        ("2-3:30", 185400),
-        ("2-3:30:15", 185415),
-        ("0-0:0:1", 1),
-        ("90:00:00", 324000),
-        ("0", float("inf")),
-        ("UNLIMITED", float("inf")),
-        ("infinite", float("inf")),
-    ],
-)
-def test_times_in_slurms_forms(text: str, seconds: float) -> None:
-    assert slurm.seconds(text, "--time") == seconds
-
-
-@pytest.mark.parametrize(
-    "text", ["", "abc", "-5", "1:2:3:4", "1-", "-", "1-2:3:4:5", "1.5", "1h", " 1", "1\n", "٣"]
-)
-def test_what_is_no_time(text: str) -> None:
-    with pytest.raises(UserError, match="time is") as caught:
-        slurm.seconds(text, "--time")
-    assert caught.value.where == "--time"
-    assert "d-h:m:s" in caught.value.hint
-
-
-def test_a_surrounding_job_leaves_nothing_in_the_environment() -> None:
-    kept = {"PATH": "/bin", "SLURM_CONF": "/etc/slurm.conf", "RANKS": "1", "HPCDDP_RUNS": "/r",
-            "OMPI_MCA_btl_tcp_if_include": "ib0", "PMIX_MCA_gds": "hash"}  # fmt: skip
-    left = dict.fromkeys(
-        (
-            "SLURM_CPU_BIND", "SLURM_JOB_ID", "SBATCH_EXCLUSIVE", "SRUN_DEBUG", "PMI_RANK",
-            "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "OMPI_MCA_orte_hnp_uri", "OMPI_MCA_ess",
-            "TORCHELASTIC_RUN_ID", "RANK", "LOCAL_RANK",
-            "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK", "MASTER_ADDR",
-            "MASTER_PORT", "CUDA_VISIBLE_DEVICES", "HPCDDP_RUN_DIR", "HPCDDP_ATTEMPT",
-        ),
-        "1",
-    )  # fmt: skip
-    assert slurm.clean({**kept, **left}) == kept
+from hpcddp.slurm.commands import JobInfo, QueuedJob
 
 
 def test_slurms_programs_get_a_clean_environment(
@@ -133,36 +87,6 @@ def test_slurm_out_of_reach(
         slurm.call("squeue", timeout=0.2 if program and "sleep" in program else 8)
 
 
-def test_sbatch_that_is_installed_but_not_configured_does_not_answer(site: Site) -> None:
-    assert not slurm.answers()
-    site.program("sbatch", "exit 1")
-    assert not slurm.answers()
-    site.program("sbatch", "exit 0")
-    assert slurm.answers()
-
-
-def test_partitions_by_kind_of_node(site: Site) -> None:
-    site.program(
-        "sinfo",
-        'echo "gpu*|64|gpu:a100:4(S:0-1)"; echo "gpu*|128+|gpu:8"; echo "cpu|32|(null)";'
-        ' echo "mix|8|gpu:a:1,gpu:b:2,nvme:1"',
-    )
-    assert slurm.partitions() == [
-        Partition("gpu", True, 64, 4),
-        Partition("gpu", True, 128, 8),
-        Partition("cpu", False, 32, 0),
-        Partition("mix", False, 8, 3),
-    ]
-
-
-def test_the_verdict_is_slurms_words(site: Site) -> None:
-    site.program("sbatch", 'cat >seen; echo "allocation failure: no such partition" >&2; exit 1')
-    assert slurm.verdict("#!/bin/bash\n") == (False, "allocation failure: no such partition")
-    assert Path("seen").read_text() == "#!/bin/bash\n"
-    site.program("sbatch", 'echo "sbatch: Job 7 to start at 2030-01-01" >&2')
-    assert slurm.verdict("")[0]
-
-
 def test_cancel_and_signal(site: Site) -> None:
     site.program("scancel", 'echo "$@" >>seen')
     slurm.cancel("12")
@@ -233,7 +157,7 @@ def test_it_is_queued_again_as_submitit_does_it(
         for name, value in names.items():
             monkeypatch.setenv(f"SLURM_{name}", value)
         SlurmJobEnvironment()._requeue(countdown=3)
-        assert slurm.requeue(claim.my_job()) == ""
+        assert slurm.requeue(surrounding_job.my_job()) == ""
     theirs, ours = log.read_text().splitlines()[0::2], log.read_text().splitlines()[1::2]
     assert theirs == ours and ours[-1] == "requeue 11_1"
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcddp.errors import RankMapError, TopologyError
-from hpcddp.topology import NodeRange, Rank, Topology, map_rows, parse_gpus, parse_nodes
+from hpcddp.topology import Rank, Topology, map_rows
 
 SIZES = st.integers(1, 12)
 
@@ -44,43 +44,6 @@ OPENMPI = {
 }
 PMI = {"PMI_RANK": "5", "PMI_SIZE": "8", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "4"}
 RANK_5 = Rank(world_rank=5, world_size=8, local_rank=1, local_size=4, node=1)
-
-
-@pytest.mark.parametrize(
-    ("value", "nodes"),
-    [
-        (2, NodeRange(2, 2)),
-        ("2", NodeRange(2, 2)),
-        ("1-4", NodeRange(1, 4)),
-        ("3-3", NodeRange(3, 3)),
-    ],
-)
-def test_numbers_of_nodes(value: object, nodes: NodeRange) -> None:
-    assert parse_nodes(value) == nodes
-    assert parse_nodes(str(nodes)) == nodes
-
-
-BAD = [0, -1, "0", "-1", "two", "", "1.0", 2.0, True, None, [2], "+1", "1_0", " 1", "٣", "9" * 5000]
-
-
-@pytest.mark.parametrize("value", [*BAD, "4-1", "1-", "0-2", "1-2-3", "1--2", "a-b"])
-def test_what_is_no_number_of_nodes_is_refused_with_what_is_accepted(value: object) -> None:
-    with pytest.raises(TopologyError) as caught:
-        parse_nodes(value, where="--nodes")
-    assert caught.value.where == "--nodes"
-    assert repr(value)[:50] in caught.value.what
-    assert "from 1 on (2), or a range (1-4)" in caught.value.hint
-
-
-def test_numbers_of_gpus() -> None:
-    assert parse_gpus("4") == parse_gpus(4) == 4
-
-
-@pytest.mark.parametrize("value", [*BAD, "1-2"])
-def test_what_is_no_number_of_gpus_is_refused(value: object) -> None:
-    with pytest.raises(TopologyError, match="GPUs per node") as caught:
-        parse_gpus(value, where="--gpus")
-    assert caught.value.where == "--gpus"
 
 
 @pytest.mark.parametrize("sizes", [(0, 1), (1, 0), (-2, 4), (True, 4), (2.0, 4), ("2", 4)])

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import select
-import shlex
 import stat
 import sys
 import time
@@ -20,16 +18,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hpcddp import processes, record
-from hpcddp.attempt import decision, ledger, rendezvous, requeue
+from hpcddp.attempt import decision, end_facts, ledger, rendezvous
 from hpcddp.attempt.ledger import Attempt
-from hpcddp.errors import RunError, RunUnreadable, SlurmMissing, SlurmUnreachable
+from hpcddp.attempt.surrounding_job import ASK, check_surroundings, element, life, my_job
+from hpcddp.errors import RunError, SlurmMissing, SlurmUnreachable
 from hpcddp.rundir import RunDir, read_json, write_json
 from hpcddp.slurm import commands as slurm
-from hpcddp.slurm import hostlist, rules
+from hpcddp.slurm import hostlist
 
-# Seconds for one question at the start: a controller that is away must not delay it. The sentry
-# asks again.
-ASK = 4.0
 NODE_LOGS = "/tmp/hpcddp-"  # how the names of our own logs on nodes begin: see plan.py
 PATIENCE, PAUSE = 60.0, 3.0  # seconds for a question that must have an answer; between two of them
 
@@ -37,7 +33,7 @@ T = TypeVar("T")
 
 
 def check_owner(run: RunDir) -> None:
-    """Refuse a run dir that somebody else owns or can write to: its pickle would be his code."""
+    """Refuse a run dir that another user owns or can write to: its pickle would be their code."""
     paths = [run.path, run.job, run.host, *run.submitit.glob("*.pkl")]
     for path in (run.submitit, *paths):
         if not path.exists():
@@ -85,36 +81,6 @@ def asked_until(question: Callable[[], T]) -> T:
             time.sleep(PAUSE)
 
 
-def my_job() -> str:
-    """The id of the surrounding job; of an array's element A_N, since A alone means all of them."""
-    array, task = (os.environ.get(f"SLURM_ARRAY_{name}_ID", "") for name in ("JOB", "TASK"))
-    return f"{array}_{task}" if array and task else os.environ.get("SLURM_JOB_ID", "")
-
-
-def element(run: RunDir) -> RunDir:
-    """The run dir of an array's element: a run of its own beside the script's."""
-    task = os.environ.get("SLURM_ARRAY_TASK_ID", "")
-    if not task:
-        return run
-    own = RunDir(run.path.with_name(f"{run.name}_{task}"))
-    if not own.job.exists():
-        with contextlib.suppress(FileExistsError):
-            own.path.mkdir(mode=0o700)
-        own.attempts.mkdir(exist_ok=True)
-        own.host.write_bytes(run.host.read_bytes())
-        own.script.write_bytes(_script_of(own, run.script.read_bytes()))
-        job = record.read(run)
-        job.slurm_name, job.run = job.name, own.name
-        record.write(own, job)
-    return own
-
-
-def _script_of(run: RunDir, script: bytes) -> bytes:
-    """A script that works in another run dir: a follow-up of an element is in no array."""
-    line = b"readonly RUN=" + os.fsencode(shlex.quote(str(run.path)))
-    return re.sub(rb"^readonly RUN=.*$", lambda _: line, script, count=1, flags=re.MULTILINE)
-
-
 def begin(
     run: RunDir, pid: int, follows: int = 0, look: bool = False, instead: Sequence[str] = ()
 ) -> str:
@@ -128,14 +94,11 @@ def begin(
     check_owner(run)
     job = record.read(run)
     in_slurm = job.backend == "slurm"
-    if in_slurm and "SLURM_JOB_ID" not in os.environ:
-        hint = f"sbatch {run.script}"
-        raise RunError("this script is for Slurm, and no job is around", where=run.name, hint=hint)
-    if in_slurm and not Path(job.workdir).is_dir():
-        raise RunUnreadable("the working folder is not there", where=job.workdir)
-    run = element(run) if in_slurm else run
-    facts = here(run, my_job(), pid) if in_slurm else ledger.life(str(pid), pid)
-    heard = read_json(run.request)
+    if in_slurm:
+        check_surroundings(run, job)
+        run = element(run)
+    facts = life(run, my_job(), pid) if in_slurm else ledger.life(str(pid), pid)
+    request = read_json(run.request)
     if want := asked(run, facts.job_id, follows, instead):
         say(run, f"{want} was asked before the job began")
         return ""
@@ -146,20 +109,29 @@ def begin(
     if in_slurm and not follows:
         check_awaited(run, facts.job_id)
     check_awaiting(run)
-
-    def at_work(earlier: Attempt) -> bool:
-        found = works(earlier, run, facts, follows)
-        check_awaiting(run)
-        return found
-
-    claimed = ledger.begin(run, facts, at_work, lambda earlier: close(run, earlier, cause))
-    if not claimed:
+    if not _take(run, facts, follows, cause):
         return refused(run, facts)
-    forget(run, heard)
+    forget(run, request)
     if in_slurm:
         provide_pickle(run, facts.job_id)
     first = hostlist.first_host(facts.nodes) + job.host_suffix if in_slurm else "127.0.0.1"
     return f"{facts.number} {first} {rendezvous.free_port()} {facts.deadline or 0:.0f} {run.path}"
+
+
+def _take(run: RunDir, facts: Attempt, follows: int, cause: str) -> bool:
+    """Take the next attempt number; false if an earlier attempt still works.
+
+    Args:
+        cause: why the attempt before ended, if it did not say so itself.
+    """
+
+    def at_work(earlier: Attempt) -> bool:
+        still = works(earlier, run, facts, follows)
+        check_awaiting(run)
+        return still
+
+    attempt = ledger.begin(run, facts, at_work, lambda earlier: close(run, earlier, cause))
+    return attempt is not None
 
 
 def say(run: RunDir, text: str) -> None:
@@ -211,10 +183,10 @@ def refused(run: RunDir, me: Attempt) -> str:
     )
 
 
-def forget(run: RunDir, heard: dict[str, Any] | None) -> None:
+def forget(run: RunDir, request: dict[str, Any] | None) -> None:
     """Remove a request that was meant for an earlier job; one that has come since then stays."""
     with contextlib.suppress(OSError, RunError):
-        if heard is not None and read_json(run.request) == heard:
+        if request is not None and read_json(run.request) == request:
             run.request.unlink()
 
 
@@ -223,7 +195,7 @@ def _cause(run: RunDir, me: Attempt, follows: int) -> str:
     newest = ledger.last(run)
     if not newest or newest.number != follows or newest.cause or newest.job_id == me.job_id:
         return ""
-    return asked_until(lambda: requeue.why_ended(run, newest))
+    return asked_until(lambda: end_facts.why_ended(run, newest))
 
 
 def needless(run: RunDir, me: Attempt, follows: int, look: bool, cause: str = "") -> str:
@@ -289,37 +261,6 @@ def asked(run: RunDir, job_id: str, follows: int, instead: Sequence[str] = ()) -
     return str(request["want"])
 
 
-def here(run: RunDir, job_id: str, pid: int) -> Attempt:
-    """The facts of a life inside a Slurm job."""
-    nodes = os.environ.get("SLURM_JOB_NODELIST", os.uname().nodename)
-    facts = ledger.life(job_id, pid, slurm=True, nodes=nodes)
-    facts.said_id = os.environ["SLURM_JOB_ID"]
-    facts.restarts = int(os.environ.get("SLURM_RESTART_COUNT") or 0)
-    facts.deadline = float(os.environ.get("SLURM_JOB_END_TIME") or 0) or None
-    with contextlib.suppress(OSError):  # the log that Slurm gave to the script
-        facts.said = str(Path("/proc/self/fd/2").readlink())
-        size = os.fstat(2).st_size
-        facts.said_size = min(size, int(os.environ.get("HPCDDP_SAID") or size))
-        if not Path(facts.said).is_relative_to(run.path) and stat.S_ISREG(os.fstat(2).st_mode):
-            join(run, facts)
-    with contextlib.suppress(SlurmUnreachable):
-        known = slurm.facts(job_id, ASK)
-        if known and known.running:  # else it may have been queued again, for a later life
-            facts.restarts, facts.deadline = known.restarts, known.end
-        facts.site = rules.read(os.environ.get("SLURM_JOB_PARTITION", ""), ASK)._asdict()
-    return facts
-
-
-def join(run: RunDir, facts: Attempt) -> None:
-    """Put what the script has said so far, in a file of its node, into the run's own log; the
-    sentry adds what Slurm says later."""
-    node_log, size, log = facts.said, facts.said_size, run.job_log(facts.job_id)
-    with log.open("ab") as f:
-        f.write(Path("/proc/self/fd/2").read_bytes()[:size])
-        facts.said, facts.said_size = str(log), f.tell()
-    facts.node_log, facts.node_log_size = node_log, size
-
-
 def close(run: RunDir, earlier: Attempt, cause: str = "") -> None:
     """Say how an attempt ended that could not: its script was killed, or its node died.
 
@@ -327,7 +268,7 @@ def close(run: RunDir, earlier: Attempt, cause: str = "") -> None:
         cause: why, if that is known already.
     """
     with contextlib.suppress(SlurmUnreachable):
-        cause = cause or requeue.why_ended(run, earlier, ASK)
+        cause = cause or end_facts.why_ended(run, earlier, ASK)
     earlier.cause = cause or (decision.NODE if earlier.slurm else decision.UNKNOWN)
     earlier.action, earlier.ended = decision.LEFT, time.time()
 
@@ -335,8 +276,8 @@ def close(run: RunDir, earlier: Attempt, cause: str = "") -> None:
 def provide_pickle(run: RunDir, job_id: str) -> None:
     """Let submitit find its pickle under this job's id.
 
-    It names the file after sbatch has answered. Where that answer was lost, or where somebody
-    gave the same script to sbatch again, the file has another name.
+    It names the file after sbatch has answered. Where that answer was lost, or the same
+    script was given to sbatch again, the file has another name.
     """
     target = run.submitit / f"{job_id}_submitted.pkl"
     pickles = sorted(run.submitit.glob("*.pkl"), key=lambda path: path.stat().st_mtime)

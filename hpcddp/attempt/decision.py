@@ -7,11 +7,11 @@ is only followed when Slurm's own words say that it was no person.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from hpcddp.attempt import exit_codes
+from hpcddp.attempt.exit_codes import TERMINATED
 
 # Causes: why an attempt ended.
 DONE, ASKED, CANCELLED, PREEMPTED = "done", "stopped", "cancelled", "preempted"
@@ -32,22 +32,16 @@ RETURNS = (AGAIN, FOLLOW, LEFT)  # actions after which the run comes back
 LOCAL = "LOCAL"  # the state of a job without a scheduler
 _RUNS = ("RUNNING", "SIGNALING", LOCAL, "")  # "" is a controller that did not answer
 
-# What slurmstepd writes into a job's log when it ends the job. scancel has nothing after the time,
-# nor has a TERM for the batch script alone, which ends nothing: then the job's steps may say later
-# what does.
-_WORDS = re.compile(
-    r"\*\*\* (JOB|STEP) (\d+)\S* ON \S+ CANCELLED AT [^\s*,]+(?: DUE TO ([A-Z ]*[A-Z]))?"
-)
-_ENDINGS = {
-    None: CANCELLED,
-    "PREEMPTION": PREEMPTED,
-    "TIME LIMIT": TIMEOUT,
-    "NODE FAILURE": NODE,
-    "JOB REQUEUE": REQUEUED,
-}
-
 # Why a job ended, by the state that Slurm gave it for good: what a person cancels is none of these.
 OF_STATE = {"PREEMPTED": PREEMPTED, "TIMEOUT": TIMEOUT, "NODE_FAIL": NODE}
+
+# Why an attempt ended, by the exit code of its ranks or by the kind of their failure, where that
+# alone tells: see error_record.py.
+OF_CODE = {exit_codes.DIVERGED: DIVERGED, exit_codes.HUNG: HANG}
+OF_KIND = {
+    "diverged": DIVERGED, "hang": HANG, "oom": OOM, "mistake": MISTAKE, "foreign": REFUSED,
+    "damaged": MISTAKE,
+}  # fmt: skip
 
 # Which key of [requeue] limits the restarts after a cause; causes that are not here have no limit.
 BUDGETS = {
@@ -72,7 +66,7 @@ class Policy(NamedTuple):
         """The policy in a job's table; other keys of it are not for this function."""
         return cls(**{name: table[name] for name in cls._fields if name in table})
 
-    def told(self) -> str:
+    def in_words(self) -> str:
         """The policy in one line, for a person."""
         if not self.enabled:
             return "stays ended, whatever ends it: requeue.enabled is false"
@@ -86,7 +80,7 @@ class Policy(NamedTuple):
 class End(NamedTuple):
     """What is known when the ranks have left."""
 
-    code: int  # the launcher's exit code
+    code: int  # of the rank that failed first, or the launcher's
     state: str = "RUNNING"  # the job's, as Slurm says it
     requeued: bool = False  # Slurm has queued it again
     preempted: bool = False  # Slurm notes a preemption of this life
@@ -97,6 +91,10 @@ class End(NamedTuple):
     late: bool = False  # the time limit was near
     progress: bool = False  # a complete checkpoint is newer than at the attempt's start
     killed: bool = False  # a SIGKILL ended the batch script, and Slurm says that it was not its own
+    program: bool = False  # the job is a program, and does not say that it has come to its end
+    left: int | None = None  # the exit code of a program's ranks that saved and left, as they say
+    own_signal: int = TERMINATED  # the exit code of a rank that the job's own stop signal ends
+    warned: bool = False  # Slurm has warned of the time limit, as the job asks it to
 
 
 class Past(NamedTuple):
@@ -112,20 +110,6 @@ class Decision(NamedTuple):
     cause: str
     action: str
     reason: str = ""
-
-
-def ending(log: str, number: str = "") -> str:
-    """Why Slurm ended a job, by the last such line of its log: a cause, or "" if it did not.
-
-    Args:
-        number: the job's, which may share its log with others; else any.
-    """
-    found = [(whose, why) for whose, job, why in _WORDS.findall(log) if number in ("", job)]
-    jobs = [i for i, (whose, _) in enumerate(found) if whose == "JOB"]
-    if not jobs:
-        return ""
-    last = found[jobs[-1]][1] or next((why for _, why in found[jobs[-1] :] if why), None)
-    return _ENDINGS.get(last, CANCELLED)
 
 
 def decide(end: End, history: Sequence[Past], policy: Policy) -> Decision:
@@ -204,19 +188,45 @@ def _row(causes: set[str], end: End, history: Sequence[Past]) -> int:
     return count
 
 
+def ranks_code(end: End) -> int:
+    """The exit code as the ranks mean it.
+
+    A program's means what it says in the run dir, if that says something: its ranks saved and left.
+    Told to leave, it does so with any code. Our own codes mean nothing where it came upon them by
+    chance.
+    """
+    if not end.program:
+        return end.code
+    if end.left is not None:
+        return end.left
+    if end.want:
+        return TERMINATED
+    return exit_codes.FAILED if end.code in exit_codes.PRIVATE else end.code
+
+
+def code_of(end: End) -> int:
+    """The exit code that tells the cause: a stop is the same, whatever signal asked for it."""
+    code = ranks_code(end)
+    asked = end.preempted or end.requeued or bool(end.ending) or end.warned
+    if code == 0 and end.program and asked:  # it was to leave, and may have more to do
+        return TERMINATED
+    return TERMINATED if code == end.own_signal else code
+
+
 def cause(end: End) -> str:
     """Why an attempt ended; the first line that holds.
 
     An attempt that found itself fenced is not asked here: a newer one owns the run. Without a newer
     one, the file system has shown it what is not so, and that is a crash.
     """
-    early = end.code in (128 + 15, 128 + 12)  # by a signal that came before its handler
+    code = code_of(end)
+    early = code in (TERMINATED, 128 + 12)  # by a signal that came before its handler
     quiet = end.kind in ("", "peer")  # a rank that lost another one tells no cause
-    left = end.code == exit_codes.STOPPED or (early and quiet)
+    left = code == exit_codes.STOPPED or (early and quiet)
     runs = end.state in _RUNS
     local = end.state == LOCAL
     table = (
-        (end.code == 0, DONE),
+        (code == 0, DONE),
         (end.want == "cancel", CANCELLED),
         (not runs and bool(end.ending), end.ending),
         (end.killed, KILLED),
@@ -225,17 +235,11 @@ def cause(end: End) -> str:
         (not runs, CANCELLED),
         (left and end.want == "stop", ASKED),
         (left and end.want == "preempt", PREEMPTED),
-        (end.code == exit_codes.DIVERGED, DIVERGED),
-        (end.code == exit_codes.HUNG, HANG),
+        (code in OF_CODE, OF_CODE.get(code, "")),
         (end.preempted and (left or quiet), PREEMPTED),
         (left and end.late, TIMEOUT),
-        (local and left, CANCELLED if early else ASKED),  # nobody but a person signals here
+        (local and left, CANCELLED if early else ASKED),  # only a person signals here
         (left, SIGNALLED),
-        (end.kind == "diverged", DIVERGED),
-        (end.kind == "hang", HANG),
-        (end.kind == "oom", OOM),
-        (end.kind == "mistake", MISTAKE),
-        (end.kind == "foreign", REFUSED),
-        (end.kind == "damaged", MISTAKE),
+        (end.kind in OF_KIND, OF_KIND.get(end.kind, "")),
     )
     return next((name for holds, name in table if holds), CRASH)

@@ -87,8 +87,8 @@ def is_shared(attempt: AttemptDir) -> bool:
     """Whether all ranks have written down the same failure."""
     with contextlib.suppress(OSError, ValueError, IndexError):  # a network's disk may mix lines
         lines = attempt.failures.read_text(encoding="utf-8").splitlines()
-        told = dict(line.split(" ", 1) for line in lines)
-        return len({*told.values()}) == 1 and lines[0].split(" ")[1] == str(len(told))
+        failures = dict(line.split(" ", 1) for line in lines)
+        return len({*failures.values()}) == 1 and lines[0].split(" ")[1] == str(len(failures))
     return False
 
 

@@ -7,17 +7,15 @@ no cause: then the log is asked who failed first.
 from __future__ import annotations
 
 import contextlib
-import os
-import re
 from collections import Counter
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from hpcddp import record
-from hpcddp.attempt import decision, launch_facts, ledger, rendezvous
+from hpcddp.attempt import decision, launch_facts, ledger, log_reader, rendezvous
 from hpcddp.attempt.error_record import LOST_PEER, is_peer, is_shared
 from hpcddp.errors import TopologyError
+from hpcddp.record import JobRecord
 from hpcddp.rundir import RunDir, read_json, read_step
 from hpcddp.slurm.hostlist import count_hosts
 
@@ -25,33 +23,15 @@ TAIL = 1 << 18  # bytes of a log that are read: a traceback of each of many rank
 LAST = 10  # lines of a rank behind the traceback of the exception that ended it
 LONG = 200  # characters of a line that are shown
 NODES = "node"  # the kind of a failure of all ranks there
-# A launcher puts the rank before a line, and torch puts it before a traceback's lines once more.
-# srun also puts it before what Slurm says of the rank's end.
-LINE = re.compile(r"^ *(\d+): (?!slurmstepd)(?:\[rank\d+\]: ?)?(.*)$", re.M)
-RAISED = re.compile(r"[A-Za-z_][\w.]*(: .*)?$")
-ABORTED = re.compile(r"^ *(\d+): terminate called without an active exception$", re.M)
-EXITED = re.compile(r"^srun: error: (\S+): tasks? (\d+)[\d,-]*: Exited with exit code (\d+)", re.M)
-NODE = re.compile(r"^srun: error: Node failure on (\S+)", re.M)
 # What ended a rank, as srun or our launchers say it, and what that may mean.
 NO_MEMORY = " was killed: out of memory?"
 NO_SPACE = " was ended by SIGBUS: is a disk or /dev/shm full?"
 ENDED = {"Killed": NO_MEMORY, "SIGKILL": NO_MEMORY, "Bus error": NO_SPACE, "SIGBUS": NO_SPACE}
-BY_SRUN = re.compile(r"^srun: error: (\S+): tasks? (\d+)[\d,-]*: (Killed|Bus error)", re.M)
-BY_OURS = re.compile(
-    r"^(?: *\d+: )?hpcddp: rank (\d+) on (\S+) was ended by (SIGKILL|SIGBUS)", re.M
-)
 # Causes of an end that is no rank's doing: what the ranks say as they leave tells nothing.
 CALM = {
     decision.DONE, decision.ASKED, decision.CANCELLED, decision.PREEMPTED, decision.TIMEOUT,
     decision.SIGNALLED, decision.REQUEUED, decision.SUPERSEDED,
 }  # fmt: skip
-
-
-# Last lines of a program that was never right: to start it again brings them again.
-WRONG = re.compile(
-    r"(ModuleNotFound|Import|Syntax|Indentation|Tab|Name|Attribute|Type)Error\b"
-    r"|.*(: can't open file |: No such file or directory$|: command not found$)"
-)
 
 
 class Failed(NamedTuple):
@@ -77,36 +57,38 @@ class Failed(NamedTuple):
         }
 
 
-def kind(run: RunDir, mine: ledger.Attempt, failure: Mapping[str, Any], code: int) -> str:
+def kind(
+    run: RunDir, mine: ledger.Attempt, job: JobRecord, failure: Mapping[str, Any], code: int
+) -> str:
     """The kind of an attempt's failure, for the decision on what follows; see error_record.py.
 
     A mistake would come again. It is one only where no ranks have met since a person last submitted
     the run, and where all ranks have failed in the same way: else it is a crash of that node. A
     program writes nothing down: the last lines of its ranks tell.
     """
-    told = str(failure.get("kind", "crash")) if failure else ""
-    program = bool(record.read(run).spec.get("command"))
+    written = str(failure.get("kind", "crash")) if failure else ""
+    program = bool(job.spec.get("command"))
     whole = bool(failure) and failure.get("rank") is None  # a word on all of them
-    if whole and told == "mistake" and rendezvous.met_since(run, mine, program=program):
+    if whole and written == "mistake" and rendezvous.met_since(run, mine, program=program):
         return "crash"
-    if not code or whole or told not in ("mistake", *([""] if program else [])):
-        return told
+    if not code or whole or written not in ("mistake", *([""] if program else [])):
+        return written
     if read_step(run.attempt(mine.number))[0]:
-        return "crash" if told else ""
-    same = is_shared(run.attempt(mine.number)) or (program and alike(run, mine))
+        return "crash" if written else ""
+    same = is_shared(run.attempt(mine.number)) or (program and alike(run, mine, job))
     if same and not rendezvous.met_since(run, mine, program=program):
         return "mistake"
-    return "crash" if told else ""
+    return "crash" if written else ""
 
 
-def alike(run: RunDir, mine: ledger.Attempt) -> bool:
+def alike(run: RunDir, mine: ledger.Attempt, job: JobRecord) -> bool:
     """Whether the ranks on all nodes have ended with the same last line, of a program that was
     never right. Those that another one's end has ended early have said nothing: then the attempt
     before has ended so too."""
-    job, last = record.read(run), _last_lines(run, mine.number)
+    last = _last_lines(run, mine.number)
     nodes = {rank // job.gpus_per_node for rank in last}
     most = count_hosts(mine.nodes) if mine.slurm else job.nodes[1]
-    if len({*last.values()}) != 1 or not all(map(WRONG.match, last.values())):
+    if len({*last.values()}) != 1 or not all(map(log_reader.WRONG.match, last.values())):
         return False
     if len(nodes) >= most:
         return True
@@ -121,8 +103,8 @@ def alike(run: RunDir, mine: ledger.Attempt) -> bool:
 
 def _last_lines(run: RunDir, number: int) -> dict[int, str]:
     """The last line of each rank that has said something, by rank."""
-    text = _tail(run.attempt(number).log)
-    return {int(r): line.strip() for r, line in LINE.findall(text) if line.strip()}
+    text = log_reader.tail(run.attempt(number).log, size=TAIL)
+    return {int(r): line.strip() for r, line in log_reader.LINE.findall(text) if line.strip()}
 
 
 def of(run: RunDir, attempt: ledger.Attempt) -> str:
@@ -132,7 +114,7 @@ def of(run: RunDir, attempt: ledger.Attempt) -> str:
         if first := failed(run, attempt.number):
             return str(first)
         if not error:
-            text = _tail(run.attempt(attempt.number).log)
+            text = log_reader.tail(run.attempt(attempt.number).log, size=TAIL)
             return f"exit code {attempt.exit_code}{_last(text) or '; the log is empty'}"
     message = error["message"].partition("\n")[0]
     who = "" if error["rank"] is None else f"rank {error['rank']} on {error['host']}: "
@@ -153,13 +135,17 @@ def error_of(run: RunDir, attempt: ledger.Attempt) -> dict[str, Any] | None:
     return first.to_dict() if first else error
 
 
-def failed(run: RunDir, number: int) -> Failed | None:
-    """Who failed first, as an attempt's log tells it."""
-    text = _tail(run.attempt(number).log)
+def failed(run: RunDir, number: int, job: JobRecord | None = None) -> Failed | None:
+    """Who failed first, as an attempt's log tells it.
+
+    Args:
+        job: the run's, if it has been read already.
+    """
+    text = log_reader.tail(run.attempt(number).log, size=TAIL)
     if not text:
         return None
     # Else srun counts what starts the ranks of a node.
-    job = record.read(run)
+    job = job or record.read(run)
     one_each = not launch_facts.of(job.launcher, job.launch).get("per_node")
     return (
         _node(text)
@@ -170,18 +156,11 @@ def failed(run: RunDir, number: int) -> Failed | None:
     )
 
 
-def _tail(log: Path) -> str:
-    with contextlib.suppress(OSError), log.open("rb") as f:
-        f.seek(max(0, f.seek(0, os.SEEK_END) - TAIL))
-        return f.read().decode("utf-8", "replace")
-    return ""
-
-
 def _node(text: str) -> Failed | None:
     """The nodes that failed: srun says so before it ends the ranks on the others."""
     with contextlib.suppress(TopologyError):  # a line of that kind which is not srun's
-        if (found := NODE.search(text)) and count_hosts(found[1]):
-            return Failed(None, found[1], " failed")
+        if (match := log_reader.NODE.search(text)) and count_hosts(match[1]):
+            return Failed(None, match[1], " failed")
     return None
 
 
@@ -192,21 +171,24 @@ def killed(text: str, one_each: bool = True) -> Failed | None:
     Args:
         one_each: a task of srun is a rank.
     """
-    found = BY_SRUN.search(text) if one_each else None
-    if found and not _ended_for_another(text, found.start()):
-        return Failed(int(found[2]), found[1], ENDED[found[3]])
-    found = BY_OURS.search(text)
-    if found and not raised(text[: found.start()]):
-        return Failed(int(found[1]), found[2], ENDED[found[3]])
+    match = log_reader.BY_SRUN.search(text) if one_each else None
+    if match and not _ended_for_another(text, match.start()):
+        return Failed(int(match[2]), match[1], ENDED[match[3]])
+    match = log_reader.BY_OURS.search(text)
+    if match and not raised(text[: match.start()]):
+        return Failed(int(match[1]), match[2], ENDED[match[3]])
     return None
 
 
 def _ended_for_another(text: str, at: int) -> bool:
-    """Whether srun, which says that a rank was killed, did it itself: another one had left before,
-    and had words of its own, none of which is that it lost its peer."""
-    left = [found[2] for found in EXITED.finditer(text, 0, at)]
-    told = {rank: [line for r, line in LINE.findall(text) if r == rank] for rank in left}
-    alone = [lines for lines in told.values() if lines and not any(map(LOST_PEER.search, lines))]
+    """Whether srun itself killed a rank that it names at this place of the log.
+
+    So it is where another rank had left before, and has lines of its own, none of which says that
+    it lost its peer.
+    """
+    left = [match[2] for match in log_reader.EXITED.finditer(text, 0, at)]
+    own = {rank: [line for r, line in log_reader.LINE.findall(text) if r == rank] for rank in left}
+    alone = [lines for lines in own.values() if lines and not any(map(LOST_PEER.search, lines))]
     return bool(alone or (left and raised(text)))
 
 
@@ -216,13 +198,13 @@ def raised(text: str) -> Failed | None:
     ends: dict[str, tuple[int, str]] = {}  # rank -> its newest traceback's last line, and where
     count: Counter[str] = Counter()
     inside = set()
-    for rank, line in LINE.findall(text):
+    for rank, line in log_reader.LINE.findall(text):
         count[rank] += 1
-        if line.startswith("Traceback (most recent call last)"):
+        if line.startswith(log_reader.TRACEBACK):
             inside.add(rank)
         elif rank in inside and line[:1].strip():  # what is indented belongs to the traceback
             inside.discard(rank)
-            if RAISED.match(line) and not LOST_PEER.search(line):
+            if log_reader.RAISED.match(line) and not LOST_PEER.search(line):
                 ends[rank] = count[rank], line
     for rank, (at, line) in ends.items():
         if count[rank] - at < LAST:  # and not one that the script went on from
@@ -232,26 +214,28 @@ def raised(text: str) -> Failed | None:
 
 def aborted(text: str) -> Failed | None:
     """The rank that a thread of gloo ended when Python was leaving: hpcddp.gloo has why."""
-    found = ABORTED.search(text)
-    if not found:
+    match = log_reader.ABORTED.search(text)
+    if not match:
         return None
     what = (
         " was ended by a thread of gloo that outlived Python: hpcddp in the Python of the script "
         "lets it come to rest first, and so does ending the process group"
     )
-    return Failed(int(found[1]), "", what)
+    return Failed(int(match[1]), "", what)
 
 
 def left(text: str) -> Failed | None:
     """The first rank that just left, as srun says it."""
-    found = EXITED.search(text)
-    if not found:
+    match = log_reader.EXITED.search(text)
+    if not match:
         return None
-    what = f" left with exit code {found[3]}{_last(text, found[2])}"
-    return Failed(int(found[2]), found[1], what)
+    what = f" left with exit code {match[3]}{_last(text, match[2])}"
+    return Failed(int(match[2]), match[1], what)
 
 
 def _last(text: str, rank: str | None = None) -> str:
     """The last line of a rank, or of all."""
-    lines = [(r, line) for r, line in LINE.findall(text) if line.strip() and rank in (None, r)]
+    lines = [
+        (r, line) for r, line in log_reader.LINE.findall(text) if line.strip() and rank in (None, r)
+    ]
     return f"; rank {lines[-1][0]}'s last line: {lines[-1][1].strip()[:LONG]}" if lines else ""

@@ -1,16 +1,34 @@
-"""The lines of a job's log that are written or read by their pattern.
+"""The lines of a job's log and metrics file that hpcddp writes, and their patterns for readers.
 
-``line`` puts a record of metrics.jsonl into words. The log has them, and so has the terminal.
+``line`` puts a record of metrics.jsonl into words. The log has them, and so has the terminal. The
+lines of others are read by log_reader.py.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+STEP = re.compile(r"^step \d+  ")  # the beginning of many lines: when a record was written
+# A record in metrics.jsonl of a rank that became slow, or fast again.
+SLOWNESS = re.compile(rb'^.*"event": ?"(?:slow|recovered)".*$', re.MULTILINE)
+# What a rank has printed of a line before it drew that again, behind the launcher's label.
+REDRAWN = re.compile(r"^( *\d+: |).*\r(?=.)")
+
+
+def label(rank: int) -> re.Pattern[bytes]:
+    """How a launcher, ours or srun, begins each line of a rank."""
+    return re.compile(rb" *0*%d: " % rank)
+
+
+def rank_ended(rank: int, host: str, name: str) -> str:
+    """How a launcher says that a signal has ended a rank; ``log_reader.BY_OURS`` reads it."""
+    return f"hpcddp: rank {rank} on {host} was ended by {name}"
+
 
 def line(record: Mapping[str, Any]) -> str:
-    """A record for a person, or "" for one that has nothing to tell."""
+    """A record for a person, or "" for one that is not shown."""
     make = _LINES.get(record["event"])
     return make(record) if make else ""
 

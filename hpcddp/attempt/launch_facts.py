@@ -1,8 +1,9 @@
 """What an attempt must know of the launcher that started its ranks.
 
-per_node: one process on each node starts the ranks there; hides: nobody listens at MASTER_PORT when
-the ranks have met; environment: the module that tells a rank who it is. The launchers' table has
-them, and job.json those that are not here. Each rank of a program imports this before it begins.
+per_node: one process on each node starts the ranks there; hides: no rank listens at MASTER_PORT
+when the ranks have met; environment: the module that gives a rank its place. The launchers' table
+has them, and job.json those that are not here. Each rank of a program imports this before it
+begins.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""History of attempts: who works in a run dir, when each life began, and how it ended.
+"""History of attempts: which one works in a run dir, when each life began, and how it ended.
 
 An attempt is a folder that is renamed into place with its facts inside, so that of two lives that
 begin at once only one gets the number. The batch script alone writes attempt.json.
@@ -16,12 +16,12 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hpcddp.errors import RunError, RunUnreadable
+from hpcddp.attempt.fence import fence
+from hpcddp.errors import HpcddpError, RunError, RunUnreadable
 from hpcddp.processes import start_of
 from hpcddp.rundir import (
     AttemptDir,
     RunDir,
-    fence,
     read_json,
     read_step,
     step_folders,
@@ -108,7 +108,7 @@ def read(folder: AttemptDir) -> Attempt | None:
 
 def attempts(run: RunDir) -> list[Attempt]:
     """All attempts, oldest first."""
-    return [found for folder in run.all_attempts() if (found := read(folder))]
+    return [facts for folder in run.all_attempts() if (facts := read(folder))]
 
 
 def last(run: RunDir) -> Attempt | None:
@@ -135,7 +135,7 @@ def begin(
         if earlier and earlier.live and works(earlier):
             return None
         facts.number = folders[-1].number + 1 if folders else 1  # one may be without facts
-        if not _take(run, facts):  # somebody else has the number
+        if not _take(run, facts):  # another life has the number
             continue
         fence(run, facts.number)
         with contextlib.suppress(OSError, RunUnreadable):  # the number is ours, on a full disk too
@@ -203,6 +203,14 @@ def owner(run: RunDir, number: int) -> Attempt | None:
     if not folders or folders[-1].number < number:
         raise RunUnreadable("is not there", where=str(run.attempt(number).path))
     return read(folders[-1]) if folders[-1].number == number else None
+
+
+def refreshed(run: RunDir, mine: Attempt) -> Attempt:
+    """An attempt's facts, with what its sentry has learned since."""
+    with contextlib.suppress(HpcddpError):
+        news = read_json(run.attempt(mine.number).slurm) or {}
+        return replace(mine, **{name: news[name] for name in ("deadline", "site") if name in news})
+    return mine
 
 
 class Save(NamedTuple):

@@ -1,9 +1,10 @@
 """Where the ranks of an attempt meet: a free port, at which the first rank of a program listens.
 
 A script that never starts a process group trains as many copies as there are ranks, and each of
-them looks well. It is said in the log, and ended where the job has a limit. It runs on the host of
-the batch script, which is the first rank's. A launcher that listens there itself hides it, and
-ranks that use Horovod or run functions of a Dask program meet elsewhere.
+them looks well. ``watch`` says so in the log, and ends the ranks where the job has a limit. It runs
+on the host of the batch script, which is the first rank's. A launcher that listens there itself
+hides whether they have met, and ranks that use Horovod or run functions of a Dask program meet
+elsewhere.
 """
 
 from __future__ import annotations
@@ -69,31 +70,47 @@ def watch(run: RunDir, number: int, launched: int, environ: Mapping[str, str]) -
         until = time.monotonic() + LIVES
         while alive(launched) and time.monotonic() < until:
             time.sleep(LOOK)
-        _note(run, number, launched)
-        return
-    port, limit = int(environ["MASTER_PORT"]), float(job.spec.get("start_seconds", 0))
+    else:
+        port, limit = int(environ["MASTER_PORT"]), float(job.spec.get("start_seconds", 0))
+        if not _await_listener(run.attempt(number), launched, port, limit):
+            return
+    _note(run, number, launched)
+
+
+def _await_listener(attempt: AttemptDir, launched: int, port: int, limit: float) -> bool:
+    """Until the first rank listens at the port, or the ranks are gone; false where their time is
+    over, and they are told to end.
+
+    Args:
+        limit: seconds that they have; 0 is no limit.
+    """
     began, said = time.monotonic(), False
     while alive(launched) and not listening(port):
-        if run.attempt(number).staging.exists():  # its ranks do not begin to meet
+        if attempt.staging.exists():  # its ranks do not begin to meet
             began = time.monotonic()
         waited = time.monotonic() - began
         if limit and waited >= limit:
-            error = UserError(
-                f"no process group after {limit:g} s: nobody listens at MASTER_PORT {port}",
-                where="start_seconds",
-                hint="the script calls torch.distributed.init_process_group, or one rank is enough",
-            )
-            print(f"hpcddp: {error_record.report(error, run.attempt(number), None)}", flush=True)
-            with suppress(ProcessLookupError):
-                os.kill(launched, signal.SIGTERM)
-            return
+            _end(attempt, launched, port, limit)
+            return False
         if waited >= SAY and not said:
             said = True
             print(f"hpcddp: no process group after {SAY:g} s: until the script calls torch."
                   f"distributed.init_process_group, each rank trains a copy of its own (nobody "
                   f"listens at MASTER_PORT {port})", flush=True)  # fmt: skip
         time.sleep(LOOK)
-    _note(run, number, launched)
+    return True
+
+
+def _end(attempt: AttemptDir, launched: int, port: int, limit: float) -> None:
+    """End ranks that have not met in time; the reason is the attempt's error."""
+    error = UserError(
+        f"no process group after {limit:g} s: nobody listens at MASTER_PORT {port}",
+        where="start_seconds",
+        hint="the script calls torch.distributed.init_process_group, or one rank is enough",
+    )
+    print(f"hpcddp: {error_record.report(error, attempt, None)}", flush=True)
+    with suppress(ProcessLookupError):
+        os.kill(launched, signal.SIGTERM)
 
 
 def _note(run: RunDir, number: int, launched: int) -> None:
@@ -128,7 +145,7 @@ def alive(pid: int) -> bool:
 
 
 def listening(port: int) -> bool:
-    """Whether somebody on this host listens at a TCP port (proc(5), /proc/net/tcp)."""
+    """Whether a process on this host listens at a TCP port (proc(5), /proc/net/tcp)."""
     for table in TABLES:
         with suppress(OSError):
             for line in Path(table).read_text().splitlines()[1:]:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from hpcddp.attempt import decision, first_failure, ledger
+from hpcddp.attempt import decision, first_failure, ledger, log_reader
 from hpcddp.attempt.decision import Decision, Past
 from hpcddp.attempt.ledger import Attempt
 from hpcddp.errors import HpcddpError, RunError, SlurmMissing, SlurmUnreachable, SubmissionRefused
@@ -30,7 +30,6 @@ LONGEST, LEAST = 60.0, 3.0  # seconds to wait for one answer
 TRIES = 3  # of one way of coming back that gets no answer
 PAUSE = 3.0  # seconds between two such questions
 HOLD = 900.0  # seconds for which a job that was queued again is looked for
-TAIL = 1 << 16  # bytes of a log that are searched
 LOOK = "look"  # a follow-up's second argument: its parent has not decided that there is to be one
 SETTLE = 4  # seconds from the end of one life to the next: clocks of nodes differ a little
 
@@ -39,7 +38,7 @@ def patience(mine: Attempt, *, ends: bool) -> float:
     """Seconds to wait for an answer of Slurm: while the job lives, and LONGEST at most.
 
     Args:
-        ends: Slurm has begun to end the job, or has told it that it will.
+        ends: Slurm has begun to end the job, or has announced it.
     """
     rules = Site(**mine.site) if mine.site else Site()
     left = rules.notice if ends else (mine.deadline or math.inf) - time.time() + rules.kill_wait
@@ -47,7 +46,7 @@ def patience(mine: Attempt, *, ends: bool) -> float:
 
 
 def ask(mine: Attempt) -> slurm.JobInfo | None:
-    """What Slurm says of the job, waiting for a controller that is away; None if nobody answers."""
+    """What Slurm says of the job, waiting for a controller that is away; None without an answer."""
     deadline = time.monotonic() + PATIENCE
     while True:
         try:
@@ -65,7 +64,7 @@ def can_ask() -> bool:
                for name in ("scontrol", "squeue", "sbatch"))  # fmt: skip
 
 
-def bring_back(run: RunDir, mine: Attempt, found: Decision, job: JobRecord) -> str:
+def bring_back(run: RunDir, mine: Attempt, verdict: Decision, job: JobRecord) -> str:
     """Bring the run back, by the first way that works; what the script does then. Empty if Slurm
     has begun to end the job, so that the decision is to be made again."""
     if not mine.slurm:
@@ -73,14 +72,14 @@ def bring_back(run: RunDir, mine: Attempt, found: Decision, job: JobRecord) -> s
     mine.exclude = excluded(run, job)
     if mine.exclude:
         note(run, mine)
-    ways = [follow] if found.action == decision.FOLLOW else [back, follow]
-    if found.action == decision.AGAIN and prefers_follow(mine):
+    ways = [follow] if verdict.action == decision.FOLLOW else [back, follow]
+    if verdict.action == decision.AGAIN and prefers_follow(mine):
         ways.reverse()
     deadline, refused, tries = time.monotonic() + PATIENCE, "", 0
     while time.monotonic() < deadline:
         for way in ways:
             try:
-                way(run, mine, found, job)
+                way(run, mine, verdict, job)
                 return "0"
             except RunError as error:
                 print(f"hpcddp: {error.what}", flush=True)
@@ -98,7 +97,7 @@ def bring_back(run: RunDir, mine: Attempt, found: Decision, job: JobRecord) -> s
             break
         time.sleep(PAUSE)
     reason = f"could not be queued again ({refused}); hpcddp resume {run.name} goes on"
-    ledger.end(run, mine.number, mine.exit_code or 0, found.cause, decision.NONE, reason)
+    ledger.end(run, mine.number, mine.exit_code or 0, verdict.cause, decision.NONE, reason)
     return "1"
 
 
@@ -111,7 +110,8 @@ def _is_back(mine: Attempt) -> bool:
 
 
 def prefers_follow(mine: Attempt) -> bool:
-    """Where cgroups track processes nobody can end a requeued job's wait: a follow-up has none.
+    """Where cgroups track processes no process is left to end a requeued job's wait: a follow-up
+    has none.
 
     An array's element comes back as itself all the same: a follow-up would leave its array.
     """
@@ -119,14 +119,14 @@ def prefers_follow(mine: Attempt) -> bool:
     return not rules.outlives and rules.hold > 10 and "_" not in mine.job_id
 
 
-def back(run: RunDir, mine: Attempt, found: Decision, job: JobRecord) -> None:
+def back(run: RunDir, mine: Attempt, verdict: Decision, job: JobRecord) -> None:
     """Queue this very job again. Only while Slurm says that it runs.
 
     The sentry, which outlives this job where Slurm lets it, ends the wait.
 
     Raises:
         RunError: Slurm ends the job.
-        SlurmUnreachable: nobody knows whether Slurm has queued it.
+        SlurmUnreachable: it is not known whether Slurm has queued it.
         SubmissionRefused: Slurm did not queue it.
     """
     known = slurm.facts(mine.job_id, patience(mine, ends=False))
@@ -139,14 +139,14 @@ def back(run: RunDir, mine: Attempt, found: Decision, job: JobRecord) -> None:
         raise SubmissionRefused(refused)
 
 
-def follow(run: RunDir, mine: Attempt, found: Decision, job: JobRecord) -> None:
+def follow(run: RunDir, mine: Attempt, verdict: Decision, job: JobRecord) -> None:
     """Submit the script as a new job that goes on when this one has left.
 
     Raises:
-        SlurmUnreachable: nobody knows whether it waits.
+        SlurmUnreachable: it is not known whether it waits.
         SubmissionRefused: Slurm did not take it.
     """
-    ok = found.action == decision.AGAIN
+    ok = verdict.action == decision.AGAIN
     wait = patience(mine, ends=not ok)
     mine.successor = follow_up(run, mine, job.name, [str(mine.number)], ok=ok, wait=wait)
     note(run, mine)
@@ -206,7 +206,7 @@ def excluded(run: RunDir, job: JobRecord) -> str:
     asked = bool(job.spec.get("requeue", {}).get("exclude_bad_nodes"))
     bad: list[str] = []
     for attempt in reversed(ledger.attempts(run)):
-        host = bad_host(run, attempt, certain=not asked)
+        host = bad_host(run, attempt, job, certain=not asked)
         bad += [name for name in [host] if name and name not in bad]
         if attempt.progress:
             break
@@ -243,7 +243,7 @@ def _taken(run: RunDir, left_out: list[str]) -> bool:
     return slurm.takes(run.script, ",".join(filter(None, left_out)), LONGEST / 4)
 
 
-def bad_host(run: RunDir, mine: Attempt, *, certain: bool = False) -> str:
+def bad_host(run: RunDir, mine: Attempt, job: JobRecord, *, certain: bool = False) -> str:
     """The node that an attempt's failure points to, if there is one; or the nodes that failed.
 
     Args:
@@ -254,49 +254,8 @@ def bad_host(run: RunDir, mine: Attempt, *, certain: bool = False) -> str:
         return str(failure["host"]) if failure.get("bad_host") else ""
     if failure and failure.get("kind") != "peer":
         return str(failure["host"])
-    first = first_failure.failed(run, mine.number)
+    first = first_failure.failed(run, mine.number, job)
     return first.host if first else ""
-
-
-def said(attempt: Attempt) -> str:
-    """Why Slurm ended an attempt's job, in its own words: a cause, or ""."""
-    log = tail(Path(attempt.said), attempt.said_size) if attempt.said else ""
-    if attempt.node_log and attempt.host == os.uname().nodename:
-        log += tail(Path(attempt.node_log), attempt.node_log_size)
-    return decision.ending(log, attempt.said_id)
-
-
-def was_killed(run: RunDir, mine: Attempt, told: slurm.JobInfo) -> bool:
-    """Whether a SIGKILL that was not Slurm's has ended a batch script: Slurm tells so, it has no
-    words on why it ends the job, and nobody has asked for it."""
-    ended = told.state in ("COMPLETING", "FAILED") and told.exit_code.endswith(":9")
-    return ended and not said(mine) and not read_json(run.request)
-
-
-def why_ended(run: RunDir, mine: Attempt, timeout: float = slurm.TIMEOUT) -> str:
-    """Why an attempt ended that could not say so itself: a cause, or "".
-
-    Raises:
-        SlurmUnreachable: Slurm's words do not tell, and it does not answer.
-    """
-    if words := said(mine):
-        return words
-    if not mine.slurm:
-        return ""
-    told = slurm.facts(mine.job_id, timeout)
-    if told and was_killed(run, mine, told):
-        return decision.KILLED
-    # The words may be on another node, on a disk that was away when they were to be copied.
-    return decision.OF_STATE.get(told.state, "") if told else ""
-
-
-def sizes(mine: Attempt) -> tuple[int, int]:
-    """Bytes of the files in which Slurm's words are, now."""
-    found = [mine.said_size, mine.node_log_size]
-    for i, path in enumerate((mine.said, mine.node_log)):
-        with contextlib.suppress(OSError):
-            found[i] = Path(path).stat().st_size if path else 0
-    return found[0], found[1]
 
 
 def pass_over(run: RunDir, mine: Attempt, upto: tuple[int, int]) -> None:
@@ -305,22 +264,14 @@ def pass_over(run: RunDir, mine: Attempt, upto: tuple[int, int]) -> None:
     note(run, mine)
 
 
-def tail(path: Path, start: int = 0) -> str:
-    """The end of a file, of what comes after `start` bytes."""
-    with contextlib.suppress(OSError), path.open("rb") as f:
-        f.seek(max(start, f.seek(0, os.SEEK_END) - TAIL))
-        return f.read().decode("utf-8", "replace")
-    return ""
-
-
 def release(mine: Attempt) -> None:
     """Shorten the wait of a job that was queued again: Slurm holds it for two minutes.
 
     The hold is there because a node refuses a credential that is not younger than the end of the
     job's last life, which it knows to the second. So the next life begins SETTLE seconds after all
-    nodes have let go. While they have not, the wait cannot be changed. A job that somebody
-    cancelled meanwhile stays cancelled; one that was cancelled in the instant before it was queued
-    again is cancelled again.
+    nodes have let go. While they have not, the wait cannot be changed. A job that was cancelled
+    meanwhile stays cancelled; one that was cancelled in the instant before it was queued again is
+    cancelled again.
     """
     pause, deadline = 0.3, time.monotonic() + HOLD
     while time.monotonic() < deadline:
@@ -331,7 +282,7 @@ def release(mine: Attempt) -> None:
             if known.running and known.restarts > mine.restarts:  # its next life
                 return
             if known.state == "PENDING":
-                if said(mine) == decision.CANCELLED:
+                if log_reader.ending_of(mine) == decision.CANCELLED:
                     slurm.cancel(mine.job_id)
                     return
                 if slurm.release(mine.job_id, f"now+{SETTLE}", mine.exclude):

@@ -20,31 +20,25 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 from hpcddp import processes, record
-from hpcddp.attempt import claim, decision, ledger, requeue
-from hpcddp.attempt.decision import End, Policy
+from hpcddp.attempt import claim, decision, ledger, log_reader, lost_script, requeue
 from hpcddp.attempt.ledger import Attempt
-from hpcddp.errors import HpcddpError, SlurmUnreachable, SubmissionRefused
-from hpcddp.rundir import RunDir, read_json, write_json
+from hpcddp.attempt.lost_script import ANSWER
+from hpcddp.errors import HpcddpError
+from hpcddp.rundir import RunDir, write_json
 from hpcddp.slurm import commands as slurm
 from hpcddp.slurm import rules as site_rules
 
 GLANCE = 0.5  # seconds between two looks at the script and at Slurm's words
-SOON = 3.0  # seconds for an answer where Slurm may kill this process before
-ANSWER = 60.0  # seconds for an answer where nothing else is in a hurry
 LATE = 10.0  # seconds that a script gets to say how it ended, before other nodes ask Slurm
 RARELY = 30.0  # most seconds between two questions while it runs
-SLOWEST = 5.0  # seconds between two questions of what has become of the job
 NAME = "hpcddp-sentry"  # of such a process, as ps shows it
-RELIEF = 20.0  # least seconds that a rank spends on a script that is gone
 DEAF = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -53,7 +47,7 @@ def post(run: RunDir, number: int) -> None:
     mine = ledger.read(run.attempt(number))
     if mine is None or not mine.slurm:
         return
-    # By its descriptor: the path may be another one for who looks from outside of a container.
+    # By its descriptor: outside of a container the path may be another one.
     log = os.open("/proc/self/fd/2", os.O_RDONLY) if mine.node_log else -1
     if not _detached():
         return
@@ -105,7 +99,7 @@ class Sentry:
         until = time.monotonic() + requeue.HOLD
         while self._glance() and not self._followed and time.monotonic() < until:
             time.sleep(requeue.PAUSE)
-        bereaved(self.run, self.mine.number)
+        lost_script.bring_back(self.run, self.mine.number)
         while self._glance() and time.monotonic() < until:
             time.sleep(requeue.PAUSE)
         self._clear()
@@ -117,7 +111,7 @@ class Sentry:
             spoken, joined = self._join(), True
         with contextlib.suppress(OSError, HpcddpError):
             if spoken and not self._followed:
-                cause = requeue.said(self.mine)
+                cause = log_reader.ending_of(self.mine)
                 if cause not in decision.FOLLOWED:
                     return False
                 self._follow(cause)
@@ -144,10 +138,10 @@ class Sentry:
     def _follow(self, cause: str) -> None:
         """Submit a follow-up, if Slurm ends the job for what is followed. The script may have
         seconds left, and this process with it: the first time nothing is asked before."""
-        mine = known(self.run, self.mine)
-        if _would_follow(self.run, mine, cause):
+        mine = ledger.refreshed(self.run, self.mine)
+        if lost_script.would_follow(self.run, mine, cause):
             first, self._tried = not self._tried, True
-            _submit(self.run, mine, ask=not first)
+            lost_script.submit(self.run, mine, ask=not first)
         self._followed = True
 
     def _ask(self) -> None:
@@ -163,12 +157,14 @@ class Sentry:
             time.sleep(pause)
 
     def _learn(self) -> None:
-        before = known(self.run, self.mine)
-        told = slurm.facts(self.mine.job_id, ANSWER)
+        """Write down the end of the time limit and the site's rules, where Slurm says something
+        new."""
+        before = ledger.refreshed(self.run, self.mine)
+        job = slurm.facts(self.mine.job_id, ANSWER)
         rules = before.site or site_rules.read(
             os.environ.get("SLURM_JOB_PARTITION", ""), ANSWER
         )._asdict()  # fmt: skip
-        deadline = told.end if told and told.running else before.deadline
+        deadline = job.end if job and job.running else before.deadline
         if (deadline, rules) != (before.deadline, before.site):
             facts = {"deadline": deadline, "site": rules}
             write_json(self.run.attempt(self.mine.number).slurm, facts)
@@ -184,116 +180,6 @@ class Sentry:
             name, upto = self.job.name, mine.number - 1
             requeue.drop(self.run, name, upto=upto, but=mine.job_id, wait=ANSWER)
         return True
-
-
-def known(run: RunDir, mine: Attempt) -> Attempt:
-    """An attempt's facts, with what its sentry has learned since."""
-    with contextlib.suppress(HpcddpError):
-        told = read_json(run.attempt(mine.number).slurm) or {}
-        return replace(mine, **{name: told[name] for name in ("deadline", "site") if name in told})
-    return mine
-
-
-def bereaved(run: RunDir, number: int) -> None:
-    """Do for an attempt whose script is gone what the script would have done."""
-    pause, deadline = 0.3, time.monotonic() + requeue.HOLD
-    while time.monotonic() < deadline:
-        with contextlib.suppress(OSError, HpcddpError):
-            if run.deleted():
-                return
-            mine = ledger.owner(run, number)
-            here = mine is not None and mine.host == os.uname().nodename
-            if mine is None or (mine.cause and (mine.action not in decision.RETURNS or not here)):
-                return  # elsewhere the script's own sentry ends the wait
-            if mine.cause or _settled(run, mine):
-                requeue.release(mine)
-                return
-        time.sleep(pause)
-        pause = min(SLOWEST, 1.5 * pause)
-
-
-def _settled(run: RunDir, mine: Attempt) -> bool:
-    """Ask what has become of a job that left no end; whether nothing is left but to end its wait,
-    if it waits. A script that was killed is followed.
-
-    Raises:
-        SlurmUnreachable: Slurm does not answer.
-    """
-    told = slurm.facts(mine.job_id)
-    if told is None or told.restarts > mine.restarts:
-        return True
-    if requeue.was_killed(run, mine, told):
-        if _would_follow(run, mine, decision.KILLED):
-            # Slurm forgets the proof after some minutes, and the follow-up may wait for longer.
-            job_id = _submit(run, mine, ask=True)
-            now = replace(mine, ended=time.time(), exit_code=128 + signal.SIGKILL, saved=None)
-            now.cause, now.action, now.gained = decision.KILLED, decision.FOLLOW, None
-            requeue.note(run, replace(now, successor=job_id))
-        return True
-    return not (told.running or told.state == "COMPLETING")
-
-
-def _would_follow(run: RunDir, mine: Attempt, cause: str) -> bool:
-    """Whether a job that Slurm ends for this cause is followed, within the run's budgets.
-
-    Raises:
-        SlurmUnreachable: whether Slurm has queued it again itself is not known.
-    """
-    want = str((read_json(run.request) or {}).get("want", ""))
-    cancels = mine.site.get("preempt_mode") == "CANCEL"
-    if cause == decision.NODE or (cause == decision.PREEMPTED and not cancels):
-        try:
-            told = slurm.facts(mine.job_id, ANSWER if mine.site else SOON)
-        except SlurmUnreachable:
-            if mine.site:
-                raise
-            told = None  # there may be no time to ask again
-        if told and told.restarts > mine.restarts:
-            return False
-    end = End(
-        128 + signal.SIGKILL, "COMPLETING", want=want, killed=cause == decision.KILLED,
-        ending="" if cause == decision.KILLED else cause, progress=ledger.progress_of(run, mine),
-    )  # fmt: skip
-    policy = Policy.of(record.read(run).spec.get("requeue", {}))
-    owned = ledger.owner(run, mine.number)
-    # What the script has written down may be an intention that it could not carry out any more.
-    ends = owned is None or bool(owned.successor)
-    ends = ends or bool(owned and owned.cause and owned.action not in decision.RETURNS)
-    return not ends and decision.decide(end, requeue.past(run), policy).action == decision.FOLLOW
-
-
-def _submit(run: RunDir, mine: Attempt, *, ask: bool) -> str:
-    """Have an attempt followed; the job's id, "" where Slurm does not take it.
-
-    Args:
-        ask: whether a follow-up waits already: an answer may have been lost.
-
-    Raises:
-        SlurmUnreachable: whether one waits is not known.
-    """
-    words = [str(mine.number), requeue.LOOK]
-    try:
-        if ask:
-            name = record.read(run).name
-            return requeue.follow_up(run, mine, name, words, ok=False, wait=ANSWER)
-        return slurm.successor(run.script, words, mine.job_id, ok=False, timeout=ANSWER)
-    except SubmissionRefused:
-        return ""
-
-
-def relieve(run: RunDir, number: int) -> None:
-    """For a rank that leaves: do what the script would, if that was on this node, and is gone.
-
-    Where cgroups track processes, the sentry went with it.
-    """
-    if "SLURM_JOB_ID" not in os.environ:
-        return
-    with contextlib.suppress(OSError, HpcddpError, subprocess.TimeoutExpired):
-        mine = ledger.read(run.attempt(number))
-        here = mine and mine.slurm and mine.host == os.uname().nodename
-        if mine and here and processes.start_of(mine.pid) != mine.pid_start:
-            left = float(known(run, mine).site.get("kill_wait", RELIEF))
-            subprocess.run(_act(run, number), check=False, timeout=max(RELIEF, left))
 
 
 def watch_node(run_dir: str, environ: Mapping[str, str]) -> None:
@@ -322,9 +208,5 @@ def _outlive(run: RunDir, number: int, rank: int, start: str) -> None:
             if facts.get("cause") or run.outlived(number):
                 return
         time.sleep(1.0)
-    words = _act(run, number)
+    words = lost_script.command(run, number)
     os.execv(words[0], words)
-
-
-def _act(run: RunDir, number: int) -> list[str]:
-    return [sys.executable, "-I", str(run.host), "bereaved", str(run.path), str(number)]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 
 import click
 
 from hpcddp import record
+from hpcddp.attempt import joblog
 from hpcddp.cli.options import complete_runs, runs_option, runs_root
 from hpcddp.cli.terminal.log_lines import paths, put
 from hpcddp.errors import RunError
@@ -47,7 +47,7 @@ def keep(rank: int | None) -> Callable[[bytes], bool]:
     """Whether a line is wanted."""
     if rank is None:
         return lambda line: True
-    label = re.compile(rb" *0*%d: " % rank)
+    label = joblog.label(rank)
     return lambda line: label.match(line) is not None
 
 

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from hpcddp.sizes import parse_gpus, parse_nodes
 from hpcddp.slurm.hostlist import expand_hosts
-from hpcddp.topology import Topology, map_rows, parse_gpus, parse_nodes
+from hpcddp.topology import Topology, map_rows
 
 if TYPE_CHECKING:
     from hpcddp.strategy import Layout

@@ -50,7 +50,7 @@ def strategies(job: str | None, ranks: int, steps: int, only: tuple[str, ...],
     from hpcddp.compare import candidates, trial
 
     chosen = candidates.chosen(ranks, only)
-    if not any(case.strategy == "single" for case in chosen):
+    if not any(case.single for case in chosen):
         chosen = [candidates.ALONE[0], *chosen]  # the reference
     layers, notes = jobfile.load(job, flags(given), os.environ, Path.cwd())
     for text in notes:
@@ -100,7 +100,7 @@ def _rows(played: Iterator[Trial]) -> Iterator[tuple[Trial, dict[str, Any]]]:
         }
         if not trial.reason:
             measured = figures(trial)
-            if trial.case.strategy == "single":
+            if trial.case.single:
                 reference = measured.loss.get("fp64")
             row |= {"loss": measured.loss, "memory": measured.memory, "sent": measured.sent,
                     "step_s": measured.step,

@@ -104,7 +104,7 @@ def show(plan: Plan, runs: str | None) -> int:
     """The dry run: script, map, and Slurm's verdict."""
     from hpcddp.cli.ranks import table
     from hpcddp.rundir import RunDir, new_id
-    from hpcddp.slurm import commands as slurm
+    from hpcddp.slurm import sbatch
 
     run = RunDir(runs_root(runs) / new_id(plan.spec.name))
     text = plan.render(run, plan.worker_command(run))
@@ -112,6 +112,6 @@ def show(plan: Plan, runs: str | None) -> int:
     click.echo("".join(table(plan.topology, mesh=plan.layout)), nl=False)
     if plan.backend != "slurm":
         return 0
-    accepted, words = slurm.verdict(text)
+    accepted, words = sbatch.verdict(text)
     click.echo(f"sbatch --test-only: {'accepted' if accepted else 'refused'}: {words}", err=True)
     return 0 if accepted else 1

@@ -21,6 +21,11 @@ class Case(NamedTuple):
     def alone(self) -> bool:
         return self.strategy in strategy.ALONE
 
+    @property
+    def single(self) -> bool:
+        """Whether it is the reference, one process on one device."""
+        return strategy.is_single(self.strategy)
+
 
 ALONE = tuple(Case(name, name) for name in strategy.ALONE)
 PAIRS = ("pp,ddp", "pp,zero1", "pp,fsdp", "pp,tp", "ddp,tp", "fsdp,tp")

@@ -15,10 +15,9 @@ from hpcddp.compare.memory_estimate import Estimate
 from hpcddp.errors import HpcddpError, JobFileError, UserError
 from hpcddp.model_profile import ModelProfile
 from hpcddp.planning import checks, conflicts
-from hpcddp.sizes import size
+from hpcddp.sizes import NodeRange, size
 from hpcddp.spec import JobSpec
 from hpcddp.strategy import Layout
-from hpcddp.topology import NodeRange
 
 FITS = 0.8  # of a GPU's memory: the rest is CUDA's own, work space of products, and gaps
 
@@ -127,7 +126,8 @@ def recommend(rows: Sequence[Candidate], memory: int) -> tuple[str, str]:
     Args:
         memory: bytes of a GPU; 0 if unknown.
     """
-    able = [row for row in rows if row.estimate and row.text != "dp"]  # ddp is faster than dp
+    # ddp is faster than dp's threads
+    able = [row for row in rows if row.estimate and not (row.layout and row.layout.threads)]
     if not able:
         return "", "None of these can be: the reasons are in the table."
     unsure = "" if _known(able) else " Activations are not in these numbers: leave room."

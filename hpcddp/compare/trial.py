@@ -95,7 +95,7 @@ def prepare(layers: Sequence[Layer], case: Case, ranks: int, steps: int, root: P
         try:
             planned = _plan(layers, case, ranks, steps, precision)
         except UserError as error:
-            if case.strategy == "single":  # the job itself is wrong
+            if case.single:  # the job itself is wrong
                 raise
             trial.reason = trial.reason or ("" if trial.runs else error.what)
             continue
@@ -107,7 +107,7 @@ def prepare(layers: Sequence[Layer], case: Case, ranks: int, steps: int, root: P
 
 
 def _plan(layers: Sequence[Layer], case: Case, ranks: int, steps: int, precision: str) -> Plan:
-    gpus = 1 if case.strategy == "single" else ranks
+    gpus = 1 if case.single else ranks
     top, mesh = Layer(), strategy.layout(case.strategy, 1, gpus)
     own = {"strategy": case.strategy, "gpus": gpus, "max_steps": steps,
            "train.precision": precision}  # fmt: skip

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections import deque
 from pathlib import Path
 
+from hpcddp.attempt.joblog import SLOWNESS
 from hpcddp.observe.curves import whole_lines
 from hpcddp.rundir import RunDir, parse_lines
 
 TAIL = 1 << 15  # bytes that are read for the rate
-RARE = re.compile(rb'^.*"event": ?"(?:slow|recovered)".*$', re.MULTILINE)
 POINTS = 200
 
 
@@ -59,7 +58,7 @@ class Newest:
             self._rate(data[data.find(b"\n", -TAIL) + 1 :] if len(data) > TAIL else data)
 
     def _marks(self, data: bytes) -> None:
-        for record in parse_lines(RARE.findall(data)):
+        for record in parse_lines(SLOWNESS.findall(data)):
             part = str(record.get("what")), str(record.get("rank"))
             if record.get("event") == "slow":
                 self._slow.add(part)

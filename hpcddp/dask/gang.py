@@ -25,7 +25,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from hpcddp.errors import HpcddpError
-from hpcddp.launch.torchrun import told
+from hpcddp.launch.torchrun import exit_code
 from hpcddp.preempt import stop_signals
 from hpcddp.rundir import RunDir, read_json, write_json, write_text
 from hpcddp.slurm.hostlist import expand_hosts, first_host
@@ -174,7 +174,7 @@ class Member:
         code = await self.child.wait()
         if code == 0:
             await self._part(worker)
-        return told(self.rank.world_rank, code)
+        return exit_code(self.rank.world_rank, code)
 
     async def _part(self, worker: Any) -> None:
         """Wait for rank 0, and say goodbye."""

@@ -1,4 +1,4 @@
-"""The processes of some ranks on this machine: labelled, told and ended together, as by srun."""
+"""Processes of ranks on this machine: labelled, signalled and ended together, as by srun."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO, Protocol
 
 from hpcddp.attempt.error_record import host
+from hpcddp.attempt.joblog import rank_ended
 from hpcddp.errors import RunError
 from hpcddp.launch.command import job_of
 from hpcddp.launch.orphans import Orphans
@@ -52,7 +53,7 @@ class Group:
             fork of this process.
         out: where the lines go; what a full disk does not take is lost.
         label: put `RANK: ` before each line.
-        request: the run dir's file with a person's wish, if nobody else passes that on.
+        request: the run dir's file with a person's wish, if no other process passes that on.
         kill_wait: seconds between TERM and KILL.
         wait: seconds that ranks may run on when the first one has left.
     """
@@ -72,7 +73,7 @@ class Group:
         self.kill_wait = KILL_WAIT if kill_wait is None else kill_wait
         self.width = len(str(ranks[0].world_size - 1))
         self.code = 0
-        self.told: set[int] = set()  # ranks of which it was said that a signal ended them
+        self.named: set[int] = set()  # ranks of which it was said that a signal ended them
         self.parent = os.getppid()
         self.deadline = self.late = float("inf")
         self.wait = wait
@@ -130,7 +131,7 @@ class Group:
         return self.code
 
     def _leaves(self) -> bool:
-        """Whether there is something to wait for that was told to leave, though no rank runs."""
+        """Whether a process that was told to leave still runs, though no rank does."""
         now = time.monotonic()
         self.alone = min(self.alone, now)
         left = self.orphans.look(self._pids(), now=True)
@@ -156,7 +157,7 @@ class Group:
         self._pass_on()
         self.orphans.look(self._pids())
         self._wait_for_the_rest(codes)
-        if os.getppid() != self.parent:  # the script is gone: nobody would wait for the ranks
+        if os.getppid() != self.parent:  # the script, which waits for the ranks, is gone
             self.end()
         if time.monotonic() > self.deadline:
             self.signal(signal.SIGKILL)
@@ -166,10 +167,10 @@ class Group:
         """Name a rank that a signal ended, if it was not this group that sent it."""
         late = code == -signal.SIGKILL and time.monotonic() > self.deadline
         ours = self.code and (code not in CAUSES or late)
-        if code < 0 and not ours and rank not in self.told:
-            self.told.add(rank)
+        if code < 0 and not ours and rank not in self.named:
+            self.named.add(rank)
             name = signal.Signals(-code).name
-            self._write(f"hpcddp: rank {rank} on {host()} was ended by {name}\n".encode())
+            self._write(f"{rank_ended(rank, host(), name)}\n".encode())
 
     def _wait_for_the_rest(self, codes: dict[int, int | None]) -> None:
         """A rank that hangs at its very end must not keep a job that is done."""

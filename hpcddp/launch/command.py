@@ -68,27 +68,34 @@ def become(
         return exit_codes.FAILED
     again = job["spec"].get("resume_command") if attempt > 1 else None
     words = again or job["spec"]["command"]
-    found = {**trackers(job["run"]), **environ, **rank.to_env()}
+    variables = {**trackers(job["run"]), **environ, **rank.to_env()}
     if rank.world_rank == 0:
-        look_at_versions(run_dir, attempt, words[0], found)
-    found |= {"TORCHELASTIC_RUN_ID": job["run"], "HPCDDP_RUN_DIR": run_dir}
+        look_at_versions(run_dir, attempt, words[0], variables)
+    variables |= {"TORCHELASTIC_RUN_ID": job["run"], "HPCDDP_RUN_DIR": run_dir}
     if job["spec"].get("data", {}).get("stage"):
         try:
-            found["HPCDDP_STAGE"] = staged(job, run_dir, rank, environ, preemption)
+            variables["HPCDDP_STAGE"] = staged(job, run_dir, rank, environ, preemption)
         except HpcddpError as error:
             return failed(error, run_dir, attempt, rank)
-    facts = launch_facts.of(job.get("launcher", ""), job.get("launch", {}))
-    if module := facts.get("environment"):
-        found |= import_module(module).environment(rank, environ)
+    variables |= of_launcher(job, rank, environ)
     preemption.restore()  # from here on a signal finds no handler; before, it was as if so
     if preemption.requested:
         return 128 + int(getattr(signal, preemption.signal))
     if environ.get("HPCDDP_FORKED"):
         from hpcddp.launch.script import Script
 
-        os.environ.update(found)
+        os.environ.update(variables)
         return Script(words).run()
-    return execute(words, found)
+    return execute(words, variables)
+
+
+def of_launcher(
+    job: Mapping[str, Any], rank: Rank, environ: Mapping[str, str]
+) -> Mapping[str, str]:
+    """The variables by which a launcher's own library knows the rank."""
+    facts = launch_facts.of(job.get("launcher", ""), job.get("launch", {}))
+    module = facts.get("environment")
+    return import_module(module).environment(rank, environ) if module else {}
 
 
 def staged(
@@ -141,13 +148,13 @@ def look_at_versions(run_dir: str, attempt: int, program: str, environ: Mapping[
         now = versions.installed(program, environ)
         if before is None:
             write_json(run.versions, now)
-        elif found := versions.changes(before, now):
-            more = f" and {len(found) - 5} more" if len(found) > 5 else ""
-            text = ", ".join(found[:5]) + more
+        elif changes := versions.changes(before, now):
+            more = f" and {len(changes) - 5} more" if len(changes) > 5 else ""
+            text = ", ".join(changes[:5]) + more
             print(f"hpcddp: changed since it was submitted: {text}", flush=True)
 
 
 def trackers(run: str) -> dict[str, str]:
-    """What keeps a run one run for those who track it, over all of its attempts."""
+    """The variables that keep a run one run at its trackers, over all of its attempts."""
     key = f"{int.from_bytes(run.encode(), 'big') % PRIME:032x}"
     return {"WANDB_RUN_ID": run, "WANDB_RESUME": "allow", "COMET_EXPERIMENT_KEY": key}

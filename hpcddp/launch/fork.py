@@ -59,7 +59,7 @@ class _Born(BaseException):
 
 
 def start(rank: Rank) -> Forked:
-    """Fork a rank. Signals are blocked: nobody there could tell whom they were for."""
+    """Fork a rank. Signals are blocked: the child could not tell which process they were for."""
     output, end = os.pipe()
     parent = os.getpid()
     pid = os.fork()
@@ -78,9 +78,9 @@ def start(rank: Rank) -> Forked:
 
 
 def environment(rank: Rank, environ: Mapping[str, str]) -> dict[str, str]:
-    """What a rank's environment has in place of its node's: the names of torchrun, and those that
-    srun would have set."""
-    found = {**rank.to_env(), "HPCDDP_FORKED": "1"}
+    """The variables that a rank has in place of its node's: those of torchrun, and those that srun
+    would have set."""
+    variables = {**rank.to_env(), "HPCDDP_FORKED": "1"}
     nodes = rank.world_size // rank.local_size
     each = f"{rank.local_size}(x{nodes})" if nodes > 1 else str(rank.local_size)
     slurm = {
@@ -93,7 +93,7 @@ def environment(rank: Rank, environ: Mapping[str, str]) -> dict[str, str]:
     }
     if (cpus := environ.get("SLURM_CPUS_PER_TASK", "")).isdigit():
         slurm["SLURM_CPUS_PER_TASK"] = int(cpus) // rank.local_size
-    return found | {name: str(value) for name, value in slurm.items() if name in environ}
+    return variables | {name: str(value) for name, value in slurm.items() if name in environ}
 
 
 def preload(environ: Mapping[str, str]) -> None:
@@ -124,7 +124,7 @@ def main(args: list[str]) -> int:
     adopt_orphans()
     ranks = [topology.rank_of(topology.rank(node.world_rank, i)) for i in range(int(here))]
     gc.collect()
-    gc.freeze()  # the ranks share this memory as long as nobody writes there
+    gc.freeze()  # the ranks share this memory as long as none writes there
     signal.pthread_sigmask(signal.SIG_BLOCK, stops := {*stop_signals(), signal.SIGINT})
     try:
         wait = SLURM_KILL_WAIT if "SLURM_JOB_ID" in os.environ else KILL_WAIT

@@ -1,6 +1,6 @@
 """The launcher `horovod`: what its ranks find in their environment, and what must be there before.
 
-A rank is told who it is as by `horovodrun --gloo`. They find each other in
+A rank gets its place as by `horovodrun --gloo`. They find each other in
 horovod_rendezvous.py.
 """
 
@@ -23,21 +23,21 @@ HELP = "build it there as docs/horovod.md shows, or let the script use DDP under
 LOOK = """
 import importlib.util, json, pathlib, sys
 from importlib.metadata import PackageNotFoundError, version
-found = importlib.util.find_spec("horovod")
-told = {"python": sys.executable, "there": bool(found and found.origin)}
+spec = importlib.util.find_spec("horovod")
+report = {"python": sys.executable, "there": bool(spec and spec.origin)}
 try:
-    told["torch"] = version("torch")
-    told["built"] = json.loads(pathlib.Path(found.origin).with_name("metadata.json").read_text())
+    report["torch"] = version("torch")
+    report["built"] = json.loads(pathlib.Path(spec.origin).with_name("metadata.json").read_text())
 except (AttributeError, OSError, PackageNotFoundError, TypeError, ValueError):
     pass
-print(json.dumps(told))
+print(json.dumps(report))
 """
 
 
 def environment(rank: Rank, environ: Mapping[str, str]) -> dict[str, str]:
     """Who a rank is, in Horovod's words. A node's name stands for the ranks that share it, and is
     another on each node, also where several nodes are one machine."""
-    found = {
+    variables = {
         "RANK": rank.world_rank,
         "SIZE": rank.world_size,
         "LOCAL_RANK": rank.local_rank,
@@ -51,8 +51,8 @@ def environment(rank: Rank, environ: Mapping[str, str]) -> dict[str, str]:
     }
     interface = environ.get("GLOO_SOCKET_IFNAME", "").partition(",")[0]
     if interface := environ.get("HOROVOD_GLOO_IFACE", interface):
-        found["GLOO_IFACE"] = interface
-    return {f"HOROVOD_{name}": str(value) for name, value in found.items()}
+        variables["GLOO_IFACE"] = interface
+    return {f"HOROVOD_{name}": str(value) for name, value in variables.items()}
 
 
 def missing(job: JobSpec, profile: Profile) -> str:
@@ -66,13 +66,13 @@ def missing(job: JobSpec, profile: Profile) -> str:
     if profile.cluster.modules or "PATH" in job.env or not Path(program).name.startswith("python"):
         return ""
     given = {name: str(value) for name, value in job.env.items()}
-    told = versions.ask(program, LOOK, {**os.environ, **given})
-    if told and not told["there"]:
-        return f"there is no package horovod in {told['python']}\n{HELP}"
-    built, torch = told.get("built"), told.get("torch", "")
+    report = versions.ask(program, LOOK, {**os.environ, **given})
+    if report and not report["there"]:
+        return f"there is no package horovod in {report['python']}\n{HELP}"
+    built, torch = report.get("built"), report.get("torch", "")
     if built and _release(built.get("pytorch", "")) != _release(torch):
         was = built.get("pytorch", "none")
-        return f"horovod in {told['python']} was built for torch {was}, and not {torch}\n{HELP}"
+        return f"horovod in {report['python']} was built for torch {was}, and not {torch}\n{HELP}"
     return ""
 
 

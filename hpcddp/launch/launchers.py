@@ -65,9 +65,9 @@ def no_agent(job: JobSpec, profile: Profile) -> str:
 
     if lack := no_torch(job, profile):
         return lack
-    found = version("torch")
-    old = tuple(int(part) for part in found.split(".")[:2]) < (2, 9)
-    return f"torch {found} is older than 2.9" if old else ""
+    installed = version("torch")
+    old = tuple(int(part) for part in installed.split(".")[:2]) < (2, 9)
+    return f"torch {installed} is older than 2.9" if old else ""
 
 
 def no_dask(job: JobSpec, profile: Profile) -> str:

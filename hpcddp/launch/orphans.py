@@ -1,4 +1,4 @@
-"""What the children of this process leave behind when they end: told and ended in their place.
+"""Processes that the children of this process leave behind: they get its signals, and are ended.
 
 A shell that dies of a signal leaves its program running, as srun's ranks do not: Slurm signals all
 of a step's processes.
@@ -23,40 +23,40 @@ class Orphans:
 
     def __init__(self) -> None:
         self._others = set(children(os.getpid()))  # were here before
-        self._told: list[int] = []  # the signals
+        self._signals: list[int] = []  # sent so far
         self._got: dict[int, int] = {}  # process -> how many of them it was sent
         self._next_look = 0.0
 
     def tell(self, number: int) -> None:
         """Send a signal, also to those that will be left from now on: once to each."""
-        if number not in self._told:
-            self._told.append(number)
+        if number not in self._signals:
+            self._signals.append(number)
         self._pass_on()
 
     def _pass_on(self) -> None:
         for pid, got in self._got.items():
-            for number in self._told[got:]:
+            for number in self._signals[got:]:
                 _send(pid, number)
-        self._got = dict.fromkeys(self._got, len(self._told))
+        self._got = dict.fromkeys(self._got, len(self._signals))
 
     def look(self, mine: Collection[int], *, now: bool = False) -> bool:
-        """Tell those that are new; whether there are any that were told to leave.
+        """Tell those that are new; whether any are left that were sent a signal.
 
         Args:
-            mine: children that have left nobody.
-            now: look even if nobody was told anything, or the last look was just before.
+            mine: children that have left no process.
+            now: look even if no signal was sent, or the last look was just before.
         """
         clock = time.monotonic()
-        if now or (self._told and clock >= self._next_look):
+        if now or (self._signals and clock >= self._next_look):
             self._next_look = clock + LOOK
-            found = [p for p in children(os.getpid()) if p not in self._others and p not in mine]
-            found = [p for p in found if not is_sentry(p)]
-            for pid in found:
+            left = [p for p in children(os.getpid()) if p not in self._others and p not in mine]
+            left = [p for p in left if not is_sentry(p)]
+            for pid in left:
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(pid, os.WNOHANG)
-            self._got = {pid: self._got.get(pid, 0) for pid in found if start_of(pid)}
+            self._got = {pid: self._got.get(pid, 0) for pid in left if start_of(pid)}
             self._pass_on()
-        return bool(self._told and self._got)
+        return bool(self._signals and self._got)
 
     def kill(self) -> None:
         """End those that there are."""
@@ -66,7 +66,7 @@ class Orphans:
 
 def is_sentry(pid: int) -> bool:
     """Whether a process is to outlive the job: sentry.py."""
-    from hpcddp.attempt.sentry import NAME  # at the start nobody needs it
+    from hpcddp.attempt.sentry import NAME  # not needed at the start
 
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/comm").read_text().strip() == NAME

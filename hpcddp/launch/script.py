@@ -80,9 +80,9 @@ def _execute(path: str) -> None:
     exec(compile(file.read_bytes(), file, "exec", dont_inherit=True), main.__dict__)
 
 
-def _tell(found: Any) -> None:
+def _tell(failure: Any) -> None:
     """Show a failure as the interpreter would, without the frames that lie above the script's."""
-    kind, error, trace = found
+    kind, error, trace = failure
     ours = (__file__, runpy.__file__, "<frozen runpy>")
     while trace and trace.tb_frame.f_code.co_filename in ours:
         trace = trace.tb_next

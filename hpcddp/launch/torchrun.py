@@ -5,7 +5,7 @@
 Started once on each node, by srun or by spawn.py. The nodes meet at the store of the first one,
 by their numbers and not by their names, so ranks are those of the map. What the program `torchrun`
 does otherwise: it ends the ranks when it gets TERM, dies of USR2, and leaves with 1 whatever they
-left with. Here they are told and waited for, and the first bad exit code is the node's.
+left with. Here they get the signal and are waited for, and the first bad exit code is the node's.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pathlib import Path
 from types import FrameType
 
 from hpcddp.attempt.error_record import host
+from hpcddp.attempt.joblog import rank_ended
 from hpcddp.preempt import ignore_stop_signals, stop_signals
 from hpcddp.processes import children
 from hpcddp.topology import Rank
@@ -59,18 +60,18 @@ def main(args: list[str]) -> int:
         elastic_launch(config, command[0])(*command[1:])
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
-        return told(rank, failure.exitcode)
+        return exit_code(rank, failure.exitcode)
     finally:
         ignore_stop_signals()  # one that comes while Python leaves would hide the exit code
     return 0
 
 
-def told(rank: int, code: int) -> int:
-    """A rank's bad exit code, as a shell has it; a signal is named."""
+def exit_code(rank: int, code: int) -> int:
+    """A rank's bad exit code, as a shell has it. Of a signal its name is printed."""
     if code >= 0:
         return code
     name = signal.Signals(-code).name
-    print(f"hpcddp: rank {rank} on {host()} was ended by {name}", flush=True)
+    print(rank_ended(rank, host(), name), flush=True)
     return 128 - code
 
 

@@ -8,7 +8,7 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from hpcddp.attempt import decision, first_failure, ledger, requeue
+from hpcddp.attempt import decision, first_failure, ledger, log_reader
 from hpcddp.attempt.ledger import Attempt
 from hpcddp.rundir import AttemptDir, RunDir, last_lines, read_lines, read_step
 from hpcddp.submit.status import whole
@@ -66,7 +66,7 @@ def summaries(
     attempts = [facts for folder in folders if (facts := ledger.read(folder))]
     if over and attempts and attempts[-1].live:
         last = attempts[-1]
-        last.cause = requeue.said(last) or decision.UNKNOWN
+        last.cause = log_reader.ending_of(last) or decision.UNKNOWN
         last.action, last.saved = decision.NONE, ledger.newest_step(run)
     new = [_summary(run, facts, gone=over or facts is not attempts[-1]) for facts in attempts]
     ordered = sorted([*kept.values(), *new], key=lambda summary: summary.attempt)

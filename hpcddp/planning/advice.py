@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from hpcddp.planning.earlier_runs import Measured
 from hpcddp.planning.plan import Plan
-from hpcddp.slurm import commands as slurm
+from hpcddp.slurm import time_limit
 from hpcddp.slurm.rules import Site
 
 FEW = 3  # steps that an attempt should take at least before it saves and leaves
@@ -93,7 +93,7 @@ def advise(plan: Plan) -> list[str]:
         AdviceInputs(
             site,
             plan.measured,
-            slurm.seconds(limit, "time") if limit else math.inf,
+            time_limit.seconds(limit, "time") if limit else math.inf,
             plan.spec.requeue.enabled,
             plan.spec.checkpoint.every,
         )

@@ -12,11 +12,11 @@ from hpcddp.errors import SlurmUnreachable
 from hpcddp.planning import clusters, jobfile
 from hpcddp.planning.clusters import Profile
 from hpcddp.planning.jobfile import Layer
-from hpcddp.slurm import commands as slurm
+from hpcddp.sizes import NodeRange, parse_gpus, parse_nodes
 from hpcddp.slurm import rules as site_rules
+from hpcddp.slurm import sbatch
 from hpcddp.slurm.rules import Site
 from hpcddp.spec import JobSpec
-from hpcddp.topology import NodeRange, parse_gpus, parse_nodes
 
 
 class Asked(NamedTuple):
@@ -66,6 +66,6 @@ def _resolve(cluster: str) -> tuple[str, list[str]]:
     """The cluster that `auto` stands for, Slurm if sbatch answers and else this machine; a note."""
     if cluster != "auto":
         return cluster, []
-    if slurm.answers():
+    if sbatch.answers():
         return "slurm", []
     return "local", ["sbatch does not answer here: running on this machine"]

@@ -29,10 +29,9 @@ from hpcddp.planning import code_checks, conflicts
 from hpcddp.planning.asked import Asked
 from hpcddp.planning.clusters import Profile
 from hpcddp.planning.code_files import CodeFiles
-from hpcddp.sizes import bytes_of
-from hpcddp.slurm import commands as slurm
+from hpcddp.sizes import NodeRange, bytes_of
+from hpcddp.slurm import time_limit
 from hpcddp.spec import KEYS, JobSpec
-from hpcddp.topology import NodeRange
 
 # sbatch options that follow from other keys -> from which; any other option passes through.
 OWNED = {
@@ -253,7 +252,7 @@ def options(job: JobSpec, sources: Mapping[str, str]) -> None:
         if name in ("requeue", "no-requeue") and not isinstance(value, bool):
             raise UserError(f"{name} is {value!r}, but must be true or false", where=where)
     if "time" in job.slurm:
-        slurm.seconds(str(job.slurm["time"]), sources["slurm.time"])
+        time_limit.seconds(str(job.slurm["time"]), sources["slurm.time"])
 
 
 def limits(job: JobSpec, nodes: NodeRange, gpus: int, profile: Profile) -> None:
@@ -267,6 +266,6 @@ def limits(job: JobSpec, nodes: NodeRange, gpus: int, profile: Profile) -> None:
                                where=str(profile.path))  # fmt: skip
     if cluster.max_time and "time" in job.slurm:
         time, most = str(job.slurm["time"]), cluster.max_time
-        if slurm.seconds(time, "time") > slurm.seconds(most, str(profile.path)):
+        if time_limit.seconds(time, "time") > time_limit.seconds(most, str(profile.path)):
             what = f"time {time} asked for, but {profile.name} allows {most}"
             raise ClusterError(what, where=str(profile.path))

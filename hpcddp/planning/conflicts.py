@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from hpcddp.errors import UserError
 from hpcddp.spec import KEYS, JobSpec
-from hpcddp.strategy import Layout
+from hpcddp.strategy import Layout, is_single
 
 
 class Clash(NamedTuple):
@@ -33,7 +33,7 @@ CLASHES = (
     # keys without a use under the strategy
     Clash(DDP, lambda job, mesh: mesh.threads, "dp is one process, without gradients to average",
           "take ddp"),
-    Clash(DDP, lambda job, mesh: "single" in job.strategy, "single is one process, without DDP"),
+    Clash(DDP, lambda job, mesh: is_single(job.strategy), "single is one process, without DDP"),
     Clash(TRAVEL, lambda job, mesh: mesh.world_size == 1, "one rank has nobody to average with"),
     Clash(DDP, lambda job, mesh: mesh.pp > 1, "the stages of a pipeline synchronise themselves"),
     Clash(DDP, lambda job, mesh: not mesh.plain, "fsdp and tp average gradients without DDP",

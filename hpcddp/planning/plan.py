@@ -29,11 +29,12 @@ from hpcddp.planning.code_files import CodeFiles
 from hpcddp.planning.earlier_runs import Measured
 from hpcddp.record import JobRecord
 from hpcddp.rundir import RunDir
-from hpcddp.slurm import commands as slurm
+from hpcddp.sizes import NodeRange, parse_count
+from hpcddp.slurm import partitions
 from hpcddp.slurm.rules import Site
 from hpcddp.spec import JobSpec
 from hpcddp.strategy import Layout
-from hpcddp.topology import NodeRange, Topology, parse_count
+from hpcddp.topology import Topology
 
 # Sent before the time limit, up to half a minute too early. The ranks know the limit, and stop as
 # late as they can; so it is asked for only where preemption sends it instead of TERM.
@@ -275,7 +276,7 @@ def _share(job: JobSpec, gpus: int, site: Site | None) -> int:
     if site is None:
         return 1
     try:
-        rows = slurm.partitions()
+        rows = partitions.read()
     except SlurmUnreachable:
         return 1
     wanted = str(job.slurm.get("partition", "")).split(",")[0]

@@ -14,7 +14,7 @@ from pathlib import Path
 from hpcddp.planning.jobfile import Layer
 from hpcddp.sandbox import time_limits
 from hpcddp.sandbox.cluster import Sandbox, Settings
-from hpcddp.slurm import commands as slurm
+from hpcddp.slurm import environment
 
 Say = Callable[[str], None]
 
@@ -89,7 +89,7 @@ def _boot(home: Path, nodes: int, cpus: int) -> Sandbox:
 def _surroundings(sandbox: Sandbox) -> Iterator[None]:
     """The environment of the sandbox, as this process's own."""
     before = dict(os.environ)
-    kept = {n: v for n, v in slurm.clean(before).items() if not n.startswith(FOREIGN)}
+    kept = {n: v for n, v in environment.clean(before).items() if not n.startswith(FOREIGN)}
     os.environ.clear()
     os.environ.update(kept | sandbox.environ())
     try:

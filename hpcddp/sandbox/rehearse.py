@@ -23,8 +23,8 @@ from hpcddp.sandbox.outcome import Report, outcomes
 from hpcddp.sandbox.own_processes import OwnProcess
 from hpcddp.sandbox.rehearsal_sandbox import Say, own_sandbox, sandboxed
 from hpcddp.sandbox.rehearsed_run import TICK, Over, RehearsedRun
+from hpcddp.sizes import parse_gpus, parse_nodes
 from hpcddp.submit import prepare, submission
-from hpcddp.topology import parse_gpus, parse_nodes
 
 SPARE = 1  # nodes beside the job's: one that was killed is not waited for
 PATIENCE = 600.0  # seconds that a run may need for its next attempt, plus the time to find a hang

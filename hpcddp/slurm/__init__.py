@@ -1,5 +1,6 @@
 """The one caller of Slurm's programs, and what they say.
 
 It imports the root: the standard library alone, for Python 3.9 and later.
-Others use ``commands`` (one function a program), ``rules`` of a site and ``hostlist``.
+Others use ``commands`` (one function a program), ``rules`` of a site, its ``partitions``,
+``sbatch`` before a submission, the ``environment`` of a job, its ``time_limit`` and ``hostlist``.
 """

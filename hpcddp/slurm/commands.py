@@ -9,34 +9,18 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shutil
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from hpcddp.errors import SlurmMissing, SlurmUnreachable, SubmissionRefused, UserError
+from hpcddp.errors import SlurmMissing, SlurmUnreachable, SubmissionRefused
+from hpcddp.slurm.environment import clean
 
 # Seconds. Slurm's programs wait 10 s for one message, and try again, before they give up: a busy
 # controller has done what it was asked, and answers late.
 TIMEOUT = 30.0
-
-# Ranks and bindings of a surrounding job would be taken for those of the job that is submitted.
-LEAKING = (
-    "SLURM_", "SBATCH_", "SRUN_", "PMI", "OMPI_", "TORCHELASTIC_", "MASTER_",
-)  # fmt: skip
-# A person's settings of an MPI, but for those that an mpirun has for its own ranks.
-SETTINGS = ("OMPI_MCA_", "PMIX_MCA_")
-LEAKING_SETTINGS = ("OMPI_MCA_ess", "OMPI_MCA_orte", "OMPI_MCA_pmix")
-LEAKING_NAMES = {
-    "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK",
-    "CUDA_VISIBLE_DEVICES", "HPCDDP_RUN_DIR", "HPCDDP_ATTEMPT", "HPCDDP_DEADLINE", "HPCDDP_SIGNAL",
-    "HPCDDP_FORKED", "HPCDDP_DASK",
-}  # fmt: skip
-
-# What a surrounding run tells its tracker, unless a person has.
-TRACKING = ("WANDB_RUN_ID", "WANDB_RESUME", "COMET_EXPERIMENT_KEY")
 
 # States in which a job may still run or come back; squeue -t all also shows the ended ones.
 LIVE = {
@@ -44,7 +28,7 @@ LIVE = {
     "REQUEUE_FED", "RESIZING", "SIGNALING", "SPECIAL_EXIT", "STAGE_OUT", "STOPPED",
 }  # fmt: skip
 
-# What Slurm's programs say when the controller, or what proves who asks, cannot answer now.
+# What Slurm's programs say when the controller, or the service of credentials, cannot answer now.
 _AWAY = (
     "Unable to contact", "timed out", "Connection refused", "Unexpected message",
     "Zero Bytes were transmitted", "Rate limit exceeded", "unable to accept job", "not accepting",
@@ -83,22 +67,6 @@ class QueuedJob(NamedTuple):
             return any(Path(name, "job.json").exists() for name in folders)
         except OSError:
             return True
-
-
-def leaking(environ: Mapping[str, str]) -> list[str]:
-    """The variables that must not reach a submitted job."""
-    names = set(LEAKING_NAMES)
-    if environ.get("WANDB_RUN_ID") == environ.get("TORCHELASTIC_RUN_ID"):
-        names.update(TRACKING)
-    names.update(name for name in environ if name.startswith(LEAKING))
-    own = {n for n in names if n.startswith(SETTINGS) and not n.startswith(LEAKING_SETTINGS)}
-    return [name for name in environ if name in names - own - {"SLURM_CONF"}]
-
-
-def clean(environ: Mapping[str, str]) -> dict[str, str]:
-    """A copy without what a surrounding job left in it."""
-    drop = set(leaking(environ))
-    return {name: value for name, value in environ.items() if name not in drop}
 
 
 def call(
@@ -140,16 +108,6 @@ def first_line(text: str) -> str:
 def away(words: str) -> bool:
     """Whether a program says that the controller does not answer."""
     return any(sign in words for sign in _AWAY)
-
-
-def answers() -> bool:
-    """Whether sbatch is here and configured; a controller that is merely away still counts."""
-    if not shutil.which("sbatch"):
-        return False
-    try:
-        return call("sbatch", "--version").returncode == 0
-    except SlurmUnreachable:
-        return False
 
 
 def queue(*, name: str = "", timeout: float = TIMEOUT) -> list[QueuedJob]:
@@ -204,23 +162,23 @@ def facts(job_id: str, timeout: float = TIMEOUT) -> JobInfo | None:
     squeue is asked where there is no scontrol.
     """
     try:
-        said = call("scontrol", "--oneliner", "show", "job", job_id, timeout=timeout)
-        found = dict(re.findall(rf"\b({'|'.join(_FIELDS)})=(\S*)", said.stdout))
+        done = call("scontrol", "--oneliner", "show", "job", job_id, timeout=timeout)
+        fields = dict(re.findall(rf"\b({'|'.join(_FIELDS)})=(\S*)", done.stdout))
     except SlurmMissing:
         ask = ("--noheader", "--states=all", f"--jobs={job_id}", f"--Format={_SQUEUE}")
-        said = call("squeue", *ask, timeout=timeout)
-        found = dict(zip(_FIELDS, said.stdout.strip().split("|")))  # noqa: B905
-    if not found.get("JobState"):
-        if said.returncode and "nvalid job id" not in said.stderr:
-            raise SlurmUnreachable(first_line(said.stderr), hint="try again")
+        done = call("squeue", *ask, timeout=timeout)
+        fields = dict(zip(_FIELDS, done.stdout.strip().split("|")))  # noqa: B905
+    if not fields.get("JobState"):
+        if done.returncode and "nvalid job id" not in done.stderr:
+            raise SlurmUnreachable(first_line(done.stderr), hint="try again")
         return None
     return JobInfo(
-        found["JobState"],
-        found.get("Reason", ""),
-        int(_digits(found.get("Restarts", ""))),
-        found.get("PreemptTime", "") not in ("", "None", "N/A"),
-        _moment(found.get("EndTime", "")),
-        found.get("ExitCode", ""),
+        fields["JobState"],
+        fields.get("Reason", ""),
+        int(_digits(fields.get("Restarts", ""))),
+        fields.get("PreemptTime", "") not in ("", "None", "N/A"),
+        _moment(fields.get("EndTime", "")),
+        fields.get("ExitCode", ""),
     )
 
 
@@ -245,15 +203,15 @@ def requeue(job_id: str, timeout: float = TIMEOUT) -> str:
     A site that sets JobRequeue=0 leaves it to the owner to allow it.
 
     Raises:
-        SlurmUnreachable: nobody knows whether it did.
+        SlurmUnreachable: it is not known whether it did.
     """
-    said = call("scontrol", "requeue", job_id, timeout=timeout)
-    if said.returncode and "disabled" in said.stderr:
+    done = call("scontrol", "requeue", job_id, timeout=timeout)
+    if done.returncode and "disabled" in done.stderr:
         call("scontrol", "update", f"JobId={job_id}", "Requeue=1", timeout=timeout)
-        said = call("scontrol", "requeue", job_id, timeout=timeout)
-    if not said.returncode or "pending execution" in said.stderr:  # it waits already
+        done = call("scontrol", "requeue", job_id, timeout=timeout)
+    if not done.returncode or "pending execution" in done.stderr:  # it waits already
         return ""
-    return first_line(said.stderr)
+    return first_line(done.stderr)
 
 
 def release(job_id: str, when: str = "now", exclude: str = "") -> bool:
@@ -283,16 +241,16 @@ def successor(
         ok: its parent's script leaves with 0; see DEPENDENCIES.
 
     Raises:
-        SlurmUnreachable: nobody knows whether there is a follow-up; ``follow_ups`` tells later.
+        SlurmUnreachable: it is not known whether there is a follow-up; ``follow_ups`` tells later.
         SubmissionRefused: there is none.
     """
     options = [option.format(parent) for option in DEPENDENCIES[ok]]
     options += [f"--exclude={exclude}"] if exclude else []
     options += ["--begin=now"]  # whenever the first job was to begin
-    said = call("sbatch", "--parsable", *options, str(script), *arguments, timeout=timeout)
-    if said.returncode:
-        raise SubmissionRefused(first_line(said.stderr), where=str(script))
-    job_id = said.stdout.strip().partition(";")[0]
+    done = call("sbatch", "--parsable", *options, str(script), *arguments, timeout=timeout)
+    if done.returncode:
+        raise SubmissionRefused(first_line(done.stderr), where=str(script))
+    job_id = done.stdout.strip().partition(";")[0]
     with contextlib.suppress(OSError, SlurmUnreachable):  # a person has let the first one go
         if "\n#SBATCH --hold" in script.read_text(encoding="utf-8"):
             call("scontrol", "release", job_id, timeout=timeout)
@@ -307,44 +265,17 @@ def follow_ups(script: Path, name: str, timeout: float = TIMEOUT) -> dict[str, i
     return {job_id: int(args[0]) for job_id, args in words.items() if args[0].isdecimal()}
 
 
-def verdict(script: str) -> tuple[bool, str]:
-    """What `sbatch --test-only` says of a script: accepted or not, and its words."""
-    done = call("sbatch", "--test-only", text=script)
-    return done.returncode == 0, first_line(done.stderr)
-
-
 def takes(script: Path, exclude: str, timeout: float = TIMEOUT) -> bool:
     """Whether `sbatch --test-only` takes a script that leaves out some nodes."""
     options = [f"--exclude={exclude}"] if exclude else []
     return call("sbatch", "--test-only", *options, str(script), timeout=timeout).returncode == 0
 
 
-class Partition(NamedTuple):
-    """What sinfo says of a partition's nodes; of several kinds the smallest."""
-
-    name: str
-    default: bool
-    cpus: int
-    gpus: int
-
-
-def partitions() -> list[Partition]:
-    """The partitions, one row for each kind of node in them."""
-    done = call("sinfo", "--noheader", "--format=%P|%c|%G")
-    rows = []
-    for line in done.stdout.splitlines():
-        name, cpus, gres = line.split("|", 2)
-        gpus = sum(int(n) for n in re.findall(r"gpu(?::[^:,(]+)?:(\d+)", gres))
-        number = int(re.sub(r"\D", "", cpus) or 1)
-        rows.append(Partition(name.rstrip("*"), name.endswith("*"), number, gpus))
-    return rows
-
-
 def usable_nodes(partition: str = "") -> list[str]:
     """Host lists of a partition's nodes that can take jobs now or soon; of all, without a name.
 
     Raises:
-        SlurmUnreachable: nobody answers.
+        SlurmUnreachable: there is no answer.
     """
     where = [f"--partition={partition}"] if partition else []
     done = call("sinfo", "--noheader", "--responding", "--format=%N|%T", *where)
@@ -352,27 +283,3 @@ def usable_nodes(partition: str = "") -> list[str]:
         raise SlurmUnreachable(f"sinfo: {first_line(done.stderr)}")
     rows = (line.split("|", 1) for line in done.stdout.splitlines() if "|" in line)
     return [hosts for hosts, state in rows if not state.startswith(("down", "drain", "fail"))]
-
-
-_TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", re.ASCII)
-
-
-def seconds(text: str, where: str) -> float:
-    """A time limit in Slurm's forms, in seconds: m, m:s, h:m:s, d-h, d-h:m, d-h:m:s.
-
-    `0`, `UNLIMITED` and `INFINITE` are no limit: infinity. Source: sbatch(1), --time.
-    """
-    if text.upper() in ("UNLIMITED", "INFINITE", "0"):
-        return float("inf")
-    match = _TIME.fullmatch(text)
-    if not match:
-        raise UserError(
-            f"time is {text!r}", where=where,
-            hint="write minutes, m:s, h:m:s, d-h, d-h:m or d-h:m:s, such as 30 or 1-12:00:00",
-        )  # fmt: skip
-    days, first, second, third = (int(g) if g else None for g in match.groups())
-    if days is not None:
-        return days * 86400 + (first or 0) * 3600 + (second or 0) * 60 + (third or 0)
-    if third is not None:
-        return (first or 0) * 3600 + (second or 0) * 60 + third
-    return (first or 0) * 60 + (second or 0)

@@ -46,7 +46,7 @@ def read(partition: str = "", timeout: float = TIMEOUT) -> Site:
         partition: its name; the default partition if it is empty.
 
     Raises:
-        SlurmUnreachable: nobody answers.
+        SlurmUnreachable: there is no answer.
     """
     done = slurm.call("scontrol", "show", "config", timeout=timeout)
     if done.returncode:  # installed, and not configured
@@ -54,21 +54,21 @@ def read(partition: str = "", timeout: float = TIMEOUT) -> Site:
     config = done.stdout
     said = dict(re.findall(r"^(\w+)\s*= ?(.*?)\s*$", config, re.MULTILINE))
     rows = slurm.call("scontrol", "--oneliner", "show", "partition", timeout=timeout).stdout
-    found = _partition(rows, partition)
-    mode = str(found.get("PreemptMode", said.get("PreemptMode", "OFF")))
+    fields = _partition(rows, partition)
+    mode = str(fields.get("PreemptMode", said.get("PreemptMode", "OFF")))
     preempts = said.get("PreemptType", "").endswith(("partition_prio", "qos"))
     expire = re.search(r"cred_expire=(\d+)", said.get("AuthInfo", ""))
     return Site(
         version=said.get("SLURM_VERSION", ""),
         preempt_mode=mode.split(",")[-1] if preempts else "OFF",
-        grace=_number(found.get("GraceTime", "0")),
+        grace=_number(fields.get("GraceTime", "0")),
         kill_wait=_number(said.get("KillWait", "30")),
         requeue=said.get("JobRequeue", "1") != "0",
         hold=int(expire[1]) + 1 if expire else 121,
         tracking=said.get("ProctrackType", "").rpartition("/")[2],
         user_signal="preempt_send_user_signal" in said.get("SlurmctldParameters", "").lower()
         or "send_user_signal" in said.get("PreemptParameters", "").lower(),
-        limit=_limit(found),
+        limit=_limit(fields),
     )  # fmt: skip
 
 
@@ -81,10 +81,10 @@ def _partition(rows: str, name: str) -> dict[str, str]:
     return {}
 
 
-def _limit(found: dict[str, str]) -> str:
+def _limit(fields: dict[str, str]) -> str:
     """What a partition gives to a job that names no time limit."""
-    asked = found.get("DefaultTime", "NONE")
-    return found.get("MaxTime", "") if asked == "NONE" else asked
+    asked = fields.get("DefaultTime", "NONE")
+    return fields.get("MaxTime", "") if asked == "NONE" else asked
 
 
 def _number(text: str) -> int:

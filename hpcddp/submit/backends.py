@@ -15,6 +15,7 @@ from hpcddp.errors import HpcddpError, SlurmUnreachable, SubmissionRefused
 from hpcddp.planning.plan import Plan
 from hpcddp.rundir import RunDir
 from hpcddp.slurm import commands as slurm
+from hpcddp.slurm import environment
 from hpcddp.slurm.commands import QueuedJob
 
 
@@ -79,7 +80,7 @@ def submit_local(plan: Plan, run: RunDir) -> str:
     """Start the script on this machine in a session of its own; its process id."""
     with run.job_log("local").open("ab") as log:
         process = subprocess.Popen(
-            ["/bin/bash", str(run.script)], cwd=plan.folder(run), env=slurm.clean(os.environ),
+            ["/bin/bash", str(run.script)], cwd=plan.folder(run), env=environment.clean(os.environ),
             stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
         )  # fmt: skip
     return str(process.pid)

@@ -10,7 +10,7 @@ import submitit
 
 from hpcddp.planning.plan import Plan
 from hpcddp.rundir import RunDir
-from hpcddp.slurm import commands as slurm
+from hpcddp.slurm import environment, time_limit
 from hpcddp.submit.prepare import write_script
 from hpcddp.worker import Worker
 
@@ -29,7 +29,7 @@ class TemplateExecutor(submitit.SlurmExecutor):
         super().__init__(run.submitit)
         self.plan = plan
         self.run = run
-        limit = slurm.seconds(str(plan.spec.slurm.get("time", "0")), "time")
+        limit = time_limit.seconds(str(plan.spec.slurm.get("time", "0")), "time")
         minutes = int(min(limit, 366 * 86400) // 60)
         # submitit writes none of these into the script, but counts tasks and minutes by them.
         self.update_parameters(
@@ -43,7 +43,7 @@ class TemplateExecutor(submitit.SlurmExecutor):
         return text
 
     def _make_submission_command(self, submission_file_path: Path) -> list[str]:
-        dropped = [word for name in slurm.leaking(os.environ) for word in ("-u", name)]
+        dropped = [word for name in environment.leaking(os.environ) for word in ("-u", name)]
         return ["timeout", str(TIMEOUT), "env", *dropped, "sbatch", str(self.run.script)]
 
 

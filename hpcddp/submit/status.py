@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcddp import record
-from hpcddp.attempt import decision, first_failure, ledger, refused_resume, requeue
+from hpcddp.attempt import decision, first_failure, ledger, log_reader, refused_resume
 from hpcddp.errors import RunError, SlurmUnreachable
 from hpcddp.record import JobRecord
 from hpcddp.rundir import RunDir, last_lines, read_json, read_lines, runs_in
@@ -149,7 +149,7 @@ def checked(run: RunDir, queue: Callable[[], list[QueuedJob]]) -> Status:
 def gone(run: RunDir, status: Status) -> Status:
     """The status of a job whose end is not recorded and which its backend no longer knows."""
     want, last = (read_json(run.request) or {}).get("want", ""), ledger.last(run)
-    cause = requeue.said(last) if last and last.live else ""
+    cause = log_reader.ending_of(last) if last and last.live else ""
     if want in REQUESTS:
         status.state, status.reason = REQUESTS[want], ""
     elif last and last.action in decision.RETURNS:
@@ -202,7 +202,7 @@ def known(run: RunDir) -> Status:
 
 def policy(job: JobRecord) -> str:
     """When a job comes back, and how a program begins then."""
-    returns = decision.Policy.of(job.spec.get("requeue", {})).told()
+    returns = decision.Policy.of(job.spec.get("requeue", {})).in_words()
     if not job.spec.get("command"):
         return returns
     again = "later attempts run resume_command" if job.spec.get("resume_command") else "begins anew"

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from hpcddp import record as records
-from hpcddp.attempt import exit_codes, sentry
+from hpcddp.attempt import exit_codes, lost_script
 from hpcddp.errors import UserError
 from hpcddp.preempt import Preemption, ignore_stop_signals
 from hpcddp.rundir import RunDir, write_json
@@ -325,7 +325,7 @@ class Run:
                 write_json(self._mine.left, {"code": exit_codes.STOPPED, "step": self._at.step})
         self.stopped = True
         if self.world.is_main:
-            sentry.relieve(self._folder, self._mine.number)
+            lost_script.relieve(self._folder, self._mine.number)
         self.world.barrier()  # nobody leaves while another one still saves
         if self._leave:
             sys.exit(exit_codes.STOPPED)

@@ -4,7 +4,6 @@ from itertools import product
 
 import pytest
 
-from hpcddp.attempt import decision
 from hpcddp.attempt.decision import (
     AGAIN,
     ASKED,
@@ -198,56 +197,11 @@ def test_time_limits_that_were_allowed_need_no_progress() -> None:
 
 
 def test_the_policy_is_told_in_a_line() -> None:
-    told = Policy(hangs=5, timeouts=9).told()
+    told = Policy(hangs=5, timeouts=9).in_words()
     assert "3 crashes or 5 hangs without progress, or 9 time limits" in told
-    assert "3 time limits in a row" in Policy().told()
-    assert "false" in Policy(enabled=False).told()
+    assert "3 time limits in a row" in Policy().in_words()
+    assert "false" in Policy(enabled=False).in_words()
 
 
 def test_the_policy_is_the_jobs_table() -> None:
     assert Policy.of({"crashes": 5, "exclude_bad_nodes": True}) == Policy(crashes=5)
-
-
-LOG = """\
-srun: Job step aborted: Waiting up to 7 seconds for job step to finish.
-slurmstepd-n1: error: *** STEP 3.0 ON n1 CANCELLED AT 2026-11-21T08:18:44 ***
-slurmstepd-n1: error: *** JOB 3 ON n1 CANCELLED AT 2026-11-21T08:18:59{} ***
-srun: forcing job termination
-"""
-
-
-@pytest.mark.parametrize(
-    ("words", "cause"),
-    [
-        ("", CANCELLED),
-        (" DUE TO PREEMPTION", PREEMPTED),
-        (" DUE TO TIME LIMIT", TIMEOUT),
-        (" DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS", NODE),
-        (" DUE TO JOB REQUEUE", REQUEUED),
-        (" DUE TO SOMETHING NEW", CANCELLED),
-    ],
-)
-def test_slurms_words_in_the_log(words: str, cause: str) -> None:
-    assert decision.ending(LOG.format(words)) == cause
-
-
-def test_a_signal_for_the_batch_script_alone_ends_nothing() -> None:
-    """It has the words of scancel; what ends the job later has words for the steps alone."""
-    told = LOG.format("").replace("08:18:44 ***", "08:18:44 DUE TO JOB REQUEUE ***").splitlines()
-    assert decision.ending("\n".join([told[2], told[1]])) == REQUEUED
-    assert decision.ending("\n".join([told[1], told[2]])) == CANCELLED
-
-
-def test_a_step_that_ends_is_no_job_that_ends() -> None:
-    assert decision.ending("\n".join(LOG.splitlines()[:2])) == ""
-    assert decision.ending("") == ""
-
-
-def test_words_on_another_job_of_the_same_log_are_not_taken() -> None:
-    told = LOG.format(" DUE TO PREEMPTION")
-    assert decision.ending(told, "3") == PREEMPTED
-    assert decision.ending(told, "33") == decision.ending(told + "", "4") == ""
-
-
-def test_the_last_word_counts() -> None:
-    assert decision.ending(LOG.format(" DUE TO JOB REQUEUE") + LOG.format("")) == CANCELLED

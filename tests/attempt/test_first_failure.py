@@ -111,7 +111,7 @@ def test_who_failed_first_where_no_rank_could_tell(
     assert row.error["traceback"].partition(";")[0] == told[2]
     last = ledger.read(run.attempt(3))
     assert last and first_failure.of(run, last).partition(";")[0] == told[2]
-    assert requeue.bad_host(run, last) == told[1]
+    assert requeue.bad_host(run, last, record.read(run)) == told[1]
 
 
 def test_a_record_of_a_cause_is_more_than_what_the_log_says(tmp_path: Path) -> None:
@@ -232,9 +232,11 @@ def test_what_all_ranks_fail_of_before_any_progress_is_a_mistake(
         run.attempt(1).metrics.write_text('{"event": "ranks"}\n')
         mine = attempted(run, 2)
     run.attempt(mine.number).failures.write_text(failures)
-    assert first_failure.kind(run, mine, MISTAKE, 1) == found
+    assert first_failure.kind(run, mine, record.read(run), MISTAKE, 1) == found
     write_json(run.submission, {"submitted": time.time() + 1})  # a person has resumed it since
-    assert first_failure.kind(run, mine, MISTAKE, 1) == ("mistake" if failures == SAME else "crash")
+    assert first_failure.kind(run, mine, record.read(run), MISTAKE, 1) == (
+        "mistake" if failures == SAME else "crash"
+    )
 
 
 @pytest.mark.parametrize(
@@ -259,15 +261,15 @@ def test_a_program_that_ends_with_the_same_words_on_all_nodes_was_never_right(
     run.attempt(1).log.write_text(log)
     if met:
         run.attempt(1).met.touch()
-    assert first_failure.kind(run, mine, {}, 1) == found
-    assert first_failure.kind(run, mine, {}, 0) == ""
+    assert first_failure.kind(run, mine, record.read(run), {}, 1) == found
+    assert first_failure.kind(run, mine, record.read(run), {}, 0) == ""
 
 
 def test_a_program_that_fails_twice_with_the_same_words_was_never_right(site: Site) -> None:
     """srun ends the other nodes' ranks as soon as one has failed: they say nothing."""
     run, first = failing(site, command=["python", "train.py"])
     run.attempt(1).log.write_text("0: ImportError: no x\n")
-    assert first_failure.kind(run, first, {}, 1) == ""
+    assert first_failure.kind(run, first, record.read(run), {}, 1) == ""
     first.cause = "crash"
     write_json(run.attempt(1).facts, asdict(first))
     second = attempted(run, 2)
@@ -277,16 +279,16 @@ def test_a_program_that_fails_twice_with_the_same_words_was_never_right(site: Si
         ("0: ImportError: no x\n", ""),  # of the same node, it may be, which lacks it
     ):
         run.attempt(2).log.write_text(words)
-        assert first_failure.kind(run, second, {}, 1) == found
+        assert first_failure.kind(run, second, record.read(run), {}, 1) == found
 
 
 def test_ranks_that_met_before_make_no_mistake_by_meeting_late(site: Site) -> None:
     run, _ = failing(site, command=["python", "train.py"])
     late = MISTAKE | {"rank": None, "message": "no process group after 9 s"}
     second = attempted(run, 2)
-    assert first_failure.kind(run, second, late, 143) == "mistake"
+    assert first_failure.kind(run, second, record.read(run), late, 143) == "mistake"
     run.attempt(1).met.touch()
-    assert first_failure.kind(run, second, late, 143) == "crash"
+    assert first_failure.kind(run, second, record.read(run), late, 143) == "crash"
 
 
 def test_nodes_are_left_out_only_while_enough_remain(site: Site) -> None:

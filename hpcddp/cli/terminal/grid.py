@@ -6,13 +6,13 @@ where not even that fits, the worst ranks first and a count of the others.
 
 from __future__ import annotations
 
-import re
 import textwrap
 from collections.abc import Callable, Iterator
 from itertools import groupby
 
 from rich.text import Text
 
+from hpcddp.attempt.joblog import STEP
 from hpcddp.cli.terminal.pen import Pen
 from hpcddp.observe.view import RankView, View
 
@@ -20,7 +20,6 @@ MARKS = {"dead": ("X", "bold red"), "slow": ("S", "bold yellow")}  # not by colo
 WELL = (".", "green")
 ORDER = {"dead": 0, "slow": 1}
 GROUP = 10  # signs between two gaps
-STEP = re.compile(r"^step \d+  ")  # that of the record; the words behind it say since when
 WORDS = 5  # ranks that are explained in words, at most
 
 

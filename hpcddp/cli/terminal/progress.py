@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from typing import Any
 
+from hpcddp.attempt.joblog import REDRAWN
 from hpcddp.cli.terminal.shown import shown
 from hpcddp.rundir import RunDir, parse_lines
 from hpcddp.submit.status import whole
-
-# The part of a line that a rank printed before it drew the line again; a launcher's label stays.
-REDRAWN = re.compile(r"^( *\d+: |).*\r(?=.)")
 
 
 class Progress:

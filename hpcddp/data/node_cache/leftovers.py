@@ -8,9 +8,10 @@ from pathlib import Path
 
 from hpcddp.attempt import ledger
 from hpcddp.attempt.decision import RETURNS
+from hpcddp.attempt.fence import remove, sweep
 from hpcddp.data.node_cache import claims
 from hpcddp.errors import HpcddpError
-from hpcddp.rundir import RunDir, read_json, remove, sweep
+from hpcddp.rundir import RunDir, read_json
 
 OLD = 86400.0  # seconds after which a folder goes whose run is missing
 LONG = 7 * OLD  # the same, where its owner may be a process that cannot be seen from here

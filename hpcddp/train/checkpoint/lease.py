@@ -1,7 +1,7 @@
 """Who may write in a run dir: the newest attempt, and no older life that still runs.
 
 A node that lost touch with Slurm trains on while the next attempt begins. What decides is on disk
-(``rundir.fence``): an attempt publishes out of a folder of its own, which the next one takes away.
+(fence.py): an attempt publishes out of a folder of its own, which the next one takes away.
 The looks at the run dir come on top of it: they tell an older life to leave.
 """
 
@@ -11,8 +11,9 @@ import contextlib
 
 import torch.distributed as dist
 
+from hpcddp.attempt.fence import fence
 from hpcddp.errors import LeaseLost
-from hpcddp.rundir import RunDir, fence
+from hpcddp.rundir import RunDir
 from hpcddp.train.checkpoint import disk_retry
 from hpcddp.train.rank.world import World
 

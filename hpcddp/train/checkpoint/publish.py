@@ -16,8 +16,9 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from hpcddp.attempt.fence import remove, sweep
 from hpcddp.errors import CheckpointError
-from hpcddp.rundir import remove, step_of, sweep, token, write_json
+from hpcddp.rundir import step_of, token, write_json
 from hpcddp.train.checkpoint.checkpoint import (
     COMPLETE,
     FORMAT,

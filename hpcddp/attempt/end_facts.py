@@ -1,0 +1,133 @@
+"""Step 12, the facts: what is known about the end of an attempt, for ``decision.cause``.
+
+They lie in the run dir, in the log, and with Slurm. An attempt whose script is gone has said
+nothing of its end: then Slurm alone may know why.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+from hpcddp.attempt import decision, first_failure, ledger, log_reader, requeue
+from hpcddp.attempt.decision import End
+from hpcddp.attempt.exit_codes import KILLED, TERMINATED
+from hpcddp.attempt.ledger import Attempt
+from hpcddp.record import JobRecord
+from hpcddp.rundir import AttemptDir, RunDir, last_lines, read_json
+from hpcddp.slurm import commands as slurm
+
+LATE = 90.0  # seconds before the time limit: Slurm warns up to a minute early
+
+
+def gather(run: RunDir, mine: Attempt, job: JobRecord, code: int) -> End:
+    """All that can be known about the end of an attempt.
+
+    Args:
+        code: of the rank that failed first.
+    """
+    end = _of_run(run, mine, job, code)
+    if not mine.slurm or (decision.ranks_code(end) == 0 and not end.program):
+        return end
+    return _of_slurm(run, mine, job, end)
+
+
+def first_code(run: RunDir, mine: Attempt, code: int) -> int:
+    """The exit code of the rank that failed first. srun's own is the largest of all, of those too
+    that it ended because one had failed; that one it names first."""
+    if code not in (TERMINATED, KILLED):
+        return code
+    return log_reader.first_code(log_reader.tail(run.attempt(mine.number).log), code)
+
+
+def _of_run(run: RunDir, mine: Attempt, job: JobRecord, code: int) -> End:
+    """What the run dir tells."""
+    folder = run.attempt(mine.number)
+    log = log_reader.tail(folder.log)
+    failure = read_json(folder.error) or {}
+    program = bool(job.spec.get("command")) and not _finished(folder, code)
+    left = read_json(folder.left) if program else None
+    end = End(
+        code,
+        state=decision.LOCAL,
+        want=(read_json(run.request) or {}).get("want", ""),
+        program=program,
+        left=int(left["code"]) if left else None,
+        own_signal=_own_signal(),
+    )
+    code = decision.ranks_code(end)
+    oom = bool(code) and any(words in log for words in log_reader.NO_MEMORY)
+    kind = "oom" if oom else first_failure.kind(run, mine, job, failure, code)
+    return end._replace(kind=kind, progress=ledger.progress_of(run, mine))
+
+
+def _of_slurm(run: RunDir, mine: Attempt, job: JobRecord, end: End) -> End:
+    """The same, with what Slurm tells."""
+    sizes, early = log_reader.sizes(mine), log_reader.ending_of(mine)
+    info = requeue.ask(mine)
+    # Where the job runs after them, words that it is cancelled are of a TERM for the batch script
+    # alone. While Slurm answers it may say what does end the job.
+    if early == decision.CANCELLED and info and info.running:
+        requeue.pass_over(run, mine, sizes)
+    ending = log_reader.ending_of(mine)
+    unknown = "COMPLETING" if ending else ""
+    return end._replace(
+        state=info.state if info else unknown,
+        requeued=bool(info and info.restarts > mine.restarts),
+        preempted=bool(info and info.preempted),
+        ending=ending,
+        grace=mine.site.get("grace", 0) > 0,
+        late=_late(run, mine, job.lead),
+        # Slurm has sent the signal that the job asks for before its time limit.
+        warned=bool(job.lead and mine.deadline and time.time() > mine.deadline - job.lead),
+    )
+
+
+def _own_signal() -> int:
+    """The exit code of a rank that the job's own stop signal has ended, before it had a handler."""
+    own = os.environ.get("HPCDDP_SIGNAL", "")
+    return 128 + signal.Signals[f"SIG{own}"] if own else TERMINATED
+
+
+def _finished(attempt: AttemptDir, code: int) -> bool:
+    """Whether a program says that it has come to its end: a loop that is attached does. Of others
+    that is not known: told to leave, some save and leave with 0."""
+    if code or attempt.left.exists():
+        return False
+    ends = [x for x in last_lines(attempt.metrics, log_reader.TAIL) if x.get("event") == "end"]
+    return bool(ends) and ends[-1].get("outcome") == "done"
+
+
+def _late(run: RunDir, mine: Attempt, lead: int) -> bool:
+    """Whether the time limit was near: by the clock, or as rank 0 says, which knows its saves."""
+    if not mine.deadline:
+        return False
+    if time.time() > mine.deadline - LATE - lead:
+        return True
+    lines = last_lines(run.attempt(mine.number).metrics, log_reader.TAIL)
+    return any(line.get("event") == "end" and line.get("by") == "time limit" for line in lines)
+
+
+def was_killed(run: RunDir, mine: Attempt, info: slurm.JobInfo) -> bool:
+    """Whether a SIGKILL that was not Slurm's has ended a batch script: Slurm tells so, it has no
+    words on why it ends the job, and no person has asked for it."""
+    ended = info.state in ("COMPLETING", "FAILED") and info.exit_code.endswith(":9")
+    return ended and not log_reader.ending_of(mine) and not read_json(run.request)
+
+
+def why_ended(run: RunDir, mine: Attempt, timeout: float = slurm.TIMEOUT) -> str:
+    """Why an attempt ended that could not say so itself: a cause, or "".
+
+    Raises:
+        SlurmUnreachable: Slurm's words do not tell, and it does not answer.
+    """
+    if cause := log_reader.ending_of(mine):
+        return cause
+    if not mine.slurm:
+        return ""
+    info = slurm.facts(mine.job_id, timeout)
+    if info and was_killed(run, mine, info):
+        return decision.KILLED
+    # The words may be on another node, on a disk that was away when they were to be copied.
+    return decision.OF_STATE.get(info.state, "") if info else ""

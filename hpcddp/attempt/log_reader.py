@@ -1,0 +1,110 @@
+"""Reads a job's log by pattern: who wrote a line, why Slurm ended the job, how a rank ended.
+
+The lines are Slurm's, a launcher's or the program's own; those that hpcddp writes are made in
+joblog.py. ``first_failure`` judges who failed first by them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+from pathlib import Path
+
+from hpcddp.attempt import decision
+from hpcddp.attempt.ledger import Attempt
+
+TAIL = 1 << 16  # bytes of a log that are searched
+
+# A launcher puts the rank before a line, and torch puts it before a traceback's lines once more.
+# srun also puts it before what Slurm says of the rank's end.
+LINE = re.compile(r"^ *(\d+): (?!slurmstepd)(?:\[rank\d+\]: ?)?(.*)$", re.M)
+
+# How srun says that a rank or a node ended. Groups: host, rank, exit code or signal.
+EXITED = re.compile(r"^srun: error: (\S+): tasks? (\d+)[\d,-]*: Exited with exit code (\d+)", re.M)
+BY_SRUN = re.compile(r"^srun: error: (\S+): tasks? (\d+)[\d,-]*: (Killed|Bus error)", re.M)
+NODE = re.compile(r"^srun: error: Node failure on (\S+)", re.M)
+# The same of a task that did not end well: an exit code, or a signal by its description.
+_LEFT = re.compile(
+    r"^srun: error: \S+: tasks? \S+: (?:Exited with exit code (\d+)|(.+?)(?: \(core dumped\))?)$",
+    re.M,
+)
+_SIGNALS = {signal.strsignal(number): 128 + number for number in signal.valid_signals()}
+# How our own launchers say it: ``joblog.rank_ended``. Groups: rank, host, signal.
+BY_OURS = re.compile(
+    r"^(?: *\d+: )?hpcddp: rank (\d+) on (\S+) was ended by (SIGKILL|SIGBUS)", re.M
+)
+
+# A program's own last words. C++ has those of ABORTED, with the rank before them.
+TRACEBACK = "Traceback (most recent call last)"
+RAISED = re.compile(r"[A-Za-z_][\w.]*(: .*)?$")
+ABORTED = re.compile(r"^ *(\d+): terminate called without an active exception$", re.M)
+# Last lines of a program that was never right: to start it again brings them again.
+WRONG = re.compile(
+    r"(ModuleNotFound|Import|Syntax|Indentation|Tab|Name|Attribute|Type)Error\b"
+    r"|.*(: can't open file |: No such file or directory$|: command not found$)"
+)
+# How Slurm and the kernel say that a cgroup had no memory left.
+NO_MEMORY = ("oom_kill", "oom-kill", "Out Of Memory")
+
+# What slurmstepd writes into a job's log when it ends the job. scancel has nothing after the time,
+# nor has a TERM for the batch script alone, which ends nothing: then the job's steps may say later
+# what does. Groups: job or step, id, reason.
+_ENDED = re.compile(
+    r"\*\*\* (JOB|STEP) (\d+)\S* ON \S+ CANCELLED AT [^\s*,]+(?: DUE TO ([A-Z ]*[A-Z]))?"
+)
+_CAUSES = {
+    None: decision.CANCELLED,
+    "PREEMPTION": decision.PREEMPTED,
+    "TIME LIMIT": decision.TIMEOUT,
+    "NODE FAILURE": decision.NODE,
+    "JOB REQUEUE": decision.REQUEUED,
+}
+
+
+def tail(path: Path, start: int = 0, size: int = TAIL) -> str:
+    """The last `size` bytes of a file, of what comes after `start` bytes."""
+    with contextlib.suppress(OSError), path.open("rb") as f:
+        f.seek(max(start, f.seek(0, os.SEEK_END) - size))
+        return f.read().decode("utf-8", "replace")
+    return ""
+
+
+def first_code(log: str, code: int) -> int:
+    """The exit code of the task that srun names first, else `code`."""
+    first = _LEFT.search(log)
+    if first is None:
+        return code
+    return int(first[1]) if first[1] else _SIGNALS.get(first[2], code)
+
+
+def ending(log: str, number: str = "") -> str:
+    """Why Slurm ended a job, by the last such line of its log: a cause, or "" if it did not.
+
+    Args:
+        number: the job's, which may share its log with others; else any.
+    """
+    lines = [(whose, why) for whose, job, why in _ENDED.findall(log) if number in ("", job)]
+    jobs = [i for i, (whose, _) in enumerate(lines) if whose == "JOB"]
+    if not jobs:
+        return ""
+    reason = lines[jobs[-1]][1] or next((why for _, why in lines[jobs[-1] :] if why), None)
+    return _CAUSES.get(reason, decision.CANCELLED)
+
+
+def ending_of(attempt: Attempt) -> str:
+    """Why Slurm ended an attempt's job, in its own words: a cause, or ""."""
+    log = tail(Path(attempt.said), attempt.said_size) if attempt.said else ""
+    if attempt.node_log and attempt.host == os.uname().nodename:
+        log += tail(Path(attempt.node_log), attempt.node_log_size)
+    return ending(log, attempt.said_id)
+
+
+def sizes(attempt: Attempt) -> tuple[int, int]:
+    """Bytes of the files in which Slurm's words are, now."""
+    counts = [attempt.said_size, attempt.node_log_size]
+    for i, path in enumerate((attempt.said, attempt.node_log)):
+        with contextlib.suppress(OSError):
+            counts[i] = Path(path).stat().st_size if path else 0
+    return counts[0], counts[1]

@@ -1,0 +1,124 @@
+"""What is known about the end of an attempt, and what its exit code means with that."""
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+from sites import Site, record_run
+
+from hpcddp import record
+from hpcddp.attempt import decision, exit_codes, ledger
+from hpcddp.attempt.end_facts import gather
+from hpcddp.attempt.ledger import Attempt
+from hpcddp.rundir import RunDir, write_json
+
+
+@pytest.fixture
+def run(site: Site) -> RunDir:
+    made = RunDir(site.runs / "toy-1")
+    made.create()
+    return record_run(made, backend="local")
+
+
+def begun(run: RunDir) -> None:
+    assert ledger.begin(run, ledger.life("6", 1), lambda earlier: False)
+
+
+def code_of(run: RunDir, mine: Attempt, code: int) -> int:
+    return decision.code_of(gather(run, mine, record.read(run), code))
+
+
+@pytest.mark.parametrize(
+    ("left", "lead", "by", "late"),
+    [
+        (60.0, 0, "", True),
+        (300.0, 0, "", False),
+        (300.0, 0, "SIGUSR2", False),
+        (300.0, 0, "time limit", True),  # a save of two minutes: the ranks began in time
+        (300.0, 250, "SIGUSR2", True),
+    ],
+)
+def test_a_stop_before_the_time_limit_is_known(
+    site: Site, run: RunDir, left: float, lead: int, by: str, late: bool
+) -> None:
+    site.program("scontrol", "echo JobId=7 JobState=RUNNING Restarts=0 PreemptTime=None")
+    job = record.read(run)
+    job.lead = lead
+    record.write(run, job)
+    mine = ledger.life("7", 1, slurm=True)
+    mine.number, mine.deadline = 1, time.time() + left
+    run.attempt(1).path.mkdir()
+    run.attempt(1).metrics.write_text(f'{{"event": "end", "by": "{by}"}}\n')
+    assert gather(run, mine, record.read(run), 85).late is late
+
+
+@pytest.mark.parametrize(
+    ("code", "want", "events", "found"),
+    [
+        (3, "", [], 3),
+        (exit_codes.STOPPED, "", [], exit_codes.FAILED),  # by chance
+        (3, "preempt", [], 143),
+        (0, "cancel", [], 143),
+        (0, "stop", [], 143),  # it may have more to do
+        (0, "stop", [{"event": "end", "outcome": "done"}], 0),
+        (
+            0,
+            "stop",
+            [{"event": "end", "outcome": "done"}, {"event": "end", "outcome": "stopped"}],
+            143,
+        ),
+        (0, "", [], 0),
+    ],
+)
+def test_what_the_exit_code_of_a_program_means(
+    run: RunDir, code: int, want: str, events: list[dict[str, str]], found: int
+) -> None:
+    record_run(run, backend="local", spec={"command": ["python", "train.py"]})
+    begun(run)
+    if want:
+        write_json(run.request, {"want": want})
+    run.attempt(1).metrics.write_text("".join(json.dumps(event) + "\n" for event in events))
+    mine = ledger.last(run)
+    assert mine and code_of(run, mine, code) == found
+
+
+def test_a_loop_that_saved_and_left_is_not_done_whatever_it_said_before(run: RunDir) -> None:
+    record_run(run, backend="local", spec={"command": ["python", "train.py"]})
+    begun(run)
+    run.attempt(1).metrics.write_text('{"event": "end", "outcome": "done"}\n')
+    write_json(run.attempt(1).left, {"code": exit_codes.STOPPED, "step": 3})
+    mine = ledger.last(run)
+    assert mine and code_of(run, mine, 0) == exit_codes.STOPPED
+
+
+@pytest.mark.parametrize(
+    ("lead", "left", "found"), [(120, 60.0, 143), (120, 200.0, 0), (0, 60.0, 0)]
+)
+def test_a_program_that_was_warned_of_its_time_limit_may_have_more_to_do(
+    site: Site, run: RunDir, lead: int, left: float, found: int
+) -> None:
+    site.program("scontrol", "echo JobId=7 JobState=RUNNING Restarts=0 PreemptTime=None")
+    record_run(run, spec={"command": ["python", "train.py"]}, lead=lead)
+    mine = ledger.life("7", 1, slurm=True)
+    mine.number, mine.deadline = 1, time.time() + left
+    run.attempt(1).path.mkdir()
+    assert code_of(run, mine, 0) == found
+
+
+def test_a_program_is_done_though_a_term_came_for_its_script_alone(
+    site: Site, run: RunDir, tmp_path: Path
+) -> None:
+    """Slurm's words are those of scancel; the job runs."""
+    site.program("scontrol", "echo JobId=7 JobState=RUNNING Restarts=0 PreemptTime=None")
+    record_run(run, spec={"command": ["python", "train.py"]})
+    mine = ledger.life("7", 1, slurm=True)
+    mine.number, mine.said = 1, str(tmp_path / "said")
+    Path(mine.said).write_text("slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2030-01-01 ***\n")
+    run.attempt(1).path.mkdir()
+    assert code_of(run, mine, 0) == 0
+    site.program("scontrol", "echo JobId=7 JobState=COMPLETING Restarts=0 PreemptTime=None")
+    assert code_of(run, mine, 0) == 0  # these words count for nothing any more
+    with Path(mine.said).open("a") as f:
+        f.write("slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2030-01-02 ***\n")
+    assert code_of(run, mine, 0) == 143
