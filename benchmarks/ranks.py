@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterator
 
 from benchmarks.measure import Row
 from benchmarks.site import Site
-from hpcddp.slurm.hostlist import compress_hosts, expand_hosts
+from hpcddp.slurm.hostlist import expand_hosts
+from hpcddp.slurm.hostlist_writer import compress_hosts
 from hpcddp.topology import Topology, map_rows
 
 NODES, GPUS = 10_000, 8

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcddp.errors import TopologyError
-from hpcddp.slurm.hostlist import compress_hosts, count_hosts, expand_hosts, first_host, nth_host
+from hpcddp.slurm.hostlist import count_hosts, expand_hosts, first_host, nth_host
+from hpcddp.slurm.hostlist_writer import compress_hosts
 
 WORDS = st.sampled_from(["", "n", "gpu", "x", "-ib", ".site", "rack_"])
 NUMBERS = st.one_of(st.integers(0, 120).map(str), st.integers(0, 120).map("{:03d}".format))

@@ -1,26 +1,21 @@
-"""Slurm host lists, both ways: ``n[1-3,05],login1`` and the names it stands for.
+"""Slurm host lists as they are read: ``n[1-3,05],login1`` stands for five names.
 
 Commas part the names; a pair of brackets holds numbers and ranges; several pairs in one name
 count like an odometer, the rightmost fastest; a range is as wide as its first number, so
-``[08-10]`` is 08, 09, 10. Order and repetition are kept in both directions, since the place of
-a host in the list is its node number.
-
-What is written, Slurm reads in the same order (tried with 22.05): two pairs of brackets at most,
-and nothing after the last. What is read may have more pairs, and text after them.
+``[08-10]`` is 08, 09, 10. Order and repetition are kept, since the place of a host in the list is
+its node number. hostlist_writer.py makes such a list.
 """
 
 import math
-import re
-from collections.abc import Iterable, Iterator
-from itertools import groupby
+from collections.abc import Iterator
 
 from hpcddp.errors import TopologyError
 
 LIMIT = 1_000_000
 """The most hosts that one list may stand for."""
 
-_DIGITS = 18  # longer numbers are refused in brackets, and are never put there
-_NAME = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-"
+DIGITS = 18  # longer numbers are refused in brackets, and are never put there
+CHARACTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-"
 _HINT = "write host lists as Slurm does: n[1-3,05],gpu[01-02]x[1-2],login1"
 
 _Span = tuple[int, int, int]  # first number, last number, width
@@ -57,61 +52,9 @@ def first_host(hostlist: str) -> str:
     return nth_host(hostlist, 0)
 
 
-def compress_hosts(hosts: Iterable[str]) -> str:
-    """A short host list for these names, in this order: its expansion is ``hosts`` again.
-
-    Neighbours that differ in one number share a pair of brackets. Nothing is sorted: sort first
-    for the shortest list.
-    """
-    cut = re.compile(rf"(?<!\d)(\d{{1,{_DIGITS}}})(?!\d)").split
-    rows = [cut(_checked(name)) for name in hosts]  # text, number, text, number, ..., text
-    # From the right, so that what is folded later varies slower, as it does when expanded.
-    for field in range(max(map(len, rows), default=0) - 2, 0, -2):
-        rows = list(_fold(rows, field))
-    return ",".join(map("".join, rows))
-
-
-def _fold(rows: list[list[str]], field: int) -> Iterator[list[str]]:
-    """Join neighbours that are the same but for the number at ``field``."""
-    for (left, right), same in groupby(rows, lambda row: (row[:field], row[field + 1 :])):
-        group = list(same)
-        if len(group) > 1 and (right == [""] or _one_pair_at_the_end("".join(right))):
-            yield [*left, f"[{_ranges([row[field] for row in group])}]", *right]
-        else:
-            yield from group
-
-
-def _one_pair_at_the_end(text: str) -> bool:
-    """Only there may a second pair stand before it: Slurm counts three in another order."""
-    return text.endswith("]") and text.count("[") == 1
-
-
-def _ranges(numbers: list[str]) -> str:
-    """``1 2 3 05 06`` as ``1-3,05-06``."""
-    spans: list[list[str]] = []
-    expected = ""
-    for number in numbers:
-        if number == expected:
-            spans[-1][1:] = [number]
-        else:
-            spans.append([number])
-        expected = str(int(number) + 1).zfill(len(spans[-1][0]))
-    return ",".join(map("-".join, spans))
-
-
-def _checked(name: str) -> str:
-    if not name or name.startswith("-") or name.strip(_NAME):
-        raise TopologyError(
-            f"{name!r:.60} is not a host name",
-            where="host list",
-            hint="a name is made of letters, digits, '.', '_' and '-', and does not start with '-'",
-        )
-    return name
-
-
 def _parse(text: str) -> list[_Part]:
     """Check a whole host list; its size is known before a single name is made."""
-    if strange := text.strip(_NAME + "[],"):
+    if strange := text.strip(CHARACTERS + "[],"):
         raise _error(text, text.index(strange), f"{strange[0]!r} cannot be in a host list")
     parts: list[_Part] = []
     start = total = 0
@@ -168,7 +111,7 @@ def _spans(text: str, start: int, end: int) -> list[_Span]:
             raise _error(text, start + item.index("["), "brackets inside brackets")
         low, dash, high = item.partition("-")
         high = high if dash else low
-        if not (low.isdigit() and high.isdigit()) or max(len(low), len(high)) > _DIGITS:
+        if not (low.isdigit() and high.isdigit()) or max(len(low), len(high)) > DIGITS:
             raise _error(text, start, f"{item!r:.30} is neither a number nor a range")
         if int(high) < int(low):
             raise _error(text, start, f"the range {item} goes down")
