@@ -62,15 +62,20 @@ def rehearse(
     begun = time.monotonic()
     with _kept(runs, say) as root, own_sandbox(nodes + SPARE, gpus) as sandbox:
         changed = sandboxed(layers, counts, sandbox.folder.parent, say)
-        asked = Asked.read(changed, [], os.environ)
-        code = code_files.of_job(asked.spec, folder, root)
-        checked = plan.make(asked, environ=os.environ, folder=folder, code=code)
+        checked = _plan(changed, folder, root)
         say(f"a Slurm of {nodes + SPARE} nodes is up; seed {seed}")
         report = _Rehearsal(sandbox, checked, root, say, watch).play(counts, seed)
         report.seconds = time.monotonic() - begun
         if report.passed and runs is None:
             shutil.rmtree(root)
     return report
+
+
+def _plan(layers: list[Layer], folder: Path, root: Path) -> Plan:
+    """The checked plan of the job, whose runs lie in ``root``."""
+    asked = Asked.read(layers, [], os.environ)
+    code = code_files.of_job(asked.spec, folder, root)
+    return plan.make(asked, environ=os.environ, folder=folder, code=code)
 
 
 def _size(layers: list[Layer]) -> tuple[int, int]:
