@@ -55,9 +55,9 @@ class Finding(NamedTuple):
 class RollBack(Exception):
     """Raised on all ranks together, for the trainer to answer."""
 
-    def __init__(self, found: Finding) -> None:
-        super().__init__(str(found))
-        self.found = found
+    def __init__(self, finding: Finding) -> None:
+        super().__init__(str(finding))
+        self.finding = finding
 
 
 class DivergenceDetector:

@@ -89,7 +89,7 @@ class StopVote:
         self._next = 0
         self._cast: _Cast | None = None  # a vote that is not counted yet
 
-    def told(self) -> tuple[str, float]:
+    def asked_by(self) -> tuple[str, float]:
         """What asked for the stop, and when, in seconds since the epoch. Where another rank was
         asked first, this one's signal has mostly come while it saved."""
         if not self.by and self._preemption.requested:
@@ -191,6 +191,7 @@ class StopVote:
         return ""
 
     def _learn_limit(self) -> None:
+        """Take in what Slurm says now of the time limit."""
         with contextlib.suppress(RunError):
-            told = read_json(self._lease.run.attempt(self._lease.attempt).slurm) or {}
-            self._deadline = float(told.get("deadline", self._deadline) or 0)
+            facts = read_json(self._lease.run.attempt(self._lease.attempt).slurm) or {}
+            self._deadline = float(facts.get("deadline", self._deadline) or 0)

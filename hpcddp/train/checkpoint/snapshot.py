@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import platform
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from hpcddp import __version__
-from hpcddp.errors import CheckpointError
+from hpcddp.errors import CheckpointError, UserError
 from hpcddp.train.checkpoint import checkpoint
 from hpcddp.train.checkpoint.disk_retry import DiskRetry
 from hpcddp.train.checkpoint.lease import Lease
@@ -75,6 +76,23 @@ def meta(
             "python": platform.python_version(),
         },
     }
+
+
+def require_plain(state: dict[str, Any]) -> None:
+    """Refuse what a checkpoint cannot hold of a loop's own data.
+
+    Raises:
+        UserError: it is not plain data.
+    """
+    for name, value in state.items():
+        try:
+            json.dumps({name: value}, allow_nan=True)
+        except TypeError:
+            raise UserError(
+                f"run.state[{name!r}] is a {type(value).__name__}, and not plain data",
+                where="Run.state",
+                hint="put numbers, texts, lists and dictionaries there: tensor.item()",
+            ) from None
 
 
 def position(meta: dict[str, Any], where: Path) -> Position:

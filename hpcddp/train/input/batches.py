@@ -146,7 +146,14 @@ class TrainData:
         left = self.samples - consumed
         return left // self._global_batch if self._drop_last else -(-left // self._global_batch)
 
-    def steps_to(self, epochs: int, epoch: int, consumed: int) -> int:
+    def total_steps(self, spec: JobSpec, step: int, epoch: int, samples_consumed: int) -> int:
+        """The step at which the training ends, counted on from where it is."""
+        limits = [spec.max_steps] if spec.max_steps else []
+        if epochs := spec.epochs or (0 if limits else 1):
+            limits.append(step + self._steps_to(epochs, epoch, samples_consumed))
+        return min(limits)
+
+    def _steps_to(self, epochs: int, epoch: int, consumed: int) -> int:
         """Optimizer steps from within ``epoch`` to the end of the last of ``epochs``."""
         if epochs <= epoch:
             return 0
