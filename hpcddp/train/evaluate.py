@@ -17,7 +17,8 @@ from hpcddp.preempt import Preemption
 from hpcddp.spec import CheckpointSpec, JobSpec
 from hpcddp.train.checkpoint.snapshot import Position
 from hpcddp.train.input import seeding
-from hpcddp.train.input.batches import end_workers, make_loader, placed, read
+from hpcddp.train.input.batches import placed
+from hpcddp.train.input.data_workers import end_workers, make_loader, read
 from hpcddp.train.input.samples import Samples
 from hpcddp.train.monitor.heartbeat import Pulse
 from hpcddp.train.monitor.metrics import Recorder

@@ -19,7 +19,7 @@ import torch
 from hpcddp.preempt import held_back, ignore_stop_signals
 from hpcddp.processes import ignores
 from hpcddp.train.input import loading
-from hpcddp.train.input.batches import leave_garbage
+from hpcddp.train.input.data_workers import leave_garbage
 from hpcddp.train.input.sampler import ResumableSampler
 from hpcddp.train.input.seeding import mix
 

@@ -17,7 +17,8 @@ import torch
 from torch.utils.data import Dataset, default_collate
 
 from hpcddp.spec import JobSpec
-from hpcddp.train.input.batches import TrainData, end_workers, make_loader, read
+from hpcddp.train.input.batches import TrainData
+from hpcddp.train.input.data_workers import end_workers, make_loader, read
 from hpcddp.train.input.samples import Samples, prefetch_of
 from hpcddp.train.rank import cpus
 from hpcddp.train.rank.cpus import Division
