@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from hpcddp.train.checkpoint.snapshot import Live
-from hpcddp.train.parallel.state_dict import own
+from hpcddp.train.parallel.optim import own
 from hpcddp.train.rank.spread import local
 
 PARTS = ("parameters", "gradients", "optimizer", "buffers", "peak")

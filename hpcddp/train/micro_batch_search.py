@@ -27,7 +27,7 @@ from hpcddp.train.checkpoint.snapshot import Live
 from hpcddp.train.input import seeding
 from hpcddp.train.input.batches import Micro, TrainData
 from hpcddp.train.monitor.metrics import Recorder
-from hpcddp.train.parallel import model, state_dict
+from hpcddp.train.parallel import model, optim_state
 from hpcddp.train.rank.spread import Spread
 from hpcddp.train.rank.task_module import Task
 
@@ -150,7 +150,7 @@ class _Tries:
         trained = [p for p in module.parameters() if p.requires_grad]
         before = [buffer.detach().clone() for buffer in module.buffers()]
         try:
-            with seeding.untouched(self._world.device), state_dict.reserved(live.optimizer):
+            with seeding.untouched(self._world.device), optim_state.reserved(live.optimizer):
                 for p in trained:
                     p.grad = torch.zeros_like(p)
                 # PowerSGD's memory, and the buckets.

@@ -18,7 +18,7 @@ from hpcddp.errors import CheckpointError, UserError
 from hpcddp.train.checkpoint import checkpoint
 from hpcddp.train.checkpoint.disk_retry import DiskRetry
 from hpcddp.train.checkpoint.lease import Lease
-from hpcddp.train.parallel import optim, state_dict
+from hpcddp.train.parallel import optim, optim_state, state_dict
 from hpcddp.train.parallel.hooks import PREFIX, Hook
 from hpcddp.train.rank.spread import Spread
 
@@ -66,7 +66,7 @@ def meta(
         "attempt": lease.attempt,
         "world": spread.world.size,
         "strategy": str(spread.layout),
-        "optimizer": {"param_groups": state_dict.groups(live.optimizer), "state": {}},
+        "optimizer": {"param_groups": optim_state.groups(live.optimizer), "state": {}},
         "scheduler": optim.by_old_groups(live.scheduler.state_dict(), live.optimizer.param_groups),
         "scaler": live.scaler.state_dict(),
         "hook": live.hook.fits if live.hook else None,
@@ -127,7 +127,7 @@ def restore(
 
     saved = retry.read(lambda: dcp_files.shapes(folder))
     names = _check(folder, live, spread, saved)
-    state_dict.begin(live.module, live.optimizer, names)
+    optim_state.begin(live.module, live.optimizer, names)
     there = state_dict.parts(live.module, live.optimizer, spread.holders)
     slices = {
         name: dcp_files.Slice.of(tensor, there.where[name].size, there.where[name].offsets)
@@ -140,10 +140,10 @@ def restore(
     memory = dcp_files.empty(saved, f"{PREFIX}.{spread.world.rank.world_rank}.") if fits else {}
     checkpoint.load(folder, {**slices, **rng, **more, **memory}, retry)
     live.module.load_state_dict(there.module)  # a module may have more to do then
-    state_dict.apply(live.module, live.optimizer, meta["optimizer"], options=optimizer or schedule)
+    optim_state.apply(live.module, live.optimizer, meta["optimizer"], options=optimizer or schedule)
     if schedule:
         rates = optim.by_new_groups(meta["scheduler"], live.optimizer.param_groups)
-        live.scheduler.load_state_dict(state_dict.like(rates, live.scheduler.state_dict()))
+        live.scheduler.load_state_dict(optim_state.like(rates, live.scheduler.state_dict()))
     elif isinstance(live.scheduler, LambdaLR):
         optim.go_to_step(live.scheduler, meta["step"])
     if live.scaler.is_enabled() and meta["scaler"]:

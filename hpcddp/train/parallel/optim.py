@@ -117,6 +117,12 @@ def divided(optimizer: Optimizer, group: dist.ProcessGroup) -> Optimizer:
         ) from None
 
 
+def own(optimizer: Optimizer) -> Optimizer:
+    """The optimizer of this rank's parameters, where a ZeroRedundancyOptimizer divides them."""
+    inner: Optimizer = getattr(optimizer, "optim", optimizer)
+    return inner if isinstance(inner, Optimizer) else optimizer
+
+
 def make_scheduler(
     task: Task, optimizer: Optimizer, train: TrainSpec, total_steps: int
 ) -> LRScheduler:
