@@ -27,7 +27,7 @@ from hpcddp.spec import JobSpec
 from hpcddp.strategy import Layout
 from hpcddp.train.activation_sizes import Watch, size_of
 from hpcddp.train.input import batches
-from hpcddp.train.parallel import cut, model, optim
+from hpcddp.train.parallel import cut, layer_plan, model, optim
 from hpcddp.train.query_answer import answer
 from hpcddp.train.rank import task_module as tasks
 from hpcddp.train.rank.task_module import Task
@@ -148,7 +148,7 @@ class Sketcher:
     def view(self, ranks: int) -> TensorShare:
         """The model as one of so many ranks of tp has it."""
         module = self._make() if ranks > 1 else self.module
-        plan = cut.tp_plan(self._task, module, ranks) if ranks > 1 else {}
+        plan = layer_plan.tp_plan(self._task, module, ranks) if ranks > 1 else {}
         with self._mode:
             for name, style in plan.items():
                 _narrow(module.get_submodule(name), style, ranks)

@@ -14,7 +14,7 @@ from hpcddp.train.checkpoint import plainfile
 from hpcddp.train.checkpoint.snapshot import Live
 from hpcddp.train.input import seeding
 from hpcddp.train.input.batches import TrainData
-from hpcddp.train.parallel import cut, model, optim
+from hpcddp.train.parallel import cut, layer_plan, model, optim
 from hpcddp.train.parallel.engine import Engine, Plain
 from hpcddp.train.parallel.hooks import Hook
 from hpcddp.train.rank.spread import Spread
@@ -53,12 +53,12 @@ class Model:
             self._spread.layout,
         )
         blocks = cut.blocks(task, whole)
-        plan = cut.tp_plan(task, whole, layout.tp) if layout.tp > 1 else {}
+        plan = layer_plan.tp_plan(task, whole, layout.tp) if layout.tp > 1 else {}
         module = whole
         if layout.pp > 1:
             module, self.chains = self._stages(whole)
         if plan:
-            cut.share_layers(module, plan, spread.mesh["tp"])
+            layer_plan.share_layers(module, plan, spread.mesh["tp"])
         blocks = cut.held(module, blocks)
         if train.recompute:
             cut.recompute(module, blocks)

@@ -34,7 +34,7 @@ from hpcddp.topology import Rank
 from hpcddp.train.input import batches
 from hpcddp.train.job import join, train_in
 from hpcddp.train.monitor.heartbeat import Pulse
-from hpcddp.train.parallel import cut
+from hpcddp.train.parallel import cut, layer_plan
 from hpcddp.train.parallel.pipeline import stages_of
 from hpcddp.train.rank import task_module as tasks
 from hpcddp.train.rank.task_module import Task
@@ -109,7 +109,7 @@ def check(task: Task, whole: nn.Module, asked: JobSpec, layout: Layout) -> None:
     """
     cut.blocks(task, whole)
     if layout.tp > 1:
-        cut.tp_plan(task, whole, layout.tp)
+        layer_plan.tp_plan(task, whole, layout.tp)
     if layout.pp > 1:
         cut.stages(task, whole, stages_of(asked, layout.pp))
     share = asked.global_batch // layout.data_size
