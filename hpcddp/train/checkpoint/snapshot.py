@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
@@ -118,7 +118,7 @@ def restore(
     Where optimizer or schedule are a person's own, options come back as they were: a schedule sets
     the learning rate only when it steps. Ours follow from the job file and the step, so a value
     changed for the rest of the run counts. A rank that the checkpoint did not have keeps the random
-    numbers that its seed gave it. How the ranks spread the model may have been another way.
+    numbers that its seed gave it. The model may have been spread differently when it was saved.
 
     Args:
         optimizer, schedule: whether it is a person's own.
@@ -128,24 +128,13 @@ def restore(
     saved = retry.read(lambda: dcp_files.shapes(folder))
     names = _check(folder, live, spread, saved)
     optim_state.begin(live.module, live.optimizer, names)
-    there = state_dict.parts(live.module, live.optimizer, spread.holders)
-    slices = {
-        name: dcp_files.Slice.of(tensor, there.where[name].size, there.where[name].offsets)
-        for name, tensor in there.tensors.items()
-        if not there.where[name].nothing(tensor)
-    }
     rng = dcp_files.empty(saved, f"rng.{spread.stream}.")
     more = dcp_files.empty(saved, state_dict.MORE) if live.more else {}
     fits = live.hook and live.hook.fits == meta.get("hook")
     memory = dcp_files.empty(saved, f"{PREFIX}.{spread.world.rank.world_rank}.") if fits else {}
-    checkpoint.load(folder, {**slices, **rng, **more, **memory}, retry)
-    live.module.load_state_dict(there.module)  # a module may have more to do then
+    _load(folder, spread, live, retry, {**rng, **more, **memory})
     optim_state.apply(live.module, live.optimizer, meta["optimizer"], options=optimizer or schedule)
-    if schedule:
-        rates = optim.by_new_groups(meta["scheduler"], live.optimizer.param_groups)
-        live.scheduler.load_state_dict(optim_state.like(rates, live.scheduler.state_dict()))
-    elif isinstance(live.scheduler, LambdaLR):
-        optim.go_to_step(live.scheduler, meta["step"])
+    _schedule(live, meta, own=schedule)
     if live.scaler.is_enabled() and meta["scaler"]:
         live.scaler.load_state_dict(meta["scaler"])
     if more:
@@ -154,6 +143,35 @@ def restore(
         live.hook.remember(memory)
     if rng:
         state_dict.set_rng(rng, spread.world.device)
+
+
+def _load(
+    folder: Path, spread: Spread, live: Live, retry: DiskRetry, empty: dict[str, Tensor]
+) -> None:
+    """Fill the live tensors of module and optimizer, and empty ones; a collective."""
+    from hpcddp.train.checkpoint import dcp_files
+
+    parts = state_dict.parts(live.module, live.optimizer, spread.holders)
+    slices = {
+        name: dcp_files.Slice.of(tensor, parts.where[name].size, parts.where[name].offsets)
+        for name, tensor in parts.tensors.items()
+        if not parts.where[name].nothing(tensor)
+    }
+    checkpoint.load(folder, {**slices, **empty}, retry)
+    live.module.load_state_dict(parts.module)  # a module may have more to do then
+
+
+def _schedule(live: Live, meta: dict[str, Any], *, own: bool) -> None:
+    """Put the schedule where it was.
+
+    Args:
+        own: it is a person's own.
+    """
+    if own:
+        rates = optim.by_new_groups(meta["scheduler"], live.optimizer.param_groups)
+        live.scheduler.load_state_dict(optim_state.like(rates, live.scheduler.state_dict()))
+    elif isinstance(live.scheduler, LambdaLR):
+        optim.go_to_step(live.scheduler, meta["step"])
 
 
 def _check(folder: Path, live: Live, spread: Spread, saved: dcp_files.Shapes) -> set[str]:

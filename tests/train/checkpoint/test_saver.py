@@ -16,7 +16,7 @@ from ranks import CALM, Ranks, begin, make_run, one_rank, records, steps, wait_f
 from hpcddp.errors import CheckpointError
 from hpcddp.rundir import write_json
 from hpcddp.train.checkpoint import checkpoint, dcp_files, disk_retry
-from hpcddp.train.checkpoint.saver import Saver
+from hpcddp.train.checkpoint.save_writer import SaveWriter
 from hpcddp.train.divergence import DivergenceDetector
 
 # The weights change a lot in each step, and everything is there that a forward pass changes.
@@ -250,7 +250,7 @@ def test_a_save_that_breaks_before_its_copy_blocks_nobody(tmp_path, monkeypatch)
     def broken(self, save):
         raise ImportError("no such library")
 
-    monkeypatch.setattr(Saver, "_write", broken)
+    monkeypatch.setattr(SaveWriter, "_write", broken)
     with pytest.raises(ImportError, match="no such library"):
         one_rank(make_run(tmp_path, checkpoint__every=2, **CALM))
 
