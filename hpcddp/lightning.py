@@ -74,8 +74,8 @@ class Preemptible(Callback):
         process = trainer.strategy.process_dataloader
 
         def placed(dataloader: object) -> object:
-            found = process(dataloader)
-            return _Placed(self, trainer, found) if trainer.training else found
+            loader = process(dataloader)
+            return _Placed(self, trainer, loader) if trainer.training else loader
 
         trainer.strategy.process_dataloader = placed  # type: ignore[method-assign]
 
@@ -186,11 +186,11 @@ class _Rest:
         self.metrics: dict[str, Tensor] = {}  # that were logged last, when it was saved
 
     def state_dict(self) -> dict[str, Any]:
-        found = self._trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
-        del found["state_dict"], found["optimizer_states"][0]
+        checkpoint = self._trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
+        del checkpoint["state_dict"], checkpoint["optimizer_states"][0]
         # Those of the script count, as in every attempt.
         hparams = ("hyper_parameters", "hparams_name", "hparams_type")
-        kept = {name: value for name, value in found.items() if not name.endswith(hparams)}
+        kept = {name: value for name, value in checkpoint.items() if not name.endswith(hparams)}
         metrics = {n: v.detach().clone() for n, v in self._trainer.callback_metrics.items()}
         return {**kept, "should_stop": self._trainer.should_stop, "metrics": metrics}
 
@@ -217,8 +217,8 @@ class _Placed:
 
     def __iter__(self) -> Iterator[Any]:
         callback, trainer = self._own
-        found: Iterator[Any] = callback.batches(trainer, self._loader)
-        return found
+        batches: Iterator[Any] = callback.batches(trainer, self._loader)
+        return batches
 
     def __len__(self) -> int:
         return len(self._loader)

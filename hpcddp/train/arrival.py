@@ -65,8 +65,8 @@ class Arrival:
                     if stage.copy(lambda: self._look(stage.signs)):
                         self._store.add(self._key("done"), 1)
                 except HpcddpError as error:
-                    told = json.dumps([error.what, error.where, error.hint, error.kind])
-                    self._store.compare_set(self._key("error"), "", told)
+                    text = json.dumps([error.what, error.where, error.hint, error.kind])
+                    self._store.compare_set(self._key("error"), "", text)
             while self._verdict is None:
                 self._look(self._signs)
                 time.sleep(LOOK / 2)

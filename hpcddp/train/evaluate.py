@@ -124,13 +124,13 @@ class Evaluations:
         self._batches += 1
         return vote.agreed(self._batches, step=at.step)
 
-    def _judge(self, found: Evaluation, at: Position) -> bool:
+    def _judge(self, evaluation: Evaluation, at: Position) -> bool:
         """Record it; True when it is the best so far."""
-        self._record("eval", step=at.step, epoch=at.epoch, **vars(found))
-        better = improved(self.best, found.metrics, self._spec.checkpoint)
+        self._record("eval", step=at.step, epoch=at.epoch, **vars(evaluation))
+        better = improved(self.best, evaluation.metrics, self._spec.checkpoint)
         if better:
             name = self._spec.checkpoint.best
-            self.best = {"metric": name, "value": found.metrics[name], "step": at.step}
+            self.best = {"metric": name, "value": evaluation.metrics[name], "step": at.step}
         return better
 
     def close(self) -> None:
@@ -182,10 +182,10 @@ class Evaluator:
             after: called after every batch.
         """
         with engine.evaluating():
-            found = self._sums(engine, stop, after)
-        if found is None:
+            result = self._sums(engine, stop, after)
+        if result is None:
             return None
-        sums, counts = found
+        sums, counts = result
         mine = {name: float(value) for name, value in sums.items()} if self._counts else {}
         values: dict[str, float] = {}
         truths = set[str]()

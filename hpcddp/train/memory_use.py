@@ -34,8 +34,8 @@ class Gauge:
 
     def look(self) -> None:
         """A step was taken, and its gradients are still there."""
-        found = (p.grad for p in self._live.module.parameters() if p.grad is not None)
-        self._gradients = max(self._gradients, held(found))
+        gradients = (p.grad for p in self._live.module.parameters() if p.grad is not None)
+        self._gradients = max(self._gradients, held(gradients))
 
     def read(self) -> list[float]:
         """Bytes in the order of PARTS; inf where they cannot be known."""

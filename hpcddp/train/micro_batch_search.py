@@ -67,8 +67,8 @@ def _device(device: torch.device) -> list[Any]:
     """A device's name and bytes."""
     if device.type != "cuda":
         return [device.type, 0]
-    found = torch.cuda.get_device_properties(device)
-    return [found.name, found.total_memory]
+    properties = torch.cuda.get_device_properties(device)
+    return [properties.name, properties.total_memory]
 
 
 def _search(fits: Callable[[int], bool], share: int) -> tuple[int, list[int]]:

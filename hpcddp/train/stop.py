@@ -34,13 +34,13 @@ GO, STOP, FENCED = range(3)  # what a rank can vote for; the greatest counts
 
 
 class Judge(Protocol):
-    """Who looks at the training's numbers: divergence.py."""
+    """Looks at the training's numbers: divergence.py."""
 
     def bad(self) -> bool:
         """Whether this rank met bad ones."""
 
     def settle(self, step: int, bad: bool) -> None:
-        """What all ranks together found, up to a step."""
+        """Go on, or raise on all ranks, if one of them met bad numbers up to a step."""
 
 
 class _Cast(NamedTuple):
@@ -90,8 +90,8 @@ class StopVote:
         self._cast: _Cast | None = None  # a vote that is not counted yet
 
     def asked_by(self) -> tuple[str, float]:
-        """What asked for the stop, and when, in seconds since the epoch. Where another rank was
-        asked first, this one's signal has mostly come while it saved."""
+        """The signal or request for the stop, and its time, in seconds since the epoch. Where
+        another rank was asked first, this one's signal has mostly come while it saved."""
         if not self.by and self._preemption.requested:
             self.by, self.when = self._preemption.signal or "asked", self._preemption.when
         return self.by or "another rank", self.when or self._stopped
@@ -134,7 +134,7 @@ class StopVote:
         self._cast = _Cast(tick, step, votes, work)
 
     def _count(self) -> bool:
-        """What all ranks voted together."""
+        """The result of the vote of all ranks."""
         assert self._cast
         cast, self._cast = self._cast, None
         if cast.work:
@@ -157,7 +157,7 @@ class StopVote:
         return max(1, min(int(SECONDS / self._step_s), GROWTH * self._interval))
 
     def _wish(self, clock: float) -> int:
-        """What this rank votes for. A save may have found that the lease is lost, on any rank."""
+        """This rank's vote. A save may have found that the lease is lost, on any rank."""
         if self._lease.lost or (self._world.is_main and not self._lease.look(clock)):
             return FENCED
         return STOP if self._wanted(clock) else GO
@@ -176,7 +176,7 @@ class StopVote:
         return bool(self.by)
 
     def _looked(self, clock: float) -> str:
-        """What rank 0 sees: the time limit, and a request in the run dir."""
+        """What asks rank 0 to stop: the time limit, or a request in the run dir; "" if neither."""
         if clock >= self._next_limit:
             self._next_limit = clock + LIMIT_SECONDS
             self._learn_limit()

@@ -53,8 +53,8 @@ def steps(checkpoints: Path) -> list[int]:
     Raises:
         OSError: that cannot be read.
     """
-    found = {step for path in step_folders(checkpoints) if (step := step_of(path)) is not None}
-    return sorted(found, reverse=True)
+    numbers = {step for path in step_folders(checkpoints) if (step := step_of(path)) is not None}
+    return sorted(numbers, reverse=True)
 
 
 def find(checkpoints: Path, step: int) -> tuple[Path, str]:
@@ -65,10 +65,10 @@ def find(checkpoints: Path, step: int) -> tuple[Path, str]:
     """
     folder, wrong = checkpoints / f"step-{step}", ""
     for path in (folder, old(folder), folder):  # once more: it may be replaced since the first look
-        found = judge(path)
-        if not found:
+        reason = judge(path)
+        if not reason:
             return path, ""
-        wrong = wrong or found
+        wrong = wrong or reason
     return folder, wrong
 
 
@@ -78,8 +78,8 @@ def complete(checkpoints: Path) -> list[Path]:
     Raises:
         OSError: one cannot be read: whether it is complete is not known.
     """
-    found = (find(checkpoints, step) for step in steps(checkpoints))
-    return [path for path, wrong in found if not wrong]
+    judged = (find(checkpoints, step) for step in steps(checkpoints))
+    return [path for path, wrong in judged if not wrong]
 
 
 def judge(folder: Path) -> str:
@@ -186,8 +186,8 @@ def unreadable(folder: Path) -> str:
 def _meta(folder: Path) -> dict[str, Any]:
     """What meta.json says; nothing if it is no JSON object."""
     with contextlib.suppress(ValueError, RecursionError):
-        found = json.loads(_text(folder / META))
-        return found if isinstance(found, dict) else {}
+        meta = json.loads(_text(folder / META))
+        return meta if isinstance(meta, dict) else {}
     return {}
 
 
@@ -226,8 +226,8 @@ def load(folder: Path, tensors: Mapping[str, Tensor], retry: DiskRetry) -> None:
     """Fill the tensors of this rank, whole ones or ``dcp_files.Slice``, in place; a collective."""
     from hpcddp.train.checkpoint import dcp_files
 
-    found = retry.read(lambda: dcp_files.read_metadata(folder))
-    retry.read(lambda: dcp_files.read(folder, found, tensors, retry.world.control))
+    index = retry.read(lambda: dcp_files.read_metadata(folder))
+    retry.read(lambda: dcp_files.read(folder, index, tensors, retry.world.control))
 
 
 def check_names(

@@ -77,8 +77,8 @@ class Staging:
 
     def _buffer(self, name: str, tensor: Tensor) -> Tensor:
         """Memory for a tensor's copy, as it was for the last save if it fits."""
-        found = self._buffers.get(name)
-        if found is None or found.shape != tensor.shape or found.dtype != tensor.dtype:
-            found = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
-            self._buffers[name] = found
-        return found
+        buffer = self._buffers.get(name)
+        if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
+            buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+            self._buffers[name] = buffer
+        return buffer

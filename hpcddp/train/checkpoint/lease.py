@@ -45,10 +45,10 @@ class Lease:
             if self.run.outlived(self.attempt):
                 self.drop()
                 self.lost = True
-        told = [self.lost]
+        lost = [self.lost]
         if world.size > 1:
-            dist.broadcast_object_list(told, src=0, group=world.control)
-        self.lost = told[0]
+            dist.broadcast_object_list(lost, src=0, group=world.control)
+        self.lost = lost[0]
         if self.lost:
             raise self.error()
 

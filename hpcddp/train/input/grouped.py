@@ -41,15 +41,15 @@ class GroupedOrder:
 
     def __call__(self, positions: NDArray[Any]) -> NDArray[Any]:
         """The indices at these positions of the order; shape [n] to shape [n]."""
-        found = np.empty(len(positions), np.int64)
+        indices = np.empty(len(positions), np.int64)
         mixes = np.searchsorted(self._mixed, positions, "right") - 1
         for number in np.unique(mixes).tolist():
             here = np.flatnonzero(mixes == number)
             start = self._mixed[number]
             places = start + self._order(number)(positions[here] - start).astype(np.int64)
             group = np.searchsorted(self._ends, places, "right")
-            found[here] = self._starts[group] + places - self._begins[group]
-        return found
+            indices[here] = self._starts[group] + places - self._begins[group]
+        return indices
 
     def _order(self, number: int) -> Order:
         """How the samples of some groups are mixed; the last one is kept, as it comes again."""

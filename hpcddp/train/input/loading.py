@@ -42,16 +42,16 @@ def settle(
         the division, and what to keep of the look, None if nobody looked.
     """
     count, device = cpus.share(world.reports, world.rank.world_rank), world.device.type
-    found = cpus.divide(count, device, spec.data.workers)
-    found = found._replace(threads=cpus.limit_threads(found.threads))
+    division = cpus.divide(count, device, spec.data.workers)
+    division = division._replace(threads=cpus.limit_threads(division.threads))
     if spec.data.workers < 0:
         of = [spec.task, spec.dataset]
         if known is None or known.get("of") != of:
-            quick = not found.workers or is_quick(data.dataset, data.first(TRIES), spec.seed)
+            quick = not division.workers or is_quick(data.dataset, data.first(TRIES), spec.seed)
             known = {"of": of, "quick": all(world.gather(quick))}
         if known["quick"]:
-            found = found._replace(workers=0)
-    return found, known
+            division = division._replace(workers=0)
+    return division, known
 
 
 def is_quick(dataset: Any, batches: list[list[int]], seed: int) -> bool:

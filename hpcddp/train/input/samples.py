@@ -73,15 +73,15 @@ class Samples(Dataset[Any]):
     def _read(self, indices: list[int]) -> list[Any]:
         whole = getattr(self._dataset, "__getitems__", None)
         if whole:
-            found: list[Any] = whole(indices)
-            return found
+            samples: list[Any] = whole(indices)
+            return samples
         return [self._dataset[index] for index in indices]
 
 
 def prefetch_of(dataset: Any) -> Callable[[list[int]], object] | None:
     """A dataset's method that fetches ahead; None without. A number of that name is its own."""
-    found = getattr(dataset, "prefetch", None)
-    return found if callable(found) else None
+    method = getattr(dataset, "prefetch", None)
+    return method if callable(method) else None
 
 
 def _nothing(indices: list[int]) -> None:

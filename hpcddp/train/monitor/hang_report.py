@@ -163,9 +163,9 @@ class Evidence:
         accused = None
         if suspect is not None:
             accused = {name: ranks[suspect][name] for name in ("rank", "host")}
-        told = {"step": step, "seconds": round(seconds, 1), "ranks": ranks, "suspect": accused}
+        report = {"step": step, "seconds": round(seconds, 1), "ranks": ranks, "suspect": accused}
         aside = self._attempt.hang.with_name(f".hang.{token(4)}")
-        write_json(aside, told)
+        write_json(aside, report)
         try:
             os.link(aside, self._attempt.hang)
         except FileExistsError:
@@ -190,10 +190,10 @@ def _text(path: Path) -> str:
         return ""
 
 
-def _wait(found: Callable[[], bool], seconds: float) -> bool:
+def _wait(condition: Callable[[], bool], seconds: float) -> bool:
     """Whether it came true within so many seconds."""
     end = time.monotonic() + seconds
-    while not found():
+    while not condition():
         if time.monotonic() > end:
             return False
         time.sleep(LOOK)

@@ -122,6 +122,6 @@ def earlier_saves(run: RunDir, attempt: int) -> list[float]:
             }
             good = took["checkpoint"]
             least = max(good, default=QUICK)
-            if found := [*good, *(s for s in took["checkpoint_failed"] if s > least)]:
-                return found
+            if seconds := [*good, *(s for s in took["checkpoint_failed"] if s > least)]:
+                return seconds
     return []

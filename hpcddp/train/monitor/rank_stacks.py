@@ -74,8 +74,8 @@ def read_sign(text: str) -> Sign:
     """A rank's file. faulthandler writes the oldest thread last, which is the main one."""
     if not text.strip():
         return Sign("silent")
-    if found := _SPOKEN_FOR.match(text):
-        return Sign(found[1], stack=text)
+    if match := _SPOKEN_FOR.match(text):
+        return Sign(match[1], stack=text)
     stack = _THREAD.split(text)[-1]
     for file, line, function in _FRAME.findall(stack):
         if file.startswith("<") or (file.startswith(_STDLIB) and not _PACKAGES.search(file)):

@@ -88,12 +88,12 @@ class Clock:
         Args:
             steps: since the last time, in so many seconds.
         """
-        found = [self._wait.take() / steps if self._reads else math.nan]
+        figures = [self._wait.take() / steps if self._reads else math.nan]
         if self._whole:
             busy = self._busy.take() / steps if self._busy and self._busy.calls else math.nan
             speed = self._samples / seconds
-            found += [seconds / steps, busy, speed, _memory(self._device), self._use.look()]
-        return [round(value, DIGITS) for value in found]  # here, and not at rank 0 for all
+            figures += [seconds / steps, busy, speed, _memory(self._device), self._use.look()]
+        return [round(value, DIGITS) for value in figures]  # here, and not at rank 0 for all
 
     def forget(self) -> None:
         """Count afresh."""
@@ -163,7 +163,7 @@ class _Cuda:
         self._spare: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
         self._begun: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
         self._pairs: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque()
-        self._found: list[float] = []  # seconds
+        self._passes: list[float] = []  # seconds of each
         self.calls = 0
 
     def start(self) -> None:
@@ -187,7 +187,7 @@ class _Cuda:
         """Read the events that the GPU has come to."""
         while self._pairs and self._pairs[0][1].query():
             pair = self._pairs.popleft()
-            self._found.append(pair[0].elapsed_time(pair[1]) / 1000)
+            self._passes.append(pair[0].elapsed_time(pair[1]) / 1000)
             self._spare.append(pair)
 
     def take(self) -> float:
@@ -195,10 +195,10 @@ class _Cuda:
         if not self.calls:
             return 0.0
         self._read()
-        return sum(self._found) / len(self._found) * self.calls if self._found else math.nan
+        return sum(self._passes) / len(self._passes) * self.calls if self._passes else math.nan
 
     def forget(self) -> None:
-        self._found, self.calls = [], 0
+        self._passes, self.calls = [], 0
 
 
 def _watch(device: torch.device) -> _Cpu | _Cuda:

@@ -92,11 +92,11 @@ def answer(model: DistributedDataParallel, scaler: Any) -> None:
 
 def saved_buffers(modules: Iterable[torch.nn.Module]) -> list[Tensor]:
     """Those of the buffers that go into a checkpoint."""
-    found = []
+    buffers = []
     for module in modules:
         saved = module.state_dict(keep_vars=True)
-        found += [buffer for name, buffer in module.named_buffers() if name in saved]
-    return [buffer for buffer in found if not hasattr(buffer, "to_local")]
+        buffers += [buffer for name, buffer in module.named_buffers() if name in saved]
+    return [buffer for buffer in buffers if not hasattr(buffer, "to_local")]
 
 
 def share_buffers(model: DistributedDataParallel) -> None:

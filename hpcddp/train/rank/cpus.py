@@ -65,10 +65,10 @@ def share(reports: Sequence[Mapping[str, Any]], rank: int) -> int:
     def alike(name: str) -> int:
         return sum(r.get(name) == mine.get(name) for r in here)
 
-    found = len(os.sched_getaffinity(0)) / alike("cpus")
+    count = len(os.sched_getaffinity(0)) / alike("cpus")
     if limit := mine.get("quota"):
-        found = min(found, limit[1] / alike("quota"))
-    return max(1, int(found))
+        count = min(count, limit[1] / alike("quota"))
+    return max(1, int(count))
 
 
 def quota(proc: Path = cgroups.PROC, root: Path = cgroups.CGROUPS) -> list[Any] | None:
@@ -76,8 +76,8 @@ def quota(proc: Path = cgroups.PROC, root: Path = cgroups.CGROUPS) -> list[Any] 
 
     Sources: kernel documentation, cgroup-v2.rst (cpu.max) and sched-bwc.rst (cfs_quota_us).
     """
-    found = cgroups.read("cpu", _max, _cfs, proc, root)
-    limits = [(count, str(folder)) for folder, count in found if count > 0]
+    counts = cgroups.read("cpu", _max, _cfs, proc, root)
+    limits = [(count, str(folder)) for folder, count in counts if count > 0]
     least = min(limits, key=lambda limit: limit[0], default=None)
     return least and [least[1], least[0]]
 

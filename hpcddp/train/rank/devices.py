@@ -37,10 +37,10 @@ def given(environ: Mapping[str, str]) -> int:
     counts = [int(count) if count.isdecimal() else 0]
     for name in VISIBLE:
         if name in environ:
-            found = [word.strip() for word in environ[name].split(",")]
+            words = [word.strip() for word in environ[name].split(",")]
             # A process sees one slice of a GPU at most, however many are named (CUDA's MIG).
-            slices = any(word.startswith("MIG") for word in found)
-            named = sum(word.isdecimal() or word.startswith("GPU-") for word in found)
+            slices = any(word.startswith("MIG") for word in words)
+            named = sum(word.isdecimal() or word.startswith("GPU-") for word in words)
             counts.append(1 if slices else named)
     return min(counts)
 

@@ -124,14 +124,14 @@ def meet(store: Store, rank: Rank, report: dict[str, Any], timeout: float) -> li
     verdict = json.loads(store.get("hpcddp/verdict"))
     if "error" in verdict:
         raise RankMapError(**verdict["error"])
-    found: list[dict[str, Any]] = verdict["ranks"]
-    return found
+    ranks: list[dict[str, Any]] = verdict["ranks"]
+    return ranks
 
 
 def refuse(store: Store, error: RankMapError) -> None:
     """Tell the ranks that wait; the first to refuse is the one they hear."""
-    told = {"what": error.what, "where": error.where, "hint": error.hint, **error.facts}
-    text = json.dumps({"error": told})
+    facts = {"what": error.what, "where": error.where, "hint": error.hint, **error.facts}
+    text = json.dumps({"error": facts})
     store.compare_set("hpcddp/verdict", "", text)
 
 
