@@ -4,11 +4,10 @@
 
     trainer = lightning.Trainer(..., callbacks=[Preemptible()])
 
-The weights and the first optimizer lie in the run's checkpoints as those of any loop; what else
-Lightning would put into a checkpoint of its own lies beside them. Between two batches of the train
-loader, when Lightning has done all that belongs to a step, is where the run saves and stops: there
-the state is put back too, so that the loops count on from the very batch. Outside of a job this
-does nothing.
+The weights and the first optimizer lie in the run's checkpoints as those of any loop. The rest of
+Lightning's own checkpoint lies beside them. The run saves and stops between two batches of the
+train loader, when Lightning has done all that belongs to a step. There the state is put back too,
+so that the loops count on from the exact batch. Outside of a job this does nothing.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ else:
     from pytorch_lightning.strategies import DDPStrategy, SingleDeviceStrategy
 
 
-# What a way back needs of Lightning's loops beyond what it documents.
+# Undocumented parts of Lightning's loops that a resume needs.
 LOOP = ("restarted_mid_epoch", "on_iteration_done", "_data_fetcher", "_combined_loader")
 EPOCH_LOOP = ("reset_restart_stage", "batch_progress")
 
@@ -89,7 +88,7 @@ class Preemptible(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Let Lightning begin the epoch's loop as any: its own way back guesses where it was."""
         self._steps, loop = trainer.global_step, trainer.fit_loop
-        if self.run:  # a schedule or a callback may wait for what a validation before the stop said
+        if self.run:  # a schedule may wait for the metrics of a validation before the stop
             trainer._logger_connector._callback_metrics.update(self._rest.metrics)
         assert loop._combined_loader is not None  # it has a len(), which may fail
         loaders = len(loop._combined_loader.flattened)
@@ -178,8 +177,8 @@ def _checked(trainer: Trainer) -> Module:
 
 
 class _Rest:
-    """What Lightning knows beside the weights and the first optimizer: loops, callbacks, schedules,
-    more optimizers, loss scaling, the data module, and what hooks add."""
+    """Lightning's state beside the weights and the first optimizer: loops, callbacks, schedules,
+    more optimizers, loss scaling, the data module, and additions of hooks."""
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer

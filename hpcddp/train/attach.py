@@ -168,9 +168,9 @@ def attach(
 
     Args:
         model: under DistributedDataParallel or plain; checkpoints have the plain names.
-        scheduler, scaler: what else is saved, where the loop has it.
-        more: what else has state_dict and load_state_dict: an average of the weights, say. It is of
-            tensors and plain data, rank 0's is saved, and all ranks get it.
+        scheduler, scaler: saved too, where the loop has them.
+        more: another object with state_dict and load_state_dict, such as an average of the weights.
+            Its state is tensors and plain data. Rank 0's is saved, and all ranks get it.
         save_every: steps between two checkpoints; 0 saves only when it stops or ends.
         keep: newest checkpoints that are kept.
         log_every: steps between two records.

@@ -9,7 +9,7 @@ What all ranks do about it (``train.on_divergence``):
 Losses are kept on the device and looked at when ranks meet anyway: in the vote on stopping, in a
 log record, before a save. A save also looks at the weights, each rank at its share of them (they
 are equal), since a bad gradient shows in the loss of the next step only. The optimizer's state is
-not looked at: what is bad there has passed into the weights in the same step. So no checkpoint
+not looked at: bad numbers there have passed into the weights in the same step. So no checkpoint
 holds such numbers.
 
 fp16 is the exception for gradients: GradScaler leaves out steps whose scaled gradients overflow,
@@ -39,7 +39,7 @@ ROLLBACKS = 3  # to one checkpoint
 
 
 class Finding(NamedTuple):
-    """What went wrong: at which step (from 1), on which rank, with which loss."""
+    """The first bad number: its step (from 1), its rank, its loss."""
 
     step: int
     rank: int
@@ -104,7 +104,7 @@ class DivergenceDetector:
 
     def add(self, loss: Tensor, step: int) -> None:
         """Keep the loss of a micro-batch, without waiting for the device."""
-        if len(self._losses) == KEPT:  # nobody looked for long: the worst stands for all of them
+        if len(self._losses) == KEPT:  # too many to keep: the worst stands for all of them
             self._losses = [(self._losses[0][0], self._worst())]
         self._losses.append((step, loss))
 

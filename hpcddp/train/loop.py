@@ -42,10 +42,10 @@ from hpcddp.train.stop import StopVote
 
 
 class Run:
-    """A loop's hold on its run. Methods are called by all ranks together.
+    """A loop's hold on its run. All ranks call its methods together.
 
     Args:
-        live: what is saved.
+        live: saved and restored.
         clock: counts the time of its steps.
         session: its hold on the run dir; None outside of a job.
         save_every: steps between two checkpoints; 0 saves only when it stops or ends.
@@ -91,7 +91,7 @@ class Run:
             atexit.register(session.lease.drop)
 
     def _hint(self) -> str:
-        """What to change where the loop waits for its data."""
+        """Advice for a loop that waits for its data."""
         return self._place.hint(cpus.share(self.world.reports, self.world.rank.world_rank))
 
     @property
@@ -134,8 +134,8 @@ class Run:
         """The epoch's batches that the loop has not seen.
 
         Between two of them is where the run saves and stops, when the loop's body has done all
-        that belongs to a step. A ``hpcddp.Sampler`` begins where it is told; with another one the
-        batches before that are read and dropped. ``set_epoch`` is called here.
+        that belongs to a step. A ``hpcddp.Sampler`` begins behind the seen samples; with
+        another one the batches before that are read and dropped. ``set_epoch`` is called here.
 
         Raises:
             UserError: the epoch was read already.
@@ -289,6 +289,6 @@ class Run:
         return self._session.asked(self._asks)
 
     def _facts(self) -> dict[str, Any]:
-        """What a checkpoint says beside the state."""
+        """The facts of a checkpoint, beside the state."""
         snapshot.require_plain(self.state)
         return {"best": {}, "metrics": {}, "owed": False, "first_loss": None, "own": self.state}

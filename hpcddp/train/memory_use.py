@@ -1,4 +1,4 @@
-"""Bytes that this rank holds, by what they are for (``train.measure``)."""
+"""Bytes that this rank holds, by purpose (``train.measure``)."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ RESET_PEAK = "5"  # proc(5), clear_refs
 
 
 class Gauge:
-    """What a rank's tensors take, and the most that its process took beside what was there when
-    the gauge was made: before the first step gradients, activations and, in a new run, the
-    optimizer's state are not."""
+    """The bytes of a rank's tensors, and the most that its process took since the gauge was made:
+    before the first step, without gradients, activations and, in a new run, the optimizer's
+    state."""
 
     def __init__(self, live: Live, device: torch.device) -> None:
         self._live = live
@@ -69,8 +69,8 @@ class _Cuda:
 
 
 class _Process:
-    """The most that Linux has given the process, all of it, not for tensors alone. What is mapped
-    from files, libraries above all, does not count: more of it is read as more of it is used."""
+    """The most that Linux has given the process, all of it, not for tensors alone. Mapped files,
+    libraries above all, do not count: more of them is read as more of them is used."""
 
     def __init__(self) -> None:
         gc.collect()
@@ -89,6 +89,6 @@ class _Process:
 
 
 def _status() -> dict[str, int]:
-    """What Linux says of this process's memory, in bytes."""
+    """Linux's account of this process's memory, in bytes."""
     rows: list[list[Any]] = [line.split() for line in STATUS.read_text().splitlines()]
     return {row[0].rstrip(":"): int(row[1]) * 1024 for row in rows if row[-1] == "kB"}

@@ -31,7 +31,7 @@ KEPT = 1024  # losses of micro-batches that are kept, before they become one
 
 
 class _Sums(NamedTuple):
-    """What was counted up to a record."""
+    """The sums up to a record."""
 
     # Loss over samples, whether numbers are bad, samples with a loss and without, bytes sent; of
     # all ranks after works. Then come the figures of each rank.
@@ -186,7 +186,7 @@ class Meter:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Leave this out of the steps' time and of what they send."""
+        """Leave this out of the steps' time and of their bytes sent."""
         began = time.monotonic()
         with self._wire.paused() if self._wire else contextlib.nullcontext():
             yield
@@ -194,5 +194,5 @@ class Meter:
 
 
 def _known(value: float) -> int | None:
-    """Whole bytes; None for what a rank could not know."""
+    """Whole bytes; None where a rank does not know them."""
     return round(value) if math.isfinite(value) else None

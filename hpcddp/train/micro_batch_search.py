@@ -2,11 +2,11 @@
 
 A try is a forward and a backward pass of real samples, with gradients and optimizer state in memory
 as in the middle of a training. All ranks try the same sizes together, without synchronising: a
-micro-batch fits if it does on all of them. What is smaller than one that fits is taken to fit.
+micro-batch fits if it does on all of them. A smaller one than one that fits is taken to fit.
 Nothing of the tries stays: random numbers, buffers, gradients and optimizer state are as before.
 
-The answer goes into the checkpoints. An attempt that finds there what holds for it too does not
-search again; before the first checkpoint each attempt does.
+The answer goes into the checkpoints. An attempt that has the same settings does not search again;
+before the first checkpoint each attempt does.
 """
 
 from __future__ import annotations
@@ -41,10 +41,12 @@ def settle(
     live: Live,
     record: Recorder,
 ) -> dict[str, Any]:
-    """Cut the data into the largest micro-batches that fit; a collective. What is known now.
+    """Cut the data into the largest micro-batches that fit; a collective.
 
     Args:
-        known: what this gave when the checkpoint was written, or nothing.
+        known: the result when the checkpoint was written, or empty.
+
+    Returns: the size with the settings that it holds for, for the next checkpoint.
 
     Raises:
         JobFileError: on all ranks, when not even one sample fits on one of them.
@@ -141,7 +143,7 @@ class _Tries:
 
     @contextlib.contextmanager
     def _as_in_training(self, *, adds: bool) -> Iterator[None]:
-        """What lies in memory during a step lies there within; afterwards all is as before.
+        """Within, memory is as full as during a step; afterwards all is as before.
 
         Args:
             adds: gradients of several micro-batches add up, beside DDP's buckets.

@@ -37,7 +37,7 @@ ADAMW = 2  # numbers that it keeps for each one
 
 
 class Ask(NamedTuple):
-    """What is asked.
+    """A question about a job's model.
 
     Args:
         spec: the job's.
@@ -106,7 +106,7 @@ class Sketcher:
             return f"no sample could be read: {_in_a_line(error)}"
 
     def weights(self) -> list[Weight]:
-        """The parameters, with what the optimizer keeps of each."""
+        """The parameters, with the optimizer's state of each."""
         kept, groups = self._state()
         return [
             Weight(name, p.element_size(), p.requires_grad, *kept[id(p)], groups.get(id(p), -1),
@@ -115,8 +115,8 @@ class Sketcher:
         ]  # fmt: skip
 
     def _state(self) -> tuple[dict[int, tuple[float, float]], dict[int, int]]:
-        """Bytes of state for each number of a parameter, and beside, by what a step leaves; and
-        each one's group in the optimizer."""
+        """The optimizer's state after a step: bytes for each number of a parameter, and beside
+        them; and each parameter's group in the optimizer."""
         kept = {id(p): (0.0, 0.0) for p in self.module.parameters()}
         with self._mode:
             optimizer = optim.make_optimizer(self._task, self.module, self._job.train)
@@ -199,7 +199,7 @@ def _double(module: nn.Module) -> None:
 
 
 def _step(optimizer: Optimizer) -> dict[int, tuple[float, float]]:
-    """What an optimizer keeps after a step: bytes for each number of a parameter, and beside."""
+    """State after a step: bytes for each number of a parameter, and beside them."""
     kept = {}
     every = [p for group in optimizer.param_groups for p in group["params"]]
     for parameter in every:
@@ -229,7 +229,7 @@ def _narrow(part: nn.Module, style: Any, ranks: int) -> None:
 
 
 def _lines(small: Sequence[float], large: Sequence[float]) -> list[Amount]:
-    """Bytes at two sizes of a micro-batch as what is fixed and what each sample adds."""
+    """Bytes at two sizes of a micro-batch as a fixed part and a part for each sample."""
     begin, step = SAMPLES[0], SAMPLES[1] - SAMPLES[0]
     each = [(b - a) / step for a, b in zip(small, large, strict=True)]
     return [Amount(a - begin * more, more) for a, more in zip(small, each, strict=True)]

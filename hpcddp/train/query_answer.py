@@ -14,7 +14,7 @@ from hpcddp.errors import HpcddpError
 
 
 def answer(find: Callable[..., dict[str, Any]]) -> None:
-    """Answer the one question on stdin. What the task prints goes to stderr.
+    """Answer the one question on stdin. The task's prints go to stderr.
 
     Args:
         find: gets the question's keys.

@@ -1,4 +1,4 @@
-"""What both training loops hold of their attempt: the saver, the votes on stopping, the records.
+"""The part that both training loops share: the saver, the votes on stopping, the records.
 
 The Trainer (trainer.py) and a person's own loop (loop.py) make it when the lease is taken and the
 checkpoint to go on from is chosen. ``open`` comes when the model and its optimizer are there,
@@ -57,7 +57,7 @@ class Session:
         slow: ``metrics.slow``.
         trace: write every step down.
 
-    ``at`` is where the training is. ``meta`` is what the checkpoint says that it came from.
+    ``at`` is the position of the training, ``meta`` the checkpoint's facts.
     """
 
     saver: Saver
@@ -97,7 +97,7 @@ class Session:
 
         Args:
             keep: newest checkpoints that are kept.
-            hint: what to change where the training waits for its data.
+            hint: advice for a training that waits for its data.
             optimizer, schedule: whether it is a person's own.
         """
         self._live, self._own = live, {"optimizer": optimizer, "schedule": schedule}

@@ -25,7 +25,7 @@ class Model:
     """A rank's share of the model.
 
     Args:
-        task, spec, spread: what is trained, how, and on which ranks.
+        task, spec, spread: the model, the job, and the ranks.
         new: there is no checkpoint to go on from.
 
     ``module`` has the rank's parameters under the names that they have in the whole model.
@@ -88,7 +88,7 @@ class Model:
             module.get_submodule(name).compile()
 
     def live(self, hook: Hook, total_steps: int) -> Live:
-        """What a checkpoint restores: the model with its optimizer and schedule."""
+        """The objects that a checkpoint restores: the model, its optimizer and its schedule."""
         task, spread, train = self._task, self._spread, self._spec.train
         try:
             optimizer = optim.make_optimizer(task, self.module, train)
@@ -110,7 +110,7 @@ class Model:
         )
 
     def engine(self, data: TrainData, hook: Hook) -> Engine:
-        """What runs it; after its state is restored. A collective."""
+        """The engine that runs the model; made after its state is restored. A collective."""
         if not self.chains:
             return Plain(self.module, self._task, self._spec, self._spread, data, hook)
         from hpcddp.train.parallel.pipeline import Pipeline

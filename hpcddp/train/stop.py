@@ -5,7 +5,7 @@ collective. So they vote: each brings its own flag, and the maximum counts for a
 step would cost more than a short step, so votes are some steps apart, as many as take about
 ``SECONDS``; and where steps are short a vote is counted one step after it was cast, so that it
 travels while the ranks compute. Rank 0 chooses the distance and hands it out in the vote itself:
-every rank must enter the same vote. What the detector found (divergence.py) is agreed in it too.
+every rank must enter the same vote. The detector's findings (divergence.py) are agreed in it too.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ REQUEST_SECONDS = 1.0  # between two looks at the run dir, for a request
 LIMIT_SECONDS = 20.0  # the same, for a time limit that has changed
 QUICK = 4  # ticks between two votes from which on a vote is counted one tick after it was cast
 GROWTH = 8  # one quick step among slow ones must not put the next vote far away
-GO, STOP, FENCED = range(3)  # what a rank can vote for; the greatest counts
+GO, STOP, FENCED = range(3)  # the votes of a rank; the greatest counts
 
 
 class Judge(Protocol):
@@ -176,7 +176,7 @@ class StopVote:
         return bool(self.by)
 
     def _looked(self, clock: float) -> str:
-        """What asks rank 0 to stop: the time limit, or a request in the run dir; "" if neither."""
+        """Rank 0's reason to stop: the time limit, or a request in the run dir; "" if neither."""
         if clock >= self._next_limit:
             self._next_limit = clock + LIMIT_SECONDS
             self._learn_limit()

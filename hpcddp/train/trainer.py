@@ -69,7 +69,7 @@ class Trainer:
         return self.session.at
 
     def _hint(self) -> str:
-        """What to change where the training waits for its data."""
+        """Advice for a training that waits for its data."""
         far = loading.is_far(self.data.dataset, again=self.at.epoch > self._first_epoch)
         return loading.hint(self.cpus.workers, self.cpus.cpus, far=far)
 
@@ -86,7 +86,7 @@ class Trainer:
         self.session.open(self.live, spec.checkpoint.keep, self._hint, **own)
 
     def _fit_to_node(self) -> None:
-        """Divide the CPUs and find the micro-batch, or take what the checkpoint says of them."""
+        """Divide the CPUs and find the micro-batch, or take both from the checkpoint."""
         meta, spec = self.session.meta, self.spec
         self.cpus, self._look = loading.settle(meta.get("look"), spec, self.world, self.data)
         spec.data.workers = self.cpus.workers
@@ -243,7 +243,7 @@ class Trainer:
         self.engine.share_buffers()
 
     def _facts(self) -> dict[str, Any]:
-        """What a checkpoint says of this step, beside the state."""
+        """The facts of a checkpoint of this step, beside the state."""
         return {
             "global_batch": self.spec.global_batch,
             "seed": self.spec.seed,

@@ -58,7 +58,7 @@ def steps(checkpoints: Path) -> list[int]:
 
 
 def find(checkpoints: Path, step: int) -> tuple[Path, str]:
-    """Where the checkpoint of a step lies, and what is wrong with it as ``judge`` sees it.
+    """The folder of a step's checkpoint, and its damage as ``judge`` sees it.
 
     Raises:
         OSError: that cannot be read.
@@ -83,7 +83,7 @@ def complete(checkpoints: Path) -> list[Path]:
 
 
 def judge(folder: Path) -> str:
-    """What is wrong with a checkpoint by COMPLETE and the sizes of its files; "" if it is whole.
+    """The damage of a checkpoint by COMPLETE and the sizes of its files; "" if it is whole.
 
     Raises:
         OSError: that cannot be read, which is no damage.
@@ -159,7 +159,7 @@ def digest(path: Path) -> dict[str, Any]:
 
 
 def unreadable(folder: Path) -> str:
-    """What is wrong inside of files that are as they were written, or "".
+    """The damage inside of files that have their sizes and checksums, or "".
 
     Nothing that they hold is run. A checkpoint of another format is not damaged: ``read_meta``
     says whose it is.
@@ -184,7 +184,7 @@ def unreadable(folder: Path) -> str:
 
 
 def _meta(folder: Path) -> dict[str, Any]:
-    """What meta.json says; nothing if it is no JSON object."""
+    """The content of meta.json; empty if it is no JSON object."""
     with contextlib.suppress(ValueError, RecursionError):
         meta = json.loads(_text(folder / META))
         return meta if isinstance(meta, dict) else {}
@@ -237,7 +237,7 @@ def check_names(
 
     Args:
         sizes: of all the model's tensors, by name.
-        there: what the folder holds, where that was read before.
+        there: the folder's shapes, where they were read before.
     """
     from hpcddp.train.checkpoint import dcp_files
 

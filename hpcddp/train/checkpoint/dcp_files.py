@@ -117,7 +117,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def read_metadata(folder: Path) -> metadata.Metadata:
-    """What a checkpoint's folder holds.
+    """The metadata of a checkpoint's folder: its tensors and their places.
 
     Raises:
         CheckpointError: the file is damaged, or asks for more than tensors.

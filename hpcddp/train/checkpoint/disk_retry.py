@@ -151,7 +151,7 @@ def say(text: str) -> None:
 
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """An OSError of what is done within names the file: one of a read does not."""
+    """An OSError raised within names the file: that of a read does not."""
     try:
         yield
     except OSError as error:

@@ -1,8 +1,8 @@
-"""Who may write in a run dir: the newest attempt, and no older life that still runs.
+"""The right to write in a run dir: it is the newest attempt's, also while an older one still runs.
 
-A node that lost touch with Slurm trains on while the next attempt begins. What decides is on disk
+A node that lost touch with Slurm trains on while the next attempt begins. The disk decides
 (``rundir.fence``): an attempt publishes out of a folder of its own, which the next one takes away.
-The looks at the run dir come on top of it: they tell an older life to leave.
+By looks at the run dir a superseded attempt learns besides that it must leave.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Lease:
             self.folder.rmdir()
 
     def error(self) -> LeaseLost:
-        """What a rank that must leave says."""
+        """The error of a rank that must leave."""
         return LeaseLost(
             f"attempt {self.attempt} may not write here any more: a newer one has begun",
             where=str(self.run.path),

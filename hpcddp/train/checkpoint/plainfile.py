@@ -1,4 +1,4 @@
-"""Plain files of weights, {name: tensor}: what a run gives (export), and what one starts from.
+"""Plain files of weights, {name: tensor}: exported from a run, and the start of another.
 
 Two forms: torch's own, and safetensors. Nothing that a file holds is run when it is read: of a
 pickle, torch takes tensors and plain containers, and refuses everything else.
@@ -156,7 +156,7 @@ def _safetensors_file(path: Path) -> Any:
 def _torch_file(path: Path, head: bytes) -> Any:
     try:
         with warnings.catch_warnings(), path.open("rb") as f:
-            warnings.simplefilter("ignore")  # of old forms; what cannot be read is an error
+            warnings.simplefilter("ignore")  # of old forms; an unreadable file is an error
             # Files from before torch 1.6 are no zip, and cannot be mapped. Torch takes a path's
             # suffix for the form, and maps nothing but paths.
             mapped = head.startswith(b"PK\x03\x04") and path.suffix != SUFFIX
@@ -170,7 +170,8 @@ def _torch_file(path: Path, head: bytes) -> Any:
 
 
 def _damaged(path: Path, error: Exception) -> CheckpointError:
-    """Torch's words go on with advice, such as to run what the file holds: the first are enough."""
+    """torch's message goes on with advice, such as to run the file's code: its first line is
+    enough."""
     reason = re.split(r"\. |\.?\n", str(error) or type(error).__name__, maxsplit=1)[0]
     if isinstance(error, pickle.UnpicklingError):
         reason = "it holds no tensors by name"
@@ -182,7 +183,7 @@ def _damaged(path: Path, error: Exception) -> CheckpointError:
 
 
 def _tensors(content: Any, where: str) -> dict[str, Tensor]:
-    """The {name: tensor} in what a file holds; programs often put more around it."""
+    """The {name: tensor} in a file's content; programs often put more around it."""
     if isinstance(content, Mapping):
         inner = (content.get(name) for name in PACKED)
         content = next((packed for packed in inner if isinstance(packed, Mapping)), content)

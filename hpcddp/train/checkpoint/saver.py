@@ -1,9 +1,9 @@
 """Saving beside the training: a thread of every rank copies, writes and publishes.
 
-1. ``save``, between two steps: what the next forward pass changes is copied at once (buffers,
+1. ``save``, between two steps, copies at once all that the next forward pass changes (buffers,
    random generators, the scheduler's and the scaler's numbers, the position).
-2. The thread copies what only the optimizer changes, during the next forward and backward pass;
-   ``join`` waits for that copy before the optimizer's step.
+2. The thread copies the tensors that only the optimizer changes, during the next forward and
+   backward pass; ``join`` waits for that copy before the optimizer's step.
 3. The thread writes and publishes the checkpoint (save_writer.py).
 
 A save that fails on one rank fails on all: what was written goes, older checkpoints stay, the

@@ -1,4 +1,4 @@
-"""Training state to a checkpoint and back: what is trained, where it is, and what it drew."""
+"""Training state to a checkpoint and back: tensors, position and random numbers."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ class Position:
 
 @dataclass
 class Live:
-    """What changes in training."""
+    """The objects that change in training."""
 
     module: nn.Module
     optimizer: Optimizer
-    scheduler: Any  # an LRScheduler, or what has its state_dict
+    scheduler: Any  # an LRScheduler, or another object with its state_dict
     scaler: Any  # a GradScaler, likewise
-    more: Any = None  # what else has a state_dict, of tensors and plain data
+    more: Any = None  # another object whose state_dict is tensors and plain data
     hook: Hook | None = None  # how gradients travel
 
 
@@ -54,7 +54,7 @@ def meta(
     at: Position,
     facts: dict[str, Any],
 ) -> dict[str, Any]:
-    """What meta.json says, as plain data, but for the numbers in the optimizer's state.
+    """The content of meta.json, as plain data, without the numbers in the optimizer's state.
 
     Args:
         facts: more of it.
@@ -79,7 +79,7 @@ def meta(
 
 
 def require_plain(state: dict[str, Any]) -> None:
-    """Refuse what a checkpoint cannot hold of a loop's own data.
+    """Refuse data of a loop's own that a checkpoint cannot hold.
 
     Raises:
         UserError: it is not plain data.

@@ -99,7 +99,7 @@ def end_workers(loader: DataLoader[Any]) -> None:
 
 
 def _end_pinning(iterator: Any) -> None:
-    """End the thread that pins what the processes send, as torch does, but not for ever: a process
+    """End the thread that pins the processes' batches, as torch does, but not for ever: a process
     killed in the middle of a batch would leave it reading."""
     if not hasattr(iterator, "_pin_memory_thread"):
         return

@@ -2,7 +2,7 @@
 
 The groups are shuffled and taken some at a time; their samples are shuffled among one another. So a
 node needs some shards at once and not all of them, and an epoch still mixes what lies together. Any
-place of the order is computed where it is needed; what is kept are a few numbers for each group.
+place of the order is computed where it is needed; only a few numbers are kept for each group.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A person's own DataLoader, put at a place in an epoch: a resume reads what would have come.
 
-What a loader draws by itself, its order and its processes' seeds, follows from the script's seed
-and the epoch, and no more from how often an iterator was made.
+The random numbers that a loader draws itself, for its order and its processes' seeds, follow from
+the script's seed and the epoch, and no longer from the number of iterators made.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class LoaderPosition:
         return batches
 
     def hint(self, count: int) -> str:
-        """What to change where the loop waits for its data.
+        """Advice for a loop that waits for its data.
 
         Args:
             count: the rank's CPUs.
@@ -117,7 +117,7 @@ class LoaderPosition:
 
     def _seed(self, owners: Iterable[Any], epoch: int) -> None:
         """Seed the generators of a loader and its sampler, which may be one. Without one of its
-        own either draws from the default generator, and changes what is drawn afterwards."""
+        own either draws from the default generator, and changes the numbers drawn afterwards."""
         owners = [owner for owner in owners if hasattr(owner, "generator")]
         for owner in owners:
             if owner.generator is None:

@@ -36,10 +36,10 @@ def settle(
     """Divide this rank's CPUs, and set its threads; a collective if ``data.workers`` is -1.
 
     Args:
-        known: what the second result was when the checkpoint was written, or None.
+        known: the second result when the checkpoint was written, or None.
 
     Returns:
-        the division, and what to keep of the look, None if nobody looked.
+        the division, and the result of the look for the checkpoint, None without a look.
     """
     count, device = cpus.share(world.reports, world.rank.world_rank), world.device.type
     division = cpus.divide(count, device, spec.data.workers)
@@ -88,7 +88,7 @@ class _Look(Dataset[float]):
 
     def __getitem__(self, index: int) -> float:
         first, *rest = self._batches
-        self._seconds(first[:1])  # opens files, finds out what is drawn
+        self._seconds(first[:1])  # opens files, notes which generators are drawn from
         end = time.monotonic() + LOOK_SECONDS
         alone = self._best([[code] for code in (first * TRIES)[1:TRIES]], end)
         return alone if alone > QUICK else self._best(rest or [first] * TRIES, end)
@@ -119,7 +119,7 @@ def is_far(dataset: Any, *, again: bool) -> bool:
 
 
 def hint(workers: int, count: int, *, key: str = "data.workers", far: bool = False) -> str:
-    """What to change where training waits for its data.
+    """Advice for a training that waits for its data.
 
     Args:
         workers: processes that read for a rank.

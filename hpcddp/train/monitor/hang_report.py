@@ -1,11 +1,11 @@
-"""What a hang leaves behind: stacks, the state of processes, and who is to blame.
+"""The evidence of a hang: stacks, the state of processes, and the rank to blame.
 
 Every rank writes its threads' stacks into its own file. The first rank of a node that sees the
 hang also sends a signal to its siblings there, which faulthandler answers in C: a thread that
-never gives Python's lock away is shown as well. For a sibling that cannot answer it writes what
-/proc says. The first rank of all puts it together: hang.json, and error.json for `status`.
+never gives Python's lock away is shown as well. For a sibling that cannot answer it writes the
+facts of /proc. The first rank of all puts it together: hang.json, and error.json for `status`.
 
-What is written is synced: other nodes must see it at once, and the process is about to end.
+All files are synced: other nodes must see them at once, and the process is about to end.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class Evidence:
                 os.fsync(self._fd)
 
     def _written(self, ranks: Sequence[dict[str, Any]]) -> Callable[[], bool]:
-        """Whether the stacks of all these are there, and nobody writes them any more."""
+        """Whether the stacks of all these are there, and have stopped growing."""
         before: list[int] = []
 
         def look() -> bool:

@@ -1,8 +1,8 @@
-"""What the time of one rank's steps goes into: its data, its own work, and the rest.
+"""Where the time of one rank's steps goes: to its data, its own work, and the rest.
 
 Its own work is the forward pass of its part of the model. In a backward pass ranks wait for one
 another, and so they do in a forward pass that gathers parameters (fsdp, tp) or statistics
-(SyncBatchNorm): there nobody knows. On a GPU a rank waits for its data while the GPU has nothing
+(SyncBatchNorm): there it is unknown. On a GPU a rank waits for its data while the GPU has nothing
 to do, and not while the host, which is ahead of it, asks. Nothing here waits for the device.
 """
 
@@ -28,7 +28,7 @@ STATM, PAGE = Path("/proc/self/statm"), os.sysconf("SC_PAGE_SIZE")
 
 
 class RankFigures(NamedTuple):
-    """Of one rank, means over the steps since the last record; nan is what nobody knows."""
+    """Of one rank, means over the steps since the last record; nan is unknown."""
 
     wait_s: float
     step_s: float = math.nan
@@ -110,7 +110,7 @@ def _alone(module: nn.Module) -> bool:
 
 
 class _Timed:
-    """What a module's call is, timed where it trains.
+    """A module's call, timed where it trains.
 
     It stands where torch.compile puts its own: between what torch puts around a module and the
     module, so that DDP, which shares buffers first, is outside; and in no copy of the module, no
@@ -168,7 +168,7 @@ class _Cuda:
 
     def start(self) -> None:
         self._begun = None
-        if torch.cuda.is_current_stream_capturing():  # into a graph, which nobody runs now
+        if torch.cuda.is_current_stream_capturing():  # into a graph, which does not run now
             return
         if len(self._pairs) == PAIRS:
             self._read()
@@ -219,7 +219,7 @@ def _memory(device: torch.device) -> float:
 
 
 class _Use:
-    """How busy a GPU is, as its driver says, asked for now and then; nan where nobody says.
+    """How busy a GPU is, as its driver says, asked for now and then; nan without an answer.
 
     Args:
         ask: the percent of the time that a device has worked of late.

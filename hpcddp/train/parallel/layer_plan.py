@@ -27,7 +27,7 @@ def tp_plan(task: Task, module: nn.Module, ranks: int) -> dict[str, ParallelStyl
     """How layers are divided over so many ranks: the task's plan, or ``pairs``.
 
     Raises:
-        JobFileError: there is nothing to divide, or the plan names what is not there.
+        JobFileError: there is nothing to divide, or the plan names a missing layer.
     """
     plan = task.cut("tp_plan", module)
     plan = pairs(module) if plan is None else plan

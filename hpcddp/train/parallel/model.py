@@ -111,11 +111,11 @@ def share_buffers(model: DistributedDataParallel) -> None:
 def autocast(
     device: torch.device, precision: str, *, divided: bool = False
 ) -> contextlib.AbstractContextManager[Any]:
-    """What a forward pass runs in.
+    """The context of a forward pass.
 
     Args:
-        divided: ranks gather parameters block by block: torch's cache of what it made of each one,
-            for a second use, would keep the whole model.
+        divided: ranks gather parameters block by block. torch's cache of converted parameters, for
+            a second use, would keep the whole model.
     """
     if precision not in DTYPES:
         return contextlib.nullcontext()

@@ -33,7 +33,7 @@ def make_optimizer(task: Task, model: nn.Module, train: TrainSpec) -> Optimizer:
 GROUP = "group"  # in a param group: which one it was before it was split
 
 
-# What a schedule keeps of each param group.
+# Attributes of a schedule that have one value for each param group.
 PER_GROUP = ("base_lrs", "max_lrs", "min_lrs", "_last_lr", "lr_lambdas", "base_momentums",
              "max_momentums")  # fmt: skip
 
@@ -152,8 +152,8 @@ def shape(train: TrainSpec, total_steps: int) -> Callable[[int], float]:
 
 
 def go_to_step(scheduler: LambdaLR, step: int) -> None:
-    """Put our own schedule, a function of the step alone, to a step: what the job file says now
-    holds for the steps to come."""
+    """Put our own schedule, a function of the step alone, to a step. The job file as it is now
+    counts for the next steps."""
     scheduler.last_epoch = step
     for group, base, factor in zip(
         scheduler.optimizer.param_groups, scheduler.base_lrs, scheduler.lr_lambdas, strict=True

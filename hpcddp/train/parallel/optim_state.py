@@ -58,8 +58,8 @@ def begin(module: nn.Module, optimizer: Optimizer, names: set[str]) -> None:
 
 @contextlib.contextmanager
 def reserved(optimizer: Optimizer) -> Iterator[None]:
-    """Within, the optimizer has all the state that it will have after a step; afterwards what it
-    had before."""
+    """Within, the optimizer has all the state that it will have after a step. Afterwards it has its
+    earlier state again."""
     inner = own(optimizer)
     options = [{k: v for k, v in g.items() if k != "params"} for g in inner.param_groups]
     everyone = [p for group in inner.param_groups for p in group["params"] if p.requires_grad]

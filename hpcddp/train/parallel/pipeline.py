@@ -103,8 +103,8 @@ class Pipeline:
     def _make_schedule(self, inputs: Any, count: int) -> Any:
         """The schedule for so many micro-batches like this one; a collective.
 
-        Shapes are found by a forward pass of our own: torch's takes a training pass on memory that
-        nobody has written, which changes a BatchNorm.
+        A forward pass of our own gives the shapes: torch's takes a training pass on memory without
+        values, which changes a BatchNorm.
         """
         seen: list[tuple[tuple[Tensor, ...], Any]] = []
         with (

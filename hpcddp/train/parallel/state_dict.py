@@ -1,9 +1,9 @@
-"""What a checkpoint holds: every tensor of the training under a plain name, and the rest as JSON.
+"""The tensors of a checkpoint: every one of the training, under a plain name.
 
     model.<name>                 parameters and buffers, named as the plain module names them
     optim.<name>.<state>         the optimizer's tensors, by the parameter they belong to
     rng.<stream>.<generator>     the random generators of every rank; ranks of a tp group are one
-    more                         what else a loop has, as torch.save wrote it
+    more                         another object of a loop's, as torch.save wrote it
     hook.<rank>.<bucket>.<what>  what PowerSGD remembers
 
 The names are the same however the model is spread; a rank has some of the tensors, or parts of
@@ -179,10 +179,10 @@ def set_rng(tensors: Mapping[str, Tensor], device: torch.device) -> None:
 
 
 def pack(more: Any) -> dict[str, Tensor]:
-    """What else has a state_dict, as one tensor of bytes.
+    """The state of a loop's other object, as one tensor of bytes.
 
     Raises:
-        CheckpointError: it holds what nobody could read without running it.
+        CheckpointError: its state cannot be read without running code.
     """
     file = io.BytesIO()
     torch.save(more.state_dict(), file)

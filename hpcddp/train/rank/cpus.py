@@ -1,7 +1,7 @@
 """The CPUs that a rank really has, and how it divides them between computing and reading.
 
 Slurm, taskset or a cpuset say which CPUs a process may run on, a cgroup's quota how much of them.
-Ranks that nobody has bound share those of their node.
+Ranks without a binding share those of their node.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MOST_BESIDE_GPU, MOST = 8, 4  # processes that read for one rank
 
 
 class Division(NamedTuple):
-    """What a rank's CPUs do: ``workers`` processes of one thread each read, and the training
+    """The use of a rank's CPUs: ``workers`` processes of one thread each read, and the training
     computes with ``threads``."""
 
     cpus: int

@@ -1,8 +1,8 @@
 """Each rank's device, and whether a node has lost its GPUs.
 
 A node whose GPU driver is gone looks like a node without GPUs: its ranks would train on the CPU
-beside GPUs, or wait for a process group that never starts. So each rank reports what it sees and
-what Slurm gave it, and the last rank to come compares all reports.
+beside GPUs, or wait for a process group that never starts. So each rank reports the GPUs that it
+sees and those that Slurm gave it, and the last rank to come compares all reports.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hpcddp.attempt.error_record import host
 from hpcddp.errors import RankMapError
 from hpcddp.topology import Rank
 
-# What a process may see, as indices or names; of several variables the shortest list counts.
+# The GPUs of a process, as indices or names; of several variables the shortest list counts.
 VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 NVIDIA = "0x10de"  # the PCI vendor
 HINT = "its driver or a GPU may be lost: nvidia-smi there tells; the next attempt leaves it out"
@@ -93,7 +93,7 @@ def pick(rank: Rank, count: int, environ: Mapping[str, str], *, local: bool) -> 
 def report(
     rank: Rank, device: torch.device, count: int, environ: Mapping[str, str]
 ) -> dict[str, Any]:
-    """What a rank shows of its device.
+    """A rank's report on its device.
 
     Args:
         count: GPUs that this process sees.

@@ -65,7 +65,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def report(rank: Rank, shown: Mapping[str, Any]) -> dict[str, Any]:
-    """What a rank shows of itself.
+    """A rank's report on itself.
 
     Args:
         shown: of its device.
@@ -83,7 +83,7 @@ def report(rank: Rank, shown: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _identity() -> dict[str, Any]:
-    """What tells this process from any other: its id is one in its namespace and for its life."""
+    """A process's identity: its id is unique in its namespace, as long as it lives."""
     space = ""
     with contextlib.suppress(OSError):
         space = str(Path("/proc/self/ns/pid").readlink())

@@ -169,7 +169,7 @@ def adopt(device: torch.device) -> World:
     size = dist.get_world_size()
     if "HPCDDP_RUN_DIR" in os.environ:
         rank = Rank.from_env(os.environ)
-    else:  # whoever started it may have told nobody
+    else:  # its launcher may have set no environment
         rank = Rank(dist.get_rank(), size, dist.get_rank(), size, 0)
     if (dist.get_rank(), size) != (rank.world_rank, rank.world_size):
         raise RankMapError(
