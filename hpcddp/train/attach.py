@@ -129,9 +129,11 @@ def _session(
     atexit.register(ignore_stop_signals)
     record("ranks", backend=world.backend, ranks=world.reports)
     retry = DiskRetry(world)
-    facts = lease, replicas(world), record, meter, retry, newest.find(run, retry)
-    slow, trace = spec["metrics"].get("slow", 1.5), bool(spec["train"].get("trace"))
-    return Session(*facts, slow=slow, trace=trace)
+    saved = newest.find(run, retry)
+    return Session(
+        lease, replicas(world), record, meter, retry, saved,
+        slow=spec["metrics"].get("slow", 1.5), trace=bool(spec["train"].get("trace")),
+    )  # fmt: skip
 
 
 def _run(world: World, live: Live, compiled: bool, **options: Any) -> Run:

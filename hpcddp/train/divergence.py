@@ -73,11 +73,11 @@ class DivergenceDetector:
         self._losses: list[tuple[int, Tensor]] = []  # of micro-batches, with their steps
         self._limit = LARGEST
         self.first_loss: float | None = None
-        mine = list(module.parameters())
+        parameters = list(module.parameters())
         if spread.layout.plain:  # equal on all ranks: each looks at some
-            mine = mine[spread.world.rank.world_rank :: spread.world.size]
+            parameters = parameters[spread.world.rank.world_rank :: spread.world.size]
         # A weight that begins with -inf is somebody's mask.
-        self._share = [p for p in mine if _finite([p])]
+        self._share = [p for p in parameters if _finite([p])]
         self._buffers: list[tuple[Tensor, Tensor]] = []  # before this step
         self._skips = 0
         self._rollbacks: dict[str, int] = {}
@@ -156,25 +156,25 @@ class DivergenceDetector:
     def _diverged(self, finding: Finding, why: str = "") -> Diverged:
         reports = self._world.reports
         host = reports[finding.rank]["host"] if reports else ""
-        said = {"gradient": "is not finite", "weights": "are not finite"}
-        how = said.get(finding.what, f"is {finding.loss:.4g}")
+        words = {"gradient": "is not finite", "weights": "are not finite"}
+        how = words.get(finding.what, f"is {finding.loss:.4g}")
         text = f"the {finding.what} of rank {finding.rank} {how} at step {finding.step}{why}"
         return Diverged(text, {**finding.facts(), "host": host})
 
     def _culprit(self, step: int, weights: bool, gradient: bool = False) -> Finding:
         """The first bad number of all ranks; a collective."""
         rank = self._world.rank.world_rank
-        mine: Finding | None = None
+        first: Finding | None = None
         kept = [(at, loss.item()) for at, loss in self._losses]
         for at, loss in kept:
             if not abs(loss) <= self._limit:
-                mine = Finding(at, rank, loss, "loss")
+                first = Finding(at, rank, loss, "loss")
                 break
         else:
             if weights or gradient:
                 last = kept[-1][1] if kept else math.nan
-                mine = Finding(step, rank, last, "weights" if weights else "gradient")
-        findings = self._world.gather(mine)
+                first = Finding(step, rank, last, "weights" if weights else "gradient")
+        findings = self._world.gather(first)
         # A bad loss makes all ranks' gradients bad: of one step, the loss is the cause.
         return min((f for f in findings if f), key=lambda f: (f.step, f.what != "loss", f.rank))
 

@@ -154,14 +154,14 @@ class Evaluator:
                 hint="return None where there is nothing to evaluate on",
             )
         ranks, size = spread.data_size, spec.data.eval_batch
-        mine = range(spread.data_rank, self.count, ranks)
+        indices = range(spread.data_rank, self.count, ranks)
         self._common = math.ceil(self.count // ranks / size)  # batches that all ranks have
         self._most = math.ceil(math.ceil(self.count / ranks) / size)  # of the rank that has most
         # A rank without a sample takes one that does not count, to have the metrics' names.
-        self._counts = bool(mine) and spread.speaks
+        self._counts = bool(indices) and spread.speaks
         samples = Samples(dataset, seeding.mix(spec.seed, -1))  # draws other numbers than training
         self._loader = make_loader(
-            Subset(samples, mine or range(1)),
+            Subset(samples, indices or range(1)),
             max(0, spec.data.workers),
             self._world.device,
             prefetch=spec.data.prefetch,
@@ -186,10 +186,10 @@ class Evaluator:
         if result is None:
             return None
         sums, counts = result
-        mine = {name: float(value) for name, value in sums.items()} if self._counts else {}
+        own = {name: float(value) for name, value in sums.items()} if self._counts else {}
         values: dict[str, float] = {}
         truths = set[str]()
-        for theirs, names in self._world.gather((mine, counts)):
+        for theirs, names in self._world.gather((own, counts)):
             values |= {name: values.get(name, 0.0) + value for name, value in theirs.items()}
             truths |= names
         return Evaluation(

@@ -121,18 +121,18 @@ class _Tries:
         _, self._batch = next(batches)
 
     def __call__(self, size: int) -> bool:
-        mine = True
+        fits = True
         try:
             with self._as_in_training(adds=size < self._data.micro_batch * self._data.accumulation):
                 self._pass(size)
         except Exception as error:
             if kind_of(error, stepped=True) != "oom":
                 raise
-            mine = False
+            fits = False
         gc.collect()
         if self._world.device.type == "cuda":
             torch.cuda.empty_cache()
-        return all(self._world.gather(mine))
+        return all(self._world.gather(fits))
 
     def _pass(self, size: int) -> None:
         """Forward and backward."""

@@ -104,8 +104,7 @@ class Session:
         if self.resumed:
             self._restore(self.resumed)
         step = self.at.step if self.resumed else None
-        facts = self._spread, live, self.record, keep, step, self.retry
-        self.saver = Saver(self.lease, *facts)
+        self.saver = Saver(self.lease, self._spread, live, self.record, keep, step, self.retry)
         world, layout = self._world, self._spread.layout
         stages = [layout.place(rank).pp for rank in range(world.size)]
         self._slow_ranks = SlowRanks(self.record, world.hosts, stages, self._slow, hint)
@@ -126,10 +125,13 @@ class Session:
         Args:
             deadline: end of the time limit, in seconds since the epoch; 0 for none.
         """
-        self._detector = detector
-        request = self.lease.run.request
-        facts = self._world, preemption, request, self.lease, detector, deadline, self._lead
-        self.vote, self.pause = StopVote(*facts), StopVote(*facts)
+        self._detector, lease = detector, self.lease
+
+        def vote() -> StopVote:
+            request = lease.run.request
+            return StopVote(self._world, preemption, request, lease, detector, deadline, self._lead)
+
+        self.vote, self.pause = vote(), vote()
 
     def _lead(self) -> float:
         """Seconds before the time limit at which to begin to save."""

@@ -75,8 +75,8 @@ class Model:
         """The parts of this rank's stages, and each stage."""
         from hpcddp.train.parallel.pipeline import stages_of
 
-        ranks, here = self._spread.layout.pp, self._spread.place.pp
-        stages = cut.stages(self._task, whole, stages_of(self._spec, ranks))[here::ranks]
+        ranks, stage_rank = self._spread.layout.pp, self._spread.place.pp
+        stages = cut.stages(self._task, whole, stages_of(self._spec, ranks))[stage_rank::ranks]
         names = [name for stage in stages for name in stage]
         return cut.Chain(whole, names), [cut.Chain(whole, stage) for stage in stages]
 

@@ -53,8 +53,10 @@ class Trainer:
         self._meter = Meter(world, self._clock)
         self.detector = DivergenceDetector(self.spread, spec.train, self.module, self._meter)
         self.hook = Hook(spec, self.spread)
-        facts = lease, self.spread, record, self._meter, retry, saved
-        self.session = Session(*facts, slow=spec.metrics.slow, trace=spec.train.trace)
+        self.session = Session(
+            lease, self.spread, record, self._meter, retry, saved,
+            slow=spec.metrics.slow, trace=spec.train.trace,
+        )  # fmt: skip
         self._open(model)
         self._fit_to_node()
         self.engine = model.engine(self.data, self.hook)

@@ -231,31 +231,31 @@ def load(folder: Path, tensors: Mapping[str, Tensor], retry: DiskRetry) -> None:
 
 
 def check_names(
-    folder: Path, sizes: Mapping[str, torch.Size], there: dcp_files.Shapes | None = None
+    folder: Path, sizes: Mapping[str, torch.Size], shapes: dcp_files.Shapes | None = None
 ) -> set[str]:
     """All names in a checkpoint; CheckpointForeign when its model is not this one.
 
     Args:
         sizes: of all the model's tensors, by name.
-        there: the folder's shapes, where they were read before.
+        shapes: the folder's, where they were read before.
     """
     from hpcddp.train.checkpoint import dcp_files
 
-    there = there or dcp_files.shapes(folder)
-    theirs = {n: shape for n, (shape, _) in there.items() if n.startswith("model.")}
+    shapes = shapes or dcp_files.shapes(folder)
+    theirs = {n: shape for n, (shape, _) in shapes.items() if n.startswith("model.")}
     differ = [n for n in sorted(sizes.keys() | theirs.keys()) if sizes.get(n) != theirs.get(n)]
     if differ:
-        said = [
+        differences = [
             f"{n} is {_shape(theirs.get(n))} there and {_shape(sizes.get(n))} here"
             for n in differ[:NAMED]
         ]
         more = f"; and {len(differ) - NAMED} more" if len(differ) > NAMED else ""
         raise CheckpointForeign(
-            f"it is of another model: {'; '.join(said)}{more}",
+            f"it is of another model: {'; '.join(differences)}{more}",
             where=str(folder),
             hint="submit a new run for another model, or leave model.* and its code as they were",
         )
-    return set(there)
+    return set(shapes)
 
 
 def _shape(size: torch.Size | None) -> str:

@@ -72,13 +72,13 @@ class DiskRetry:
         """
         began, printed = 0.0, False
         while True:
-            mine, trouble = self._try(work)
+            result, trouble = self._try(work)
             began = began or time.monotonic()  # the first look may take long, and be a good one
-            everyone = self.world.gather((trouble, time.monotonic() - began))
-            first = next((theirs for theirs, _ in everyone if theirs), None)
+            reports = self.world.gather((trouble, time.monotonic() - began))
+            first = next((trouble for trouble, _ in reports if trouble), None)
             if first is None:
-                return cast(T, mine)
-            if everyone[0][1] >= self._seconds:
+                return cast(T, result)
+            if reports[0][1] >= self._seconds:
                 raise self._given_up(first)
             if self.world.is_main and not printed:
                 say(
@@ -111,11 +111,11 @@ class DiskRetry:
         try:
             return work(), None
         except OSError as error:
-            rank, here = self.world.rank.world_rank, host()
+            rank, name = self.world.rank.world_rank, host()
             if isinstance(error, ElsewhereError) and error.rank != rank:
-                rank, here = error.rank, self.world.reports[error.rank]["host"]
+                rank, name = error.rank, self.world.reports[error.rank]["host"]
             why = error.strerror or str(error)
-            return None, _Trouble(rank, here, str(error.filename or "a checkpoint"), why)
+            return None, _Trouble(rank, name, str(error.filename or "a checkpoint"), why)
 
     def _given_up(self, first: _Trouble) -> CheckpointUnreadable:
         return CheckpointUnreadable(

@@ -30,8 +30,8 @@ def find(run: RunDir, retry: DiskRetry) -> Path | None:
 
     def of_main(look: Callable[[], T], nothing: T) -> T:
         """Rank 0's result, on all ranks."""
-        mine = retry.read(lambda: _looked(run, look if world.is_main else lambda: nothing))
-        return world.gather(mine)[0]
+        result = retry.read(lambda: _looked(run, look if world.is_main else lambda: nothing))
+        return world.gather(result)[0]
 
     def judged(step: int) -> tuple[Path, str]:
         path, wrong = of_main(lambda: checkpoint.find(run.checkpoints, step), (run.checkpoints, ""))
@@ -105,8 +105,8 @@ def _judged(run: RunDir, folder: Path, retry: DiskRetry) -> str:
     world = retry.world
 
     def look() -> str:
-        mine = checkpoint.damage(folder, world.rank.world_rank, world.size)
-        return mine or (checkpoint.unreadable(folder) if world.is_main else "")
+        damage = checkpoint.damage(folder, world.rank.world_rank, world.size)
+        return damage or (checkpoint.unreadable(folder) if world.is_main else "")
 
-    mine = retry.read(lambda: _looked(run, look))
-    return next((reason for reason in world.gather(mine) if reason), "")
+    reasons = world.gather(retry.read(lambda: _looked(run, look)))
+    return next((reason for reason in reasons if reason), "")

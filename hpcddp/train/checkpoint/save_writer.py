@@ -102,18 +102,18 @@ class SaveWriter:
             _Failed: on all ranks, if it failed on one.
         """
         rank = self._world.rank.world_rank
-        mine: tuple[T | None, _Failed | None]
+        outcome: tuple[T | None, _Failed | None]
         try:
-            mine = work(), None
+            outcome = work(), None
         except HpcddpError as error:
-            mine = None, _Failed(error.what)
+            outcome = None, _Failed(error.what)
         except Exception as error:
             reason = f"rank {rank}: {type(error).__name__}: {error}"
-            mine = None, _Failed(reason, again=isinstance(error, OSError))
-        everyone: list[Any] = self._world.gather(mine, self._world.saving)
-        if failed := next((failed for _, failed in everyone if failed), None):
+            outcome = None, _Failed(reason, again=isinstance(error, OSError))
+        outcomes: list[Any] = self._world.gather(outcome, self._world.saving)
+        if failed := next((failed for _, failed in outcomes if failed), None):
             raise failed
-        return [result for result, _ in everyone]
+        return [result for result, _ in outcomes]
 
     def _prepare(self, aside: Path, save: Save) -> _Known:
         """Make the folder, if this attempt may write; which tensors this rank has."""

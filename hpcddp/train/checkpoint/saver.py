@@ -121,14 +121,14 @@ class Saver:
         same random numbers have one writer. Where buffers differ between holders, the first holder
         writes its own."""
         rank, place = self._world.rank.world_rank, self._spread.place
-        mine = {n: t for n, t in parts.loose.items() if parts.where[n].holders[0] == rank}
+        tensors = {n: t for n, t in parts.loose.items() if parts.where[n].holders[0] == rank}
         if place.tp == 0:
-            mine |= state_dict.rng_tensors(self._spread.stream, self._world.device)
+            tensors |= state_dict.rng_tensors(self._spread.stream, self._world.device)
         if self._world.is_main and self._live.more:
-            mine |= state_dict.pack(self._live.more)
+            tensors |= state_dict.pack(self._live.more)
         if self._live.hook:
-            mine |= self._live.hook.memory()
-        return mine
+            tensors |= self._live.hook.memory()
+        return tensors
 
     def join(self) -> None:
         """Wait until the weights may change."""

@@ -44,11 +44,11 @@ class GroupedOrder:
         indices = np.empty(len(positions), np.int64)
         mixes = np.searchsorted(self._mixed, positions, "right") - 1
         for number in np.unique(mixes).tolist():
-            here = np.flatnonzero(mixes == number)
+            chosen = np.flatnonzero(mixes == number)
             start = self._mixed[number]
-            places = start + self._order(number)(positions[here] - start).astype(np.int64)
+            places = start + self._order(number)(positions[chosen] - start).astype(np.int64)
             group = np.searchsorted(self._ends, places, "right")
-            indices[here] = self._starts[group] + places - self._begins[group]
+            indices[chosen] = self._starts[group] + places - self._begins[group]
         return indices
 
     def _order(self, number: int) -> Order:

@@ -126,13 +126,13 @@ class Evidence:
 
     def _look_after_node(self) -> None:
         """Make the siblings on this node show their stacks; for those that cannot, write why."""
-        here = [r for r in self._reports if r != self._mine and self._near(r)]
-        for report in here:
+        siblings = [r for r in self._reports if r != self._mine and self._near(r)]
+        for report in siblings:
             if state_of(report) != "gone" and not _text(self._attempt.stack(report["rank"])):
                 with contextlib.suppress(OSError):
                     os.kill(report["pid"], SIGNAL)
-        _wait(self._written(here), SETTLE)
-        for report in here:
+        _wait(self._written(siblings), SETTLE)
+        for report in siblings:
             with contextlib.suppress(OSError):
                 self._speak_for(report)
 

@@ -49,8 +49,8 @@ def _called(group: nn.Module, path: str) -> list[str]:
     """Names of a group's members; a list among them is not called itself, but its members are."""
     names: list[str] = []
     for name, part in group.named_children():
-        here = f"{path}.{name}" if path else name
-        names += [here] if _has_forward(part) else _called(part, here)
+        full = f"{path}.{name}" if path else name
+        names += [full] if _has_forward(part) else _called(part, full)
     return names
 
 
@@ -190,10 +190,10 @@ class Chain(nn.Module):
 def tied(module: nn.Module, name: str) -> str:
     """A parameter of another module that is also one of this one; "" if there is none."""
     part = module.get_submodule(name)
-    inside, mine = {id(m) for m in part.modules()}, {id(p) for p in part.parameters()}
+    inside, parameters = {id(m) for m in part.modules()}, {id(p) for p in part.parameters()}
     others = ((n, m) for n, m in module.named_modules() if id(m) not in inside)
     every = ((f"{n}.{key}", p) for n, m in others for key, p in m._parameters.items())
-    return next((key for key, p in every if id(p) in mine), "")
+    return next((key for key, p in every if id(p) in parameters), "")
 
 
 def held(module: nn.Module, names: Iterable[str]) -> list[str]:

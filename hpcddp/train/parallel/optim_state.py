@@ -39,11 +39,11 @@ def begin(module: nn.Module, optimizer: Optimizer, names: set[str]) -> None:
     """
     inner, name_of = own(optimizer), naming(module)
     saved = {name.removeprefix("optim.").rpartition(".")[0] for name in names if "optim." in name}
-    mine = {id(p) for group in inner.param_groups for p in group["params"]}
+    stepped = {id(p) for group in inner.param_groups for p in group["params"]}
     lacking = [
         p
         for name, p in module.named_parameters()
-        if id(p) in mine and name_of(name) in saved and not inner.state.get(p)
+        if id(p) in stepped and name_of(name) in saved and not inner.state.get(p)
     ]
     if lacking:
         _step_nowhere(inner, lacking)
@@ -62,8 +62,8 @@ def reserved(optimizer: Optimizer) -> Iterator[None]:
     earlier state again."""
     inner = own(optimizer)
     options = [{k: v for k, v in g.items() if k != "params"} for g in inner.param_groups]
-    everyone = [p for group in inner.param_groups for p in group["params"] if p.requires_grad]
-    lacking = [p for p in everyone if not inner.state.get(p)]
+    trainable = [p for group in inner.param_groups for p in group["params"] if p.requires_grad]
+    lacking = [p for p in trainable if not inner.state.get(p)]
     try:
         if lacking:
             _step_nowhere(inner, lacking)
@@ -76,9 +76,9 @@ def reserved(optimizer: Optimizer) -> Iterator[None]:
 
 
 def _step_nowhere(optimizer: Optimizer, parameters: list[nn.Parameter]) -> None:
-    everyone = [p for group in optimizer.param_groups for p in group["params"]]
-    gradients, rates = [p.grad for p in everyone], [g["lr"] for g in optimizer.param_groups]
-    for p in everyone:
+    stepped = [p for group in optimizer.param_groups for p in group["params"]]
+    gradients, rates = [p.grad for p in stepped], [g["lr"] for g in optimizer.param_groups]
+    for p in stepped:
         p.grad = None
     for p in parameters:
         p.grad = torch.zeros_like(p)
@@ -87,7 +87,7 @@ def _step_nowhere(optimizer: Optimizer, parameters: list[nn.Parameter]) -> None:
     optimizer.step()
     for group, rate in zip(optimizer.param_groups, rates, strict=True):
         group["lr"] = rate
-    for p, gradient in zip(everyone, gradients, strict=True):
+    for p, gradient in zip(stepped, gradients, strict=True):
         p.grad = gradient
 
 
@@ -101,9 +101,9 @@ def apply(
         options: restore the optimizer's options too; without, the job file's count.
     """
     inner, name_of = own(optimizer), naming(module)
-    mine = {id(p) for group in inner.param_groups for p in group["params"]}
+    stepped = {id(p) for group in inner.param_groups for p in group["params"]}
     for name, p in module.named_parameters():
-        if id(p) in mine and (values := meta["state"].get(name_of(name))):
+        if id(p) in stepped and (values := meta["state"].get(name_of(name))):
             inner.state[p].update(values)
     saved = meta["param_groups"]
     if options and len(saved) == len(groups(optimizer)):
@@ -133,9 +133,9 @@ def like(value: Any, live: Any) -> Any:
 def _like_dict(value: dict[str, Any], live: dict[Any, Any]) -> dict[Any, Any]:
     keys, kinds = {str(key): key for key in live}, {type(key) for key in live}
     kind = kinds.pop() if kinds in ({int}, {float}) else str
-    made = copy.copy(live)
-    made.clear()
+    restored = copy.copy(live)
+    restored.clear()
     for name, item in value.items():
         key = keys[name] if name in keys else kind(name)
-        made[key] = like(item, live.get(key))
-    return made
+        restored[key] = like(item, live.get(key))
+    return restored

@@ -154,7 +154,7 @@ def share(
     """The tensors that this rank writes, of those that other ranks hold as well; all write about as
     much. Every holder comes to the same division: the largest first, to the rank with least."""
     loads: dict[tuple[int, ...], list[tuple[int, int]]] = {}
-    mine = {}
+    written = {}
     for name in sorted(tensors, key=lambda n: (-tensors[n].nbytes, n)):
         holders = where[name].holders
         if where[name].nothing(tensors[name]):
@@ -163,8 +163,8 @@ def share(
         load, owner = heapq.heappop(heap)
         heapq.heappush(heap, (load + tensors[name].nbytes, owner))
         if owner == rank:
-            mine[name] = tensors[name]
-    return mine
+            written[name] = tensors[name]
+    return written
 
 
 def rng_tensors(stream: int, device: torch.device) -> dict[str, Tensor]:

@@ -59,14 +59,14 @@ def share(reports: Sequence[Mapping[str, Any]], rank: int) -> int:
         reports: what all ranks showed at the start (world.py); may be empty.
         rank: this one's global rank.
     """
-    mine = reports[rank] if reports else {}
-    here = [r for r in reports if r.get("host") == mine.get("host")] or [mine]
+    report = reports[rank] if reports else {}
+    neighbours = [r for r in reports if r.get("host") == report.get("host")] or [report]
 
     def alike(name: str) -> int:
-        return sum(r.get(name) == mine.get(name) for r in here)
+        return sum(r.get(name) == report.get(name) for r in neighbours)
 
     count = len(os.sched_getaffinity(0)) / alike("cpus")
-    if limit := mine.get("quota"):
+    if limit := report.get("quota"):
         count = min(count, limit[1] / alike("quota"))
     return max(1, int(count))
 

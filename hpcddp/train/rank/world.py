@@ -122,8 +122,8 @@ def join(
     try:
         check_map(rank, nodes, gpus_per_node)
         device = devices.pick(rank, count, os.environ, local=local)
-        mine = handshake.report(rank, devices.report(rank, device, count, os.environ))
-        reports = handshake.meet(store, rank, mine, timeout)
+        own = handshake.report(rank, devices.report(rank, device, count, os.environ))
+        reports = handshake.meet(store, rank, own, timeout)
     except RankMapError as error:
         handshake.refuse(store, error)
         raise
