@@ -33,14 +33,14 @@ def by_hand(task, batches, *, seed=0, lr=1e-3, clip=0.0):
 
 def batches_of(size, batch, epochs, *, drop_last):
     """The sample numbers of each step, over all ranks."""
-    found = []
+    batches = []
     for epoch in range(epochs):
         sampler = ResumableSampler(range(size), 1, 0)
         sampler.set_epoch(epoch)
         order = list(sampler)
         stop = size - size % batch if drop_last else size
-        found += [order[i : i + batch] for i in range(0, stop, batch)]
-    return found
+        batches += [order[i : i + batch] for i in range(0, stop, batch)]
+    return batches
 
 
 def assert_same(run, model, losses):
@@ -106,9 +106,9 @@ def test_half_precision_trains_and_resumes(tmp_path, precision):
     source.write_text(text)
     for attempt in (1, 2):
         one_rank(run, attempt, max_steps=3 * attempt)
-    found = records(run, "train") + records(run, "train", 2)
-    assert [r["step"] for r in found] == [1, 2, 3, 4, 5, 6]
-    assert all(math.isfinite(r["loss"]) and r["grad_norm"] > 0 for r in found[1:])
+    trained = records(run, "train") + records(run, "train", 2)
+    assert [r["step"] for r in trained] == [1, 2, 3, 4, 5, 6]
+    assert all(math.isfinite(r["loss"]) and r["grad_norm"] > 0 for r in trained[1:])
 
 
 OWN = """
@@ -174,8 +174,8 @@ def test_a_parameter_without_a_gradient_does_not_stop_a_resume(tmp_path):
     one_rank(run, max_steps=3)
     one_rank(run, 2)
     assert records(run, "start", 2)[0]["step"] == 3
-    found = dcp_files.shapes(run.checkpoints / "step-6")
-    assert "model.unused" in found and "optim.0.weight.exp_avg" in found
+    names = dcp_files.shapes(run.checkpoints / "step-6")
+    assert "model.unused" in names and "optim.0.weight.exp_avg" in names
 
 
 def test_a_finished_run_that_is_resumed_says_its_result_again(tmp_path, capsys):

@@ -183,8 +183,8 @@ def test_a_training_whose_end_cannot_be_saved_is_not_done(small_disk, monkeypatc
     with pytest.raises(CheckpointError, match="the last step, 3, could not be saved"):
         one_rank(run, max_steps=3)
     assert records(run, "end") == []
-    told = "the last step, 3, could not be saved; all ranks try again, for 0.5 s at most"
-    assert capsys.readouterr().out.count(told) == 1
+    line = "the last step, 3, could not be saved; all ranks try again, for 0.5 s at most"
+    assert capsys.readouterr().out.count(line) == 1
     assert len(records(run, "checkpoint_failed")) > 3
 
 
@@ -301,8 +301,8 @@ def kills(run, seed, number):
             os.kill(pid, signal.SIGKILL)
             assert lives.stdout.readline() == "gone\n"
             pid = None
-            told = records(run, "checkpoint", attempt)[-1]["step"]
-            newest = check_newest(run, least=max(newest, told))
+            recorded = records(run, "checkpoint", attempt)[-1]["step"]
+            newest = check_newest(run, least=max(newest, recorded))
     finally:
         if pid:
             os.kill(pid, signal.SIGKILL)
@@ -334,10 +334,10 @@ def test_what_a_save_takes_is_known_from_the_life_before(tmp_path, monkeypatch, 
     assert one_rank(run, 4) == "done"  # the save of attempt 3 was quick
 
 
-def tell(run, attempt, *told):
+def tell(run, attempt, *lines):
     metrics = run.attempt(attempt).metrics
     metrics.parent.mkdir()
-    metrics.write_text("".join(json.dumps(record) + "\n" for record in told))
+    metrics.write_text("".join(json.dumps(record) + "\n" for record in lines))
 
 
 KILLED = MODEL.split("def optimizer")[0]

@@ -86,8 +86,8 @@ class Tells(TensorDataset):
 
 _dataset = dataset
 def dataset(split, bad):
-    found = _dataset(split)
-    return Tells(*found.tensors) if split == bad else found
+    whole = _dataset(split)
+    return Tells(*whole.tensors) if split == bad else whole
 """
 
 

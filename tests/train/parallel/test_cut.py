@@ -51,9 +51,9 @@ def test_a_task_says_what_follows_what_also_inside_of_its_parts() -> None:
 
 
 def test_what_a_pipeline_cannot_cut_is_said() -> None:
-    with pytest.raises(JobFileError, match=r"pp cannot cut a Two.*what follows what") as found:
+    with pytest.raises(JobFileError, match=r"pp cannot cut a Two.*what follows what") as caught:
         cut.stages(task(), Two(), 2)
-    assert "define parts(model)" in str(found.value)
+    assert "define parts(model)" in str(caught.value)
     with pytest.raises(JobFileError, match="4 stages of 3 parts: first, relu, second, last"):
         cut.stages(task(), chain(), 4)
     with pytest.raises(JobFileError, match=r"parts\(\) names 'c', which the model has not"):
@@ -73,9 +73,9 @@ def test_a_division_has_neighbours_and_the_smallest_largest_group(
 ) -> None:
     if sum(size > 0 for size in sizes) < count:
         return
-    found = cut.divide(sizes, count)
-    assert [i for piece in found for i in piece] == list(range(len(sizes)))
-    loads = [sum(sizes[i] for i in piece) for piece in found]
+    pieces = cut.divide(sizes, count)
+    assert [i for piece in pieces for i in piece] == list(range(len(sizes)))
+    loads = [sum(sizes[i] for i in piece) for piece in pieces]
     assert all(loads)
     # No division does better: filled greedily, less does not go into as many groups.
     groups, load = 1, 0
@@ -148,12 +148,12 @@ class Scaled(nn.Module):
 
 def test_activations_computed_again_give_the_same_gradients() -> None:
     model, x = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 4)), torch.randn(3, 4)
-    found = []
+    gradients = []
     for again in (False, True):
         if again:
             cut.recompute(model, ["0", "1"])
         torch.manual_seed(0)
         model.zero_grad()
         model(x).sum().backward()
-        found.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
-    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+        gradients.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
+    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))

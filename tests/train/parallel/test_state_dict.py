@@ -78,13 +78,13 @@ def stepped(module, kind):
 
 def names_of(module, steps):
     model, optim = get_state_dict(module, steps)
-    found = {
+    states = {
         f"optim.{name}.{key}"
         for name, state in optim["state"].items()
         for key, value in state.items()
         if isinstance(value, torch.Tensor)
     }
-    return found | {f"model.{name}" for name in model}
+    return states | {f"model.{name}" for name in model}
 
 
 def test_a_part_under_ddp_has_plain_names():
@@ -92,9 +92,9 @@ def test_a_part_under_ddp_has_plain_names():
     try:
         module = nn.Sequential(nn.Linear(3, 3), DistributedDataParallel(nn.Linear(3, 3)))
         module, steps = stepped(module, torch.optim.AdamW)
-        found = parts(module, steps)
-        assert found.tensors.keys() == names_of(module, steps)
-        del module, steps, found
+        saved = parts(module, steps)
+        assert saved.tensors.keys() == names_of(module, steps)
+        del module, steps, saved
     finally:
         dist.destroy_process_group()
 
