@@ -4,11 +4,10 @@
 
     trainer = lightning.Trainer(..., callbacks=[Preemptible()])
 
-The weights and the first optimizer lie in the run's checkpoints as those of any loop; what else
-Lightning would put into a checkpoint of its own lies beside them. Between two batches of the train
-loader, when Lightning has done all that belongs to a step, is where the run saves and stops: there
-the state is put back too, so that the loops count on from the very batch. Outside of a job this
-does nothing.
+The weights and the first optimizer lie in the run's checkpoints as those of any loop. The rest of
+Lightning's own checkpoint lies beside them. The run saves and stops between two batches of the
+train loader, when Lightning has done all that belongs to a step. There the state is put back too,
+so that the loops count on from the exact batch. Outside of a job this does nothing.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ else:
     from pytorch_lightning.strategies import DDPStrategy, SingleDeviceStrategy
 
 
-# What a way back needs of Lightning's loops beyond what it documents.
+# Undocumented parts of Lightning's loops that a resume needs.
 LOOP = ("restarted_mid_epoch", "on_iteration_done", "_data_fetcher", "_combined_loader")
 EPOCH_LOOP = ("reset_restart_stage", "batch_progress")
 
@@ -74,8 +73,8 @@ class Preemptible(Callback):
         process = trainer.strategy.process_dataloader
 
         def placed(dataloader: object) -> object:
-            found = process(dataloader)
-            return _Placed(self, trainer, found) if trainer.training else found
+            loader = process(dataloader)
+            return _Placed(self, trainer, loader) if trainer.training else loader
 
         trainer.strategy.process_dataloader = placed  # type: ignore[method-assign]
 
@@ -89,7 +88,7 @@ class Preemptible(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Let Lightning begin the epoch's loop as any: its own way back guesses where it was."""
         self._steps, loop = trainer.global_step, trainer.fit_loop
-        if self.run:  # a schedule or a callback may wait for what a validation before the stop said
+        if self.run:  # a schedule may wait for the metrics of a validation before the stop
             trainer._logger_connector._callback_metrics.update(self._rest.metrics)
         assert loop._combined_loader is not None  # it has a len(), which may fail
         loaders = len(loop._combined_loader.flattened)
@@ -178,19 +177,19 @@ def _checked(trainer: Trainer) -> Module:
 
 
 class _Rest:
-    """What Lightning knows beside the weights and the first optimizer: loops, callbacks, schedules,
-    more optimizers, loss scaling, the data module, and what hooks add."""
+    """Lightning's state beside the weights and the first optimizer: loops, callbacks, schedules,
+    more optimizers, loss scaling, the data module, and additions of hooks."""
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
         self.metrics: dict[str, Tensor] = {}  # that were logged last, when it was saved
 
     def state_dict(self) -> dict[str, Any]:
-        found = self._trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
-        del found["state_dict"], found["optimizer_states"][0]
+        checkpoint = self._trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
+        del checkpoint["state_dict"], checkpoint["optimizer_states"][0]
         # Those of the script count, as in every attempt.
         hparams = ("hyper_parameters", "hparams_name", "hparams_type")
-        kept = {name: value for name, value in found.items() if not name.endswith(hparams)}
+        kept = {name: value for name, value in checkpoint.items() if not name.endswith(hparams)}
         metrics = {n: v.detach().clone() for n, v in self._trainer.callback_metrics.items()}
         return {**kept, "should_stop": self._trainer.should_stop, "metrics": metrics}
 
@@ -217,8 +216,8 @@ class _Placed:
 
     def __iter__(self) -> Iterator[Any]:
         callback, trainer = self._own
-        found: Iterator[Any] = callback.batches(trainer, self._loader)
-        return found
+        batches: Iterator[Any] = callback.batches(trainer, self._loader)
+        return batches
 
     def __len__(self) -> int:
         return len(self._loader)

@@ -1,7 +1,7 @@
 """Steps 7 and 8: one rank, from its environment to its exit code.
 
-``python -P -m hpcddp.worker RUN_DIR`` is what a script starts, ``Worker(run_dir)`` what submitit
-pickles and calls where a person starts ``submitit.core._submit``. Both leave the process for good,
+A script starts ``python -P -m hpcddp.worker RUN_DIR``. submitit pickles ``Worker(run_dir)``, and
+calls it where a person starts ``submitit.core._submit``. Both leave the process for good,
 with one of the codes in exit_codes.py. ``run`` is the plain function underneath, for a debugger.
 
 A signal may come at any time. Until this rank has heard that all ranks have met, a stop signal ends

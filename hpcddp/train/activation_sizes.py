@@ -1,7 +1,8 @@
-"""One forward pass, watched: what it leaves for the backward pass, and what ranks would send.
+"""One forward pass, watched: the bytes that it keeps for the backward pass, and those that ranks
+would send.
 
-Bytes, by the part of the model that is at work. A piece of memory counts once, for whoever keeps
-it first; parameters and buffers are there anyway.
+They are counted by the part of the model that is at work. A piece of memory counts once, for the
+part that keeps it first; parameters and buffers do not count.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 
 class Watch:
-    """What one pass through a model took.
+    """The bytes of one pass through a model.
 
     Args:
         parts: names of modules, one called after the other.
@@ -93,7 +94,7 @@ class Watch:
 
     def _begin_block(self, name: str) -> Callable[..., None]:
         def begin(module: nn.Module, given: Any) -> None:
-            for tensor in tensors(given):  # what the block is computed again from
+            for tensor in tensors(given):  # the block is computed again from them
                 self._keep(tensor)
             self._block = name
 
@@ -114,7 +115,7 @@ class Watch:
 
 
 def id_of(tensor: Tensor) -> int:
-    """What tells one piece of memory from others, as long as it is there."""
+    """An identifier of a piece of memory, as long as it is there."""
     return int(tensor.untyped_storage()._cdata)
 
 

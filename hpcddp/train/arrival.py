@@ -1,8 +1,8 @@
 """Before a task is loaded: the first rank of each node stages the data, and all wait for all nodes.
 
 Nodes may differ by many minutes, in which no collective could wait: the ranks look into their store
-a few times a second. What follows is said by rank 0 alone, so that all do the same: train, stop as
-asked, or fail.
+a few times a second. Rank 0 alone decides, so that all do the same: train, stop as asked, or
+fail.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LOOK = 0.5  # seconds between two looks into the store
 LEAD = 30.0  # seconds before the time limit at which staging ends
 
 _numbers = itertools.count()  # of stagings in this process, the same on all ranks
-_there: dict[tuple[str, ...], Path] = {}  # what this process has staged
+_there: dict[tuple[str, ...], Path] = {}  # staged by this process
 
 
 class Arrival:
@@ -53,11 +53,11 @@ class Arrival:
         self._verdict: dict[str, Any] | None = None
 
     def wait(self, stage: StagedCopy | None) -> dict[str, Any]:
-        """Until rank 0 has said what follows: an ``error``, ``lost``, who asked to stop as ``by``,
-        or nothing.
+        """Wait for rank 0's verdict: an ``error``, ``lost``, who asked to stop as ``by``, or
+        nothing.
 
         Args:
-            stage: what this rank copies meanwhile.
+            stage: copied by this rank meanwhile.
         """
         with self._pulse.patience():
             if stage is not None:
@@ -65,8 +65,8 @@ class Arrival:
                     if stage.copy(lambda: self._look(stage.signs)):
                         self._store.add(self._key("done"), 1)
                 except HpcddpError as error:
-                    told = json.dumps([error.what, error.where, error.hint, error.kind])
-                    self._store.compare_set(self._key("error"), "", told)
+                    text = json.dumps([error.what, error.where, error.hint, error.kind])
+                    self._store.compare_set(self._key("error"), "", text)
             while self._verdict is None:
                 self._look(self._signs)
                 time.sleep(LOOK / 2)
@@ -100,7 +100,7 @@ class Arrival:
         self._signs, self._beats = signs, beats
 
     def _wish(self) -> str:
-        """What asks this rank to stop: a signal, or, as rank 0, a person or the time limit."""
+        """The reason for this rank to stop: a signal, or, as rank 0, a person or the time limit."""
         if self._preemption.requested:
             return self._preemption.signal or "asked"
         if self._world.is_main:
@@ -135,7 +135,7 @@ def arrive(
 ) -> str:
     """Bring the job's data to all nodes, and name its folder in the environment.
 
-    Returns: who asked to stop meanwhile; "" if nobody did.
+    Returns: who asked to stop meanwhile; "" if the training can begin.
 
     Raises:
         HpcddpError: on all ranks, where a node cannot have it.

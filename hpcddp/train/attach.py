@@ -7,7 +7,6 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,14 +19,25 @@ from hpcddp import gloo
 from hpcddp import record as records
 from hpcddp.attempt import error_record
 from hpcddp.errors import CheckpointError, RankMapError
+from hpcddp.preempt import Preemption, ignore_stop_signals
 from hpcddp.rundir import RunDir
 from hpcddp.topology import Rank
 from hpcddp.train import job as jobs
+from hpcddp.train.checkpoint import newest
+from hpcddp.train.checkpoint.disk_retry import DiskRetry
+from hpcddp.train.checkpoint.lease import Lease
 from hpcddp.train.checkpoint.snapshot import Live
 from hpcddp.train.loop import Run
+from hpcddp.train.meter import Meter
+from hpcddp.train.monitor.metrics import Recorder
+from hpcddp.train.monitor.timing import Clock
 from hpcddp.train.parallel import model as models
 from hpcddp.train.rank import world as worlds
+from hpcddp.train.rank.spread import replicas
 from hpcddp.train.rank.world import World
+from hpcddp.train.session import Session
+
+_Spec = dict[str, dict[str, Any]]  # the sections of a job that a loop of one's own heeds
 
 
 class _Nothing:
@@ -97,25 +107,72 @@ def _innermost(optimizer: Optimizer) -> Optimizer:
     return optimizer
 
 
+def _meet(module: nn.Module) -> World:
+    """The ranks that the script has brought together, or brings together here."""
+    device = next((p.device for p in module.parameters()), torch.device("cpu"))
+    with _written_down():
+        world = worlds.adopt(device) if dist.is_initialized() else init()
+    atexit.register(gloo.rest)
+    return world
+
+
+def _session(
+    world: World, run: RunDir, spec: _Spec, clock: Clock, preemption: Preemption
+) -> Session:
+    """Take the run dir over, and choose the checkpoint to go on from; a collective."""
+    meter, attempt = Meter(world, clock), int(os.environ.get("HPCDDP_ATTEMPT", "1"))
+    lease = Lease(run, attempt)
+    record = Recorder(run.attempt(attempt), active=world.is_main, lease=lease)
+    lease.take(world)
+    preemption.install()
+    # Python takes its handlers away before it has ended, and a signal may come after that.
+    atexit.register(ignore_stop_signals)
+    record("ranks", backend=world.backend, ranks=world.reports)
+    retry = DiskRetry(world)
+    saved = newest.find(run, retry)
+    return Session(
+        lease, replicas(world), record, meter, retry, saved,
+        slow=spec["metrics"].get("slow", 1.5), trace=bool(spec["train"].get("trace")),
+    )  # fmt: skip
+
+
+def _run(world: World, live: Live, compiled: bool, **options: Any) -> Run:
+    """The loop's hold on its run; a collective.
+
+    Args:
+        compiled: torch.compile is around the model.
+        options: those of ``attach``.
+    """
+    folder, preemption, session = os.environ.get("HPCDDP_RUN_DIR"), Preemption(), None
+    job = records.read(RunDir(folder)).spec if folder else {}
+    spec: _Spec = {name: job.get(name, {}) for name in ("train", "metrics")}
+    clock = Clock(world.device, whole=spec["metrics"].get("ranks", True))
+    if not folder and world.is_main:
+        print("hpcddp: not in a job: nothing is saved, and nothing stops", file=sys.stderr)
+    if folder and not compiled:  # a compiled model has no place for a clock
+        clock.watch([live.module])
+    try:
+        if folder:
+            session = _session(world, RunDir(folder), spec, clock, preemption)
+        return Run(world, live, clock, preemption, session, **options)
+    except CheckpointError as error:  # on all ranks
+        attempt = RunDir(folder or "").attempt(int(os.environ.get("HPCDDP_ATTEMPT", "1")))
+        error_record.report(error, attempt, world.rank.world_rank)
+        raise
+
+
 def attach(
-    model: nn.Module,
-    optimizer: Optimizer,
-    *,
-    scheduler: Any = None,
-    scaler: Any = None,
-    more: Any = None,
-    save_every: int = 100,
-    keep: int = 2,
-    log_every: int = 10,
-    leave: bool = True,
-) -> Run:
+    model: nn.Module, optimizer: Optimizer, *,
+    scheduler: Any = None, scaler: Any = None, more: Any = None,
+    save_every: int = 100, keep: int = 2, log_every: int = 10, leave: bool = True,
+) -> Run:  # fmt: skip
     """Let a loop go on with its run: the newest checkpoint is put into model and optimizer.
 
     Args:
         model: under DistributedDataParallel or plain; checkpoints have the plain names.
-        scheduler, scaler: what else is saved, where the loop has it.
-        more: what else has state_dict and load_state_dict: an average of the weights, say. It is of
-            tensors and plain data, rank 0's is saved, and all ranks get it.
+        scheduler, scaler: saved too, where the loop has them.
+        more: another object with state_dict and load_state_dict, such as an average of the weights.
+            Its state is tensors and plain data. Rank 0's is saved, and all ranks get it.
         save_every: steps between two checkpoints; 0 saves only when it stops or ends.
         keep: newest checkpoints that are kept.
         log_every: steps between two records.
@@ -127,23 +184,11 @@ def attach(
         LeaseLost: a newer attempt owns the run dir.
     """
     module, wrapper, compiled = _unwrapped(model)
-    device = next((p.device for p in module.parameters()), torch.device("cpu"))
-    with _written_down():
-        world = worlds.adopt(device) if dist.is_initialized() else init()
-    atexit.register(gloo.rest)
-    folder = os.environ.get("HPCDDP_RUN_DIR")
-    if not folder and world.is_main:
-        print("hpcddp: not in a job: nothing is saved, and nothing stops", file=sys.stderr)
+    world = _meet(module)
     if wrapper:
         models.settle_buckets(wrapper)
     live = Live(module, _innermost(optimizer), scheduler or _Nothing(), scaler or _Nothing(), more)
-    try:
-        return Run(
-            world, live, Path(folder) if folder else None,
-            save_every=save_every, keep=keep, log_every=log_every, leave=leave,
-            compiled=compiled,
-        )  # fmt: skip
-    except CheckpointError as error:  # on all ranks
-        attempt = RunDir(folder or "").attempt(int(os.environ.get("HPCDDP_ATTEMPT", "1")))
-        error_record.report(error, attempt, world.rank.world_rank)
-        raise
+    return _run(
+        world, live, compiled,
+        save_every=save_every, keep=keep, log_every=log_every, leave=leave,
+    )  # fmt: skip

@@ -9,7 +9,7 @@ What all ranks do about it (``train.on_divergence``):
 Losses are kept on the device and looked at when ranks meet anyway: in the vote on stopping, in a
 log record, before a save. A save also looks at the weights, each rank at its share of them (they
 are equal), since a bad gradient shows in the loss of the next step only. The optimizer's state is
-not looked at: what is bad there has passed into the weights in the same step. So no checkpoint
+not looked at: bad numbers there have passed into the weights in the same step. So no checkpoint
 holds such numbers.
 
 fp16 is the exception for gradients: GradScaler leaves out steps whose scaled gradients overflow,
@@ -39,7 +39,7 @@ ROLLBACKS = 3  # to one checkpoint
 
 
 class Finding(NamedTuple):
-    """What went wrong: at which step (from 1), on which rank, with which loss."""
+    """The first bad number: its step (from 1), its rank, its loss."""
 
     step: int
     rank: int
@@ -55,9 +55,9 @@ class Finding(NamedTuple):
 class RollBack(Exception):
     """Raised on all ranks together, for the trainer to answer."""
 
-    def __init__(self, found: Finding) -> None:
-        super().__init__(str(found))
-        self.found = found
+    def __init__(self, finding: Finding) -> None:
+        super().__init__(str(finding))
+        self.finding = finding
 
 
 class DivergenceDetector:
@@ -73,11 +73,11 @@ class DivergenceDetector:
         self._losses: list[tuple[int, Tensor]] = []  # of micro-batches, with their steps
         self._limit = LARGEST
         self.first_loss: float | None = None
-        mine = list(module.parameters())
+        parameters = list(module.parameters())
         if spread.layout.plain:  # equal on all ranks: each looks at some
-            mine = mine[spread.world.rank.world_rank :: spread.world.size]
+            parameters = parameters[spread.world.rank.world_rank :: spread.world.size]
         # A weight that begins with -inf is somebody's mask.
-        self._share = [p for p in mine if _finite([p])]
+        self._share = [p for p in parameters if _finite([p])]
         self._buffers: list[tuple[Tensor, Tensor]] = []  # before this step
         self._skips = 0
         self._rollbacks: dict[str, int] = {}
@@ -104,7 +104,7 @@ class DivergenceDetector:
 
     def add(self, loss: Tensor, step: int) -> None:
         """Keep the loss of a micro-batch, without waiting for the device."""
-        if len(self._losses) == KEPT:  # nobody looked for long: the worst stands for all of them
+        if len(self._losses) == KEPT:  # too many to keep: the worst stands for all of them
             self._losses = [(self._losses[0][0], self._worst())]
         self._losses.append((step, loss))
 
@@ -127,7 +127,7 @@ class DivergenceDetector:
 
         Args:
             step: optimizer steps taken.
-            bad: what all ranks together found.
+            bad: whether any rank met bad numbers.
         """
         if bad:
             self._answer(self._culprit(step, self._bad_weights()))
@@ -147,36 +147,36 @@ class DivergenceDetector:
     def _bad_weights(self) -> bool:
         return not _finite(self._share)
 
-    def _answer(self, found: Finding) -> None:
+    def _answer(self, finding: Finding) -> None:
         self._losses.clear()
         if self._train.on_divergence == "rollback":
-            raise RollBack(found)
-        raise self._diverged(found)
+            raise RollBack(finding)
+        raise self._diverged(finding)
 
-    def _diverged(self, found: Finding, why: str = "") -> Diverged:
+    def _diverged(self, finding: Finding, why: str = "") -> Diverged:
         reports = self._world.reports
-        host = reports[found.rank]["host"] if reports else ""
-        said = {"gradient": "is not finite", "weights": "are not finite"}
-        how = said.get(found.what, f"is {found.loss:.4g}")
-        text = f"the {found.what} of rank {found.rank} {how} at step {found.step}{why}"
-        return Diverged(text, {**found.facts(), "host": host})
+        host = reports[finding.rank]["host"] if reports else ""
+        words = {"gradient": "is not finite", "weights": "are not finite"}
+        how = words.get(finding.what, f"is {finding.loss:.4g}")
+        text = f"the {finding.what} of rank {finding.rank} {how} at step {finding.step}{why}"
+        return Diverged(text, {**finding.facts(), "host": host})
 
     def _culprit(self, step: int, weights: bool, gradient: bool = False) -> Finding:
         """The first bad number of all ranks; a collective."""
         rank = self._world.rank.world_rank
-        mine: Finding | None = None
+        first: Finding | None = None
         kept = [(at, loss.item()) for at, loss in self._losses]
         for at, loss in kept:
             if not abs(loss) <= self._limit:
-                mine = Finding(at, rank, loss, "loss")
+                first = Finding(at, rank, loss, "loss")
                 break
         else:
             if weights or gradient:
                 last = kept[-1][1] if kept else math.nan
-                mine = Finding(step, rank, last, "weights" if weights else "gradient")
-        found = self._world.gather(mine)
+                first = Finding(step, rank, last, "weights" if weights else "gradient")
+        findings = self._world.gather(first)
         # A bad loss makes all ranks' gradients bad: of one step, the loss is the cause.
-        return min((f for f in found if f), key=lambda f: (f.step, f.what != "loss", f.rank))
+        return min((f for f in findings if f), key=lambda f: (f.step, f.what != "loss", f.rank))
 
     def leaves_out(self, step: int, *, scaled: bool) -> Finding | None:
         """Why this step must not change the weights, the same on all ranks; None if it may.
@@ -199,9 +199,9 @@ class DivergenceDetector:
             dist.all_reduce(flags, dist.ReduceOp.MAX)
         loss, gradient = flags.tolist()
         if loss or gradient:
-            found = self._culprit(step, False, bool(gradient))
+            finding = self._culprit(step, False, bool(gradient))
         elif step == self._blamed:
-            found = Finding(step, self._blamed_rank, math.nan, "loss")
+            finding = Finding(step, self._blamed_rank, math.nan, "loss")
         else:
             self._skips = 0
             self._losses.clear()
@@ -209,13 +209,13 @@ class DivergenceDetector:
         self._undo()
         self._skips += 1
         if self._skips > SKIPS:
-            raise self._diverged(found, f", the {self._skips}th step in a row")
-        return found
+            raise self._diverged(finding, f", the {self._skips}th step in a row")
+        return finding
 
     def _gradients(self) -> list[Tensor]:
         """All but sparse ones, which are not looked at."""
-        found = [p.grad for p in self._module.parameters() if p.grad is not None]
-        return [g for g in found if g.layout == torch.strided]
+        gradients = [p.grad for p in self._module.parameters() if p.grad is not None]
+        return [g for g in gradients if g.layout == torch.strided]
 
     def _undo(self) -> None:
         """As if the step had not been begun; a BatchNorm has counted its batch."""
@@ -226,18 +226,18 @@ class DivergenceDetector:
             for buffer, before in self._buffers:
                 buffer.copy_(before)
 
-    def go_back(self, found: Finding, folder: Path | None) -> Path:
+    def go_back(self, finding: Finding, folder: Path | None) -> Path:
         """Allow a rollback to a checkpoint, if there is one and it was not tried too often.
 
         Raises:
             Diverged: the training must end.
         """
         if folder is None:
-            raise self._diverged(found, ", and there is no checkpoint to go back to")
+            raise self._diverged(finding, ", and there is no checkpoint to go back to")
         count = self._rollbacks[folder.name] = self._rollbacks.get(folder.name, 0) + 1
         if count > ROLLBACKS:
-            raise self._diverged(found, f", after {ROLLBACKS} rollbacks to {folder.name}")
-        self._until, self._blamed, self._blamed_rank = found.step, found.step, found.rank
+            raise self._diverged(finding, f", after {ROLLBACKS} rollbacks to {folder.name}")
+        self._until, self._blamed, self._blamed_rank = finding.step, finding.step, finding.rank
         self._skips = 0
         self._losses.clear()
         return folder

@@ -17,7 +17,8 @@ from hpcddp.preempt import Preemption
 from hpcddp.spec import CheckpointSpec, JobSpec
 from hpcddp.train.checkpoint.snapshot import Position
 from hpcddp.train.input import seeding
-from hpcddp.train.input.batches import end_workers, make_loader, placed, read
+from hpcddp.train.input.batches import placed
+from hpcddp.train.input.data_workers import end_workers, make_loader, read
 from hpcddp.train.input.samples import Samples
 from hpcddp.train.monitor.heartbeat import Pulse
 from hpcddp.train.monitor.metrics import Recorder
@@ -123,13 +124,13 @@ class Evaluations:
         self._batches += 1
         return vote.agreed(self._batches, step=at.step)
 
-    def _judge(self, found: Evaluation, at: Position) -> bool:
+    def _judge(self, evaluation: Evaluation, at: Position) -> bool:
         """Record it; True when it is the best so far."""
-        self._record("eval", step=at.step, epoch=at.epoch, **vars(found))
-        better = improved(self.best, found.metrics, self._spec.checkpoint)
+        self._record("eval", step=at.step, epoch=at.epoch, **vars(evaluation))
+        better = improved(self.best, evaluation.metrics, self._spec.checkpoint)
         if better:
             name = self._spec.checkpoint.best
-            self.best = {"metric": name, "value": found.metrics[name], "step": at.step}
+            self.best = {"metric": name, "value": evaluation.metrics[name], "step": at.step}
         return better
 
     def close(self) -> None:
@@ -153,14 +154,14 @@ class Evaluator:
                 hint="return None where there is nothing to evaluate on",
             )
         ranks, size = spread.data_size, spec.data.eval_batch
-        mine = range(spread.data_rank, self.count, ranks)
+        indices = range(spread.data_rank, self.count, ranks)
         self._common = math.ceil(self.count // ranks / size)  # batches that all ranks have
         self._most = math.ceil(math.ceil(self.count / ranks) / size)  # of the rank that has most
         # A rank without a sample takes one that does not count, to have the metrics' names.
-        self._counts = bool(mine) and spread.speaks
+        self._counts = bool(indices) and spread.speaks
         samples = Samples(dataset, seeding.mix(spec.seed, -1))  # draws other numbers than training
         self._loader = make_loader(
-            Subset(samples, mine or range(1)),
+            Subset(samples, indices or range(1)),
             max(0, spec.data.workers),
             self._world.device,
             prefetch=spec.data.prefetch,
@@ -181,14 +182,14 @@ class Evaluator:
             after: called after every batch.
         """
         with engine.evaluating():
-            found = self._sums(engine, stop, after)
-        if found is None:
+            result = self._sums(engine, stop, after)
+        if result is None:
             return None
-        sums, counts = found
-        mine = {name: float(value) for name, value in sums.items()} if self._counts else {}
+        sums, counts = result
+        own = {name: float(value) for name, value in sums.items()} if self._counts else {}
         values: dict[str, float] = {}
         truths = set[str]()
-        for theirs, names in self._world.gather((mine, counts)):
+        for theirs, names in self._world.gather((own, counts)):
             values |= {name: values.get(name, 0.0) + value for name, value in theirs.items()}
             truths |= names
         return Evaluation(

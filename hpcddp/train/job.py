@@ -78,18 +78,10 @@ def train(
 
 
 def train_in(
-    world: World,
-    run: RunDir,
-    attempt: int,
-    spec: JobSpec,
-    workdir: str,
-    preemption: Preemption,
-    on_record: OnRecord | None = None,
-    *,
-    pulse: Pulse | None = None,
-    on_hang: Callable[[], object] | None = None,
-    evaluates: bool = True,
-) -> str:
+    world: World, run: RunDir, attempt: int, spec: JobSpec, workdir: str, preemption: Preemption,
+    on_record: OnRecord | None = None, *,
+    pulse: Pulse | None = None, on_hang: Callable[[], object] | None = None, evaluates: bool = True,
+) -> str:  # fmt: skip
     """``train`` with ranks that have met, and that may train several runs in turn.
 
     Args:
@@ -121,7 +113,7 @@ def train_in(
 
 
 def _read(run: RunDir) -> JobRecord:
-    """What the run is to do.
+    """The run's record.
 
     Raises:
         OSError: it cannot be read now.
@@ -135,8 +127,8 @@ def _read(run: RunDir) -> JobRecord:
 def _note_versions(run: RunDir) -> None:
     """Write down which Python and packages train; a run can do without."""
     with contextlib.suppress(OSError):
-        if found := versions.installed(sys.executable, os.environ):
-            write_json(run.versions, found)
+        if packages := versions.installed(sys.executable, os.environ):
+            write_json(run.versions, packages)
 
 
 def _stopped(lease: Lease, spec: JobSpec, record: Recorder, by: str) -> str:

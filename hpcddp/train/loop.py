@@ -16,84 +16,54 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import json
 import math
 import os
 import sys
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hpcddp import record as records
 from hpcddp.attempt import exit_codes, lost_script
 from hpcddp.errors import UserError
-from hpcddp.preempt import Preemption, ignore_stop_signals
-from hpcddp.rundir import RunDir, write_json
-from hpcddp.train.checkpoint import checkpoint, newest, snapshot
-from hpcddp.train.checkpoint.disk_retry import DiskRetry
-from hpcddp.train.checkpoint.lease import Lease
-from hpcddp.train.checkpoint.saver import Saver
+from hpcddp.preempt import Preemption
+from hpcddp.rundir import write_json
+from hpcddp.train.checkpoint import snapshot
 from hpcddp.train.checkpoint.snapshot import Live, Position
-from hpcddp.train.input import loading
 from hpcddp.train.input.batches import Micro
-from hpcddp.train.input.loaders import LoaderPosition, batch_size, begin
-from hpcddp.train.meter import Meter
-from hpcddp.train.monitor.metrics import Recorder
-from hpcddp.train.monitor.slow_ranks import SlowRanks
+from hpcddp.train.input.loaders import LoaderPosition, batch_size
 from hpcddp.train.monitor.timing import Clock
 from hpcddp.train.parallel import state_dict
 from hpcddp.train.rank import cpus
-from hpcddp.train.rank.spread import replicas
 from hpcddp.train.rank.world import World
+from hpcddp.train.session import NoDetector, Session
 from hpcddp.train.stop import StopVote
-from hpcddp.train.trace import Trace
-
-LEAD = 5.0  # seconds between the end of the last save and the time limit
-
-
-class _NoDetector:
-    """A loop's numbers are its own."""
-
-    def bad(self) -> bool:
-        return False
-
-    def settle(self, step: int, bad: bool) -> None:
-        pass
 
 
 class Run:
-    """A loop's hold on its run. Methods are called by all ranks together.
+    """A loop's hold on its run. All ranks call its methods together.
 
     Args:
-        live: what is saved.
-        folder: the run dir; None outside of a job.
+        live: saved and restored.
+        clock: counts the time of its steps.
+        session: its hold on the run dir; None outside of a job.
         save_every: steps between two checkpoints; 0 saves only when it stops or ends.
         keep: newest checkpoints that are kept.
         log_every: steps between two records.
         leave: end the process when all have saved for a stop.
-        compiled: torch.compile is around the model.
     """
 
     def __init__(
-        self, world: World, live: Live, folder: Path | None, *,
-        save_every: int, keep: int, log_every: int, leave: bool, compiled: bool = False,
+        self, world: World, live: Live, clock: Clock, preemption: Preemption,
+        session: Session | None, *, save_every: int, keep: int, log_every: int, leave: bool,
     ) -> None:  # fmt: skip
-        self.world, self._optimizer = world, live.optimizer
-        spec = records.read(RunDir(folder)).spec if folder else {}
-        self._spec: dict[str, dict[str, Any]] = {n: spec.get(n, {}) for n in ("train", "metrics")}
-        self._clock = Clock(world.device, whole=self._spec["metrics"].get("ranks", True))
-        if folder and not compiled:  # what is compiled has no place for a clock
-            self._clock.watch([live.module])
-        self._workers = self._reads = 0  # of the loader that was read last; how often one was
-        self._dataset: Any = None
+        self.world, self._optimizer, self._clock = world, live.optimizer, clock
+        self._session, self._preemption = session, preemption
         self.state: dict[str, Any] = {}  # plain data of the loop's own, saved and restored
         self.resumed = False
         self._at = Position()
         self._every, self._log_every, self._leave = save_every, log_every, leave
-        self._meter = Meter(world, self._clock)
         self._asks = self._batch = 0
         self._random: dict[str, Tensor] = {}
         self._seen: list[int] = []  # batches of the epoch since the last step
@@ -101,57 +71,28 @@ class Run:
         self._due = False  # a step was taken, and not looked at
         self._read = -1  # the epoch that was read last
         self.stopped = False  # all ranks have saved, and are to leave
-        self._folder = RunDir(folder) if folder else None
-        if self._folder:
-            self._open(self._folder, live, keep)
+        if session:
+            self._open(session, live, keep)
         self._place = LoaderPosition(torch.initial_seed(), world.rank.world_rank)
 
-    def _open(self, folder: RunDir, live: Live, keep: int) -> None:
-        """Take the run dir over, and go on from its newest checkpoint."""
-        attempt = int(os.environ.get("HPCDDP_ATTEMPT", "1"))
-        self._lease = Lease(folder, attempt)
-        self._mine = folder.attempt(attempt)
-        self._record = Recorder(self._mine, active=self.world.is_main, lease=self._lease)
-        self._lease.take(self.world)
-        self._preemption = Preemption()
-        self._preemption.install()
-        atexit.register(
-            ignore_stop_signals
-        )  # Python takes the handlers away, and one may come late
-        self._record("ranks", backend=self.world.backend, ranks=self.world.reports)
-        stages, slow = [0] * self.world.size, self._spec["metrics"].get("slow", 1.5)
-        self._slow_ranks = SlowRanks(self._record, self.world.hosts, stages, slow, self._hint)
-        retry, ranks = DiskRetry(self.world), replicas(self.world)
-        saved = newest.find(folder, retry)
-        if saved:
-            meta = retry.read(lambda: checkpoint.read_meta(saved))
-            self._at, self.resumed = snapshot.position(meta, saved), True
-            self.state = meta.get("own") or {}
-            snapshot.restore(saved, meta, ranks, live, retry, optimizer=True, schedule=True)
-            self._random = state_dict.rng_tensors(self.world.rank.world_rank, self.world.device)
-        path = str(saved.relative_to(folder.path)) if saved else None
-        self._record("start", step=self._at.step, epoch=self._at.epoch, resumed=path)
-        step = self._at.step if saved else None
-        self._saver = Saver(self._lease, ranks, live, self._record, keep, step, retry)
-        live.optimizer.register_step_pre_hook(lambda *_: self._saver.join())
+    def _open(self, session: Session, live: Live, keep: int) -> None:
+        """Go on from the checkpoint, if there is one."""
+        session.open(live, keep, self._hint, optimizer=True, schedule=True)
+        self._at, self.resumed = session.at, session.resumed is not None
+        self.state = session.meta.get("own") or {}
+        if self.resumed:
+            rank = self.world.rank.world_rank
+            self._random = state_dict.rng_tensors(rank, self.world.device)
+        session.start()
+        live.optimizer.register_step_pre_hook(lambda *_: session.saver.join())
         deadline = float(os.environ.get("HPCDDP_DEADLINE") or 0)
-        facts = (self.world, self._preemption, folder.request, self._lease, _NoDetector())
-        self._vote = StopVote(*facts, deadline, self._lead)
-        self._pause = StopVote(*facts, deadline, self._lead)
-        trace = self._mine.trace(self.world.rank.world_rank)
-        self._trace = Trace(trace if self._spec["train"].get("trace") else None)
+        session.begin(self._preemption, NoDetector(), deadline)
         if self.world.is_main:
-            atexit.register(self._lease.drop)
+            atexit.register(session.lease.drop)
 
     def _hint(self) -> str:
-        """What to change where the loop waits for its data."""
-        count = cpus.share(self.world.reports, self.world.rank.world_rank)
-        far = loading.is_far(self._dataset, again=self._reads > 1)
-        return loading.hint(self._workers, count, key="num_workers", far=far)
-
-    def _lead(self) -> float:
-        """Seconds before the time limit at which to begin to save."""
-        return LEAD + 2 * self._saver.took
+        """Advice for a loop that waits for its data."""
+        return self._place.hint(cpus.share(self.world.reports, self.world.rank.world_rank))
 
     @property
     def epoch(self) -> int:
@@ -193,8 +134,8 @@ class Run:
         """The epoch's batches that the loop has not seen.
 
         Between two of them is where the run saves and stops, when the loop's body has done all
-        that belongs to a step. A ``hpcddp.Sampler`` begins where it is told; with another one the
-        batches before that are read and dropped. ``set_epoch`` is called here.
+        that belongs to a step. A ``hpcddp.Sampler`` begins behind the seen samples; with
+        another one the batches before that are read and dropped. ``set_epoch`` is called here.
 
         Raises:
             UserError: the epoch was read already.
@@ -210,12 +151,7 @@ class Run:
             return
         self._read, size = self._at.epoch, batch_size(loader)
         each = size * self.world.size
-        skip = self._place.go_to(loader, self._at.epoch, self._at.samples_consumed, each)
-        batches = begin(loader)
-        self._workers, self._reads = getattr(loader, "num_workers", 0), self._reads + 1
-        self._dataset = getattr(loader, "dataset", None)
-        for _ in range(skip):
-            next(batches, None)
+        batches = self._place.begin(loader, self._at.epoch, self._at.samples_consumed, each)
         if self._random:  # whatever was drawn on the way here was drawn before
             state_dict.set_rng(self._random, self.world.device)
             self._random = {}
@@ -246,42 +182,41 @@ class Run:
             LeaseLost: a newer attempt owns the run dir.
         """
         self._at.step += 1
-        if self._folder is None:
+        if self._session is None:
             self._seen.clear()
             return False
-        self._record.took(self._at.step)
-        self._log(loss)
+        self._session.record.took(self._at.step)
+        self._log(self._session, loss)
         self._due = True
         return False if self._reading else self._look()
 
     def _look(self) -> bool:
         """Save and stop where that is due; True when the loop is to end."""
-        self._due = False
-        self._saver.poll()
-        if self._vote.agreed(self._at.step):
-            return self.stop(self._vote)
+        self._due, session = False, self._session
+        assert session
+        session.saver.poll()
+        if session.vote.agreed(self._at.step):
+            return self.stop(session.vote)
         if self._every and self._at.step % self._every == 0:
-            self._saver.save(self._at, self._facts())
+            session.saver.save(self._at, self._facts())
         return False
 
-    def _log(self, loss: Tensor | None) -> None:
-        step, epoch = self._at.step, self._at.epoch
+    def _log(self, session: Session, loss: Tensor | None) -> None:
+        """Count the step, and record it where that is due."""
+        step, meter = self._at.step, session.meter
         loss = None if loss is None else loss.detach()
         samples = max(1, self._batch) * max(1, len(self._seen))
         self._clock.count(samples)
-        self._meter.add(loss, samples)
+        meter.add(loss, samples)
         rate = self._optimizer.param_groups[0].get("lr")  # there are optimizers without one
-        self._meter.step(math.nan if rate is None else float(rate), None)
-        one = Micro(len(self._seen), len(self._seen))
-        self._trace.add(self._seen, one, torch.zeros(()) if loss is None else loss)
-        self._trace.step(step, epoch)
+        meter.step(math.nan if rate is None else float(rate), None)
+        micro = Micro(len(self._seen), len(self._seen))
+        session.trace.add(self._seen, micro, torch.zeros(()) if loss is None else loss)
+        session.trace.step(step, self._at.epoch)
         self._seen = []
-        if step % self._log_every and not self._meter.first:
-            return
-        self._meter.add_up(torch.zeros((), device=self.world.device))
-        values, _ = self._meter.read()
-        self._record("train" if "loss" in values else "step", step=step, epoch=epoch, **values)
-        self._slow_ranks.look(step, values, self._meter.ranks)
+        if step % self._log_every == 0 or meter.first:
+            session.add_up(self._at.epoch, torch.zeros((), device=self.world.device))
+            session.tell()
 
     def log(self, **numbers: float | Tensor) -> None:
         """Put rank 0's numbers into the records of the run: ``run.log(accuracy=0.9)``.
@@ -289,7 +224,7 @@ class Run:
         Raises:
             UserError: one of them is no number.
         """
-        if self._folder is None:
+        if self._session is None:
             return
         for name, value in numbers.items():
             try:
@@ -298,35 +233,34 @@ class Run:
                 raise UserError(
                     f"{name} is a {type(value).__name__}, and not one number", where="Run.log"
                 ) from None
-        self._record("log", step=self._at.step, epoch=self._at.epoch, metrics=numbers)
+        self._session.record("log", step=self._at.step, epoch=self._at.epoch, metrics=numbers)
 
     def should_stop(self) -> bool:
         """Whether all ranks are to stop, between two steps: in a long evaluation, say. ``stop``
         does it then."""
-        if self._folder is None or self.stopped:
+        if self._session is None or self.stopped:
             return self.stopped
         self._asks += 1
-        return self._pause.agreed(self._asks, step=self._at.step)
+        return self._session.pause.agreed(self._asks, step=self._at.step)
 
     def save(self) -> bool:
         """Save now, and wait for it; whether the newest step is saved."""
-        return self._folder is not None and self._saver.finish(self._at, self._facts())
+        return self._session is not None and self._session.saver.finish(self._at, self._facts())
 
     def stop(self, vote: StopVote | None = None) -> bool:
         """Save, say that the run is to go on, and leave."""
-        if self._folder is None:
+        session = self._session
+        if session is None:
             return False
         saved = self.save()
-        by, asked = (vote or self._pause).told()
-        facts = {"step": self._at.step, "saved": self._saver.saved, "by": by, "asked": asked}
-        self._record("end", outcome="stopped", **facts)
+        session.end("stopped", vote or session.pause)
         if self.world.is_main and saved:
             with contextlib.suppress(OSError):  # without it, the run comes back as after a crash
-                write_json(self._mine.left, {"code": exit_codes.STOPPED, "step": self._at.step})
+                write_json(session.attempt.left, {"code": exit_codes.STOPPED, "step": self.steps})
         self.stopped = True
         if self.world.is_main:
-            lost_script.relieve(self._folder, self._mine.number)
-        self.world.barrier()  # nobody leaves while another one still saves
+            lost_script.relieve(session.lease.run, session.lease.attempt)
+        self.world.barrier()  # no rank leaves while another one still saves
         if self._leave:
             sys.exit(exit_codes.STOPPED)
         return True
@@ -339,28 +273,22 @@ class Run:
             CheckpointError: it cannot be saved.
             SystemExit: they were asked to stop, and leave.
         """
-        if self._folder is None:
+        session = self._session
+        if session is None:
             return
-        if not self._saver.last(self._at, self._facts(), self._asked):
+        if not session.saver.last(self._at, self._facts(), self._asked):
             self.stop()
             return
-        self._record("end", outcome="done", step=self._at.step, saved=self._saver.saved)
+        session.end("done")
         self.world.barrier()
 
     def _asked(self) -> bool:
         """Whether all ranks agree to stop, now."""
+        assert self._session
         self._asks += 1
-        return self._pause.agreed(self._asks, step=self._at.step, now=True)
+        return self._session.asked(self._asks)
 
     def _facts(self) -> dict[str, Any]:
-        """What a checkpoint says beside the state."""
-        for name, value in self.state.items():
-            try:
-                json.dumps({name: value}, allow_nan=True)
-            except TypeError:
-                raise UserError(
-                    f"run.state[{name!r}] is a {type(value).__name__}, and not plain data",
-                    where="Run.state",
-                    hint="put numbers, texts, lists and dictionaries there: tensor.item()",
-                ) from None
+        """The facts of a checkpoint, beside the state."""
+        snapshot.require_plain(self.state)
         return {"best": {}, "metrics": {}, "owed": False, "first_loss": None, "own": self.state}

@@ -1,4 +1,4 @@
-"""Bytes that this rank holds, by what they are for (``train.measure``)."""
+"""Bytes that this rank holds, by purpose (``train.measure``)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from hpcddp.train.checkpoint.snapshot import Live
-from hpcddp.train.parallel.state_dict import own
+from hpcddp.train.parallel.optim import own
 from hpcddp.train.rank.spread import local
 
 PARTS = ("parameters", "gradients", "optimizer", "buffers", "peak")
@@ -23,9 +23,9 @@ RESET_PEAK = "5"  # proc(5), clear_refs
 
 
 class Gauge:
-    """What a rank's tensors take, and the most that its process took beside what was there when
-    the gauge was made: before the first step gradients, activations and, in a new run, the
-    optimizer's state are not."""
+    """The bytes of a rank's tensors, and the most that its process took since the gauge was made:
+    before the first step, without gradients, activations and, in a new run, the optimizer's
+    state."""
 
     def __init__(self, live: Live, device: torch.device) -> None:
         self._live = live
@@ -34,8 +34,8 @@ class Gauge:
 
     def look(self) -> None:
         """A step was taken, and its gradients are still there."""
-        found = (p.grad for p in self._live.module.parameters() if p.grad is not None)
-        self._gradients = max(self._gradients, held(found))
+        gradients = (p.grad for p in self._live.module.parameters() if p.grad is not None)
+        self._gradients = max(self._gradients, held(gradients))
 
     def read(self) -> list[float]:
         """Bytes in the order of PARTS; inf where they cannot be known."""
@@ -69,8 +69,8 @@ class _Cuda:
 
 
 class _Process:
-    """The most that Linux has given the process, all of it, not for tensors alone. What is mapped
-    from files, libraries above all, does not count: more of it is read as more of it is used."""
+    """The most that Linux has given the process, all of it, not for tensors alone. Mapped files,
+    libraries above all, do not count: more of them is read as more of them is used."""
 
     def __init__(self) -> None:
         gc.collect()
@@ -89,6 +89,6 @@ class _Process:
 
 
 def _status() -> dict[str, int]:
-    """What Linux says of this process's memory, in bytes."""
+    """Linux's account of this process's memory, in bytes."""
     rows: list[list[Any]] = [line.split() for line in STATUS.read_text().splitlines()]
     return {row[0].rstrip(":"): int(row[1]) * 1024 for row in rows if row[-1] == "kB"}

@@ -1,4 +1,4 @@
-"""What a training record tells, gathered without waiting for the device between two records.
+"""The values of a training record, gathered without waiting for the device between two records.
 
 Where steps are short, ``add_up`` and ``read`` are a step apart: the sums travel while the ranks
 compute. Each rank's own figures (timing.py) travel with them, each in a place of its own where the
@@ -31,7 +31,7 @@ KEPT = 1024  # losses of micro-batches that are kept, before they become one
 
 
 class _Sums(NamedTuple):
-    """What was counted up to a record."""
+    """The sums up to a record."""
 
     # Loss over samples, whether numbers are bad, samples with a loss and without, bytes sent; of
     # all ranks after works. Then come the figures of each rank.
@@ -56,7 +56,7 @@ class Meter:
         self.ranks: list[list[float]] = []
         self._losses: list[Tensor] = []  # of micro-batches
         self._samples: list[int] = []  # of each, on this rank
-        self._mute = 0  # samples of what has told no loss
+        self._mute = 0  # samples of micro-batches without a loss
         self._marked = 0  # micro-batches before this step
         self._steps = 0
         self._began = time.monotonic()
@@ -68,11 +68,11 @@ class Meter:
         self._wire: Wire | None = None
 
     def measure(self, live: Live) -> None:
-        """Tell memory and bytes sent from now on, too."""
+        """Record memory and bytes sent from now on, too."""
         self._gauge, self._wire = Gauge(live, self._world.device), Wire(self._world.backend)
 
     def add(self, loss: Tensor | None, samples: int) -> None:
-        """Count a micro-batch: its mean loss, where it is told, and its samples."""
+        """Count a micro-batch: its mean loss, where it has one, and its samples."""
         if loss is None:
             self._mute += samples
             return
@@ -114,9 +114,10 @@ class Meter:
         """
         loss = self._total()
         counts = [sum(self._samples), self._mute, *([self._wire.take()] if self._wire else [])]
-        told = torch.stack((loss.double(), bad.double()))  # some know no precision of the loss
+        # A rank without a loss does not know its precision: all add up in float64.
+        measured = torch.stack((loss.double(), bad.double()))
         seconds = max(time.monotonic() - self._began, 1e-9)
-        totals = torch.cat((told, self._sent(counts + self._own(seconds))))
+        totals = torch.cat((measured, self._sent(counts + self._own(seconds))))
         most = self._sent(self._gauge.read() if self._gauge else [])
         works = [self._reduce(totals, dist.ReduceOp.SUM), self._reduce(most, dist.ReduceOp.MAX)]
         sums = _Sums(totals, most, works, self._steps, seconds, self.lr, self.norm)
@@ -126,24 +127,26 @@ class Meter:
     def _own(self, seconds: float) -> list[float]:
         """This rank's figures in their place among zeros."""
         rank, width = self._world.rank.world_rank, self._clock.width
-        found = [0.0] * (self._world.size * width)
-        found[rank * width : (rank + 1) * width] = self._clock.take(self._steps, seconds)
-        return found
+        figures = [0.0] * (self._world.size * width)
+        figures[rank * width : (rank + 1) * width] = self._clock.take(self._steps, seconds)
+        return figures
 
     def _sent(self, values: list[Any]) -> Tensor:
-        """Numbers on their way to the device; from memory that is not pinned it would be waited
-        for."""
+        """Numbers on their way to the device. They come from pinned memory: from other memory the
+        host would wait for the copy."""
         pinned = self._world.device.type == "cuda"
-        found = torch.tensor(values, dtype=torch.float64, pin_memory=pinned)
-        return found.to(self._world.device, non_blocking=True)
+        tensor = torch.tensor(values, dtype=torch.float64, pin_memory=pinned)
+        return tensor.to(self._world.device, non_blocking=True)
 
     def _reduce(self, values: Tensor, how: dist.ReduceOp.RedOpType) -> dist.Work | None:
         several = self._world.size > 1 and values.numel() > 0
         return dist.all_reduce(values, how, async_op=True) if several else None
 
     def read(self) -> tuple[dict[str, Any], bool]:
-        """What was added up: the record's values over all ranks, none if all steps were left out,
-        and no loss if nobody told one; and whether any rank met bad numbers."""
+        """The record's values over all ranks, and whether any rank met bad numbers.
+
+        There are no values if all steps were left out, and there is no loss if no step had one.
+        """
         sums, self._sums = self._sums, None
         assert sums
         for work in filter(None, sums.works):
@@ -183,7 +186,7 @@ class Meter:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Leave this out of the steps' time and of what they send."""
+        """Leave this out of the steps' time and of their bytes sent."""
         began = time.monotonic()
         with self._wire.paused() if self._wire else contextlib.nullcontext():
             yield
@@ -191,5 +194,5 @@ class Meter:
 
 
 def _known(value: float) -> int | None:
-    """Whole bytes; None for what a rank could not know."""
+    """Whole bytes; None where a rank does not know them."""
     return round(value) if math.isfinite(value) else None

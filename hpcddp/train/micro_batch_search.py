@@ -2,11 +2,11 @@
 
 A try is a forward and a backward pass of real samples, with gradients and optimizer state in memory
 as in the middle of a training. All ranks try the same sizes together, without synchronising: a
-micro-batch fits if it does on all of them. What is smaller than one that fits is taken to fit.
+micro-batch fits if it does on all of them. A smaller one than one that fits is taken to fit.
 Nothing of the tries stays: random numbers, buffers, gradients and optimizer state are as before.
 
-The answer goes into the checkpoints. An attempt that finds there what holds for it too does not
-search again; before the first checkpoint each attempt does.
+The answer goes into the checkpoints. An attempt that has the same settings does not search again;
+before the first checkpoint each attempt does.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from hpcddp.train.checkpoint.snapshot import Live
 from hpcddp.train.input import seeding
 from hpcddp.train.input.batches import Micro, TrainData
 from hpcddp.train.monitor.metrics import Recorder
-from hpcddp.train.parallel import model, state_dict
+from hpcddp.train.parallel import model, optim_state
 from hpcddp.train.rank.spread import Spread
 from hpcddp.train.rank.task_module import Task
 
@@ -41,10 +41,12 @@ def settle(
     live: Live,
     record: Recorder,
 ) -> dict[str, Any]:
-    """Cut the data into the largest micro-batches that fit; a collective. What is known now.
+    """Cut the data into the largest micro-batches that fit; a collective.
 
     Args:
-        known: what this gave when the checkpoint was written, or nothing.
+        known: the result when the checkpoint was written, or empty.
+
+    Returns: the size with the settings that it holds for, for the next checkpoint.
 
     Raises:
         JobFileError: on all ranks, when not even one sample fits on one of them.
@@ -67,8 +69,8 @@ def _device(device: torch.device) -> list[Any]:
     """A device's name and bytes."""
     if device.type != "cuda":
         return [device.type, 0]
-    found = torch.cuda.get_device_properties(device)
-    return [found.name, found.total_memory]
+    properties = torch.cuda.get_device_properties(device)
+    return [properties.name, properties.total_memory]
 
 
 def _search(fits: Callable[[int], bool], share: int) -> tuple[int, list[int]]:
@@ -119,18 +121,18 @@ class _Tries:
         _, self._batch = next(batches)
 
     def __call__(self, size: int) -> bool:
-        mine = True
+        fits = True
         try:
             with self._as_in_training(adds=size < self._data.micro_batch * self._data.accumulation):
                 self._pass(size)
         except Exception as error:
             if kind_of(error, stepped=True) != "oom":
                 raise
-            mine = False
+            fits = False
         gc.collect()
         if self._world.device.type == "cuda":
             torch.cuda.empty_cache()
-        return all(self._world.gather(mine))
+        return all(self._world.gather(fits))
 
     def _pass(self, size: int) -> None:
         """Forward and backward."""
@@ -141,7 +143,7 @@ class _Tries:
 
     @contextlib.contextmanager
     def _as_in_training(self, *, adds: bool) -> Iterator[None]:
-        """What lies in memory during a step lies there within; afterwards all is as before.
+        """Within, memory is as full as during a step; afterwards all is as before.
 
         Args:
             adds: gradients of several micro-batches add up, beside DDP's buckets.
@@ -150,7 +152,7 @@ class _Tries:
         trained = [p for p in module.parameters() if p.requires_grad]
         before = [buffer.detach().clone() for buffer in module.buffers()]
         try:
-            with seeding.untouched(self._world.device), state_dict.reserved(live.optimizer):
+            with seeding.untouched(self._world.device), optim_state.reserved(live.optimizer):
                 for p in trained:
                     p.grad = torch.zeros_like(p)
                 # PowerSGD's memory, and the buckets.

@@ -1,5 +1,5 @@
-"""What a budget needs of a model, found without the memory that it takes: its tensors have shapes
-and no numbers (FakeTensorMode). Where that does not work it is made on the CPU.
+"""A model's sizes for a budget, without the memory that it takes: its tensors have shapes and no
+numbers (FakeTensorMode). Where that does not work the model is made on the CPU.
 
 python -m hpcddp.train.model_sketch answers an Ask with a ModelProfile (model_profile.py), or an
 error; model_query.py asks. No process group and no GPU are used, and of the data one sample.
@@ -27,7 +27,7 @@ from hpcddp.spec import JobSpec
 from hpcddp.strategy import Layout
 from hpcddp.train.activation_sizes import Watch, size_of
 from hpcddp.train.input import batches
-from hpcddp.train.parallel import cut, model, optim
+from hpcddp.train.parallel import cut, layer_plan, model, optim
 from hpcddp.train.query_answer import answer
 from hpcddp.train.rank import task_module as tasks
 from hpcddp.train.rank.task_module import Task
@@ -37,7 +37,7 @@ ADAMW = 2  # numbers that it keeps for each one
 
 
 class Ask(NamedTuple):
-    """What is asked.
+    """A question about a job's model.
 
     Args:
         spec: the job's.
@@ -74,14 +74,14 @@ class Sketcher:
         except HpcddpError:
             raise
         except Exception as error:
-            self.notes.append(f"the model was made on the CPU: {_told(error)}")
+            self.notes.append(f"the model was made on the CPU: {_in_a_line(error)}")
             self._mode = contextlib.nullcontext()
         try:
             return self._make()
         except HpcddpError:
             raise
         except Exception as error:
-            raise JobFileError(f"model() fails: {_told(error)}", where=self._task.name,
+            raise JobFileError(f"model() fails: {_in_a_line(error)}", where=self._task.name,
                                hint="hpcddp run shows where") from None  # fmt: skip
 
     def _make(self) -> nn.Module:
@@ -103,10 +103,10 @@ class Sketcher:
         try:
             return self._task.dataset("train")[0]
         except Exception as error:
-            return f"no sample could be read: {_told(error)}"
+            return f"no sample could be read: {_in_a_line(error)}"
 
     def weights(self) -> list[Weight]:
-        """The parameters, with what the optimizer keeps of each."""
+        """The parameters, with the optimizer's state of each."""
         kept, groups = self._state()
         return [
             Weight(name, p.element_size(), p.requires_grad, *kept[id(p)], groups.get(id(p), -1),
@@ -115,26 +115,26 @@ class Sketcher:
         ]  # fmt: skip
 
     def _state(self) -> tuple[dict[int, tuple[float, float]], dict[int, int]]:
-        """Bytes of state for each number of a parameter, and beside, by what a step leaves; and
-        each one's group in the optimizer."""
+        """The optimizer's state after a step: bytes for each number of a parameter, and beside
+        them; and each parameter's group in the optimizer."""
         kept = {id(p): (0.0, 0.0) for p in self.module.parameters()}
         with self._mode:
             optimizer = optim.make_optimizer(self._task, self.module, self._job.train)
             groups = enumerate(optimizer.param_groups)
-            found = {id(p): i for i, group in groups for p in group["params"]}
+            group_of = {id(p): i for i, group in groups for p in group["params"]}
             try:
-                return kept | _step(optimizer), found
+                return kept | _step(optimizer), group_of
             except Exception as error:
-                self.notes.append(f"the optimizer was taken for an AdamW: {_told(error)}")
+                self.notes.append(f"the optimizer was taken for an AdamW: {_in_a_line(error)}")
         every = [p for group in optimizer.param_groups for p in group["params"]]
-        return kept | {id(p): (ADAMW * float(p.element_size()), 0.0) for p in every}, found
+        return kept | {id(p): (ADAMW * float(p.element_size()), 0.0) for p in every}, group_of
 
     def buffers(self) -> list[int]:
         """Bytes of buffers, by part."""
-        found = [0] * len(self.parts)
+        sizes = [0] * len(self.parts)
         for name, buffer in self.module.named_buffers():
-            found[max(0, _place(name, self.parts))] += size_of(buffer)
-        return found
+            sizes[max(0, _place(name, self.parts))] += size_of(buffer)
+        return sizes
 
     def stages(self, count: int) -> list[list[int]]:
         """The parts of each of so many stages."""
@@ -148,7 +148,7 @@ class Sketcher:
     def view(self, ranks: int) -> TensorShare:
         """The model as one of so many ranks of tp has it."""
         module = self._make() if ranks > 1 else self.module
-        plan = cut.tp_plan(self._task, module, ranks) if ranks > 1 else {}
+        plan = layer_plan.tp_plan(self._task, module, ranks) if ranks > 1 else {}
         with self._mode:
             for name, style in plan.items():
                 _narrow(module.get_submodule(name), style, ranks)
@@ -162,7 +162,7 @@ class Sketcher:
         except HpcddpError:  # training would not get further
             raise
         except Exception as error:
-            return dataclasses.replace(view, unknown=f"a forward pass fails: {_told(error)}")
+            return dataclasses.replace(view, unknown=f"a forward pass fails: {_in_a_line(error)}")
         lines: dict[str, Any] = {n: _lines(getattr(small, n), getattr(large, n)) for n in _LISTS}
         return TensorShare(shapes, **lines, inner=_lines([small.inner], [large.inner])[0])
 
@@ -199,8 +199,8 @@ def _double(module: nn.Module) -> None:
 
 
 def _step(optimizer: Optimizer) -> dict[int, tuple[float, float]]:
-    """What an optimizer keeps after a step: bytes for each number of a parameter, and beside."""
-    found = {}
+    """State after a step: bytes for each number of a parameter, and beside them."""
+    kept = {}
     every = [p for group in optimizer.param_groups for p in group["params"]]
     for parameter in every:
         parameter.grad = torch.empty_like(parameter) if parameter.requires_grad else None
@@ -209,9 +209,9 @@ def _step(optimizer: Optimizer) -> dict[int, tuple[float, float]]:
         values = [v for v in optimizer.state[parameter].values() if isinstance(v, Tensor)]
         like = [v for v in values if v.shape == parameter.shape and v.dim()]
         per_number = sum(v.element_size() for v in like)
-        found[id(parameter)] = float(per_number), float(size_of(values) - size_of(like))
+        kept[id(parameter)] = float(per_number), float(size_of(values) - size_of(like))
         parameter.grad = None
-    return found
+    return kept
 
 
 def _narrow(part: nn.Module, style: Any, ranks: int) -> None:
@@ -229,7 +229,7 @@ def _narrow(part: nn.Module, style: Any, ranks: int) -> None:
 
 
 def _lines(small: Sequence[float], large: Sequence[float]) -> list[Amount]:
-    """Bytes at two sizes of a micro-batch as what is fixed and what each sample adds."""
+    """Bytes at two sizes of a micro-batch as a fixed part and a part for each sample."""
     begin, step = SAMPLES[0], SAMPLES[1] - SAMPLES[0]
     each = [(b - a) / step for a, b in zip(small, large, strict=True)]
     return [Amount(a - begin * more, more) for a, more in zip(small, each, strict=True)]
@@ -241,14 +241,14 @@ def _place(name: str, modules: Iterable[str]) -> int:
     return next(inside, -1)
 
 
-def _told(error: Exception) -> str:
+def _in_a_line(error: Exception) -> str:
     """An exception in a line."""
     text = error.what if isinstance(error, HpcddpError) else str(error).strip().partition("\n")[0]
     return text if isinstance(error, HpcddpError) else f"{type(error).__name__}: {text}"[:200]
 
 
 def _or_why(find: Callable[..., Any], *args: Any) -> Any:
-    """What is found, or what a person did that stands against it."""
+    """The result, or the message of an error that the user can fix."""
     try:
         return find(*args)
     except HpcddpError as error:
@@ -274,17 +274,17 @@ def sketch(ask: Ask) -> ModelProfile:
     except HpcddpError:
         raise
     except Exception as error:
-        raise JobFileError(f"cannot be imported: {_told(error)}", where=job.task) from None
-    found = Sketcher(task, job)
+        raise JobFileError(f"cannot be imported: {_in_a_line(error)}", where=job.task) from None
+    sketcher = Sketcher(task, job)
     meshes = [Layout(*mesh) for mesh in ask.meshes]
     return ModelProfile(
-        found.weights(),
-        found.buffers(),
-        {count: _or_why(found.stages, count) for count in {1, *ask.stages}},
-        {ranks: _or_why(found.view, ranks) for ranks in {1, *(mesh.tp for mesh in meshes)}},
+        sketcher.weights(),
+        sketcher.buffers(),
+        {count: _or_why(sketcher.stages, count) for count in {1, *ask.stages}},
+        {ranks: _or_why(sketcher.view, ranks) for ranks in {1, *(mesh.tp for mesh in meshes)}},
         {str(mesh): _or_why(_micro, job, mesh) for mesh in meshes},
         torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else 0,
-        found.notes,
+        sketcher.notes,
     )
 
 

@@ -14,7 +14,7 @@ from hpcddp.errors import HpcddpError
 
 
 def answer(find: Callable[..., dict[str, Any]]) -> None:
-    """Answer the one question on stdin. What the task prints goes to stderr.
+    """Answer the one question on stdin. The task's prints go to stderr.
 
     Args:
         find: gets the question's keys.
@@ -22,8 +22,8 @@ def answer(find: Callable[..., dict[str, Any]]) -> None:
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     try:
-        told = find(**json.load(sys.stdin))
+        reply = find(**json.load(sys.stdin))
     except HpcddpError as error:
-        told = {"error": {"what": error.what, "where": error.where, "hint": error.hint}}
+        reply = {"error": {"what": error.what, "where": error.where, "hint": error.hint}}
     with out:
-        json.dump(told, out)
+        json.dump(reply, out)

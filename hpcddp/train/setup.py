@@ -14,7 +14,7 @@ from hpcddp.train.checkpoint import plainfile
 from hpcddp.train.checkpoint.snapshot import Live
 from hpcddp.train.input import seeding
 from hpcddp.train.input.batches import TrainData
-from hpcddp.train.parallel import cut, model, optim
+from hpcddp.train.parallel import cut, layer_plan, model, optim
 from hpcddp.train.parallel.engine import Engine, Plain
 from hpcddp.train.parallel.hooks import Hook
 from hpcddp.train.rank.spread import Spread
@@ -25,7 +25,7 @@ class Model:
     """A rank's share of the model.
 
     Args:
-        task, spec, spread: what is trained, how, and on which ranks.
+        task, spec, spread: the model, the job, and the ranks.
         new: there is no checkpoint to go on from.
 
     ``module`` has the rank's parameters under the names that they have in the whole model.
@@ -53,12 +53,12 @@ class Model:
             self._spread.layout,
         )
         blocks = cut.blocks(task, whole)
-        plan = cut.tp_plan(task, whole, layout.tp) if layout.tp > 1 else {}
+        plan = layer_plan.tp_plan(task, whole, layout.tp) if layout.tp > 1 else {}
         module = whole
         if layout.pp > 1:
             module, self.chains = self._stages(whole)
         if plan:
-            cut.share_layers(module, plan, spread.mesh["tp"])
+            layer_plan.share_layers(module, plan, spread.mesh["tp"])
         blocks = cut.held(module, blocks)
         if train.recompute:
             cut.recompute(module, blocks)
@@ -75,8 +75,8 @@ class Model:
         """The parts of this rank's stages, and each stage."""
         from hpcddp.train.parallel.pipeline import stages_of
 
-        ranks, here = self._spread.layout.pp, self._spread.place.pp
-        stages = cut.stages(self._task, whole, stages_of(self._spec, ranks))[here::ranks]
+        ranks, stage_rank = self._spread.layout.pp, self._spread.place.pp
+        stages = cut.stages(self._task, whole, stages_of(self._spec, ranks))[stage_rank::ranks]
         names = [name for stage in stages for name in stage]
         return cut.Chain(whole, names), [cut.Chain(whole, stage) for stage in stages]
 
@@ -88,7 +88,7 @@ class Model:
             module.get_submodule(name).compile()
 
     def live(self, hook: Hook, total_steps: int) -> Live:
-        """What a checkpoint restores: the model with its optimizer and schedule."""
+        """The objects that a checkpoint restores: the model, its optimizer and its schedule."""
         task, spread, train = self._task, self._spread, self._spec.train
         try:
             optimizer = optim.make_optimizer(task, self.module, train)
@@ -110,7 +110,7 @@ class Model:
         )
 
     def engine(self, data: TrainData, hook: Hook) -> Engine:
-        """What runs it; after its state is restored. A collective."""
+        """The engine that runs the model; made after its state is restored. A collective."""
         if not self.chains:
             return Plain(self.module, self._task, self._spec, self._spread, data, hook)
         from hpcddp.train.parallel.pipeline import Pipeline

@@ -5,7 +5,7 @@ collective. So they vote: each brings its own flag, and the maximum counts for a
 step would cost more than a short step, so votes are some steps apart, as many as take about
 ``SECONDS``; and where steps are short a vote is counted one step after it was cast, so that it
 travels while the ranks compute. Rank 0 chooses the distance and hands it out in the vote itself:
-every rank must enter the same vote. What the detector found (divergence.py) is agreed in it too.
+every rank must enter the same vote. The detector's findings (divergence.py) are agreed in it too.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ REQUEST_SECONDS = 1.0  # between two looks at the run dir, for a request
 LIMIT_SECONDS = 20.0  # the same, for a time limit that has changed
 QUICK = 4  # ticks between two votes from which on a vote is counted one tick after it was cast
 GROWTH = 8  # one quick step among slow ones must not put the next vote far away
-GO, STOP, FENCED = range(3)  # what a rank can vote for; the greatest counts
+GO, STOP, FENCED = range(3)  # the votes of a rank; the greatest counts
 
 
 class Judge(Protocol):
-    """Who looks at the training's numbers: divergence.py."""
+    """Looks at the training's numbers: divergence.py."""
 
     def bad(self) -> bool:
         """Whether this rank met bad ones."""
 
     def settle(self, step: int, bad: bool) -> None:
-        """What all ranks together found, up to a step."""
+        """Go on, or raise on all ranks, if one of them met bad numbers up to a step."""
 
 
 class _Cast(NamedTuple):
@@ -89,9 +89,9 @@ class StopVote:
         self._next = 0
         self._cast: _Cast | None = None  # a vote that is not counted yet
 
-    def told(self) -> tuple[str, float]:
-        """What asked for the stop, and when, in seconds since the epoch. Where another rank was
-        asked first, this one's signal has mostly come while it saved."""
+    def asked_by(self) -> tuple[str, float]:
+        """The signal or request for the stop, and its time, in seconds since the epoch. Where
+        another rank was asked first, this one's signal has mostly come while it saved."""
         if not self.by and self._preemption.requested:
             self.by, self.when = self._preemption.signal or "asked", self._preemption.when
         return self.by or "another rank", self.when or self._stopped
@@ -134,7 +134,7 @@ class StopVote:
         self._cast = _Cast(tick, step, votes, work)
 
     def _count(self) -> bool:
-        """What all ranks voted together."""
+        """The result of the vote of all ranks."""
         assert self._cast
         cast, self._cast = self._cast, None
         if cast.work:
@@ -157,7 +157,7 @@ class StopVote:
         return max(1, min(int(SECONDS / self._step_s), GROWTH * self._interval))
 
     def _wish(self, clock: float) -> int:
-        """What this rank votes for. A save may have found that the lease is lost, on any rank."""
+        """This rank's vote. A save may have found that the lease is lost, on any rank."""
         if self._lease.lost or (self._world.is_main and not self._lease.look(clock)):
             return FENCED
         return STOP if self._wanted(clock) else GO
@@ -176,7 +176,7 @@ class StopVote:
         return bool(self.by)
 
     def _looked(self, clock: float) -> str:
-        """What rank 0 sees: the time limit, and a request in the run dir."""
+        """Rank 0's reason to stop: the time limit, or a request in the run dir; "" if neither."""
         if clock >= self._next_limit:
             self._next_limit = clock + LIMIT_SECONDS
             self._learn_limit()
@@ -191,6 +191,7 @@ class StopVote:
         return ""
 
     def _learn_limit(self) -> None:
+        """Take in what Slurm says now of the time limit."""
         with contextlib.suppress(RunError):
-            told = read_json(self._lease.run.attempt(self._lease.attempt).slurm) or {}
-            self._deadline = float(told.get("deadline", self._deadline) or 0)
+            facts = read_json(self._lease.run.attempt(self._lease.attempt).slurm) or {}
+            self._deadline = float(facts.get("deadline", self._deadline) or 0)

@@ -34,7 +34,7 @@ from hpcddp.topology import Rank
 from hpcddp.train.input import batches
 from hpcddp.train.job import join, train_in
 from hpcddp.train.monitor.heartbeat import Pulse
-from hpcddp.train.parallel import cut
+from hpcddp.train.parallel import cut, layer_plan
 from hpcddp.train.parallel.pipeline import stages_of
 from hpcddp.train.rank import task_module as tasks
 from hpcddp.train.rank.task_module import Task
@@ -67,8 +67,8 @@ def main(file: str) -> int:
                      evaluates=False)  # fmt: skip
         except Exception as error:
             stepped = pulse.taken > 0
-            told = report(error, run.attempt(1), rank.world_rank, stepped=stepped)
-            print(told, file=sys.stderr)
+            text = report(error, run.attempt(1), rank.world_rank, stepped=stepped)
+            print(text, file=sys.stderr)
             return exit_codes.FAILED
         gc.collect()  # the next one's memory is its own
         if world.is_main:
@@ -93,8 +93,8 @@ def look(runs: Sequence[RunDir]) -> None:
             job = record.read(run)
             asked = spec.from_dict(job.spec, str(run.job))
             if task is None:  # a module imported anew would not know the model's classes
-                found = tasks.load(asked, job.workdir)
-                task, whole = found, found.model()
+                loaded = tasks.load(asked, job.workdir)
+                task, whole = loaded, loaded.model()
                 _remark(whole)
             check(task, whole, asked, strategy.layout(asked.strategy, 1, job.gpus_per_node))
         except Exception as error:
@@ -109,7 +109,7 @@ def check(task: Task, whole: nn.Module, asked: JobSpec, layout: Layout) -> None:
     """
     cut.blocks(task, whole)
     if layout.tp > 1:
-        cut.tp_plan(task, whole, layout.tp)
+        layer_plan.tp_plan(task, whole, layout.tp)
     if layout.pp > 1:
         cut.stages(task, whole, stages_of(asked, layout.pp))
     share = asked.global_batch // layout.data_size
@@ -119,8 +119,8 @@ def check(task: Task, whole: nn.Module, asked: JobSpec, layout: Layout) -> None:
 def _remark(whole: nn.Module) -> None:
     """Say what makes another loss of the same samples on more ranks."""
     for kind, text in NOTES.items():
-        found = (m for m in whole.modules() if isinstance(m, kind) and getattr(m, "p", True))
-        if first := next(found, None):
+        matches = (m for m in whole.modules() if isinstance(m, kind) and getattr(m, "p", True))
+        if first := next(matches, None):
             print(text.format(type(first).__name__), flush=True)
 
 

@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader
 from hpcddp import spec
 from hpcddp.data import ImageFolder
 from hpcddp.errors import JobFileError, UserError
-from hpcddp.train.input.batches import end_workers, make_loader, read
+from hpcddp.train.input.data_workers import end_workers, make_loader, read
 from hpcddp.train.input.samples import Samples
 
 BAD = "cat/a001 ü.png"  # sample 1

@@ -67,7 +67,7 @@ def test_a_signal_stops_it_at_the_next_vote_and_is_named(run: RunDir, clock) -> 
     asked.requested, asked.signal, asked.when = True, "SIGUSR2", 77.0
     clock.now += 1.0
     assert vote.agreed(2)
-    assert vote.told() == ("SIGUSR2", 77.0)
+    assert vote.asked_by() == ("SIGUSR2", 77.0)
 
 
 def test_a_request_in_the_run_dir_stops_it_and_is_looked_at_once_a_second(
@@ -80,14 +80,14 @@ def test_a_request_in_the_run_dir_stops_it_and_is_looked_at_once_a_second(
     assert not vote.agreed(2)
     clock.now += stop.REQUEST_SECONDS / 2
     assert vote.agreed(3)
-    assert vote.told()[0] == "preempt"
+    assert vote.asked_by()[0] == "preempt"
 
 
 @pytest.mark.parametrize(("left", "stops"), [(100.0, False), (29.0, True)])
 def test_it_stops_a_save_before_the_time_limit(run: RunDir, clock, left, stops) -> None:
     vote = vote_of(run, deadline=time.time() + left, lead=lambda: 30.0)
     assert vote.agreed(1) is stops
-    assert not stops or vote.told()[0] == "time limit"
+    assert not stops or vote.asked_by()[0] == "time limit"
 
 
 @pytest.mark.parametrize(("before", "after"), [(9000.0, 5.0), (5.0, 9000.0)])

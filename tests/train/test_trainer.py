@@ -6,17 +6,12 @@ import sys
 import pytest
 import torch
 from ranks import Ranks, make_run, one_rank, records
-from torch.distributed import HashStore
 
 from hpcddp.errors import JobFileError
-from hpcddp.spec import JobSpec, TrainSpec
-from hpcddp.topology import Rank
+from hpcddp.spec import TrainSpec
 from hpcddp.train.checkpoint import checkpoint, dcp_files
-from hpcddp.train.input.batches import Micro, TrainData, split
 from hpcddp.train.input.sampler import ResumableSampler
 from hpcddp.train.parallel import optim
-from hpcddp.train.rank.spread import replicas
-from hpcddp.train.rank.world import World
 
 
 def by_hand(task, batches, *, seed=0, lr=1e-3, clip=0.0):
@@ -38,14 +33,14 @@ def by_hand(task, batches, *, seed=0, lr=1e-3, clip=0.0):
 
 def batches_of(size, batch, epochs, *, drop_last):
     """The sample numbers of each step, over all ranks."""
-    found = []
+    batches = []
     for epoch in range(epochs):
         sampler = ResumableSampler(range(size), 1, 0)
         sampler.set_epoch(epoch)
         order = list(sampler)
         stop = size - size % batch if drop_last else size
-        found += [order[i : i + batch] for i in range(0, stop, batch)]
-    return found
+        batches += [order[i : i + batch] for i in range(0, stop, batch)]
+    return batches
 
 
 def assert_same(run, model, losses):
@@ -111,9 +106,9 @@ def test_half_precision_trains_and_resumes(tmp_path, precision):
     source.write_text(text)
     for attempt in (1, 2):
         one_rank(run, attempt, max_steps=3 * attempt)
-    found = records(run, "train") + records(run, "train", 2)
-    assert [r["step"] for r in found] == [1, 2, 3, 4, 5, 6]
-    assert all(math.isfinite(r["loss"]) and r["grad_norm"] > 0 for r in found[1:])
+    trained = records(run, "train") + records(run, "train", 2)
+    assert [r["step"] for r in trained] == [1, 2, 3, 4, 5, 6]
+    assert all(math.isfinite(r["loss"]) and r["grad_norm"] > 0 for r in trained[1:])
 
 
 OWN = """
@@ -179,8 +174,8 @@ def test_a_parameter_without_a_gradient_does_not_stop_a_resume(tmp_path):
     one_rank(run, max_steps=3)
     one_rank(run, 2)
     assert records(run, "start", 2)[0]["step"] == 3
-    found = dcp_files.shapes(run.checkpoints / "step-6")
-    assert "model.unused" in found and "optim.0.weight.exp_avg" in found
+    names = dcp_files.shapes(run.checkpoints / "step-6")
+    assert "model.unused" in names and "optim.0.weight.exp_avg" in names
 
 
 def test_a_finished_run_that_is_resumed_says_its_result_again(tmp_path, capsys):
@@ -203,57 +198,6 @@ def test_epochs_and_max_steps_whichever_comes_first(tmp_path):
         assert records(run, "end")[0]["step"] == steps
         assert [p.name for p in checkpoint.complete(run.checkpoints)] == [f"step-{steps}"]
         assert records(run, "eval") == []  # no held-out samples, no evaluation
-
-
-@pytest.mark.parametrize(
-    "job, world, told",
-    [
-        ({"global_batch": 8}, 3, "3 ranks cannot share equally"),
-        ({"global_batch": 40}, 2, "37 samples, fewer than one global batch of 40"),
-        ({"global_batch": 40, "train": TrainSpec(drop_last=False)}, 40, "fewer than 40 ranks"),
-    ],
-)
-def test_data_that_makes_no_step_is_refused(job, world, told):
-    spec = JobSpec(task="small.py", **job)
-    place = Rank(0, world, 0, 1, 0)
-    with pytest.raises(JobFileError, match=told):
-        ranks = World(place, torch.device("cpu"), "gloo", [], HashStore())
-        TrainData(range(37), spec, replicas(ranks))
-
-
-@pytest.mark.parametrize(
-    "share, limit, expected", [(12, 0, 1), (12, 12, 1), (12, 5, 3), (12, 1, 12), (7, 3, 7)]
-)
-def test_accumulation_is_the_fewest_equal_micro_batches(share, limit, expected):
-    assert split(share, limit) == expected
-
-
-@pytest.mark.parametrize(
-    "share, limit, least, multiple, expected",
-    [(12, 0, 4, 1, 4), (12, 2, 4, 1, 6), (10, 0, 4, 1, 5), (3, 0, 4, 1, 3), (12, 0, 4, 4, 4),
-     (24, 5, 4, 4, 8), (12, 1, 2, 2, 12)],
-)  # fmt: skip
-def test_a_pipeline_has_a_micro_batch_for_each_stage(share, limit, least, multiple, expected):
-    assert split(share, limit, least, multiple) == expected
-
-
-def test_a_share_that_makes_no_rounds_is_refused():
-    with pytest.raises(JobFileError, match="share of 5 samples cannot be cut into a multiple of 2"):
-        split(5, 0, 2, 2)
-
-
-@pytest.mark.parametrize("left", range(1, 13))
-def test_the_last_steps_shapes_add_up(left):
-    """Micro-batches of all ranks: as many, of the same sizes, with all samples and no other."""
-    spec = JobSpec(global_batch=12, train=TrainSpec(drop_last=False, micro_batch=2))
-    steps = []
-    for rank in range(3):
-        world = World(Rank(rank, 3, rank, 3, 0), torch.device("cpu"), "gloo", [], HashStore())
-        steps.append(TrainData(range(24 + left), spec, replicas(world)).step_at(24))
-    assert {step.samples for step in steps} == {left}
-    assert len({tuple(micro.size for micro in step.micros) for step in steps}) == 1
-    assert sum(micro.real for step in steps for micro in step.micros) == left
-    assert all(isinstance(m, Micro) and 0 <= m.real <= m.size for s in steps for m in s.micros)
 
 
 def test_the_schedule_warms_up_and_ends_at_zero():

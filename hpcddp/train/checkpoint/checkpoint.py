@@ -53,22 +53,22 @@ def steps(checkpoints: Path) -> list[int]:
     Raises:
         OSError: that cannot be read.
     """
-    found = {step for path in step_folders(checkpoints) if (step := step_of(path)) is not None}
-    return sorted(found, reverse=True)
+    numbers = {step for path in step_folders(checkpoints) if (step := step_of(path)) is not None}
+    return sorted(numbers, reverse=True)
 
 
 def find(checkpoints: Path, step: int) -> tuple[Path, str]:
-    """Where the checkpoint of a step lies, and what is wrong with it as ``judge`` sees it.
+    """The folder of a step's checkpoint, and its damage as ``judge`` sees it.
 
     Raises:
         OSError: that cannot be read.
     """
     folder, wrong = checkpoints / f"step-{step}", ""
     for path in (folder, old(folder), folder):  # once more: it may be replaced since the first look
-        found = judge(path)
-        if not found:
+        reason = judge(path)
+        if not reason:
             return path, ""
-        wrong = wrong or found
+        wrong = wrong or reason
     return folder, wrong
 
 
@@ -78,12 +78,12 @@ def complete(checkpoints: Path) -> list[Path]:
     Raises:
         OSError: one cannot be read: whether it is complete is not known.
     """
-    found = (find(checkpoints, step) for step in steps(checkpoints))
-    return [path for path, wrong in found if not wrong]
+    judged = (find(checkpoints, step) for step in steps(checkpoints))
+    return [path for path, wrong in judged if not wrong]
 
 
 def judge(folder: Path) -> str:
-    """What is wrong with a checkpoint by COMPLETE and the sizes of its files; "" if it is whole.
+    """The damage of a checkpoint by COMPLETE and the sizes of its files; "" if it is whole.
 
     Raises:
         OSError: that cannot be read, which is no damage.
@@ -159,7 +159,7 @@ def digest(path: Path) -> dict[str, Any]:
 
 
 def unreadable(folder: Path) -> str:
-    """What is wrong inside of files that are as they were written, or "".
+    """The damage inside of files that have their sizes and checksums, or "".
 
     Nothing that they hold is run. A checkpoint of another format is not damaged: ``read_meta``
     says whose it is.
@@ -184,10 +184,10 @@ def unreadable(folder: Path) -> str:
 
 
 def _meta(folder: Path) -> dict[str, Any]:
-    """What meta.json says; nothing if it is no JSON object."""
+    """The content of meta.json; empty if it is no JSON object."""
     with contextlib.suppress(ValueError, RecursionError):
-        found = json.loads(_text(folder / META))
-        return found if isinstance(found, dict) else {}
+        meta = json.loads(_text(folder / META))
+        return meta if isinstance(meta, dict) else {}
     return {}
 
 
@@ -226,36 +226,36 @@ def load(folder: Path, tensors: Mapping[str, Tensor], retry: DiskRetry) -> None:
     """Fill the tensors of this rank, whole ones or ``dcp_files.Slice``, in place; a collective."""
     from hpcddp.train.checkpoint import dcp_files
 
-    found = retry.read(lambda: dcp_files.read_metadata(folder))
-    retry.read(lambda: dcp_files.read(folder, found, tensors, retry.world.control))
+    index = retry.read(lambda: dcp_files.read_metadata(folder))
+    retry.read(lambda: dcp_files.read(folder, index, tensors, retry.world.control))
 
 
 def check_names(
-    folder: Path, sizes: Mapping[str, torch.Size], there: dcp_files.Shapes | None = None
+    folder: Path, sizes: Mapping[str, torch.Size], shapes: dcp_files.Shapes | None = None
 ) -> set[str]:
     """All names in a checkpoint; CheckpointForeign when its model is not this one.
 
     Args:
         sizes: of all the model's tensors, by name.
-        there: what the folder holds, where that was read before.
+        shapes: the folder's, where they were read before.
     """
     from hpcddp.train.checkpoint import dcp_files
 
-    there = there or dcp_files.shapes(folder)
-    theirs = {n: shape for n, (shape, _) in there.items() if n.startswith("model.")}
+    shapes = shapes or dcp_files.shapes(folder)
+    theirs = {n: shape for n, (shape, _) in shapes.items() if n.startswith("model.")}
     differ = [n for n in sorted(sizes.keys() | theirs.keys()) if sizes.get(n) != theirs.get(n)]
     if differ:
-        said = [
+        differences = [
             f"{n} is {_shape(theirs.get(n))} there and {_shape(sizes.get(n))} here"
             for n in differ[:NAMED]
         ]
         more = f"; and {len(differ) - NAMED} more" if len(differ) > NAMED else ""
         raise CheckpointForeign(
-            f"it is of another model: {'; '.join(said)}{more}",
+            f"it is of another model: {'; '.join(differences)}{more}",
             where=str(folder),
             hint="submit a new run for another model, or leave model.* and its code as they were",
         )
-    return set(there)
+    return set(shapes)
 
 
 def _shape(size: torch.Size | None) -> str:

@@ -117,7 +117,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def read_metadata(folder: Path) -> metadata.Metadata:
-    """What a checkpoint's folder holds.
+    """The metadata of a checkpoint's folder: its tensors and their places.
 
     Raises:
         CheckpointError: the file is damaged, or asks for more than tensors.
@@ -127,25 +127,25 @@ def read_metadata(folder: Path) -> metadata.Metadata:
     with naming(path):
         data = path.read_bytes()
     try:
-        found = _Unpickler(io.BytesIO(data)).load()
-        _check(found)
+        index = _Unpickler(io.BytesIO(data)).load()
+        _check(index)
     except Exception as error:  # a damaged pickle raises anything
         raise CheckpointError(
             f"not a checkpoint's metadata: {error}",
             where=str(path),
             hint="nothing in it was run; remove this checkpoint, an older one is used then",
         ) from None
-    return found  # type: ignore[no-any-return]
+    return index  # type: ignore[no-any-return]
 
 
-def _check(found: Any) -> None:
+def _check(index: Any) -> None:
     """Only tensors, only in files of the folder itself."""
-    if type(found) is not metadata.Metadata:
+    if type(index) is not metadata.Metadata:
         raise ValueError("it holds something else")
-    for name, entry in found.state_dict_metadata.items():
+    for name, entry in index.state_dict_metadata.items():
         if type(name) is not str or type(entry) is not metadata.TensorStorageMetadata:
             raise ValueError(f"{name!r:.80} is not a tensor")
-    for info in found.storage_data.values():
+    for info in index.storage_data.values():
         if Path(info.relative_path).name != info.relative_path:
             raise ValueError(f"{info.relative_path!r:.80} is outside of the folder")
         if getattr(info, "transform_descriptors", None):
@@ -155,9 +155,9 @@ def _check(found: Any) -> None:
 class _Reader(FileSystemReader):
     """Reads by metadata that were read before; DCP's own reader would unpickle them freely."""
 
-    def __init__(self, folder: Path, found: metadata.Metadata) -> None:
+    def __init__(self, folder: Path, index: metadata.Metadata) -> None:
         super().__init__(folder)
-        self._metadata = found
+        self._metadata = index
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> metadata.Metadata:
         self._metadata.storage_meta = metadata.StorageMeta(load_id=self.load_id)
@@ -214,7 +214,7 @@ def write(folder: Path, tensors: Mapping[str, Tensor], group: dist.ProcessGroup 
 
 def read(
     folder: Path,
-    found: metadata.Metadata,
+    index: metadata.Metadata,
     tensors: Mapping[str, Tensor],
     group: dist.ProcessGroup | None,
     *,
@@ -223,7 +223,7 @@ def read(
     """Fill the tensors in place; a collective, unless ``alone``.
 
     Args:
-        found: the folder's metadata.
+        index: the folder's metadata.
 
     Raises:
         CheckpointError: on all ranks, with the first rank's reason.
@@ -233,7 +233,7 @@ def read(
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         load(
             dict(tensors),
-            storage_reader=_Reader(folder, found),
+            storage_reader=_Reader(folder, index),
             process_group=None if alone else group,
             no_dist=alone,
         )

@@ -1,9 +1,9 @@
 """A disk that may be away for a while: all ranks try again together, and then leave together.
 
-An I/O error says nothing of what is on the disk: a server restarts, a mount is missing, a
-permission changes. What was saved is still there a minute later, so nothing follows from it but
-another look. A training at its end waits for the disk too: without its last save, the next attempt
-takes all steps since the newest checkpoint again.
+An I/O error does not say what is on the disk: a server restarts, a mount is missing, a permission
+changes. The saved files are still there a minute later, so the ranks look again. A training at its
+end waits for the disk too: without its last save, the next attempt takes all steps since the newest
+checkpoint again.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class ElsewhereError(OSError):
 
 
 class _Trouble(NamedTuple):
-    """What a rank could not read."""
+    """A file that a rank could not read."""
 
     rank: int
     host: str
@@ -64,45 +64,45 @@ class DiskRetry:
         self._pause = PAUSE if pause is None else pause
 
     def read(self, work: Callable[[], T]) -> T:
-        """What this rank's work came to; a collective. While it meets an OSError on any rank, all
-        ranks do theirs again.
+        """This rank's result; a collective. While the work meets an OSError on any rank, all ranks
+        do theirs again.
 
         Raises:
             CheckpointUnreadable: on all ranks, when the time is over.
         """
-        began, told = 0.0, False
+        began, printed = 0.0, False
         while True:
-            mine, trouble = self._try(work)
+            result, trouble = self._try(work)
             began = began or time.monotonic()  # the first look may take long, and be a good one
-            everyone = self.world.gather((trouble, time.monotonic() - began))
-            first = next((found for found, _ in everyone if found), None)
+            reports = self.world.gather((trouble, time.monotonic() - began))
+            first = next((trouble for trouble, _ in reports if trouble), None)
             if first is None:
-                return cast(T, mine)
-            if everyone[0][1] >= self._seconds:
+                return cast(T, result)
+            if reports[0][1] >= self._seconds:
                 raise self._given_up(first)
-            if self.world.is_main and not told:
+            if self.world.is_main and not printed:
                 say(
                     f"rank {first.rank} on {first.host} cannot read {first.file}: {first.why}; "
                     f"all ranks read again, for {self._seconds:g} s at most"
                 )
-            told = True
+            printed = True
             self._touch()
             time.sleep(self._pause)
 
-    def until(self, done: Callable[[], bool], what: str) -> bool:
+    def until(self, done: Callable[[], bool], failure: str) -> bool:
         """Whether this is done at last; a collective. It is tried again for as long as a read is.
 
         Args:
-            done: tries; what it returns is the same on all ranks.
-            what: did not succeed, for the line that rank 0 prints once.
+            done: tries; the result is the same on all ranks.
+            failure: for the line that rank 0 prints once.
         """
-        began, told = time.monotonic(), False
+        began, printed = time.monotonic(), False
         while not done():
             if self.world.gather(time.monotonic() - began >= self._seconds)[0]:
                 return False
-            if self.world.is_main and not told:
-                say(f"{what}; all ranks try again, for {self._seconds:g} s at most")
-            told = True
+            if self.world.is_main and not printed:
+                say(f"{failure}; all ranks try again, for {self._seconds:g} s at most")
+            printed = True
             self._touch()
             time.sleep(self._pause)
         return True
@@ -111,11 +111,11 @@ class DiskRetry:
         try:
             return work(), None
         except OSError as error:
-            rank, here = self.world.rank.world_rank, host()
+            rank, name = self.world.rank.world_rank, host()
             if isinstance(error, ElsewhereError) and error.rank != rank:
-                rank, here = error.rank, self.world.reports[error.rank]["host"]
+                rank, name = error.rank, self.world.reports[error.rank]["host"]
             why = error.strerror or str(error)
-            return None, _Trouble(rank, here, str(error.filename or "a checkpoint"), why)
+            return None, _Trouble(rank, name, str(error.filename or "a checkpoint"), why)
 
     def _given_up(self, first: _Trouble) -> CheckpointUnreadable:
         return CheckpointUnreadable(
@@ -127,7 +127,7 @@ class DiskRetry:
 
 
 def alone(work: Callable[[], T], seconds: float = SECONDS) -> T:
-    """What one rank's work came to, while the others wait for it; tried again while it meets an
+    """One rank's result, while the others wait for it; the work is tried again while it meets an
     OSError.
 
     Raises:
@@ -151,7 +151,7 @@ def say(text: str) -> None:
 
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """An OSError of what is done within names the file: one of a read does not."""
+    """An OSError raised within names the file: that of a read does not."""
     try:
         yield
     except OSError as error:

@@ -15,9 +15,9 @@ class Staging:
     ``take`` and ``join`` are for the loop's thread, ``copy`` and ``ready`` for the saving one, in
     the order take, copy, ready; join may come at any time after take. A take follows a ready.
 
-    On a GPU nobody waits for a copy but the saving thread: what the next forward pass changes is
-    copied in the training's own queue, the rest in a queue of its own, from pinned memory's other
-    end; ``join`` makes the training's queue wait for that, and the host goes on.
+    On a GPU only the saving thread waits for a copy. Tensors that the next forward pass changes are
+    copied in the training's own queue, the rest in another queue, both into pinned memory. ``join``
+    makes the training's queue wait for that one, and the host goes on.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -55,7 +55,7 @@ class Staging:
             self._copied.set()
 
     def release(self) -> None:
-        """Nothing is copied any more, whatever happened."""
+        """Let ``join`` return, also where the copy has failed."""
         self._copied.set()
 
     def join(self) -> None:
@@ -77,8 +77,8 @@ class Staging:
 
     def _buffer(self, name: str, tensor: Tensor) -> Tensor:
         """Memory for a tensor's copy, as it was for the last save if it fits."""
-        found = self._buffers.get(name)
-        if found is None or found.shape != tensor.shape or found.dtype != tensor.dtype:
-            found = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
-            self._buffers[name] = found
-        return found
+        buffer = self._buffers.get(name)
+        if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
+            buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+            self._buffers[name] = buffer
+        return buffer

@@ -1,8 +1,8 @@
-"""Who may write in a run dir: the newest attempt, and no older life that still runs.
+"""The right to write in a run dir: it is the newest attempt's, also while an older one still runs.
 
-A node that lost touch with Slurm trains on while the next attempt begins. What decides is on disk
+A node that lost touch with Slurm trains on while the next attempt begins. The disk decides
 (fence.py): an attempt publishes out of a folder of its own, which the next one takes away.
-The looks at the run dir come on top of it: they tell an older life to leave.
+By looks at the run dir a superseded attempt learns besides that it must leave.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ class Lease:
             if self.run.outlived(self.attempt):
                 self.drop()
                 self.lost = True
-        told = [self.lost]
+        lost = [self.lost]
         if world.size > 1:
-            dist.broadcast_object_list(told, src=0, group=world.control)
-        self.lost = told[0]
+            dist.broadcast_object_list(lost, src=0, group=world.control)
+        self.lost = lost[0]
         if self.lost:
             raise self.error()
 
@@ -80,7 +80,7 @@ class Lease:
             self.folder.rmdir()
 
     def error(self) -> LeaseLost:
-        """What a rank that must leave says."""
+        """The error of a rank that must leave."""
         return LeaseLost(
             f"attempt {self.attempt} may not write here any more: a newer one has begun",
             where=str(self.run.path),

@@ -1,7 +1,7 @@
-"""Which checkpoint a training goes on from: the newest that is whole.
+"""The checkpoint that a training goes on from: the newest that is whole.
 
 A damaged one is passed over for an older one, and stays where it is. Where all are damaged, or one
-cannot be read, nobody begins at step 0: that is a person's decision.
+cannot be read, the training fails: to begin at step 0 is the user's decision.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ def find(run: RunDir, retry: DiskRetry) -> Path | None:
     """
     world = retry.world
 
-    def told(look: Callable[[], T], nothing: T) -> T:
-        """What rank 0 saw."""
-        mine = retry.read(lambda: _looked(run, look if world.is_main else lambda: nothing))
-        return world.gather(mine)[0]
+    def of_main(look: Callable[[], T], nothing: T) -> T:
+        """Rank 0's result, on all ranks."""
+        result = retry.read(lambda: _looked(run, look if world.is_main else lambda: nothing))
+        return world.gather(result)[0]
 
     def judged(step: int) -> tuple[Path, str]:
-        path, wrong = told(lambda: checkpoint.find(run.checkpoints, step), (run.checkpoints, ""))
+        path, wrong = of_main(lambda: checkpoint.find(run.checkpoints, step), (run.checkpoints, ""))
         return path, wrong or _judged(run, path, retry)
 
-    found, passed = _choose(told(lambda: checkpoint.steps(run.checkpoints), []), judged)
-    if world.is_main and found:
+    newest, passed = _choose(of_main(lambda: checkpoint.steps(run.checkpoints), []), judged)
+    if world.is_main and newest:
         for name, wrong in passed:
             say(f"{name} is damaged ({wrong}): passed over, and kept")
-    if passed and not found:
+    if passed and not newest:
         raise _none_whole(run, passed)
-    return found
+    return newest
 
 
 def alone(run: RunDir) -> Path | None:
@@ -58,17 +58,17 @@ def alone(run: RunDir) -> Path | None:
         path, wrong = checkpoint.find(run.checkpoints, step)
         return path, wrong or checkpoint.damage(path) or checkpoint.unreadable(path)
 
-    found, passed = _choose(checkpoint.steps(run.checkpoints), judged)
-    if passed and not found:
+    newest, passed = _choose(checkpoint.steps(run.checkpoints), judged)
+    if passed and not newest:
         raise _none_whole(run, passed)
-    return found
+    return newest
 
 
 def _choose(
     steps: list[int], judged: Callable[[int], tuple[Path, str]]
 ) -> tuple[Path | None, list[tuple[str, str]]]:
-    """The first whole one, and what is wrong with those before it, by name. What is older is not
-    looked at: it may be unreadable, and nothing depends on it."""
+    """The first whole one, and what is wrong with those before it, by name. Older ones are not
+    looked at: one may be unreadable, and nothing depends on it."""
     passed: list[tuple[str, str]] = []
     for step in steps:
         path, wrong = judged(step)
@@ -89,10 +89,15 @@ def _none_whole(run: RunDir, passed: list[tuple[str, str]]) -> CheckpointsDamage
 
 
 def _looked(run: RunDir, look: Callable[[], T]) -> T:
-    """What was seen, if the run is there: where its disk is away, files only seem to be missing."""
-    found = look()
+    """The result of a look at a run that is there: where its disk is away, files only seem to be
+    missing.
+
+    Raises:
+        OSError: the run is not there, or the look failed.
+    """
+    result = look()
     run.job.stat()
-    return found
+    return result
 
 
 def _judged(run: RunDir, folder: Path, retry: DiskRetry) -> str:
@@ -100,8 +105,8 @@ def _judged(run: RunDir, folder: Path, retry: DiskRetry) -> str:
     world = retry.world
 
     def look() -> str:
-        mine = checkpoint.damage(folder, world.rank.world_rank, world.size)
-        return mine or (checkpoint.unreadable(folder) if world.is_main else "")
+        damage = checkpoint.damage(folder, world.rank.world_rank, world.size)
+        return damage or (checkpoint.unreadable(folder) if world.is_main else "")
 
-    mine = retry.read(lambda: _looked(run, look))
-    return next((reason for reason in world.gather(mine) if reason), "")
+    reasons = world.gather(retry.read(lambda: _looked(run, look)))
+    return next((reason for reason in reasons if reason), "")

@@ -1,4 +1,4 @@
-"""Plain files of weights, {name: tensor}: what a run gives (export), and what one starts from.
+"""Plain files of weights, {name: tensor}: exported from a run, and the start of another.
 
 Two forms: torch's own, and safetensors. Nothing that a file holds is run when it is read: of a
 pickle, torch takes tensors and plain containers, and refuses everything else.
@@ -141,8 +141,8 @@ def read(path: Path) -> dict[str, Tensor]:
     if not head:
         raise CheckpointError("it is empty", where=str(path), hint="was it copied wholly?")
     # safetensors begins with its header's length in 8 bytes, and that is JSON.
-    found = _safetensors_file(path) if head[8:] == b"{" else _torch_file(path, head)
-    return _bare(_tensors(found, str(path)), str(path))
+    content = _safetensors_file(path) if head[8:] == b"{" else _torch_file(path, head)
+    return _bare(_tensors(content, str(path)), str(path))
 
 
 def _safetensors_file(path: Path) -> Any:
@@ -156,7 +156,7 @@ def _safetensors_file(path: Path) -> Any:
 def _torch_file(path: Path, head: bytes) -> Any:
     try:
         with warnings.catch_warnings(), path.open("rb") as f:
-            warnings.simplefilter("ignore")  # of old forms; what cannot be read is an error
+            warnings.simplefilter("ignore")  # of old forms; an unreadable file is an error
             # Files from before torch 1.6 are no zip, and cannot be mapped. Torch takes a path's
             # suffix for the form, and maps nothing but paths.
             mapped = head.startswith(b"PK\x03\x04") and path.suffix != SUFFIX
@@ -170,7 +170,8 @@ def _torch_file(path: Path, head: bytes) -> Any:
 
 
 def _damaged(path: Path, error: Exception) -> CheckpointError:
-    """Torch's words go on with advice, such as to run what the file holds: the first are enough."""
+    """torch's message goes on with advice, such as to run the file's code: its first line is
+    enough."""
     reason = re.split(r"\. |\.?\n", str(error) or type(error).__name__, maxsplit=1)[0]
     if isinstance(error, pickle.UnpicklingError):
         reason = "it holds no tensors by name"
@@ -181,19 +182,19 @@ def _damaged(path: Path, error: Exception) -> CheckpointError:
     )
 
 
-def _tensors(found: Any, where: str) -> dict[str, Tensor]:
-    """The {name: tensor} in what a file holds; programs often put more around it."""
-    if isinstance(found, Mapping):
-        inner = (found.get(name) for name in PACKED)
-        found = next((packed for packed in inner if isinstance(packed, Mapping)), found)
-    if not isinstance(found, Mapping) or not found:
-        what = f"it holds {type(found).__name__}, and no tensors by name"
+def _tensors(content: Any, where: str) -> dict[str, Tensor]:
+    """The {name: tensor} in a file's content; programs often put more around it."""
+    if isinstance(content, Mapping):
+        inner = (content.get(name) for name in PACKED)
+        content = next((packed for packed in inner if isinstance(packed, Mapping)), content)
+    if not isinstance(content, Mapping) or not content:
+        what = f"it holds {type(content).__name__}, and no tensors by name"
         raise CheckpointError(what, where=where, hint=ALONE)
-    for name, tensor in found.items():
+    for name, tensor in content.items():
         if type(name) is not str or not _plain(tensor):
             what = f"{name!r:.80} is {type(tensor).__name__}, not a plain tensor"
             raise CheckpointError(what, where=where, hint=ALONE)
-    return {name: tensor.detach() for name, tensor in found.items()}
+    return {name: tensor.detach() for name, tensor in content.items()}
 
 
 def _plain(tensor: object) -> bool:
@@ -218,10 +219,10 @@ def _bare(tensors: Mapping[str, Tensor], where: str) -> dict[str, Tensor]:
 def _bare_names(names: Iterable[str]) -> list[str]:
     bare = [name.split(".") for name in names]
     bare = [[p for p in parts[:-1] if p != COMPILED] + parts[-1:] for parts in bare]
-    found = [".".join(parts) for parts in bare]
-    while found and all(name.startswith(REPLICATED) for name in found):
-        found = [name.removeprefix(REPLICATED) for name in found]
-    return found
+    joined = [".".join(parts) for parts in bare]
+    while joined and all(name.startswith(REPLICATED) for name in joined):
+        joined = [name.removeprefix(REPLICATED) for name in joined]
+    return joined
 
 
 def load_into(module: torch.nn.Module, tensors: Mapping[str, Tensor], where: str) -> None:

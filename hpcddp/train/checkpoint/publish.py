@@ -58,7 +58,7 @@ def publish(aside: Path, target: Path) -> None:
 
     Raises:
         OSError: `aside` is not there, or the file system refuses.
-        CheckpointError: what is there now is not what was written.
+        CheckpointError: the published files differ from the written ones.
     """
     kept = _make_way(target) if target.exists() else None
     try:
@@ -77,11 +77,11 @@ def publish(aside: Path, target: Path) -> None:
 
 
 def _make_way(target: Path) -> Path | None:
-    """Rename what has the name. A whole one is taken by its other name until there is another one,
-    and may go then. What is not whole, or cannot be read, is put aside for good: a person may know
-    more of it.
+    """Rename the checkpoint that has the name. A whole one is used under its other name until the
+    new one is read back. A damaged or unreadable one is put aside for good: a person may know more
+    of it.
 
-    Returns: what may go.
+    Returns: the folder that may be removed then.
 
     Raises:
         OSError: one of an earlier life has that other name, and may be the only whole one.
@@ -109,7 +109,7 @@ def _fsync(folder: Path) -> None:
 
 
 def empty(folder: Path) -> None:
-    """Remove what a folder holds; the folder stays.
+    """Remove a folder's content; the folder stays.
 
     Raises:
         FileNotFoundError: it is not there.
@@ -120,7 +120,7 @@ def empty(folder: Path) -> None:
 
 def tidy(checkpoints: Path) -> None:
     """Remove what was on its way out when an earlier life ended; rank 0 only."""
-    with contextlib.suppress(OSError):  # what cannot be judged stays
+    with contextlib.suppress(OSError):  # one that cannot be judged stays
         for path in checkpoints.glob(".gone-*"):
             sweep(path)
         for path in checkpoints.glob(".step-*"):
@@ -132,7 +132,7 @@ def tidy(checkpoints: Path) -> None:
 def prune(checkpoints: Path, keep: int, best: int | None, passed: set[int]) -> None:
     """Of the whole checkpoints, keep the newest `keep` and the best; rank 0 only.
 
-    What is damaged or cannot be read stays: a person may know more of it.
+    A damaged or unreadable one stays: a person may know more of it.
 
     Args:
         passed: steps whose checkpoints were passed over: they stay too, and count for nothing.

@@ -1,23 +1,24 @@
-"""Training state to a checkpoint and back: what is trained, where it is, and what it drew."""
+"""Training state to a checkpoint and back: tensors, position and random numbers."""
 
 from __future__ import annotations
 
+import json
 import platform
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from hpcddp import __version__
-from hpcddp.errors import CheckpointError
+from hpcddp.errors import CheckpointError, UserError
 from hpcddp.train.checkpoint import checkpoint
 from hpcddp.train.checkpoint.disk_retry import DiskRetry
 from hpcddp.train.checkpoint.lease import Lease
-from hpcddp.train.parallel import optim, state_dict
+from hpcddp.train.parallel import optim, optim_state, state_dict
 from hpcddp.train.parallel.hooks import PREFIX, Hook
 from hpcddp.train.rank.spread import Spread
 
@@ -36,13 +37,13 @@ class Position:
 
 @dataclass
 class Live:
-    """What changes in training."""
+    """The objects that change in training."""
 
     module: nn.Module
     optimizer: Optimizer
-    scheduler: Any  # an LRScheduler, or what has its state_dict
+    scheduler: Any  # an LRScheduler, or another object with its state_dict
     scaler: Any  # a GradScaler, likewise
-    more: Any = None  # what else has a state_dict, of tensors and plain data
+    more: Any = None  # another object whose state_dict is tensors and plain data
     hook: Hook | None = None  # how gradients travel
 
 
@@ -53,7 +54,7 @@ def meta(
     at: Position,
     facts: dict[str, Any],
 ) -> dict[str, Any]:
-    """What meta.json says, as plain data, but for the numbers in the optimizer's state.
+    """The content of meta.json, as plain data, without the numbers in the optimizer's state.
 
     Args:
         facts: more of it.
@@ -65,7 +66,7 @@ def meta(
         "attempt": lease.attempt,
         "world": spread.world.size,
         "strategy": str(spread.layout),
-        "optimizer": {"param_groups": state_dict.groups(live.optimizer), "state": {}},
+        "optimizer": {"param_groups": optim_state.groups(live.optimizer), "state": {}},
         "scheduler": optim.by_old_groups(live.scheduler.state_dict(), live.optimizer.param_groups),
         "scaler": live.scaler.state_dict(),
         "hook": live.hook.fits if live.hook else None,
@@ -75,6 +76,23 @@ def meta(
             "python": platform.python_version(),
         },
     }
+
+
+def require_plain(state: dict[str, Any]) -> None:
+    """Refuse data of a loop's own that a checkpoint cannot hold.
+
+    Raises:
+        UserError: it is not plain data.
+    """
+    for name, value in state.items():
+        try:
+            json.dumps({name: value}, allow_nan=True)
+        except TypeError:
+            raise UserError(
+                f"run.state[{name!r}] is a {type(value).__name__}, and not plain data",
+                where="Run.state",
+                hint="put numbers, texts, lists and dictionaries there: tensor.item()",
+            ) from None
 
 
 def position(meta: dict[str, Any], where: Path) -> Position:
@@ -100,7 +118,7 @@ def restore(
     Where optimizer or schedule are a person's own, options come back as they were: a schedule sets
     the learning rate only when it steps. Ours follow from the job file and the step, so a value
     changed for the rest of the run counts. A rank that the checkpoint did not have keeps the random
-    numbers that its seed gave it. How the ranks spread the model may have been another way.
+    numbers that its seed gave it. The model may have been spread differently when it was saved.
 
     Args:
         optimizer, schedule: whether it is a person's own.
@@ -109,25 +127,14 @@ def restore(
 
     saved = retry.read(lambda: dcp_files.shapes(folder))
     names = _check(folder, live, spread, saved)
-    state_dict.begin(live.module, live.optimizer, names)
-    there = state_dict.parts(live.module, live.optimizer, spread.holders)
-    slices = {
-        name: dcp_files.Slice.of(tensor, there.where[name].size, there.where[name].offsets)
-        for name, tensor in there.tensors.items()
-        if not there.where[name].nothing(tensor)
-    }
+    optim_state.begin(live.module, live.optimizer, names)
     rng = dcp_files.empty(saved, f"rng.{spread.stream}.")
     more = dcp_files.empty(saved, state_dict.MORE) if live.more else {}
     fits = live.hook and live.hook.fits == meta.get("hook")
     memory = dcp_files.empty(saved, f"{PREFIX}.{spread.world.rank.world_rank}.") if fits else {}
-    checkpoint.load(folder, {**slices, **rng, **more, **memory}, retry)
-    live.module.load_state_dict(there.module)  # a module may have more to do then
-    state_dict.apply(live.module, live.optimizer, meta["optimizer"], options=optimizer or schedule)
-    if schedule:
-        rates = optim.by_new_groups(meta["scheduler"], live.optimizer.param_groups)
-        live.scheduler.load_state_dict(state_dict.like(rates, live.scheduler.state_dict()))
-    elif isinstance(live.scheduler, LambdaLR):
-        optim.go_to_step(live.scheduler, meta["step"])
+    _load(folder, spread, live, retry, {**rng, **more, **memory})
+    optim_state.apply(live.module, live.optimizer, meta["optimizer"], options=optimizer or schedule)
+    _schedule(live, meta, own=schedule)
     if live.scaler.is_enabled() and meta["scaler"]:
         live.scaler.load_state_dict(meta["scaler"])
     if more:
@@ -136,6 +143,35 @@ def restore(
         live.hook.remember(memory)
     if rng:
         state_dict.set_rng(rng, spread.world.device)
+
+
+def _load(
+    folder: Path, spread: Spread, live: Live, retry: DiskRetry, empty: dict[str, Tensor]
+) -> None:
+    """Fill the live tensors of module and optimizer, and empty ones; a collective."""
+    from hpcddp.train.checkpoint import dcp_files
+
+    parts = state_dict.parts(live.module, live.optimizer, spread.holders)
+    slices = {
+        name: dcp_files.Slice.of(tensor, parts.where[name].size, parts.where[name].offsets)
+        for name, tensor in parts.tensors.items()
+        if not parts.where[name].nothing(tensor)
+    }
+    checkpoint.load(folder, {**slices, **empty}, retry)
+    live.module.load_state_dict(parts.module)  # a module may have more to do then
+
+
+def _schedule(live: Live, meta: dict[str, Any], *, own: bool) -> None:
+    """Put the schedule where it was.
+
+    Args:
+        own: it is a person's own.
+    """
+    if own:
+        rates = optim.by_new_groups(meta["scheduler"], live.optimizer.param_groups)
+        live.scheduler.load_state_dict(optim_state.like(rates, live.scheduler.state_dict()))
+    elif isinstance(live.scheduler, LambdaLR):
+        optim.go_to_step(live.scheduler, meta["step"])
 
 
 def _check(folder: Path, live: Live, spread: Spread, saved: dcp_files.Shapes) -> set[str]:

@@ -2,7 +2,7 @@
 
 The groups are shuffled and taken some at a time; their samples are shuffled among one another. So a
 node needs some shards at once and not all of them, and an epoch still mixes what lies together. Any
-place of the order is computed where it is needed; what is kept are a few numbers for each group.
+place of the order is computed where it is needed; only a few numbers are kept for each group.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ class GroupedOrder:
 
     def __call__(self, positions: NDArray[Any]) -> NDArray[Any]:
         """The indices at these positions of the order; shape [n] to shape [n]."""
-        found = np.empty(len(positions), np.int64)
+        indices = np.empty(len(positions), np.int64)
         mixes = np.searchsorted(self._mixed, positions, "right") - 1
         for number in np.unique(mixes).tolist():
-            here = np.flatnonzero(mixes == number)
+            chosen = np.flatnonzero(mixes == number)
             start = self._mixed[number]
-            places = start + self._order(number)(positions[here] - start).astype(np.int64)
+            places = start + self._order(number)(positions[chosen] - start).astype(np.int64)
             group = np.searchsorted(self._ends, places, "right")
-            found[here] = self._starts[group] + places - self._begins[group]
-        return found
+            indices[chosen] = self._starts[group] + places - self._begins[group]
+        return indices
 
     def _order(self, number: int) -> Order:
         """How the samples of some groups are mixed; the last one is kept, as it comes again."""

@@ -1,7 +1,7 @@
 """A person's own DataLoader, put at a place in an epoch: a resume reads what would have come.
 
-What a loader draws by itself, its order and its processes' seeds, follows from the script's seed
-and the epoch, and no more from how often an iterator was made.
+The random numbers that a loader draws itself, for its order and its processes' seeds, follow from
+the script's seed and the epoch, and no longer from the number of iterators made.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ import torch
 
 from hpcddp.preempt import held_back, ignore_stop_signals
 from hpcddp.processes import ignores
-from hpcddp.train.input.batches import leave_garbage
+from hpcddp.train.input import loading
+from hpcddp.train.input.data_workers import leave_garbage
 from hpcddp.train.input.sampler import ResumableSampler
 from hpcddp.train.input.seeding import mix
 
@@ -47,14 +48,6 @@ def _end_workers() -> None:
             process.kill()
 
 
-def begin(loader: Iterable[Any]) -> Iterator[Any]:
-    """The loader's batches. Its processes, if it has any, leave stopping to the rank from their
-    first instant on."""
-    deaf = isinstance(getattr(loader, "worker_init_fn", None), _Deaf)
-    with held_back() if deaf else contextlib.nullcontext():
-        return iter(loader)
-
-
 def batch_size(loader: Any) -> int:
     """Samples of one batch on one rank; 1 where a loader does not say."""
     batches = getattr(loader, "batch_sampler", None)
@@ -71,13 +64,39 @@ class LoaderPosition:
 
     def __init__(self, seed: int, rank: int) -> None:
         self._own = mix(seed, rank)
+        self._reads = 0  # epochs that were begun
+        self._workers, self._dataset = 0, None  # of the loader that was read last
 
-    def go_to(self, loader: Any, epoch: int, consumed: int, each: int) -> int:
-        """Put a loader behind the epoch's samples that were seen.
+    def begin(self, loader: Any, epoch: int, consumed: int, each: int) -> Iterator[Any]:
+        """The loader's batches after the epoch's samples that were seen. Its processes, if it has
+        any, leave stopping to the rank from their first instant on.
 
         Args:
-            consumed: these, over all ranks.
+            consumed: samples that were seen, over all ranks.
             each: samples of a batch over all ranks.
+        """
+        skip = self._go_to(loader, epoch, consumed, each)
+        deaf = isinstance(getattr(loader, "worker_init_fn", None), _Deaf)
+        with held_back() if deaf else contextlib.nullcontext():
+            batches: Iterator[Any] = iter(loader)
+        self._reads += 1
+        self._workers = getattr(loader, "num_workers", 0)
+        self._dataset = getattr(loader, "dataset", None)
+        for _ in range(skip):
+            next(batches, None)
+        return batches
+
+    def hint(self, count: int) -> str:
+        """Advice for a loop that waits for its data.
+
+        Args:
+            count: the rank's CPUs.
+        """
+        far = loading.is_far(self._dataset, again=self._reads > 1)
+        return loading.hint(self._workers, count, key="num_workers", far=far)
+
+    def _go_to(self, loader: Any, epoch: int, consumed: int, each: int) -> int:
+        """Put a loader behind the epoch's samples that were seen.
 
         Returns: batches that are still to be read and dropped.
         """
@@ -98,7 +117,7 @@ class LoaderPosition:
 
     def _seed(self, owners: Iterable[Any], epoch: int) -> None:
         """Seed the generators of a loader and its sampler, which may be one. Without one of its
-        own either draws from the default generator, and changes what is drawn afterwards."""
+        own either draws from the default generator, and changes the numbers drawn afterwards."""
         owners = [owner for owner in owners if hasattr(owner, "generator")]
         for owner in owners:
             if owner.generator is None:

@@ -17,7 +17,8 @@ import torch
 from torch.utils.data import Dataset, default_collate
 
 from hpcddp.spec import JobSpec
-from hpcddp.train.input.batches import TrainData, end_workers, make_loader, read
+from hpcddp.train.input.batches import TrainData
+from hpcddp.train.input.data_workers import end_workers, make_loader, read
 from hpcddp.train.input.samples import Samples, prefetch_of
 from hpcddp.train.rank import cpus
 from hpcddp.train.rank.cpus import Division
@@ -35,22 +36,22 @@ def settle(
     """Divide this rank's CPUs, and set its threads; a collective if ``data.workers`` is -1.
 
     Args:
-        known: what the second result was when the checkpoint was written, or None.
+        known: the second result when the checkpoint was written, or None.
 
     Returns:
-        the division, and what to keep of the look, None if nobody looked.
+        the division, and the result of the look for the checkpoint, None without a look.
     """
     count, device = cpus.share(world.reports, world.rank.world_rank), world.device.type
-    found = cpus.divide(count, device, spec.data.workers)
-    found = found._replace(threads=cpus.limit_threads(found.threads))
+    division = cpus.divide(count, device, spec.data.workers)
+    division = division._replace(threads=cpus.limit_threads(division.threads))
     if spec.data.workers < 0:
         of = [spec.task, spec.dataset]
         if known is None or known.get("of") != of:
-            quick = not found.workers or is_quick(data.dataset, data.first(TRIES), spec.seed)
+            quick = not division.workers or is_quick(data.dataset, data.first(TRIES), spec.seed)
             known = {"of": of, "quick": all(world.gather(quick))}
         if known["quick"]:
-            found = found._replace(workers=0)
-    return found, known
+            division = division._replace(workers=0)
+    return division, known
 
 
 def is_quick(dataset: Any, batches: list[list[int]], seed: int) -> bool:
@@ -87,7 +88,7 @@ class _Look(Dataset[float]):
 
     def __getitem__(self, index: int) -> float:
         first, *rest = self._batches
-        self._seconds(first[:1])  # opens files, finds out what is drawn
+        self._seconds(first[:1])  # opens files, notes which generators are drawn from
         end = time.monotonic() + LOOK_SECONDS
         alone = self._best([[code] for code in (first * TRIES)[1:TRIES]], end)
         return alone if alone > QUICK else self._best(rest or [first] * TRIES, end)
@@ -118,7 +119,7 @@ def is_far(dataset: Any, *, again: bool) -> bool:
 
 
 def hint(workers: int, count: int, *, key: str = "data.workers", far: bool = False) -> str:
-    """What to change where training waits for its data.
+    """Advice for a training that waits for its data.
 
     Args:
         workers: processes that read for a rank.

@@ -9,9 +9,9 @@ is read, and if one has moved, it is read again with that one seeded for each sa
 later batches. A batch is read again three times in a process at most.
 
 A dataset's own ``__getitems__`` gets whole batches as long as it draws nothing; after that it gets
-lists of one index, because what is drawn for a whole batch depends on who else is in it. A dataset
-that has a method ``prefetch`` hears before of all that it will be asked for, and with an empty list
-that it may forget it. Generators that a dataset keeps for itself are not seen here: it has to seed
+lists of one index, because the numbers drawn for a whole batch depend on its other samples. A
+dataset with a method ``prefetch`` gets the indices of all coming samples, and an empty list when it
+may forget them. Generators that a dataset keeps for itself are not seen here: it has to seed
 them by the index.
 """
 
@@ -60,7 +60,7 @@ class Samples(Dataset[Any]):
         return samples
 
     def _draw(self, codes: list[int]) -> list[Any]:
-        """The samples, with what is known to be drawn from seeded for each."""
+        """The samples; the generators known to be drawn from are seeded for each."""
         if not self._drawn:
             return self._read([code % self._size for code in codes])
         samples = []
@@ -73,16 +73,16 @@ class Samples(Dataset[Any]):
     def _read(self, indices: list[int]) -> list[Any]:
         whole = getattr(self._dataset, "__getitems__", None)
         if whole:
-            found: list[Any] = whole(indices)
-            return found
+            samples: list[Any] = whole(indices)
+            return samples
         return [self._dataset[index] for index in indices]
 
 
 def prefetch_of(dataset: Any) -> Callable[[list[int]], object] | None:
     """A dataset's method that fetches ahead; None without. A number of that name is its own."""
-    found = getattr(dataset, "prefetch", None)
-    return found if callable(found) else None
+    method = getattr(dataset, "prefetch", None)
+    return method if callable(method) else None
 
 
 def _nothing(indices: list[int]) -> None:
-    """What a dataset does that fetches nothing ahead."""
+    """Stands for the method of a dataset that fetches nothing ahead."""

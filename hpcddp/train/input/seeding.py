@@ -90,15 +90,15 @@ def _state(name: str, words: Any, read: Callable[[], Any]) -> Any:
 
 
 def _python_state() -> Any:
-    """What random.getstate() gives. The C object's own part is its words and the place there."""
+    """The result of random.getstate(). The C object's own part is its words and the place there."""
     words = ctypes.string_at(id(_PYTHON) + _HEAD, _random.Random.__basicsize__ - _HEAD)
     return _state("python", (words, _PYTHON.gauss_next), random.getstate)
 
 
 def _numpy_state() -> Any:
-    """What numpy.random.get_state() gives; None where nobody imported it, or put another in.
+    """The result of numpy.random.get_state(); None if it is not imported, or replaced.
 
-    A second Gaussian that waits is drawn without the words, so then they tell nothing.
+    A second Gaussian that waits is drawn without the words: they do not show that.
     """
     numpy = sys.modules.get("numpy.random")
     bits: Any = numpy.get_bit_generator() if numpy else None
@@ -145,7 +145,7 @@ def set_rng_state(state: dict[str, Tensor], device: torch.device) -> None:
 
 @contextlib.contextmanager
 def untouched(device: torch.device) -> Iterator[None]:
-    """What is drawn within changes nothing of what is drawn afterwards."""
+    """Random numbers drawn within do not change those drawn afterwards."""
     state = rng_state(device)
     try:
         yield

@@ -1,5 +1,5 @@
-"""What a rank tells of itself: signs of life, times, metrics.
+"""Reports of a rank on itself: signs of life, times, metrics.
 
-It imports ``rank`` and what is below.
+It imports ``rank`` and the rooms below.
 Others use ``heartbeat``, ``watchdog``, ``metrics`` and ``timing``.
 """

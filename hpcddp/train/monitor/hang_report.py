@@ -1,11 +1,11 @@
-"""What a hang leaves behind: stacks, the state of processes, and who is to blame.
+"""The evidence of a hang: stacks, the state of processes, and the rank to blame.
 
 Every rank writes its threads' stacks into its own file. The first rank of a node that sees the
 hang also sends a signal to its siblings there, which faulthandler answers in C: a thread that
-never gives Python's lock away is shown as well. For a sibling that cannot answer it writes what
-/proc says. The first rank of all puts it together: hang.json, and error.json for `status`.
+never gives Python's lock away is shown as well. For a sibling that cannot answer it writes the
+facts of /proc. The first rank of all puts it together: hang.json, and error.json for `status`.
 
-What is written is synced: other nodes must see it at once, and the process is about to end.
+All files are synced: other nodes must see them at once, and the process is about to end.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class Evidence:
                 os.fsync(self._fd)
 
     def _written(self, ranks: Sequence[dict[str, Any]]) -> Callable[[], bool]:
-        """Whether the stacks of all these are there, and nobody writes them any more."""
+        """Whether the stacks of all these are there, and have stopped growing."""
         before: list[int] = []
 
         def look() -> bool:
@@ -126,13 +126,13 @@ class Evidence:
 
     def _look_after_node(self) -> None:
         """Make the siblings on this node show their stacks; for those that cannot, write why."""
-        here = [r for r in self._reports if r != self._mine and self._near(r)]
-        for report in here:
+        siblings = [r for r in self._reports if r != self._mine and self._near(r)]
+        for report in siblings:
             if state_of(report) != "gone" and not _text(self._attempt.stack(report["rank"])):
                 with contextlib.suppress(OSError):
                     os.kill(report["pid"], SIGNAL)
-        _wait(self._written(here), SETTLE)
-        for report in here:
+        _wait(self._written(siblings), SETTLE)
+        for report in siblings:
             with contextlib.suppress(OSError):
                 self._speak_for(report)
 
@@ -163,9 +163,9 @@ class Evidence:
         accused = None
         if suspect is not None:
             accused = {name: ranks[suspect][name] for name in ("rank", "host")}
-        told = {"step": step, "seconds": round(seconds, 1), "ranks": ranks, "suspect": accused}
+        report = {"step": step, "seconds": round(seconds, 1), "ranks": ranks, "suspect": accused}
         aside = self._attempt.hang.with_name(f".hang.{token(4)}")
-        write_json(aside, told)
+        write_json(aside, report)
         try:
             os.link(aside, self._attempt.hang)
         except FileExistsError:
@@ -190,10 +190,10 @@ def _text(path: Path) -> str:
         return ""
 
 
-def _wait(found: Callable[[], bool], seconds: float) -> bool:
+def _wait(condition: Callable[[], bool], seconds: float) -> bool:
     """Whether it came true within so many seconds."""
     end = time.monotonic() + seconds
-    while not found():
+    while not condition():
         if time.monotonic() > end:
             return False
         time.sleep(LOOK)

@@ -27,7 +27,7 @@ class Pulse:
 
     @contextlib.contextmanager
     def patience(self) -> Iterator[None]:
-        """What is done within may take as long as a start."""
+        """The work within may take as long as a start."""
         self.patient += 1
         self.beats += 1
         try:

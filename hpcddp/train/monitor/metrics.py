@@ -20,7 +20,7 @@ from hpcddp.rundir import STEP, AttemptDir, RunDir, last_lines
 if TYPE_CHECKING:
     from hpcddp.train.checkpoint.lease import Lease
 
-QUICK = 5.0  # seconds: a save that failed sooner tells nothing of what one takes
+QUICK = 5.0  # seconds: the time of a save that failed sooner does not count
 TAIL = 1 << 16  # bytes of an earlier attempt's metrics that are read
 OnRecord = Callable[[dict[str, Any]], None]
 
@@ -80,7 +80,7 @@ class Recorder:
                 os.pwrite(self._step.fileno(), STEP.pack(step, time.time()), 0)
 
     def _write(self, name: str, file: IO[bytes], values: dict[str, Any]) -> None:
-        """One line in one piece, below what a full disk left of an earlier one."""
+        """One line in one piece, below a part of an earlier one that a full disk left."""
         data = json.dumps(values).encode() + b"\n"
         torn = name in self._torn
         if torn:
@@ -122,6 +122,6 @@ def earlier_saves(run: RunDir, attempt: int) -> list[float]:
             }
             good = took["checkpoint"]
             least = max(good, default=QUICK)
-            if found := [*good, *(s for s in took["checkpoint_failed"] if s > least)]:
-                return found
+            if seconds := [*good, *(s for s in took["checkpoint_failed"] if s > least)]:
+                return seconds
     return []

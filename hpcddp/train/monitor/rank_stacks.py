@@ -1,4 +1,4 @@
-"""What a rank's file in attempts/N/stacks says, and what /proc says of a rank that wrote none."""
+"""A rank's state in a hang: from its file in attempts/N/stacks, or from /proc if it wrote none."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 STATES = {"T": "stopped", "t": "stopped", "D": "disk", "Z": "gone", "X": "gone", "x": "gone"}
-# What is said of a rank that runs no more; the first of them is to blame.
+# Words for a rank that runs no more; the first of them is to blame.
 AWAY = {
     "stopped": "is stopped (SIGSTOP)",
     "gone": "is gone",
@@ -39,7 +39,7 @@ _SPOKEN_FOR = re.compile(r"rank \d+ on \S+, process \d+: (\w+)")
 class Sign(NamedTuple):
     """A rank in a hang: its state, its main thread's innermost frame, and that thread's stack."""
 
-    state: str  # running, stopped, disk, gone, or silent: nobody knows
+    state: str  # running, stopped, disk, gone, or silent: unknown
     where: str = ""
     waits: bool = False  # for other ranks
     stack: str = ""
@@ -74,8 +74,8 @@ def read_sign(text: str) -> Sign:
     """A rank's file. faulthandler writes the oldest thread last, which is the main one."""
     if not text.strip():
         return Sign("silent")
-    if found := _SPOKEN_FOR.match(text):
-        return Sign(found[1], stack=text)
+    if match := _SPOKEN_FOR.match(text):
+        return Sign(match[1], stack=text)
     stack = _THREAD.split(text)[-1]
     for file, line, function in _FRAME.findall(stack):
         if file.startswith("<") or (file.startswith(_STDLIB) and not _PACKAGES.search(file)):

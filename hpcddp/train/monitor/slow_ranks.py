@@ -17,26 +17,26 @@ from hpcddp.train.monitor.metrics import Recorder
 from hpcddp.train.monitor.timing import RankFigures
 
 IN_A_ROW = 3  # records
-LEAST = 1e-3  # seconds a step that are worth a word,
+LEAST = 1e-3  # seconds a step that are worth a record,
 PART = 0.05  # and of a step's time
-NOTHING = 1e-4  # seconds; a ratio to less tells nothing
+NOTHING = 1e-4  # seconds; a ratio to less means nothing
 SHARE = 0.2  # of a step's time that waiting for data may take
-WORSE = 1.5  # times the share that was told
+WORSE = 1.5  # times the share that was reported
 WHAT = {"compute": RankFigures._fields.index("busy_s"), "data": RankFigures._fields.index("wait_s")}
 
 
 @dataclass
 class _Streak:
-    """Records in a row in which a rank was slow, or, once that was told, no longer was."""
+    """Records in a row in which a rank was slow, or, once that was reported, no longer was."""
 
     since: int
     since_time: float
     count: int = 0
-    told: bool = False
+    reported: bool = False
 
 
 class SlowRanks:
-    """What the figures of all ranks come to.
+    """Compares the figures of all ranks.
 
     Args:
         hosts: of each rank.
@@ -57,11 +57,11 @@ class SlowRanks:
         self._groups = [
             [rank for rank, stage in enumerate(stages) if stage == each] for each in {*stages}
         ]
-        self._least = LEAST  # seconds a step that are worth a word in this record
+        self._least = LEAST  # seconds a step by which a rank must be slower in this record
         self._streaks: dict[tuple[str, int], _Streak] = {}
         self._before: tuple[int, float] | None = None  # the last record's step, and when
         self._waits = 0  # records in a row
-        self._share = 0.0  # that was told
+        self._share = 0.0  # that was reported
 
     def look(self, step: int, values: Mapping[str, Any], ranks: Sequence[Sequence[float]]) -> None:
         """The figures of one record; where ``values`` is empty all its steps were left out.
@@ -73,7 +73,7 @@ class SlowRanks:
         if len(ranks[0]) > 1:
             columns = dict(zip(RankFigures._fields, zip(*ranks, strict=True), strict=True))
             self._record.ranks(step=step, **{n: _column(n, c) for n, c in columns.items()})
-        if self._before is not None:  # what a start takes is nobody's pace
+        if self._before is not None:  # the first record has the start in its time
             if len(ranks[0]) > 1:
                 self._least = max(LEAST, PART * max(columns["step_s"]))
                 for what, place in WHAT.items():
@@ -106,29 +106,29 @@ class SlowRanks:
     def _judge(self, step: int, what: str, rank: int, own: float, median: float) -> None:
         assert self._before
         streak = self._streaks.get((what, rank))
-        told = streak is not None and streak.told
+        reported = streak is not None and streak.reported
         over, least = self._slow, self._least
-        if told:
+        if reported:
             over, least = 0.5 * (1 + over), 0.5 * least
         slow = own >= over * median and own - median >= least
         if streak is None and not slow:
             return
         streak = streak or _Streak(self._before[0] + 1, self._before[1])
-        streak.count = streak.count + 1 if slow != streak.told else 0
+        streak.count = streak.count + 1 if slow != streak.reported else 0
         if streak.count == IN_A_ROW:
-            self._tell(step, what, rank, streak, own, median)
-        if streak.told or streak.count:
+            self._report(step, what, rank, streak, own, median)
+        if streak.reported or streak.count:
             self._streaks[what, rank] = streak
         else:
             self._streaks.pop((what, rank), None)
 
-    def _tell(
+    def _report(
         self, step: int, what: str, rank: int, streak: _Streak, own: float, median: float
     ) -> None:
-        """Its state changes."""
-        streak.told, streak.count = not streak.told, 0
+        """Record that a rank is slow, or no longer is."""
+        streak.reported, streak.count = not streak.reported, 0
         facts = {"step": step, "rank": rank, "host": self._hosts[rank], "what": what}
-        if not streak.told:
+        if not streak.reported:
             self._record("recovered", **facts)
             return
         self._record(
@@ -152,7 +152,7 @@ class SlowRanks:
 
 
 def _column(name: str, values: Sequence[float]) -> list[float | None]:
-    """None for what nobody knows."""
+    """A column of the records, with None for unknown values."""
     if name == "memory":
         return [None if math.isnan(value) else int(value) for value in values]
     return [None if math.isnan(value) else value for value in values]

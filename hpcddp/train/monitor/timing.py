@@ -1,8 +1,8 @@
-"""What the time of one rank's steps goes into: its data, its own work, and the rest.
+"""Where the time of one rank's steps goes: to its data, its own work, and the rest.
 
 Its own work is the forward pass of its part of the model. In a backward pass ranks wait for one
 another, and so they do in a forward pass that gathers parameters (fsdp, tp) or statistics
-(SyncBatchNorm): there nobody knows. On a GPU a rank waits for its data while the GPU has nothing
+(SyncBatchNorm): there it is unknown. On a GPU a rank waits for its data while the GPU has nothing
 to do, and not while the host, which is ahead of it, asks. Nothing here waits for the device.
 """
 
@@ -28,7 +28,7 @@ STATM, PAGE = Path("/proc/self/statm"), os.sysconf("SC_PAGE_SIZE")
 
 
 class RankFigures(NamedTuple):
-    """Of one rank, means over the steps since the last record; nan is what nobody knows."""
+    """Of one rank, means over the steps since the last record; nan is unknown."""
 
     wait_s: float
     step_s: float = math.nan
@@ -88,12 +88,12 @@ class Clock:
         Args:
             steps: since the last time, in so many seconds.
         """
-        found = [self._wait.take() / steps if self._reads else math.nan]
+        figures = [self._wait.take() / steps if self._reads else math.nan]
         if self._whole:
             busy = self._busy.take() / steps if self._busy and self._busy.calls else math.nan
             speed = self._samples / seconds
-            found += [seconds / steps, busy, speed, _memory(self._device), self._use.look()]
-        return [round(value, DIGITS) for value in found]  # here, and not at rank 0 for all
+            figures += [seconds / steps, busy, speed, _memory(self._device), self._use.look()]
+        return [round(value, DIGITS) for value in figures]  # here, and not at rank 0 for all
 
     def forget(self) -> None:
         """Count afresh."""
@@ -110,7 +110,7 @@ def _alone(module: nn.Module) -> bool:
 
 
 class _Timed:
-    """What a module's call is, timed where it trains.
+    """A module's call, timed where it trains.
 
     It stands where torch.compile puts its own: between what torch puts around a module and the
     module, so that DDP, which shares buffers first, is outside; and in no copy of the module, no
@@ -163,12 +163,12 @@ class _Cuda:
         self._spare: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
         self._begun: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
         self._pairs: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque()
-        self._found: list[float] = []  # seconds
+        self._passes: list[float] = []  # seconds of each
         self.calls = 0
 
     def start(self) -> None:
         self._begun = None
-        if torch.cuda.is_current_stream_capturing():  # into a graph, which nobody runs now
+        if torch.cuda.is_current_stream_capturing():  # into a graph, which does not run now
             return
         if len(self._pairs) == PAIRS:
             self._read()
@@ -187,7 +187,7 @@ class _Cuda:
         """Read the events that the GPU has come to."""
         while self._pairs and self._pairs[0][1].query():
             pair = self._pairs.popleft()
-            self._found.append(pair[0].elapsed_time(pair[1]) / 1000)
+            self._passes.append(pair[0].elapsed_time(pair[1]) / 1000)
             self._spare.append(pair)
 
     def take(self) -> float:
@@ -195,10 +195,10 @@ class _Cuda:
         if not self.calls:
             return 0.0
         self._read()
-        return sum(self._found) / len(self._found) * self.calls if self._found else math.nan
+        return sum(self._passes) / len(self._passes) * self.calls if self._passes else math.nan
 
     def forget(self) -> None:
-        self._found, self.calls = [], 0
+        self._passes, self.calls = [], 0
 
 
 def _watch(device: torch.device) -> _Cpu | _Cuda:
@@ -219,7 +219,7 @@ def _memory(device: torch.device) -> float:
 
 
 class _Use:
-    """How busy a GPU is, as its driver says, asked for now and then; nan where nobody says.
+    """How busy a GPU is, as its driver says, asked for now and then; nan without an answer.
 
     Args:
         ask: the percent of the time that a device has worked of late.

@@ -16,10 +16,10 @@ SENT = struct.Struct("=200xQQ")
 
 
 class Wire:
-    """What went through this process's TCP sockets since the last reading, loopback included.
+    """Bytes through this process's TCP sockets since the last reading, loopback included.
 
-    That is all that gloo sends, and the little that ranks say to their store. NCCL goes other
-    ways, which nobody counts.
+    That is all that gloo sends, and the few bytes for the ranks' store. NCCL uses other ways,
+    which the kernel does not count.
 
     Args:
         backend: of the process group.
@@ -42,7 +42,7 @@ class Wire:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Do not count what is sent in here."""
+        """Do not count bytes that are sent within."""
         self._count()
         yield
         self._seen = self._look()

@@ -115,7 +115,7 @@ def watching(
     floor: float,
     leave: Callable[[], object] | None,
 ) -> Iterator[None]:
-    """Watch what is done within; not without a limit or a way to leave."""
+    """Look for a hang within; not without a limit or a way to leave."""
     if not floor or leave is None:
         yield
         return

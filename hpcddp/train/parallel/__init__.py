@@ -1,5 +1,5 @@
 """How a model is spread over the ranks: cut, pipelined, sharded, and made whole again.
 
-It imports ``input`` and what is below.
+It imports ``input`` and the rooms below.
 Others use ``engine`` (one step under any strategy), ``model`` and ``state_dict``.
 """

@@ -1,6 +1,6 @@
-"""How a model is cut: into blocks for fsdp, stages for pp, and layers shared by tp.
+"""How a model is cut: into blocks for fsdp and recomputation, and into stages for pp.
 
-A task's own word comes first (task.CUTS); else the model's structure says it, where it can.
+A task's own functions come first (task.CUTS); else the model's structure says it, where it can.
 """
 
 from __future__ import annotations
@@ -13,22 +13,11 @@ from typing import Any
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    ParallelStyle,
-    RowwiseParallel,
-    parallelize_module,
-)
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
 from hpcddp.errors import JobFileError
 from hpcddp.train.rank.task_module import Task
-
-STYLES = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
-# What changes each number by itself keeps a row of them divided as it is.
-ELEMENTWISE = (nn.ReLU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.LeakyReLU, nn.ELU, nn.Dropout,
-               nn.Identity)  # fmt: skip
 
 
 def blocks(task: Task, module: nn.Module) -> list[str]:
@@ -36,7 +25,7 @@ def blocks(task: Task, module: nn.Module) -> list[str]:
     modules. None if there is no such list."""
     own = task.cut("blocks", module)
     if own is not None:
-        names = _known(own, module, task, "blocks")
+        names = known(own, module, task, "blocks")
         for name in names:
             if not _has_forward(module.get_submodule(name)):
                 raise JobFileError(
@@ -58,11 +47,11 @@ def blocks(task: Task, module: nn.Module) -> list[str]:
 
 def _called(group: nn.Module, path: str) -> list[str]:
     """Names of a group's members; a list among them is not called itself, but its members are."""
-    found: list[str] = []
+    names: list[str] = []
     for name, part in group.named_children():
-        here = f"{path}.{name}" if path else name
-        found += [here] if _has_forward(part) else _called(part, here)
-    return found
+        full = f"{path}.{name}" if path else name
+        names += [full] if _has_forward(part) else _called(part, full)
+    return names
 
 
 def _has_forward(part: nn.Module) -> bool:
@@ -84,7 +73,7 @@ def parts(task: Task, module: nn.Module) -> list[str]:
             "after the other are the model",
         )
     names = [n for n, _ in members(module)]
-    names = names if own is None else _known(own, module, task, "parts")
+    names = names if own is None else known(own, module, task, "parts")
     inside = {id(p) for name in names for p in _tensors(module.get_submodule(name))}
     for name, tensor in _named_tensors(module):
         if id(tensor) not in inside:
@@ -101,10 +90,15 @@ def members(module: nn.Module) -> list[tuple[str, nn.Module]]:
     return [(name, part) for name, part in module._modules.items() if part is not None]
 
 
-def _known(names: Any, module: nn.Module, task: Task, function: str) -> list[str]:
-    known = dict(module.named_modules(remove_duplicate=False))
+def known(names: Any, module: nn.Module, task: Task, function: str) -> list[str]:
+    """The names that a task's function gives.
+
+    Raises:
+        JobFileError: the model has no such module.
+    """
+    modules = dict(module.named_modules(remove_duplicate=False))
     for name in names:
-        if name not in known:
+        if name not in modules:
             raise JobFileError(
                 f"{function}() names {name!r}, which the model has not",
                 where=task.name,
@@ -128,10 +122,10 @@ def stages(task: Task, module: nn.Module, count: int) -> list[list[str]]:
             where=task.name,
             hint="take fewer stages, or cut the model into smaller parts",
         )
-    found = [[names[i] for i in piece] for piece in divide(sizes, count)]
+    stages = [[names[i] for i in piece] for piece in divide(sizes, count)]
     owner: dict[int, int] = {}
-    for stage, members in enumerate(found):
-        for name in members:
+    for stage, inside in enumerate(stages):
+        for name in inside:
             for tensor in _tensors(module.get_submodule(name)):
                 if owner.setdefault(id(tensor), stage) != stage:
                     raise JobFileError(
@@ -139,7 +133,7 @@ def stages(task: Task, module: nn.Module, count: int) -> list[list[str]]:
                         where=task.name,
                         hint="let each stage have its own, or take fsdp",
                     )
-    return found
+    return stages
 
 
 def divide(sizes: Sequence[int], count: int) -> list[range]:
@@ -151,11 +145,11 @@ def divide(sizes: Sequence[int], count: int) -> list[range]:
         """The largest group's size from here on, and where the first one ends."""
         if groups == 1:
             return sum(sizes[begin:]) or _NEVER, len(sizes)
-        found = (_NEVER, begin)
+        least = (_NEVER, begin)
         for end in range(begin + 1, len(sizes)):
             if size := sum(sizes[begin:end]):
-                found = min(found, (max(size, best(end, groups - 1)[0]), -end))
-        return found[0], -found[1]
+                least = min(least, (max(size, best(end, groups - 1)[0]), -end))
+        return least[0], -least[1]
 
     ends = [0]
     for groups in range(count, 0, -1):
@@ -193,97 +187,19 @@ class Chain(nn.Module):
         return value
 
 
-def tp_plan(task: Task, module: nn.Module, ranks: int) -> dict[str, ParallelStyle]:
-    """How layers are divided over so many ranks: the task's plan, or ``pairs``.
-
-    Raises:
-        JobFileError: there is nothing to divide, or the plan names what is not there.
-    """
-    plan = task.cut("tp_plan", module)
-    plan = pairs(module) if plan is None else plan
-    if not plan:
-        raise JobFileError(
-            "tp finds no layers to divide",
-            where=task.name,
-            hint='define tp_plan(model) -> {name of a layer: "colwise" or "rowwise"}',
-        )
-    names = _known(plan, module, task, "tp_plan")
-    styles = {name: _style(plan[name], name, task) for name in names}
-    for name in names:
-        _divisible(module.get_submodule(name), plan[name], name, ranks, task)
-        if tied := _tied(module, name):
-            raise JobFileError(
-                f"tp cannot divide {name}: {tied} is the same parameter",
-                where=task.name,
-                hint="leave it out of tp_plan(), or let each have its own",
-            )
-    return styles
-
-
-def _tied(module: nn.Module, name: str) -> str:
+def tied(module: nn.Module, name: str) -> str:
     """A parameter of another module that is also one of this one; "" if there is none."""
     part = module.get_submodule(name)
-    inside, mine = {id(m) for m in part.modules()}, {id(p) for p in part.parameters()}
+    inside, parameters = {id(m) for m in part.modules()}, {id(p) for p in part.parameters()}
     others = ((n, m) for n, m in module.named_modules() if id(m) not in inside)
     every = ((f"{n}.{key}", p) for n, m in others for key, p in m._parameters.items())
-    return next((key for key, p in every if id(p) in mine), "")
-
-
-def share_layers(module: nn.Module, plan: dict[str, ParallelStyle], mesh: DeviceMesh) -> None:
-    """Divide the layers that a stage has of a plan."""
-    for name in held(module, plan):
-        parallelize_module(module.get_submodule(name), mesh, plan[name])
+    return next((key for key, p in every if id(p) in parameters), "")
 
 
 def held(module: nn.Module, names: Iterable[str]) -> list[str]:
     """Those of the whole model's modules that a stage has."""
-    known = dict(module.named_modules(remove_duplicate=False))
-    return [name for name in names if name in known]
-
-
-def _style(style: Any, name: str, task: Task) -> ParallelStyle:
-    if isinstance(style, ParallelStyle):
-        return style
-    if style not in STYLES:
-        raise JobFileError(
-            f"tp_plan() says {style!r} for {name}",
-            where=task.name,
-            hint=f"say {' or '.join(STYLES)}, or give a ParallelStyle of torch's",
-        )
-    return STYLES[style]()
-
-
-def _divisible(part: nn.Module, style: Any, name: str, count: int, task: Task) -> None:
-    if isinstance(part, nn.Linear) and isinstance(style, str):
-        size = part.out_features if style == "colwise" else part.in_features
-        if size % count:
-            raise JobFileError(
-                f"tp cannot divide {name} over {count} ranks: it has {size} "
-                f"{'outputs' if style == 'colwise' else 'inputs'}",
-                where=task.name,
-                hint=f"take a size that {count} divides",
-            )
-
-
-def pairs(module: nn.Module) -> dict[str, str]:
-    """A plan for two linear layers with nothing but functions of each number between them: the
-    first by its outputs, the second by its inputs (Shoeybi et al., 2019)."""
-    plan: dict[str, str] = {}
-    for prefix, part in module.named_modules():
-        if not isinstance(part, nn.Sequential):
-            continue
-        first = ""
-        inside = members(part)
-        for name, child in inside:
-            path = f"{prefix}.{name}" if prefix else name
-            once = sum(other is child for _, other in inside) == 1 and not _tied(module, path)
-            if isinstance(child, nn.Linear) and once:
-                if first:
-                    plan |= {first: "colwise", path: "rowwise"}
-                first = "" if first else path
-            elif not isinstance(child, ELEMENTWISE):
-                first = ""
-    return plan
+    modules = dict(module.named_modules(remove_duplicate=False))
+    return [name for name in names if name in modules]
 
 
 def shard(module: nn.Module, names: Iterable[str], mesh: DeviceMesh) -> None:
@@ -295,7 +211,7 @@ def shard(module: nn.Module, names: Iterable[str], mesh: DeviceMesh) -> None:
     Raises:
         JobFileError: fully_shard does not take the model.
     """
-    parts = [module.get_submodule(name) for name in names if not _tied(module, name)]
+    parts = [module.get_submodule(name) for name in names if not tied(module, name)]
     try:
         for part in dict.fromkeys([*parts, module]):
             fully_shard(part, mesh=mesh)

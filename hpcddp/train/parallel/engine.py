@@ -29,7 +29,7 @@ OnLoss = Callable[[list[int], Micro, Tensor], None]
 
 
 class Engine(Protocol):
-    """What the trainer needs of a spread model."""
+    """The trainer's view of a spread model."""
 
     def run(self, batches: Batches, step: Step, scaler: Any, on_loss: OnLoss) -> None:
         """Forward and backward over a step's micro-batches; a collective."""

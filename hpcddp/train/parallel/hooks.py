@@ -1,8 +1,8 @@
-"""How gradients travel under DDP (``ddp.hook``): what becomes of each bucket of them.
+"""How gradients travel under DDP (``ddp.hook``), bucket by bucket.
 
     fp16, bf16   they travel in half the bytes
     powersgd     after ``ddp.after`` steps a matrix travels as two thin ones, of ``ddp.rank``
-                 columns; what they do not tell is added to the next gradient (Vogels et al., 2019)
+                 columns; the remainder is added to the next gradient (Vogels et al., 2019)
     local_sgd    after ``ddp.after`` steps they travel within a node only, and every ``ddp.period``
                  steps all ranks average their weights (post-local SGD, Lin et al., 2020)
 
@@ -11,8 +11,8 @@ it as ``hook.<rank>.<bucket>.<what>``; a resume goes on to the last bit. On anot
 or with another rank or size of buckets, it starts afresh.
 
 Under local_sgd the nodes' weights differ. Before each evaluation and each save all ranks average
-weights and optimizer state, and go on from there: what is judged and saved is one model, and a
-resume goes on as the run that saved did. So a save at another step changes the training.
+weights and optimizer state, and go on from there: one model is evaluated and saved, and a resume
+goes on as the run that saved did. So a save at another step changes the training.
 """
 # No deferred annotations here: DDP wants to see those of its hooks.
 
@@ -31,7 +31,7 @@ from hpcddp.train.parallel import state_dict
 from hpcddp.train.rank.spread import Spread
 
 PREFIX = "hook"
-# PowerSGD's, by what is in them: numbers by bucket.
+# PowerSGD's, by their content: numbers by bucket.
 MEMORIES = {"error": "error_dict", "p": "p_memory_dict", "q": "q_memory_dict"}
 TINY = 1e-12  # added to the norm of a column, which may be 0
 
@@ -98,7 +98,7 @@ class Hook:
         self._state, self._hook = HOOKS[self._name](spec, spread)
         self._local = self._name == "local_sgd" and world.rank.local_size < world.size
         self._apart = False  # whether ranks have different weights or optimizer states
-        # What a memory fits to, as plain data; None for a hook without one.
+        # The job's settings that a memory fits to, as plain data; None for a hook without memory.
         self.fits: list[Any] | None = None
         if self._name == "powersgd":
             ddp, precision = spec.ddp, spec.train.precision
@@ -138,7 +138,7 @@ class Hook:
         self._apart = False
 
     def memory(self) -> dict[str, Tensor]:
-        """What this rank remembers, by name in a checkpoint."""
+        """This rank's memory, by name in a checkpoint."""
         return {
             f"{PREFIX}.{self._rank}.{bucket}.{what}": tensor
             for what, name in MEMORIES.items()

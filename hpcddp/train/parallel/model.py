@@ -92,11 +92,11 @@ def answer(model: DistributedDataParallel, scaler: Any) -> None:
 
 def saved_buffers(modules: Iterable[torch.nn.Module]) -> list[Tensor]:
     """Those of the buffers that go into a checkpoint."""
-    found = []
+    buffers = []
     for module in modules:
         saved = module.state_dict(keep_vars=True)
-        found += [buffer for name, buffer in module.named_buffers() if name in saved]
-    return [buffer for buffer in found if not hasattr(buffer, "to_local")]
+        buffers += [buffer for name, buffer in module.named_buffers() if name in saved]
+    return [buffer for buffer in buffers if not hasattr(buffer, "to_local")]
 
 
 def share_buffers(model: DistributedDataParallel) -> None:
@@ -111,11 +111,11 @@ def share_buffers(model: DistributedDataParallel) -> None:
 def autocast(
     device: torch.device, precision: str, *, divided: bool = False
 ) -> contextlib.AbstractContextManager[Any]:
-    """What a forward pass runs in.
+    """The context of a forward pass.
 
     Args:
-        divided: ranks gather parameters block by block: torch's cache of what it made of each one,
-            for a second use, would keep the whole model.
+        divided: ranks gather parameters block by block. torch's cache of converted parameters, for
+            a second use, would keep the whole model.
     """
     if precision not in DTYPES:
         return contextlib.nullcontext()

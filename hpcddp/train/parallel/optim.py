@@ -33,7 +33,7 @@ def make_optimizer(task: Task, model: nn.Module, train: TrainSpec) -> Optimizer:
 GROUP = "group"  # in a param group: which one it was before it was split
 
 
-# What a schedule keeps of each param group.
+# Attributes of a schedule that have one value for each param group.
 PER_GROUP = ("base_lrs", "max_lrs", "min_lrs", "_last_lr", "lr_lambdas", "base_momentums",
              "max_momentums")  # fmt: skip
 
@@ -41,15 +41,15 @@ PER_GROUP = ("base_lrs", "max_lrs", "min_lrs", "_last_lr", "lr_lambdas", "base_m
 def split_groups(optimizer: Optimizer, scheduler: Any) -> None:
     """Put parameters that lie on different meshes into groups of their own: torch's fast
     optimizers take one kind at a time. The schedule, made before, has the new ones then."""
-    found: list[dict[str, Any]] = []
+    groups: list[dict[str, Any]] = []
     for i, group in enumerate(optimizer.param_groups):
         kinds: dict[Any, list[Any]] = {}
         for parameter in group["params"]:
             kinds.setdefault(getattr(parameter, "device_mesh", None), []).append(parameter)
-        found += [{**group, "params": params, GROUP: i} for params in kinds.values()]
-    if len(found) > len(optimizer.param_groups):
-        optimizer.param_groups[:] = found
-        _split_schedule(scheduler, found)
+        groups += [{**group, "params": params, GROUP: i} for params in kinds.values()]
+    if len(groups) > len(optimizer.param_groups):
+        optimizer.param_groups[:] = groups
+        _split_schedule(scheduler, groups)
 
 
 def _split_schedule(scheduler: Any, groups: Sequence[dict[str, Any]]) -> None:
@@ -64,16 +64,16 @@ def _split_schedule(scheduler: Any, groups: Sequence[dict[str, Any]]) -> None:
 def by_new_groups(state: dict[str, Any], groups: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """A schedule's state for the groups that there are after a split."""
     before = [group.get(GROUP, i) for i, group in enumerate(groups)]
-    found: dict[str, Any] = _per_group(state, before, max(before) + 1)
-    return found
+    regrouped: dict[str, Any] = _per_group(state, before, max(before) + 1)
+    return regrouped
 
 
 def by_old_groups(state: dict[str, Any], groups: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """A schedule's state for the groups that there were before a split."""
     before = [group.get(GROUP, i) for i, group in enumerate(groups)]
     firsts = [before.index(number) for number in sorted(set(before))]
-    found: dict[str, Any] = _per_group(state, firsts, len(groups))
-    return found
+    regrouped: dict[str, Any] = _per_group(state, firsts, len(groups))
+    return regrouped
 
 
 def _per_group(state: Any, which: Sequence[int], count: int) -> Any:
@@ -117,6 +117,12 @@ def divided(optimizer: Optimizer, group: dist.ProcessGroup) -> Optimizer:
         ) from None
 
 
+def own(optimizer: Optimizer) -> Optimizer:
+    """The optimizer of this rank's parameters, where a ZeroRedundancyOptimizer divides them."""
+    inner: Optimizer = getattr(optimizer, "optim", optimizer)
+    return inner if isinstance(inner, Optimizer) else optimizer
+
+
 def make_scheduler(
     task: Task, optimizer: Optimizer, train: TrainSpec, total_steps: int
 ) -> LRScheduler:
@@ -146,8 +152,8 @@ def shape(train: TrainSpec, total_steps: int) -> Callable[[int], float]:
 
 
 def go_to_step(scheduler: LambdaLR, step: int) -> None:
-    """Put our own schedule, a function of the step alone, to a step: what the job file says now
-    holds for the steps to come."""
+    """Put our own schedule, a function of the step alone, to a step. The job file as it is now
+    counts for the next steps."""
     scheduler.last_epoch = step
     for group, base, factor in zip(
         scheduler.optimizer.param_groups, scheduler.base_lrs, scheduler.lr_lambdas, strict=True

@@ -103,8 +103,8 @@ class Pipeline:
     def _make_schedule(self, inputs: Any, count: int) -> Any:
         """The schedule for so many micro-batches like this one; a collective.
 
-        Shapes are found by a forward pass of our own: torch's takes a training pass on memory that
-        nobody has written, which changes a BatchNorm.
+        A forward pass of our own gives the shapes: torch's takes a training pass on memory without
+        values, which changes a BatchNorm.
         """
         seen: list[tuple[tuple[Tensor, ...], Any]] = []
         with (
@@ -139,17 +139,17 @@ class Pipeline:
     def _forward(self, value: Any, seen: list[tuple[tuple[Tensor, ...], Any]]) -> Any:
         """One forward pass through all stages, the output on the last one's rank; a collective of
         the pipeline's ranks. ``seen`` gets what goes into and comes out of this rank's stages."""
-        here = self._spread.place.pp
+        rank = self._spread.place.pp
         for i, chain in enumerate(self._chains):
-            if here > 0 or i > 0:
-                value = self._receive((here - 1) % self._ranks)
+            if rank > 0 or i > 0:
+                value = self._receive((rank - 1) % self._ranks)
             else:
                 chain.form = pytree.tree_structure(value)
             given = tuple(pytree.tree_leaves(value))
             output = chain(*given)
             seen.append((given, output))
-            if here < self._ranks - 1 or i < len(self._chains) - 1:
-                self._send(output, (here + 1) % self._ranks)
+            if rank < self._ranks - 1 or i < len(self._chains) - 1:
+                self._send(output, (rank + 1) % self._ranks)
             value = output
         return value if self._spread.last else None
 
@@ -189,5 +189,5 @@ def _joined(values: Sequence[Any]) -> list[Tensor]:
 
 def _like(value: Tensor, *, grad: bool) -> Tensor:
     """A tensor's shape and dtype, and nothing in it."""
-    made = torch.empty_like(value, device="meta")
-    return made.requires_grad_(grad and made.is_floating_point())
+    empty = torch.empty_like(value, device="meta")
+    return empty.requires_grad_(grad and empty.is_floating_point())

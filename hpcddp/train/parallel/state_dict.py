@@ -1,9 +1,9 @@
-"""What a checkpoint holds: every tensor of the training under a plain name, and the rest as JSON.
+"""The tensors of a checkpoint: every one of the training, under a plain name.
 
     model.<name>                 parameters and buffers, named as the plain module names them
     optim.<name>.<state>         the optimizer's tensors, by the parameter they belong to
     rng.<stream>.<generator>     the random generators of every rank; ranks of a tp group are one
-    more                         what else a loop has, as torch.save wrote it
+    more                         another object of a loop's, as torch.save wrote it
     hook.<rank>.<bucket>.<what>  what PowerSGD remembers
 
 The names are the same however the model is spread; a rank has some of the tensors, or parts of
@@ -12,12 +12,10 @@ them. ``parts`` gives the live ones, in a millisecond: a save copies them, a res
 
 from __future__ import annotations
 
-import contextlib
-import copy
 import heapq
 import io
 import pickle
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -28,7 +26,7 @@ from torch.optim import Optimizer
 
 from hpcddp.errors import CheckpointError
 from hpcddp.train.input import seeding
-from hpcddp.train.parallel.optim import GROUP
+from hpcddp.train.parallel.optim import own
 from hpcddp.train.rank.spread import local
 
 MORE = "more"
@@ -77,7 +75,7 @@ class Parts:
 
 
 def alone(tensor: Tensor, optim: bool) -> tuple[int, ...]:
-    """The holders where there is one rank."""
+    """The holders in a run of one rank."""
     return (0,)
 
 
@@ -88,21 +86,21 @@ def parts(module: nn.Module, optimizer: Optimizer, holders: Holders = alone) -> 
     Raises:
         CheckpointError: the module's state holds something else than tensors.
     """
-    found, name_of, inner = Parts(module=module.state_dict()), _naming(module), own(optimizer)
+    parts, name_of, inner = Parts(module=module.state_dict()), naming(module), own(optimizer)
     trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
     parameters = dict(module.named_parameters(remove_duplicate=False))
-    for name, value in found.module.items():
-        kind = found.stepped if id(parameters.get(name)) in trained else found.loose
+    for name, value in parts.module.items():
+        kind = parts.stepped if id(parameters.get(name)) in trained else parts.loose
         tensor = _tensor(name, value)
-        found.add(kind, f"model.{name_of(name)}", tensor, holders(tensor, False))
+        parts.add(kind, f"model.{name_of(name)}", tensor, holders(tensor, False))
     for name, parameter in module.named_parameters():
         for key, value in inner.state.get(parameter, {}).items():
             if isinstance(value, Tensor):
                 full = f"optim.{name_of(name)}.{key}"
-                found.add(found.stepped, full, value, holders(value, True))
+                parts.add(parts.stepped, full, value, holders(value, True))
             else:
-                found.plain.setdefault(name_of(name), {})[key] = value
-    return found
+                parts.plain.setdefault(name_of(name), {})[key] = value
+    return parts
 
 
 def sizes(module: nn.Module) -> dict[str, torch.Size]:
@@ -111,14 +109,8 @@ def sizes(module: nn.Module) -> dict[str, torch.Size]:
     Raises:
         CheckpointError: the module's state holds something else than tensors.
     """
-    name_of = _naming(module)
+    name_of = naming(module)
     return {f"model.{name_of(n)}": _tensor(n, v).size() for n, v in module.state_dict().items()}
-
-
-def own(optimizer: Optimizer) -> Optimizer:
-    """The optimizer of this rank's parameters, where a ZeroRedundancyOptimizer divides them."""
-    inner: Optimizer = getattr(optimizer, "optim", optimizer)
-    return inner if isinstance(inner, Optimizer) else optimizer
 
 
 def _offsets(tensor: Tensor) -> tuple[int, ...]:
@@ -129,8 +121,9 @@ def _offsets(tensor: Tensor) -> tuple[int, ...]:
     return (0,) * tensor.dim()
 
 
-def _naming(module: nn.Module) -> Callable[[str], str]:
-    """What makes a name plain: without what DDP around a part and torch.compile put in."""
+def naming(module: nn.Module) -> Callable[[str], str]:
+    """A function from a parameter's name to its plain one, without the prefixes of torch.compile
+    and of DDP around a part."""
     inner = [
         f"{name}.module."
         for name, part in module.named_modules()
@@ -158,10 +151,10 @@ def _tensor(name: str, value: Any) -> Tensor:
 def share(
     tensors: Mapping[str, Tensor], where: Mapping[str, Where], rank: int
 ) -> dict[str, Tensor]:
-    """The tensors that this rank writes, of those that others have as well; all write about as
-    much. Every holder comes to the same division: largest first, to whoever has least."""
+    """The tensors that this rank writes, of those that other ranks hold as well; all write about as
+    much. Every holder comes to the same division: the largest first, to the rank with least."""
     loads: dict[tuple[int, ...], list[tuple[int, int]]] = {}
-    mine = {}
+    written = {}
     for name in sorted(tensors, key=lambda n: (-tensors[n].nbytes, n)):
         holders = where[name].holders
         if where[name].nothing(tensors[name]):
@@ -170,130 +163,8 @@ def share(
         load, owner = heapq.heappop(heap)
         heapq.heappush(heap, (load + tensors[name].nbytes, owner))
         if owner == rank:
-            mine[name] = tensors[name]
-    return mine
-
-
-def groups(optimizer: Optimizer) -> list[dict[str, Any]]:
-    """The optimizer's options by parameter group, as plain data."""
-    found = {
-        group.get(GROUP, i): {k: _plain(v) for k, v in group.items() if k not in ("params", GROUP)}
-        for i, group in enumerate(optimizer.param_groups)
-    }
-    return list(found.values())
-
-
-@torch.no_grad()
-def begin(module: nn.Module, optimizer: Optimizer, names: set[str]) -> None:
-    """Let the optimizer have the state that a checkpoint holds tensors of, and no other.
-
-    A step with a learning rate and gradients of 0 makes it; it is overwritten next.
-
-    Args:
-        names: of the checkpoint's tensors.
-    """
-    inner, name_of = own(optimizer), _naming(module)
-    saved = {name.removeprefix("optim.").rpartition(".")[0] for name in names if "optim." in name}
-    mine = {id(p) for group in inner.param_groups for p in group["params"]}
-    lacking = [
-        p
-        for name, p in module.named_parameters()
-        if id(p) in mine and name_of(name) in saved and not inner.state.get(p)
-    ]
-    if lacking:
-        _step_nowhere(inner, lacking)
-    for name, p in module.named_parameters():
-        state = inner.state.get(p, {})
-        for key in [k for k, value in state.items() if isinstance(value, Tensor)]:
-            if f"optim.{name_of(name)}.{key}" not in names:
-                del state[key]
-        if p in inner.state and not state:
-            del inner.state[p]
-
-
-@contextlib.contextmanager
-def reserved(optimizer: Optimizer) -> Iterator[None]:
-    """Within, the optimizer has all the state that it will have after a step; afterwards what it
-    had before."""
-    inner = own(optimizer)
-    options = [{k: v for k, v in g.items() if k != "params"} for g in inner.param_groups]
-    everyone = [p for group in inner.param_groups for p in group["params"] if p.requires_grad]
-    lacking = [p for p in everyone if not inner.state.get(p)]
-    try:
-        if lacking:
-            _step_nowhere(inner, lacking)
-        yield
-    finally:
-        for p in lacking:
-            inner.state.pop(p, None)
-        for group, before in zip(inner.param_groups, options, strict=True):
-            group.update(before)
-
-
-def _step_nowhere(optimizer: Optimizer, parameters: list[nn.Parameter]) -> None:
-    everyone = [p for group in optimizer.param_groups for p in group["params"]]
-    gradients, rates = [p.grad for p in everyone], [g["lr"] for g in optimizer.param_groups]
-    for p in everyone:
-        p.grad = None
-    for p in parameters:
-        p.grad = torch.zeros_like(p)
-    for group, rate in zip(optimizer.param_groups, rates, strict=True):
-        group["lr"] = torch.zeros_like(rate) if isinstance(rate, Tensor) else 0.0
-    optimizer.step()
-    for group, rate in zip(optimizer.param_groups, rates, strict=True):
-        group["lr"] = rate
-    for p, gradient in zip(everyone, gradients, strict=True):
-        p.grad = gradient
-
-
-def apply(
-    module: nn.Module, optimizer: Optimizer, meta: Mapping[str, Any], *, options: bool
-) -> None:
-    """Put the numbers of a checkpoint into an optimizer whose tensors were read.
-
-    Args:
-        meta: what ``groups`` and ``Parts.plain`` were when it was saved.
-        options: restore the optimizer's options too; without, the job file's count.
-    """
-    inner, name_of = own(optimizer), _naming(module)
-    mine = {id(p) for group in inner.param_groups for p in group["params"]}
-    for name, p in module.named_parameters():
-        if id(p) in mine and (values := meta["state"].get(name_of(name))):
-            inner.state[p].update(values)
-    saved = meta["param_groups"]
-    if options and len(saved) == len(groups(optimizer)):
-        for i, group in enumerate(optimizer.param_groups):
-            live = {k: v for k, v in group.items() if k != "params"}
-            group.update(like(saved[group.get(GROUP, i)], live))
-
-
-def _plain(value: Any) -> Any:
-    return value.tolist() if isinstance(value, Tensor) else value
-
-
-def like(value: Any, live: Any) -> Any:
-    """A value from JSON in the types that the live one has, whatever lies in it: JSON knows no
-    tensors, tuples or Counters, and no keys but text."""
-    if isinstance(live, Tensor):
-        return torch.as_tensor(value, dtype=live.dtype, device=live.device)
-    if isinstance(value, dict) and isinstance(live, dict):
-        return _like_dict(value, live)
-    if isinstance(value, list) and isinstance(live, list | tuple):
-        same = len(value) == len(live)
-        items = [like(v, o) for v, o in zip(value, live, strict=True)] if same else value
-        return tuple(items) if isinstance(live, tuple) else items
-    return value
-
-
-def _like_dict(value: dict[str, Any], live: dict[Any, Any]) -> dict[Any, Any]:
-    keys, kinds = {str(key): key for key in live}, {type(key) for key in live}
-    kind = kinds.pop() if kinds in ({int}, {float}) else str
-    made = copy.copy(live)
-    made.clear()
-    for name, item in value.items():
-        key = keys[name] if name in keys else kind(name)
-        made[key] = like(item, live.get(key))
-    return made
+            written[name] = tensors[name]
+    return written
 
 
 def rng_tensors(stream: int, device: torch.device) -> dict[str, Tensor]:
@@ -308,10 +179,10 @@ def set_rng(tensors: Mapping[str, Tensor], device: torch.device) -> None:
 
 
 def pack(more: Any) -> dict[str, Tensor]:
-    """What else has a state_dict, as one tensor of bytes.
+    """The state of a loop's other object, as one tensor of bytes.
 
     Raises:
-        CheckpointError: it holds what nobody could read without running it.
+        CheckpointError: its state cannot be read without running code.
     """
     file = io.BytesIO()
     torch.save(more.state_dict(), file)

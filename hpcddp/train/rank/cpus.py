@@ -1,7 +1,7 @@
 """The CPUs that a rank really has, and how it divides them between computing and reading.
 
 Slurm, taskset or a cpuset say which CPUs a process may run on, a cgroup's quota how much of them.
-Ranks that nobody has bound share those of their node.
+Ranks without a binding share those of their node.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MOST_BESIDE_GPU, MOST = 8, 4  # processes that read for one rank
 
 
 class Division(NamedTuple):
-    """What a rank's CPUs do: ``workers`` processes of one thread each read, and the training
+    """The use of a rank's CPUs: ``workers`` processes of one thread each read, and the training
     computes with ``threads``."""
 
     cpus: int
@@ -59,16 +59,16 @@ def share(reports: Sequence[Mapping[str, Any]], rank: int) -> int:
         reports: what all ranks showed at the start (world.py); may be empty.
         rank: this one's global rank.
     """
-    mine = reports[rank] if reports else {}
-    here = [r for r in reports if r.get("host") == mine.get("host")] or [mine]
+    report = reports[rank] if reports else {}
+    neighbours = [r for r in reports if r.get("host") == report.get("host")] or [report]
 
     def alike(name: str) -> int:
-        return sum(r.get(name) == mine.get(name) for r in here)
+        return sum(r.get(name) == report.get(name) for r in neighbours)
 
-    found = len(os.sched_getaffinity(0)) / alike("cpus")
-    if limit := mine.get("quota"):
-        found = min(found, limit[1] / alike("quota"))
-    return max(1, int(found))
+    count = len(os.sched_getaffinity(0)) / alike("cpus")
+    if limit := report.get("quota"):
+        count = min(count, limit[1] / alike("quota"))
+    return max(1, int(count))
 
 
 def quota(proc: Path = cgroups.PROC, root: Path = cgroups.CGROUPS) -> list[Any] | None:
@@ -76,8 +76,8 @@ def quota(proc: Path = cgroups.PROC, root: Path = cgroups.CGROUPS) -> list[Any] 
 
     Sources: kernel documentation, cgroup-v2.rst (cpu.max) and sched-bwc.rst (cfs_quota_us).
     """
-    found = cgroups.read("cpu", _max, _cfs, proc, root)
-    limits = [(count, str(folder)) for folder, count in found if count > 0]
+    counts = cgroups.read("cpu", _max, _cfs, proc, root)
+    limits = [(count, str(folder)) for folder, count in counts if count > 0]
     least = min(limits, key=lambda limit: limit[0], default=None)
     return least and [least[1], least[0]]
 

@@ -1,8 +1,8 @@
 """Each rank's device, and whether a node has lost its GPUs.
 
 A node whose GPU driver is gone looks like a node without GPUs: its ranks would train on the CPU
-beside GPUs, or wait for a process group that never starts. So each rank reports what it sees and
-what Slurm gave it, and the last rank to come compares all reports.
+beside GPUs, or wait for a process group that never starts. So each rank reports the GPUs that it
+sees and those that Slurm gave it, and the last rank to come compares all reports.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hpcddp.attempt.error_record import host
 from hpcddp.errors import RankMapError
 from hpcddp.topology import Rank
 
-# What a process may see, as indices or names; of several variables the shortest list counts.
+# The GPUs of a process, as indices or names; of several variables the shortest list counts.
 VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 NVIDIA = "0x10de"  # the PCI vendor
 HINT = "its driver or a GPU may be lost: nvidia-smi there tells; the next attempt leaves it out"
@@ -37,10 +37,10 @@ def given(environ: Mapping[str, str]) -> int:
     counts = [int(count) if count.isdecimal() else 0]
     for name in VISIBLE:
         if name in environ:
-            found = [word.strip() for word in environ[name].split(",")]
+            words = [word.strip() for word in environ[name].split(",")]
             # A process sees one slice of a GPU at most, however many are named (CUDA's MIG).
-            slices = any(word.startswith("MIG") for word in found)
-            named = sum(word.isdecimal() or word.startswith("GPU-") for word in found)
+            slices = any(word.startswith("MIG") for word in words)
+            named = sum(word.isdecimal() or word.startswith("GPU-") for word in words)
             counts.append(1 if slices else named)
     return min(counts)
 
@@ -93,7 +93,7 @@ def pick(rank: Rank, count: int, environ: Mapping[str, str], *, local: bool) -> 
 def report(
     rank: Rank, device: torch.device, count: int, environ: Mapping[str, str]
 ) -> dict[str, Any]:
-    """What a rank shows of its device.
+    """A rank's report on its device.
 
     Args:
         count: GPUs that this process sees.

@@ -65,7 +65,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def report(rank: Rank, shown: Mapping[str, Any]) -> dict[str, Any]:
-    """What a rank shows of itself.
+    """A rank's report on itself.
 
     Args:
         shown: of its device.
@@ -83,7 +83,7 @@ def report(rank: Rank, shown: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _identity() -> dict[str, Any]:
-    """What tells this process from any other: its id is one in its namespace and for its life."""
+    """A process's identity: its id is unique in its namespace, as long as it lives."""
     space = ""
     with contextlib.suppress(OSError):
         space = str(Path("/proc/self/ns/pid").readlink())
@@ -124,14 +124,14 @@ def meet(store: Store, rank: Rank, report: dict[str, Any], timeout: float) -> li
     verdict = json.loads(store.get("hpcddp/verdict"))
     if "error" in verdict:
         raise RankMapError(**verdict["error"])
-    found: list[dict[str, Any]] = verdict["ranks"]
-    return found
+    ranks: list[dict[str, Any]] = verdict["ranks"]
+    return ranks
 
 
 def refuse(store: Store, error: RankMapError) -> None:
     """Tell the ranks that wait; the first to refuse is the one they hear."""
-    told = {"what": error.what, "where": error.where, "hint": error.hint, **error.facts}
-    text = json.dumps({"error": told})
+    facts = {"what": error.what, "where": error.where, "hint": error.hint, **error.facts}
+    text = json.dumps({"error": facts})
     store.compare_set("hpcddp/verdict", "", text)
 
 

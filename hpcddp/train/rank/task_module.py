@@ -57,8 +57,8 @@ class Task:
         self.held_out = True  # whether there are samples to evaluate on, if the task has them
         self._spec = spec
         self._functions = {f: getattr(source, f, None) for f in REQUIRED + OPTIONAL}
-        for function, found in self._functions.items():
-            if not callable(found) and (function in REQUIRED or found is not None):
+        for function, defined in self._functions.items():
+            if not callable(defined) and (function in REQUIRED or defined is not None):
                 raise JobFileError(
                     f"there is no function {function}",
                     where=name,
@@ -102,8 +102,8 @@ class Task:
         return self._get(name)(model)
 
     def _get(self, function: str) -> Callable[..., Any]:
-        found: Callable[..., Any] = self._functions[function]  # type: ignore[assignment]
-        return found
+        defined: Callable[..., Any] = self._functions[function]  # type: ignore[assignment]
+        return defined
 
     def _check(self, function: str, *args: Any, **options: Any) -> None:
         """Say which argument does not fit before Python says it in a traceback."""
@@ -171,19 +171,19 @@ def _import_file(path: Path) -> object:
     # Under its own name, so that DataLoader workers and pickles find it; not over a module that
     # is loaded already: a task named types.py must not replace Python's.
     name = path.stem if path.stem not in sys.modules else f"hpcddp_task_{path.stem}"
-    found = importlib.util.spec_from_file_location(name, path)
-    if found is None or found.loader is None:
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
         raise JobFileError("the task file cannot be imported", where=str(path))
-    module = importlib.util.module_from_spec(found)
+    module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    found.loader.exec_module(module)
+    spec.loader.exec_module(module)
     return module
 
 
 def _import_object(module: str, attribute: str, workdir: str) -> object:
     _put_on_path(Path(workdir))
     try:
-        found: object = importlib.import_module(module)
+        target: object = importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name is None or not (module + ".").startswith(error.name + "."):
             raise  # the task's module is there; what it imports is not
@@ -193,10 +193,10 @@ def _import_object(module: str, attribute: str, workdir: str) -> object:
             hint=f"it is looked for in {workdir} and in the Python that runs the job",
         ) from None
     for name in attribute.split("."):
-        if not hasattr(found, name):
+        if not hasattr(target, name):
             raise JobFileError(f"{module} has no {attribute}", where=f"{module}:{attribute}")
-        found = getattr(found, name)
-    return found
+        target = getattr(target, name)
+    return target
 
 
 def _put_on_path(folder: Path) -> None:

@@ -122,8 +122,8 @@ def join(
     try:
         check_map(rank, nodes, gpus_per_node)
         device = devices.pick(rank, count, os.environ, local=local)
-        mine = handshake.report(rank, devices.report(rank, device, count, os.environ))
-        reports = handshake.meet(store, rank, mine, timeout)
+        own = handshake.report(rank, devices.report(rank, device, count, os.environ))
+        reports = handshake.meet(store, rank, own, timeout)
     except RankMapError as error:
         handshake.refuse(store, error)
         raise
@@ -169,7 +169,7 @@ def adopt(device: torch.device) -> World:
     size = dist.get_world_size()
     if "HPCDDP_RUN_DIR" in os.environ:
         rank = Rank.from_env(os.environ)
-    else:  # whoever started it may have told nobody
+    else:  # its launcher may have set no environment
         rank = Rank(dist.get_rank(), size, dist.get_rank(), size, 0)
     if (dist.get_rank(), size) != (rank.world_rank, rank.world_size):
         raise RankMapError(

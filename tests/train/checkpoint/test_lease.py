@@ -46,7 +46,7 @@ def test_of_two_lives_at_once_the_older_publishes_nothing_and_leaves(tmp_path):
             wait_for(lambda: any(n == 2 for _, n in published(run)), "a checkpoint of the second")
             new.processes[0].send_signal(signal.SIGTERM)
             assert [code for code, _, _ in new.wait()] == [85, 85]
-    assert {found for found in published(run) if found[1] == 1} <= before
+    assert {file for file in published(run) if file[1] == 1} <= before
     assert run.attempt(1).metrics.stat().st_size == size
     assert not run.attempt(1).error.exists() and not run.attempt(2).error.exists()
     assert records(run, "end", 1) == [] and len(records(run, "end", 2)) == 1

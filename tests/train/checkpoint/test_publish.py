@@ -17,8 +17,8 @@ def test_many_stops_in_a_row_leave_a_bounded_number_of_checkpoints(tmp_path):
     for stop in range(1, 21):
         write_json(run.request, {"want": "stop"})
         assert one_rank(run, stop) == "stopped"
-        found = {p.name for p in run.checkpoints.iterdir()}
-        assert f"step-{stop}" in found and len(found) <= 3
+        names = {p.name for p in run.checkpoints.iterdir()}
+        assert f"step-{stop}" in names and len(names) <= 3
     assert steps(run)[:2] == [20, 19]
 
 

@@ -16,7 +16,7 @@ from ranks import CALM, Ranks, begin, make_run, one_rank, records, steps, wait_f
 from hpcddp.errors import CheckpointError
 from hpcddp.rundir import write_json
 from hpcddp.train.checkpoint import checkpoint, dcp_files, disk_retry
-from hpcddp.train.checkpoint.saver import Saver
+from hpcddp.train.checkpoint.save_writer import SaveWriter
 from hpcddp.train.divergence import DivergenceDetector
 
 # The weights change a lot in each step, and everything is there that a forward pass changes.
@@ -183,8 +183,8 @@ def test_a_training_whose_end_cannot_be_saved_is_not_done(small_disk, monkeypatc
     with pytest.raises(CheckpointError, match="the last step, 3, could not be saved"):
         one_rank(run, max_steps=3)
     assert records(run, "end") == []
-    told = "the last step, 3, could not be saved; all ranks try again, for 0.5 s at most"
-    assert capsys.readouterr().out.count(told) == 1
+    line = "the last step, 3, could not be saved; all ranks try again, for 0.5 s at most"
+    assert capsys.readouterr().out.count(line) == 1
     assert len(records(run, "checkpoint_failed")) > 3
 
 
@@ -250,7 +250,7 @@ def test_a_save_that_breaks_before_its_copy_blocks_nobody(tmp_path, monkeypatch)
     def broken(self, save):
         raise ImportError("no such library")
 
-    monkeypatch.setattr(Saver, "_write", broken)
+    monkeypatch.setattr(SaveWriter, "_write", broken)
     with pytest.raises(ImportError, match="no such library"):
         one_rank(make_run(tmp_path, checkpoint__every=2, **CALM))
 
@@ -301,8 +301,8 @@ def kills(run, seed, number):
             os.kill(pid, signal.SIGKILL)
             assert lives.stdout.readline() == "gone\n"
             pid = None
-            told = records(run, "checkpoint", attempt)[-1]["step"]
-            newest = check_newest(run, least=max(newest, told))
+            recorded = records(run, "checkpoint", attempt)[-1]["step"]
+            newest = check_newest(run, least=max(newest, recorded))
     finally:
         if pid:
             os.kill(pid, signal.SIGKILL)
@@ -334,10 +334,10 @@ def test_what_a_save_takes_is_known_from_the_life_before(tmp_path, monkeypatch, 
     assert one_rank(run, 4) == "done"  # the save of attempt 3 was quick
 
 
-def tell(run, attempt, *told):
+def tell(run, attempt, *lines):
     metrics = run.attempt(attempt).metrics
     metrics.parent.mkdir()
-    metrics.write_text("".join(json.dumps(record) + "\n" for record in told))
+    metrics.write_text("".join(json.dumps(record) + "\n" for record in lines))
 
 
 KILLED = MODEL.split("def optimizer")[0]

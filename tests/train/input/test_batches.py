@@ -1,118 +1,63 @@
-"""Loaders: how their processes begin and end."""
-
-import gc
-import os
-import subprocess
-import sys
-import threading
+"""Steps and their micro-batches: which samples of a share go through the model together."""
 
 import pytest
 import torch
-from ranks import make_run, one_rank
-from torch.utils.data import Dataset, TensorDataset
+from torch.distributed import HashStore
 
 from hpcddp.errors import JobFileError
-from hpcddp.train.input import batches
+from hpcddp.spec import JobSpec, TrainSpec
+from hpcddp.topology import Rank
+from hpcddp.train.input.batches import Micro, TrainData, split
+from hpcddp.train.rank.spread import replicas
+from hpcddp.train.rank.world import World
 
 
-@pytest.mark.timeout(30)
-@pytest.mark.parametrize("stuck", [False, True])
-def test_the_thread_that_pins_memory_ends_before_the_processes_it_reads_from(monkeypatch, stuck):
-    """It stands for torch's own, which there is with a GPU only."""
-    monkeypatch.setattr(batches, "PIN_SECONDS", 0.2 if stuck else 20)
-    loader = batches.make_loader(TensorDataset(torch.arange(8.0)), 1, torch.device("cpu"))
-    iterator = iter(loader)
-    next(iterator)
-    over, alive = threading.Event(), []
-
-    def pin():
-        while stuck or not over.is_set():
-            iterator._worker_result_queue.get()
-
-    thread = threading.Thread(target=pin, daemon=True)
-    thread.start()
-    iterator._pin_memory_thread, iterator._pin_memory_thread_done_event = thread, over
-    (process,) = iterator._workers
-    kill = process.kill
-    process.kill = lambda: (alive.append(thread.is_alive()), kill())
-    batches.end_workers(loader)
-    assert alive == [stuck] and not process.is_alive()
+@pytest.mark.parametrize(
+    "job, world, message",
+    [
+        ({"global_batch": 8}, 3, "3 ranks cannot share equally"),
+        ({"global_batch": 40}, 2, "37 samples, fewer than one global batch of 40"),
+        ({"global_batch": 40, "train": TrainSpec(drop_last=False)}, 40, "fewer than 40 ranks"),
+    ],
+)
+def test_data_that_makes_no_step_is_refused(job, world, message):
+    spec = JobSpec(task="small.py", **job)
+    place = Rank(0, world, 0, 1, 0)
+    with pytest.raises(JobFileError, match=message):
+        ranks = World(place, torch.device("cpu"), "gloo", [], HashStore())
+        TrainData(range(37), spec, replicas(ranks))
 
 
-class Garbage:
-    """What nothing but itself refers to; it notes in which process it ends."""
-
-    def __init__(self, path):
-        self.path, self.me = path, self
-
-    def __del__(self):
-        with open(self.path, "a") as file:
-            file.write(f"{os.getpid()}\n")
+@pytest.mark.parametrize(
+    "share, limit, expected", [(12, 0, 1), (12, 12, 1), (12, 5, 3), (12, 1, 12), (7, 3, 7)]
+)
+def test_accumulation_is_the_fewest_equal_micro_batches(share, limit, expected):
+    assert split(share, limit) == expected
 
 
-class Collects(Dataset):
-    def __len__(self):
-        return 1
-
-    def __getitem__(self, index):
-        gc.collect()
-        return index
-
-
-def test_a_process_collects_nothing_of_its_parent(tmp_path):
-    path = tmp_path / "ended"
-    loader = batches.make_loader(Collects(), 1, torch.device("cpu"), multiprocessing_context="fork")
-    gc.disable()
-    try:
-        Garbage(path)
-        assert [batch.tolist() for batch in loader] == [[0]]
-    finally:
-        gc.enable()
-    batches.end_workers(loader)
-    gc.collect()
-    assert path.read_text() == f"{os.getpid()}\n"
+@pytest.mark.parametrize(
+    "share, limit, least, multiple, expected",
+    [(12, 0, 4, 1, 4), (12, 2, 4, 1, 6), (10, 0, 4, 1, 5), (3, 0, 4, 1, 3), (12, 0, 4, 4, 4),
+     (24, 5, 4, 4, 8), (12, 1, 2, 2, 12)],
+)  # fmt: skip
+def test_a_pipeline_has_a_micro_batch_for_each_stage(share, limit, least, multiple, expected):
+    assert split(share, limit, least, multiple) == expected
 
 
-TELLS = """
-from hpcddp.errors import JobFileError
-
-class Tells(TensorDataset):
-    def __getitem__(self, index):
-        if index == 5:
-            raise JobFileError("there is no image 5", where="s3://bucket", hint="put it there")
-        return super().__getitem__(index)
-
-_dataset = dataset
-def dataset(split, bad):
-    found = _dataset(split)
-    return Tells(*found.tensors) if split == bad else found
-"""
+def test_a_share_that_makes_no_rounds_is_refused():
+    with pytest.raises(JobFileError, match="share of 5 samples cannot be cut into a multiple of 2"):
+        split(5, 0, 2, 2)
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("split", ["train", "eval"])
-def test_an_error_of_a_worker_process_is_told_as_it_was_raised(tmp_path, split, workers):
-    keys = {"epochs": 1, "max_steps": 0, "dataset": {"bad": split}}
-    run = make_run(tmp_path, extra=TELLS, data__workers=workers, **keys)
-    with pytest.raises(JobFileError) as caught:
-        one_rank(run)
-    assert str(caught.value) == "s3://bucket: there is no image 5\n  put it there"
-
-
-EARLY = """
-import os, signal, torch
-from torch.utils.data import TensorDataset
-from hpcddp.train.input.batches import end_workers, make_loader, read
-os.register_at_fork(after_in_child=lambda: os.kill(os.getpid(), signal.SIGTERM))
-data = TensorDataset(torch.arange(8))
-loader = make_loader(data, 2, torch.device("cpu"), batch_size=2, generator=torch.Generator())
-print(sum(int(batch[0].sum()) for batch in read(loader)))
-end_workers(loader)
-"""
-
-
-def test_a_stop_signal_does_not_end_a_process_that_has_just_begun_to_read():
-    done = subprocess.run(
-        [sys.executable, "-c", EARLY], capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.stdout == "28\n", done.stderr
+@pytest.mark.parametrize("left", range(1, 13))
+def test_the_last_steps_shapes_add_up(left):
+    """Micro-batches of all ranks: as many, of the same sizes, with all samples and no other."""
+    spec = JobSpec(global_batch=12, train=TrainSpec(drop_last=False, micro_batch=2))
+    steps = []
+    for rank in range(3):
+        world = World(Rank(rank, 3, rank, 3, 0), torch.device("cpu"), "gloo", [], HashStore())
+        steps.append(TrainData(range(24 + left), spec, replicas(world)).step_at(24))
+    assert {step.samples for step in steps} == {left}
+    assert len({tuple(micro.size for micro in step.micros) for step in steps}) == 1
+    assert sum(micro.real for step in steps for micro in step.micros) == left
+    assert all(isinstance(m, Micro) and 0 <= m.real <= m.size for s in steps for m in s.micros)

@@ -2,28 +2,19 @@
 
 import gc
 from collections import OrderedDict
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from cut_task import Two, task
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from hpcddp.errors import JobFileError
-from hpcddp.spec import JobSpec
 from hpcddp.train.parallel import cut
 from hpcddp.train.parallel.model import autocast
-from hpcddp.train.rank.task_module import Task
-
-
-def task(**functions: Any) -> Task:
-    """A task that says these things of its model's structure."""
-    needed = {name: lambda *args, **options: None for name in ("model", "dataset", "loss")}
-    return Task(SimpleNamespace(**needed, **functions), "task.py", JobSpec())
 
 
 def chain() -> nn.Sequential:
@@ -32,18 +23,6 @@ def chain() -> nn.Sequential:
             first=nn.Linear(4, 4), relu=nn.ReLU(), second=nn.Linear(4, 4), last=nn.Linear(4, 2)
         )
     )
-
-
-class Two(nn.Module):
-    """Two layers, and no word about what follows what."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 2)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self.b(self.a(x))
-        return out
 
 
 def test_a_stage_keeps_the_names_and_gives_what_the_whole_gives() -> None:
@@ -72,9 +51,9 @@ def test_a_task_says_what_follows_what_also_inside_of_its_parts() -> None:
 
 
 def test_what_a_pipeline_cannot_cut_is_said() -> None:
-    with pytest.raises(JobFileError, match=r"pp cannot cut a Two.*what follows what") as found:
+    with pytest.raises(JobFileError, match=r"pp cannot cut a Two.*what follows what") as caught:
         cut.stages(task(), Two(), 2)
-    assert "define parts(model)" in str(found.value)
+    assert "define parts(model)" in str(caught.value)
     with pytest.raises(JobFileError, match="4 stages of 3 parts: first, relu, second, last"):
         cut.stages(task(), chain(), 4)
     with pytest.raises(JobFileError, match=r"parts\(\) names 'c', which the model has not"):
@@ -94,9 +73,9 @@ def test_a_division_has_neighbours_and_the_smallest_largest_group(
 ) -> None:
     if sum(size > 0 for size in sizes) < count:
         return
-    found = cut.divide(sizes, count)
-    assert [i for piece in found for i in piece] == list(range(len(sizes)))
-    loads = [sum(sizes[i] for i in piece) for piece in found]
+    pieces = cut.divide(sizes, count)
+    assert [i for piece in pieces for i in piece] == list(range(len(sizes)))
+    loads = [sum(sizes[i] for i in piece) for piece in pieces]
     assert all(loads)
     # No division does better: filled greedily, less does not go into as many groups.
     groups, load = 1, 0
@@ -134,17 +113,6 @@ def test_a_module_that_is_used_twice_is_a_part_twice() -> None:
     for names in (["0", "1", "2"], ["3", "4", "5", "6"]):
         value = cut.Chain(whole, names)(value)
     assert torch.equal(value, whole(x))
-    assert cut.pairs(nn.Sequential(nn.Linear(4, 4), norm, nn.Linear(4, 4))) == {}
-    assert cut.pairs(nn.Sequential(norm, nn.Linear(4, 4), norm, nn.Linear(4, 4))) == {}
-    assert cut.pairs(nn.Sequential(whole[0], act, whole[2], act, whole[0])) == {}
-
-
-def test_a_tied_layer_is_not_divided() -> None:
-    model = nn.ModuleDict({"embed": nn.Embedding(4, 4), "head": nn.Linear(4, 4)})
-    model["head"].weight = model["embed"].weight
-    plan = {"head": "colwise"}
-    with pytest.raises(JobFileError, match=r"divide head: embed\.weight is the same parameter"):
-        cut.tp_plan(task(tp_plan=lambda model: plan), model, 2)
 
 
 def test_of_blocks_that_are_computed_again_no_half_precision_copy_stays() -> None:
@@ -178,37 +146,14 @@ class Scaled(nn.Module):
         self.scale = nn.Parameter(torch.ones(()))
 
 
-def test_two_layers_with_a_function_between_them_are_shared() -> None:
-    model = nn.Sequential(
-        nn.Linear(4, 8), nn.GELU(), nn.Dropout(), nn.Linear(8, 4),
-        nn.LayerNorm(4), nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 2),
-    )  # fmt: skip
-    assert cut.pairs(model) == {"0": "colwise", "3": "rowwise"}
-    assert cut.pairs(nn.ModuleDict({"mlp": model[:4]})) == {"mlp.0": "colwise", "mlp.3": "rowwise"}
-
-
-def test_what_cannot_be_shared_is_said() -> None:
-    with pytest.raises(JobFileError, match="tp finds no layers to divide") as found:
-        cut.tp_plan(task(), Two(), 2)
-    assert "define tp_plan(model)" in str(found.value)
-    for plan, told in (
-        ({"c": "colwise"}, "tp_plan\\(\\) names 'c'"),
-        ({"a": "columns"}, "tp_plan\\(\\) says 'columns' for a"),
-        ({"b": "colwise"}, "cannot divide b over 3 ranks: it has 2 outputs"),
-        ({"b": "rowwise"}, "cannot divide b over 3 ranks: it has 4 inputs"),
-    ):
-        with pytest.raises(JobFileError, match=told):
-            cut.tp_plan(task(tp_plan=lambda model, plan=plan: plan), Two(), 3)
-
-
 def test_activations_computed_again_give_the_same_gradients() -> None:
     model, x = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 4)), torch.randn(3, 4)
-    found = []
+    gradients = []
     for again in (False, True):
         if again:
             cut.recompute(model, ["0", "1"])
         torch.manual_seed(0)
         model.zero_grad()
         model(x).sum().backward()
-        found.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
-    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+        gradients.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
+    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))

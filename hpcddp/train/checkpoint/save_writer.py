@@ -1,0 +1,189 @@
+"""One save in a thread of its own, beside the training: the tensors written and published.
+
+The thread writes with torch.distributed.checkpoint on a process group of its own, hashes, marks,
+publishes, and removes old checkpoints. The ranks agree after each of these acts: one that fails on
+one rank fails on all, and then they remove what was written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from hpcddp.errors import HpcddpError
+from hpcddp.train.checkpoint import checkpoint, publish
+from hpcddp.train.checkpoint.host_copy import Staging
+from hpcddp.train.checkpoint.lease import Lease
+from hpcddp.train.parallel import state_dict
+from hpcddp.train.rank.world import World
+
+T = TypeVar("T")
+# Checksums of a rank's tensors by their holders, and the numbers in its optimizer's state.
+_Known = tuple[dict[tuple[int, ...], int], dict[str, dict[str, Any]]]
+
+
+class _Failed(Exception):
+    """The save failed, on all ranks together; the text is the first reason.
+
+    Args:
+        again: another try may succeed: it may be the disk.
+    """
+
+    def __init__(self, reason: str, again: bool = True) -> None:
+        super().__init__(reason)
+        self.again = again
+
+
+@dataclass
+class Save:
+    """One save, from the request to its end."""
+
+    step: int
+    meta: dict[str, Any]
+    parts: state_dict.Parts
+    began: float
+    blocked: float = 0.0  # seconds that the loop's thread waited
+    seconds: float = 0.0
+    size: int = 0  # bytes
+    reason: str = ""  # why it failed
+    again: bool = True  # another try may succeed
+    error: BaseException | None = None  # another rank is gone
+
+
+class SaveWriter:
+    """One rank's part in writing a checkpoint.
+
+    Args:
+        staging: has the copies of the tensors that this rank writes.
+        keep: newest checkpoints that are kept.
+
+    ``passed`` has the steps of newer checkpoints that the training passed over: they stay.
+    """
+
+    def __init__(self, lease: Lease, world: World, staging: Staging, keep: int) -> None:
+        self._lease, self._world, self._staging, self._keep = lease, world, staging, keep
+        self._folder = lease.run.checkpoints
+        self.passed: set[int] = set()
+
+    def run(self, save: Save) -> None:
+        """Save, and put the outcome into it."""
+        try:
+            self._write(save)
+        except BaseException as error:  # a collective failed: the loop's thread shall say so
+            save.error = error
+        finally:
+            self._staging.release()
+        save.seconds = time.monotonic() - save.began
+
+    def _write(self, save: Save) -> None:
+        aside = self._lease.folder / f"step-{save.step}"
+        try:
+            self._together(self._staging.copy)
+            self._alike(self._together(lambda: self._prepare(aside, save)), save)
+            self._together(lambda: self._write_share(aside, save))
+            files = self._together(lambda: self._own_files(aside))
+            sizes = self._together(lambda: self._publish(aside, save, files))
+            save.size = sizes[0]
+        except _Failed as failed:
+            save.reason, save.again = str(failed), failed.again
+        if save.reason:
+            (held, *_) = self._together(self._undo)
+            self._lease.lost = not held
+
+    def _together(self, work: Callable[[], T]) -> list[T]:
+        """The results of all ranks' work, by rank.
+
+        Raises:
+            _Failed: on all ranks, if it failed on one.
+        """
+        rank = self._world.rank.world_rank
+        outcome: tuple[T | None, _Failed | None]
+        try:
+            outcome = work(), None
+        except HpcddpError as error:
+            outcome = None, _Failed(error.what)
+        except Exception as error:
+            reason = f"rank {rank}: {type(error).__name__}: {error}"
+            outcome = None, _Failed(reason, again=isinstance(error, OSError))
+        outcomes: list[Any] = self._world.gather(outcome, self._world.saving)
+        if failed := next((failed for _, failed in outcomes if failed), None):
+            raise failed
+        return [result for result, _ in outcomes]
+
+    def _prepare(self, aside: Path, save: Save) -> _Known:
+        """Make the folder, if this attempt may write; which tensors this rank has."""
+        if self._world.is_main:
+            if not self._lease.held():
+                raise self._lease.error()
+            publish.empty(self._lease.folder)
+            aside.mkdir()
+        return _names(save.parts), save.parts.plain
+
+    def _alike(self, known: list[_Known], save: Save) -> None:
+        """Take in the numbers of all ranks' optimizers.
+
+        Raises:
+            _Failed: holders of the same tensors have different ones: a rank might leave one out
+                that it takes for another rank's.
+        """
+        sums: dict[tuple[int, ...], int] = {}
+        for names, plain in known:
+            save.meta["optimizer"]["state"].update(plain)
+            for holders, checksum in names.items():
+                if sums.setdefault(holders, checksum) != checksum:
+                    reason = "the ranks' models or optimizers have not the same tensors"
+                    raise _Failed(reason, again=False)
+
+    def _write_share(self, aside: Path, save: Save) -> None:
+        # Imported after the copy, which the loop waits for: the import takes long.
+        from hpcddp.train.checkpoint import dcp_files
+
+        where, copies = save.parts.where, self._staging.ready()
+        slices = {
+            name: dcp_files.Slice.of(copy, where[name].size, where[name].offsets)
+            if name in where
+            else copy
+            for name, copy in copies.items()
+        }
+        dcp_files.write(aside, slices, self._world.saving)
+
+    def _own_files(self, aside: Path) -> dict[str, dict[str, Any]]:
+        rank = self._world.rank.world_rank
+        return {path.name: checkpoint.digest(path) for path in aside.glob(f"__{rank}_*")}
+
+    def _publish(self, aside: Path, save: Save, files: list[dict[str, dict[str, Any]]]) -> int:
+        """Rank 0: the checkpoint's size in bytes, once it is there."""
+        if not self._world.is_main:
+            return 0
+        all_files = {name: entry for part in files for name, entry in part.items()}
+        size = publish.mark(aside, all_files, save.meta)
+        if not self._lease.held():
+            raise self._lease.error()
+        publish.publish(aside, self._folder / aside.name)
+        self.passed.discard(save.step)
+        best = save.meta["best"].get("step")
+        publish.prune(self._folder, self._keep, best, self.passed)
+        return size
+
+    def _undo(self) -> bool:
+        """Rank 0: remove what was written; whether the attempt still owns the run dir."""
+        if not self._world.is_main:
+            return True
+        with contextlib.suppress(OSError):
+            publish.empty(self._lease.folder)
+        return self._lease.held()
+
+
+def _names(parts: state_dict.Parts) -> dict[tuple[int, ...], int]:
+    """A checksum of the tensors' names and places, by their holders."""
+    sums: dict[tuple[int, ...], int] = {}
+    for name in sorted(parts.where):
+        size, offsets, holders = parts.where[name]
+        text = f"{name} {tuple(size)} {offsets}"
+        sums[holders] = zlib.crc32(text.encode(), sums.get(holders, 0))
+    return sums

@@ -1,0 +1,191 @@
+"""The part that both training loops share: the saver, the votes on stopping, the records.
+
+The Trainer (trainer.py) and a person's own loop (loop.py) make it when the lease is taken and the
+checkpoint to go on from is chosen. ``open`` comes when the model and its optimizer are there,
+``begin`` before the first step. All ranks call these methods together, in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from hpcddp.preempt import Preemption
+from hpcddp.train.checkpoint import checkpoint, snapshot
+from hpcddp.train.checkpoint.disk_retry import DiskRetry
+from hpcddp.train.checkpoint.lease import Lease
+from hpcddp.train.checkpoint.saver import Saver
+from hpcddp.train.checkpoint.snapshot import Live, Position
+from hpcddp.train.meter import Meter
+from hpcddp.train.monitor.metrics import Recorder
+from hpcddp.train.monitor.slow_ranks import SlowRanks
+from hpcddp.train.rank.spread import Spread
+from hpcddp.train.stop import Judge, StopVote
+from hpcddp.train.trace import Trace
+
+LEAD = 5.0  # seconds between the end of the last save and the time limit
+
+
+class Detector(Judge, Protocol):
+    """Looks for numbers that went wrong: divergence.py."""
+
+    def refer_to(self, loss: float | None) -> None:
+        """Take the run's first loss as the measure."""
+
+
+class NoDetector:
+    """A person's own loop judges its numbers itself."""
+
+    def bad(self) -> bool:
+        return False
+
+    def settle(self, step: int, bad: bool) -> None:
+        pass
+
+    def refer_to(self, loss: float | None) -> None:
+        pass
+
+
+class Session:
+    """One rank's hold on its run in one attempt.
+
+    Args:
+        saved: the checkpoint to go on from; None at step 0.
+        slow: ``metrics.slow``.
+        trace: write every step down.
+
+    ``at`` is the position of the training, ``meta`` the checkpoint's facts.
+    """
+
+    saver: Saver
+    trace: Trace
+    vote: StopVote  # between two steps
+    pause: StopVote  # between two batches of an evaluation, and at the training's end
+
+    def __init__(
+        self,
+        lease: Lease,
+        spread: Spread,
+        record: Recorder,
+        meter: Meter,
+        retry: DiskRetry,
+        saved: Path | None,
+        *,
+        slow: float,
+        trace: bool,
+    ) -> None:
+        self.lease, self.record, self.meter, self.resumed = lease, record, meter, saved
+        self.attempt = lease.run.attempt(lease.attempt)
+        self.retry, self._spread, self._world = retry, spread, spread.world
+        self._slow, self._traced = slow, trace
+        self._pending: tuple[int, int] | None = None  # step and epoch of a record on its way
+        self.at, self.meta = Position(), dict[str, Any]()
+        if saved:
+            self._read(saved)
+
+    def _read(self, folder: Path) -> None:
+        self.meta = self.retry.read(lambda: checkpoint.read_meta(folder))
+        self.at = snapshot.position(self.meta, folder)
+
+    def open(
+        self, live: Live, keep: int, hint: Callable[[], str], *, optimizer: bool, schedule: bool
+    ) -> None:
+        """Put the checkpoint's state into the live objects, if there is one, and be ready to save.
+
+        Args:
+            keep: newest checkpoints that are kept.
+            hint: advice for a training that waits for its data.
+            optimizer, schedule: whether it is a person's own.
+        """
+        self._live, self._own = live, {"optimizer": optimizer, "schedule": schedule}
+        if self.resumed:
+            self._restore(self.resumed)
+        step = self.at.step if self.resumed else None
+        self.saver = Saver(self.lease, self._spread, live, self.record, keep, step, self.retry)
+        world, layout = self._world, self._spread.layout
+        stages = [layout.place(rank).pp for rank in range(world.size)]
+        self._slow_ranks = SlowRanks(self.record, world.hosts, stages, self._slow, hint)
+        path = self.attempt.trace(world.rank.world_rank) if self._traced else None
+        self.trace = Trace(path)
+
+    def _restore(self, folder: Path) -> None:
+        snapshot.restore(folder, self.meta, self._spread, self._live, self.retry, **self._own)
+
+    def start(self, **facts: Any) -> None:
+        """Record where the training begins."""
+        path = str(self.resumed.relative_to(self.lease.run.path)) if self.resumed else None
+        self.record("start", step=self.at.step, epoch=self.at.epoch, resumed=path, **facts)
+
+    def begin(self, preemption: Preemption, detector: Detector, deadline: float) -> None:
+        """Have the ranks vote on stopping from here on.
+
+        Args:
+            deadline: end of the time limit, in seconds since the epoch; 0 for none.
+        """
+        self._detector, lease = detector, self.lease
+
+        def vote() -> StopVote:
+            request = lease.run.request
+            return StopVote(self._world, preemption, request, lease, detector, deadline, self._lead)
+
+        self.vote, self.pause = vote(), vote()
+
+    def _lead(self) -> float:
+        """Seconds before the time limit at which to begin to save."""
+        return LEAD + 2 * self.saver.took
+
+    def go_back(self, folder: Path) -> None:
+        """Go on from a checkpoint of this run, in the middle of the training."""
+        self._read(folder)
+        self._restore(folder)
+        self.saver.begin_from(self.at.step)
+        self._pending = None
+        self.meter.reset()
+
+    def add_up(self, epoch: int, bad: Tensor) -> None:
+        """Begin to add up a record of this step.
+
+        Args:
+            bad: 1 if this rank met bad numbers, on the device.
+        """
+        self.meter.add_up(bad)
+        self._pending = self.at.step, epoch
+
+    def tell(self) -> None:
+        """Write the record that is on its way, if one is."""
+        if self._pending is None:
+            return
+        (step, epoch), self._pending = self._pending, None
+        values, bad = self.meter.read()
+        self._detector.settle(step, bad)
+        if values:  # else all steps were left out
+            self._detector.refer_to(values.get("loss"))
+            self.record("train" if "loss" in values else "step", step=step, epoch=epoch, **values)
+        self._slow_ranks.look(step, values, self.meter.ranks)
+
+    def asked(self, tick: int) -> bool:
+        """Whether all ranks agree to stop, now.
+
+        Args:
+            tick: counts the occasions of ``pause``.
+        """
+        return self.pause.agreed(tick, step=self.at.step, now=True)
+
+    def end(self, outcome: str, vote: StopVote | None = None, **facts: Any) -> None:
+        """Record how it ended.
+
+        Args:
+            vote: that stopped it.
+        """
+        if vote:
+            facts["by"], facts["asked"] = vote.asked_by()
+        step, saved = self.at.step, self.saver.saved
+        self.record("end", outcome=outcome, step=step, saved=saved, **facts)
+
+    def close(self) -> None:
+        """Let a running save end, for a short time."""
+        self.saver.close()
+        self.trace.close()
