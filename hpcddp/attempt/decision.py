@@ -13,13 +13,70 @@ from typing import Any, NamedTuple
 from hpcddp.attempt import exit_codes
 from hpcddp.attempt.exit_codes import TERMINATED
 
-# Causes: why an attempt ended.
+# Why an attempt ended.
 DONE, ASKED, CANCELLED, PREEMPTED = "done", "stopped", "cancelled", "preempted"
 TIMEOUT, SIGNALLED, NODE, REQUEUED = "time limit", "signalled", "node failure", "requeued"
 CRASH, OOM, HANG, DIVERGED = "crash", "out of memory", "hang", "diverged"
 MISTAKE, SUPERSEDED, REFUSED = "mistake", "superseded", "refused"
 KILLED = "script killed"  # the batch script, by a SIGKILL that was not Slurm's
 UNKNOWN = "unknown"
+
+
+class Cause(NamedTuple):
+    """A row of the table: how a cause shows, and what follows from it.
+
+    Args:
+        kinds: of the failure that a rank wrote down, see error_record.py.
+        code: the ranks' exit code that tells it alone.
+        words: Slurm's own in the job's log, when it ends the job for it.
+        job_state: the state that Slurm then gives the job for good.
+        budget: the key of [requeue] that limits the restarts; "" for no limit.
+        idle: attempts in a row without progress that end a run, whatever its budget; 0 for any.
+        followed: a new job goes on where Slurm ends the job for it.
+        final: why no restart helps; "" if one may.
+        state: the run's, where it does not come back; "" for FAILED.
+    """
+
+    kinds: tuple[str, ...] = ()
+    code: int | None = None
+    words: str = ""
+    job_state: str = ""
+    budget: str = ""
+    idle: int = 0
+    followed: bool = False
+    final: str = ""
+    state: str = ""
+
+
+CAUSES = {
+    DONE: Cause(state="COMPLETED"),
+    ASKED: Cause(state="STOPPED"),
+    CANCELLED: Cause(state="CANCELLED"),
+    PREEMPTED: Cause(words="PREEMPTION", job_state="PREEMPTED", followed=True, state="PREEMPTED"),
+    TIMEOUT: Cause(
+        words="TIME LIMIT", job_state="TIMEOUT", budget="timeouts", idle=3, followed=True,
+        state="TIMEOUT",
+    ),
+    SIGNALLED: Cause(idle=3, state="STOPPED"),
+    NODE: Cause(words="NODE FAILURE", job_state="NODE_FAIL", followed=True, state="NODE_FAIL"),
+    REQUEUED: Cause(words="JOB REQUEUE"),
+    CRASH: Cause(budget="crashes"),
+    OOM: Cause(kinds=("oom",), budget="crashes", state="OUT_OF_MEMORY"),
+    HANG: Cause(kinds=("hang",), code=exit_codes.HUNG, budget="hangs"),
+    DIVERGED: Cause(
+        kinds=("diverged",), code=exit_codes.DIVERGED, final="the same numbers would come again"
+    ),
+    MISTAKE: Cause(kinds=("mistake", "damaged"), final="it would fail again in the same way"),
+    REFUSED: Cause(kinds=("foreign",), final="the saved weights are of another model or format"),
+    KILLED: Cause(budget="crashes", followed=True),
+    SUPERSEDED: Cause(),
+    UNKNOWN: Cause(),
+}  # fmt: skip
+FOLLOWED = tuple(name for name, row in CAUSES.items() if row.followed)
+OF_CODE = {row.code: name for name, row in CAUSES.items() if row.code is not None}
+OF_KIND = {kind: name for name, row in CAUSES.items() for kind in row.kinds}
+# A person's cancel is none of these.
+OF_STATE = {row.job_state: name for name, row in CAUSES.items() if row.job_state}
 
 # Actions: what is done about it.
 NONE = "none"  # it stays ended
@@ -31,26 +88,6 @@ RETURNS = (AGAIN, FOLLOW, LEFT)  # actions after which the run comes back
 
 LOCAL = "LOCAL"  # the state of a job without a scheduler
 _RUNS = ("RUNNING", "SIGNALING", LOCAL, "")  # "" is a controller that did not answer
-
-# Why a job ended, by the state that Slurm gave it for good: what a person cancels is none of these.
-OF_STATE = {"PREEMPTED": PREEMPTED, "TIMEOUT": TIMEOUT, "NODE_FAIL": NODE}
-
-# Why an attempt ended, by the exit code of its ranks or by the kind of their failure, where that
-# alone tells: see error_record.py.
-OF_CODE = {exit_codes.DIVERGED: DIVERGED, exit_codes.HUNG: HANG}
-OF_KIND = {
-    "diverged": DIVERGED, "hang": HANG, "oom": OOM, "mistake": MISTAKE, "foreign": REFUSED,
-    "damaged": MISTAKE,
-}  # fmt: skip
-
-# Which key of [requeue] limits the restarts after a cause; causes that are not here have no limit.
-BUDGETS = {
-    CRASH: "crashes", OOM: "crashes", KILLED: "crashes", HANG: "hangs", TIMEOUT: "timeouts",
-}  # fmt: skip
-# What Slurm ends a job for, where a new one goes on.
-FOLLOWED = (PREEMPTED, TIMEOUT, NODE, KILLED)
-# Restarts after which an attempt must have got somewhere, whatever its budget.
-IDLE = {TIMEOUT: 3, SIGNALLED: 3}
 
 
 class Policy(NamedTuple):
@@ -65,16 +102,6 @@ class Policy(NamedTuple):
     def of(cls, table: Mapping[str, Any]) -> Policy:
         """The policy in a job's table; other keys of it are not for this function."""
         return cls(**{name: table[name] for name in cls._fields if name in table})
-
-    def in_words(self) -> str:
-        """The policy in one line, for a person."""
-        if not self.enabled:
-            return "stays ended, whatever ends it: requeue.enabled is false"
-        limits = [f"{self.crashes} crashes", f"{self.hangs} hangs"]
-        limits += [] if self.timeouts else [f"{IDLE[TIMEOUT]} time limits in a row"]
-        ends = " or ".join(limits) + " without progress"
-        ends += f", or {self.timeouts} time limits" if self.timeouts else ""
-        return f"comes back after preemptions, lost nodes and time limits; stays ended after {ends}"
 
 
 class End(NamedTuple):
@@ -123,16 +150,9 @@ def decide(end: End, history: Sequence[Past], policy: Policy) -> Decision:
         return _of_ended(end, why, history, policy)
     if end.want in ("stop", "cancel") or why in (DONE, ASKED, CANCELLED):
         return Decision(why, NONE)
-    if why in _FINAL:
-        return Decision(why, NONE, _FINAL[why])
+    if final := CAUSES[why].final:
+        return Decision(why, NONE, final)
     return _within(AGAIN, why, end, history, policy)
-
-
-_FINAL = {
-    DIVERGED: "the same numbers would come again",
-    MISTAKE: "it would fail again in the same way",
-    REFUSED: "the saved weights are of another model or format",
-}
 
 
 def _of_ended(end: End, why: str, history: Sequence[Past], policy: Policy) -> Decision:
@@ -148,14 +168,15 @@ def _within(action: str, why: str, end: End, history: Sequence[Past], policy: Po
     """The action, unless the job's policy or its budget forbids it."""
     if not policy.enabled:
         return Decision(why, NONE, "requeue.enabled is false")
-    if why in BUDGETS and (limit := int(getattr(policy, BUDGETS[why]))):
+    row = CAUSES[why]
+    if row.budget and (limit := int(getattr(policy, row.budget))):
         used = _used(why, end, history)
         if used >= limit:
             return Decision(why, NONE, _spent(why, used))
     asked = why == TIMEOUT and policy.timeouts  # a program's own progress is not seen here
-    if why in IDLE and not end.progress and not asked:
-        idle = _row({why}, end, history)
-        if idle >= IDLE[why]:
+    if row.idle and not end.progress and not asked:
+        idle = _in_a_row({why}, end, history)
+        if idle >= row.idle:
             more = "; requeue.timeouts allows more" if why == TIMEOUT else ""
             return Decision(why, NONE, f"{idle} attempts in a row ended so without progress{more}")
     return Decision(why, action)
@@ -165,18 +186,18 @@ def _spent(why: str, used: int) -> str:
     if why == TIMEOUT:
         return f"it has reached its time limit {used} times; requeue.timeouts allows no more"
     times = "once" if used == 1 else f"{used} times"
-    return f"{times} without progress; requeue.{BUDGETS[why]} allows no more"
+    return f"{times} without progress; requeue.{CAUSES[why].budget} allows no more"
 
 
 def _used(why: str, end: End, history: Sequence[Past]) -> int:
     """How much of a cause's budget is used up, this end included."""
-    sharing = {c for c, key in BUDGETS.items() if key == BUDGETS[why]}
+    sharing = {name for name, row in CAUSES.items() if row.budget == CAUSES[why].budget}
     if why == TIMEOUT:  # progress does not refill it
         return 1 + sum(past.cause in sharing for past in history)
-    return _row(sharing, end, history)
+    return _in_a_row(sharing, end, history)
 
 
-def _row(causes: set[str], end: End, history: Sequence[Past]) -> int:
+def _in_a_row(causes: set[str], end: End, history: Sequence[Past]) -> int:
     """Attempts that ended for these causes without progress since the last progress."""
     if end.progress:
         return 0

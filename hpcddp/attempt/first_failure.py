@@ -22,16 +22,10 @@ from hpcddp.slurm.hostlist import count_hosts
 TAIL = 1 << 18  # bytes of a log that are read: a traceback of each of many ranks
 LAST = 10  # lines of a rank behind the traceback of the exception that ended it
 LONG = 200  # characters of a line that are shown
-NODES = "node"  # the kind of a failure of all ranks there
 # What ended a rank, as srun or our launchers say it, and what that may mean.
 NO_MEMORY = " was killed: out of memory?"
 NO_SPACE = " was ended by SIGBUS: is a disk or /dev/shm full?"
 ENDED = {"Killed": NO_MEMORY, "SIGKILL": NO_MEMORY, "Bus error": NO_SPACE, "SIGBUS": NO_SPACE}
-# Causes of an end that is no rank's doing: what the ranks say as they leave tells nothing.
-CALM = {
-    decision.DONE, decision.ASKED, decision.CANCELLED, decision.PREEMPTED, decision.TIMEOUT,
-    decision.SIGNALLED, decision.REQUEUED, decision.SUPERSEDED,
-}  # fmt: skip
 
 
 class Failed(NamedTuple):
@@ -44,17 +38,6 @@ class Failed(NamedTuple):
     def __str__(self) -> str:
         name = "" if self.rank is None else f"rank {self.rank}"
         return " on ".join(filter(None, (name, self.host))) + self.what
-
-    def to_dict(self) -> dict[str, Any]:
-        """What the rank would have written down."""
-        return {
-            "rank": self.rank,
-            "host": self.host,
-            "type": "",
-            "kind": NODES if self.rank is None else "crash",
-            "message": self.what.removeprefix(":").strip(),
-            "traceback": str(self),
-        }
 
 
 def kind(
@@ -119,20 +102,6 @@ def of(run: RunDir, attempt: ledger.Attempt) -> str:
     message = error["message"].partition("\n")[0]
     who = "" if error["rank"] is None else f"rank {error['rank']} on {error['host']}: "
     return f"{who}{error['type']}: {message}"
-
-
-def error_of(run: RunDir, attempt: ledger.Attempt) -> dict[str, Any] | None:
-    """What the first failing rank of an attempt wrote down, or would have; None if none failed.
-
-    Where the log does not know who it was, it is the record of a rank that lost another one.
-    """
-    error = read_json(run.attempt(attempt.number).error)
-    if (error and not is_peer(error)) or attempt.cause in CALM:
-        return error
-    if attempt.live and not error:
-        return None  # what is in its log may be of no importance
-    first = failed(run, attempt.number)
-    return first.to_dict() if first else error
 
 
 def failed(run: RunDir, number: int, job: JobRecord | None = None) -> Failed | None:

@@ -54,13 +54,7 @@ NO_MEMORY = ("oom_kill", "oom-kill", "Out Of Memory")
 _ENDED = re.compile(
     r"\*\*\* (JOB|STEP) (\d+)\S* ON \S+ CANCELLED AT [^\s*,]+(?: DUE TO ([A-Z ]*[A-Z]))?"
 )
-_CAUSES = {
-    None: decision.CANCELLED,
-    "PREEMPTION": decision.PREEMPTED,
-    "TIME LIMIT": decision.TIMEOUT,
-    "NODE FAILURE": decision.NODE,
-    "JOB REQUEUE": decision.REQUEUED,
-}
+_CAUSES = {row.words: name for name, row in decision.CAUSES.items() if row.words}
 
 
 def tail(path: Path, start: int = 0, size: int = TAIL) -> str:
@@ -90,7 +84,7 @@ def ending(log: str, number: str = "") -> str:
     if not jobs:
         return ""
     reason = lines[jobs[-1]][1] or next((why for _, why in lines[jobs[-1] :] if why), None)
-    return _CAUSES.get(reason, decision.CANCELLED)
+    return _CAUSES.get(reason or "", decision.CANCELLED)
 
 
 def ending_of(attempt: Attempt) -> str:

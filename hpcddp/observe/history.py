@@ -9,11 +9,19 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from hpcddp.attempt import decision, first_failure, ledger, log_reader
+from hpcddp.attempt.error_record import is_peer
+from hpcddp.attempt.first_failure import Failed
 from hpcddp.attempt.ledger import Attempt
-from hpcddp.rundir import AttemptDir, RunDir, last_lines, read_lines, read_step
+from hpcddp.rundir import AttemptDir, RunDir, last_lines, read_json, read_lines, read_step
 from hpcddp.submit.status import whole
 
 TAIL = 1 << 16  # bytes of the metrics file that are read
+NODES = "node"  # the kind of a failure of all ranks of a host
+# Causes of an end that is no rank's doing: what the ranks say as they leave tells nothing.
+CALM = {
+    decision.DONE, decision.ASKED, decision.CANCELLED, decision.PREEMPTED, decision.TIMEOUT,
+    decision.SIGNALLED, decision.REQUEUED, decision.SUPERSEDED,
+}  # fmt: skip
 OWN = ("done", "stopped", "cancelled")  # ends that need no explanation
 
 
@@ -102,7 +110,7 @@ def _summary(run: RunDir, facts: Attempt, gone: bool) -> AttemptSummary:
         safe_s=max(0.0, stopped - asked) if timed and asked else None,
         action=facts.action,
         reason=facts.reason,
-        error=first_failure.error_of(run, facts),
+        error=_error(run, facts),
     )  # fmt: skip
 
 
@@ -124,3 +132,30 @@ def _ended(facts: Attempt, folder: AttemptDir, gone: bool) -> float | None:
     with contextlib.suppress(OSError):
         last_sign = last_sign or folder.log.stat().st_mtime
     return max(facts.began, min(last_sign, facts.ended or math.inf))
+
+
+def _error(run: RunDir, facts: Attempt) -> dict[str, Any] | None:
+    """The record of the rank that failed first, or what its log says in place of one; None if none
+    failed.
+
+    Where the log does not know who it was, it is the record of a rank that lost another one.
+    """
+    error = read_json(run.attempt(facts.number).error)
+    if (error and not is_peer(error)) or facts.cause in CALM:
+        return error
+    if facts.live and not error:
+        return None  # it still works: what is in its log may be of no importance
+    first = first_failure.failed(run, facts.number)
+    return _as_record(first) if first else error
+
+
+def _as_record(failed: Failed) -> dict[str, Any]:
+    """The record that the rank would have written."""
+    return {
+        "rank": failed.rank,
+        "host": failed.host,
+        "type": "",
+        "kind": NODES if failed.rank is None else "crash",
+        "message": failed.what.removeprefix(":").strip(),
+        "traceback": str(failed),
+    }

@@ -14,12 +14,11 @@ from typing import Any
 import msgspec
 
 from hpcddp.attempt.error_record import is_peer
-from hpcddp.attempt.first_failure import NODES
 from hpcddp.attempt.joblog import line
 from hpcddp.errors import RunError
 from hpcddp.observe import history
 from hpcddp.observe.curves import Curves, Whole
-from hpcddp.observe.history import AttemptSummary
+from hpcddp.observe.history import NODES, AttemptSummary
 from hpcddp.observe.rank_history import Heat
 from hpcddp.observe.series import Series, means, median, thin
 from hpcddp.observe.view import AttemptView, RankView, View

@@ -15,6 +15,7 @@ from typing import Any
 
 from hpcddp import record
 from hpcddp.attempt import decision, first_failure, ledger, log_reader, refused_resume
+from hpcddp.attempt.decision import Policy
 from hpcddp.errors import RunError, SlurmUnreachable
 from hpcddp.record import JobRecord
 from hpcddp.rundir import RunDir, last_lines, read_json, read_lines, runs_in
@@ -23,16 +24,7 @@ from hpcddp.slurm.commands import QueuedJob
 from hpcddp.submit.run_jobs import current, explained, find_row
 
 # Why the last attempt ended -> the run's state, where it does not come back; the rest is FAILED.
-STATES = {
-    decision.DONE: "COMPLETED",
-    decision.ASKED: "STOPPED",
-    decision.CANCELLED: "CANCELLED",
-    decision.TIMEOUT: "TIMEOUT",
-    decision.PREEMPTED: "PREEMPTED",
-    decision.SIGNALLED: "STOPPED",
-    decision.NODE: "NODE_FAIL",
-    decision.OOM: "OUT_OF_MEMORY",
-}
+STATES = {name: row.state for name, row in decision.CAUSES.items() if row.state}
 # The run dir names no job, but one of the run's name may exist.
 UNTOLD = ("LOST", "RENDERED")
 REQUESTS = {"stop": "STOPPED", "cancel": "CANCELLED"}
@@ -202,11 +194,23 @@ def known(run: RunDir) -> Status:
 
 def policy(job: JobRecord) -> str:
     """When a job comes back, and how a program begins then."""
-    returns = decision.Policy.of(job.spec.get("requeue", {})).in_words()
+    returns = in_words(Policy.of(job.spec.get("requeue", {})))
     if not job.spec.get("command"):
         return returns
     again = "later attempts run resume_command" if job.spec.get("resume_command") else "begins anew"
     return f"{returns}; {again}"
+
+
+def in_words(policy: Policy) -> str:
+    """A policy in one line."""
+    if not policy.enabled:
+        return "stays ended, whatever ends it: requeue.enabled is false"
+    idle = decision.CAUSES[decision.TIMEOUT].idle
+    limits = [f"{policy.crashes} crashes", f"{policy.hangs} hangs"]
+    limits += [] if policy.timeouts else [f"{idle} time limits in a row"]
+    ends = " or ".join(limits) + " without progress"
+    ends += f", or {policy.timeouts} time limits" if policy.timeouts else ""
+    return f"comes back after preemptions, lost nodes and time limits; stays ended after {ends}"
 
 
 def ended(run: RunDir, last: ledger.Attempt, ends: ledger.Attempt) -> tuple[str, str]:

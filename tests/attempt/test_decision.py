@@ -196,12 +196,5 @@ def test_time_limits_that_were_allowed_need_no_progress() -> None:
     assert outcomes(*[late] * 5, policy=Policy(timeouts=5)) == [AGAIN] * 4 + [NONE]
 
 
-def test_the_policy_is_told_in_a_line() -> None:
-    told = Policy(hangs=5, timeouts=9).in_words()
-    assert "3 crashes or 5 hangs without progress, or 9 time limits" in told
-    assert "3 time limits in a row" in Policy().in_words()
-    assert "false" in Policy(enabled=False).in_words()
-
-
 def test_the_policy_is_the_jobs_table() -> None:
     assert Policy.of({"crashes": 5, "exclude_bad_nodes": True}) == Policy(crashes=5)

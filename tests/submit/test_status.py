@@ -7,6 +7,7 @@ from sites import Site
 from submitted import begun, queue, run_of, submitted
 
 from hpcddp.attempt import decision, ledger
+from hpcddp.attempt.decision import Policy
 from hpcddp.errors import RunError
 from hpcddp.observe import history
 from hpcddp.rundir import write_json
@@ -236,3 +237,10 @@ def test_as_data_it_has_a_version_and_the_log(site: Site) -> None:
     assert data["schema_version"] == 1
     assert data["log"] == str(Path(site.runs, "toy-1", "log"))
     json.dumps(data)
+
+
+def test_a_policy_is_one_line() -> None:
+    line = status.in_words(Policy(hangs=5, timeouts=9))
+    assert "3 crashes or 5 hangs without progress, or 9 time limits" in line
+    assert "3 time limits in a row" in status.in_words(Policy())
+    assert "false" in status.in_words(Policy(enabled=False))
