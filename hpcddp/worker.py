@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from hpcddp.rundir import RunDir
     from hpcddp.topology import Rank
 
-# By the kind of a failure, see error_record.py.
-CODES = {"diverged": exit_codes.DIVERGED}
 # Set where a launcher's process of its own has started the rank: torch's agent, a Dask worker.
 PARENTS = {"TORCHELASTIC_USE_AGENT_STORE", "HPCDDP_DASK"}
 
@@ -92,6 +90,7 @@ def _start(run_dir: str, environ: Mapping[str, str], preemption: Preemption) -> 
 def _live(run_dir: str, environ: Mapping[str, str], preemption: Preemption) -> int:
     """One rank's life, to its exit code. A failure is written down by the first rank that fails."""
     from hpcddp.attempt import lost_script
+    from hpcddp.attempt.decision import CAUSES, CRASH, OF_KIND
     from hpcddp.attempt.error_record import compare, kind_of, report
     from hpcddp.errors import LeaseLost
     from hpcddp.rundir import RunDir
@@ -117,7 +116,8 @@ def _live(run_dir: str, environ: Mapping[str, str], preemption: Preemption) -> i
         print(text, file=sys.stderr, flush=True)
         if rank and kind_of(error, stepped=stepped) == "mistake":
             compare(error, folder.attempt(attempt), rank.world_rank, rank.world_size)
-        return CODES.get(kind_of(error, stepped=stepped), exit_codes.FAILED)
+        cause = OF_KIND.get(kind_of(error, stepped=stepped), CRASH)
+        return CAUSES[cause].code or exit_codes.FAILED
     if outcome == "done":
         return exit_codes.DONE
     if rank.world_rank == 0:
