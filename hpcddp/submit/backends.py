@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 from hpcddp import processes, record
 from hpcddp.attempt import ledger
-from hpcddp.errors import HpcddpError, SlurmUnreachable, SubmissionRefused
+from hpcddp.errors import HpcddpError, SlurmUnreachable
 from hpcddp.planning.plan import Plan
 from hpcddp.rundir import RunDir
 from hpcddp.slurm import commands as slurm
-from hpcddp.slurm import environment
+from hpcddp.slurm import environment, sbatch
 from hpcddp.slurm.commands import QueuedJob
 
 
@@ -45,13 +45,8 @@ def submit_slurm(plan: Plan, run: RunDir) -> str:
 def _after_failure(run: RunDir, words: str) -> str:
     """Raise what the failure of sbatch means. Unless it refused, the job may exist all the same:
     then a job of the run's name is in the queue, and this is its id."""
-    line = next((x for x in words.splitlines() if "sbatch: error" in x), "")
-    if line and not slurm.away(words):
-        raise SubmissionRefused(
-            f"sbatch refused the job: {slurm.first_line(line)}",
-            where=str(run.script),
-            hint="mend the flag or the job file and submit again",
-        )
+    if refused := sbatch.refusal(words, run.script):
+        raise refused
     try:
         known = [row for row in slurm.queue(name=run.name) if row.live]
     except SlurmUnreachable:
@@ -60,7 +55,7 @@ def _after_failure(run: RunDir, words: str) -> str:
         raise SlurmUnreachable(what, where=str(run.script), hint=hint) from None
     if known:
         return known[0].job_id
-    what = slurm.first_line(line or words)
+    what = slurm.first_line(sbatch.error_line(words) or words)
     raise SlurmUnreachable(what, where=str(run.script), hint="there is no job; submit again later")
 
 

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from hpcddp.errors import CheckpointsDamaged
 from hpcddp.rundir import RunDir
-from hpcddp.train.checkpoint import checkpoint
+from hpcddp.train.checkpoint import checkpoint, damage
 from hpcddp.train.checkpoint.disk_retry import DiskRetry, say
 
 T = TypeVar("T")
@@ -56,7 +56,7 @@ def alone(run: RunDir) -> Path | None:
 
     def judged(step: int) -> tuple[Path, str]:
         path, wrong = checkpoint.find(run.checkpoints, step)
-        return path, wrong or checkpoint.damage(path) or checkpoint.unreadable(path)
+        return path, wrong or damage.of_content(path) or damage.of_format(path)
 
     newest, passed = _choose(checkpoint.steps(run.checkpoints), judged)
     if passed and not newest:
@@ -105,8 +105,8 @@ def _judged(run: RunDir, folder: Path, retry: DiskRetry) -> str:
     world = retry.world
 
     def look() -> str:
-        damage = checkpoint.damage(folder, world.rank.world_rank, world.size)
-        return damage or (checkpoint.unreadable(folder) if world.is_main else "")
+        wrong = damage.of_content(folder, world.rank.world_rank, world.size)
+        return wrong or (damage.of_format(folder) if world.is_main else "")
 
     reasons = world.gather(retry.read(lambda: _looked(run, look)))
     return next((reason for reason in reasons if reason), "")

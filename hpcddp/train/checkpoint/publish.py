@@ -19,16 +19,9 @@ from typing import Any
 from hpcddp.attempt.fence import remove, sweep
 from hpcddp.errors import CheckpointError
 from hpcddp.rundir import step_of, token, write_json
-from hpcddp.train.checkpoint.checkpoint import (
-    COMPLETE,
-    FORMAT,
-    META,
-    digest,
-    find,
-    judge,
-    old,
-    steps,
-)
+from hpcddp.train.checkpoint import damage
+from hpcddp.train.checkpoint.checkpoint import find, old, steps
+from hpcddp.train.checkpoint.damage import COMPLETE, FORMAT, META, digest
 
 
 def mark(aside: Path, files: dict[str, dict[str, Any]], meta: dict[str, Any]) -> int:
@@ -69,7 +62,7 @@ def publish(aside: Path, target: Path) -> None:
                 kept.rename(target)
         raise
     _fsync(target.parent)
-    if wrong := judge(target):
+    if wrong := damage.of_sizes(target):
         raise CheckpointError(f"written, but {wrong} when it is read back", where=str(target))
     if kept:
         with contextlib.suppress(OSError):  # `tidy` tries again
@@ -88,7 +81,7 @@ def _make_way(target: Path) -> Path | None:
     """
     kept = old(target)
     try:
-        whole = not judge(target)
+        whole = not damage.of_sizes(target)
     except OSError:
         whole = False
     if not whole:
@@ -125,7 +118,7 @@ def tidy(checkpoints: Path) -> None:
             sweep(path)
         for path in checkpoints.glob(".step-*"):
             step = step_of(path)
-            if step is not None and not judge(checkpoints / f"step-{step}"):
+            if step is not None and not damage.of_sizes(checkpoints / f"step-{step}"):
                 remove(path)
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hpcddp.errors import HpcddpError
-from hpcddp.train.checkpoint import checkpoint, publish
+from hpcddp.train.checkpoint import damage, publish
 from hpcddp.train.checkpoint.host_copy import Staging
 from hpcddp.train.checkpoint.lease import Lease
 from hpcddp.train.parallel import state_dict
@@ -154,7 +154,7 @@ class SaveWriter:
 
     def _own_files(self, aside: Path) -> dict[str, dict[str, Any]]:
         rank = self._world.rank.world_rank
-        return {path.name: checkpoint.digest(path) for path in aside.glob(f"__{rank}_*")}
+        return {path.name: damage.digest(path) for path in aside.glob(f"__{rank}_*")}
 
     def _publish(self, aside: Path, save: Save, files: list[dict[str, dict[str, Any]]]) -> int:
         """Rank 0: the checkpoint's size in bytes, once it is there."""

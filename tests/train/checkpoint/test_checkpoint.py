@@ -18,7 +18,7 @@ from hpcddp.errors import (
     UserError,
 )
 from hpcddp.rundir import step_of
-from hpcddp.train.checkpoint import checkpoint, dcp_files, plainfile
+from hpcddp.train.checkpoint import checkpoint, damage, dcp_files, plainfile
 
 
 def names(run):
@@ -106,7 +106,7 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path, capsys, harm):
         data.unlink()
     assert resumed(run) == "checkpoints/step-2"
     assert f"step-3 is damaged ({SAID[harm]}" in capsys.readouterr().out
-    assert checkpoint.damage(newest) == ""  # written again, whole
+    assert damage.of_content(newest) == ""  # written again, whole
 
 
 def test_what_a_crash_left_half_written_is_removed_and_what_has_lost_its_content_is_not(tmp_path):
@@ -124,7 +124,7 @@ def malicious(folder, payload, name=".metadata"):
     """Put something in place of a file, with everything else in order."""
     (folder / name).write_bytes(payload)
     mark = json.loads((folder / "COMPLETE").read_text())
-    mark["files"][name] = checkpoint.digest(folder / name)
+    mark["files"][name] = damage.digest(folder / name)
     (folder / "COMPLETE").write_text(json.dumps(mark))
 
 
@@ -205,7 +205,7 @@ def test_what_is_unreadable_in_whole_files_is_passed_over_too(tmp_path, capsys, 
     assert plainfile.export(run, tmp_path / "out.pt") == 2
     assert resumed(run) == "checkpoints/step-2"
     assert "step-3 is damaged" in capsys.readouterr().out and not marker.exists()
-    assert checkpoint.unreadable(folder) == ""  # written again
+    assert damage.of_format(folder) == ""  # written again
 
 
 @pytest.mark.parametrize("harm", ["cut", "unmark"])
@@ -268,7 +268,7 @@ def test_a_tensor_file_that_runs_something_is_not_run(tmp_path):
     content = data.read_bytes()
     data.write_bytes(content.ljust(max(info.length, len(content)), b"\0"))
     mark = json.loads((folder / "COMPLETE").read_text())
-    mark["files"][data.name] = checkpoint.digest(data)
+    mark["files"][data.name] = damage.digest(data)
     (folder / "COMPLETE").write_text(json.dumps(mark))
     with pytest.raises(CheckpointError):
         plainfile.export(run, tmp_path / "out.pt")

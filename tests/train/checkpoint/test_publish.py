@@ -9,7 +9,7 @@ from ranks import CALM, make_run, one_rank, steps
 
 from hpcddp.errors import CheckpointError
 from hpcddp.rundir import write_json
-from hpcddp.train.checkpoint import checkpoint, publish
+from hpcddp.train.checkpoint import checkpoint, damage, publish
 
 
 def test_many_stops_in_a_row_leave_a_bounded_number_of_checkpoints(tmp_path):
@@ -47,8 +47,8 @@ def test_what_was_passed_over_stays_and_pushes_no_good_checkpoint_out(tmp_path):
     write_json(run.request, {"want": "stop"})
     assert one_rank(run, 2) == "stopped"  # after step 4, taken again
     assert names(run) == {"step-4", "step-5", "step-6", "step-99"}  # 3 is one more than is kept
-    assert checkpoint.damage(run.checkpoints / "step-4") == ""
-    assert checkpoint.damage(run.checkpoints / "step-6") != ""
+    assert damage.of_content(run.checkpoints / "step-4") == ""
+    assert damage.of_content(run.checkpoints / "step-6") != ""
 
 
 @pytest.mark.parametrize("harm", ["cut", "unmark", "unreadable"])
@@ -85,7 +85,7 @@ def test_a_save_that_cannot_be_read_back_has_failed_and_removes_nothing(two):
     assert checkpoint.complete(target.parent) == [target]
     publish.prune(target.parent, 1, None, set())
     (damaged,) = target.parent.glob("damaged-step-2-*")
-    assert (damaged / "meta.json").read_bytes() == b"{}" and checkpoint.judge(target) == ""
+    assert (damaged / "meta.json").read_bytes() == b"{}" and damage.of_sizes(target) == ""
 
 
 @pytest.fixture
@@ -105,7 +105,7 @@ def test_a_checkpoint_is_replaced_by_a_whole_one(two):
     new = (aside / "meta.json").read_bytes()
     publish.publish(aside, target)
     assert not checkpoint.old(target).exists()
-    assert (target / "meta.json").read_bytes() == new and checkpoint.damage(target) == ""
+    assert (target / "meta.json").read_bytes() == new and damage.of_content(target) == ""
     assert not aside.exists() and checkpoint.complete(target.parent) == [target]
 
 

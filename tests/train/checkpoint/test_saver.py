@@ -15,7 +15,7 @@ from ranks import CALM, Ranks, begin, make_run, one_rank, records, steps, wait_f
 
 from hpcddp.errors import CheckpointError
 from hpcddp.rundir import write_json
-from hpcddp.train.checkpoint import checkpoint, dcp_files, disk_retry
+from hpcddp.train.checkpoint import checkpoint, damage, dcp_files, disk_retry
 from hpcddp.train.checkpoint.save_writer import SaveWriter
 from hpcddp.train.divergence import DivergenceDetector
 
@@ -315,7 +315,7 @@ def check_newest(run, least):
     folder = checkpoint.complete(run.checkpoints)[0]
     step = checkpoint.step_of(folder)
     assert step >= least
-    assert checkpoint.damage(folder) == "" and checkpoint.unreadable(folder) == ""
+    assert damage.of_content(folder) == "" and damage.of_format(folder) == ""
     tensors = dcp_files.read_all(folder)
     counts = {t.item() for name, t in tensors.items() if name.endswith(".step")}
     assert counts == {step} and tensors["model.1.num_batches_tracked"] == step
