@@ -364,12 +364,3 @@ def test_a_tensor_that_only_one_rank_has_is_an_error_and_not_left_out(tmp_path):
         (code, out, _), (other, _, _) = ranks.wait()
     assert (code, other) == (1, 1) and "have not the same tensors" in out
     assert steps(run) == []
-
-
-def test_a_time_limit_that_slurm_has_changed_is_kept(tmp_path, monkeypatch):
-    run = make_run(tmp_path, max_steps=30, **CALM)
-    monkeypatch.setenv("HPCDDP_DEADLINE", str(time.time() + 9000))
-    run.attempt(1).path.mkdir(parents=True)
-    write_json(run.attempt(1).slurm, {"deadline": time.time() + 5})
-    assert one_rank(run, 1) == "stopped"
-    assert records(run, "end", 1)[0]["by"] == "time limit"
