@@ -95,10 +95,10 @@ def _live(run_dir: str, environ: Mapping[str, str], preemption: Preemption) -> i
     from hpcddp.errors import LeaseLost
     from hpcddp.rundir import RunDir
     from hpcddp.topology import Rank
-    from hpcddp.train.monitor.heartbeat import Pulse
+    from hpcddp.train.monitor.heartbeat import Heartbeat
 
     folder, rank, attempt = RunDir(run_dir), None, int(environ.get("HPCDDP_ATTEMPT", "1"))
-    pulse = Pulse()
+    pulse = Heartbeat()
     try:
         rank = Rank.from_env(environ)
         from hpcddp.train.job import train  # imports torch

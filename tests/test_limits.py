@@ -43,6 +43,8 @@ def riddles(name: str, source: str) -> Iterator[str]:
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             word = node.id
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            word = node.attr
         elif isinstance(node, ast.arg):
             word = node.arg
         elif isinstance(node, (*DEF, ast.ClassDef)):
@@ -75,6 +77,7 @@ PROPERTY = MANY.replace("    def m0", "    @property\n    def m0").replace("def 
         (riddles, "for told in x: pass", ["m:1: told"]),
         (riddles, "def f(found): return x.found", ["m:1: found"]),
         (riddles, "def _told(): self.found()", ["m:1: _told"]),
+        (riddles, "self._found = 1", ["m:1: _found"]),
     ],
 )
 def test_what_is_over_a_limit_is_seen(look, source: str, said: list[str]) -> None:

@@ -23,7 +23,7 @@ from hpcddp.preempt import Preemption
 from hpcddp.rundir import read_json
 from hpcddp.spec import JobSpec
 from hpcddp.train.checkpoint.lease import Lease
-from hpcddp.train.monitor.heartbeat import Pulse
+from hpcddp.train.monitor.heartbeat import Heartbeat
 from hpcddp.train.rank.world import World
 
 LOOK = 0.5  # seconds between two looks into the store
@@ -41,7 +41,7 @@ class Arrival:
     """
 
     def __init__(
-        self, world: World, lease: Lease, preemption: Preemption, pulse: Pulse, deadline: float
+        self, world: World, lease: Lease, preemption: Preemption, pulse: Heartbeat, deadline: float
     ) -> None:
         self._world, self._store, self._lease = world, world.store, lease
         self._preemption, self._pulse, self._deadline = preemption, pulse, deadline
@@ -130,7 +130,7 @@ def arrive(
     lease: Lease,
     spec: JobSpec,
     preemption: Preemption,
-    pulse: Pulse,
+    pulse: Heartbeat,
     deadline: float,
 ) -> str:
     """Bring the job's data to all nodes, and name its folder in the environment.

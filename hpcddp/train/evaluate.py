@@ -20,7 +20,7 @@ from hpcddp.train.input import seeding
 from hpcddp.train.input.batches import placed
 from hpcddp.train.input.data_workers import end_workers, make_loader, read
 from hpcddp.train.input.samples import Samples
-from hpcddp.train.monitor.heartbeat import Pulse
+from hpcddp.train.monitor.heartbeat import Heartbeat
 from hpcddp.train.monitor.metrics import Recorder
 from hpcddp.train.parallel import model
 from hpcddp.train.parallel.engine import Engine
@@ -55,7 +55,7 @@ def improved(best: dict[str, Any], metrics: dict[str, float], spec: CheckpointSp
     return not known or sign * metrics[spec.best] > sign * float(best["value"])
 
 
-def make(task: Task, spec: JobSpec, spread: Spread, pulse: Pulse) -> Evaluator | None:
+def make(task: Task, spec: JobSpec, spread: Spread, pulse: Heartbeat) -> Evaluator | None:
     """None without held-out samples. They are the same in every life and on all ranks, also where
     the task draws them."""
     with seeding.untouched(spread.world.device):
@@ -72,7 +72,7 @@ class Evaluations:
     """
 
     def __init__(
-        self, task: Task, spec: JobSpec, spread: Spread, pulse: Pulse, record: Recorder
+        self, task: Task, spec: JobSpec, spread: Spread, pulse: Heartbeat, record: Recorder
     ) -> None:
         self._task, self._spec, self._spread = task, spec, spread
         self._pulse, self._record = pulse, record
@@ -142,7 +142,7 @@ class Evaluator:
     """This rank's part of the held-out samples: every n-th of n data ranks, without padding."""
 
     def __init__(
-        self, dataset: Any, task: Task, spec: JobSpec, spread: Spread, pulse: Pulse
+        self, dataset: Any, task: Task, spec: JobSpec, spread: Spread, pulse: Heartbeat
     ) -> None:
         self._task, self._spread, self._pulse = task, spread, pulse
         self._world, self._double = spread.world, spec.train.precision == "fp64"

@@ -24,7 +24,7 @@ from hpcddp.topology import Rank
 from hpcddp.train import arrival
 from hpcddp.train.checkpoint import disk_retry
 from hpcddp.train.checkpoint.lease import Lease
-from hpcddp.train.monitor.heartbeat import Pulse
+from hpcddp.train.monitor.heartbeat import Heartbeat
 from hpcddp.train.monitor.metrics import OnRecord, Recorder
 from hpcddp.train.monitor.watchdog import watching
 from hpcddp.train.rank import task_module as tasks
@@ -45,7 +45,7 @@ def train(
     on_record: OnRecord | None = None,
     *,
     met: Callable[[], object] | None = None,
-    pulse: Pulse | None = None,
+    pulse: Heartbeat | None = None,
     on_hang: Callable[[], object] | None = None,
 ) -> str:
     """Train as one rank; "done" or "stopped". Of all ranks together, none returns before the
@@ -79,15 +79,15 @@ def train(
 
 def train_in(
     world: World, run: RunDir, attempt: int, spec: JobSpec, workdir: str, preemption: Preemption,
-    on_record: OnRecord | None = None, *,
-    pulse: Pulse | None = None, on_hang: Callable[[], object] | None = None, evaluates: bool = True,
+    on_record: OnRecord | None = None, *, pulse: Heartbeat | None = None,
+    on_hang: Callable[[], object] | None = None, evaluates: bool = True,
 ) -> str:  # fmt: skip
     """``train`` with ranks that have met, and that may train several runs in turn.
 
     Args:
         evaluates: else no samples are held out.
     """
-    pulse, folder, lease = pulse or Pulse(), run.attempt(attempt), Lease(run, attempt)
+    pulse, folder, lease = pulse or Heartbeat(), run.attempt(attempt), Lease(run, attempt)
     record = disk_retry.alone(
         lambda: Recorder(folder, active=world.is_main, on_record=on_record, lease=lease)
     )

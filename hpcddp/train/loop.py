@@ -37,8 +37,8 @@ from hpcddp.train.monitor.timing import Clock
 from hpcddp.train.parallel import state_dict
 from hpcddp.train.rank import cpus
 from hpcddp.train.rank.world import World
-from hpcddp.train.session import NoDetector, Session
-from hpcddp.train.stop import StopVote
+from hpcddp.train.session import Session
+from hpcddp.train.stop import NoDetector, StopVote
 
 
 class Run:
@@ -78,7 +78,7 @@ class Run:
     def _open(self, session: Session, live: Live, keep: int) -> None:
         """Go on from the checkpoint, if there is one."""
         session.open(live, keep, self._hint, optimizer=True, schedule=True)
-        self._at, self.resumed = session.at, session.resumed is not None
+        self._at, self.resumed = session.at, session.resumed is not None  # it never goes back
         self.state = session.meta.get("own") or {}
         if self.resumed:
             rank = self.world.rank.world_rank

@@ -22,10 +22,10 @@ STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 RESET_PEAK = "5"  # proc(5), clear_refs
 
 
-class Gauge:
-    """The bytes of a rank's tensors, and the most that its process took since the gauge was made:
-    before the first step, without gradients, activations and, in a new run, the optimizer's
-    state."""
+class MemoryUse:
+    """The bytes of a rank's tensors, and the most that its process took beyond what it held when
+    this was made: before the first step, without gradients, activations and, in a new run, the
+    optimizer's state."""
 
     def __init__(self, live: Live, device: torch.device) -> None:
         self._live = live

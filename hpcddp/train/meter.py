@@ -22,9 +22,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hpcddp.train.checkpoint.snapshot import Live
-from hpcddp.train.memory_use import PARTS, Gauge
+from hpcddp.train.memory_use import PARTS, MemoryUse
 from hpcddp.train.monitor.timing import Clock
-from hpcddp.train.monitor.traffic import Wire
+from hpcddp.train.monitor.traffic import Traffic
 from hpcddp.train.rank.world import World
 
 KEPT = 1024  # losses of micro-batches that are kept, before they become one
@@ -64,12 +64,12 @@ class Meter:
         self.first = True
         self.lr = 0.0
         self.norm: Tensor | None = None
-        self._gauge: Gauge | None = None
-        self._wire: Wire | None = None
+        self._gauge: MemoryUse | None = None
+        self._wire: Traffic | None = None
 
     def measure(self, live: Live) -> None:
         """Record memory and bytes sent from now on, too."""
-        self._gauge, self._wire = Gauge(live, self._world.device), Wire(self._world.backend)
+        self._gauge, self._wire = MemoryUse(live, self._world.device), Traffic(self._world.backend)
 
     def add(self, loss: Tensor | None, samples: int) -> None:
         """Count a micro-batch: its mean loss, where it has one, and its samples."""

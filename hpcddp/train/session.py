@@ -1,15 +1,16 @@
 """The part that both training loops share: the saver, the votes on stopping, the records.
 
-The Trainer (trainer.py) and a person's own loop (loop.py) make it when the lease is taken and the
-checkpoint to go on from is chosen. ``open`` comes when the model and its optimizer are there,
-``begin`` before the first step. All ranks call these methods together, in the same order.
+The Trainer (trainer.py) makes it, and ``attach`` (attach.py) for a person's own loop, when the
+lease is taken and the checkpoint to go on from is chosen. ``open`` comes when the model and its
+optimizer are there, ``begin`` before the first step. All ranks call these methods together, in the
+same order.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor
 
@@ -23,30 +24,10 @@ from hpcddp.train.meter import Meter
 from hpcddp.train.monitor.metrics import Recorder
 from hpcddp.train.monitor.slow_ranks import SlowRanks
 from hpcddp.train.rank.spread import Spread
-from hpcddp.train.stop import Judge, StopVote
+from hpcddp.train.stop import Detector, StopVote
 from hpcddp.train.trace import Trace
 
 LEAD = 5.0  # seconds between the end of the last save and the time limit
-
-
-class Detector(Judge, Protocol):
-    """Looks for numbers that went wrong: divergence.py."""
-
-    def refer_to(self, loss: float | None) -> None:
-        """Take the run's first loss as the measure."""
-
-
-class NoDetector:
-    """A person's own loop judges its numbers itself."""
-
-    def bad(self) -> bool:
-        return False
-
-    def settle(self, step: int, bad: bool) -> None:
-        pass
-
-    def refer_to(self, loss: float | None) -> None:
-        pass
 
 
 class Session:

@@ -33,14 +33,30 @@ GROWTH = 8  # one quick step among slow ones must not put the next vote far away
 GO, STOP, FENCED = range(3)  # the votes of a rank; the greatest counts
 
 
-class Judge(Protocol):
-    """Looks at the training's numbers: divergence.py."""
+class Detector(Protocol):
+    """Looks for numbers that went wrong: divergence.py."""
 
     def bad(self) -> bool:
         """Whether this rank met bad ones."""
 
     def settle(self, step: int, bad: bool) -> None:
         """Go on, or raise on all ranks, if one of them met bad numbers up to a step."""
+
+    def refer_to(self, loss: float | None) -> None:
+        """Take the run's first loss as the measure."""
+
+
+class NoDetector:
+    """A person's own loop judges its numbers itself."""
+
+    def bad(self) -> bool:
+        return False
+
+    def settle(self, step: int, bad: bool) -> None:
+        pass
+
+    def refer_to(self, loss: float | None) -> None:
+        pass
 
 
 class _Cast(NamedTuple):
@@ -70,7 +86,7 @@ class StopVote:
         preemption: Preemption,
         request: Path,
         lease: Lease,
-        detector: Judge,
+        detector: Detector,
         deadline: float = 0.0,
         lead: Callable[[], float] = lambda: 0.0,
     ) -> None:

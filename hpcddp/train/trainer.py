@@ -21,7 +21,7 @@ from hpcddp.train.evaluate import Evaluations
 from hpcddp.train.input import loading
 from hpcddp.train.input.batches import Micro, Step, TrainData
 from hpcddp.train.meter import Meter
-from hpcddp.train.monitor.heartbeat import Pulse
+from hpcddp.train.monitor.heartbeat import Heartbeat
 from hpcddp.train.monitor.metrics import Recorder
 from hpcddp.train.monitor.timing import Clock
 from hpcddp.train.parallel.hooks import Hook
@@ -37,8 +37,9 @@ class Trainer:
     """One rank's training in one attempt."""
 
     def __init__(
-        self, lease: Lease, spec: JobSpec, task: Task, world: World, record: Recorder, pulse: Pulse
-    ) -> None:
+        self, lease: Lease, spec: JobSpec, task: Task, world: World, record: Recorder,
+        pulse: Heartbeat,
+    ) -> None:  # fmt: skip
         spec = dataclasses.replace(spec, data=dataclasses.replace(spec.data))  # of this rank
         self.lease, self.spec, self.task = lease, spec, task
         self.world, self.record, self.pulse = world, record, pulse

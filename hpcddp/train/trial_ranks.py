@@ -33,7 +33,7 @@ from hpcddp.strategy import Layout
 from hpcddp.topology import Rank
 from hpcddp.train.input import batches
 from hpcddp.train.job import join, train_in
-from hpcddp.train.monitor.heartbeat import Pulse
+from hpcddp.train.monitor.heartbeat import Heartbeat
 from hpcddp.train.parallel import cut, layer_plan
 from hpcddp.train.parallel.pipeline import stages_of
 from hpcddp.train.rank import task_module as tasks
@@ -57,7 +57,7 @@ def main(file: str) -> int:
         look(others)
     world: World | None = None
     for run in map(RunDir, todo["train"]):
-        pulse = Pulse()
+        pulse = Heartbeat()
         try:
             job = record.read(run)
             asked = spec.from_dict(job.spec, str(run.job))

@@ -9,7 +9,7 @@ from hpcddp.topology import Rank
 from hpcddp.train.checkpoint import checkpoint, dcp_files
 from hpcddp.train.evaluate import Evaluator
 from hpcddp.train.job import train
-from hpcddp.train.monitor.heartbeat import Pulse
+from hpcddp.train.monitor.heartbeat import Heartbeat
 from hpcddp.train.rank import task_module as tasks
 from hpcddp.train.rank.world import leave
 from hpcddp.train.stop import StopVote
@@ -86,7 +86,7 @@ def test_the_watchdog_is_patient_until_a_new_evaluations_first_batch_is_through(
     tmp_path, monkeypatch
 ):
     """The first vote waits for the slowest rank's dataset, and the first batch for its workers."""
-    pulse, seen = Pulse(), []
+    pulse, seen = Heartbeat(), []
     values, agreed = Evaluator._values, StopVote.agreed
 
     def looked(self, output, targets):

@@ -42,14 +42,14 @@ def test_a_copy_beside_the_gpus_work_is_of_one_instant() -> None:
     """The host enqueues a step and its change of the weights while the copy is on its way."""
     import torch
 
-    from hpcddp.train.checkpoint.host_copy import Staging
+    from hpcddp.train.checkpoint.host_copy import HostCopies
 
     device = torch.device("cuda", GPUS - 1)
     torch.cuda.set_device(device)
     weights = torch.zeros(1 << 26, device=device)  # 256 MB
     buffer = torch.zeros(1 << 20, device=device)
     work = torch.randn(4096, 4096, device=device)
-    staging, places = Staging(device), set()
+    staging, places = HostCopies(device), set()
     for step in range(4):
         staging.take({"buffer": buffer}, {"weights": weights})
         thread = threading.Thread(target=staging.copy)

@@ -10,7 +10,7 @@ from torch import nn
 
 from hpcddp.train import memory_use
 from hpcddp.train.checkpoint.snapshot import Live
-from hpcddp.train.memory_use import PARTS, Gauge, held
+from hpcddp.train.memory_use import PARTS, MemoryUse, held
 
 CPU = torch.device("cpu")
 MEGABYTE = 1 << 20
@@ -23,7 +23,7 @@ def live() -> Live:
     return Live(module, optimizer, SimpleNamespace(), SimpleNamespace())
 
 
-def told(made: Gauge) -> dict[str, float]:
+def told(made: MemoryUse) -> dict[str, float]:
     return dict(zip(PARTS, made.read(), strict=True))
 
 
@@ -35,7 +35,7 @@ def test_a_piece_of_memory_counts_once() -> None:
 
 
 def test_parts_are_told_apart(live: Live) -> None:
-    made = Gauge(live, CPU)
+    made = MemoryUse(live, CPU)
     assert [told(made)[part] for part in PARTS[:4]] == [4 * 80, 0, 0, 4 * 16 + 8]
     live.module(torch.ones(2, 8)).sum().backward()
     live.optimizer.step()
@@ -48,7 +48,7 @@ def test_parts_are_told_apart(live: Live) -> None:
 def test_the_peak_is_what_came_after_and_is_gone_again(live: Live) -> None:
     before = torch.ones(64 * MEGABYTE // 4)
     del before
-    made = Gauge(live, CPU)
+    made = MemoryUse(live, CPU)
     assert told(made)["peak"] < 8 * MEGABYTE
     torch.ones(40 * MEGABYTE // 4)
     assert 36 * MEGABYTE < told(made)["peak"] < 60 * MEGABYTE
@@ -58,4 +58,4 @@ def test_where_the_kernel_tells_nothing_the_peak_is_not_known(
     live: Live, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(memory_use, "CLEAR", tmp_path / "nowhere" / "clear_refs")
-    assert math.isinf(told(Gauge(live, CPU))["peak"])
+    assert math.isinf(told(MemoryUse(live, CPU))["peak"])

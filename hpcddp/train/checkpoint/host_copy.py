@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 
-class Staging:
+class HostCopies:
     """Host copies of tensors, in memory that is kept from one save to the next.
 
     ``take`` and ``join`` are for the loop's thread, ``copy`` and ``ready`` for the saving one, in

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from hpcddp.errors import HpcddpError
 from hpcddp.train.checkpoint import damage, publish
-from hpcddp.train.checkpoint.host_copy import Staging
+from hpcddp.train.checkpoint.host_copy import HostCopies
 from hpcddp.train.checkpoint.lease import Lease
 from hpcddp.train.parallel import state_dict
 from hpcddp.train.rank.world import World
@@ -40,7 +40,7 @@ class _Failed(Exception):
 
 
 @dataclass
-class Save:
+class RunningSave:
     """One save, from the request to its end."""
 
     step: int
@@ -65,12 +65,12 @@ class SaveWriter:
     ``passed`` has the steps of newer checkpoints that the training passed over: they stay.
     """
 
-    def __init__(self, lease: Lease, world: World, staging: Staging, keep: int) -> None:
+    def __init__(self, lease: Lease, world: World, staging: HostCopies, keep: int) -> None:
         self._lease, self._world, self._staging, self._keep = lease, world, staging, keep
         self._folder = lease.run.checkpoints
         self.passed: set[int] = set()
 
-    def run(self, save: Save) -> None:
+    def run(self, save: RunningSave) -> None:
         """Save, and put the outcome into it."""
         try:
             self._write(save)
@@ -80,7 +80,7 @@ class SaveWriter:
             self._staging.release()
         save.seconds = time.monotonic() - save.began
 
-    def _write(self, save: Save) -> None:
+    def _write(self, save: RunningSave) -> None:
         aside = self._lease.folder / f"step-{save.step}"
         try:
             self._together(self._staging.copy)
@@ -115,7 +115,7 @@ class SaveWriter:
             raise failed
         return [result for result, _ in outcomes]
 
-    def _prepare(self, aside: Path, save: Save) -> _Known:
+    def _prepare(self, aside: Path, save: RunningSave) -> _Known:
         """Make the folder, if this attempt may write; which tensors this rank has."""
         if self._world.is_main:
             if not self._lease.held():
@@ -124,7 +124,7 @@ class SaveWriter:
             aside.mkdir()
         return _names(save.parts), save.parts.plain
 
-    def _alike(self, known: list[_Known], save: Save) -> None:
+    def _alike(self, known: list[_Known], save: RunningSave) -> None:
         """Take in the numbers of all ranks' optimizers.
 
         Raises:
@@ -139,7 +139,7 @@ class SaveWriter:
                     reason = "the ranks' models or optimizers have not the same tensors"
                     raise _Failed(reason, again=False)
 
-    def _write_share(self, aside: Path, save: Save) -> None:
+    def _write_share(self, aside: Path, save: RunningSave) -> None:
         # Imported after the copy, which the loop waits for: the import takes long.
         from hpcddp.train.checkpoint import dcp_files
 
@@ -156,7 +156,9 @@ class SaveWriter:
         rank = self._world.rank.world_rank
         return {path.name: damage.digest(path) for path in aside.glob(f"__{rank}_*")}
 
-    def _publish(self, aside: Path, save: Save, files: list[dict[str, dict[str, Any]]]) -> int:
+    def _publish(
+        self, aside: Path, save: RunningSave, files: list[dict[str, dict[str, Any]]]
+    ) -> int:
         """Rank 0: the checkpoint's size in bytes, once it is there."""
         if not self._world.is_main:
             return 0

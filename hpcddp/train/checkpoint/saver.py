@@ -27,9 +27,9 @@ from torch import Tensor
 from hpcddp.errors import CheckpointError
 from hpcddp.train.checkpoint import checkpoint, publish, snapshot
 from hpcddp.train.checkpoint.disk_retry import DiskRetry
-from hpcddp.train.checkpoint.host_copy import Staging
+from hpcddp.train.checkpoint.host_copy import HostCopies
 from hpcddp.train.checkpoint.lease import Lease
-from hpcddp.train.checkpoint.save_writer import Save, SaveWriter
+from hpcddp.train.checkpoint.save_writer import RunningSave, SaveWriter
 from hpcddp.train.checkpoint.snapshot import Live, Position
 from hpcddp.train.monitor.metrics import Recorder, earlier_saves
 from hpcddp.train.parallel import state_dict
@@ -64,7 +64,7 @@ class Saver:
         self._lease, self._spread, self._live, self._record = lease, spread, live, record
         self._world, self._retry = spread.world, retry
         self._folder = lease.run.checkpoints
-        self._staging = Staging(self._world.device)
+        self._staging = HostCopies(self._world.device)
         self._writer = SaveWriter(lease, self._world, self._staging, keep)
         self._times: deque[float] = deque(maxlen=LATEST)  # seconds of the latest saves
         if self._world.is_main:
@@ -72,7 +72,7 @@ class Saver:
             self._times.extend(earlier_saves(lease.run, lease.attempt))
         self.begin_from(saved)
         self._thread: threading.Thread | None = None
-        self._current: Save | None = None
+        self._current: RunningSave | None = None
         self._joined = True
         self._again = True  # after a save that failed: another try may succeed
 
@@ -109,7 +109,7 @@ class Saver:
         rank = self._world.rank.world_rank
         self._staging.take(self._now(parts), state_dict.share(parts.stepped, parts.where, rank))
         meta = json.loads(json.dumps(meta, default=Tensor.tolist))
-        self._current = Save(at.step, meta, parts, began)
+        self._current = RunningSave(at.step, meta, parts, began)
         _ = self._world.saving  # made by all ranks in the same place
         self._thread = threading.Thread(target=self._writer.run, args=(self._current,), daemon=True)
         self._thread.start()

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 
 
-class Pulse:
+class Heartbeat:
     """Counters that the training thread alone writes; a beat costs a tenth of a microsecond."""
 
     def __init__(self) -> None:

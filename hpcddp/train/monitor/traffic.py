@@ -15,7 +15,7 @@ FDS = Path("/proc/self/fd")
 SENT = struct.Struct("=200xQQ")
 
 
-class Wire:
+class Traffic:
     """Bytes through this process's TCP sockets since the last reading, loopback included.
 
     That is all that gloo sends, and the few bytes for the ranks' store. NCCL uses other ways,

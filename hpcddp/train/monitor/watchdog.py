@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 
 from hpcddp.rundir import AttemptDir
 from hpcddp.train.monitor.hang_report import Evidence
-from hpcddp.train.monitor.heartbeat import Pulse
+from hpcddp.train.monitor.heartbeat import Heartbeat
 from hpcddp.train.rank.world import World
 
 SLOWEST = 10  # times the longest silence
@@ -39,7 +39,7 @@ class Watchdog:
     """
 
     def __init__(
-        self, pulse: Pulse, evidence: Evidence, floor: float, leave: Callable[[], object]
+        self, pulse: Heartbeat, evidence: Evidence, floor: float, leave: Callable[[], object]
     ) -> None:
         self._pulse, self._evidence, self._leave = pulse, evidence, leave
         self._floor = floor
@@ -109,7 +109,7 @@ class Watchdog:
 
 @contextlib.contextmanager
 def watching(
-    pulse: Pulse,
+    pulse: Heartbeat,
     world: World,
     attempt: AttemptDir,
     floor: float,

@@ -234,12 +234,12 @@ def test_a_failure_while_a_save_runs_lets_it_end_and_is_the_one_that_is_heard(tm
 def test_the_loop_waits_for_no_import_in_a_first_save(tmp_path):
     extra = """
 import sys
-from hpcddp.train.checkpoint.host_copy import Staging
-_copy = Staging.copy
+from hpcddp.train.checkpoint.host_copy import HostCopies
+_copy = HostCopies.copy
 def copy(self):
     print("dcp at the copy:", "torch.distributed.checkpoint" in sys.modules)
     _copy(self)
-Staging.copy = copy
+HostCopies.copy = copy
 """
     with Ranks.of(make_run(tmp_path, extra=extra, max_steps=1), 1) as ranks:
         ((code, out, _),) = ranks.wait()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hpcddp.train.monitor import traffic
-from hpcddp.train.monitor.traffic import Wire
+from hpcddp.train.monitor.traffic import Traffic
 
 
 @contextlib.contextmanager
@@ -35,14 +35,14 @@ def send(ends: tuple[socket.socket, socket.socket], count: int) -> None:
 
 def test_what_was_sent_is_counted_once_and_by_its_sender() -> None:
     with connected() as ends:
-        made = Wire("gloo")
+        made = Traffic("gloo")
         send(ends, 3_000_000)
         assert made.take() == 3_000_000
         assert made.take() == 0
 
 
 def test_a_connection_made_meanwhile_counts() -> None:
-    made = Wire("gloo")
+    made = Traffic("gloo")
     with connected() as ends:
         send(ends, 1000)
         assert made.take() == 1000
@@ -50,7 +50,7 @@ def test_a_connection_made_meanwhile_counts() -> None:
 
 def test_pauses_do_not_count() -> None:
     with connected() as ends:
-        made = Wire("gloo")
+        made = Traffic("gloo")
         send(ends, 100)
         with made.paused():
             send(ends, 5000)
@@ -62,18 +62,18 @@ def test_pauses_do_not_count() -> None:
 
 
 def test_what_stays_in_the_kernel_is_no_traffic() -> None:
-    made, ends = Wire("gloo"), socket.socketpair()
+    made, ends = Traffic("gloo"), socket.socketpair()
     with ends[0], ends[1]:
         send(ends, 1000)
         assert made.take() == 0
 
 
 def test_of_nccl_nobody_knows() -> None:
-    assert math.isnan(Wire("nccl").take())
+    assert math.isnan(Traffic("nccl").take())
 
 
 def test_where_there_is_no_such_account_nobody_knows(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(traffic, "FDS", tmp_path / "nowhere")
-    assert math.isnan(Wire("gloo").take())
+    assert math.isnan(Traffic("gloo").take())

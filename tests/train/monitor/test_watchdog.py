@@ -13,7 +13,7 @@ from ranks import Ranks, make_run, one_rank, records, wait_for
 
 from hpcddp.attempt import first_failure
 from hpcddp.attempt.exit_codes import HUNG
-from hpcddp.train.monitor.heartbeat import Pulse
+from hpcddp.train.monitor.heartbeat import Heartbeat
 from hpcddp.train.monitor.watchdog import Watchdog
 
 SLOW = """
@@ -144,7 +144,7 @@ class Witness:
 @pytest.fixture
 def watched():
     """A pulse, and what its watchdog of a fifth of a second called."""
-    pulse, witness = Pulse(), Witness()
+    pulse, witness = Heartbeat(), Witness()
     watchdog = Watchdog(pulse, witness, 0.2, lambda: None)
     watchdog.start()
     yield pulse, witness, watchdog
@@ -198,7 +198,7 @@ def test_a_rank_follows_the_first_one_that_sees_it(watched):
 
 
 def test_a_beat_costs_less_than_a_microsecond():
-    pulse, best = Pulse(), 1.0
+    pulse, best = Heartbeat(), 1.0
     for _ in range(5):
         began = time.perf_counter()
         for step in range(10_000):
