@@ -6,8 +6,11 @@ count like an odometer, the rightmost fastest; a range is as wide as its first n
 its node number. hostlist_writer.py makes such a list.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from hpcddp.errors import TopologyError
 
@@ -18,8 +21,9 @@ DIGITS = 18  # longer numbers are refused in brackets, and are never put there
 CHARACTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-"
 _HINT = "write host lists as Slurm does: n[1-3,05],gpu[01-02]x[1-2],login1"
 
-_Span = tuple[int, int, int]  # first number, last number, width
-_Part = list[str | list[_Span]]  # a name with its brackets: text and numbers, in turn
+if TYPE_CHECKING:  # Python 3.9 has no `|` of types
+    _Span = tuple[int, int, int]  # first number, last number, width
+    _Part = list[str | list[_Span]]  # a name with its brackets: text and numbers, in turn
 
 
 def expand_hosts(hostlist: str) -> list[str]:
