@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcddp.sandbox.cluster import Sandbox, Settings
-from hpcddp.slurm.commands import clean
+from hpcddp.slurm.environment import clean
 
 HERE = Path(__file__).parent
 HPCDDP = str(Path(sys.executable).with_name("hpcddp"))

@@ -34,7 +34,8 @@ class Cause(NamedTuple):
         idle: attempts in a row without progress that end a run, whatever its budget; 0 for any.
         followed: a new job goes on where Slurm ends the job for it.
         final: why no restart helps; "" if one may.
-        state: the run's, where it does not come back; "" for FAILED.
+        calm: it is no rank's doing: what the ranks say as they leave tells nothing.
+        state: the run's, where it does not come back; "" for one that only its job tells.
     """
 
     kinds: tuple[str, ...] = ()
@@ -45,21 +46,24 @@ class Cause(NamedTuple):
     idle: int = 0
     followed: bool = False
     final: str = ""
+    calm: bool = False
     state: str = ""
 
 
 CAUSES = {
-    DONE: Cause(state="COMPLETED"),
-    ASKED: Cause(state="STOPPED"),
-    CANCELLED: Cause(state="CANCELLED"),
-    PREEMPTED: Cause(words="PREEMPTION", job_state="PREEMPTED", followed=True, state="PREEMPTED"),
+    DONE: Cause(calm=True, state="COMPLETED"),
+    ASKED: Cause(calm=True, state="STOPPED"),
+    CANCELLED: Cause(calm=True, state="CANCELLED"),
+    PREEMPTED: Cause(
+        words="PREEMPTION", job_state="PREEMPTED", followed=True, calm=True, state="PREEMPTED",
+    ),
     TIMEOUT: Cause(
         words="TIME LIMIT", job_state="TIMEOUT", budget="timeouts", idle=3, followed=True,
-        state="TIMEOUT",
+        calm=True, state="TIMEOUT",
     ),
-    SIGNALLED: Cause(idle=3, state="STOPPED"),
+    SIGNALLED: Cause(calm=True, idle=3, state="STOPPED"),
     NODE: Cause(words="NODE FAILURE", job_state="NODE_FAIL", followed=True, state="NODE_FAIL"),
-    REQUEUED: Cause(words="JOB REQUEUE"),
+    REQUEUED: Cause(words="JOB REQUEUE", calm=True),
     CRASH: Cause(budget="crashes"),
     OOM: Cause(kinds=("oom",), budget="crashes", state="OUT_OF_MEMORY"),
     HANG: Cause(kinds=("hang",), code=exit_codes.HUNG, budget="hangs"),
@@ -69,7 +73,7 @@ CAUSES = {
     MISTAKE: Cause(kinds=("mistake", "damaged"), final="it would fail again in the same way"),
     REFUSED: Cause(kinds=("foreign",), final="the saved weights are of another model or format"),
     KILLED: Cause(budget="crashes", followed=True),
-    SUPERSEDED: Cause(),
+    SUPERSEDED: Cause(calm=True),
     UNKNOWN: Cause(),
 }  # fmt: skip
 FOLLOWED = tuple(name for name, row in CAUSES.items() if row.followed)
@@ -241,7 +245,7 @@ def cause(end: End) -> str:
     one, the file system has shown it what is not so, and that is a crash.
     """
     code = code_of(end)
-    early = code in (TERMINATED, 128 + 12)  # by a signal that came before its handler
+    early = code in (TERMINATED, exit_codes.USR2)  # by a signal that came before its handler
     quiet = end.kind in ("", "peer")  # a rank that lost another one tells no cause
     left = code == exit_codes.STOPPED or (early and quiet)
     runs = end.state in _RUNS

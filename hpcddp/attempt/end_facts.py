@@ -12,7 +12,7 @@ import time
 
 from hpcddp.attempt import decision, first_failure, ledger, log_reader, requeue
 from hpcddp.attempt.decision import End
-from hpcddp.attempt.exit_codes import KILLED, TERMINATED
+from hpcddp.attempt.exit_codes import SIGKILLED, TERMINATED
 from hpcddp.attempt.ledger import Attempt
 from hpcddp.record import JobRecord
 from hpcddp.rundir import AttemptDir, RunDir, last_lines, read_json
@@ -36,7 +36,7 @@ def gather(run: RunDir, mine: Attempt, job: JobRecord, code: int) -> End:
 def first_code(run: RunDir, mine: Attempt, code: int) -> int:
     """The exit code of the rank that failed first. srun's own is the largest of all, of those too
     that it ended because one had failed; that one it names first."""
-    if code not in (TERMINATED, KILLED):
+    if code not in (TERMINATED, SIGKILLED):
         return code
     return log_reader.first_code(log_reader.tail(run.attempt(mine.number).log), code)
 
@@ -57,7 +57,7 @@ def _of_run(run: RunDir, mine: Attempt, job: JobRecord, code: int) -> End:
         own_signal=_own_signal(),
     )
     code = decision.ranks_code(end)
-    oom = bool(code) and any(words in log for words in log_reader.NO_MEMORY)
+    oom = bool(code) and any(words in log for words in log_reader.CGROUP_OOM)
     kind = "oom" if oom else first_failure.kind(run, mine, job, failure, code)
     return end._replace(kind=kind, progress=ledger.progress_of(run, mine))
 

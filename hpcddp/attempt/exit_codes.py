@@ -7,6 +7,6 @@ HUNG = 86  # no step for too long
 DIVERGED = 87  # the numbers went wrong; nothing was saved
 FENCED = 88  # a newer attempt owns the run: nothing of this life may be written any more
 
-TERMINATED, KILLED = 128 + 15, 128 + 9  # what a shell makes of a signal
+TERMINATED, USR2, SIGKILLED = 128 + 15, 128 + 12, 128 + 9  # what a shell makes of a signal
 
 PRIVATE = (STOPPED, HUNG, DIVERGED, FENCED)

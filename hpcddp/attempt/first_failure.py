@@ -23,9 +23,9 @@ TAIL = 1 << 18  # bytes of a log that are read: a traceback of each of many rank
 LAST = 10  # lines of a rank behind the traceback of the exception that ended it
 LONG = 200  # characters of a line that are shown
 # What ended a rank, as srun or our launchers say it, and what that may mean.
-NO_MEMORY = " was killed: out of memory?"
-NO_SPACE = " was ended by SIGBUS: is a disk or /dev/shm full?"
-ENDED = {"Killed": NO_MEMORY, "SIGKILL": NO_MEMORY, "Bus error": NO_SPACE, "SIGBUS": NO_SPACE}
+MAYBE_OOM = " was killed: out of memory?"
+MAYBE_FULL = " was ended by SIGBUS: is a disk or /dev/shm full?"
+ENDED = {"Killed": MAYBE_OOM, "SIGKILL": MAYBE_OOM, "Bus error": MAYBE_FULL, "SIGBUS": MAYBE_FULL}
 
 
 class Failed(NamedTuple):

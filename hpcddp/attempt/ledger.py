@@ -52,7 +52,7 @@ class Attempt:
     node_log_size: int = 0  # bytes of it that were there, or copied, at the start
     restarts: int = 0  # how often Slurm had restarted the job when this life began
     deadline: float | None = None  # end of the time limit, in seconds since the epoch
-    site: dict[str, Any] = field(default_factory=dict)  # of site.Site
+    site: dict[str, Any] = field(default_factory=dict)  # of rules.Site
     checkpoint: int | None = 0  # step of the newest complete checkpoint at its start, if known
     ended: float | None = None
     exit_code: int | None = None  # the ranks'

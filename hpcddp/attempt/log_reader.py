@@ -1,7 +1,7 @@
 """Reads a job's log by pattern: who wrote a line, why Slurm ended the job, how a rank ended.
 
-The lines are Slurm's, a launcher's or the program's own; those that hpcddp writes are made in
-joblog.py. ``first_failure`` judges who failed first by them.
+The lines are Slurm's, a launcher's or the program's own. Those that hpcddp writes are made in
+joblog.py, which a batch script does not need. ``first_failure`` judges who failed first by them.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ WRONG = re.compile(
     r"|.*(: can't open file |: No such file or directory$|: command not found$)"
 )
 # How Slurm and the kernel say that a cgroup had no memory left.
-NO_MEMORY = ("oom_kill", "oom-kill", "Out Of Memory")
+CGROUP_OOM = ("oom_kill", "oom-kill", "Out Of Memory")
 
 # What slurmstepd writes into a job's log when it ends the job. scancel has nothing after the time,
 # nor has a TERM for the batch script alone, which ends nothing: then the job's steps may say later

@@ -19,7 +19,8 @@ class Case(NamedTuple):
 
     @property
     def alone(self) -> bool:
-        return self.strategy in strategy.ALONE
+        """Whether it is one process, which multiplies with nothing."""
+        return any(not row.factor for row in strategy.rows(self.strategy))
 
     @property
     def single(self) -> bool:

@@ -17,11 +17,7 @@ from hpcddp.submit.status import whole
 
 TAIL = 1 << 16  # bytes of the metrics file that are read
 NODES = "node"  # the kind of a failure of all ranks of a host
-# Causes of an end that is no rank's doing: what the ranks say as they leave tells nothing.
-CALM = {
-    decision.DONE, decision.ASKED, decision.CANCELLED, decision.PREEMPTED, decision.TIMEOUT,
-    decision.SIGNALLED, decision.REQUEUED, decision.SUPERSEDED,
-}  # fmt: skip
+CALM = {name for name, row in decision.CAUSES.items() if row.calm}
 OWN = ("done", "stopped", "cancelled")  # ends that need no explanation
 
 

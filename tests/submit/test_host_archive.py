@@ -29,7 +29,7 @@ def pythons() -> Iterator[str]:
             return
 
 
-@pytest.mark.parametrize("python", pythons())
+@pytest.mark.parametrize("python", [*pythons()])
 def test_it_runs_alone(tmp_path: Path, python: str) -> None:
     """Isolated, in an empty environment, without the folder of the package on the path."""
     archive = tmp_path / "host.pyz"
