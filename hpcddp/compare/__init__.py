@@ -1,5 +1,5 @@
 """Which strategy to take, and its cost: estimates, short trials, and advice.
 
 It imports ``planning`` and the rooms below; torch only in a process of its own.
-Others use ``recommend``, ``memory_estimate`` and ``trial``.
+Others use ``recommend`` (estimates), ``candidates`` and ``trial`` (trials), and ``model_query``.
 """

@@ -1,5 +1,6 @@
 """From a job file and flags to a checked Plan and its script.
 
 It imports ``launch`` and the rooms below, and never torch.
-Others use ``jobfile.load``, ``asked.Asked.read`` and ``plan.make``, in this order.
+Others use ``jobfile.load``, ``asked.Asked.read`` and ``plan.make``, in this order, and
+``earlier_runs``, ``code_files`` and ``advice``.
 """

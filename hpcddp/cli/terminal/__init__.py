@@ -1,5 +1,5 @@
 """The means to draw on a terminal, which several commands share.
 
 It imports ``observe`` and what is below.
-The commands use ``pen`` (colours), ``screen`` (a live page), ``progress`` and ``log_lines``.
+Others use ``screen`` (a live page), ``picture``, ``progress``, ``shown`` and ``log_lines``.
 """

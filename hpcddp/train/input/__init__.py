@@ -1,5 +1,5 @@
-"""Which samples a rank gets, in which order, and how they are loaded.
+"""Which samples a rank gets (``sampler``), in which order, and how they are loaded.
 
 It imports ``monitor`` and the rooms below.
-Others use ``batches`` (the data of a task), ``sampler``, ``loaders`` and ``seeding``.
+Others use ``batches`` (the data of a task), ``loaders`` and ``seeding``.
 """
