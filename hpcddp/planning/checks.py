@@ -25,10 +25,9 @@ from hpcddp.data import names
 from hpcddp.errors import ClusterError, UserError
 from hpcddp.launch import launchers
 from hpcddp.launch.launchers import Launcher
-from hpcddp.planning import code_checks, conflicts
+from hpcddp.planning import conflicts
 from hpcddp.planning.asked import Asked
 from hpcddp.planning.clusters import Profile
-from hpcddp.planning.code_files import CodeFiles
 from hpcddp.sizes import NodeRange, bytes_of
 from hpcddp.slurm import time_limit
 from hpcddp.spec import KEYS, JobSpec
@@ -54,17 +53,13 @@ RESERVED_ENV = re.compile(
 )
 
 
-def check(
-    asked: Asked, environ: Mapping[str, str], folder: Path, *, begun: bool,
-    code: CodeFiles | None = None,
-) -> None:  # fmt: skip
+def check(asked: Asked, environ: Mapping[str, str], folder: Path, *, begun: bool) -> None:
     """Refuse a job that cannot be planned.
 
     Args:
         environ: the user's environment.
         folder: the current folder, where the job will work.
         begun: the run has saved a checkpoint; files that only a new run reads may be gone.
-        code: the files that the job's copy of the code will have.
 
     Raises:
         UserError: the first mistake.
@@ -84,9 +79,6 @@ def check(
     limits(job, nodes, gpus, profile)
     if asked.backend == "slurm":
         variables(environ)
-    if code:
-        code_checks.check(code, job.snapshot_mb * 10**6)
-        code_checks.check_paths(code, job.command)
 
 
 def name(job: JobSpec, sources: Mapping[str, str]) -> None:

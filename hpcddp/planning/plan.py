@@ -22,7 +22,7 @@ from hpcddp.data import names
 from hpcddp.errors import SlurmUnreachable, TemplateError
 from hpcddp.keys import nearest
 from hpcddp.launch.launchers import Launcher
-from hpcddp.planning import checks, notes, resources
+from hpcddp.planning import checks, code_checks, code_files, notes, resources
 from hpcddp.planning.asked import Asked
 from hpcddp.planning.clusters import Profile
 from hpcddp.planning.code_files import CodeFiles
@@ -197,7 +197,7 @@ def make(
     folder: Path,
     begun: bool = False,
     measured: Measured | None = None,
-    code: CodeFiles | None = None,
+    runs: Path | None = None,
 ) -> Plan:
     """The plan of a job, whole; UserError for the first mistake in it.
 
@@ -206,11 +206,15 @@ def make(
         folder: the current folder, where the job will work.
         begun: the run has saved a checkpoint; files that only a new run reads may be gone.
         measured: the times of an earlier run of the job.
-        code: the files of the job's code, if it is to work on a copy of them.
+        runs: the folder of the runs, where a new run works on a copy of its code; None where the
+            job works in the folder itself.
     """
-    checks.check(asked, environ, folder, begun=begun, code=code)
+    checks.check(asked, environ, folder, begun=begun)
     launcher = checks.launcher(asked)
     job, profile, site = _completed(asked.spec, folder), asked.profile, asked.site()
+    template = _template(job, profile, asked.sources, folder)
+    cpus = _cpus(asked, site)
+    code = _code(job, folder, runs) if runs else None  # last: it may take long
     return Plan(
         spec=job,
         sources=asked.sources,
@@ -218,14 +222,23 @@ def make(
         nodes=asked.nodes,
         gpus=asked.gpus,
         launcher=launcher,
-        template=_template(job, profile, asked.sources, folder),
-        cpus_per_task=_cpus(asked, site),
+        template=template,
+        cpus_per_task=cpus,
         workdir=folder,
         notes=(*asked.notes, *notes.notes(job, profile, environ)),
         site=site,
         measured=measured,
         code=code,
     )
+
+
+def _code(job: JobSpec, folder: Path, runs: Path) -> CodeFiles | None:
+    """The files of the job's copy of its code, checked; None if it works in the folder itself."""
+    code = code_files.of_job(job, folder, runs)
+    if code:
+        code_checks.check(code, job.snapshot_mb * 10**6)
+        code_checks.check_paths(code, job.command)
+    return code
 
 
 def _completed(job: JobSpec, folder: Path) -> JobSpec:

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from hpcddp.errors import SandboxError, UserError
-from hpcddp.planning import code_files, jobfile, plan
+from hpcddp.planning import jobfile, plan
 from hpcddp.planning.asked import Asked
 from hpcddp.planning.jobfile import Layer
 from hpcddp.planning.plan import Plan
@@ -74,8 +74,7 @@ def rehearse(
 def _plan(layers: list[Layer], folder: Path, root: Path) -> Plan:
     """The checked plan of the job, whose runs lie in ``root``."""
     asked = Asked.read(layers, [], os.environ)
-    code = code_files.of_job(asked.spec, folder, root)
-    return plan.make(asked, environ=os.environ, folder=folder, code=code)
+    return plan.make(asked, environ=os.environ, folder=folder, runs=root)
 
 
 def _size(layers: list[Layer]) -> tuple[int, int]:

@@ -2,8 +2,6 @@
 
 import re
 import sys
-from functools import partial
-from pathlib import PurePath
 from typing import Any
 
 import pytest
@@ -12,7 +10,6 @@ from sites import Site, flags
 from hpcddp.errors import ClusterError, UserError
 from hpcddp.planning import checks
 from hpcddp.planning.asked import Asked
-from hpcddp.planning.code_files import CodeFiles
 from hpcddp.planning.jobfile import Layer
 from hpcddp.strategy import Layout
 
@@ -214,18 +211,18 @@ def test_a_command_spreads_its_model_itself(site: Site) -> None:
     assert caught.value.where == "--set"
 
 
-def test_the_code_is_checked_against_the_jobs_own_limit(site: Site) -> None:
+def test_the_code_is_checked_last_and_against_the_jobs_own_limit(site: Site) -> None:
     site.program("true", "exit 0")
-    asked = Asked.read([command("true", cluster="slurm", name="toy", snapshot_mb=1)], [], {})
-    code = CodeFiles(site.folder, PurePath(), {"train.py": 10**6})
-    check = partial(checks.check, asked, {}, site.folder, begun=False)
-    check(code=code)
-    code.files["more.py"] = 1
+    for name in ("train.py", "model.py"):
+        site.write(name, "#" * 600_000)
+    site.plan(command("true", snapshot_mb=2), job=None, runs=site.runs)
     with pytest.raises(UserError, match="more than 1 MB"):
-        check(code=code)
-    code.files = {".env": 1}
+        site.plan(command("true", snapshot_mb=1), job=None, runs=site.runs)
+    with pytest.raises(UserError, match="unknown launcher"):
+        site.plan(command("true", snapshot_mb=1, launcher="spam"), job=None, runs=site.runs)
+    site.write(".env", "x")
     with pytest.raises(UserError, match="looks like a secret"):
-        check(code=code)
+        site.plan(command("true", snapshot_mb=2), job=None, runs=site.runs)
 
 
 def test_weights_are_a_file_until_a_run_has_begun(site: Site) -> None:

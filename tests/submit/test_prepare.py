@@ -8,7 +8,7 @@ from submitted import planned
 
 from hpcddp import record
 from hpcddp.errors import TemplateError
-from hpcddp.planning import code_files, plan
+from hpcddp.planning import plan
 from hpcddp.planning.asked import Asked
 from hpcddp.submit import prepare
 
@@ -36,12 +36,12 @@ def test_each_run_of_a_plan_has_its_own_copy_of_the_code(site: Site) -> None:
     site.program("true", "exit 0")
     layer = flags(("command", ["true"]), ("name", "toy"), ("cluster", "local"))
     asked = Asked.read([layer], [], {})
-    code = code_files.of_job(asked.spec, site.folder / "sub", site.runs)
-    made = plan.make(asked, environ={}, folder=site.folder / "sub", code=code)
+    made = plan.make(asked, environ={}, folder=site.folder / "sub", runs=site.runs)
     first, second = (prepare.new_run(made, site.runs) for _ in range(2))
     (first.work / "train.py").unlink()
     for run in (first, second):
         assert record.read(run).workdir == str(run.work) == str(made.folder(run))
     assert (second.work / "train.py").read_text() == "VALUE = 1\n"
     layer.put("snapshot", False, "--no-snapshot")
-    assert code_files.of_job(Asked.read([layer], [], {}).spec, site.folder, site.runs) is None
+    asked = Asked.read([layer], [], {})
+    assert plan.make(asked, environ={}, folder=site.folder, runs=site.runs).code is None

@@ -142,7 +142,7 @@ class Site:
 
     def plan(
         self, layer: Layer | None = None, job: str | None = "toy", notes: Sequence[str] = (),
-        measured: Measured | None = None,
+        measured: Measured | None = None, runs: Path | None = None,
     ) -> Plan:  # fmt: skip
         """The checked plan of a job under one layer of flags; on Slurm if it says nothing."""
         flags = layer or Layer()
@@ -150,4 +150,5 @@ class Site:
             flags.put("cluster", "slurm", "--cluster")
         layers, more = jobfile.load(job, flags, os.environ, self.folder)
         asked = Asked.read(layers, [*notes, *more], os.environ)
-        return plan.make(asked, environ=os.environ, folder=self.folder, measured=measured)
+        facts = {"measured": measured, "runs": runs}
+        return plan.make(asked, environ=os.environ, folder=self.folder, **facts)
