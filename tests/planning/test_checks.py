@@ -220,7 +220,7 @@ def test_the_code_is_checked_last_and_against_the_jobs_own_limit(site: Site) -> 
         site.plan(command("true", snapshot_mb=1), job=None, runs=site.runs)
     with pytest.raises(UserError, match="unknown launcher"):
         site.plan(command("true", snapshot_mb=1, launcher="spam"), job=None, runs=site.runs)
-    site.write(".env", "x")
+    site.write("server.pem", "x")
     with pytest.raises(UserError, match="looks like a secret"):
         site.plan(command("true", snapshot_mb=2), job=None, runs=site.runs)
 
