@@ -3,10 +3,12 @@
 Where a value is checked:
 
     keys.py            its type and range, when it is read
+    sizes.py           numbers of nodes, GPUs and CPUs, amounts of memory
     checks.py          what it means: names, the batch, files, the environment, sbatch options,
                        a cluster's limits, what the site offers
     conflicts.py       a key against the strategy or another key: a table
-    code_checks.py     the code that a command's run copies: secrets, size, paths
+    code_checks.py     the code that a command's run copies: secrets, size, paths; the last one
+    plan.py            whether the template is there
     render.py          whether a script can hold it
 
 notes.py and advice.py refuse nothing: they tell the user what may go wrong.

@@ -3,6 +3,7 @@ import importlib.util
 import pytest
 from sites import Site
 
+from hpcddp.cli.options import STARTERS
 from hpcddp.errors import UserError
 from hpcddp.launch import launchers
 from hpcddp.planning import resources
@@ -73,3 +74,8 @@ def test_a_node_whose_name_speaks_of_mpi_lacks_none(site: Site) -> None:
     flags = Layer()
     flags.put("launcher", "mpi", "--launcher")
     assert site.plan(flags).launcher.name == "mpi"
+
+
+def test_the_help_of_submit_names_each_launcher() -> None:
+    """It cannot import the table: that takes time."""
+    assert sorted(STARTERS.split(", ")) == sorted(launchers.LAUNCHERS)
