@@ -1,6 +1,7 @@
 """How long a module and its parts may be, and what a result is called."""
 
 import ast
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -82,3 +83,13 @@ PROPERTY = MANY.replace("    def m0", "    @property\n    def m0").replace("def 
 )
 def test_what_is_over_a_limit_is_seen(look, source: str, said: list[str]) -> None:
     assert list(look("m", source)) == said
+
+
+def test_a_class_has_a_name_of_its_own() -> None:
+    """Private ones too: a word has one meaning."""
+    places = defaultdict(set)
+    for path in MODULES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                places[node.name.lstrip("_")].add(str(path.relative_to(HOUSE)))
+    assert {name: files for name, files in places.items() if len(files) > 1} == {}

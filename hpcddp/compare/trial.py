@@ -130,7 +130,7 @@ def _without(layer: Layer, tables: tuple[str, ...]) -> Layer:
     return Layer(values, layer.sources) if tables else layer
 
 
-class Ranks:
+class TrialProcesses:
     """Processes that train these trials, as lines of their output; none is left on leaving."""
 
     def __init__(self, trials: Sequence[Trial], look: Sequence[Trial], root: Path) -> None:
@@ -239,7 +239,7 @@ def _play(
         todo = [trial for trial in left if not trial.reason]
         if not todo:
             continue
-        ranks = Ranks(todo, look, root)
+        ranks = TrialProcesses(todo, look, root)
         with ranks as lines:
             for line in lines:
                 _, mark, text = line.decode(errors="replace").partition(": note: ")

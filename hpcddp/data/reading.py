@@ -132,13 +132,13 @@ class Reading:
     def _key(self, name: str, size: int, version: int) -> str:
         return f"{self._place.at(name)} {size} {version}"
 
-    def _shard(self, number: int) -> _File | None:
+    def _shard(self, number: int) -> _ObjectFile | None:
         """A shard to read from; None where it must be asked of the store. Of several threads the
         first one opens it."""
         if not self._takes_shards:
             return None
         shards = self._process.shards
-        mine: Future[_File | None] = Future()
+        mine: Future[_ObjectFile | None] = Future()
         first = shards.setdefault(number, mine)
         if first is mine:
             for old in list(shards)[: max(0, len(shards) - OPEN)]:
@@ -150,11 +150,11 @@ class Reading:
                 mine.set_exception(error)
         return first.result()
 
-    def _opened(self, number: int) -> _File | None:
+    def _opened(self, number: int) -> _ObjectFile | None:
         name, size, version = self._listing.shards[number]
         remote = self._place.remote
         file = self._near(name, size, version) if remote else self._place.open(name)
-        return _File(file) if file else None
+        return _ObjectFile(file) if file else None
 
 
 def _whole_shards(listing: Listing, cache: ObjectCache | None, nodes: int) -> bool:
@@ -166,7 +166,7 @@ def _whole_shards(listing: Listing, cache: ObjectCache | None, nodes: int) -> bo
     return cache is not None and (nodes <= NODES or held <= kept)
 
 
-class _File:
+class _ObjectFile:
     """An open file that closes itself with its last reference."""
 
     def __init__(self, file: BinaryIO) -> None:
@@ -190,7 +190,7 @@ class _ThisProcess:
     def __init__(self) -> None:
         self.pid = os.getpid()
         self.samples: dict[int, Future[bytes] | bytes] = {}
-        self.shards: dict[int, Future[_File | None]] = {}
+        self.shards: dict[int, Future[_ObjectFile | None]] = {}
         self._pool: Pool | None = None
 
     @property

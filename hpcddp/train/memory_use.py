@@ -29,7 +29,9 @@ class MemoryUse:
 
     def __init__(self, live: Live, device: torch.device) -> None:
         self._live = live
-        self._peak: _Cuda | _Process = _Cuda(device) if device.type == "cuda" else _Process()
+        self._peak: _CudaPeak | _ProcessPeak = (
+            _CudaPeak(device) if device.type == "cuda" else _ProcessPeak()
+        )
         self._gradients = 0
 
     def look(self) -> None:
@@ -56,7 +58,7 @@ def held(tensors: Iterable[Tensor]) -> int:
     return sum({piece.data_ptr(): piece.nbytes() for piece in pieces}.values())
 
 
-class _Cuda:
+class _CudaPeak:
     """The most that torch's allocator has given out."""
 
     def __init__(self, device: torch.device) -> None:
@@ -68,7 +70,7 @@ class _Cuda:
         return torch.cuda.max_memory_allocated(self._device) - self._before
 
 
-class _Process:
+class _ProcessPeak:
     """The most that Linux has given the process, all of it, not for tensors alone. Mapped files,
     libraries above all, do not count: more of them is read as more of them is used."""
 

@@ -14,7 +14,7 @@ from sites import COMMAND, Outcome, Site, record_run
 
 from hpcddp.cli.strategies import LEGEND, _print_table
 from hpcddp.compare.candidates import Case
-from hpcddp.compare.trial import Ranks, Trial, figures
+from hpcddp.compare.trial import Trial, TrialProcesses, figures
 from hpcddp.rundir import RunDir
 
 Command = Callable[..., Outcome]
@@ -208,7 +208,7 @@ def test_an_interrupt_at_the_start_of_ranks_leaves_no_process(
     monkeypatch.setattr("hpcddp.compare.trial.Popen", Interrupted)
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
-        Ranks([Trial(Case("ddp", "ddp"), 1)], [], tmp_path).__enter__()
+        TrialProcesses([Trial(Case("ddp", "ddp"), 1)], [], tmp_path).__enter__()
     assert signal.getsignal(signal.SIGINT) == before
     (process,) = STARTED
     try:

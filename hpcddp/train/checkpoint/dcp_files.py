@@ -164,7 +164,7 @@ class _Reader(FileSystemReader):
         return self._metadata
 
 
-class _Files(FileSystem):
+class _TensorFiles(FileSystem):
     def mkdir(self, path: Any) -> None:
         """Nothing: a folder that is gone was taken away, and must not come back."""
 
@@ -174,7 +174,7 @@ class _Writer(FileSystemWriter):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, sync_files=True, per_thread_copy_ahead=0)
-        self.fs = _Files()
+        self.fs = _TensorFiles()
 
 
 def shapes(folder: Path) -> Shapes:

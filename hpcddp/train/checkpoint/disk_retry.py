@@ -33,7 +33,7 @@ class ElsewhereError(OSError):
         self.rank = rank
 
 
-class _Trouble(NamedTuple):
+class _ReadFailure(NamedTuple):
     """A file that a rank could not read."""
 
     rank: int
@@ -107,7 +107,7 @@ class DiskRetry:
             time.sleep(self._pause)
         return True
 
-    def _try(self, work: Callable[[], T]) -> tuple[T | None, _Trouble | None]:
+    def _try(self, work: Callable[[], T]) -> tuple[T | None, _ReadFailure | None]:
         try:
             return work(), None
         except OSError as error:
@@ -115,9 +115,9 @@ class DiskRetry:
             if isinstance(error, ElsewhereError) and error.rank != rank:
                 rank, name = error.rank, self.world.reports[error.rank]["host"]
             why = error.strerror or str(error)
-            return None, _Trouble(rank, name, str(error.filename or "a checkpoint"), why)
+            return None, _ReadFailure(rank, name, str(error.filename or "a checkpoint"), why)
 
-    def _given_up(self, first: _Trouble) -> CheckpointUnreadable:
+    def _given_up(self, first: _ReadFailure) -> CheckpointUnreadable:
         return CheckpointUnreadable(
             f"cannot be read by rank {first.rank} on {first.host}: {first.why}",
             {"rank": first.rank, "host": first.host},

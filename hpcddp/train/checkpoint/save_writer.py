@@ -27,7 +27,7 @@ T = TypeVar("T")
 _Known = tuple[dict[tuple[int, ...], int], dict[str, dict[str, Any]]]
 
 
-class _Failed(Exception):
+class _SaveFailed(Exception):
     """The save failed, on all ranks together; the text is the first reason.
 
     Args:
@@ -89,7 +89,7 @@ class SaveWriter:
             files = self._together(lambda: self._own_files(aside))
             sizes = self._together(lambda: self._publish(aside, save, files))
             save.size = sizes[0]
-        except _Failed as failed:
+        except _SaveFailed as failed:
             save.reason, save.again = str(failed), failed.again
         if save.reason:
             (held, *_) = self._together(self._undo)
@@ -99,17 +99,17 @@ class SaveWriter:
         """The results of all ranks' work, by rank.
 
         Raises:
-            _Failed: on all ranks, if it failed on one.
+            _SaveFailed: on all ranks, if it failed on one.
         """
         rank = self._world.rank.world_rank
-        outcome: tuple[T | None, _Failed | None]
+        outcome: tuple[T | None, _SaveFailed | None]
         try:
             outcome = work(), None
         except HpcddpError as error:
-            outcome = None, _Failed(error.what)
+            outcome = None, _SaveFailed(error.what)
         except Exception as error:
             reason = f"rank {rank}: {type(error).__name__}: {error}"
-            outcome = None, _Failed(reason, again=isinstance(error, OSError))
+            outcome = None, _SaveFailed(reason, again=isinstance(error, OSError))
         outcomes: list[Any] = self._world.gather(outcome, self._world.saving)
         if failed := next((failed for _, failed in outcomes if failed), None):
             raise failed
@@ -128,7 +128,7 @@ class SaveWriter:
         """Take in the numbers of all ranks' optimizers.
 
         Raises:
-            _Failed: holders of the same tensors have different ones: a rank might leave one out
+            _SaveFailed: holders of the same tensors have different ones: a rank might leave one out
                 that it takes for another rank's.
         """
         sums: dict[tuple[int, ...], int] = {}
@@ -137,7 +137,7 @@ class SaveWriter:
             for holders, checksum in names.items():
                 if sums.setdefault(holders, checksum) != checksum:
                     reason = "the ranks' models or optimizers have not the same tensors"
-                    raise _Failed(reason, again=False)
+                    raise _SaveFailed(reason, again=False)
 
     def _write_share(self, aside: Path, save: RunningSave) -> None:
         # Imported after the copy, which the loop waits for: the import takes long.
