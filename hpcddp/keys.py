@@ -121,7 +121,9 @@ class Keys(Generic[T]):
         if (name in self.rows and name not in self.tables) or (table in self.tables and rest):
             return name
         phrase = name.rpartition(".")[2].replace("_", " ")  # "learning_rate" means "train.lr"
-        named = (n for n, row in self.rows.items() if " " in phrase and phrase in row.text)
+        named = (
+            n for n, row in self.rows.items() if " " in phrase and f" {phrase} " in f" {row.text} "
+        )
         likely = next(named, "")
         hint = f"did you mean {likely}?" if likely else nearest(name, self.rows)
         if name in self.tables or name in self.sections:

@@ -9,6 +9,7 @@ import pytest
 
 from hpcddp.errors import JobFileError
 from hpcddp.keys import Keys, control_character, key, nearest
+from hpcddp.spec import KEYS as JOB_KEYS
 
 
 @dataclass
@@ -134,3 +135,10 @@ def test_where_there_is_nothing_the_hint_says_so() -> None:
 def test_unicode_and_blanks_are_no_control_characters() -> None:
     assert control_character("größe 10 µm 数 '\"$(x);%") == ""
     assert control_character("tab\there") == "U+0009"
+
+
+def test_a_part_of_a_word_is_no_phrase() -> None:
+    """ "global batch" stands in the text of another key too."""
+    with pytest.raises(JobFileError) as caught:
+        JOB_KEYS.resolve("global_batc", "mine.toml")
+    assert caught.value.hint == "did you mean global_batch?"
