@@ -216,6 +216,7 @@ def test_each_room_says_what_it_is(trees: dict[str, ast.Module]) -> None:
     for name in rooms - {"hpcddp"}:
         text = ast.get_docstring(trees[name]) or ""
         assert len(text.splitlines()) >= 3, name
+        assert "It imports " in text, name
         for module in re.findall(r"``(\w+)", text.partition("Others use")[2]):
             users = {arrow.source for arrow in all_arrows if arrow.target == f"{name}.{module}"}
             assert any(user.rpartition(".")[0] != name for user in users), (name, module)

@@ -1,5 +1,8 @@
 """All runs of a folder in a browser, live and read only; for one person, on a shared machine.
 
+It imports ``report``, ``observe`` and the rooms below. The command line uses ``app``, ``listener``
+and ``all_runs``.
+
 Whom it must hold against:
 
 - Other users of the login node, who can connect to any port of loopback. So it listens on a Unix

@@ -10,7 +10,8 @@ number. A program that is the client of all workers, with ``client()`` in it, is
 `python -m hpcddp.dask PROGRAM`: rank 0 runs it, and the other ranks leave the place to their
 workers.
 
-Nothing here imports Dask or torch before it is called.
+It imports ``launch``, ``attempt`` and ``slurm``; nothing here imports Dask or torch before it is
+called. Others use nothing of it: users' programs and the scripts start it.
 """
 
 from __future__ import annotations

@@ -2,6 +2,9 @@
 
 ``ImageFolder`` and ``pack`` are imported when they are first asked for: torch comes with them, and
 the plan half asks this package for names.
+
+It imports ``attempt`` and the root, and a store's package only when a store is read.
+Others use ``names`` (which data a job names), ``stage`` (a copy on the node) and ``node_wait``.
 """
 
 from __future__ import annotations
