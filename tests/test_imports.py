@@ -1,6 +1,8 @@
 """Who may import what, judged by a hook in a process of its own."""
 
+import importlib
 import sys
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
@@ -8,6 +10,7 @@ from import_hook import CALL, HEAVY, imported, roots
 from sites import Site
 
 import hpcddp
+import hpcddp.worker
 
 OLD = ("spawn", "fork", "agent", "store", "sentry")  # for scripts of old runs: to be run
 
@@ -68,3 +71,14 @@ def test_what_each_rank_waits_for_is_the_standard_library_alone() -> None:
 def test_who_tells_trackers_needs_no_framework() -> None:
     names = imported("import hpcddp.trackers.send, hpcddp.trackers.__main__")
     assert not roots(names) & (HEAVY | {"jinja2", "tensorboard", "mlflow", "wandb"})
+
+
+def test_programs_import_what_they_always_did() -> None:
+    names = ("attach", "Run", "Sampler", "init", "submit_result")
+    assert all(callable(getattr(hpcddp, name)) for name in names)
+    modules = ("lightning", "data", "dask", "dask.dispatch", "dask.results", "dask.places")
+    for name in modules:
+        importlib.import_module(f"hpcddp.{name}")
+    assert hpcddp.worker.Worker.__module__ == "hpcddp.worker"  # pickled by this name
+    (entry,) = [e for e in entry_points(group="torch.backends") if e.value.startswith("hpcddp")]
+    assert callable(entry.load())

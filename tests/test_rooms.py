@@ -22,8 +22,9 @@ ROOMS = (
 )  # fmt: skip
 TRAIN = ("train", "checkpoint", "parallel", "input", "monitor", "rank")
 DOORS = {f"hpcddp{name}" for name in ("", ".__main__", ".lightning")}
-# For runs of older versions.
-OLD = {f"hpcddp.{name}" for name in ("spawn", "fork", "agent", "store", "sentry")}
+# For runs and programs of older versions.
+OLD = {f"hpcddp.{name}" for name in ("spawn", "fork", "agent", "store", "sentry", "dask.places")}
+OLD_FILES = {HOUSE / f"{name.replace('.', '/')}.py" for name in OLD}
 # Who may import torch's half, inside a function, besides that half itself.
 INTO_TRAIN = {
     *DOORS,
@@ -202,8 +203,7 @@ def test_a_circle_and_a_library_are_seen(trees: dict[str, ast.Module]) -> None:
 
 def test_rooms_are_small_and_files_have_names_of_their_own(trees: dict[str, ast.Module]) -> None:
     package = HOUSE / "hpcddp"
-    paths = [p for p in package.rglob("*.py")
-             if p.parent != package or f"hpcddp.{p.stem}" not in OLD]  # fmt: skip
+    paths = {*package.rglob("*.py")} - OLD_FILES
     folders = Counter(path.parent.relative_to(package) for path in paths)
     assert {str(name): n for name, n in folders.items() if n > MOST} == {}
     own = [p for p in paths if p.parent.name != "cli" and not p.stem.startswith("__")]
@@ -227,8 +227,8 @@ def files(*suffixes: str) -> list[Path]:
     tops = ("hpcddp", "templates", "jobs", "tests", "benchmarks", "scripts", "docs")
     below = (path for top in tops for path in (HOUSE / top).rglob("*"))
     own = [*below, *HOUSE.glob("*.md"), HOUSE / "setup.cfg"]
-    older = {HOUSE / f"{name.replace('.', '/')}.py" for name in OLD} | {Path(__file__)}
-    own = [path for path in own if "older_" not in str(path) and path not in older]
+    own = [path for path in own if "older_" not in str(path)]
+    own = [path for path in own if path not in {*OLD_FILES, Path(__file__)}]
     return [path for path in own if path.is_file() and path.suffix in suffixes]
 
 
