@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from hpcddp.submit.status import Status
 
 MOST = 12  # runs side by side
-# Errors that a record of another form causes.
-FOREIGN = (ArithmeticError, LookupError, TypeError, ValueError, AttributeError)
 HEAD = 10  # lines of a file that may hold the mark of a report
 
 
@@ -62,7 +60,7 @@ def looked(folders: list[RunDir]) -> tuple[list[dict[str, Any]], list[Status]]:
         HpcddpError: none can be shown.
     """
     from hpcddp.observe.run_facts import static
-    from hpcddp.observe.viewer import Viewer
+    from hpcddp.observe.viewer import FOREIGN, Viewer
     from hpcddp.submit.status import status
 
     views, states = [], []

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpcddp.observe.curves import NAMES
+from hpcddp.observe.history import CALM
 from hpcddp.observe.series import Series, means, thin
 
 FIGURES = 5  # significant digits
@@ -167,7 +168,7 @@ ATTEMPT = ("attempt", "hosts", "began", "ended", "cause", "by", "first", "last",
 
 def _attempt(attempt: dict[str, Any], size: int) -> dict[str, Any]:
     error = attempt["error"] or {}
-    facts = _facts(attempt, ATTEMPT, size)
+    facts = _facts(attempt, ATTEMPT, size) | {"calm": attempt["cause"] in CALM}
     if error:
         parts = filter(None, (error.get("type"), error.get("message")))
         text = str(error.get("traceback") or ": ".join(map(str, parts)))

@@ -128,6 +128,18 @@ def test_the_versions_that_matter_stand_first_and_no_name_runs_into_another(
         assert width == min(WIDTHS) or names.evaluate_all(wide) == 0
 
 
+def test_only_ends_that_a_rank_has_caused_are_marked_as_bad(
+    tmp_path: Path, look: Callable[..., Seen]
+) -> None:
+    ends = ((120, 120, "time limit"), (260, 250, "crashed"), (300, 300, "preempted"))
+    file = tmp_path / "ends.html"
+    file.write_text(page([looked(made_run(tmp_path, ends=ends, cause="hang"))]))
+    tab = (seen := look(WIDTHS[1])).open(file)
+    assert tab.locator(".causes .bad").all_inner_texts() == ["2 crashed", "4 hang"]
+    assert tab.locator("#attempts td.bad").all_inner_texts() == ["crashed", "hang"]
+    seen.clean()
+
+
 def test_a_run_without_attempts_has_a_page_too(tmp_path: Path, look: Callable[..., Seen]) -> None:
     run = RunDir(tmp_path / "young")
     run.create()

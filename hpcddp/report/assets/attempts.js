@@ -19,7 +19,7 @@ function pieces(life, now) {
   ].filter(([, from, to]) => to > from);
 }
 
-const bad = (cause) => !["done", "stopped", "cancelled", "preempted", "timeout", null].includes(cause);
+const bad = (life) => life.cause !== null && !life.calm;
 
 function timeline(run) {
   const lives = run.attempts;
@@ -37,7 +37,7 @@ function timeline(run) {
   const causes = el("div", { class: "causes", "aria-hidden": "true" });
   for (const life of lives) {
     if (!life.ended) continue;
-    const mark = el("span", { class: bad(life.cause) ? "bad" : "" },
+    const mark = el("span", { class: bad(life) ? "bad" : "" },
       `${life.attempt} ${life.cause || "ended"}`);
     mark.style.right = `calc(100% - ${share(life.ended)})`;
     causes.append(mark);
@@ -104,13 +104,12 @@ function costs(run) {
 function attemptTable(run) {
   const cost = costs(run);
   const rows = run.attempts.map((life, i) => {
-    const failed = life.cause !== null && bad(life.cause);
     const then = (life.action || "") + (life.reason ? ` (${life.reason})` : "");
     return [
       [String(life.attempt), "n"], when(life.began), [span(life.waited_s), "n"],
       [span((life.ended || run.now) - life.began), "n"],
       [life.last > life.first ? `${count(life.first + 1)}–${count(life.last)}` : "–", "n"],
-      [(life.cause || "works") + (life.by ? ` by ${life.by}` : ""), failed ? "bad" : ""],
+      [(life.cause || "works") + (life.by ? ` by ${life.by}` : ""), bad(life) ? "bad" : ""],
       [life.safe_s === null ? "–" : span(life.safe_s), "n"],
       [cost[i].ended ? count(cost[i].steps) : "–", "n"],
       [cost[i].ended ? span(cost[i].seconds) : "–", "n"],
