@@ -1,22 +1,18 @@
 """Why a program failed, as its log tells it."""
 
-import json
-import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import pytest
-from local_runs import Command
+from lives import MISTAKE, attempted, failing
 from made import made_run
 from sites import Site, record_run
-from toy import TOY
 
 from hpcddp import record
 from hpcddp.attempt import first_failure, ledger, requeue
 from hpcddp.observe import history
-from hpcddp.rundir import RunDir, write_json
+from hpcddp.rundir import write_json
 
 GONE = "RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer"
 
@@ -122,95 +118,6 @@ def test_a_record_of_a_cause_is_more_than_what_the_log_says(tmp_path: Path) -> N
     assert history.summaries(run)[-1].error == own
 
 
-@pytest.mark.parametrize("cause", [None, "preempted", "time limit", "cancelled"])
-def test_nobody_failed_where_ranks_were_ended(tmp_path: Path, cause: str | None) -> None:
-    run = made_run(tmp_path, cause=cause, last=300)
-    run.attempt(3).log.write_text(SRUN)
-    assert history.summaries(run)[-1].error is None
-
-
-@pytest.mark.parametrize(
-    ("script", "told"),
-    [
-        ("import argparse; p = argparse.ArgumentParser(); p.add_argument('--lr', type=float)\n"
-         "p.parse_args(['--lr', 'abc'])",
-         "exit code 2; rank 0's last line: train.py: error: argument --lr: invalid float value"),
-        ("d = {}\nd['x']", "(rank 0: KeyError: 'x'; "),
-        ("raise SystemExit(3)", "exit code 3; the log is empty"),
-    ],
-)  # fmt: skip
-def test_why_tells_what_a_program_said(
-    site: Site, command: Command, script: str, told: str
-) -> None:
-    site.write("train.py", script)
-    done = command("submit", "--set", "requeue.crashes=1", "--", sys.executable, "train.py")
-    assert done.code == 1
-    assert told in command("status", "last").out
-    assert told.lstrip("(") in command("why", "last").out
-
-
-KILLS = """
-import os, signal
-_loss, steps = loss, []
-def loss(output, target):
-    steps.append(1)
-    if os.environ["RANK"] == "1" and len(steps) == 6:
-        os.kill(os.getpid(), signal.{signal})
-    return _loss(output, target)
-"""
-SLEEPS = """
-import os, signal, time
-if os.environ["RANK"] == "1":
-    os.kill(os.getpid(), signal.SIGKILL)
-time.sleep(60)
-"""
-
-
-@pytest.mark.parametrize(
-    ("what", "number", "why"),
-    [
-        (["toy"], "SIGKILL", "was killed: out of memory?"),
-        (["toy"], "SIGBUS", "was ended by SIGBUS: is a disk or /dev/shm full?"),
-        (["--", sys.executable, "train.py"], "SIGKILL", "was killed: out of memory?"),
-    ],
-)
-def test_a_killed_rank_is_named_wherever_it_is_asked(
-    site: Site, command: Command, what: list[str], number: str, why: str
-) -> None:
-    site.job("toy", "global_batch = 8\nmax_steps = 12\n", TOY + KILLS.format(signal=number))
-    site.write("train.py", SLEEPS)
-    done = command("submit", "--gpus", "2", "--set", "requeue.enabled=false", *what)
-    assert done.code == 1
-    assert why in command("status", "last").out
-    told = command("why", "last").out
-    assert "attempt 1, rank 1 on " in told and "rank 0" not in told
-    (row,) = json.loads(command("why", "last", "--json").out)["attempts"]
-    assert row["error"]["rank"] == 1
-    if what == ["toy"]:  # which tells where its ranks are
-        shown = command("watch", "last").out
-        assert "1 dead (X)" in shown and "X rank 1 on " in shown
-
-
-def failing(site: Site, **spec: Any) -> tuple[RunDir, ledger.Attempt]:
-    """A run of two nodes with two ranks each, whose first attempt has failed."""
-    run = RunDir(site.runs / "toy-1")
-    run.create()
-    record_run(run, (2, 2), 2, backend="local", spec=spec)
-    write_json(run.submission, {"submitted": 5.0})
-    return run, attempted(run, 1)
-
-
-def attempted(run: RunDir, number: int, *, met: bool = False) -> ledger.Attempt:
-    mine = ledger.life("7", 1)
-    mine.number = number
-    run.attempt(number).path.mkdir(parents=True)
-    write_json(run.attempt(number).facts, asdict(mine))
-    if met:
-        run.attempt(number).metrics.write_text('{"event": "ranks"}\n')
-    return mine
-
-
-MISTAKE = {"rank": 1, "host": "n1", "type": "ImportError", "kind": "mistake", "message": "no x"}
 SAME = "".join(f"{rank} 4 ImportError: no x\n" for rank in range(4))
 
 
@@ -289,46 +196,3 @@ def test_ranks_that_met_before_make_no_mistake_by_meeting_late(site: Site) -> No
     assert first_failure.kind(run, second, record.read(run), late, 143) == "mistake"
     run.attempt(1).met.touch()
     assert first_failure.kind(run, second, record.read(run), late, 143) == "crash"
-
-
-def test_nodes_are_left_out_only_while_enough_remain(site: Site) -> None:
-    run, _ = failing(site, requeue={"exclude_bad_nodes": True})
-    job = record.read(run)
-    site.program("sinfo", "echo 'n[1-3]|idle'; echo 'n4|drained*'")
-    for number, host in ((1, "n3"), (2, "n1")):
-        if number > 1:
-            attempted(run, number)
-        write_json(run.attempt(number).error, MISTAKE | {"kind": "crash", "host": host})
-    assert requeue.excluded(run, job) == "n1"  # the newest; without n3 too two are too few
-    job.nodes = [1, 2]
-    assert requeue.excluded(run, job) == "n1,n3"
-    job.nodes = [3, 3]
-    assert requeue.excluded(run, job) == ""
-    site.program("sinfo", "exit 1")
-    job.nodes = [1, 1]
-    assert requeue.excluded(run, job) == ""
-
-
-def test_a_node_is_used_again_where_too_few_others_suit_the_job(site: Site) -> None:
-    """What Slurm refuses in any case is no reason to."""
-    run, _ = failing(site, requeue={"exclude_bad_nodes": True})
-    job = record.read(run)
-    site.program("sinfo", "echo 'n[1-9]|idle'")
-    write_json(run.attempt(1).error, MISTAKE | {"kind": "crash", "host": "n3"})
-    for program, left_out in (
-        ("exit 0", "n3"),
-        ("[[ $* != *exclude=n3* ]]", ""),
-        ("exit 1", "n3"),
-    ):
-        site.program("sbatch", program)
-        assert requeue.excluded(run, job) == left_out
-
-
-def test_a_node_without_its_gpu_is_left_out_unasked(site: Site) -> None:
-    run, _ = failing(site)
-    site.program("sinfo", "echo 'n[1-3]|idle'")
-    write_json(run.attempt(1).error, MISTAKE | {"kind": "crash", "host": "n2"})
-    assert requeue.excluded(run, record.read(run)) == ""
-    found = MISTAKE | {"kind": "crash", "host": "n2", "bad_host": True}
-    write_json(run.attempt(1).error, found)
-    assert requeue.excluded(run, record.read(run)) == "n2"

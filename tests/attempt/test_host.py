@@ -175,20 +175,3 @@ def test_the_log_on_the_node_goes_with_the_run(
     earlier(run, slurm=True, job_id="7", node_log=str(log))
     assert host.main(["end", str(run.path), "1", code]) == 0
     assert log.exists() is left
-
-
-@pytest.mark.usefixtures("in_slurm")
-def test_what_the_sentry_submitted_goes_where_nothing_follows(site: Site, run: RunDir) -> None:
-    """Slurm's words were of a preemption, and a person had asked for the end."""
-    words = site.folder / "said"
-    words.touch()
-    site.program("scontrol", "echo JobState=COMPLETING Restarts=0")
-    site.program("scancel", f"echo $* >>{site.folder}/asked")
-    rows = [f"{number}|PENDING|None|x|x||{run.script} {of} look|{run.name}"
-            for number, of in ((8, 1), (9, 2))]  # fmt: skip
-    site.program("squeue", f"printf '%s\\n' '{rows[0]}' '{rows[1]}'")
-    earlier(run, slurm=True, job_id="7", said=str(words))
-    write_json(run.request, {"want": "stop", "job_id": "7"})
-    words.write_text("error: *** JOB 7 ON n1 CANCELLED AT x DUE TO PREEMPTION ***\n")
-    assert host.main(["end", str(run.path), "1", "85"]) == 0
-    assert (site.folder / "asked").read_text() == "--state=PENDING 8\n"

@@ -2,12 +2,17 @@
 
 import os
 import socket
+from dataclasses import asdict
 from typing import Any
+
+from sites import Site, record_run
 
 from hpcddp import processes
 from hpcddp.attempt import ledger
 from hpcddp.attempt.ledger import Attempt
-from hpcddp.rundir import RunDir
+from hpcddp.rundir import RunDir, write_json
+
+MISTAKE = {"rank": 1, "host": "n1", "type": "ImportError", "kind": "mistake", "message": "no x"}
 
 
 def earlier(run: RunDir, **given: Any) -> None:
@@ -17,3 +22,22 @@ def earlier(run: RunDir, **given: Any) -> None:
         "pid_start": processes.start_of(os.getpid()), "slurm": False, "nodes": "", "began": 1.0,
     }  # fmt: skip
     assert ledger.begin(run, Attempt(**facts | given), lambda earlier: False)
+
+
+def failing(site: Site, **spec: Any) -> tuple[RunDir, ledger.Attempt]:
+    """A run of two nodes with two ranks each, whose first attempt has failed."""
+    run = RunDir(site.runs / "toy-1")
+    run.create()
+    record_run(run, (2, 2), 2, backend="local", spec=spec)
+    write_json(run.submission, {"submitted": 5.0})
+    return run, attempted(run, 1)
+
+
+def attempted(run: RunDir, number: int, *, met: bool = False) -> ledger.Attempt:
+    mine = ledger.life("7", 1)
+    mine.number = number
+    run.attempt(number).path.mkdir(parents=True)
+    write_json(run.attempt(number).facts, asdict(mine))
+    if met:
+        run.attempt(number).metrics.write_text('{"event": "ranks"}\n')
+    return mine

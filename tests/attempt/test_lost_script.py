@@ -1,0 +1,76 @@
+"""What becomes of a run whose batch script is gone."""
+
+import pytest
+from lives import earlier
+from sites import Site
+
+from hpcddp.attempt import decision, ledger, lost_script
+from hpcddp.attempt.ledger import Attempt
+from hpcddp.rundir import RunDir, write_json
+
+KILLED = "JobState=FAILED Restarts=0 ExitCode=0:9"
+
+
+def mine(run: RunDir) -> Attempt:
+    newest = ledger.last(run)
+    assert newest
+    return newest
+
+
+@pytest.mark.usefixtures("in_slurm")
+@pytest.mark.parametrize(
+    ("facts", "asked", "ending"),
+    [
+        (KILLED, True, ("script killed", "follow-up", "8")),
+        ("JobState=COMPLETED Restarts=0 ExitCode=0:0", False, (None, "", "")),
+        ("JobState=CANCELLED Restarts=0 ExitCode=0:15", False, (None, "", "")),
+        ("JobState=PENDING Restarts=1 ExitCode=0:0", False, (None, "", "")),  # Slurm has done it
+    ],
+    ids=["killed", "done", "cancelled", "queued again"],
+)
+def test_only_a_job_whose_script_was_killed_is_followed(
+    site: Site, run: RunDir, facts: str, asked: bool, ending: tuple[str | None, str, str]
+) -> None:
+    calls = site.folder / "calls"
+    site.program("scontrol", f"echo JobId=7 {facts}")
+    site.program("squeue", "exit 0")
+    site.program("sbatch", f"echo $* >>{calls}; echo 8")
+    earlier(run, slurm=True, job_id="7")
+    lost_script.bring_back(run, mine(run).number)
+    assert calls.exists() is asked
+    found = mine(run)
+    assert (found.cause, found.action, found.successor) == ending
+
+
+@pytest.mark.usefixtures("in_slurm")
+def test_another_nodes_attempt_with_an_end_is_left_to_its_own_sentry(
+    site: Site, run: RunDir
+) -> None:
+    site.program("scontrol", f"touch {site.folder}/calls; echo JobId=7 {KILLED}")
+    earlier(run, slurm=True, job_id="7", host="elsewhere", cause="crash", action="requeue")
+    lost_script.bring_back(run, mine(run).number)
+    assert not (site.folder / "calls").exists()
+
+
+@pytest.mark.usefixtures("in_slurm")
+@pytest.mark.parametrize(
+    ("cause", "want", "mode", "restarts", "follows"),
+    [
+        (decision.KILLED, "", "REQUEUE", 0, True),
+        (decision.KILLED, "stop", "REQUEUE", 0, False),  # a person has asked for the end
+        (decision.TIMEOUT, "", "REQUEUE", 0, True),
+        (decision.PREEMPTED, "", "REQUEUE", 0, True),
+        (decision.PREEMPTED, "", "REQUEUE", 1, False),  # Slurm has queued it again itself
+        (decision.PREEMPTED, "", "CANCEL", 1, True),  # there it never does
+        (decision.NODE, "", "CANCEL", 1, False),
+        (decision.CANCELLED, "", "REQUEUE", 0, False),
+    ],
+)
+def test_who_is_followed(
+    site: Site, run: RunDir, cause: str, want: str, mode: str, restarts: int, follows: bool
+) -> None:
+    site.program("scontrol", f"echo JobId=7 JobState=COMPLETING Restarts={restarts}")
+    earlier(run, slurm=True, job_id="7", site={"preempt_mode": mode})
+    if want:
+        write_json(run.request, {"want": want, "job_id": "7"})
+    assert lost_script.would_follow(run, mine(run), cause) is follows

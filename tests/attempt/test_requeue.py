@@ -1,0 +1,69 @@
+"""How a run is queued again: without bad nodes, and once."""
+
+import pytest
+from lives import MISTAKE, attempted, earlier, failing
+from sites import Site
+
+from hpcddp import record
+from hpcddp.attempt import host, requeue
+from hpcddp.rundir import RunDir, write_json
+
+
+def test_nodes_are_left_out_only_while_enough_remain(site: Site) -> None:
+    run, _ = failing(site, requeue={"exclude_bad_nodes": True})
+    job = record.read(run)
+    site.program("sinfo", "echo 'n[1-3]|idle'; echo 'n4|drained*'")
+    for number, host in ((1, "n3"), (2, "n1")):
+        if number > 1:
+            attempted(run, number)
+        write_json(run.attempt(number).error, MISTAKE | {"kind": "crash", "host": host})
+    assert requeue.excluded(run, job) == "n1"  # the newest; without n3 too two are too few
+    job.nodes = [1, 2]
+    assert requeue.excluded(run, job) == "n1,n3"
+    job.nodes = [3, 3]
+    assert requeue.excluded(run, job) == ""
+    site.program("sinfo", "exit 1")
+    job.nodes = [1, 1]
+    assert requeue.excluded(run, job) == ""
+
+
+def test_a_node_is_used_again_where_too_few_others_suit_the_job(site: Site) -> None:
+    """What Slurm refuses in any case is no reason to."""
+    run, _ = failing(site, requeue={"exclude_bad_nodes": True})
+    job = record.read(run)
+    site.program("sinfo", "echo 'n[1-9]|idle'")
+    write_json(run.attempt(1).error, MISTAKE | {"kind": "crash", "host": "n3"})
+    for program, left_out in (
+        ("exit 0", "n3"),
+        ("[[ $* != *exclude=n3* ]]", ""),
+        ("exit 1", "n3"),
+    ):
+        site.program("sbatch", program)
+        assert requeue.excluded(run, job) == left_out
+
+
+def test_a_node_without_its_gpu_is_left_out_unasked(site: Site) -> None:
+    run, _ = failing(site)
+    site.program("sinfo", "echo 'n[1-3]|idle'")
+    write_json(run.attempt(1).error, MISTAKE | {"kind": "crash", "host": "n2"})
+    assert requeue.excluded(run, record.read(run)) == ""
+    found = MISTAKE | {"kind": "crash", "host": "n2", "bad_host": True}
+    write_json(run.attempt(1).error, found)
+    assert requeue.excluded(run, record.read(run)) == "n2"
+
+
+@pytest.mark.usefixtures("in_slurm")
+def test_what_the_sentry_submitted_goes_where_nothing_follows(site: Site, run: RunDir) -> None:
+    """Slurm's words were of a preemption, and a person had asked for the end."""
+    words = site.folder / "said"
+    words.touch()
+    site.program("scontrol", "echo JobState=COMPLETING Restarts=0")
+    site.program("scancel", f"echo $* >>{site.folder}/asked")
+    rows = [f"{number}|PENDING|None|x|x||{run.script} {of} look|{run.name}"
+            for number, of in ((8, 1), (9, 2))]  # fmt: skip
+    site.program("squeue", f"printf '%s\\n' '{rows[0]}' '{rows[1]}'")
+    earlier(run, slurm=True, job_id="7", said=str(words))
+    write_json(run.request, {"want": "stop", "job_id": "7"})
+    words.write_text("error: *** JOB 7 ON n1 CANCELLED AT x DUE TO PREEMPTION ***\n")
+    assert host.main(["end", str(run.path), "1", "85"]) == 0
+    assert (site.folder / "asked").read_text() == "--state=PENDING 8\n"
