@@ -13,10 +13,10 @@ def test_nodes_are_left_out_only_while_enough_remain(site: Site) -> None:
     run, _ = failing(site, requeue={"exclude_bad_nodes": True})
     job = record.read(run)
     site.program("sinfo", "echo 'n[1-3]|idle'; echo 'n4|drained*'")
-    for number, host in ((1, "n3"), (2, "n1")):
+    for number, name in ((1, "n3"), (2, "n1")):
         if number > 1:
             attempted(run, number)
-        write_json(run.attempt(number).error, MISTAKE | {"kind": "crash", "host": host})
+        write_json(run.attempt(number).error, MISTAKE | {"kind": "crash", "host": name})
     assert requeue.excluded(run, job) == "n1"  # the newest; without n3 too two are too few
     job.nodes = [1, 2]
     assert requeue.excluded(run, job) == "n1,n3"
