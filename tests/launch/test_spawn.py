@@ -175,13 +175,16 @@ def test_the_first_bad_code_is_the_one_and_ends_the_others(tmp_path: Path) -> No
 # A shell of each rank has a program, which says when it is up and when it was told.
 INNER = """
 import os, signal, sys, time
-def told(number, frame):
-    open(f"told-{os.environ['RANK']}-{number}", "w").close()
-    sys.exit()
-for number in (signal.SIGTERM, signal.SIGUSR2):
-    signal.signal(number, told if len(sys.argv) == 1 else signal.SIG_IGN)
+numbers, deaf = {signal.SIGTERM, signal.SIGUSR2}, len(sys.argv) > 1
+if deaf:
+    for number in numbers:
+        signal.signal(number, signal.SIG_IGN)
+else:  # to take one after the other: a handler may be interrupted by the next signal's
+    signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
 open(f"up-{os.environ['RANK']}-{os.getpid()}", "w").close()
-time.sleep(60)
+if deaf:
+    time.sleep(60)
+open(f"told-{os.environ['RANK']}-{signal.sigwait(numbers)}", "w").close()
 """
 
 
