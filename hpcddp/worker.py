@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from hpcddp.attempt import exit_codes
-from hpcddp.attempt.rank_exit import end, end_children, hung
+from hpcddp.attempt.rank_exit import end, end_children, hung, share_failure
 from hpcddp.preempt import Preemption, end_on_stop_signals
 from hpcddp.processes import die_with_parent
 
@@ -91,31 +91,32 @@ def _live(run_dir: str, environ: Mapping[str, str], preemption: Preemption) -> i
     """One rank's life, to its exit code. A failure is written down by the first rank that fails."""
     from hpcddp.attempt import lost_script
     from hpcddp.attempt.decision import CAUSES, CRASH, OF_KIND
-    from hpcddp.attempt.error_record import compare, kind_of, report
+    from hpcddp.attempt.error_record import kind_of, report
     from hpcddp.errors import LeaseLost
     from hpcddp.rundir import RunDir
     from hpcddp.topology import Rank
     from hpcddp.train.monitor.heartbeat import Heartbeat
 
     folder, rank, attempt = RunDir(run_dir), None, int(environ.get("HPCDDP_ATTEMPT", "1"))
-    pulse = Heartbeat()
+    heartbeat = Heartbeat()
     try:
         rank = Rank.from_env(environ)
         from hpcddp.train.job import train  # imports torch
 
         outcome = train(
-            folder, rank, attempt, preemption, met=preemption.install, pulse=pulse, on_hang=hung
-        )
+            folder, rank, attempt, preemption,
+            met=preemption.install, heartbeat=heartbeat, on_hang=hung,
+        )  # fmt: skip
     except LeaseLost as error:  # nothing of this life may be written any more
         print(error, file=sys.stderr)
         return exit_codes.FENCED
     except BaseException as error:
         end_children()  # before Python clears the error's frames, and waits for each of them
-        stepped, number = pulse.taken > 0, rank.world_rank if rank else None
+        stepped, number = heartbeat.taken > 0, rank.world_rank if rank else None
         text = report(error, folder.attempt(attempt), number, stepped=stepped)
         print(text, file=sys.stderr, flush=True)
         if rank and kind_of(error, stepped=stepped) == "mistake":
-            compare(error, folder.attempt(attempt), rank.world_rank, rank.world_size)
+            share_failure(error, folder.attempt(attempt), rank.world_rank, rank.world_size)
         cause = OF_KIND.get(kind_of(error, stepped=stepped), CRASH)
         return CAUSES[cause].code or exit_codes.FAILED
     if outcome == "done":

@@ -11,6 +11,7 @@ HOUSE = Path(__file__).parents[1]
 MODULES = sorted((HOUSE / "hpcddp").rglob("*.py"))
 LINES = 300  # of a module
 FUNCTION = 40  # lines of a function, from its def on
+RULE = 20  # lines of most functions
 METHODS = 10  # public ones of a class
 PUBLIC = {"hpcddp/train/loop.py: Run"}  # users' own loops call its methods
 RIDDLES = {"found", "told"}  # say nothing of what they hold
@@ -93,3 +94,13 @@ def test_a_class_has_a_name_of_its_own() -> None:
             if isinstance(node, ast.ClassDef):
                 places[node.name.lstrip("_")].add(str(path.relative_to(HOUSE)))
     assert {name: files for name, files in places.items() if len(files) > 1} == {}
+
+
+def test_a_function_has_20_lines_as_a_rule() -> None:
+    lengths = [
+        node.end_lineno - node.lineno + 1
+        for path in MODULES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, DEF) and node.end_lineno
+    ]
+    assert sum(length > RULE for length in lengths) < 0.1 * len(lengths)

@@ -3,8 +3,8 @@
 import ast
 import re
 import sys
-from collections import Counter
-from collections.abc import Collection, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import NamedTuple
@@ -36,6 +36,7 @@ INTO_TRAIN = {
 STANDARD = {"root", "slurm", "attempt"}  # what a node runs without the environment
 MOST = 20  # modules in a folder
 OWN = {("hpcddp", "__version__"), ("hpcddp", "JOB_FORMAT")}  # the package's own facts
+LOADERS = ("import_module", "__import__", "find_spec", "run_module")  # import by a name
 OTHERS = {"train.py", "types.py"}  # files that examples and warnings name
 DOTTED = re.compile(r"(?<![\w./-])hpcddp(?:\.[a-zA-Z_]\w*)+(?![\w(]*/)")
 ELSEWHERE = {"hpcddp.draw", "hpcddp.run"}  # JavaScript's name, and a tag at MLflow
@@ -63,29 +64,33 @@ def imports(name: str, tree: ast.Module, known: set[str]) -> Iterator[Arrow]:
     unseen = {
         id(node)
         for test in ast.walk(tree)
-        if isinstance(test, ast.If) and "TYPE_CHECKING" in ast.unparse(test.test)
+        if isinstance(test, ast.If) and ast.unparse(test.test) == "TYPE_CHECKING"
         for part in test.body
         for node in ast.walk(part)
     }
-    functions = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
+    functions = (node for node in ast.walk(tree) if isinstance(node, kinds))
     inner = {id(node) for function in functions for node in ast.walk(function)}
     for node in ast.walk(tree):
-        if id(node) in unseen:
-            continue
-        if isinstance(node, ast.Import):
-            found = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            assert not node.level, f"{name}: import by the whole name"
-            found = [
-                full if (full := f"{node.module}.{alias.name}") in known else f"{node.module}"
-                for alias in node.names
-                if (node.module, alias.name) not in OWN
-            ]
-        else:
-            continue
-        for target in found:
+        targets = () if id(node) in unseen else imported(node, known)
+        for target in targets:
+            assert not target.startswith("."), f"{name}: import by the whole name"
             if target != name:
                 yield Arrow(name, target, id(node) in inner)
+
+
+def imported(node: ast.AST, known: set[str]) -> Iterator[str]:
+    """The modules that a statement imports, or a call by name."""
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        package = "." * node.level + (node.module or "")
+        for alias in node.names:
+            if (package, alias.name) not in OWN:
+                yield full if (full := f"{package}.{alias.name}") in known else package
+    elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(LOADERS):
+        names = [arg.value for arg in node.args if isinstance(arg, ast.Constant)]
+        yield from (name for name in names if isinstance(name, str))
 
 
 def arrows(trees: dict[str, ast.Module]) -> list[Arrow]:
@@ -118,6 +123,8 @@ def wrong(trees: dict[str, ast.Module]) -> list[str]:
     for source, target, inner in arrows(trees):
         if target.partition(".")[0] != "hpcddp":
             continue
+        if target in OLD:
+            made.append(f"{source} imports {target}, which is for older versions alone")
         if place(target) < place(source):
             made.append(f"{source} imports {target}, which is above it")
         elif room(target) == "train" != room(source):
@@ -182,6 +189,14 @@ def also(trees: dict[str, ast.Module], module: str, line: str) -> dict[str, ast.
         ("hpcddp.train.rank.world", "import hpcddp.train.loop", "which is above it"),
         ("hpcddp.errors", "import hpcddp.slurm.rules", "which is above it"),
         ("hpcddp.attempt.claim", "import hpcddp.data.names", "which is above it"),
+        ("hpcddp.planning.plan", "import_module('hpcddp.submit.status')", "which is above it"),
+        ("hpcddp.planning.plan", "__import__('hpcddp.train.loop')", "doors of its own"),
+        (
+            "hpcddp.planning.plan",
+            "if not TYPE_CHECKING:\n    import hpcddp.cli",
+            "which is above it",
+        ),
+        ("hpcddp.slurm.rules", "import hpcddp.spawn", "which is for older versions alone"),
     ],
 )
 def test_the_order_is_kept(trees: dict[str, ast.Module], module: str, line: str, said: str) -> None:
@@ -220,6 +235,18 @@ def test_each_room_says_what_it_is(trees: dict[str, ast.Module]) -> None:
         for module in re.findall(r"``(\w+)", text.partition("Others use")[2]):
             users = {arrow.source for arrow in all_arrows if arrow.target == f"{name}.{module}"}
             assert any(user.rpartition(".")[0] != name for user in users), (name, module)
+        for module, users in rooms_that_use(name, all_arrows).items():
+            assert len(users) < 2 or f"``{module}" in text, (name, module)
+
+
+def rooms_that_use(name: str, all_arrows: Iterable[Arrow]) -> dict[str, set[str]]:
+    """The modules of a room -> the rooms elsewhere that import them."""
+    users = defaultdict(set)
+    for source, target, _ in all_arrows:
+        package, _, module = target.rpartition(".")
+        if package == name and not f"{source}.".startswith(f"{name}."):
+            users[module].add(source.rpartition(".")[0])
+    return users
 
 
 def files(*suffixes: str) -> list[Path]:
@@ -293,19 +320,51 @@ def asking(trees: dict[str, ast.Module], table: str, names: Collection[str]) -> 
         for name, tree in trees.items()
         if name != table
         for node in ast.walk(tree)
-        if isinstance(node, ast.Compare)
+        if compares(node)
         for side in ast.walk(node)
         if isinstance(side, ast.Constant) and side.value in names
     }
 
 
+def compares(node: ast.AST) -> bool:
+    """Whether a part of a program does something else for another value."""
+    if isinstance(node, ast.Subscript):  # {"fork": 1}[launcher]
+        return isinstance(node.value, ast.Dict)
+    tests = ("startswith", "endswith", "get")
+    call = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+    return isinstance(node, ast.Compare | ast.MatchValue) or (call and node.func.attr in tests)
+
+
+def asking_templates(templates: Iterable[str]) -> list[str]:
+    """Uses of the launcher's name in templates, but to include its own."""
+    allowed = re.compile(r"\{% include launcher %\}")
+    code = re.compile(r"\{[{%](.*?)[%}]\}", re.S)
+    return [part for text in templates for part in code.findall(allowed.sub("", text))
+            if re.search(r"(?<![.\w])launcher\b", part)]  # fmt: skip
+
+
 def test_what_differs_between_launchers_is_in_their_table(trees: dict[str, ast.Module]) -> None:
     """No other module asks for one by its name."""
-    templates = (HOUSE / "templates").rglob("*.j2")
+    templates = (path.read_text() for path in (HOUSE / "templates").rglob("*.j2"))
     assert asking(trees, "hpcddp.launch.launchers", LAUNCHERS) == set()
-    assert not [path for path in templates if re.search(r"launcher *(==|!=|in)", path.read_text())]
+    assert asking_templates(templates) == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["x == 'mpi'", "x in ('mpi', 'fork')", "x.startswith('mpi')", "{'mpi': 1}[x]", "{}.get('mpi')",
+     "match x:\n    case 'mpi':\n        pass"],
+)  # fmt: skip
+def test_who_asks_for_a_launcher_is_seen(trees: dict[str, ast.Module], line: str) -> None:
+    named = asking(also(trees, "hpcddp.submit.prepare", line), "hpcddp.launch.launchers", LAUNCHERS)
+    assert named == {"hpcddp.submit.prepare"}
+    assert asking_templates(["{% if 'mpi' in launcher %}", "{{ x }}"]) == [" if 'mpi' in launcher "]
 
 
 def test_what_differs_between_strategies_is_in_their_table(trees: dict[str, ast.Module]) -> None:
     """No other module asks for one by its name. Dimensions of the mesh have the same names."""
     assert asking(trees, "hpcddp.strategy", STRATEGIES.keys() - set(FACTORS)) == set()
+    names = "|".join(STRATEGIES)
+    asked = re.compile(rf"\bstrategy\b\)? *(==|!=|in\b)[^\n]*[\"']({names})[\"']")
+    modules = (HOUSE / "hpcddp").rglob("*.py")
+    assert [path.name for path in modules if asked.search(path.read_text())] == []

@@ -2,5 +2,6 @@
 
 It imports ``slurm`` and the root: the standard library alone, for Python 3.9 and later.
 Others use ``ledger`` (the attempts), ``decision`` (causes and actions), ``joblog`` and
-``log_reader`` (lines of a log), ``first_failure``, ``error_record`` and ``exit_codes``.
+``log_reader`` (lines of a log), ``first_failure``, ``error_record``, ``exit_codes``,
+``rank_exit``, ``fence``, ``rendezvous``, ``launch_facts``, ``sentry`` and ``lost_script``.
 """

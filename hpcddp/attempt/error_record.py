@@ -38,7 +38,6 @@ LOST_PEER = re.compile(
 NO_MEMORY = re.compile(r"out of memory|can't allocate memory|not enough memory")
 # torch's word for an operation that train.deterministic does not allow; it names the operation.
 NO_ALGORITHM = re.compile(r"does not have a deterministic implementation")
-LINGER = 5.0  # seconds that a rank whose failure looks like a mistake waits for the others
 # What a network, a disk or a device can have done. Before any step, anything else comes again.
 MAY_PASS = (RuntimeError, OSError, EOFError)
 
@@ -65,22 +64,6 @@ def report(
     if isinstance(error, HpcddpError):
         return f"{_name(record['rank'])} on {record['host']}: {error}"
     return f"{_name(rank)} on {record['host']} failed\n{record['traceback']}".rstrip()
-
-
-def compare(error: BaseException, attempt: AttemptDir, rank: int, size: int) -> None:
-    """Write down that this rank failed of what looks like a mistake, and wait for the others, for
-    LINGER seconds at most: the first one that leaves has its launcher end them, and they could say
-    nothing any more. A failure that all ranks share is a mistake; any other is their node's.
-    """
-    # Where it was may name the rank.
-    what = error.what if isinstance(error, HpcddpError) else str(error)
-    what = f"{type(error).__name__}: {what}".replace("\n", " ")
-    deadline = time.monotonic() + LINGER
-    with contextlib.suppress(OSError):
-        with attempt.failures.open("a", encoding="utf-8") as f:
-            f.write(f"{rank} {size} {what}\n")
-        while attempt.failures.read_text().count("\n") < size and time.monotonic() < deadline:
-            time.sleep(0.05)
 
 
 def is_shared(attempt: AttemptDir) -> bool:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from hpcddp import record
 from hpcddp.attempt import decision, launch_facts, ledger, log_reader, rendezvous
-from hpcddp.attempt.error_record import LOST_PEER, is_peer, is_shared
+from hpcddp.attempt.error_record import is_peer, is_shared
 from hpcddp.errors import TopologyError
 from hpcddp.record import JobRecord
 from hpcddp.rundir import RunDir, read_json, read_step
@@ -157,7 +157,7 @@ def _ended_for_another(text: str, at: int) -> bool:
     """
     left = [match[2] for match in log_reader.EXITED.finditer(text, 0, at)]
     own = {rank: [line for r, line in log_reader.LINE.findall(text) if r == rank] for rank in left}
-    alone = [lines for lines in own.values() if lines and not any(map(LOST_PEER.search, lines))]
+    alone = [lines for lines in own.values() if lines and not any(map(log_reader.lost_peer, lines))]
     return bool(alone or (left and raised(text)))
 
 
@@ -173,7 +173,7 @@ def raised(text: str) -> Failed | None:
             inside.add(rank)
         elif rank in inside and line[:1].strip():  # what is indented belongs to the traceback
             inside.discard(rank)
-            if log_reader.RAISED.match(line) and not LOST_PEER.search(line):
+            if log_reader.RAISED.match(line) and not log_reader.lost_peer(line):
                 ends[rank] = count[rank], line
     for rank, (at, line) in ends.items():
         if count[rank] - at < LAST:  # and not one that the script went on from

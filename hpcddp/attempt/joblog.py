@@ -22,6 +22,11 @@ def label(rank: int) -> re.Pattern[bytes]:
     return re.compile(rb" *0*%d: " % rank)
 
 
+def labelled(rank: int, width: int, line: bytes) -> bytes:
+    """A line of a rank as our own launchers write it, as srun does; ``label`` finds it."""
+    return b"%*d: %b\n" % (width, rank, line)
+
+
 def rank_ended(rank: int, host: str, name: str) -> str:
     """How a launcher says that a signal has ended a rank; ``log_reader.BY_OURS`` reads it."""
     return f"hpcddp: rank {rank} on {host} was ended by {name}"

@@ -13,6 +13,7 @@ import signal
 from pathlib import Path
 
 from hpcddp.attempt import decision
+from hpcddp.attempt.error_record import LOST_PEER
 from hpcddp.attempt.ledger import Attempt
 
 TAIL = 1 << 16  # bytes of a log that are searched
@@ -55,6 +56,11 @@ _ENDED = re.compile(
     r"\*\*\* (JOB|STEP) (\d+)\S* ON \S+ CANCELLED AT [^\s*,]+(?: DUE TO ([A-Z ]*[A-Z]))?"
 )
 _CAUSES = {row.words: name for name, row in decision.CAUSES.items() if row.words}
+
+
+def lost_peer(line: str) -> bool:
+    """Whether a rank says that it has lost another one."""
+    return bool(LOST_PEER.search(line))
 
 
 def tail(path: Path, start: int = 0, size: int = TAIL) -> str:

@@ -5,9 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from typing import NoReturn
+import time
+from typing import TYPE_CHECKING, NoReturn
 
 from hpcddp.attempt import exit_codes
+
+if TYPE_CHECKING:
+    from hpcddp.rundir import AttemptDir
+
+LINGER = 5.0  # seconds that a rank whose failure looks like a mistake waits for the others
 
 
 def end(code: int) -> NoReturn:
@@ -40,3 +46,21 @@ def end_children() -> None:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler raises when a worker dies
     for child in multiprocessing.active_children():
         child.kill()
+
+
+def share_failure(error: BaseException, attempt: AttemptDir, rank: int, size: int) -> None:
+    """Write down that this rank failed of what looks like a mistake, and wait for the others, for
+    LINGER seconds at most: the first one that leaves has its launcher end them, and they could say
+    nothing any more. A failure that all ranks share is a mistake; any other is their node's.
+    """
+    from hpcddp.errors import HpcddpError
+
+    # Where it was may name the rank.
+    what = error.what if isinstance(error, HpcddpError) else str(error)
+    what = f"{type(error).__name__}: {what}".replace("\n", " ")
+    deadline = time.monotonic() + LINGER
+    with contextlib.suppress(OSError):
+        with attempt.failures.open("a", encoding="utf-8") as f:
+            f.write(f"{rank} {size} {what}\n")
+        while attempt.failures.read_text().count("\n") < size and time.monotonic() < deadline:
+            time.sleep(0.05)

@@ -92,7 +92,7 @@ def _look(asked: Asked, text: str | None, folder: Path) -> tuple[list[Candidate]
     if text:
         strategy.layout(text, asked.nodes.max, asked.gpus, "--strategy")
     texts = recommend.candidates(asked.nodes.max, asked.gpus)
-    if asked.spec.strategy != "ddp":
+    if "strategy" in asked.sources:
         texts.append(asked.spec.strategy)
     texts = [text] if text else list(dict.fromkeys(texts))
     candidates, facts = recommend.look(

@@ -47,11 +47,11 @@ def strategies(job: str | None, ranks: int, steps: int, only: tuple[str, ...],
     of one process but for rounding. What cannot be for the job is a row with the reason. The exit
     code is 4 if a strategy failed.
     """
-    from hpcddp.compare import candidates, trial
+    from hpcddp.compare import strategy_cases, trial
 
-    chosen = candidates.chosen(ranks, only)
+    chosen = strategy_cases.chosen(ranks, only)
     if not any(case.single for case in chosen):
-        chosen = [candidates.ALONE[0], *chosen]  # the reference
+        chosen = [strategy_cases.ALONE[0], *chosen]  # the reference
     layers, notes = jobfile.load(job, flags(given), os.environ, Path.cwd())
     for text in notes:
         _note(text)

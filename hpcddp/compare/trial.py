@@ -24,7 +24,7 @@ from typing import Any
 
 from hpcddp import record, strategy
 from hpcddp.attempt.rendezvous import free_port
-from hpcddp.compare.candidates import Case
+from hpcddp.compare.strategy_cases import Case
 from hpcddp.errors import UserError
 from hpcddp.planning import plan
 from hpcddp.planning.asked import Asked

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO, Protocol
 
 from hpcddp.attempt.error_record import host
-from hpcddp.attempt.joblog import rank_ended
+from hpcddp.attempt.joblog import labelled, rank_ended
 from hpcddp.errors import RunError
 from hpcddp.launch.command import job_of
 from hpcddp.launch.orphans import Orphans
@@ -208,8 +208,10 @@ class Group:
         self._write_lines(rank, lines)
 
     def _write_lines(self, rank: int, lines: list[bytes]) -> None:
-        label = b"%*d: " % (self.width, rank) if self.label else b""
-        self._write(b"".join(label + line + b"\n" for line in lines))
+        if self.label:
+            self._write(b"".join(labelled(rank, self.width, line) for line in lines))
+        else:
+            self._write(b"".join(line + b"\n" for line in lines))
 
     def _write(self, data: bytes) -> None:
         with contextlib.suppress(OSError):  # a full disk loses lines, and no rank

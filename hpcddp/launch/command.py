@@ -114,13 +114,14 @@ def staged(
 
 def failed(error: HpcddpError, run_dir: str, attempt: int, rank: Rank) -> int:
     """Write down what a rank failed of before it became the program, and say it."""
-    from hpcddp.attempt.error_record import compare, report
+    from hpcddp.attempt.error_record import report
+    from hpcddp.attempt.rank_exit import share_failure
     from hpcddp.rundir import RunDir
 
     folder = RunDir(run_dir).attempt(attempt)
     print(report(error, folder, rank.world_rank, stepped=False), file=sys.stderr, flush=True)
     if error.kind == "mistake":  # the first rank of each node stages for all of them
-        compare(error, folder, rank.node, rank.world_size // rank.local_size)
+        share_failure(error, folder, rank.node, rank.world_size // rank.local_size)
     return exit_codes.FAILED
 
 

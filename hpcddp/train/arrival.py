@@ -41,10 +41,11 @@ class Arrival:
     """
 
     def __init__(
-        self, world: World, lease: Lease, preemption: Preemption, pulse: Heartbeat, deadline: float
-    ) -> None:
+        self, world: World, lease: Lease, preemption: Preemption, heartbeat: Heartbeat,
+        deadline: float,
+    ) -> None:  # fmt: skip
         self._world, self._store, self._lease = world, world.store, lease
-        self._preemption, self._pulse, self._deadline = preemption, pulse, deadline
+        self._preemption, self._heartbeat, self._deadline = preemption, heartbeat, deadline
         self._prefix = f"hpcddp/stage/{next(_numbers)}"
         self._nodes = world.size // world.rank.local_size
         self._next_look = 0.0
@@ -59,7 +60,7 @@ class Arrival:
         Args:
             stage: copied by this rank meanwhile.
         """
-        with self._pulse.patience():
+        with self._heartbeat.patience():
             if stage is not None:
                 try:
                     if stage.copy(lambda: self._look(stage.signs)):
@@ -96,7 +97,7 @@ class Arrival:
         """Where any node gets on, no rank hangs."""
         beats = self._store.add(self._key("beats"), int(signs != self._signs))
         if beats != self._beats:
-            self._pulse.touch()
+            self._heartbeat.touch()
         self._signs, self._beats = signs, beats
 
     def _wish(self) -> str:
@@ -130,7 +131,7 @@ def arrive(
     lease: Lease,
     spec: JobSpec,
     preemption: Preemption,
-    pulse: Heartbeat,
+    heartbeat: Heartbeat,
     deadline: float,
 ) -> str:
     """Bring the job's data to all nodes, and name its folder in the environment.
@@ -149,7 +150,7 @@ def arrive(
     stage = None
     if world.rank.local_rank == 0:
         stage = StagedCopy(folder, entries, spec.data.retry_seconds)
-    verdict = Arrival(world, lease, preemption, pulse, deadline).wait(stage)
+    verdict = Arrival(world, lease, preemption, heartbeat, deadline).wait(stage)
     if "lost" in verdict:
         lease.lost = True
         raise lease.error()

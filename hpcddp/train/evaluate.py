@@ -55,13 +55,13 @@ def improved(best: dict[str, Any], metrics: dict[str, float], spec: CheckpointSp
     return not known or sign * metrics[spec.best] > sign * float(best["value"])
 
 
-def make(task: Task, spec: JobSpec, spread: Spread, pulse: Heartbeat) -> Evaluator | None:
+def make(task: Task, spec: JobSpec, spread: Spread, heartbeat: Heartbeat) -> Evaluator | None:
     """None without held-out samples. They are the same in every life and on all ranks, also where
     the task draws them."""
     with seeding.untouched(spread.world.device):
         seeding.seed_all(seeding.mix(spec.seed, -1))
         dataset = task.dataset("eval")
-    return None if dataset is None else Evaluator(dataset, task, spec, spread, pulse)
+    return None if dataset is None else Evaluator(dataset, task, spec, spread, heartbeat)
 
 
 class Evaluations:
@@ -72,10 +72,10 @@ class Evaluations:
     """
 
     def __init__(
-        self, task: Task, spec: JobSpec, spread: Spread, pulse: Heartbeat, record: Recorder
+        self, task: Task, spec: JobSpec, spread: Spread, heartbeat: Heartbeat, record: Recorder
     ) -> None:
         self._task, self._spec, self._spread = task, spec, spread
-        self._pulse, self._record = pulse, record
+        self._heartbeat, self._record = heartbeat, record
         self.newest: Evaluation | None = None
         self.best: dict[str, Any] = {}
         self.owed = False
@@ -104,8 +104,8 @@ class Evaluations:
         """
         with contextlib.ExitStack() as start:
             if not self._made:  # slow until its first batch is through
-                start.enter_context(self._pulse.patience())
-                self._evaluator = make(self._task, self._spec, self._spread, self._pulse)
+                start.enter_context(self._heartbeat.patience())
+                self._evaluator = make(self._task, self._spec, self._spread, self._heartbeat)
                 preemption.renew()
                 self._made = True
             if self._evaluator is None:
@@ -142,9 +142,9 @@ class Evaluator:
     """This rank's part of the held-out samples: every n-th of n data ranks, without padding."""
 
     def __init__(
-        self, dataset: Any, task: Task, spec: JobSpec, spread: Spread, pulse: Heartbeat
+        self, dataset: Any, task: Task, spec: JobSpec, spread: Spread, heartbeat: Heartbeat
     ) -> None:
-        self._task, self._spread, self._pulse = task, spread, pulse
+        self._task, self._spread, self._heartbeat = task, spread, heartbeat
         self._world, self._double = spread.world, spec.train.precision == "fp64"
         self.count = len(dataset)
         if self.count == 0:
@@ -212,7 +212,7 @@ class Evaluator:
         for i, batch in enumerate(read(self._loader)):
             if i < self._common and stop():
                 return None
-            self._pulse.touch()
+            self._heartbeat.touch()
             inputs, targets = placed(batch, self._world.device, double=self._double)
             output = engine.infer(inputs)
             if not self._spread.last:

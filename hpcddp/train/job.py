@@ -45,7 +45,7 @@ def train(
     on_record: OnRecord | None = None,
     *,
     met: Callable[[], object] | None = None,
-    pulse: Heartbeat | None = None,
+    heartbeat: Heartbeat | None = None,
     on_hang: Callable[[], object] | None = None,
 ) -> str:
     """Train as one rank; "done" or "stopped". Of all ranks together, none returns before the
@@ -53,7 +53,7 @@ def train(
 
     Args:
         met: called as soon as this rank has heard that all ranks have met.
-        pulse: gets every sign of life.
+        heartbeat: gets every sign of life.
         on_hang: ends the process; without it nothing looks for hangs.
 
     Raises:
@@ -70,8 +70,9 @@ def train(
         met()
     disk_retry.say(f"{rank} on {host()}, {world.device}")
     outcome = train_in(
-        world, run, attempt, spec, job.workdir, preemption, on_record, pulse=pulse, on_hang=on_hang
-    )
+        world, run, attempt, spec, job.workdir, preemption, on_record,
+        heartbeat=heartbeat, on_hang=on_hang,
+    )  # fmt: skip
     if outcome == "done":
         arrival.depart(world, spec)
     return outcome
@@ -79,7 +80,7 @@ def train(
 
 def train_in(
     world: World, run: RunDir, attempt: int, spec: JobSpec, workdir: str, preemption: Preemption,
-    on_record: OnRecord | None = None, *, pulse: Heartbeat | None = None,
+    on_record: OnRecord | None = None, *, heartbeat: Heartbeat | None = None,
     on_hang: Callable[[], object] | None = None, evaluates: bool = True,
 ) -> str:  # fmt: skip
     """``train`` with ranks that have met, and that may train several runs in turn.
@@ -87,25 +88,25 @@ def train_in(
     Args:
         evaluates: else no samples are held out.
     """
-    pulse, folder, lease = pulse or Heartbeat(), run.attempt(attempt), Lease(run, attempt)
+    heartbeat, folder, lease = heartbeat or Heartbeat(), run.attempt(attempt), Lease(run, attempt)
     record = disk_retry.alone(
         lambda: Recorder(folder, active=world.is_main, on_record=on_record, lease=lease)
     )
     try:
-        hangs = watching(pulse, world, folder, spec.train.hang_seconds, on_hang)
+        hangs = watching(heartbeat, world, folder, spec.train.hang_seconds, on_hang)
         with hangs, rank_results.of(run, attempt):
             world.connect(watched=bool(spec.train.hang_seconds and on_hang))
             lease.take(world)
             record("ranks", backend=world.backend, ranks=world.reports)
             deadline = float(os.environ.get("HPCDDP_DEADLINE") or 0)
-            if by := arrival.arrive(world, lease, spec, preemption, pulse, deadline):
+            if by := arrival.arrive(world, lease, spec, preemption, heartbeat, deadline):
                 if world.is_main:
                     lease.drop()
                 return _stopped(lease, spec, record, by)
             task = tasks.load(spec, workdir)
             task.held_out = evaluates
             preemption.renew()  # the task may have set handlers: they are kept and called
-            trainer = Trainer(lease, spec, task, world, record, pulse)
+            trainer = Trainer(lease, spec, task, world, record, heartbeat)
             preemption.renew()  # so may its model and its data
             return _train(trainer, preemption, deadline)
     finally:
@@ -142,7 +143,7 @@ def _stopped(lease: Lease, spec: JobSpec, record: Recorder, by: str) -> str:
 def _train(trainer: Trainer, preemption: Preemption, deadline: float) -> str:
     try:
         outcome = trainer.train(preemption, deadline)
-        with trainer.pulse.patience():
+        with trainer.heartbeat.patience():
             trainer.world.barrier()
         if trainer.world.is_main:
             trainer.lease.drop()

@@ -38,14 +38,14 @@ class Trainer:
 
     def __init__(
         self, lease: Lease, spec: JobSpec, task: Task, world: World, record: Recorder,
-        pulse: Heartbeat,
+        heartbeat: Heartbeat,
     ) -> None:  # fmt: skip
         spec = dataclasses.replace(spec, data=dataclasses.replace(spec.data))  # of this rank
         self.lease, self.spec, self.task = lease, spec, task
-        self.world, self.record, self.pulse = world, record, pulse
+        self.world, self.record, self.heartbeat = world, record, heartbeat
         self.spread = spread.of(spec, world)
-        self.evaluations = Evaluations(task, spec, self.spread, pulse, record)
-        retry = DiskRetry(world, pulse.touch)
+        self.evaluations = Evaluations(task, spec, self.spread, heartbeat, record)
+        retry = DiskRetry(world, heartbeat.touch)
         saved = newest.find(lease.run, retry)
         model = Model(task, spec, self.spread, new=saved is None)
         self.module = model.module
@@ -96,7 +96,7 @@ class Trainer:
         self.data.load(self.cpus.workers)
         self._fit: dict[str, Any] = meta.get("fit") or {}  # what fits into memory
         if spec.train.find_micro_batch:
-            with self.pulse.patience():
+            with self.heartbeat.patience():
                 self._fit = micro_batch_search.settle(
                     self._fit, self.task, spec, self.spread, self.data, self.live, self.record
                 )
@@ -141,7 +141,7 @@ class Trainer:
     def _roll_back(self, finding: Finding) -> None:
         """Go back to the newest checkpoint, in all ranks; Diverged when that cannot help."""
         session, run = self.session, self.lease.run
-        with self.pulse.patience():
+        with self.heartbeat.patience():
             session.saver.wait()
             folder = self.detector.go_back(finding, newest.find(run, session.retry))
             session.go_back(folder)
@@ -174,7 +174,7 @@ class Trainer:
         self.session.trace.step(self.at.step + 1, self.at.epoch)
         self._advance(step)
         self.hook.end(self.at.step, self.module)
-        self.pulse.beat(self.at.step)
+        self.heartbeat.beat(self.at.step)
 
     def _seen(self, ids: list[int], micro: Micro, loss: Tensor) -> None:
         """A micro-batch went forward and backward."""
@@ -265,7 +265,7 @@ class Trainer:
             self.hook.level(self.module, self.live.optimizer)
             self.detector.check(self.at.step)
         looked = time.monotonic() - began
-        with self._meter.paused(), self.pulse.patience():
+        with self._meter.paused(), self.heartbeat.patience():
             saver.save(self.at, self._facts(), looked)
 
     def _end(self, vote: StopVote | None = None) -> str:
@@ -281,7 +281,7 @@ class Trainer:
         session.tell()
         self._save()
         at, facts = self.at, self._facts()
-        with self.pulse.patience():
+        with self.heartbeat.patience():
             if vote:
                 session.saver.finish(at, facts)
             elif not session.saver.last(at, facts, lambda: session.asked(at.step)):

@@ -57,16 +57,16 @@ def main(file: str) -> int:
         look(others)
     world: World | None = None
     for run in map(RunDir, todo["train"]):
-        pulse = Heartbeat()
+        heartbeat = Heartbeat()
         try:
             job = record.read(run)
             asked = spec.from_dict(job.spec, str(run.job))
             run.attempt(1).sending.mkdir(parents=True, exist_ok=True)
             world = world or join(rank, job, os.environ)
-            train_in(world, run, 1, asked, job.workdir, Preemption(), pulse=pulse, on_hang=hung,
-                     evaluates=False)  # fmt: skip
+            train_in(world, run, 1, asked, job.workdir, Preemption(), heartbeat=heartbeat,
+                     on_hang=hung, evaluates=False)  # fmt: skip
         except Exception as error:
-            stepped = pulse.taken > 0
+            stepped = heartbeat.taken > 0
             text = report(error, run.attempt(1), rank.world_rank, stepped=stepped)
             print(text, file=sys.stderr)
             return exit_codes.FAILED

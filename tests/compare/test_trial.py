@@ -13,7 +13,7 @@ import pytest
 from sites import COMMAND, Outcome, Site, record_run
 
 from hpcddp.cli.strategies import LEGEND, _print_table
-from hpcddp.compare.candidates import Case
+from hpcddp.compare.strategy_cases import Case
 from hpcddp.compare.trial import Trial, TrialProcesses, figures
 from hpcddp.rundir import RunDir
 

@@ -86,21 +86,21 @@ def test_the_watchdog_is_patient_until_a_new_evaluations_first_batch_is_through(
     tmp_path, monkeypatch
 ):
     """The first vote waits for the slowest rank's dataset, and the first batch for its workers."""
-    pulse, seen = Heartbeat(), []
+    heartbeat, seen = Heartbeat(), []
     values, agreed = Evaluator._values, StopVote.agreed
 
     def looked(self, output, targets):
-        seen.append(("batch", pulse.patient))
+        seen.append(("batch", heartbeat.patient))
         return values(self, output, targets)
 
     def voted(self, tick, *, step=None, now=False):
         if step is not None:  # in an evaluation
-            seen.append(("vote", pulse.patient))
+            seen.append(("vote", heartbeat.patient))
         return agreed(self, tick, step=step, now=now)
 
     monkeypatch.setattr(Evaluator, "_values", looked)
     monkeypatch.setattr(StopVote, "agreed", voted)
     run = make_run(tmp_path, epochs=2, max_steps=0, data__eval_batch=4)
-    train(run, Rank(0, 1, 0, 1, 0), 1, Preemption(), pulse=pulse)
+    train(run, Rank(0, 1, 0, 1, 0), 1, Preemption(), heartbeat=heartbeat)
     leave()
     assert seen == [("vote", 1), ("batch", 1), *[("vote", 0), ("batch", 0)] * 3]

@@ -31,7 +31,7 @@ GATHER = 20.0  # seconds after which a rank leaves without its evidence: the dis
 
 
 class Watchdog:
-    """Watches a pulse.
+    """Watches a heartbeat.
 
     Args:
         floor: least limit, in seconds.
@@ -39,9 +39,9 @@ class Watchdog:
     """
 
     def __init__(
-        self, pulse: Heartbeat, evidence: Evidence, floor: float, leave: Callable[[], object]
+        self, heartbeat: Heartbeat, evidence: Evidence, floor: float, leave: Callable[[], object]
     ) -> None:
-        self._pulse, self._evidence, self._leave = pulse, evidence, leave
+        self._heartbeat, self._evidence, self._leave = heartbeat, evidence, leave
         self._floor = floor
         self._look = min(LONGEST_LOOK, floor / LOOKS)
         self._slowest = 0.0
@@ -65,23 +65,23 @@ class Watchdog:
 
     @property
     def _patient(self) -> bool:
-        return self._pulse.taken < 2 or self._pulse.patient > 0
+        return self._heartbeat.taken < 2 or self._heartbeat.patient > 0
 
     def _watch(self) -> None:
         """Count silence by the time that this thread ran: a job that was suspended as a whole has
         not hung, and a machine too busy for this thread is too busy for the training."""
         clock, silent = time.monotonic(), 0.0
-        beats, timed = self._pulse.beats, False
+        beats, timed = self._heartbeat.beats, False
         while not self._over.wait(self._look):
             now = time.monotonic()
             silent += min(now - clock, 2 * self._look)
             clock = now
             limit = self.limit  # before the beats: a long phase may end in between
-            if self._pulse.beats != beats:
+            if self._heartbeat.beats != beats:
                 if timed:
                     self._slowest = max(self._slowest, silent)
-                beats, silent = self._pulse.beats, 0.0
-                timed = self._pulse.taken > 0 and not self._pulse.patient
+                beats, silent = self._heartbeat.beats, 0.0
+                timed = self._heartbeat.taken > 0 and not self._heartbeat.patient
                 self._doubt.clear()
             elif silent > limit or self._called:
                 self._hung(silent)
@@ -100,7 +100,7 @@ class Watchdog:
     def _hung(self, silent: float) -> None:
         """Tell, and leave within a bounded time, whatever hangs."""
         work = threading.Thread(
-            target=self._evidence.gather, args=(self._pulse.step, silent), daemon=True
+            target=self._evidence.gather, args=(self._heartbeat.step, silent), daemon=True
         )
         work.start()
         work.join(GATHER)
@@ -109,7 +109,7 @@ class Watchdog:
 
 @contextlib.contextmanager
 def watching(
-    pulse: Heartbeat,
+    heartbeat: Heartbeat,
     world: World,
     attempt: AttemptDir,
     floor: float,
@@ -124,7 +124,7 @@ def watching(
         evidence.open()
     except OSError as error:
         print(f"hangs will leave no stacks: {error}", file=sys.stderr, flush=True)
-    watchdog = Watchdog(pulse, evidence, floor, leave)
+    watchdog = Watchdog(heartbeat, evidence, floor, leave)
     watchdog.start()
     try:
         yield

@@ -1,6 +1,7 @@
 """Each rank's own figures, from real ranks."""
 
 import copy
+import importlib
 import io
 import json
 import math
@@ -18,6 +19,8 @@ from torch import nn
 from hpcddp.rundir import RunDir, read_lines
 from hpcddp.train.monitor import timing
 from hpcddp.train.monitor.timing import Clock, RankFigures
+
+GPU = torch.device("cuda", 0)
 
 # One worker, one group of ranks for all, which the first test waits for.
 pytestmark = [pytest.mark.xdist_group("timing"), pytest.mark.timeout(900)]
@@ -222,3 +225,37 @@ def test_where_nothing_tells_the_memory_it_is_not_known(
 ) -> None:
     monkeypatch.setattr(timing, "STATM", tmp_path / "none")
     assert math.isnan(RankFigures(*Clock(CPU).take(1, 1.0)).memory)
+
+
+def test_torch_has_what_it_asks_a_driver_with() -> None:
+    assert hasattr(importlib.import_module("pynvml"), "nvmlDeviceGetUtilizationRates")
+
+
+def test_a_driver_that_does_not_answer_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timing, "LOOK_SECONDS", 0.0)
+    answers = iter([40, RuntimeError("unknown error"), 60])
+
+    def ask(device: torch.device) -> float:
+        assert device == GPU
+        found = next(answers)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    use = timing._Use(GPU, ask)
+    assert use.look() == 40
+    assert math.isnan(use.look())
+    assert use.look() == 60
+
+
+def test_without_what_asks_it_nobody_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timing, "LOOK_SECONDS", 0.0)
+    asked = []
+
+    def ask(device: torch.device) -> float:
+        asked.append(device)
+        raise ModuleNotFoundError("nvidia-ml-py")
+
+    use = timing._Use(GPU, ask)
+    assert math.isnan(use.look()) and math.isnan(use.look())
+    assert asked == [GPU]

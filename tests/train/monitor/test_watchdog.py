@@ -143,32 +143,32 @@ class Witness:
 
 @pytest.fixture
 def watched():
-    """A pulse, and what its watchdog of a fifth of a second called."""
-    pulse, witness = Heartbeat(), Witness()
-    watchdog = Watchdog(pulse, witness, 0.2, lambda: None)
+    """A heartbeat, and what its watchdog of a fifth of a second called."""
+    heartbeat, witness = Heartbeat(), Witness()
+    watchdog = Watchdog(heartbeat, witness, 0.2, lambda: None)
     watchdog.start()
-    yield pulse, witness, watchdog
+    yield heartbeat, witness, watchdog
     watchdog.stop()
 
 
 def test_slow_steps_that_come_regularly_are_no_hang(watched):
-    pulse, witness, watchdog = watched
+    heartbeat, witness, watchdog = watched
     for step in range(4):
-        pulse.beat(step)
+        heartbeat.beat(step)
         assert not witness.called.wait(0.6)
     assert 5 < watchdog.limit < 12  # ten times a step
 
 
 def test_a_start_a_save_and_an_evaluation_may_take_longer(watched):
-    pulse, witness, _ = watched
+    heartbeat, witness, _ = watched
     assert not witness.called.wait(0.3)
     for step in range(3):
-        pulse.beat(step)
+        heartbeat.beat(step)
         time.sleep(0.01)
-    with pulse.patience():
+    with heartbeat.patience():
         assert not witness.called.wait(0.6)
     for _ in range(10):
-        pulse.touch()
+        heartbeat.touch()
         time.sleep(0.03)
     assert not witness.called.is_set()
     assert witness.called.wait(5) and witness.seconds < 5
@@ -176,21 +176,21 @@ def test_a_start_a_save_and_an_evaluation_may_take_longer(watched):
 
 def test_a_job_that_was_suspended_has_not_hung(watched, monkeypatch):
     """Its clock went on while it stood still."""
-    pulse, witness, _ = watched
+    heartbeat, witness, _ = watched
     for step in range(4):
-        pulse.beat(step)
+        heartbeat.beat(step)
         time.sleep(0.01)
     later = SimpleNamespace(monotonic=lambda: time.monotonic() + 1000)
     monkeypatch.setattr("hpcddp.train.monitor.watchdog.time", later)
     assert not witness.called.wait(0.05)
-    pulse.beat(4)
+    heartbeat.beat(4)
     assert witness.called.wait(5) and witness.seconds < 10  # it still looks
 
 
 def test_a_rank_follows_the_first_one_that_sees_it(watched):
-    pulse, witness, watchdog = watched
+    heartbeat, witness, watchdog = watched
     for step in range(4):
-        pulse.beat(step)
+        heartbeat.beat(step)
         time.sleep(0.2)
     assert watchdog.limit > 0.8
     witness.begun = True
@@ -198,10 +198,10 @@ def test_a_rank_follows_the_first_one_that_sees_it(watched):
 
 
 def test_a_beat_costs_less_than_a_microsecond():
-    pulse, best = Heartbeat(), 1.0
+    heartbeat, best = Heartbeat(), 1.0
     for _ in range(5):
         began = time.perf_counter()
         for step in range(10_000):
-            pulse.beat(step)
+            heartbeat.beat(step)
         best = min(best, (time.perf_counter() - began) / 10_000)
     assert best < 1e-6

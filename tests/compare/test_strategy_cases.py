@@ -3,7 +3,7 @@
 import pytest
 
 from hpcddp import strategy
-from hpcddp.compare.candidates import Case, cases, chosen
+from hpcddp.compare.strategy_cases import Case, cases, chosen
 from hpcddp.errors import UserError
 
 
