@@ -287,10 +287,10 @@ def read_step(attempt: AttemptDir) -> tuple[int, float]:
     return 0, 0.0
 
 
-def runs_in(root: Path) -> list[RunDir]:
-    """The runs of a folder, newest first."""
+def runs_in(root: Path, start: str = "", most: int | None = None) -> list[RunDir]:
+    """The runs of a folder whose names begin so, newest first; ``most`` of them at most."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        jobs = [(p / "job.json", p) for p in root.iterdir()]
+        jobs = [(p / "job.json", p) for p in root.iterdir() if p.name.startswith(start)]
         dated = [(job.stat().st_mtime_ns, p) for job, p in jobs if job.is_file()]
-        return [RunDir(p) for _, p in sorted(dated, reverse=True)]
+        return [RunDir(p) for _, p in sorted(dated, reverse=True)[:most]]
     return []

@@ -183,13 +183,15 @@ def advise(plan: Any) -> None:
 
 def plan_run(job: str | None, given: dict[str, Any], root: Path) -> Any:
     """The checked plan of a new run below a folder, with advice from the job's earlier runs."""
-    from hpcddp.planning import code_checks, earlier_runs
-    from hpcddp.rundir import runs_in
+    from hpcddp.planning import earlier_runs
 
     asked = ask(job, given)
-    measured = earlier_runs.of_job(asked.spec.name, asked.backend, runs_in(root))
+    measured = earlier_runs.of_job(asked.spec.name, asked.backend, root)
     plan = plan_asked(asked, measured=measured, runs=root)
-    for path in code_checks.bypassed(plan.code, plan.spec.command) if plan.code else ():
-        click.echo(f"warning: the job reads {path} where it lies, not from its copy", err=True)
+    if plan.code:
+        from hpcddp.planning import code_checks
+
+        for path in code_checks.bypassed(plan.code, plan.spec.command):
+            click.echo(f"warning: the job reads {path} where it lies, not from its copy", err=True)
     advise(plan)
     return plan

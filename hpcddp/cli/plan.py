@@ -113,12 +113,11 @@ def _backend(profile: Profile, facts: ModelProfile) -> str:
 def _room(asked: Asked) -> list[str]:
     """The time that a preemption leaves, where Slurm says it, beside the job's own times."""
     from hpcddp.planning import advice, earlier_runs
-    from hpcddp.rundir import runs_in
 
     rules = asked.site()
     if not rules or not rules.preempts:
         return []
-    measured = earlier_runs.of_job(asked.spec.name, asked.backend, runs_in(runs_root(None)))
+    measured = earlier_runs.of_job(asked.spec.name, asked.backend, runs_root(None))
     return [advice.room(rules, measured)]
 
 

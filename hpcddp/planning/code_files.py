@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 
 from hpcddp.errors import UserError
-from hpcddp.spec import JobSpec
 
 CACHE = "__pycache__"  # neither copied nor linked: runs of other code would share it
 SKIPPED = (CACHE, "node_modules", "*.egg-info")  # without git
@@ -48,12 +47,6 @@ class CodeFiles:
     def size(self) -> int:
         """Bytes of all files."""
         return sum(self.files.values())
-
-
-def of_job(job: JobSpec, folder: Path, runs: Path) -> CodeFiles | None:
-    """The files of a job's code, as `find` gives them; None if the job works in the folder itself:
-    without a command, or with snapshot=false."""
-    return find(folder, runs) if job.command and job.snapshot else None
 
 
 def find(folder: Path, runs: Path) -> CodeFiles:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hpcddp import record
-from hpcddp.attempt import ledger
-from hpcddp.attempt.ledger import Attempt
 from hpcddp.errors import RunError
-from hpcddp.rundir import AttemptDir, RunDir, last_lines, read_lines
+from hpcddp.rundir import AttemptDir, RunDir, last_lines, read_lines, runs_in
+
+if TYPE_CHECKING:
+    from hpcddp.attempt.ledger import Attempt
 
 TAIL = 1 << 16  # bytes of the metrics file that are read
 LATEST = 10  # records of a kind that count
@@ -39,21 +40,22 @@ class Measured(NamedTuple):
         return min(math.ceil(2 * self.stop + MARGIN), MOST_LEAD)
 
 
-def of_job(name: str, backend: str, runs: Iterable[RunDir]) -> Measured | None:
+def of_job(name: str, backend: str, root: Path) -> Measured | None:
     """The times of a job's newest run that has any; None without Slurm, where no time ends.
 
     Args:
-        runs: of any job, the newest first.
+        root: the folder of the runs.
     """
     if backend != "slurm":
         return None
-    return next((times for run in _alike(name, backend, runs) if (times := measured(run))), None)
+    return next((times for run in _alike(name, backend, root) if (times := measured(run))), None)
 
 
-def _alike(name: str, backend: str, runs: Iterable[RunDir]) -> Iterator[RunDir]:
-    """Those of a job on the same backend, among the first that have its name."""
-    named = (run for run in runs if run.name.startswith(f"{name}-"))
-    for run in itertools.islice(named, RUNS):
+def _alike(name: str, backend: str, root: Path) -> Iterator[RunDir]:
+    """Those of a job on the same backend that have begun, among the newest that have its name."""
+    for run in runs_in(root, f"{name}-", RUNS):
+        if not run.all_attempts():
+            continue
         try:
             job = record.read(run)
         except RunError:
@@ -64,6 +66,8 @@ def _alike(name: str, backend: str, runs: Iterable[RunDir]) -> Iterator[RunDir]:
 
 def measured(run: RunDir) -> Measured | None:
     """The times of the run's newest attempt that has any; None if there is none."""
+    from hpcddp.attempt import ledger  # not needed for a job's first run
+
     try:
         attempts = ledger.attempts(run)
     except RunError:

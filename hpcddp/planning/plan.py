@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hpcddp import spec, strategy
 from hpcddp.attempt import launch_facts
@@ -22,10 +22,9 @@ from hpcddp.data import names
 from hpcddp.errors import SlurmUnreachable, TemplateError
 from hpcddp.keys import nearest
 from hpcddp.launch.launchers import Launcher
-from hpcddp.planning import checks, code_checks, code_files, notes, resources
+from hpcddp.planning import checks, notes, resources
 from hpcddp.planning.asked import Asked
 from hpcddp.planning.clusters import Profile
-from hpcddp.planning.code_files import CodeFiles
 from hpcddp.planning.earlier_runs import Measured
 from hpcddp.record import JobRecord
 from hpcddp.rundir import RunDir
@@ -35,6 +34,9 @@ from hpcddp.slurm.rules import Site
 from hpcddp.spec import JobSpec
 from hpcddp.strategy import Layout
 from hpcddp.topology import Topology
+
+if TYPE_CHECKING:
+    from hpcddp.planning.code_files import CodeFiles
 
 # Sent before the time limit, up to half a minute too early. The ranks know the limit, and stop as
 # late as they can; so it is asked for only where preemption sends it instead of TERM.
@@ -216,28 +218,22 @@ def make(
     cpus = _cpus(asked, site)
     code = _code(job, folder, runs) if runs else None  # last: it may take long
     return Plan(
-        spec=job,
-        sources=asked.sources,
-        profile=profile,
-        nodes=asked.nodes,
-        gpus=asked.gpus,
-        launcher=launcher,
-        template=template,
-        cpus_per_task=cpus,
-        workdir=folder,
+        spec=job, sources=asked.sources, profile=profile, nodes=asked.nodes, gpus=asked.gpus,
+        launcher=launcher, template=template, cpus_per_task=cpus, workdir=folder,
         notes=(*asked.notes, *notes.notes(job, profile, environ)),
-        site=site,
-        measured=measured,
-        code=code,
-    )
+        site=site, measured=measured, code=code,
+    )  # fmt: skip
 
 
 def _code(job: JobSpec, folder: Path, runs: Path) -> CodeFiles | None:
     """The files of the job's copy of its code, checked; None if it works in the folder itself."""
-    code = code_files.of_job(job, folder, runs)
-    if code:
-        code_checks.check(code, job.snapshot_mb * 10**6)
-        code_checks.check_paths(code, job.command)
+    if not (job.command and job.snapshot):
+        return None
+    from hpcddp.planning import code_checks, code_files
+
+    code = code_files.find(folder, runs)
+    code_checks.check(code, job.snapshot_mb * 10**6)
+    code_checks.check_paths(code, job.command)
     return code
 
 

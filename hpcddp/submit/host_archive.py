@@ -14,9 +14,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1]
-FIRST = PACKAGE / "attempt" / "host.py"
+FIRST = "attempt/host"
 # An import of ours, also inside a function; those of the root's modules are not needed there.
-_IMPORT = re.compile(r"^( *)from (hpcddp[\w.]*) import (?:\(([^)]+)\).*|(.+))$", re.M)
+_IMPORT = re.compile(rb"from hpcddp([\w.]*) import (?:\(([^)]+)\)|(.+))")
+_NAME = re.compile(rb"\w+")
 UNCHECKED = (1).to_bytes(4, "little")
 MAIN = "from hpcddp.attempt.host import run\n\nrun()\n"
 
@@ -26,34 +27,46 @@ def build() -> bytes:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         archive.writestr("__main__.py", MAIN)
-        for path in packed():
-            name = f"hpcddp/{path.relative_to(PACKAGE)}"
-            archive.writestr(name, path.read_bytes())
-            if code := compiled(path):
-                archive.writestr(f"{name}c", code)
+        for name, source in sorted(_sources().items()):
+            archive.writestr(f"hpcddp/{name}.py", source)
+            if code := compiled(PACKAGE / f"{name}.py"):
+                archive.writestr(f"hpcddp/{name}.pyc", code)
     return buffer.getvalue()
 
 
 def packed() -> list[Path]:
-    """The files of the modules, found by reading their imports."""
-    left, files = [FIRST], set[Path]()
+    """The files of the modules."""
+    return sorted(PACKAGE / f"{name}.py" for name in _sources())
+
+
+def _sources() -> dict[str, bytes]:
+    """The modules by their path in the package, found by reading their imports."""
+    left, sources = [FIRST], dict[str, bytes]()
+    missing = set[str]()  # what a module gives that is no module
     while left:
-        path = left.pop()
-        if path not in files:
-            files.add(path)
-            left += _imported(path)
-    rooms = {path.parent for path in files}
-    return sorted(files | {room / "__init__.py" for room in rooms})
-
-
-def _imported(path: Path) -> Iterator[Path]:
-    """The modules of ours that a module imports."""
-    for inner, package, many, one in _IMPORT.findall(path.read_text(encoding="utf-8")):
-        if inner and path.parent == PACKAGE:
+        name = left.pop()
+        if name in sources or name in missing:
             continue
-        folder = PACKAGE.joinpath(*package.split(".")[1:])
-        named = (folder / f"{name}.py" for name in re.findall(r"\w+", many or one))
-        yield from (path for path in (folder.with_suffix(".py"), *named) if path.is_file())
+        try:
+            with open(f"{PACKAGE}/{name}.py", "rb") as file:
+                sources[name] = file.read()
+        except (FileNotFoundError, NotADirectoryError):
+            missing.add(name)
+            continue
+        left += [f"{name.rpartition('/')[0]}/__init__".lstrip("/"), *_imported(name, sources[name])]
+    return sources
+
+
+def _imported(name: str, source: bytes) -> Iterator[str]:
+    """The modules of ours that a module may import."""
+    for match in _IMPORT.finditer(source):
+        before = source[source.rfind(b"\n", 0, match.start()) + 1 : match.start()]
+        if before.strip() or (before and "/" not in name):
+            continue
+        folder = match[1].decode().replace(".", "/").lstrip("/")
+        yield folder or "__init__"
+        for imported in _NAME.findall(match[2] or match[3]):
+            yield f"{folder}/{imported.decode()}".lstrip("/")
 
 
 def compiled(source: Path) -> bytes:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from hpcddp import record
-from hpcddp.attempt import refused_resume
 from hpcddp.errors import UserError
 from hpcddp.planning import plan as plans
 from hpcddp.planning.asked import Asked
@@ -55,6 +54,8 @@ def _fill(plan: Plan, run: RunDir, text: str, created: float | None = None) -> N
 
 def renew(plan: Plan, run: RunDir, created: float) -> None:
     """Put another plan into an existing run dir."""
+    from hpcddp.attempt import refused_resume  # not needed for a new run
+
     text = plan.render(run, plan.worker_command(run))
     refused_resume.keep(run)
     _fill(plan, run, text, created)

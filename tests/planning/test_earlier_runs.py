@@ -8,7 +8,7 @@ from sites import Site
 from hpcddp.attempt import ledger
 from hpcddp.planning import earlier_runs
 from hpcddp.planning.earlier_runs import Measured
-from hpcddp.rundir import runs_in, write_json
+from hpcddp.rundir import write_json
 
 
 def test_a_lead_is_what_sbatch_takes() -> None:
@@ -43,7 +43,6 @@ def test_a_job_goes_by_the_newest_of_its_own_runs_with_figures(site: Site) -> No
     earlier_run(site, save=9, backend="local", run="toy-3")
     earlier_run(site, save=9, run="toy-4").attempt(1).metrics.unlink()
     earlier_run(site, save=9, run="toy-5").job.write_text("[")
-    runs = runs_in(site.runs)
-    assert earlier_runs.of_job("toy", "slurm", runs) == earlier_runs.measured(newest)
-    assert earlier_runs.of_job("other", "slurm", runs) is None
-    assert earlier_runs.of_job("toy", "local", runs) is None  # no time ends there
+    assert earlier_runs.of_job("toy", "slurm", site.runs) == earlier_runs.measured(newest)
+    assert earlier_runs.of_job("other", "slurm", site.runs) is None
+    assert earlier_runs.of_job("toy", "local", site.runs) is None  # no time ends there
