@@ -1,4 +1,4 @@
-"""The end of a rank's process, whatever its threads and children do."""
+"""The end of a rank's process, whatever its threads and children do, and its last word before."""
 
 from __future__ import annotations
 

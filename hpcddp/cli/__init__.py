@@ -1,7 +1,7 @@
 """The command line: one small module per group of commands, imported when its command is called.
 
-It imports all rooms below, each inside the command that needs it, and
-``train`` in one alone (``weights``).
+It imports all rooms below, and ``train`` in one module alone (``weights``).
+
 Data goes to stdout, talk to stderr. Exit codes: 0 done, 1 the job or the tool failed, 2 usage or
 job file, 3 Slurm out of reach, 4 partly done, 130 Ctrl-C.
 """
