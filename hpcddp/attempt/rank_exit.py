@@ -1,4 +1,4 @@
-"""The end of a rank's process, whatever its threads and children do, and its last word before."""
+"""Ends a rank's process, whatever its threads and children do, and records a failure before."""
 
 from __future__ import annotations
 
