@@ -1,4 +1,4 @@
-"""Ends a rank's process, whatever its threads and children do, and records a failure before."""
+"""Records a rank's failure, and ends its process, whatever its threads and children do."""
 
 from __future__ import annotations
 
