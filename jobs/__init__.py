@@ -1,1 +1,1 @@
-"""The shipped jobs: NAME.toml for the plan and NAME.py for the ranks."""
+"""What to run: NAME.toml for the plan and NAME.py for the worker, side by side."""

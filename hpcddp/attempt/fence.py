@@ -1,6 +1,6 @@
-"""The fence: a superseded attempt can publish nothing, even if its processes still run.
+"""The fence: older attempts can publish no more, however long their processes live.
 
-It removes the folders in which older attempts write.
+It removes folders in which they may still write.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from pathlib import Path
 
 from hpcddp.rundir import RunDir, token
 
-SWEEPS = 5  # tries at a folder in which an older attempt still writes
+SWEEPS = 5  # tries at a folder in which an older life still writes
 
 
 def fence(run: RunDir, attempt: int) -> None:
-    """Remove the folders in which older attempts write: they can publish and send nothing more.
+    """Take away what older attempts write in: none of them can publish or send any more.
 
-    An older attempt may still run. It publishes by renaming out of its folder, which it never
-    creates again: without the folder, its writes and its rename fail. Here the folder is renamed
-    first, however long its removal takes.
+    An older life may still run. It publishes by renaming out of its folder, and it never makes
+    that folder anew: once the folder is gone, its writes and its rename find no such path. The
+    rename takes the name at once, however long the removal takes.
     """
     saving = list(run.checkpoints.glob(".saving-*"))
     attempts = run.all_attempts()
@@ -28,7 +28,7 @@ def fence(run: RunDir, attempt: int) -> None:
         number = path.name.removeprefix(".saving-")
         if number == str(attempt) or (number.isdecimal() and int(number) in newer):
             continue
-        with contextlib.suppress(OSError):  # already gone
+        with contextlib.suppress(OSError):  # another one was first
             remove(path)
     for older in attempts:
         if older.number < attempt:
@@ -37,12 +37,12 @@ def fence(run: RunDir, attempt: int) -> None:
 
 
 def remove(folder: Path) -> None:
-    """Rename a folder, then remove it.
+    """Remove a folder, which has no name of its own from the first instant on.
 
-    A process may still write in it; the next `sweep` removes the rest.
+    A process may write in it still; what is left then goes with the next `sweep`.
 
     Raises:
-        OSError: it does not exist, or cannot be renamed.
+        OSError: it is not there, or cannot be renamed.
     """
     gone = folder.with_name(f".gone-{token(4)}")
     folder.rename(gone)
@@ -50,7 +50,7 @@ def remove(folder: Path) -> None:
 
 
 def sweep(gone: Path) -> None:
-    """Remove a folder that may still grow, as far as possible."""
+    """Remove a folder that may still grow, as far as it can be removed."""
     for _ in range(SWEEPS):
         shutil.rmtree(gone, ignore_errors=True)
         if not gone.exists():

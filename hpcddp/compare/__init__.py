@@ -1,4 +1,4 @@
-"""Comparison of strategies: estimates of their cost, short trials, and a recommendation.
+"""Which strategy to take, and its cost: estimates, short trials, and advice.
 
 It imports ``planning`` and the rooms below; torch only in a process of its own.
 Others use ``recommend`` (estimates), ``strategy_cases`` and ``trial`` (trials), and

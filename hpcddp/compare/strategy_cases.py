@@ -1,4 +1,4 @@
-"""The rows of `hpcddp strategies`: each strategy on a number of ranks, and combinations."""
+"""The rows of `hpcddp strategies`: every strategy on some ranks, and products that they allow."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hpcddp.keys import nearest
 
 
 class Case(NamedTuple):
-    """A row of the table: its name, the strategy, and the keys that it sets."""
+    """A row of the table: its name, the strategy's text, and the keys that make it."""
 
     name: str
     strategy: str
@@ -19,7 +19,7 @@ class Case(NamedTuple):
 
     @property
     def alone(self) -> bool:
-        """Whether it is one process, which cannot be combined with other strategies."""
+        """Whether it is one process, which multiplies with nothing."""
         return any(not row.factor for row in strategy.rows(self.strategy))
 
     @property
@@ -34,7 +34,7 @@ TRIPLES = ("pp,fsdp,tp", "ddp,fsdp,tp")
 
 
 def cases(ranks: int) -> list[Case]:
-    """Each strategy on a number of ranks, and combinations of two and three strategies."""
+    """Every strategy on so many ranks, and the products of two and three that they allow."""
     part = next((n for n in range(2, ranks) if ranks % n == 0), ranks)  # the smallest
     hybrid = [f"hsdp={part}"] if part < ranks else []
     rows = [Case(name, name) for name in ("ddp", "zero1", "fsdp", *hybrid, "tp")]
@@ -50,10 +50,10 @@ def cases(ranks: int) -> list[Case]:
 
 
 def chosen(ranks: int, words: Sequence[str]) -> list[Case]:
-    """The rows of some words: names of rows, or strategies.
+    """The rows that words ask for: by a row's name, by a strategy, or any other strategy.
 
     Raises:
-        UserError: a word is neither.
+        UserError: a word is none of these.
     """
     every = cases(ranks)
     if not words:

@@ -11,8 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 HOST = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:\d{1,5})?", re.ASCII)  # ssh -L picks the port
 METHODS = ("GET", "HEAD")
-FOREIGN = "requests from other pages are not allowed"
-# Files of the program, the same for every reader. All other addresses may have data of runs.
+# The program's own files, the same for every reader; all other addresses may have data of runs.
 PAGES = re.compile(r"/|/run/[^/]+|/assets/[^/]+")
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
@@ -30,10 +29,10 @@ HEADERS = {
 
 
 class AccessCheck:
-    """Refuses requests that the dashboard's own pages would not send, and limits the browser.
+    """Refuses requests that the owner's own page would not send, and limits the browser.
 
     Args:
-        token: required in a request for data; None where the socket's mode protects it.
+        token: that a request for data must hold; None where the socket's mode is enough.
     """
 
     def __init__(self, app: ASGIApp, token: str | None) -> None:
@@ -57,18 +56,18 @@ def refusal(method: str, path: str, headers: Headers, token: str | None) -> tupl
     """The status and the reason of a refusal; None for a good request."""
     hosts, page = headers.getlist("host"), PAGES.fullmatch(path)
     if len(hosts) != 1 or not HOST.fullmatch(hosts[0]):
-        return 421, "the dashboard answers only to the host name localhost"
+        return 421, "this dashboard answers to localhost alone"
     if method not in METHODS:
-        return 405, "the dashboard is read-only"
+        return 405, "this dashboard only shows"
     if headers.get("origin", f"http://{hosts[0]}") != f"http://{hosts[0]}":
-        return 403, FOREIGN
+        return 403, "another page may not ask"
     if headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
-        # A link to this place is allowed: the page with the link does not see the answer.
+        # A link that leads here is no request of another page: that page learns nothing.
         kind = headers.get("sec-fetch-mode"), headers.get("sec-fetch-dest")
         if kind != ("navigate", "document") or not page:
-            return 403, FOREIGN
+            return 403, "another page may not ask"
     if token is not None and not page:
         given = headers.get("authorization", "").encode("latin-1", "replace")
         if not secrets.compare_digest(given, f"Bearer {token}".encode()):
-            return 401, "the token is missing or wrong: open the address that the dashboard printed"
+            return 401, "this needs the token of the address that the dashboard printed"
     return None

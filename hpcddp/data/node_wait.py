@@ -1,7 +1,5 @@
-"""Staging before the ranks run a program (command.py): local rank 0 copies, the node's others wait.
-
-The ranks have no process group at that time, so they communicate by files in the staging folder.
-"""
+"""The ranks of a node that wait while one of them stages, where they cannot talk to each other:
+before they become a program (command.py)."""
 
 from __future__ import annotations
 
@@ -19,9 +17,9 @@ from hpcddp.errors import HpcddpError, StageError
 from hpcddp.rundir import RunDir, read_json, write_json
 from hpcddp.topology import Rank
 
-START = 600.0  # seconds for local rank 0 to start staging
+START = 600.0  # seconds in which the rank that stages must have begun
 SIGN = 1.0  # seconds between two signs of life
-SILENT = 30.0  # seconds without a sign of life, where the process is in another PID namespace
+SILENT = 30.0  # seconds without one, where its process cannot be seen from here
 
 
 def bring(
@@ -31,14 +29,14 @@ def bring(
     environ: Mapping[str, str],
     wanted: Callable[[], bool],
 ) -> Path:
-    """Stage the data on this node, and return its folder; also when no longer wanted.
+    """The folder of the data on this node, when it is there, or not wanted any more.
 
     Args:
-        job: content of job.json.
-        wanted: whether to continue; called several times a second.
+        job: of job.json.
+        wanted: whether to go on; asked several times a second.
 
     Raises:
-        HpcddpError: staging failed; raised on all ranks of the node.
+        HpcddpError: it cannot be staged; on all ranks of the node.
     """
     try:
         folder = folder_of(run, rank, local=job["backend"] == "local", environ=environ)
@@ -51,13 +49,13 @@ def bring(
         else:
             _follow(folder, turn, float(environ.get("HPCDDP_START_TIMEOUT", START)), wanted)
     except OSError as error:
-        raise StageError(f"cannot stage: {error.strerror}", where=str(error.filename)) from None
+        raise StageError(f"cannot be staged: {error.strerror}", where=str(error.filename)) from None
     return folder
 
 
 @contextlib.contextmanager
 def _alone(rank: Rank, mark: Path) -> Iterator[None]:
-    """Mark that rank 0 does not come to the rendezvous yet (rendezvous.py)."""
+    """Mark that the first rank does not meet the others yet; see rendezvous.py."""
     if rank.world_rank == 0:
         mark.touch()
     try:
@@ -101,16 +99,15 @@ def _follow(folder: Path, turn: str, patience: float, wanted: Callable[[], bool]
             return
         if (read_json(owner) or {}).get("turn") == turn:
             if not _alive(owner):
-                raise StageError("local rank 0 ended while it staged the data", where=host(),
-                                 hint="see its log for the cause")  # fmt: skip
+                raise StageError("the rank that staged the data is gone", where=host())
         elif time.monotonic() > late:
-            raise StageError(f"local rank 0 did not start to stage within {patience:g} s",
-                             where=host(), hint="see its log for the cause")  # fmt: skip
+            raise StageError(f"nobody began to stage the data within {patience:g} s", where=host(),
+                             hint="the log of the node's first rank says why")  # fmt: skip
         time.sleep(LOOK)
 
 
 def _alive(owner: Path) -> bool:
-    """Whether local rank 0 is alive, or its outcome may not be visible here yet."""
+    """Whether the rank that stages lives. Its outcome may be seen here some time after its end."""
     facts = read_json(owner) or {}
     return (
         claims.lives(str(facts.get("who")), owner, SILENT)

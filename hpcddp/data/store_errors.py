@@ -1,4 +1,4 @@
-"""Failures of a store, or of one object in it."""
+"""The troubles with a store, and with an object in it."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ from typing import NamedTuple
 
 
 class Kind(NamedTuple):
-    """A kind of failure: message and hint.
-
-    ``passes``: a retry may succeed. ``alone``: it concerns one object; others may be readable.
-    """
+    """A trouble in words for a person; ``passes``: waiting may help; ``alone``: other objects may
+    be read."""
 
     what: str
     hint: str
@@ -18,34 +16,36 @@ class Kind(NamedTuple):
 
 
 KINDS = {
-    "bucket": Kind("no such bucket", "check the bucket's name and the store's address"),
-    "missing": Kind("not found", "check the name; it may have been removed or renamed", alone=True),
+    "bucket": Kind("there is no such bucket", "look at its name, and at the store's address"),
+    "missing": Kind(
+        "is not there", "was it taken away, or renamed? The name must be exact", alone=True
+    ),
     "denied": Kind(
-        "access denied",
-        "use credentials that allow listing and reading",
+        "may not be read with these credentials",
+        "look at them, and at what they allow: listing and reading are needed",
         alone=True,
     ),
-    "forbidden": Kind("cannot read", "check its owner and mode", alone=True),
+    "forbidden": Kind("may not be read", "look at who owns it, and at its mode", alone=True),
     "keys": Kind(
-        "invalid credentials", "check that they are correct, not expired, and for this store"
+        "may not be read with these credentials", "are they right, and of this store's account?"
     ),
     "credentials": Kind(
-        "no credentials found",
-        "write ~/.aws/credentials, or set AWS_PROFILE or AWS_ACCESS_KEY_ID and "
-        "AWS_SECRET_ACCESS_KEY in the job's environment",
+        "there are no credentials for it",
+        "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the environment of the job, or "
+        "AWS_PROFILE, or write ~/.aws/credentials",
     ),
-    "region": Kind("the bucket is in another region", "set AWS_REGION to that region"),
-    "other": Kind("cannot read", "check the path or URL", alone=True),
-    "down": Kind("does not answer", "check the store and its address", passes=True),
+    "region": Kind("lies in another region", "set AWS_REGION to it"),
+    "other": Kind("cannot be read", "look at the address", alone=True),
+    "down": Kind("does not answer", "is the store up, and its address right?", passes=True),
 }
 
 
 class Trouble(Exception):
-    """A store reported a failure.
+    """The error of a store in place of an answer.
 
     Args:
         kind: a key of KINDS.
-        reason: the store's own message.
+        reason: its own words.
     """
 
     def __init__(self, kind: str, reason: object = "") -> None:

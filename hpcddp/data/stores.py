@@ -1,8 +1,8 @@
-"""Stores by the scheme of a URL: each lists and reads the objects below a root.
+"""The stores of samples: a table of the means to list and read, by the scheme of a URL.
 
-A store names objects relative to its root, such as ``CLASS/1.jpg``. It makes each request once and
-raises ``Trouble`` for a failure; places.py retries. Each process makes its own clients, because a
-client does not survive a fork.
+A store knows the objects below its root by their names, ``CLASS/1.jpg``. It asks once, and raises
+``Trouble`` for a failure; patience is in places.py. Its clients are made in the process that uses
+them: a client that a fork has copied does not work.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ from hpcddp.data.tree import walk
 from hpcddp.errors import UserError
 
 T = TypeVar("T")
-# The keys under which drivers of fsspec report a version.
+# The names of a version in drivers of fsspec.
 VERSIONS = ("etag", "ETag", "md5Hash", "mtime", "LastModified", "last_modified", "created")
-BLOCK = 1 << 20  # bytes of one read
-FEW = 16  # most objects that are looked up one by one
+BLOCK = 1 << 20  # bytes that are read at a time
+FEW = 16  # objects that are asked for one by one
 
 
 class Store(Protocol):
-    """Lists and reads the objects below a root. All methods raise Trouble."""
+    """The means to list and read the objects below a root. All methods raise Trouble."""
 
     def find(self) -> Iterable[StoreObject]:
         """All objects, in any order."""
 
     def named(self, names: Collection[str]) -> Iterable[StoreObject]:
-        """The objects with these names; missing ones are left out."""
+        """Objects of these names, those that are there; as few others as possible are looked at."""
 
     def read(self, name: str, start: int, size: int) -> bytes:
-        """``size`` bytes of an object from ``start``, fewer at its end; size -1 reads all."""
+        """So many bytes of an object, or fewer at its end; -1 reads all."""
 
     def stream(self, name: str) -> Iterator[bytes]:
-        """A whole object in blocks."""
+        """All of an object in blocks."""
 
 
 class Local:
-    """A folder. Hidden files are left out; links are followed, cycles are not."""
+    """A folder. Hidden files do not count; links are followed, but not in circles."""
 
     def __init__(self, root: str) -> None:
         self._root = Path(root)
@@ -51,10 +51,10 @@ class Local:
     def find(self) -> Iterator[StoreObject]:
         try:
             for name, entry in walk(self._root, hidden=False):
-                # without sizes: a million stat calls would take minutes
+                # a million calls of stat would take minutes
                 yield StoreObject(f"{name}/" if entry.is_dir() else name)
         except OSError as error:
-            raise _of_disk(error, self._inside(error)) from None
+            raise _of_disk(error, f" ({error.filename})") from None
 
     def named(self, names: Collection[str]) -> Iterator[StoreObject]:
         for name in names:
@@ -64,7 +64,7 @@ class Local:
             except (FileNotFoundError, NotADirectoryError):
                 pass
             except OSError as error:
-                raise _of_disk(error, self._inside(error)) from None
+                raise _of_disk(error, f" ({error.filename})") from None
 
     def read(self, name: str, start: int, size: int) -> bytes:
         try:
@@ -83,10 +83,6 @@ class Local:
         except OSError as error:
             raise _of_disk(error) from None
 
-    def _inside(self, error: OSError) -> str:
-        """The path that an error is about, unless it is the root."""
-        return "" if str(error.filename) == str(self._root) else str(error.filename)
-
 
 def open_local(path: str) -> BinaryIO:
     try:
@@ -95,15 +91,13 @@ def open_local(path: str) -> BinaryIO:
         raise _of_disk(error) from None
 
 
-def _of_disk(error: OSError, inside: str = "") -> Trouble:
-    if isinstance(error, FileNotFoundError):
-        return Trouble("missing", inside)
-    kind = "forbidden" if isinstance(error, PermissionError) else "other"
-    return Trouble(kind, f"{error.strerror or error}" + (f" ({inside})" if inside else ""))
+def _of_disk(error: OSError, more: str = "") -> Trouble:
+    kinds: dict[type, str] = {FileNotFoundError: "missing", PermissionError: "forbidden"}
+    return Trouble(kinds.get(type(error), "other"), f"{error.strerror or error}{more}")
 
 
 class Fsspec:
-    """Any other store with a driver for fsspec: gs, az, hdfs, memory, ..."""
+    """Any other store that fsspec or one of its drivers knows: gs, az, hdfs, memory, ..."""
 
     def __init__(self, root: str) -> None:
         try:
@@ -114,21 +108,20 @@ class Fsspec:
             self._fs, self._path = url_to_fs(root)
         except (ImportError, ValueError) as error:
             raise UserError(
-                f"unsupported store: {error}",
+                f"is of no store that is known here: {error}",
                 where=root,
-                hint="for s3:// install the extra `s3` of hpcddp; for other stores, install the "
-                "driver that fsspec names",
+                hint="s3:// needs hpcddp[s3]; for others install the driver that fsspec names",
             ) from None
 
     def find(self) -> Iterator[StoreObject]:
         objects = _asked(lambda: self._fs.find(self._path, detail=True))
         start = len(self._path.rstrip("/")) + 1 if self._path.strip("/") else len(self._path)
         for name, facts in objects.items():
-            if below := name[start:]:  # otherwise the root itself is an object
+            if below := name[start:]:  # else the root is an object: nothing is below it
                 yield _object(below, facts)
 
     def named(self, names: Collection[str]) -> Iterator[StoreObject]:
-        if len(names) > FEW:  # one listing is faster than a request for each
+        if len(names) > FEW:  # one request for each would take longer than a list of all
             yield from (item for item in self.find() if item.name in names)
             return
         for name in names:
@@ -162,7 +155,7 @@ def _object(name: str, facts: Mapping[str, Any]) -> StoreObject:
 
 
 def _asked(call: Callable[[], T]) -> T:
-    """Call a driver. Drivers raise any exception: one that is not a known user error may pass."""
+    """A driver's answer. Drivers raise any error: one that is no known mistake may pass."""
     try:
         return call()
     except (FileNotFoundError, IsADirectoryError) as error:
@@ -177,8 +170,12 @@ def _asked(call: Callable[[], T]) -> T:
 
 def _without(error: ImportError, package: str, extra: str, where: str) -> UserError:
     absent = isinstance(error, ModuleNotFoundError) and "." not in (error.name or "")
-    what = f"{package} is not installed" if absent else f"cannot load {package}: {error}"
-    return UserError(what, where=where, hint=f"install the extra `{extra}` of hpcddp")
+    why = "which is not here" if absent else f"which cannot be loaded: {error}"
+    return UserError(
+        f"is read with {package}, {why}",
+        where=where,
+        hint=f"pip install 'hpcddp[{extra}]'" + (" has versions that work" if not absent else ""),
+    )
 
 
 def _s3(root: str) -> Store:
@@ -191,20 +188,16 @@ def _s3(root: str) -> Store:
 
 STORES: dict[str, Callable[[str], Store]] = {"": Local, "s3": _s3}
 
-_opened: dict[tuple[int, str], Store] = {}  # by process and root
+_opened: dict[tuple[int, str], Store] = {}  # by process
 
 
 def scheme(root: str) -> str:
-    """The part before ``://``, in lower case; empty for a folder."""
+    """The part before ``://``; empty for a folder."""
     return root.partition("://")[0].lower() if "://" in root else ""
 
 
 def store(root: str) -> Store:
-    """This process's store for a root.
-
-    Raises:
-        UserError: its package is not installed.
-    """
+    """The store of this process for a root; UserError if its library is not installed."""
     key = os.getpid(), root
     if key not in _opened:
         _opened[key] = STORES.get(scheme(root), Fsspec)(root)

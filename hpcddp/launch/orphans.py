@@ -1,7 +1,7 @@
-"""Orphans of the children of this process: they get its signals, and are ended.
+"""Processes that the children of this process leave behind: they get its signals, and are ended.
 
-A shell that a signal ends leaves its program running. Under srun that does not happen: Slurm
-signals all processes of a step.
+A shell that dies of a signal leaves its program running, as srun's ranks do not: Slurm signals all
+of a step's processes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LOOK = 0.5  # seconds between two looks
 
 
 class Orphans:
-    """Orphans of this process's children; none, unless it has called adopt_orphans."""
+    """Children that others have left; none, unless this process has called adopt_orphans."""
 
     def __init__(self) -> None:
         self._others = set(children(os.getpid()))  # were here before
@@ -28,7 +28,7 @@ class Orphans:
         self._next_look = 0.0
 
     def tell(self, number: int) -> None:
-        """Send a signal once to each orphan, also to later ones."""
+        """Send a signal, also to those that will be left from now on: once to each."""
         if number not in self._signals:
             self._signals.append(number)
         self._pass_on()
@@ -40,10 +40,10 @@ class Orphans:
         self._got = dict.fromkeys(self._got, len(self._signals))
 
     def look(self, mine: Collection[int], *, now: bool = False) -> bool:
-        """Send the signals to new orphans; whether any signalled orphan still runs.
+        """Tell those that are new; whether any are left that were sent a signal.
 
         Args:
-            mine: processes that are no orphans.
+            mine: children that have left no process.
             now: look even if no signal was sent, or the last look was just before.
         """
         clock = time.monotonic()
@@ -59,13 +59,13 @@ class Orphans:
         return bool(self._signals and self._got)
 
     def kill(self) -> None:
-        """Kill all orphans."""
+        """End those that there are."""
         for pid in self._got:
             _send(pid, signal.SIGKILL)
 
 
 def is_sentry(pid: int) -> bool:
-    """Whether a process is a sentry, which may outlive the job."""
+    """Whether a process is to outlive the job: sentry.py."""
     from hpcddp.attempt.sentry import NAME  # not needed at the start
 
     with contextlib.suppress(OSError):

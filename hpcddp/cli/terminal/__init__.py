@@ -1,6 +1,5 @@
-"""Output on a terminal, which several commands share.
+"""The means to draw on a terminal, which several commands share.
 
-It imports ``submit``, ``observe`` and what is below.
-Others use ``screen`` (a live page), ``picture``, ``progress``, ``follow``, ``failure``, ``say``,
-``sections``, ``shown``, ``tables`` and ``log_lines``.
+It imports ``observe`` and what is below.
+Others use ``screen`` (a live page), ``picture``, ``progress``, ``shown`` and ``log_lines``.
 """

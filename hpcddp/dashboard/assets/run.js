@@ -1,9 +1,7 @@
 // One run: the report's page, drawn again when there is something new.
 "use strict";
 
-const asked = decodeURIComponent(location.pathname.slice(5));
-document.title = `${asked} · hpcddp`;
-document.querySelector("h1").textContent = asked;
+document.title = `${decodeURIComponent(location.pathname.slice(5))} · hpcddp`;
 follow(`/api${location.pathname}`, (data) => {
   const root = document.getElementById("page");
   document.title = `${data.runs[0].status.run} · hpcddp`;

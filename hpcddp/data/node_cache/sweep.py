@@ -1,8 +1,5 @@
-"""The files in a cache's folder, and the order of their eviction.
-
-A scan of a million files takes seconds and little memory: names are not stored, and are read again
-for an eviction.
-"""
+"""The files in a cache's folder, and the order in which they go. A look at a million files takes
+seconds and little memory: their names are not kept, and are read again where some must go."""
 
 from __future__ import annotations
 
@@ -16,13 +13,13 @@ from pathlib import Path
 from hpcddp.data.node_cache import claims
 
 FOLDERS = 256
-UNUSED = 14 * 86400.0  # seconds after which an unused file is removed
+UNUSED = 14 * 86400.0  # seconds after which an unused file goes
 
 
 class Files:
-    """A scan of all files. It removes parts of killed processes and files unused for long.
+    """A look at all files. Those of killed processes, and long unused ones, go at once.
 
-    ``held`` are the bytes of complete files, ``claimed`` those of files being fetched.
+    ``held`` are the bytes of whole files, ``claimed`` those on their way.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -45,7 +42,7 @@ class Files:
         self.held = sum(self._sizes)
 
     def evict(self, least: int) -> int:
-        """Remove the least recently used files, at least ``least`` bytes; return their bytes."""
+        """Remove the least recently used, so many bytes of them at least; how many it were."""
         last, rest = self._until(least)
         gone = 0
         for entry in self._entries() if least > 0 else ():
@@ -62,7 +59,7 @@ class Files:
         return gone
 
     def _until(self, least: int) -> tuple[float, int]:
-        """The last use of the newest file to remove, and the bytes to remove of that time."""
+        """The last use of the newest file that goes, and the bytes that must go of that time."""
         last, rest = -1.0, 0
         for number in sorted(range(len(self._times)), key=self._times.__getitem__):
             if least <= 0:
@@ -73,7 +70,7 @@ class Files:
         return last, rest
 
     def _entries(self) -> Iterator[os.DirEntry[str]]:
-        """All files, in any order."""
+        """All files, in no order."""
         for number in range(FOLDERS):
             folder = self._folder / f"{number:02x}"
             with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
@@ -81,9 +78,9 @@ class Files:
 
 
 def _claimed(claim: Path) -> int:
-    """Bytes of a file being fetched; the claim of a killed process is removed."""
+    """Bytes that are on their way; the claim of a killed process goes."""
     who, size = claims.holder(claim)
-    if not who and not claim.exists():  # dropped: its file may have appeared after the scan
+    if not who and not claim.exists():  # given back: its file may have come after the look
         with contextlib.suppress(OSError):
             return claim.with_suffix("").stat().st_size
         return 0
@@ -95,7 +92,7 @@ def _claimed(claim: Path) -> int:
 
 
 def clear(part: Path) -> None:
-    """Remove a part file if its process has ended. Its name ends with WHO.TOKEN.part."""
+    """Remove the part of a file, if its process is gone. Its name ends with WHO.TOKEN.part."""
     if not claims.lives(part.name.split(".")[-3], part):
         with contextlib.suppress(OSError):
             part.unlink()

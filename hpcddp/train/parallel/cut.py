@@ -1,6 +1,6 @@
-"""Divides a model: into blocks for fsdp and recomputation, and into stages for pp.
+"""How a model is cut: into blocks for fsdp and recomputation, and into stages for pp.
 
-A task's own functions come first (task.CUTS); otherwise the model's structure decides, if possible.
+A task's own functions come first (task.CUTS); else the model's structure says it, where it can.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from hpcddp.train.rank.task_module import Task
 
 
 def blocks(task: Task, module: nn.Module) -> list[str]:
-    """Names of the model's repeated parts: from the task, or the members of the largest list of
-    modules. Empty if there is no such list."""
+    """Names of the model's repeated parts: the task's, or the members of the largest list of
+    modules. None if there is no such list."""
     own = task.cut("blocks", module)
     if own is not None:
         names = known(own, module, task, "blocks")
         for name in names:
             if not _has_forward(module.get_submodule(name)):
                 raise JobFileError(
-                    f"blocks() names {name}, which has no forward()",
+                    f"blocks() names {name}, which is never called: it has no forward",
                     where=task.name,
-                    hint="name the modules inside it",
+                    hint="name the modules in it",
                 )
         return names
     lists = {
@@ -46,7 +46,7 @@ def blocks(task: Task, module: nn.Module) -> list[str]:
 
 
 def _called(group: nn.Module, path: str) -> list[str]:
-    """Names of a group's members; for a list among them, which has no forward, its members."""
+    """Names of a group's members; a list among them is not called itself, but its members are."""
     names: list[str] = []
     for name, part in group.named_children():
         full = f"{path}.{name}" if path else name
@@ -59,18 +59,18 @@ def _has_forward(part: nn.Module) -> bool:
 
 
 def parts(task: Task, module: nn.Module) -> list[str]:
-    """Names of modules that, called in this order, are the model.
+    """Names of modules that called one after the other are the model.
 
     Raises:
-        JobFileError: the order is unknown, or a parameter is in none of the modules.
+        JobFileError: neither the task nor the model's structure says it; or they are not all.
     """
     own = task.cut("parts", module)
     if own is None and not isinstance(module, nn.Sequential):
         raise JobFileError(
-            f"pp cannot divide a {type(module).__name__}: the order of its parts is unknown",
+            f"pp cannot cut a {type(module).__name__}: nothing says what follows what in it",
             where=task.name,
-            hint="use an nn.Sequential, or define parts(model): names of modules that, called in "
-            "this order, are the model",
+            hint="give an nn.Sequential, or define parts(model): names of modules that called one "
+            "after the other are the model",
         )
     names = [n for n, _ in members(module)]
     names = names if own is None else known(own, module, task, "parts")
@@ -78,20 +78,20 @@ def parts(task: Task, module: nn.Module) -> list[str]:
     for name, tensor in _named_tensors(module):
         if id(tensor) not in inside:
             raise JobFileError(
-                f"parts() leaves out {name}",
+                f"{name} is in none of the model's parts",
                 where=task.name,
-                hint="return modules that together contain all parameters and buffers",
+                hint="parts(model) names modules that hold everything between them",
             )
     return names
 
 
 def members(module: nn.Module) -> list[tuple[str, nn.Module]]:
-    """A module's children; unlike named_children, with the second use of one."""
+    """A module's own modules; named_children leaves out the second use of one."""
     return [(name, part) for name, part in module._modules.items() if part is not None]
 
 
 def known(names: Any, module: nn.Module, task: Task, function: str) -> list[str]:
-    """The names that a task's function returns.
+    """The names that a task's function gives.
 
     Raises:
         JobFileError: the model has no such module.
@@ -100,27 +100,27 @@ def known(names: Any, module: nn.Module, task: Task, function: str) -> list[str]
     for name in names:
         if name not in modules:
             raise JobFileError(
-                f"{function}() names {name!r}, which is not in the model",
+                f"{function}() names {name!r}, which the model has not",
                 where=task.name,
-                hint="use names from model.named_modules()",
+                hint="names are those of model.named_modules()",
             )
     return list(names)
 
 
 def stages(task: Task, module: nn.Module, count: int) -> list[list[str]]:
-    """The parts of each of ``count`` stages, of about equal size.
+    """The parts of each of so many stages, of about equal size.
 
     Raises:
-        JobFileError: there are fewer parts with parameters than stages, or two stages share one.
+        JobFileError: there are fewer parts with parameters than stages, or one stands in two.
     """
     names = parts(task, module)
     sizes = [_size(module.get_submodule(name)) for name in names]
     full = sum(size > 0 for size in sizes)
     if full < count:
         raise JobFileError(
-            f"pp cannot make {count} stages from {full} parts: {', '.join(names)}",
+            f"pp cannot make {count} stages of {full} parts: {', '.join(names)}",
             where=task.name,
-            hint="use fewer stages, or divide the model into smaller parts",
+            hint="take fewer stages, or cut the model into smaller parts",
         )
     stages = [[names[i] for i in piece] for piece in divide(sizes, count)]
     owner: dict[int, int] = {}
@@ -131,18 +131,18 @@ def stages(task: Task, module: nn.Module, count: int) -> list[list[str]]:
                     raise JobFileError(
                         f"a parameter of {name} is shared with another stage of the pipeline",
                         where=task.name,
-                        hint="give each stage its own parameter, or use fsdp",
+                        hint="let each stage have its own, or take fsdp",
                     )
     return stages
 
 
 def divide(sizes: Sequence[int], count: int) -> list[range]:
-    """Divide neighbours into ``count`` groups, none of size 0, with the largest as small as
-    possible; of equal divisions, the one with larger first groups."""
+    """Neighbours into so many groups, each with something in it, the largest as small as can be;
+    of two such divisions the one whose first groups are larger."""
 
     @functools.cache
     def best(begin: int, groups: int) -> tuple[int, int]:
-        """The size of the largest group from ``begin`` on, and the end of the first one."""
+        """The largest group's size from here on, and where the first one ends."""
         if groups == 1:
             return sum(sizes[begin:]) or _NEVER, len(sizes)
         least = (_NEVER, begin)
@@ -163,7 +163,7 @@ _NEVER = 1 << 62
 class Chain(nn.Module):
     """Some parts of a model under their own names, called one after the other.
 
-    A call gets the tensors of its input, whose structure is ``form``; None is one tensor.
+    Args of a call: the tensors of its input, which is of the form ``form``; None is one tensor.
     """
 
     form: Any = None
@@ -188,7 +188,7 @@ class Chain(nn.Module):
 
 
 def tied(module: nn.Module, name: str) -> str:
-    """The name of a parameter elsewhere that is tied to one of this module, or ""."""
+    """A parameter of another module that is also one of this one; "" if there is none."""
     part = module.get_submodule(name)
     inside, parameters = {id(m) for m in part.modules()}, {id(p) for p in part.parameters()}
     others = ((n, m) for n, m in module.named_modules() if id(m) not in inside)
@@ -197,7 +197,7 @@ def tied(module: nn.Module, name: str) -> str:
 
 
 def held(module: nn.Module, names: Iterable[str]) -> list[str]:
-    """Those of the names that exist in this stage."""
+    """Those of the whole model's modules that a stage has."""
     modules = dict(module.named_modules(remove_duplicate=False))
     return [name for name in names if name in modules]
 
@@ -206,10 +206,10 @@ def shard(module: nn.Module, names: Iterable[str], mesh: DeviceMesh) -> None:
     """Divide parameters over the ranks of a mesh (fully_shard): block by block, then the rest.
 
     Args:
-        mesh: has one dimension, or two; along the first of two, parameters are replicated.
+        mesh: of one dimension, or of two, along the first of which parameters are copied.
 
     Raises:
-        JobFileError: fully_shard does not support the model.
+        JobFileError: fully_shard does not take the model.
     """
     parts = [module.get_submodule(name) for name in names if not tied(module, name)]
     try:
@@ -219,13 +219,13 @@ def shard(module: nn.Module, names: Iterable[str], mesh: DeviceMesh) -> None:
         raise JobFileError(
             f"fsdp cannot divide the model: {error}",
             where="strategy",
-            hint="use ddp or zero1, or change the model",
+            hint="take ddp or zero1, or change the model",
         ) from None
 
 
 def recompute(module: nn.Module, names: Sequence[str]) -> None:
-    """Recompute the activations inside of these blocks in the backward pass (Chen et al., 2016),
-    with the same random numbers."""
+    """Keep no activations inside of these blocks, but compute them again in the backward pass
+    (Chen et al., 2016). Random numbers are drawn the same."""
     for name in names:
         block = module.get_submodule(name)
         block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
