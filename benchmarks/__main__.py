@@ -1,8 +1,8 @@
 """python -m benchmarks [NAME...] [--pairs N] [--json FILE] [--against COMMIT]
 
-Measure, and judge the limits; or take each figure beside that of another commit, in turn.
+Measure hpcddp beside a floor and check the limits, or compare this checkout with another commit.
 
-Exit code 0 if all limits are met, 1 if one is not or could not be measured.
+Exit code 0 if all limits are met, 1 if a limit is not met or a benchmark failed.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from benchmarks import (
 from benchmarks.measure import Row
 from benchmarks.site import Site
 from hpcddp.errors import HpcddpError
+from hpcddp.sizes import counted
 
 BENCHMARKS: dict[str, Callable[[Site], Iterator[Row]]] = {
     "help": help.rows,
@@ -61,13 +62,13 @@ BENCHMARKS: dict[str, Callable[[Site], Iterator[Row]]] = {
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the benchmarks that were named, or all; the exit code."""
+    """Run the named benchmarks, or all of them; return the exit code."""
     given = _arguments(argv)
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     facts = report.machine()
     cpus, load = facts["cpus"], facts["load"]
-    print(f"Python {facts['python']}, {cpus} CPUs, load {load:.1f} at the start, "
-          f"{given.pairs} pairs")  # fmt: skip
+    print(f"Python {facts['python']}, {counted(cpus, 'CPU')}, load {load:.1f} at the start, "
+          f"{counted(given.pairs, 'pair')}")  # fmt: skip
     rows, missing = _against(given) if given.against else _measured(given)
     print(report.table(rows), report.LEGEND, *missing, sep="\n")
     if given.json:
@@ -76,7 +77,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _measured(given: argparse.Namespace) -> tuple[list[Row], list[str]]:
-    """The rows, and what could not be measured."""
+    """The rows, and a line for each benchmark that failed."""
     rows: list[Row] = []
     missing = []
     with Site(given.pairs) as site:
@@ -89,7 +90,7 @@ def _measured(given: argparse.Namespace) -> tuple[list[Row], list[str]]:
 
 
 def _against(given: argparse.Namespace) -> tuple[list[Row], list[str]]:
-    """The same beside another commit."""
+    """The rows of a comparison with another commit, and a line if it failed."""
     try:
         return against.rows(given.against, given.names or list(BENCHMARKS), given.pairs), []
     except HpcddpError as error:
@@ -99,19 +100,23 @@ def _against(given: argparse.Namespace) -> tuple[list[Row], list[str]]:
 def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     names = ", ".join(BENCHMARKS)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {names}; all by default")
-    parser.add_argument("--pairs", type=int, default=9, help="takes of each side (default: 9)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure there")
-    text = f"the floor is this commit; {against.LEAST} pairs at least"
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"Benchmarks to run: {names} (default: all)."
+    )
+    parser.add_argument(
+        "--pairs", type=int, default=9, metavar="N", help="Measurements of each side (default: 9)."
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="File for all figures.")
+    text = f"Commit to compare with, in at least {against.LEAST} pairs."
     parser.add_argument("--against", metavar="COMMIT", help=text)
     given = parser.parse_args(argv)
     for name in given.names:
         if name not in BENCHMARKS:
-            parser.error(f"unknown benchmark {name!r}; there are {names}")
+            parser.error(f"unknown benchmark {name!r}; use {names}")
     if given.against:
         given.pairs = max(given.pairs, against.LEAST)
     if given.pairs < 1:
-        parser.error("--pairs is 1 at least")
+        parser.error(f"--pairs must be at least 1, got {given.pairs}")
     return given
 
 

@@ -1,8 +1,8 @@
 """python -m benchmarks --against COMMIT NAME...: this checkout beside another commit.
 
-The other commit gets a worktree and an environment of its own. Each side runs its own benchmarks,
-in turn, a process for each take, so that both pay the same and neither needs the other's code. The
-floors of the benchmarks do not count here: the floor is the other commit.
+The other commit gets its own worktree and environment. Both sides run their own benchmarks in turn,
+with a new process for each measurement. So both have the same overhead, and neither needs the
+other's code. The other commit takes the place of the benchmarks' floors.
 """
 
 from __future__ import annotations
@@ -24,22 +24,21 @@ LIMIT = 1.02
 LEAST = 15  # pairs
 
 Figures = dict[str, dict[str, Any]]
-"""Of one take: a row's name -> the row, as its side tells it."""
+"""The figures of one measurement: name of a row -> the row as its side writes it."""
 
 
 def rows(commit: str, names: Sequence[str], pairs: int) -> list[Row]:
-    """One row for each that both sides have.
+    """The rows that both sides have.
 
     Raises:
-        HpcddpError: the commit is unknown, its environment cannot be made, or a benchmark gave no
-            figures.
+        HpcddpError: the commit is unknown, its environment cannot be made, or a benchmark failed.
     """
     with worktree(commit) as other:
         return in_turn(CHECKOUT, other, names, pairs)
 
 
 def in_turn(ours: Path, theirs: Path, names: Sequence[str], pairs: int) -> list[Row]:
-    """So many takes of each side, whose checkouts have their environments in `.venv`."""
+    """Measure two checkouts in turn. Each has its environment in `.venv`."""
     taken: dict[Path, list[Figures]] = {ours: [], theirs: []}
     for number in range(pairs):
         sides = (ours, theirs) if number % 2 == 0 else (theirs, ours)
@@ -55,7 +54,9 @@ def in_turn(ours: Path, theirs: Path, names: Sequence[str], pairs: int) -> list[
             [one[name]["ours"][0] for one in taken[ours]],
             [one[name]["ours"][0] for one in taken[theirs]],
             unit=first[name]["unit"],
-            ratio_limit=LIMIT if first[name]["unit"] else None,  # a plain number has no worse
+            ratio_limit=LIMIT
+            if first[name]["unit"]
+            else None,  # for a plain number, neither direction is worse
             ratio_least=1 / LIMIT if first[name]["ratio_least"] else None,
             apart=True,
         )
@@ -74,10 +75,12 @@ def take(side: Path, names: Sequence[str]) -> Figures:
                 cwd=side, capture_output=True, text=True, check=False,
             )  # fmt: skip
         except OSError as error:
-            raise HpcddpError(f"has no environment: {error}", where=str(side)) from None
+            hint = "make it with scripts/install"
+            what = f"cannot run its Python: {error}"
+            raise HpcddpError(what, where=str(side), hint=hint) from None
         if not path.exists() or "NOT MEASURED" in done.stdout:
             said = (done.stdout + done.stderr).strip()
-            raise HpcddpError("the benchmarks gave no figures", where=str(side), hint=said)
+            raise HpcddpError("the benchmarks failed", where=str(side), hint=said)
         found = json.loads(path.read_text())["rows"]
     return {row["name"]: row for row in found}
 
@@ -89,7 +92,7 @@ def worktree(commit: str) -> Iterator[Path]:
         path = Path(folder, "checkout")
         _run("git", "worktree", "add", "--detach", str(path), commit)
         try:
-            print(f"an environment for {commit} ...", file=sys.stderr)
+            print(f"making an environment for {commit} ...", file=sys.stderr)
             _run(str(path / "scripts/install"), "examples,test")
             yield path
         finally:

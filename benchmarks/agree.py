@@ -1,13 +1,13 @@
-"""Time inside the agreement on stopping for each step, beside the step, at 2 and at 8 ranks.
+"""The time of the agreement on a stop per step, beside the step, on 2 and on 8 ranks.
 
-Real ranks over gloo: a step sleeps, then exchanges gradients, so all ranks come to the agreement
-together, as after a backward. The figure is the time inside `StopVote.agreed` over all steps, also
-those without a vote. Of each vote the time of one rank counts, the one that spent the least in it:
-the last to come, which waits for nobody. The others would wait for it in the step's own exchange.
-On fewer cores than ranks most of the time is the ranks' turns on them.
+Real ranks over gloo: a step sleeps and then exchanges gradients, so all ranks reach the agreement
+together, as after a backward pass. The figure is the time inside `StopVote.agreed` over all steps,
+including those without a vote. For each vote the time of the fastest rank counts: it arrived last
+and waited for no other rank. The others would otherwise wait for it in the step's own exchange. On
+fewer cores than ranks, most of this time is scheduling.
 
-At 2 ranks the floor is 5 ms, the whole step that sleeps for less; at 8 it is the step's own length,
-measured in the same processes without the agreement.
+On 2 ranks the floor is 5 ms, the length of the step; on 8 ranks it is the measured length of the
+step in the same processes without the agreement.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def rows(site: Site) -> Iterator[Row]:
 
 
 def _take(site: Site, ranks: int) -> tuple[float, float]:
-    """Seconds of a step inside the agreement, and of a step without it."""
+    """Seconds per step inside the agreement, and of a step without it."""
     figures = site.fresh() / "figures"
     environ = site.environ | {
         "MASTER_ADDR": "127.0.0.1",

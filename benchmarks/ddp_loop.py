@@ -1,9 +1,9 @@
-"""The floor of `start` and `step`: a DDP loop as one writes it by hand, and nothing more.
+"""The floor of `start` and `step`: a minimal DDP loop, written by hand.
 
-python ddp_loop.py STAMPS STEPS BATCH WIDTH    BATCH: samples of one rank and step
+python ddp_loop.py STAMPS STEPS BATCH WIDTH    BATCH: samples per rank and step
 
-Rank 0 writes the time after each optimizer step to the file STAMPS, once it has taken them all.
-It trains the digits task of hpcddp, so model, data and loss are the same on both sides.
+At the end rank 0 writes the time after each optimizer step to the file STAMPS. It trains the digits
+task of hpcddp, so both sides have the same model, data and loss.
 """
 
 import json
@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
-# A top-level folder that belongs to the package.
+# The top-level folder jobs is a part of the package.
 digits: Any = import_module("hpcddp.jobs.digits")
 
 
@@ -50,8 +50,8 @@ def main(stamps: str, steps: int, batch: int, width: int) -> None:
         times.append(time.time())
     if rank == 0:
         Path(stamps).write_text(json.dumps(times))
-    dist.barrier()  # a rank that leaves early breaks what others still receive from it
-    os._exit(0)  # tearing down gloo's threads can abort or hang; it is not measured
+    dist.barrier()  # a rank that ends early breaks the others' last collective
+    os._exit(0)  # closing gloo's threads can abort or hang, and is not measured
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""python first_line.py PATH: each rank writes when it came to its first line, to PATH.RANK."""
+"""python first_line.py PATH: each rank writes the time of its first line to PATH.RANK."""
 
 import time
 

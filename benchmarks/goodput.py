@@ -1,22 +1,21 @@
-"""Useful step time over the time that nodes are held, with a preemption in each life of 30 s.
+"""Useful step time over the time that nodes are held, with a preemption after 30 s of each attempt.
 
-On a real Slurm on this machine: 2 nodes x 2 ranks, steps that sleep 0.2 s, a checkpoint every 100
-steps (the default) on our side. 30 s after a job has got its nodes, a job of higher priority needs
-them; each side is preempted twice. Useful are the steps in the newest checkpoint when the last of
-these lives has let go of its nodes, at the median time that a step takes on our side, for all; what
-was trained after it is lost. Nodes are held from the start of a life until Slurm has
-them back, looked at every 0.1 s. The time for which Slurm holds a job that it has queued again
-counts on neither side: it is cut short for both.
+On a real Slurm on this machine: 2 nodes x 2 ranks, steps that sleep 0.2 s, and on our side a
+checkpoint every 100 steps (the default). 30 s after a job has got its nodes, a job of higher
+priority needs them; each side is preempted twice. Useful steps are those in the newest checkpoint
+when the last attempt has released its nodes; later steps are lost. Useful time is their number
+times the median time of our steps, for both sides. Nodes are held from the start of an attempt
+until Slurm has them back (resolution 0.1 s). The time for which Slurm holds a requeued job is not
+counted, and is shortened for both sides.
 
-The floor of the first row is submitit's way, in submitit_job.py: a callable whose checkpoint()
-saves where it is. submitit leaves TERM alone, which is all that preemption sends here (its manual
-says so: it needs a site that sends the user's signal), so checkpoint() is not called, and each life
-begins anew. In the second row its job also saves by itself, every 100 steps as ours does; there is
-no limit for it, as it hangs on where the last of these saves falls in a life. The floor of the
-third is what start-up allows: as if every second that nodes were held from the beginning of a
-life's first step were useful.
+The floor of the first row is submitit_job.py: a submitit callable whose checkpoint() saves. A
+preemption here sends only TERM. submitit ignores TERM (by its manual it needs a site that sends the
+user's signal), so checkpoint() is not called, and each attempt starts at step 0. In the second row
+submitit's job also saves every 100 steps, as ours does. That row has no limit, because its figure
+depends on the time between the last save and the preemption. The floor of the third row is the best
+possible figure: all time from the first step of each attempt counts as useful.
 
-A round takes five minutes. There is one for every four --pairs, so three by default.
+A round takes five minutes. There is one round for every four --pairs: three by default.
 """
 
 from __future__ import annotations
@@ -37,17 +36,17 @@ from hpcddp.attempt import ledger
 from hpcddp.attempt.requeue import SETTLE
 
 BESIDE, ALLOWED = 1.5, 0.9
-LIFE, LIVES = 30.0, 2  # seconds from the start of a life to its preemption
+LIFE, LIVES = 30.0, 2  # seconds from the start of an attempt to its preemption; attempts
 WIDTH, EVERY, PAUSE = 256, 100, 0.2
 JOB = str(Path(__file__).with_name("submitit_job.py"))
 
 
 class Lives(NamedTuple):
-    """What came of a side's lives."""
+    """The outcome of one side's attempts."""
 
     held: float  # seconds for which the nodes were held
-    began: list[float]  # when each got its nodes, in seconds since the epoch
-    steps: int  # in the newest checkpoint
+    began: list[float]  # start of each attempt, seconds since the epoch
+    steps: int  # optimizer steps in the newest checkpoint
 
 
 def rows(site: Site) -> Iterator[Row]:
@@ -68,10 +67,10 @@ def rows(site: Site) -> Iterator[Row]:
 
 
 def _lives(site: Site, job_id: str, saved: Callable[[], int]) -> Lives:
-    """Preempt a job in each of its lives, and let none begin after the last."""
+    """Preempt a job in each of its attempts, and cancel it after the last."""
     held, begins = 0.0, []
     for number in range(LIVES):
-        until("a life", lambda: state(site, job_id) == "RUNNING")
+        until("the start of an attempt", lambda: state(site, job_id) == "RUNNING")
         begins.append(time.time())
         time.sleep(LIFE)
         preempted.take_nodes(site)
@@ -90,13 +89,13 @@ def _free(site: Site, job_id: str) -> bool:
 
 
 def _hurry(site: Site, job_id: str) -> None:
-    """End the two minutes for which Slurm holds a job that it has queued again."""
+    """Shorten the two minutes for which Slurm holds a requeued job."""
     if state(site, job_id) == "PENDING":
         site.slurm_says("scontrol", "update", f"JobId={job_id}", f"StartTime=now+{SETTLE}")
 
 
 def _ours(site: Site) -> tuple[Lives, float, float]:
-    """Our lives, the seconds of them before the first step began, and those of a step."""
+    """Our attempts, their seconds before the first step, and the seconds of a step."""
     job_id, run = preempted.submit(
         site, max_steps=100_000, model__width=WIDTH, dataset__width=WIDTH, dataset__pause=PAUSE
     )
@@ -108,7 +107,7 @@ def _ours(site: Site) -> tuple[Lives, float, float]:
 
 
 def _submitit(site: Site, every: int) -> Lives:
-    """The lives of submitit's job."""
+    """The attempts of submitit's job."""
     folder = site.fresh()
     argv = [PYTHON, "-P", JOB, str(folder), str(WIDTH), str(every), str(PAUSE)]
     job_id = output(argv, site.slurm, folder).split()[-1]

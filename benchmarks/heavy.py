@@ -1,4 +1,4 @@
-"""The task of `leave` and `goodput`: a step as long, and weights as large, as asked for."""
+"""The task of `leave` and `goodput`, with a chosen length of steps and size of weights."""
 
 import time
 from typing import Any
@@ -8,12 +8,12 @@ from torch import Tensor, nn
 
 
 def model(width: int = 256) -> nn.Module:
-    """One square layer; with AdamW's state a checkpoint has 12 bytes for each weight."""
+    """One square layer. With AdamW's state a checkpoint has 12 bytes per weight."""
     return nn.Linear(width, width)
 
 
 def dataset(split: str, width: int = 256, pause: float = 0.2) -> Any:
-    """1,000 samples, all the same, each of which takes `pause` seconds; none are held out."""
+    """1,000 equal samples, each of which takes `pause` seconds; no evaluation data."""
     return Pausing(width, pause) if split == "train" else None
 
 

@@ -1,7 +1,7 @@
 """`hpcddp --help` beside a Python that imports click.
 
-Whole processes: interpreter, imports and all. The floor is what every command line made with click
-pays before its own first line; both run the same interpreter from an empty folder.
+Whole processes, including the interpreter and the imports. The floor is the cost of any command
+line made with click before its own first line. Both run the same interpreter in an empty folder.
 """
 
 from __future__ import annotations

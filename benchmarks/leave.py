@@ -1,10 +1,10 @@
-"""Node time from the warning of a preemption to free nodes, beside a step and a save.
+"""Time from the warning of a preemption to free nodes, beside a step and a save.
 
-On a real Slurm on this machine: 2 nodes x 2 ranks, steps of 0.2 s and a checkpoint of 53 MB, and a
-job of higher priority that needs both nodes. A take begins with the signal, as rank 0 notes it, and
-ends when the job holds its nodes no more, which is looked at every 0.1 s. The floor is the same
-run's own: its median step and the save that the preemption asked for. The limit is 1.5 times that
-and 2 s, which Slurm needs to end a job and the ranks to leave.
+On a real Slurm on this machine: 2 nodes x 2 ranks, steps of 0.2 s, a checkpoint of 53 MB, and a job
+of higher priority that needs both nodes. A measurement starts with the signal, as rank 0 records
+it, and ends when the job no longer holds its nodes (resolution 0.1 s). The floor is the same run's
+median step plus its save at the preemption. The limit is 1.5 times the floor plus 2 s, for the end
+of the ranks and of the Slurm job.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Measuring: subject and floor taken in turn, what the takes come to, and the verdict on a limit.
+"""Measurements of subject and floor in turn, their statistics, and the check of a limit.
 
-Both sides of a comparison run in the same minutes on the same machine, one after the other, so that
-what else the machine does hits both. A figure of one run means nothing beside one of another run.
+Both sides of a comparison run in turn on the same machine at the same time, so other load affects
+both. Figures of different runs must not be compared.
 """
 
 from __future__ import annotations
@@ -12,16 +12,17 @@ from dataclasses import dataclass
 from statistics import median, quantiles
 
 Take = Callable[[], float]
-"""One measurement: does the work once and returns what it cost."""
+"""One measurement: does the work once and returns its cost."""
 
 
 def interleave(
     takes: Sequence[Take], rounds: int, on_round: Callable[[int], None]
 ) -> list[list[float]]:
-    """Measure each subject once a round; the figures of each, in the order of the rounds.
+    """Measure each subject once per round; return the figures of each, by round.
 
-    Every other round goes backwards, so that a machine that slows down slows all alike. One
-    take of each comes first and does not count: it fills the file cache and writes byte code.
+    Every other round has the reverse order, so a machine that slows down affects all subjects
+    equally. A first measurement of each does not count: it fills the file cache and compiles
+    modules.
     """
     for take in takes:
         take()
@@ -36,7 +37,7 @@ def interleave(
 
 @dataclass(frozen=True)
 class Spread:
-    """The middle half of some figures."""
+    """Median and quartiles."""
 
     low: float
     median: float
@@ -44,7 +45,7 @@ class Spread:
 
 
 def spread(figures: Sequence[float]) -> Spread:
-    """Median and quartiles; of a single figure, that figure."""
+    """Median and quartiles of figures; three times the same for a single figure."""
     if len(figures) == 1:
         return Spread(figures[0], figures[0], figures[0])
     low, middle, high = quantiles(figures, n=4, method="inclusive")
@@ -52,7 +53,7 @@ def spread(figures: Sequence[float]) -> Spread:
 
 
 def over(ours: float, floor: float) -> float:
-    """A ratio; infinite where the floor is nothing."""
+    """The ratio of two figures; infinite for a floor of 0."""
     return ours / floor if floor else math.inf
 
 
@@ -63,11 +64,11 @@ class Row:
     Args:
         ours, floor: figures of the same rounds, in the same order.
         unit: "s", "B", or "" for a plain number.
-        ratio_limit: the most that the ratio of the medians may be.
-        allowance: what ``ours`` may have beyond that, in units.
-        ratio_least: the least that the ratio of the medians may be, where more is better.
-        limit: what the median of ``ours`` must stay below, in units.
-        apart: a ratio counts only where the middle halves of both sides lie apart.
+        ratio_limit: upper limit of the ratio of the medians.
+        allowance: added to ``ratio_limit`` times the floor, in units.
+        ratio_least: lower limit of the ratio of the medians, where more is better.
+        limit: upper limit of the median of ``ours``, in units (exclusive).
+        apart: check the ratio only if the interquartile ranges of both sides do not overlap.
     """
 
     name: str
@@ -82,18 +83,17 @@ class Row:
 
     @property
     def ratio(self) -> float:
-        """The ratio of the medians: the one that a limit is for."""
+        """The ratio of the medians, which is checked against the limits."""
         return over(median(self.ours), median(self.floor))
 
     @property
     def pair_ratio(self) -> float:
-        """The median of the ratios within a round; far from ``ratio`` where the machine was not
-        steady."""
+        """The median of the ratios of each round. It differs from ``ratio`` under unsteady load."""
         return median(over(a, b) for a, b in zip(self.ours, self.floor, strict=True))
 
     @property
     def met(self) -> bool | None:
-        """Whether the limits hold; None where there is none."""
+        """Whether the limits are met; None without limits."""
         if (self.ratio_limit, self.limit, self.ratio_least) == (None, None, None):
             return None
         beyond = over(self.allowance, median(self.floor)) if self.allowance else 0.0

@@ -1,8 +1,9 @@
-"""What the ranks of a node hold once they have imported what a DDP script imports.
+"""The memory of a node's ranks after the imports of a DDP script.
 
 python memory.py FIGURES    writes the bytes of one node as a list of one number
 
-Proportional set size (proc(5), smaps_rollup): a page that several processes share counts once.
+It is the proportional set size (proc(5), smaps_rollup): a page shared by several processes counts
+once.
 """
 
 import json
@@ -21,7 +22,7 @@ NODES = 2
 
 
 def held(pid: int) -> int:
-    """Bytes of a process."""
+    """Bytes of a process (PSS)."""
     found = re.search(r"^Pss: +(\d+) kB", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.M)
     assert found
     return 1024 * int(found[1])
@@ -30,7 +31,7 @@ def held(pid: int) -> int:
 def main(figures: str) -> None:
     rank, world = int(os.environ["SLURM_PROCID"]), int(os.environ["SLURM_NTASKS"])
     dist.init_process_group("gloo", rank=rank, world_size=world)
-    dist.barrier()  # all have imported, and none has left
+    dist.barrier()  # all ranks have imported, and none has ended
     mine = held(os.getpid())
     if "HPCDDP_FORKED" in os.environ and os.environ["LOCAL_RANK"] == "0":
         mine += held(os.getppid())

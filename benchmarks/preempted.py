@@ -1,4 +1,4 @@
-"""Preempting a job on the sandbox, and watching when it holds its nodes."""
+"""Preempt a job on the sandbox, and watch when it holds its nodes."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from hpcddp.errors import HpcddpError
 from hpcddp.rundir import RunDir, read_lines
 
 TASK = Path(__file__).with_name("heavy.py")
-HOLDS = ("RUNNING", "COMPLETING")  # the states of a job that has its nodes
-POLL = 0.1  # seconds between two looks at the queue; the figures are as fine as that
-PATIENCE = 120.0
-# It takes every node for a moment, from the partition of higher priority.
+HOLDS = ("RUNNING", "COMPLETING")  # the states of a job that holds its nodes
+POLL = 0.1  # seconds between two checks of the queue: the resolution of the figures
+PATIENCE = 120.0  # seconds
+# A job in the partition of higher priority that uses every node for a moment.
 TAKER = ("sbatch", "--partition=high", "--exclusive", "--nodes=2", "--wrap=sleep 1",
          "--output=/dev/null")  # fmt: skip
 
 
 def submit(site: Site, **keys: Any) -> tuple[str, RunDir]:
-    """hpcddp's job on 2 x 2 ranks, with one sample of the task for each: id and run dir."""
+    """Submit hpcddp's job on 2 x 2 ranks, with one sample per rank; return job id and run."""
     folder = site.fresh()
     (folder / "jobs").mkdir()
     (folder / "jobs/heavy.py").write_text(TASK.read_text())
@@ -34,27 +34,27 @@ def submit(site: Site, **keys: Any) -> tuple[str, RunDir]:
 
 
 def take_nodes(site: Site) -> None:
-    """Submit the job that preempts."""
+    """Submit the job that preempts others."""
     site.slurm_says(*TAKER)
 
 
 def state(site: Site, job_id: str) -> str:
-    """What squeue calls a job's state."""
+    """A job's state, as squeue prints it."""
     return site.slurm_says(
         "squeue", "--noheader", "--states=all", "--format=%T", f"--jobs={job_id}"
     )
 
 
 def until(what: str, holds: Callable[[], Any], seconds: float = PATIENCE) -> Any:
-    """Wait for something; its value. HpcddpError if it does not come."""
+    """Wait until a function returns a true value, and return it; HpcddpError after a time limit."""
     deadline = time.monotonic() + seconds
     while not (found := holds()):
         if time.monotonic() > deadline:
-            raise HpcddpError(f"waited {seconds:.0f} s for {what}")
+            raise HpcddpError(f"{what} did not happen within {seconds:.0f} s")
         time.sleep(POLL)
     return found
 
 
 def records(run: RunDir, attempt: int, event: str) -> list[dict[str, Any]]:
-    """The records of a kind that an attempt wrote."""
+    """An attempt's records of one kind."""
     return [r for r in read_lines(run.attempt(attempt).metrics) if r["event"] == event]

@@ -1,10 +1,11 @@
-"""A script that hpcddp carries, beside the same script under a bare srun: 2 x 4 ranks.
+"""A script submitted with hpcddp, beside the same script under a bare srun: 2 x 4 ranks.
 
-From sbatch to the script's first optimizer step with the launcher fork, and the proportional memory
-of a node's ranks once everything is imported. The forked ranks' side includes the process that they
-were forked from. With the launcher srun the script is the same from its first line on, so what is
-compared is the time from the batch script's start until the last rank comes to that line: what it
-takes longer is put on top of the bare srun's time to the first step, which varies more than that.
+The time from sbatch to the script's first optimizer step with the launcher fork, and the
+proportional memory of a node's ranks after all imports. The memory of forked ranks includes their
+parent process. With the launcher srun both sides run the same script from its first line. So only
+the time from the start of the batch script to the first line of the last rank is compared. The
+difference is added to the bare srun's time to the first step, because that time varies more than
+the difference.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """The map of 10,000 nodes x 8 GPUs and its host list, in this process.
 
-The host list is expanded to names, the map is walked to its end, the names are folded again. The
-floor makes the same names and rows in bare comprehensions, without checks and without folding; the
-limit is in seconds. The second row is the peak that tracemalloc sees, beside the same with one GPU
-a node: eight times as many ranks may not take more, so no Python object is kept for a rank.
+The host list is expanded to names, all rows of the map are read, and the names are compressed
+again. The floor makes the same names and rows in plain comprehensions, without checks and without
+compression; the limit is in seconds. The second row is the peak of memory by tracemalloc, beside
+the same with 1 GPU per node. Eight times as many ranks must not need more memory, so no Python
+object is kept for a rank.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def rows(site: Site) -> Iterator[Row]:
 
 def _ours(gpus: int = GPUS) -> None:
     hosts = expand_hosts(f"n[1-{NODES}]")
-    deque(map_rows(Topology(NODES, gpus), hosts), maxlen=0)  # walks it and keeps nothing
+    deque(map_rows(Topology(NODES, gpus), hosts), maxlen=0)  # reads all rows and keeps none
     compress_hosts(hosts)
 
 
@@ -54,7 +55,7 @@ def _seconds(work: Callable[[], None]) -> float:
 
 
 def _peak(gpus: int) -> float:
-    """Most bytes that are allocated at one time, with so many GPUs on each node."""
+    """Peak of the allocated bytes, with this number of GPUs per node."""
     tracemalloc.start()
     try:
         _ours(gpus)

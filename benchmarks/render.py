@@ -1,9 +1,8 @@
 """`hpcddp render` of a job on 2 x 4 ranks beside a Python that imports click and jinja2.
 
-Whole processes. The floor renders one line from a string; `render` also reads job and profile,
-checks the plan, and makes a run directory, a new one in a new folder each time. The limit is for a
-machine whose Slurm does not answer; the second row, for information, includes the questions to a
-Slurm that does.
+Whole processes. The floor renders one line from a string. `render` also reads the job file and the
+cluster profile, checks the plan, and makes a run folder in a new folder each time. The limit is for
+a machine without Slurm. The second row has no limit: it includes the requests to a real Slurm.
 """
 
 from __future__ import annotations

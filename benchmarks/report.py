@@ -12,8 +12,8 @@ from benchmarks.measure import Row, Spread, spread
 
 HEAD = ("benchmark", "hpcddp", "floor", "ratio", "pairs", "limit")
 LEGEND = (
-    "Medians (and quartiles). ratio: of the two medians, what the limit is for.\n"
-    "pairs: the median of the ratios within each pair."
+    "Medians (and quartiles). ratio: ratio of the two medians, which has the limit.\n"
+    "pairs: median of the ratios of each pair."
 )
 SCALES = {"s": ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")), "B": ((1e6, "MB"), (1e3, "kB"), (1, "B")),
           "": ((1.0, ""),)}  # fmt: skip
@@ -64,7 +64,7 @@ def _ratio(value: float) -> str:
 
 
 def _figures(found: Spread, scale: float) -> str:
-    """Three digits of each."""
+    """Median and quartiles with three digits each."""
     low, middle, high = (_digits(x / scale) for x in (found.low, found.median, found.high))
     return f"{middle} ({low}-{high})"
 
@@ -75,7 +75,7 @@ def _digits(value: float) -> str:
 
 
 def machine() -> dict[str, Any]:
-    """What the figures were taken on."""
+    """Facts about this machine."""
     return {
         "cpus": len(os.sched_getaffinity(0)),
         "load": os.getloadavg()[0],
@@ -84,7 +84,7 @@ def machine() -> dict[str, Any]:
 
 
 def data(rows: Iterable[Row], facts: dict[str, Any]) -> dict[str, Any]:
-    """Every figure that was taken, and what follows from them."""
+    """All figures and the results, as plain data."""
     found = [
         {**asdict(row), "ratio": row.ratio, "pair_ratio": row.pair_ratio, "met": row.met}
         for row in rows

@@ -1,8 +1,8 @@
 """`hpcddp report` of a run with a million metric lines, beside a Python that reads them.
 
-Whole processes, from the command to the file. There are as many lines with the figures of its
-ranks. The floor decodes each metric line with the standard library, and keeps nothing. Limits:
-seconds to the page, and the most memory that the process held.
+Whole processes, from the command to the file. The run also has a million lines with figures of its
+ranks. The floor decodes each metric line with the standard library and keeps nothing. The limits
+are the time until the page is written (seconds) and the peak of the process's memory (bytes).
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ LINES = 1_000_000
 SECONDS = 2.0
 BYTES = 300e6
 READ = "import json, sys; [json.loads(line) and None for line in open(sys.argv[1])]"
-# Seconds of a command, and the most bytes that it held. A small process asks: what a child holds
-# before it becomes the command counts too, and that is its parent's.
+# Seconds and peak of memory (bytes) of a command. A small process starts it, because the memory
+# that a child has before exec, which is its parent's, counts too.
 COST = """
 import os, subprocess, sys, time
 began = time.perf_counter()

@@ -1,12 +1,12 @@
-"""ResumableSampler beside torch's DistributedSampler, in this process and in small ones.
+"""ResumableSampler beside torch's DistributedSampler, in this process and in new ones.
 
-An epoch's indices, taken one by one as a loader takes them, with the same arguments: one replica
-computes them all, eight compute an eighth each, where torch shuffles all of them all the same. The
-sizes are round, not round, just above a power of two, and large.
+All indices of an epoch are read one by one, as a loader reads them, with the same arguments. With 8
+replicas ours computes one eighth of the indices; torch always shuffles all of them. The sizes are
+round, not round, just above a power of two, and large.
 
-The first index of 1e9 samples, in processes of their own: the limits are in seconds from the call,
-and in bytes of the peak above what the process had after its imports. DistributedSampler would
-take gigabytes there, so it stands beside with a thousandth of the samples.
+The first index of 1e9 samples is measured in a new process. The limits are in seconds from the
+call, and in bytes of peak memory above the memory after the imports. DistributedSampler would need
+gigabytes, so its figure is for a thousandth of the samples.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def rows(site: Site) -> Iterator[Row]:
 
 
 def _epoch(kind: str, size: int, replicas: int) -> float:
-    """Seconds for all indices of one rank."""
+    """Seconds to read all indices of one rank."""
     began = time.perf_counter()
     sampler = SAMPLERS[kind](range(size), replicas, 0, seed=1)
     sampler.set_epoch(2)
@@ -65,14 +65,14 @@ def _epoch(kind: str, size: int, replicas: int) -> float:
 
 
 def _alone(site: Site, kind: str, size: int, key: str) -> float:
-    """A figure of the first index in a new process."""
+    """A figure for the first index, in a new process."""
     command = [PYTHON, "-m", "benchmarks.sampler", kind, str(size)]
     return float(json.loads(output(command, site.environ, Path(__file__).parent.parent))[key])
 
 
 def _first(kind: str, size: int) -> dict[str, float]:
-    """Seconds to the first index, and the peak in bytes above the process as it was."""
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew: proc(5)
+    """Seconds to the first index, and peak memory in bytes above the memory before."""
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak: proc(5)
     idle = _memory("VmRSS")
     began = time.perf_counter()
     sampler = SAMPLERS[kind](range(size), 8, 3, seed=1)

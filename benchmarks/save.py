@@ -1,14 +1,14 @@
-"""What a checkpoint costs the training loop, beside writing the same state with torch.save.
+"""The cost of a checkpoint for the training loop, beside torch.save of the same state.
 
 One rank trains a stack of wide layers with AdamW: 201 MB of weights and optimizer state, steps of
-100 ms or more on the CPU. A checkpoint is due every few steps. Ours is the time that the loop's
-thread waited in a save, as rank 0 records it (`blocked_s`): the copies made at once, the wait for
-the copy that runs beside the next forward and backward pass, and the wait for an earlier save. The
-floor is torch.save of the same tensors and fsync, in a process of its own, on the same file system.
-Each take is the median of its saves.
+at least 100 ms on the CPU. It saves a checkpoint every few steps. Our figure is the time for which
+the loop waited in a save, as rank 0 records it (`blocked_s`): the copies made at once, the wait for
+the copy that runs during the next forward and backward pass, and the wait for an earlier save. The
+floor is torch.save of the same tensors and fsync, in a new process on the same file system. Each
+measurement is the median of its saves.
 
-The second row has no limit: a step's time while a save is copied and written, beside the steps of
-the same run between saves. On a GPU the saving thread has a core of its own; here it shares them.
+The second row has no limit: the time of a step during a save, beside the steps of the same run
+between saves. With a GPU the saving thread has its own core; here it shares the cores.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from hpcddp.errors import HpcddpError
 from hpcddp.rundir import RunDir, read_lines
 
 LIMIT = 0.1
-STEP_LIMIT = 0.1  # seconds: a shorter step would not be the case that the limit is for
-SAVES, EVERY = 3, 10  # the first save also gets the memory for the copies: it is not among them
+STEP_LIMIT = 0.1  # seconds: the limit does not apply to shorter steps
+SAVES, EVERY = 3, 10  # without the first save, which also allocates the memory for the copies
 TASK = """
 import torch
 from torch import nn
@@ -81,14 +81,14 @@ def rows(site: Site) -> Iterator[Row]:
         blocked = [r["blocked_s"] for r in found if r["event"] == "checkpoint"][1 : SAVES + 1]
         saved, free = _steps(found)
         if median(free) < STEP_LIMIT:
-            raise HpcddpError(f"a step takes {median(free):.3f} s here, less than {STEP_LIMIT} s")
+            raise HpcddpError(f"steps are too short: {median(free):.3f} s, expected {STEP_LIMIT} s")
         during.append(median(saved))
         alone.append(median(free))
         return float(median(blocked))
 
     taken, floor = site.interleave("save", ours, lambda: median(_floor(site)[1:]))
     yield Row("save, blocked", taken, floor, ratio_limit=LIMIT)
-    yield Row("save, steps", during[1:], alone[1:])  # without the take that does not count
+    yield Row("save, steps", during[1:], alone[1:])  # without the first measurement
 
 
 def _records(site: Site) -> Iterator[dict[str, Any]]:
@@ -104,7 +104,7 @@ def _records(site: Site) -> Iterator[dict[str, Any]]:
 
 
 def _steps(records: list[dict[str, Any]]) -> tuple[list[float], list[float]]:
-    """Seconds of each step while a save ran, and of the others, by the wall clock."""
+    """Seconds of each step during a save, and of each other step, by the wall clock."""
     spans = [(_began(records, r["step"]), r["time"]) for r in records if r["event"] == "checkpoint"]
     trained = [r for r in records if r["event"] == "train" and r["step"] > 1]
     during: list[float] = []
@@ -117,7 +117,7 @@ def _steps(records: list[dict[str, Any]]) -> tuple[list[float], list[float]]:
 
 
 def _began(records: list[dict[str, Any]], step: int) -> float:
-    """When the save of a step began: right after the step's own record."""
+    """The start of a step's save: directly after the record of the step."""
     return float(next(r["time"] for r in records if r["event"] == "train" and r["step"] == step))
 
 

@@ -1,4 +1,4 @@
-"""Where benchmarks run: a scratch folder, a clean environment, and a Slurm when one asks for it."""
+"""The site of a benchmark: a temporary folder, a clean environment, and a Slurm on request."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ JOB_SECONDS = 180.0
 
 
 class Site:
-    """One run of the benchmarks; a context manager that leaves nothing behind.
+    """The site of one run of the benchmarks; a context manager that removes everything at its end.
 
     Args:
-        pairs: how often each subject is measured.
+        pairs: number of measurements of each subject.
     """
 
     def __init__(self, pairs: int) -> None:
@@ -45,11 +45,11 @@ class Site:
         self._stack.close()
 
     def fresh(self) -> Path:
-        """A new empty folder."""
+        """Make a new empty folder."""
         return Path(tempfile.mkdtemp(dir=self.folder))
 
     def interleave(self, name: str, *takes: Take) -> list[list[float]]:
-        """The figures of each, measured in turn; progress goes to stderr."""
+        """Measure the subjects in turn; print the progress to stderr."""
 
         def show(number: int) -> None:
             end = "\n" if number == self.pairs else ""
@@ -59,9 +59,10 @@ class Site:
 
     @cached_property
     def slurm(self) -> dict[str, str]:
-        """The environment of programs on a Slurm of our own, which is started here.
+        """The environment of programs on our own Slurm, which is started at the first use.
 
-        SandboxError where this machine cannot have one.
+        Raises:
+            SandboxError: this machine cannot run it.
         """
         sandbox = Sandbox(self.folder / "slurm")
         self._stack.callback(sandbox.down)
@@ -69,12 +70,12 @@ class Site:
         return self.environ | sandbox.environ()
 
     def wait(self, job_id: str) -> None:
-        """Until a Slurm job has ended well. It asks seldom: the ranks need the CPUs."""
+        """Wait until a Slurm job has completed. It asks twice a second: the ranks need the CPUs."""
         deadline = time.monotonic() + JOB_SECONDS
         state = "PENDING"
         while state in LIVE:
             if time.monotonic() > deadline:
-                raise HpcddpError(f"job {job_id} is {state} after {JOB_SECONDS:.0f} s")
+                raise HpcddpError(f"job {job_id} is still {state} after {JOB_SECONDS:.0f} s")
             time.sleep(0.5)
             state = self.slurm_says("squeue", "--noheader", "--states=all", "--format=%T",
                                     f"--jobs={job_id}")  # fmt: skip
@@ -88,20 +89,22 @@ class Site:
         return "".join(tail(path, 20) for path in paths)
 
     def slurm_says(self, *argv: str) -> str:
-        """The output of a program on our Slurm."""
+        """Run a program of our Slurm; return its output."""
         return output(argv, self.slurm, self.folder)
 
 
 def _environ() -> dict[str, str]:
-    """This environment without another Slurm's or another run's settings, and with byte code: an
-    installed package has it, a fresh checkout would be compiled anew in every process."""
+    """This environment without variables of another Slurm or run, and with byte code.
+
+    An installed package has byte code; a fresh checkout would be compiled in every process.
+    """
     foreign = ("SLURM", "HPCDDP_", "PYTHON", "OMP_")
     kept = clean(os.environ).items()
     return {name: value for name, value in kept if not name.startswith(foreign)}
 
 
 def output(argv: Sequence[str], environ: Mapping[str, str], folder: Path) -> str:
-    """What a program prints; HpcddpError with its words if it fails."""
+    """Run a program, and return its output; HpcddpError with its stderr if it fails."""
     done = subprocess.run(
         argv, env=environ, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True,
         check=False,
@@ -112,7 +115,7 @@ def output(argv: Sequence[str], environ: Mapping[str, str], folder: Path) -> str
 
 
 def wall(argv: Sequence[str], environ: Mapping[str, str], folder: Path) -> float:
-    """Seconds that a whole process takes, from before its start to after its end."""
+    """Seconds of a whole process, from before its start to after its end."""
     began = time.perf_counter()
     output(argv, environ, folder)
     return time.perf_counter() - began

@@ -1,13 +1,13 @@
-"""Each strategy's step beside the shortest loop of the same strategy in plain torch, at 2 ranks.
+"""The step of each strategy beside a minimal loop of the same strategy in plain torch, on 2 ranks.
 
-Both sides take their turns in the same two processes on this machine, with the model and the data
-of jobs/charlm. A take is a training from its start; the clock is read behind optimizer steps of
-rank 0. Ours is a run as any other, with its loader, its records and its votes. The loop slices its
-data out of memory and does nothing besides.
+Both sides run in turn in the same two processes on this machine, with the model and the data of
+jobs/charlm. A measurement is a training from its start, timed after optimizer steps of rank 0. Our
+side is a normal run with its loader, records and votes. The loop slices its data from memory and
+does nothing else.
 
-Memory is of live tensors, of the rank that has most: all parameters between two steps under fsdp,
-the optimizer's state under zero1; the floor is a rank's share of the whole. What is sent is counted
-by the kernel, for each process and step; the floor sends whole gradients.
+Memory is the size of live tensors on the rank that has most: all parameters between two steps under
+fsdp, the optimizer state under zero1. Its floor is one rank's share of the whole. Sent bytes are
+counted by the kernel, per process and step. Their floor sends whole gradients.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from hpcddp.rundir import RunDir
 LIMIT = 1.05
 SHARE_LIMIT = 1.1
 SENT_LIMIT = 0.52
-STEP_LEAST = 0.05  # seconds: a shorter step would not be the case that the limit is for
+STEP_LEAST = 0.05  # seconds: the limit does not apply to shorter steps
 RANKS = 2
 WARM_UP, STEPS = 5, 20
 STRATEGIES = ("ddp", "zero1", "fsdp", "tp", "pp")
@@ -47,7 +47,7 @@ KEYS = {
 }
 LOOP = str(Path(__file__).with_name("spread_loop.py"))
 Found = dict[str, list[dict[str, Any]]]
-"""Of "ours" and "floor" each take's figures; see spread_loop.py."""
+"""The figures of each measurement for "ours" and "floor"; see spread_loop.py."""
 
 
 def rows(site: Site) -> Iterator[Row]:
@@ -58,7 +58,7 @@ def rows(site: Site) -> Iterator[Row]:
         ours, floor = ([take["step"] for take in found[strategy][who]] for who in ("ours", "floor"))
         if median(floor) < STEP_LEAST:
             raise HpcddpError(
-                f"a step of {strategy} takes {median(floor):.3f} s here, less than {STEP_LEAST} s"
+                f"steps of {strategy} are too short: {median(floor):.3f} s, expected {STEP_LEAST} s"
             )
         yield Row(f"spread {strategy}", ours, floor, ratio_limit=LIMIT)
     for strategy, what in (("fsdp", "parameters"), ("zero1", "optimizer")):
@@ -77,8 +77,7 @@ def _tell(text: str) -> None:
 
 
 def _takes(site: Site, strategy: str, pairs: int, more: dict[str, Any] | None = None) -> Found:
-    """Takes of both sides in turn, without a first one that does not count; with no pairs that one
-    of ours alone."""
+    """Measure both sides in turn, without the first pair. With 0 pairs: one measurement of ours."""
     folder = site.fresh()
     keys = {**KEYS, **(more or {})}
     words = [word for key, value in keys.items() for word in ("--set", f"{key}={value}")]

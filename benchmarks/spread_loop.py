@@ -1,14 +1,15 @@
-"""One rank of `spread`: trainings of ours and of the shortest loop of the same strategy in turn.
+"""One rank of `spread`: our training and a minimal loop of the same strategy in turn.
 
 python spread_loop.py FIGURES STRATEGY WARM_UP RUN...    with torchrun's variables
 
-Each run dir is a take of ours; behind it, or before it every other time, comes a take of the loop,
-unless there is only one run. Rank 0 writes to FIGURES what each take came to:
+Each RUN is one measurement of ours. A measurement of the loop follows it, or precedes it every
+other time; with a single RUN there is none. Rank 0 writes the figures of each measurement to
+FIGURES:
 
-    step        seconds of a step, behind the warm-up, by rank 0's clock
-    parameters  bytes of all parameters that live after the last step, of the rank that has most
-    optimizer   bytes of the optimizer's state then
-    sent        bytes that a process sent in a step, the mean of all
+    step        seconds of a step after the warm-up, by rank 0's clock
+    parameters  bytes of all live parameters after the last step, on the rank that has most
+    optimizer   bytes of the optimizer state at that time
+    sent        bytes that a process sent per step, the mean over all processes
 """
 
 import gc
@@ -50,22 +51,24 @@ from hpcddp.train.rank import task_module as tasks
 from hpcddp.train.rank.world import World
 
 LR = 6e-3
-LOSS: Any = None  # the task's
+LOSS: Any = None  # the loss function of the task
 PLAN: dict[str, ParallelStyle] = {
     **dict.fromkeys(("attention.query", "attention.key", "attention.value"), ColwiseParallel()),
     "attention.out": RowwiseParallel(),
     "mlp.up": ColwiseParallel(),
     "mlp.down": RowwiseParallel(),
 }
-BYTES_SENT = 200  # where struct tcp_info has them (linux/tcp.h, from Linux 4.19 on)
+BYTES_SENT = 200  # offset in struct tcp_info (linux/tcp.h, since Linux 4.19)
 Step = Callable[[Any, Any], object]
 
 
 class Takes:
-    """What the takes of one side came to, by looks behind the optimizer's steps.
+    """The figures of one side's measurements, taken after the optimizer's steps.
 
     Args:
-        zero: there is an optimizer inside of the optimizer.
+        warm_up: steps that do not count.
+        steps: all steps of a measurement.
+        zero: the optimizer wraps another one.
     """
 
     def __init__(self, warm_up: int, steps: int, *, zero: bool) -> None:
@@ -74,7 +77,7 @@ class Takes:
         self._taken = 0
 
     def look(self, optimizer: Optimizer, *given: Any) -> None:
-        """An optimizer took its step; the one inside of another is part of it."""
+        """Called after an optimizer's step; the step of a wrapped optimizer does not count."""
         if self._zero:
             if not isinstance(optimizer, ZeroRedundancyOptimizer):
                 return
@@ -100,7 +103,7 @@ def _live(kind: type[Any]) -> Iterator[Any]:
 
 
 def _bytes(tensors: Iterable[Tensor]) -> int:
-    """Of what these tensors hold on this rank, each storage once."""
+    """Bytes of these tensors on this rank; each storage counts once."""
     local = (t.to_local() if isinstance(t, DTensor) else t for t in tensors)
     storages = {s.data_ptr(): s.nbytes() for s in (t.untyped_storage() for t in local)}
     return sum(storages.values())
@@ -115,7 +118,7 @@ def sent() -> int:
                 continue
             with socket.socket(fileno=os.dup(int(file.name))) as s:
                 facts = s.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
-        except OSError:  # not of TCP, or closed meanwhile
+        except OSError:  # not a TCP socket, or closed meanwhile
             continue
         if len(facts) >= BYTES_SENT + 8:
             total += int.from_bytes(facts[BYTES_SENT : BYTES_SENT + 8], sys.byteorder)
@@ -170,7 +173,7 @@ LOOPS: dict[str, Callable[[Any], Step]] = {
 
 
 def _adamw(model: nn.Module) -> Optimizer:
-    """fused takes one kind of tensors at a time."""
+    """AdamW with one parameter group for each kind of tensor, as fused=True needs it."""
     kinds: dict[bool, list[Any]] = {}
     for parameter in model.parameters():
         kinds.setdefault(isinstance(parameter, DTensor), []).append(parameter)
@@ -191,7 +194,7 @@ def ours(world: World, run: RunDir, asked: JobSpec, workdir: str) -> None:
 
 
 def floor(task: tasks.Task, strategy: str, asked: JobSpec) -> None:
-    share = strategy in ("ddp", "zero1", "fsdp")  # else all ranks work on the same samples
+    share = strategy in ("ddp", "zero1", "fsdp")  # otherwise all ranks train on the same samples
     count, rank = (dist.get_world_size(), dist.get_rank()) if share else (1, 0)
     size = asked.global_batch // count
     inputs, targets = (t[: len(t) // count * count][rank::count] for t in
@@ -221,16 +224,16 @@ def main(figures: str, strategy: str, warm_up: str, *folders: str) -> None:
             world.barrier()
             ours(world, run, asked, job.workdir) if who == "ours" else floor(task, strategy, asked)
             hook.remove()
-            gc.collect()  # what this one held is not the next one's
+            gc.collect()  # free the memory of this measurement
     everyone = world.gather({who: takes.found for who, takes in sides.items()})
     if world.is_main:
         Path(figures).write_text(json.dumps({who: _all(everyone, who) for who in sides}))
     world.barrier()
-    os._exit(0)  # tearing down gloo's threads can abort or hang; it is not measured
+    os._exit(0)  # closing gloo's threads can abort or hang, and is not measured
 
 
 def _all(everyone: list[dict[str, list[dict[str, float]]]], who: str) -> list[dict[str, float]]:
-    """The ranks' figures of each take as one."""
+    """Combine the ranks' figures of each measurement."""
     return [
         {
             "step": takes[0]["step"],

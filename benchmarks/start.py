@@ -1,13 +1,14 @@
-"""From sbatch to the first optimizer step of 2 x 4 ranks, beside a bare srun of a DDP loop.
+"""Time from sbatch to the first optimizer step of 2 x 4 ranks, beside a bare srun of a DDP loop.
 
-On a real Slurm on this machine. Both sides ask for the same nodes, tasks, GPUs and CPUs, run the
-same model and data, and take one step. Two rows share the floor: the script of `hpcddp render`
-given to sbatch, and `hpcddp submit`, which gives it to sbatch through submitit.
+On a real Slurm on this machine. Both sides request the same nodes, tasks, GPUs and CPUs, have the
+same model and data, and make one step. Two rows share the floor: sbatch of the script from `hpcddp
+render`, and `hpcddp submit`, which calls sbatch through submitit.
 
-A take begins when sbatch is called: a program of that name, first on PATH, notes the time and
-becomes the real one. It ends, on our side, with the `time` of the train record of step 1 in the
-run's metrics.jsonl; rank 0 takes it after the optimizer step and after the reduction of the first
-metrics, which so counts as well. The floor's rank 0 takes its time after its optimizer step.
+A measurement starts when sbatch is called: a program of that name, first on PATH, records the time
+and executes the real sbatch. On our side it ends with the `time` of the train record of step 1 in
+the run's metrics.jsonl. Rank 0 reads that time after the optimizer step and after the reduction of
+the first metrics, so the reduction counts too. On the floor's side, rank 0 reads the time after its
+optimizer step.
 """
 
 from __future__ import annotations
@@ -50,12 +51,12 @@ def rows(site: Site) -> Iterator[Row]:
 
 
 class Cluster:
-    """The ways to a first step, each returning its seconds."""
+    """The ways to a first step; each returns seconds."""
 
     def __init__(self, site: Site) -> None:
         self.site = site
         folder = site.fresh()
-        self.called = folder / "called"  # when sbatch was called last
+        self.called = folder / "called"  # has the time of the last call of sbatch
         self.environ = site.slurm | {"PATH": f"{folder}:{site.slurm['PATH']}"}
         real = shlex.quote(str(shutil.which("sbatch")))
         wrapper = folder / "sbatch"
@@ -79,18 +80,18 @@ class Cluster:
         return self._since_call(self.by_hand(LOOP, "1", BATCH, WIDTH)[0])
 
     def program(self, launcher: str) -> float:
-        """The floor's loop, which `hpcddp render` puts behind a launcher."""
+        """The floor's loop in a script of `hpcddp render` with a launcher."""
         return self._since_call(self.carried(launcher, LOOP, "1", BATCH, WIDTH)[0])
 
     def by_hand(self, script: str, *arguments: str) -> list[float]:
-        """The figures that a script of Python's writes to its first argument, under a bare srun."""
+        """The figures that a Python script writes to its first argument, under a bare srun."""
         folder = self.site.fresh()
         command = shlex.join([PYTHON, script, str(folder / "said"), *arguments])
         self._sbatch(folder, BARE.format(nodes=NODES, gpus=GPUS, port=free_port(), command=command))
         return figures(folder)
 
     def carried(self, launcher: str, script: str, *arguments: str) -> list[float]:
-        """The same of a script that hpcddp carries."""
+        """The same figures for a script of `hpcddp render`."""
         folder = self.site.fresh()
         shape = [*SHAPE, "--launcher", launcher, "--name", "carried"]
         command = [PYTHON, script, str(folder / "said"), *arguments]
@@ -99,8 +100,11 @@ class Cluster:
         return figures(folder)
 
     def first_line(self, launcher: str) -> float:
-        """From the batch script's start, which Slurm lets wait up to a second for its turn, until
-        the last rank comes to the first line of a script; by hand without a launcher."""
+        """Seconds from the start of the batch script to the first line of the last rank.
+
+        Slurm's delay of up to a second before the batch script does not count. Without a launcher
+        the script is written by hand.
+        """
         folder = self.site.fresh()
         command = [PYTHON, LINE, str(folder / "line")]
         text = BARE.format(nodes=NODES, gpus=GPUS, port=free_port(), command=shlex.join(command))
@@ -123,14 +127,14 @@ class Cluster:
 
 
 def figures(folder: Path) -> list[float]:
-    """What a script wrote."""
+    """The figures that a script wrote."""
     found: list[float] = json.loads((folder / "said").read_text())
     return found
 
 
 def _first_step(run: RunDir) -> float:
-    """When rank 0 wrote the train record of step 1, in seconds since the epoch."""
+    """The time of the train record of step 1, in seconds since the epoch."""
     for record in read_lines(run.attempt(1).metrics):
         if record["event"] == "train" and record["step"] == 1:
             return float(record["time"])
-    raise HpcddpError("there is no record of step 1", where=str(run.path))
+    raise HpcddpError("no record of step 1", where=str(run.path), hint="see the run's log")

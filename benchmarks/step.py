@@ -1,11 +1,10 @@
-"""The trainer's step with its metrics, beside a hand-written DDP loop, at 2 ranks on this machine.
+"""The trainer's step with its metrics, beside a hand-written DDP loop, on 2 ranks of this machine.
 
-Both sides are started by the same launcher as two processes, train the same model on the same data
-with the same batch and a DistributedSampler's order, and take the same number of steps. A window
-of steps is timed by the wall clock of rank 0 after a warm-up: on our side from the time stamps of
-the train records in metrics.jsonl, so that writing them, reducing them, the schedule and the votes
-on stopping all count; in the loop from the time after an optimizer step. Evaluation and checkpoint
-come after the window.
+The same launcher starts both sides as two processes. They train the same model on the same data
+with the same batch size, a DistributedSampler's order and the same number of steps. Steps after a
+warm-up are timed by rank 0's wall clock: on our side with the times of the train records in
+metrics.jsonl, so that the records, the reduction of metrics, the schedule and the votes on a stop
+count; in the loop with the time after an optimizer step. Evaluation and checkpoint come later.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from hpcddp.rundir import RunDir, read_lines
 
 LIMIT = 1.05
 RANKS = 2
-BATCH, WIDTH = 48, 24  # of one rank, as in jobs/digits.toml: 5 ms or more on one core
+BATCH, WIDTH = 48, 24  # per rank, as in jobs/digits.toml: at least 5 ms on one core
 WARM_UP, STEPS = 50, 400  # the trainer's records are 10 steps apart
 LAST = WARM_UP + STEPS
 LOOP = str(Path(__file__).with_name("ddp_loop.py"))
@@ -56,7 +55,7 @@ def _ours(site: Site) -> float:
 
 def _floor(site: Site) -> float:
     stamps = site.fresh() / "stamps"
-    threads = max(1, len(os.sched_getaffinity(0)) // RANKS)  # as in the script above
+    threads = max(1, len(os.sched_getaffinity(0)) // RANKS)  # as in the script of our side
     environ = site.environ | {
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(free_port()),

@@ -1,15 +1,14 @@
-"""Images from a local S3 server: what a process reads in a second, beside what others do.
+"""The time to read an image from a local S3 server, beside other ways to read it.
 
-The server is moto's, whose own time is in every figure. Rows:
+The server is moto's; its own time is part of every figure. Rows:
 
-- s3 images: ImageFolder on s3://, beside a boto3 resource made for each item, as dask-pytorch-ddp's
-  dataset has it. Both read the same images one batch after the other and decode them.
-- s3 shards: the same images packed into tar shards, through an empty cache, beside the same floor.
-- node cache: a second epoch of s3://, from the node's cache, beside the same images as local files.
+- s3 images: ImageFolder on s3://, beside a boto3 resource made for each item, as in the dataset of
+  dask-pytorch-ddp. Both read the same images batch by batch and decode them.
+- s3 shards: the same images in tar shards, through an empty cache, beside the same floor.
+- node cache: a second epoch of s3:// from the node's cache, beside the same images as local files.
 
-Each take is a process of its own that has read some images before its time counts, and is the
-seconds of one sample. Images are small (64 x 64 pixels, 2 kB), so that decoding does not hide what
-the reading costs.
+Each measurement is the seconds per sample in a new process, after a warm-up. Images are small (64 x
+64 pixels, 2 kB), so that decoding does not hide the cost of reading.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ KEYS = {
     "AWS_REGION": "us-east-1",
     "AWS_EC2_METADATA_DISABLED": "true",
 }
-# argv: root, cache folder or "", images, epochs; prints the seconds of a sample in the last epoch.
+# argv: root, cache folder or "", images, epochs; prints the seconds per sample of the last epoch.
 OURS = f"""
 import sys, time
 from pathlib import Path
@@ -44,7 +43,7 @@ from hpcddp.data.node_cache.cache import Cache
 root, cache, count, epochs = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 def opened(folder):
     return ImageFolder(root, np.asarray, cache=Cache(Path(folder), 1 << 30) if folder else None)
-if epochs == 1:  # clients and imports, by another cache
+if epochs == 1:  # make clients and imports, with another cache
     opened(cache and cache + "-warm").__getitems__(list(range({BATCH})))
 data = opened(cache)
 for _ in range(epochs):
@@ -120,7 +119,7 @@ def _draw(folder: Path) -> None:
 
 @contextmanager
 def _server(site: Site) -> Iterator[dict[str, str]]:
-    """moto's server; the environment of those who read from it."""
+    """Start moto's server; return the environment of processes that read from it."""
     url = f"http://127.0.0.1:{(port := free_port())}"
     words = [PYTHON, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
     kept = {name: value for name, value in site.environ.items() if not name.startswith("AWS_")}
@@ -137,7 +136,7 @@ def _server(site: Site) -> Iterator[dict[str, str]]:
             except OSError:
                 if process.poll() is not None or time.monotonic() > deadline:
                     raise HpcddpError(
-                        "moto's server does not start", hint="pip install 'moto[server]'"
+                        "moto's server does not start", hint="install the extra `test` of hpcddp"
                     ) from None
                 time.sleep(0.1)
         yield environ

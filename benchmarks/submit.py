@@ -1,8 +1,8 @@
-"""`hpcddp submit --detach` beside an import of its libraries and sbatch of a ready script.
+"""`hpcddp submit --detach` beside an import of its libraries and sbatch of a finished script.
 
-Whole processes on a real Slurm, for information. The floor is the least that submission through
-these libraries costs: their import, and one sbatch of the very script that hpcddp rendered. Jobs
-are held, so that none runs meanwhile, and cancelled after each take, outside the time.
+Whole processes on a real Slurm, without a limit. The floor is the least cost of a submission with
+these libraries: their import, and one sbatch of a script from `hpcddp render`. Jobs are submitted
+with --hold, so that none runs. They are cancelled after each measurement, which is not timed.
 """
 
 from __future__ import annotations

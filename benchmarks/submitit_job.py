@@ -1,10 +1,10 @@
-"""The other side of `goodput`: a DDP loop that submitit submits and queues again.
+"""The floor of `goodput`: a DDP loop that submitit submits and requeues.
 
-python submitit_job.py FOLDER WIDTH EVERY PAUSE    submits it; prints the job's id
+python submitit_job.py FOLDER WIDTH EVERY PAUSE    submits it and prints the job id
 
-`checkpoint` saves and hands the same call back, as submitit asks of what is to go on after a
-preemption or a time limit. Rank 0 saves every EVERY steps as well, unless that is 0; written aside
-and renamed.
+`checkpoint` saves and returns the same call, as submitit expects it for a job that continues after
+a preemption or a time limit. Rank 0 also saves every EVERY steps, unless EVERY is 0, to a new file
+that is then renamed.
 """
 
 import os
@@ -24,7 +24,7 @@ class Training:
         self.given = (task, folder, width, every, pause, port)
         self.task, self.folder, self.width = task, Path(folder), width
         self.every, self.pause, self.port = every, pause, port
-        self.at = 0  # the step
+        self.at = 0  # the current step
         self.live: tuple[Any, Any] = (None, None)  # module and optimizer
 
     def __call__(self) -> None:
@@ -72,7 +72,7 @@ class Training:
         return module
 
     def checkpoint(self) -> submitit.helpers.DelayedSubmission:
-        self.save(*self.live)  # rank 0's: submitit calls it there alone
+        self.save(*self.live)  # submitit calls it on rank 0 only
         return submitit.helpers.DelayedSubmission(Training(*self.given))
 
 

@@ -1,7 +1,8 @@
-"""Steps of 5 ms with the figures of all ranks, beside the same without, at 2 ranks on this machine.
+"""Steps of 5 ms with and without the figures of all ranks, on 2 ranks of this machine.
 
-Real ranks over gloo, both sides in the same processes, in turn. A record after each step, and after
-every tenth, as it is by default; with writing it, its line and the look for slow ranks.
+Real ranks over gloo; both sides run in turn in the same processes. There is a record after each
+step, and after every tenth step (the default). The time includes writing the record and its line,
+and the check for slow ranks.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def rows(site: Site) -> Iterator[Row]:
 
 
 def _take(site: Site) -> dict[str, tuple[float, float]]:
-    """By steps between two records: seconds of a step without the ranks' figures, and with."""
+    """By steps between two records: seconds per step without and with the ranks' figures."""
     figures = site.fresh() / "figures"
     environ = site.environ | {
         "MASTER_ADDR": "127.0.0.1",

@@ -1,11 +1,11 @@
-"""One rank of `timing`: steps of a fixed length with their metrics, with and without the ranks'.
+"""One rank of `timing`: steps of a fixed length, with and without the figures of all ranks.
 
 python timing_loop.py FIGURES STEP_SECONDS BLOCKS STEPS    with torchrun's variables
 
-A step reads a batch, goes through a small model, sleeps, exchanges as DistributedDataParallel does,
-and is counted; every first or every tenth has a record, read a step later, as the trainer's. For
-each of the two come BLOCKS blocks of STEPS steps, in turn with the figures of all ranks and
-without. Rank 0 writes the seconds of a step, block by block, to FIGURES.
+A step reads a batch, runs a small model, sleeps, exchanges gradients as DistributedDataParallel
+does, and is counted. Each step, or every tenth, has a record that is read a step later, as in the
+trainer. Both cases have BLOCKS blocks of STEPS steps, in turn with and without the figures of all
+ranks. Rank 0 writes the seconds per step of each block to FIGURES.
 """
 
 import itertools
@@ -35,8 +35,8 @@ class Loop:
     """Steps with their records.
 
     Args:
-        every: steps between two of them.
-        whole: with figures of all ranks.
+        every: steps between two records.
+        whole: record the figures of all ranks.
     """
 
     def __init__(self, world: World, record: Recorder, length: float, every: int, *, whole: bool):
@@ -50,7 +50,7 @@ class Loop:
         self._gradients, self._good = torch.ones(GRADIENTS), torch.zeros(())
 
     def seconds(self, steps: int) -> float:
-        """Of one step, the mean of so many."""
+        """Mean seconds per step."""
         self._meter.reset()
         began = time.perf_counter()
         for step in range(1, steps + 1):
@@ -87,7 +87,7 @@ def main(figures: Path, length: float, blocks: int, steps: int) -> None:
         figures.write_text(json.dumps(found))
     world.barrier()
     sys.stdout.flush()
-    os._exit(0)  # tearing down gloo's threads can abort or hang; it is not measured
+    os._exit(0)  # closing gloo's threads can abort or hang, and is not measured
 
 
 if __name__ == "__main__":

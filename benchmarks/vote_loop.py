@@ -2,9 +2,10 @@
 
 python vote_loop.py FIGURES STEP_SECONDS STEPS    with torchrun's variables
 
-A step sleeps, then exchanges as DistributedDataParallel does. After a warm-up come STEPS steps with
-the agreement after each, then as many without. Every rank brings the seconds that it spent inside
-`StopVote.agreed` after each step, and those of a step without it. Rank 0 writes all to FIGURES.
+A step sleeps, then exchanges gradients as DistributedDataParallel does. After a warm-up there are
+STEPS steps with the agreement after each, then STEPS steps without. Rank 0 writes to FIGURES, for
+each rank, the seconds inside `StopVote.agreed` after each step, and the seconds of a step without
+it.
 """
 
 import json
@@ -29,7 +30,7 @@ from hpcddp.train.rank.spread import replicas
 from hpcddp.train.rank.world import World
 from hpcddp.train.stop import StopVote
 
-WARM_UP = 100  # steps: by then votes are as far apart as they will be
+WARM_UP = 100  # steps, until the distance between votes no longer grows
 GRADIENTS = 100_000  # numbers that are exchanged in a step
 
 
@@ -50,7 +51,7 @@ def main(figures: Path, length: float, steps: int) -> None:
     if world.is_main:
         figures.write_text(json.dumps(everything))
     world.barrier()
-    os._exit(0)  # tearing down gloo's threads can abort or hang; it is not measured
+    os._exit(0)  # closing gloo's threads can abort or hang, and is not measured
 
 
 def _measured(

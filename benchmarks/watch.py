@@ -1,10 +1,10 @@
-"""`hpcddp watch` on a run of a million metric lines, beside what merely decodes them.
+"""`hpcddp watch` on a run with a million metric lines, beside a program that only decodes them.
 
-There are as many lines with the figures of its ranks, of which it need not read all.
-The first row is the time from the start of the command to its first picture on a terminal, which
-comes before all is read. The others are of a whole process that prints one page of everything. The
-floor reads the file and decodes each line with msgspec, and keeps nothing. The limits are in
-seconds, beside the floor, and in bytes of resident memory.
+The run also has a million lines with figures of its ranks; `watch` need not read all of them. The
+first row is the time from the start of the command to its first picture on a terminal, which it
+draws before it has read everything. The other rows are for a whole process that prints one page of
+everything. The floor reads the file, decodes each line with msgspec and keeps nothing. The limits
+are in seconds, as a ratio to the floor, and in bytes of resident memory.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from benchmarks.measure import Row
 from benchmarks.site import HPCDDP, PYTHON, Site, output
 from hpcddp import record
 from hpcddp.attempt.ledger import life
+from hpcddp.cli.watch import HINT
 from hpcddp.errors import HpcddpError
 from hpcddp.record import JobRecord
 from hpcddp.rundir import RunDir, write_json
@@ -31,7 +32,7 @@ RANKS = 8
 FIGURES = {"step_s": "0.01", "wait_s": "0.001", "samples_per_s": "12.5", "memory": "350000000"}
 LIMIT = 2.0  # seconds
 RATIO_LIMIT = 1.5
-SIGN = b"q leaves"  # of a picture
+SIGN = HINT.encode()  # part of every picture
 MEMORY_LIMIT = 300e6  # bytes
 FLOOR = """
 import sys
@@ -43,7 +44,8 @@ with open(sys.argv[1], "rb") as f:
 """
 
 
-# Seconds and bytes of a whole process; one that is forked from a small one starts small.
+# Seconds and peak memory (bytes) of a process, whose parent is small: a fork has its parent's
+# memory.
 MEASURED = """
 import resource, subprocess, sys, time
 began = time.perf_counter()
@@ -65,12 +67,12 @@ def rows(site: Site) -> Iterator[Row]:
 
 
 class Taken:
-    """A program, and what it took each time."""
+    """A program, with the seconds and the memory of each run of it."""
 
     def __init__(self, argv: Sequence[str], site: Site) -> None:
         self._argv, self._site = [PYTHON, "-c", MEASURED, *argv], site
         self.seconds: list[float] = []
-        self.held: list[float] = []  # bytes of resident memory, at most
+        self.held: list[float] = []  # peak resident memory in bytes
 
     def __call__(self) -> float:
         seconds, held = output(self._argv, self._site.environ, self._site.folder).split()
@@ -80,7 +82,7 @@ class Taken:
 
 
 def _first(argv: Sequence[str], site: Site) -> float:
-    """Seconds until a terminal has a picture."""
+    """Seconds until the first picture on a terminal."""
     ours, theirs = pty.openpty()
     began, environ = time.perf_counter(), site.environ | {"TERM": "xterm"}
     process = subprocess.Popen(argv, stdin=theirs, stdout=theirs, stderr=theirs, env=environ)
@@ -91,12 +93,12 @@ def _first(argv: Sequence[str], site: Site) -> float:
             said += os.read(ours, 1 << 16)
         taken = time.perf_counter() - began
         os.write(ours, b"q")
-        with contextlib.suppress(OSError):  # it has left the terminal
+        with contextlib.suppress(OSError):  # the program has closed the terminal
             while os.read(ours, 1 << 16):
                 pass
         return taken
     except OSError:
-        raise HpcddpError("it has left without a picture", hint=said.decode()) from None
+        raise HpcddpError("hpcddp watch ended without a picture", hint=said.decode()) from None
     finally:
         process.kill()
         process.wait()
@@ -104,7 +106,7 @@ def _first(argv: Sequence[str], site: Site) -> float:
 
 
 def make(folder: Path, lines: int) -> RunDir:
-    """A run that has written so many train records, and works."""
+    """Make a running run with ``lines`` train records."""
     run = RunDir(folder / "runs" / "long")
     run.create()
     spec = {"name": "long", "max_steps": lines}
@@ -112,7 +114,7 @@ def make(folder: Path, lines: int) -> RunDir:
     write_json(run.submission, {"job_id": "1", "submitted": 1e9})
     attempt = run.attempt(1)
     attempt.path.mkdir()
-    facts = life("1", os.getpid())  # as long as this process, it lives
+    facts = life("1", os.getpid())  # counts as running as long as this process
     facts.number, facts.began = 1, 1e9
     write_json(attempt.facts, vars(facts))
     attempt.log.write_text("0: done\n")
@@ -134,7 +136,7 @@ def _line(step: int) -> str:
 
 
 def _figures(step: int) -> str:
-    """What the ranks tell with each train record."""
+    """The ranks' figures for one train record."""
     busy = ", ".join(f"{0.005 + rank / 1000 + step % 5 / 1000:.6f}" for rank in range(RANKS))
     same = {name: f"[{', '.join([value] * RANKS)}]" for name, value in FIGURES.items()}
     told = ", ".join(f'"{name}": {values}' for name, values in same.items())

@@ -5,7 +5,7 @@
         python -m hpcddp.dask docs/dask_pytorch_ddp.py BUCKET PREFIX
 
 The first line trains on a Dask cluster of this machine, the second one on that of a job.
-docs/dask.md goes through it line by line.
+docs/howto/dask.md goes through it line by line.
 """
 
 import argparse

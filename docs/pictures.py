@@ -1,10 +1,10 @@
-"""Draw the pictures of `watch`, `report` and `dashboard` that the documents show, from a real run.
+"""Draw the pictures of `watch`, `report` and `dashboard` for the documentation, from a real run.
 
     python docs/pictures.py [FOLDER]
 
-It starts a Slurm of its own (hpcddp.sandbox), trains on 2 x 2 ranks of which one grows slow, takes
-the nodes away twice, and looks at the run with Chromium. Needs root, Slurm's packages and Chromium,
-as `scripts/test` installs them. Takes some two minutes; nothing is left but the pictures.
+It starts a sandbox, trains on 2 x 2 ranks of which one becomes slow, preempts the run twice, and
+opens its pages in Chromium. It needs root, Slurm's packages and Chromium, which `scripts/test`
+installs. It takes two to three minutes, and leaves only the pictures.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from hpcddp.slurm.environment import clean
 HERE = Path(__file__).parent
 HPCDDP = str(Path(sys.executable).with_name("hpcddp"))
 WIDTH, COLUMNS, LINES = 1200, 100, 32
-# The shipped digits, in which rank 2 is slow after some steps.
+# The shipped job digits, in which rank 2 becomes slow after some steps.
 TASK = """
 import sys, time
 import torch.distributed as dist
@@ -83,7 +83,7 @@ def main(target: Path) -> None:
 
 
 class Desk:
-    """A user's folder with two jobs in it, on the sandbox."""
+    """A user's folder with a job, on the sandbox."""
 
     def __init__(self, folder: Path, environ: Mapping[str, str]) -> None:
         self.folder, self.environ = folder, {**environ, "LANG": "C.UTF-8"}
@@ -97,7 +97,7 @@ class Desk:
         ).stdout
 
     def train(self) -> str:
-        """The run, in its third attempt, with one rank that is slow."""
+        """The run, in its third attempt, with one slow rank."""
         self.submit("--name", "pets-small", "--set", "max_steps=200")
         self.until("last", lambda s: s["state"] == "COMPLETED")
         run = self.submit()
@@ -117,7 +117,7 @@ class Desk:
         deadline = time.monotonic() + 300
         while not good(found := json.loads(self(HPCDDP, "status", run, "--json"))):
             if time.monotonic() > deadline or found["state"] == "FAILED":
-                sys.exit(f"never so: {found}")
+                sys.exit(f"the run did not come to the expected state: {found}")
             time.sleep(0.5)
 
     def draw(self, run: str, target: Path) -> None:
@@ -139,7 +139,7 @@ class Desk:
         shoot(page.as_uri(), target / "report.png")
 
     def terminal(self, run: str) -> str:
-        """What `watch --once` puts on a terminal."""
+        """The output of `watch --once` on a terminal."""
         size = {"COLUMNS": str(COLUMNS), "LINES": str(LINES), "TERM": "xterm-256color"}
         ours, theirs = pty.openpty()
         words = [HPCDDP, "watch", run, "--once"]
@@ -151,7 +151,7 @@ class Desk:
         while True:
             try:
                 data = os.read(ours, 1 << 16)
-            except OSError:  # its end is closed
+            except OSError:  # the other end is closed
                 break
             if not data:
                 break
@@ -162,7 +162,7 @@ class Desk:
 
 
 def svg(text: str, path: Path) -> None:
-    """A terminal's picture."""
+    """Draw a terminal."""
     from rich.console import Console
     from rich.text import Text
 
@@ -172,14 +172,14 @@ def svg(text: str, path: Path) -> None:
 
 
 def shoot(url: str, path: Path, height: int = 0) -> None:
-    """A page's picture; the whole page where no height is given."""
+    """Draw a page; the whole page if no height is given."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as tool:
         browser = tool.chromium.launch(executable_path="/usr/bin/chromium", args=list(BROWSER))
         page = browser.new_page(viewport={"width": WIDTH, "height": height or 800})
         page.goto(url)
-        page.wait_for_timeout(2500)  # two looks of the dashboard
+        page.wait_for_timeout(2500)  # two updates of the dashboard
         page.screenshot(path=path, full_page=not height)
         browser.close()
 

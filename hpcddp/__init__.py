@@ -1,9 +1,9 @@
-"""hpcddp: distributed PyTorch training on Slurm, and the same command anywhere else.
+"""hpcddp: distributed PyTorch training on Slurm, and the same command on this machine.
 
-For a loop of your own: ``attach`` lets it go on with its run, ``Sampler`` is a DistributedSampler
-that begins where the loop was, ``init`` starts the process group and names ranks that are missing.
-``submit_result`` leaves a small file in the run.
-``hpcddp.lightning`` has the callback of a Lightning Trainer.
+For your own training loop: ``attach`` saves and resumes it, ``Sampler`` is a DistributedSampler
+that resumes within an epoch, ``init`` starts the process group and names missing ranks.
+``submit_result`` writes a file to the run folder.
+``hpcddp.lightning`` has the callback for a Lightning Trainer.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __version__ = "0.1.0"
 JOB_FORMAT = 1  # of job.json
 __all__ = ["Run", "Sampler", "attach", "init", "submit_result"]
 
-# Name -> module and name there; imported when it is first asked for, since torch may come with it.
+# Name -> module and name there; imported at the first use, since some import torch.
 _LAZY = {
     "Run": ("hpcddp.train.loop", "Run"),
     "attach": ("hpcddp.train.attach", "attach"),

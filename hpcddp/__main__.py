@@ -7,7 +7,7 @@ import gc
 
 def main() -> None:
     """Run the command line."""
-    gc.set_threshold(100_000)  # start-up makes no garbage: looking for it is a tenth of its time
+    gc.set_threshold(100_000)  # collections would take a tenth of the start-up, and find nothing
     from hpcddp.cli import main
 
     main()

@@ -1,4 +1,4 @@
-"""What the cgroups around this process allow it. A node's kernel has version 2 of them, or 1."""
+"""Limits of this process's cgroups, of version 2 or 1."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ def read(
     proc: Path = PROC,
     cgroups: Path = CGROUPS,
 ) -> Iterator[tuple[Path, float]]:
-    """What a figure is in each group that this process is in and that tells it.
+    """A value in each group of this process that has it.
 
     Args:
         controller: cpu, memory, ...
-        v2: reads the figure from a group's folder; v1: the same of version 1.
+        v2: reads the value from a group's folder; v1: the same for version 1.
     """
     with contextlib.suppress(OSError):
         for line in proc.read_text().splitlines():
@@ -32,8 +32,8 @@ def read(
 
 
 def _folders(cgroups: Path, controllers: str, path: str) -> Iterator[Path]:
-    """A process's group and those around it, where the hierarchy may be mounted. A container sees
-    its own group as the root, whatever its path outside."""
+    """The folders of a process's group and its parents, wherever the hierarchy is mounted. In a
+    container its own group is the root, whatever its path outside."""
     names = [controllers, *controllers.split(",")] if controllers else ["", "unified"]
     inner = Path(path.lstrip("/"))
     for root in dict.fromkeys(cgroups / name for name in names):
@@ -51,7 +51,7 @@ def memory_left(proc: Path = PROC, cgroups: Path = CGROUPS) -> float:
 
 
 def _left(most: str, used: str, prefix: str) -> Callable[[Path], float]:
-    """A reader. Pages of files that are on a disk too count as free: they go where others come."""
+    """A reader. Cached pages of files count as free: the kernel drops them when needed."""
 
     def read(folder: Path) -> float:
         limit = float((folder / f"memory.{most}").read_text().replace("max", "inf"))

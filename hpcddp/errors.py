@@ -1,28 +1,28 @@
 """The error tree. Each error says what is wrong, where, and what to do.
 
-    HpcddpError             1   a job or the tool failed
-    ├── UserError           2   a flag, a job file, a template or a profile is wrong
-    │   ├── JobFileError        a job file, a key or a value
-    │   ├── TopologyError       nodes, GPUs, ranks and host lists
-    │   ├── TemplateError       a template, or a value that cannot enter a script
-    │   ├── ClusterError        a cluster profile, or a limit that it sets
-    │   ├── RunError            a run that does not exist, or is not in the right state
-    │   │   └── RunUnreadable       its files cannot be read now
-    │   └── ObjectUnreadable    a file or an object of a store cannot be read, but others may be
-    │       └── ObjectMissing   it is not there
-    ├── SubmissionRefused   1   sbatch said no
+    HpcddpError             1   a job or hpcddp failed
+    ├── UserError           2   an option, job file, template or profile is wrong
+    │   ├── JobFileError        an error in a job file, a key or a value
+    │   ├── TopologyError       invalid nodes, GPUs, ranks or host lists
+    │   ├── TemplateError       an error in a template, or a value not allowed in a script
+    │   ├── ClusterError        an error in a cluster profile, or a limit that it sets
+    │   ├── RunError            a run does not exist, or has the wrong state
+    │   │   └── RunUnreadable       the files of a run cannot be read now
+    │   └── ObjectUnreadable    a file or object of a store cannot be read
+    │       └── ObjectMissing   a file or object of a store does not exist
+    ├── SubmissionRefused   1   sbatch rejected the job
     ├── SlurmUnreachable    3   Slurm does not answer
-    │   └── SlurmMissing        one of its programs is not there
+    │   └── SlurmMissing        a program of Slurm is not installed
     ├── StoreUnreachable    1   a store of data does not answer
-    ├── RankMapError        1   the ranks that started are not the ranks that were planned
+    ├── RankMapError        1   the started ranks are not the planned ranks
     ├── StageError          1   data could not be copied to a node's disk
     ├── CheckpointError     1   a checkpoint is damaged or missing
-    │   ├── CheckpointForeign     it is of another model, or of another version's format
-    │   ├── CheckpointsDamaged    there are some, and none of them is whole
-    │   └── CheckpointUnreadable  an I/O error, for minutes: what it holds is not known
-    ├── Diverged            1   the loss or the weights are no numbers any more, or exploded
-    ├── LeaseLost           1   a newer attempt owns the run dir
-    ├── RankError           1   a rank on a Dask worker has failed
+    │   ├── CheckpointForeign     a checkpoint of another model or format
+    │   ├── CheckpointsDamaged    checkpoints exist, and all are damaged
+    │   └── CheckpointUnreadable  a checkpoint cannot be read for minutes
+    ├── Diverged            1   the loss or the weights are nan or infinite, or exploded
+    ├── LeaseLost           1   a newer attempt owns the run folder
+    ├── RankError           1   a rank on a Dask worker failed
     └── SandboxError        1   the sandbox cannot start or stop
 
 The number is the exit code of the command line.
@@ -32,12 +32,12 @@ from typing import Any
 
 
 class HpcddpError(Exception):
-    """Base of all errors that a user can meet.
+    """Base of all errors for users.
 
     Args:
-        what: what is wrong, in one sentence without a full stop.
-        where: the file, key, flag or line.
-        hint: what to do about it.
+        what: what is wrong, without a full stop.
+        where: the file, key, option or line.
+        hint: what to do.
     """
 
     exit_code = 1
@@ -55,7 +55,7 @@ class HpcddpError(Exception):
 
 
 def _shown(text: str) -> str:
-    """A terminal shows what a name or a path holds, and obeys none of it."""
+    """Text without control characters, which a terminal would obey."""
     return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
 
 
@@ -116,8 +116,8 @@ class RankMapError(HpcddpError):
     """Raised on all ranks of an attempt that cannot train as planned.
 
     Args:
-        facts: what error.json says in place of the raising rank's own: the rank and the host that
-            are to blame; ``bad_host`` where the next attempt is to leave that host out.
+        facts: for error.json, in place of the raising rank's own: the failed rank and its host, and
+            ``bad_host`` if the next attempt must avoid that host.
     """
 
     def __init__(self, what: str, *, where: str = "", hint: str = "", **facts: Any) -> None:
@@ -157,14 +157,14 @@ class Diverged(HpcddpError):
     """Raised on all ranks at the same step.
 
     Args:
-        facts: the rank that met it and its host, the step (optimizer steps, from 1) and the loss.
+        facts: the diverged rank and its host, the optimizer step (from 1) and the loss.
     """
 
     kind = "diverged"
 
     def __init__(self, what: str, facts: dict[str, Any]) -> None:
-        hint = "a lower train.lr or train.clip_norm may cure it; "
-        hint += 'train.on_divergence = "skip" or "rollback" leaves such steps out'
+        hint = "use a lower train.lr or train.clip_norm, or "
+        hint += 'train.on_divergence = "skip" or "rollback" to omit such steps'
         super().__init__(what, hint=hint)
         self.facts = facts
 

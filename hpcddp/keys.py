@@ -1,8 +1,8 @@
-"""Keys: what a TOML file may say, as the fields of plain dataclasses.
+"""Keys of TOML files, declared as the fields of plain dataclasses.
 
-A field declared with `key` carries its type, default, limits and one-line description. From that
-follow the checks, the error texts, `--set` and `hpcddp config`. Job files (spec.py) and cluster
-profiles (clusters.py) are both read this way; a node needs nothing but the standard library.
+A field declared with `key` carries its type, default, limits and one-line description. The checks,
+the errors, `--set`, `hpcddp config` and the reference of all keys use them. Job files (spec.py) and
+cluster profiles (clusters.py) are both read this way; a node needs only the standard library.
 """
 
 from __future__ import annotations
@@ -18,13 +18,16 @@ from hpcddp.errors import JobFileError
 
 T = TypeVar("T")
 
-KIND_TEXT = {
-    "int": "a whole number",
-    "float": "a number",
-    "bool": "true or false",
-    "str": "text",
-    "list[str]": "a list of texts",
+# A field's type -> its name in the reference, and what an error says of it.
+TYPES = {
+    "int": ("integer", "a whole number"),
+    "float": ("number", "a number"),
+    "bool": ("boolean", "true or false"),
+    "str": ("string", "a string"),
+    "list[str]": ("list of strings", "a list of strings"),
+    "dict[str, Any]": ("table", "a table"),
 }
+MOST = 20  # names that a hint lists
 
 
 def key(
@@ -39,20 +42,15 @@ def key(
     """Declare a key.
 
     Args:
-        default: its value where none is given; {} makes it a free table.
-        text: one line for a person.
-        least: smallest value allowed.
-        choices: allowed words, of a list each one.
-        scalar: members of this free table enter a script: text, numbers or truth values only.
-        alone: a text stands for the list of this one text.
+        default: the value if none is given; {} makes it a free table.
+        text: a description of one line, without a capital or a full stop.
+        least: smallest allowed value.
+        choices: allowed strings; each element of a list must be one of them.
+        scalar: members of this free table enter a script: only strings, numbers and booleans.
+        alone: a string stands for a list of this one string.
     """
-    metadata = {
-        "text": text,
-        "least": least,
-        "choices": tuple(choices),
-        "scalar": scalar,
-        "alone": alone,
-    }
+    metadata = {"text": text, "least": least, "choices": tuple(choices),
+                "scalar": scalar, "alone": alone}  # fmt: skip
     if isinstance(default, dict | list):
         return dataclasses.field(default_factory=type(default), metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -70,21 +68,53 @@ class Key:
     scalar: bool
     alone: bool
 
+    @property
+    def type(self) -> str:
+        """The type in words, such as `list of strings`."""
+        return TYPES[self.kind][0]
 
-def nearest(word: str, known: Iterable[str], *, what: str = "key") -> str:
-    """A hint that names what the user may have meant, or lists what there is."""
+    @property
+    def limits(self) -> str:
+        """The smallest allowed value in words; "" for none."""
+        return "" if self.least is None else f"at least {self.least:g}"
+
+    @property
+    def default_text(self) -> str:
+        """The default as TOML has it."""
+        return toml_text(self.default)
+
+
+def toml_text(value: Any) -> str:
+    """A value in the words of TOML: true, 2030-01-01, ['a', 1]."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(toml_text, value))}]"
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{name} = {toml_text(v)}' for name, v in value.items())}}}"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return repr(value) if isinstance(value, str | int | float) else str(value)
+
+
+def nearest(word: str, known: Iterable[str], *, what: str = "key", many: str = "") -> str:
+    """A hint that names the most similar name, or else lists all of them.
+
+    Args:
+        many: the hint in place of a long list.
+    """
     names = sorted(known)
     close = [n for n in names if n.rsplit(".", 1)[-1] == word][:1]  # "lr" may mean "train.lr"
     import difflib  # after an error only
 
     table = word[: word.rfind(".") + 1]
     inside = [n for n in names if n.startswith(table)]
-    names, table = (inside, table) if inside else (names, "")  # what is right is no likeness
+    names, table = (inside, table) if inside else (names, "")  # compare only what may be wrong
     rest = [n.removeprefix(table) for n in names]
     matches = difflib.get_close_matches(word.removeprefix(table), rest, n=1, cutoff=0.6)
     close = close or [names[rest.index(n)] for n in matches]
     if close:
         return f"did you mean {close[0]}?"
+    if many and len(names) > MOST:
+        return many
     return f"known {what}s: {', '.join(names)}" if names else f"there is no {what} yet"
 
 
@@ -116,7 +146,7 @@ class Keys(Generic[T]):
             yield prefix + f.name, Key(kind=f.type, default=default, **f.metadata)
 
     def resolve(self, name: str, where: str) -> str:
-        """The name, if there is such a key; else JobFileError with the nearest one."""
+        """The name of an existing key; otherwise JobFileError with the nearest one."""
         table, _, rest = name.partition(".")
         if (name in self.rows and name not in self.tables) or (table in self.tables and rest):
             return name
@@ -125,7 +155,9 @@ class Keys(Generic[T]):
             n for n, row in self.rows.items() if " " in phrase and f" {phrase} " in f" {row.text} "
         )
         likely = next(named, "")
-        hint = f"did you mean {likely}?" if likely else nearest(name, self.rows)
+        tables = ", ".join([*self.sections, *sorted(self.tables)])
+        many = f"known tables: {tables}; `hpcddp config --explain` lists all keys"
+        hint = f"did you mean {likely}?" if likely else nearest(name, self.rows, many=many)
         if name in self.tables or name in self.sections:
             hint = f"{name} is a table: set a key in it, such as {name}.KEY"
         raise JobFileError(f"unknown key {name!r}", where=where, hint=hint)
@@ -135,7 +167,7 @@ class Keys(Generic[T]):
 
         Args:
             name: full dotted name, as `resolve` gives it.
-            text: the value came as text (a flag or the environment) and is converted first.
+            text: the value is text (of an option or a variable) and is converted first.
         """
         if name not in self.rows:
             table = self.rows[name.partition(".")[0]]
@@ -150,7 +182,7 @@ class Keys(Generic[T]):
             value = float(value)
         problem = _problem(row, value)
         if problem:
-            raise JobFileError(f"{name} is {value!r}, but must be {problem}", where=where)
+            raise JobFileError(f"{name} is {toml_text(value)}, but must be {problem}", where=where)
         return value
 
     def build(self, values: Mapping[str, Any]) -> T:
@@ -185,15 +217,15 @@ class Keys(Generic[T]):
 
 
 def _problem(row: Key, value: Any) -> str:
-    """What a value must be and is not; empty if it is."""
+    """What a value must be, if it is not; otherwise empty."""
     if row.kind == "list[str]":
         good = isinstance(value, list) and all(isinstance(v, str) for v in value)
     else:
         good = type(value).__name__ == row.kind
     if not good:
-        return KIND_TEXT[row.kind]
+        return TYPES[row.kind][1]
     if row.least is not None and not value >= row.least:
-        return f"at least {row.least:g}"
+        return row.limits
     words = value if isinstance(value, list) else [value]
     if row.choices and any(word not in row.choices for word in words):
         some = "some" if isinstance(value, list) else "one"
@@ -202,21 +234,17 @@ def _problem(row: Key, value: Any) -> str:
 
 
 def _convert(kind: str, value: str) -> Any:
-    """Text to the declared type; what does not convert stays text, for the check to refuse."""
-    try:
-        if kind == "int":
-            return int(value)
-        if kind == "float":
-            return float(value)
-    except ValueError:
-        return value
+    """Text as the declared type. What does not convert stays text, which the check refuses."""
+    with contextlib.suppress(ValueError):
+        if kind in ("int", "float"):
+            return int(value) if kind == "int" else float(value)
     if kind == "bool":
         return {"true": True, "false": False}.get(value.lower(), value)
     return _words(value) if kind == "list[str]" else value
 
 
 def _words(text: str) -> Any:
-    """A list as TOML has it, or words as a shell reads them, without expanding anything."""
+    """A list in TOML, or words as a shell splits them, without any expansion."""
     import shlex
     import tomllib
 
@@ -230,8 +258,8 @@ def _words(text: str) -> Any:
 
 
 def _from_text(table: Key, value: str) -> Any:
-    """Text for a free table: an argument as TOML reads it, if it does; for a script the text
-    itself, since 01:00:00 and 0x10 are no date and no number there."""
+    """Text for a free table: a TOML value if it is one. For a script it stays text: there 01:00:00
+    is not a time of day, and 0x10 not a number."""
     import tomllib
 
     if table.scalar:
@@ -243,19 +271,20 @@ def _from_text(table: Key, value: str) -> Any:
 
 
 def _check_member(table: Key, name: str, value: Any, where: str) -> Any:
-    """Options and variables are scalars; a task's own arguments are whatever TOML can say."""
+    """Options and variables are scalars; a task's own arguments may be any TOML but dates."""
     scalar = table.scalar
     if not (isinstance(value, str | int | float) if scalar else _plain(value)):
-        must = "text, a number or a truth value" if scalar else "plain data; put dates in quotes"
-        raise JobFileError(f"{name} is {value!r}, but must be {must}", where=where)
+        must = "a string, number or boolean" if scalar else "without dates and times"
+        what = f"{name} is {toml_text(value)}, but must be {must}"
+        raise JobFileError(what, where=where, hint="" if scalar else "put dates in quotes")
     if scalar and (code := control_character(str(value))):
-        what = f"{name} is {value!r}, which holds a control character ({code})"
+        what = f"{name} is {value!r}, which contains a control character ({code})"
         raise JobFileError(what, where=where, hint="it enters a shell script: write one plain line")
     return value
 
 
 def control_character(text: str) -> str:
-    """The first character that no line of a script can hold, as U+000A; empty if there is none."""
+    """The first character that is not allowed in a script's line, as U+000A; empty for none."""
     for character in text:
         if unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp"):
             return f"U+{ord(character):04X}"
@@ -263,7 +292,7 @@ def control_character(text: str) -> str:
 
 
 def _plain(value: Any) -> bool:
-    """Whether JSON can hold a TOML value; of all of them only dates and times it cannot."""
+    """Whether JSON can hold a TOML value: all but dates and times."""
     if isinstance(value, dict | list):
         return all(map(_plain, value.values() if isinstance(value, dict) else value))
     return isinstance(value, str | int | float)

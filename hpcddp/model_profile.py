@@ -1,6 +1,6 @@
-"""A model, as far as an estimate of its memory needs it.
+"""The profile of a model, for estimates of its memory.
 
-model_sketch.py finds it, memory_estimate.py reckons with it.
+model_sketch.py makes it, memory_estimate.py uses it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 
 class Amount(NamedTuple):
-    """Bytes that follow from the samples of a micro-batch."""
+    """Bytes as a function of the samples of a micro-batch."""
 
     fixed: float = 0.0
     each: float = 0.0
@@ -24,11 +24,11 @@ class Weight:
     """One parameter.
 
     Args:
-        size: bytes of a number.
-        state: bytes that the optimizer keeps for each number.
-        extra: bytes that it keeps beside, however many numbers there are.
+        size: bytes of an element.
+        state: bytes of the optimizer's state per element.
+        extra: bytes of the optimizer's state per parameter.
         group: the optimizer's, -1 for none.
-        part, block: where it is in the model; a block of -1 is none.
+        part, block: its place in the model; -1 for no block.
     """
 
     name: str
@@ -43,15 +43,15 @@ class Weight:
 
 @dataclass(frozen=True)
 class TensorShare:
-    """The model as one of several ranks of tp has it; lists go by part.
+    """The model on one of several ranks of tp; lists are by part.
 
     Args:
         shapes: of each parameter.
-        saved: what the backward pass needs of the forward pass.
-        passed: what a part gives to the next.
-        reduced: what the ranks of tp add up in a forward and backward pass.
-        inner: what train.recompute computes again, of the largest block.
-        unknown: why activations are not known; empty if they are.
+        saved: activations for the backward pass.
+        passed: output of a part for the next.
+        reduced: bytes that the ranks of tp sum in a forward and backward pass.
+        inner: activations that train.recompute recomputes, of the largest block.
+        unknown: why activations are unknown; empty if they are known.
     """
 
     shapes: list[list[int]]
@@ -69,15 +69,15 @@ class TensorShare:
 
 @dataclass(frozen=True)
 class ModelProfile:
-    """A model, as far as a budget needs it. A text in place of a value says why there is none.
+    """A model's profile. A text in place of a value is the reason why it is missing.
 
     Args:
         buffers: bytes, by part.
         stages: number of a pipeline's stages -> the parts of each.
-        views: ranks of tp -> the model as one of them has it.
+        views: ranks of tp -> the model on one of them.
         micros: a mesh -> samples of a micro-batch, and micro-batches of a step.
         memory: bytes of this machine's GPU; 0 without one.
-        notes: what a person should know of how they were found.
+        notes: for the user, about the profile.
     """
 
     weights: list[Weight]
@@ -90,7 +90,7 @@ class ModelProfile:
 
     @classmethod
     def load(cls, data: dict[str, Any]) -> ModelProfile:
-        """What model_sketch.py wrote."""
+        """The profile that model_sketch.py wrote."""
         views = {int(n): _or_text(v, TensorShare.load) for n, v in data["views"].items()}
         return cls(
             [Weight(**row) for row in data["weights"]],

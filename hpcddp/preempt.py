@@ -1,9 +1,9 @@
-"""A request to stop, as a flag: what a signal means to a worker.
+"""Stop requests: the flag that a signal sets in a worker.
 
-Slurm signals every process of a step, two or three times and in the middle of anything. So a
-handler sets the flag and returns; the trainer looks at the flag between two steps. Before the ranks
-have met there is no such step, and a handler of Python's would not even run while a rank waits for
-the others: the signal's own meaning, which ends the process, is what is needed.
+Slurm signals each process of a step two or three times, at any moment. So the handler only sets a
+flag, and the trainer reads the flag between two steps. Before the process group has started, no
+handler is installed, since Python would not run it while a rank waits for the others: then the
+signal ends the process.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ STOP_SIGNALS = (signal.SIGUSR2, signal.SIGTERM)
 
 
 def stop_signals() -> tuple[signal.Signals, ...]:
-    """The signals that ask for a stop: the usual ones, and the one that the job asked Slurm for."""
+    """The signals that request a stop: the usual ones, and the signal that the job requested."""
     own = os.environ.get("HPCDDP_SIGNAL", "")
     return (*STOP_SIGNALS, *([signal.Signals[f"SIG{own}"]] if own else []))
 
@@ -38,8 +38,7 @@ class Preemption:
         return bool(self._earlier)
 
     def install(self) -> None:
-        """Take the stop signals over. A user's own handlers are kept and called. Main thread
-        only."""
+        """Install the handler. It also calls the handlers that it replaces. Main thread only."""
         if _is_submitit(signal.getsignal(signal.SIGCONT)):
             signal.signal(signal.SIGCONT, signal.SIG_DFL)
         for number in stop_signals():
@@ -51,7 +50,7 @@ class Preemption:
             self._earlier.setdefault(number, []).append(kept)
 
     def renew(self) -> None:
-        """If installed, take in the handlers that a user's code has set since."""
+        """If installed, also replace handlers that the user's code has installed since."""
         if self.installed:
             self.install()
 
@@ -68,7 +67,7 @@ class Preemption:
         if not chain:
             return
         *older, newest = chain
-        self._earlier[number] = older  # one that calls the handler it replaced comes here again
+        self._earlier[number] = older  # a handler that calls its predecessor calls this one again
         try:
             if callable(newest):
                 newest(number, frame)
@@ -77,22 +76,22 @@ class Preemption:
 
 
 def end_on_stop_signals() -> None:
-    """Let the stop signals end this process at once, whoever has handlers for them: submitit's
-    ignore TERM, and at USR2 queue the job again. Main thread only."""
+    """Let the stop signals end this process at once. Handlers of submitit, which ignore TERM and
+    requeue at USR2, are removed. Main thread only."""
     for number in (*stop_signals(), signal.SIGCONT):
         signal.signal(number, signal.SIG_DFL)
 
 
 def _is_submitit(handler: object) -> bool:
-    """submitit's handlers log, pickle and requeue by themselves: they must not run."""
+    """Whether a handler is of submitit. Those log, pickle and requeue, and must not run."""
     return getattr(handler, "__module__", None) == "submitit.core.job_environment"
 
 
 def ignore_stop_signals(worker_id: int = 0) -> None:
-    """For DataLoader workers (``worker_init_fn``): the rank decides when they end.
+    """For DataLoader workers (``worker_init_fn``), which their rank ends.
 
-    A worker that died of Slurm's SIGTERM would take its rank with it. One that was forked within
-    ``held_back`` cannot, from its first instant on.
+    Slurm's SIGTERM must not end a worker: its rank would fail. Fork it within ``held_back``, so
+    that the signal cannot end it before this call either.
     """
     for number in _signals_of_ranks():
         signal.signal(number, signal.SIG_IGN)
@@ -101,8 +100,8 @@ def ignore_stop_signals(worker_id: int = 0) -> None:
 
 @contextlib.contextmanager
 def held_back() -> Iterator[None]:
-    """Stop signals come after this. A process that is forked within holds them back until it
-    ignores them: torch's own handler would end it."""
+    """Delay stop signals until the end of this context. A process forked within it delays them
+    until it ignores them, since torch's handler would end it."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _signals_of_ranks())
     try:
         yield

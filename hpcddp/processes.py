@@ -1,4 +1,4 @@
-"""Processes of this machine: which run, since when, and how they end (prctl(2), proc(5))."""
+"""Processes of this machine: their start, children and end (prctl(2), proc(5))."""
 
 from __future__ import annotations
 
@@ -11,22 +11,21 @@ PR_SET_CHILD_SUBREAPER = 36
 
 
 def die_with_parent() -> None:
-    """Let the kernel end this process when its parent is gone, however that ended; also after an
-    exec (prctl(2))."""
+    """Let the kernel kill this process when its parent ends, also after an exec (prctl(2))."""
     import ctypes
 
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def adopt_orphans() -> None:
-    """Let what this process's children leave behind be its own children (prctl(2))."""
+    """Let orphans of this process's children become its own children (prctl(2))."""
     import ctypes
 
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def children(parent: int) -> list[int]:
-    """The processes that a process has started (proc(5), stat)."""
+    """The child processes of a process (proc(5), stat)."""
     pids = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
@@ -36,7 +35,7 @@ def children(parent: int) -> list[int]:
 
 
 def start_of(pid: int) -> str:
-    """When a process began, in clock ticks since boot; empty if it is gone (proc(5), stat)."""
+    """The start of a process, in clock ticks since boot; "" if it ended (proc(5), stat)."""
     try:
         state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -1,11 +1,11 @@
-"""What a person's code on any rank leaves where people look: RUN/results.
+"""Results: files that the user's code on any rank writes to RUN/results.
 
     hpcddp.submit_result(f"worker/{rank}/step-{step}.json", json.dumps(facts))
     hpcddp.submit_result("samples.png", Path("/tmp/samples.png"))
 
-A result is there whole or not at all, once per path: a later one takes the place of an earlier one.
-It is written aside in its attempt's own folder, which the next attempt takes away: from then on an
-older life that still runs writes no more (attempt/fence.py).
+A result is complete or missing, and a later result replaces an earlier one with the same path. It
+is first written to a folder of its attempt. The next attempt removes that folder, after which the
+superseded attempt can no longer write (attempt/fence.py).
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from hpcddp.errors import HpcddpError, LeaseLost, UserError
 from hpcddp.rundir import AttemptDir, RunDir, written
 
 FOLDER = "results"  # of the current folder, outside of a job
-PIECE = 1 << 20  # bytes of a file that are copied at once
-# What a path can be blamed for, and not the disk.
+PIECE = 1 << 20  # bytes copied at once
+# Errors that the path causes, not the disk.
 PATH_ERRORS = {errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY, errno.ENAMETOOLONG}
 
 Data = bytes | str | os.PathLike[str]
@@ -35,7 +35,7 @@ _home: tuple[RunDir, int] | None = None  # the run that this process trains, and
 
 @contextlib.contextmanager
 def of(run: RunDir, attempt: int) -> Iterator[None]:
-    """Results belong to this run meanwhile, whatever the environment says."""
+    """Within this context results belong to this run, whatever the environment says."""
     global _home
     before, _home = _home, (run, attempt)
     try:
@@ -45,18 +45,19 @@ def of(run: RunDir, attempt: int) -> Iterator[None]:
 
 
 def submit_result(path: str, data: Data) -> None:
-    """Leave a file in the run, from any rank: it is RUN/results/PATH when this returns. Outside of
-    a job it is results/PATH in the current folder.
+    """Write a file to RUN/results/PATH, from any rank. Outside of a job it is results/PATH in the
+    current folder.
 
     Args:
-        path: a relative one. A later result takes the place of an earlier one, also of one from
-            before a preemption: name it by rank and step.
-        data: bytes, text (written as UTF-8), or the Path of a local file, which is copied.
+        path: a relative path. A later result replaces an earlier one with the same path, also one
+            from before a preemption: name it by rank and step.
+        data: bytes, a string (written as UTF-8), or the Path of a local file, which is copied.
 
     Raises:
-        UserError: the path leaves the folder, or there is no such file or data.
-        HpcddpError: it cannot be written: the disk is full, say. An earlier one stays.
-        LeaseLost: a newer attempt owns the run dir.
+        UserError: the path leaves the folder, the file does not exist, or the data has another
+            type.
+        HpcddpError: the result cannot be written, for example on a full disk. An earlier one stays.
+        LeaseLost: a newer attempt owns the run folder.
     """
     home = _home or _from_environment()
     folder = home[0].results if home else Path(FOLDER)
@@ -64,8 +65,8 @@ def submit_result(path: str, data: Data) -> None:
 
 
 def life(folder: Path) -> AttemptDir | None:
-    """The attempt that writes in a folder, where that lies in its run; a link may lead out, to
-    another file system."""
+    """The attempt that writes to a folder in its run; None for a folder elsewhere, which a link
+    may lead to."""
     home = _home or _from_environment()
     if home and folder.resolve().is_relative_to(home[0].path.resolve()):
         return home[0].attempt(home[1])
@@ -80,29 +81,31 @@ def _from_environment() -> tuple[RunDir, int] | None:
 
 
 def check(path: str) -> None:
-    """A path stays in its folder, wherever that is.
+    """Check that a path stays in its folder.
 
     Raises:
-        UserError: it does not.
+        UserError: it leaves the folder.
     """
     if not isinstance(path, str):
         raise UserError(
-            f"the path of a result is text, and not {type(path).__name__}", where="submit_result"
+            f"the path of a result must be a string, got {type(path).__name__}",
+            where="submit_result",
+            hint="write it as a string, such as 'samples.png'",
         )
     parts = PurePosixPath(path).parts
     if not parts or path.startswith("/") or ".." in parts or "\0" in path:
         raise UserError(
-            f"the path {path!r} leaves the folder of results, or names none of its files",
+            f"the path {path!r} is not that of a file in the folder of results",
             where="submit_result",
-            hint="give a relative one without ..",
+            hint="use a relative path without ..",
         )
 
 
 def place(folder: Path, path: str, data: Data, attempt: AttemptDir | None = None) -> None:
-    """Write one result; a link in the folder does not lead out of it either.
+    """Write one result; links must not leave the folder either.
 
     Args:
-        attempt: whose life it is: it writes nothing more once a newer one has begun.
+        attempt: the writing attempt, which cannot write after a newer one has begun.
 
     Raises:
         UserError, HpcddpError, LeaseLost: see ``submit_result``.
@@ -112,7 +115,8 @@ def place(folder: Path, path: str, data: Data, attempt: AttemptDir | None = None
     with opened(path, data) as source:
         try:
             if not target.parent.resolve().is_relative_to(folder.resolve()):
-                raise UserError("a link leads out of the folder of results", where=str(target))
+                raise UserError("a link leaves the folder of results", where=str(target),
+                                hint="use a path without links")  # fmt: skip
             if attempt is None:
                 folder.mkdir(parents=True, exist_ok=True)
             with written(target, desk=attempt.sending if attempt else folder) as file:
@@ -126,41 +130,45 @@ def opened(path: str, data: Data) -> contextlib.AbstractContextManager[IO[bytes]
     """The data to read from.
 
     Raises:
-        UserError: it is none of these, or there is no such file.
+        UserError: it has another type, or the file does not exist.
     """
     if isinstance(data, str):
         try:
             return io.BytesIO(data.encode())
         except UnicodeEncodeError as error:
-            raise UserError(f"a result is no text: {error.reason}", where=path) from None
+            what = f"a result is not valid text: {error.reason}"
+            raise UserError(what, where=path, hint="encode it to bytes") from None
     if isinstance(data, bytes):
         return io.BytesIO(data)
     if not isinstance(data, os.PathLike):
         raise UserError(
-            f"a result is bytes, text or the Path of a file, and not {type(data).__name__}",
+            f"a result must be bytes, a string or the Path of a file, got {type(data).__name__}",
             where=path,
-            hint="json.dumps and pickle.dumps make them",
+            hint="use json.dumps or pickle.dumps",
         )
     file = Path(data)
     try:
-        if not stat.S_ISREG(file.stat().st_mode):  # to open a pipe may wait for ever
-            raise UserError("a result is a file, and this is none", where=str(file))
+        if not stat.S_ISREG(file.stat().st_mode):  # opening a pipe may wait forever
+            raise UserError("a result must be a regular file", where=str(file))
         return file.open("rb")
     except OSError as error:
-        what = f"a result cannot be read: {error.strerror}"
-        raise UserError(what, where=str(file)) from None
+        what = f"cannot read the file: {error.strerror}"
+        hint = "check the path and the permissions of the file"
+        raise UserError(what, where=str(file), hint=hint) from None
 
 
 def _failed(error: Exception, target: Path, attempt: AttemptDir | None) -> HpcddpError:
     """The error of a result that could not be written."""
     if attempt and attempt.path.exists() and not attempt.sending.exists():
         return LeaseLost(
-            f"attempt {attempt.number} may not write here any more: a newer one has begun",
+            f"attempt {attempt.number} is superseded and can no longer write here",
             where=str(target),
         )
     number = error.errno if isinstance(error, OSError) else None
-    what = f"a result cannot be written: {getattr(error, 'strerror', None) or error}"
+    what = f"cannot write the result: {getattr(error, 'strerror', None) or error}"
     if number is None or number in PATH_ERRORS:
-        hint = "another result may have taken a folder of its path for its name"
+        hint = "use another path: a part of it may be the name of another result"
         return UserError(what, where=str(target), hint=hint)
-    return HpcddpError(what, where=str(target), hint="results that came before it are there")
+    return HpcddpError(
+        what, where=str(target), hint="earlier results stay; free space or check the disk"
+    )

@@ -1,4 +1,4 @@
-"""job.json: what was asked and where it runs, written by the plan, read by everything after it."""
+"""job.json: the checked job and where it runs. The plan half writes it; all others read it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class JobRecord:
     launch: dict[str, Any] = field(default_factory=dict)  # see attempt/launch_facts.py
     host_suffix: str = ""  # of MASTER_ADDR
     poll_seconds: int = 30
-    slurm_name: str = ""  # the job's name, where it is not the run's: in an array
+    slurm_name: str = ""  # the job's name, if it is not the run's: in an array
     lead: int = 0  # seconds before the time limit at which Slurm sends a signal
     created: float = 0.0  # seconds since the epoch
     version: str = __version__
@@ -47,8 +47,8 @@ class JobRecord:
 
     @property
     def ranks_per_node(self) -> int:
-        """How many processes train on a node: one per GPU, or one that drives them all."""
-        from hpcddp.strategy import processes  # host.pyz does without
+        """Training processes per node: one per GPU, or one that uses all GPUs."""
+        from hpcddp.strategy import processes  # not in host.pyz
 
         return processes(self.spec.get("strategy", "ddp"), self.gpus_per_node)
 
@@ -62,17 +62,17 @@ def read(run: RunDir) -> JobRecord:
     """The record of a run.
 
     Raises:
-        RunError: it is missing, damaged, or of another version's format.
+        RunError: it is missing, damaged, or has another format.
     """
     data = read_json(run.job)
     if data is None:
-        hint = "was its folder deleted?"
+        hint = "check the path; `hpcddp ls` lists the runs"
         raise RunError("there is no run here: job.json is missing", where=str(run.path), hint=hint)
     if data.get("format") != JOB_FORMAT:
         raise RunError(
-            f"is of format {data.get('format')}, but this hpcddp reads format {JOB_FORMAT}",
+            f"has format {data.get('format')}, expected {JOB_FORMAT}",
             where=str(run.job),
-            hint="use the version that made it",
+            hint="use the hpcddp that made the run",
         )
     try:
         record = JobRecord(**data)
@@ -90,5 +90,5 @@ def write(run: RunDir, record: JobRecord) -> None:
     """Write the record of a run."""
     data = dataclasses.asdict(record)
     if not record.launch:
-        del data["launch"]  # an older version would call a key that it does not know damage
+        del data["launch"]  # older versions take an unknown key for damage
     write_json(run.job, data)

@@ -1,46 +1,46 @@
-"""RunDir: one job's folder, the only thing that crosses between the plan half and the nodes.
+"""RunDir: a run's folder, all that the plan half and the nodes share.
 
     RUN/
-      job.json            what was asked, checked, and where it runs        written by submit
+      job.json            the checked job, and where it runs                written by submit
       job.sbatch          the script                                        written by submit
-      host.pyz            what the script asks on its host                  written by submit
-      submission.json     who took the script, under which id               written by submit
-      request.json        a person's wish: stop, cancel, preempt            written by that command
-      job-ID.log          the script before its claim, and Slurm's own words
-      submitit/           submitit's own files
+      host.pyz            the programs that begin and end an attempt        written by submit
+      submission.json     the backend and the job id                        written by submit
+      request.json        a stop request: stop, cancel, preempt             written by that command
+      job-ID.log          output of the script before its claim, and of Slurm
+      submitit/           files of submitit
       log -> attempts/N/log
-      attempts/N/         one life of the job between start and stop
-        attempt.json      when, where, as which job; how it ended           written by the script
-        slurm.json        what Slurm said later: time limit, site's rules   written by the sentry
-        met               a program's ranks have met                        written on its host
+      attempts/N/         one attempt
+        attempt.json      start, end, host, job id and cause of the end     written by the script
+        slurm.json        later facts of Slurm: time limit, site's rules    written by the sentry
+        met               the process group of a command has started        written on its host
         log               output of all ranks, each line with its rank
         metrics.jsonl     the rank map, then metrics                        written by rank 0
-        ranks.jsonl       each rank's own figures, line by line             written by rank 0
-        step              the last step, and when                           written by rank 0
-        asked.json        job.json and job.sbatch as they were then, which  written by resume
-        asked.sbatch      a resume has replaced
-        trace-R.jsonl     each step's samples and loss, if asked for        written by rank R
-        error.json        the first failing rank's traceback                written by that rank
-        failures          which ranks failed before any step, and of what   a line of each rank
-        staging           a program's first rank stages data still            written by rank 0
-        left.json         a program's ranks saved and left, to come back    written by rank 0
-        hang.json         which rank hangs, and where                       written by the first
-        stacks/           rank-R.txt: its threads or its state in a hang    written by it, or beside
-        dask/             a cluster's certificate and address, while it is  written by rank 0
-        sending/          results on their way; the next attempt takes it away
-      work/               a command's working folder: the code as it was  written by submit
-      versions.json       its Python and packages                         by submit, or rank 0
-      listings/NAME.tsv   which samples a dataset has                     linked by the first rank
-      trackers.json       the run at its trackers, and what they know     written by who tells them
-      tensorboard/        event files                                     written by who tells it
-      wandb/              W&B's own files                                 written by wandb
+        ranks.jsonl       metrics of each rank                              written by rank 0
+        step              the last step and its time                        written by rank 0
+        asked.json        its job.json, if a resume replaced it             written by resume
+        asked.sbatch      its job.sbatch, if a resume replaced it           written by resume
+        trace-R.jsonl     samples and loss of each step (train.trace)       written by rank R
+        error.json        the traceback of the rank that failed first       written by that rank
+        failures          ranks that failed before the first step           a line of each rank
+        staging           the first rank of a command stages data           written by rank 0
+        left.json         the ranks of a command saved, to be requeued      written by rank 0
+        hang.json         the rank that hangs, and where                    written by one rank
+        stacks/           rank-R.txt: threads or state of a rank in a hang  written on its node
+        dask/             certificate and address of a Dask cluster         written by rank 0
+        sending/          unfinished results; the next attempt removes it
+      work/               code snapshot, the working folder of a command  written by submit
+      versions.json       Python and packages of a command                by submit, or rank 0
+      listings/NAME.tsv   the samples of a dataset                        linked by the first rank
+      trackers.json       the run's ids at trackers, and the sent steps   written by the sender
+      tensorboard/        event files                                     written by the sender
+      wandb/              files of W&B                                    written by wandb
       checkpoints/
-        step-N/           complete, with COMPLETE in it                     published by rename
-        .step-N.old/      until another step-N in its place is read back
-        .saving-N/        of attempt N, not yet published; the next attempt takes it away
-      results/            what a person's code has sent                   published by rename
+        step-N/           complete, with the file COMPLETE                  published by rename
+        .step-N.old/      kept until a new step-N has been verified
+        .saving-N/        unpublished, of attempt N; the next attempt removes it
+      results/            files of submit_result                          published by rename
 
-Every file has one writer, and is written aside and renamed.
+Each file has one writer, which writes a temporary file and renames it.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ from hpcddp.errors import RunError, RunUnreadable
 
 
 class AttemptDir:
-    """One attempt's folder: RUN/attempts/N."""
+    """The folder of an attempt: RUN/attempts/N."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -83,7 +83,7 @@ class AttemptDir:
         self.sending = path / "sending"
 
     def stack(self, rank: int) -> Path:
-        """What rank was doing in a hang."""
+        """The state of a rank in a hang."""
         return self.stacks / f"rank-{rank}.txt"
 
     def trace(self, rank: int) -> Path:
@@ -91,7 +91,7 @@ class AttemptDir:
 
 
 class RunDir:
-    """One run's folder; every path in it is named here and nowhere else."""
+    """A run folder; only this class names the paths in it."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path).absolute()
@@ -116,22 +116,22 @@ class RunDir:
         return AttemptDir(self.attempts / str(number))
 
     def listing(self, name: str) -> Path:
-        """Which samples a dataset has, for all ranks and attempts."""
+        """The samples of a dataset, for all ranks and attempts."""
         return self.listings / f"{name}.tsv"
 
     def job_log(self, job_id: str) -> Path:
-        """What a job's script said before it claimed the run, and what Slurm says of the job."""
+        """Output of a job's script before its claim of the run, and of Slurm."""
         return self.path / f"job-{job_id}.log"
 
     def saving(self, attempt: int) -> Path:
-        """Where an attempt writes its checkpoints. While this folder is there, it may publish."""
+        """Where an attempt writes its checkpoints. It may publish while this folder exists."""
         return self.checkpoints / f".saving-{attempt}"
 
     def deleted(self) -> bool:
-        """Whether somebody has removed the run: other entries of its parent folder are there.
+        """Whether the run was removed: its parent folder exists and has other entries.
 
         Raises:
-            OSError: that cannot be read.
+            OSError: it cannot be read.
         """
         try:
             self.path.stat()
@@ -140,47 +140,47 @@ class RunDir:
         return False
 
     def outlived(self, attempt: int) -> bool:
-        """Whether a newer attempt has begun: it owns the run dir."""
+        """Whether the attempt is superseded by a newer one."""
         folders = self.all_attempts()
         return bool(folders) and folders[-1].number > attempt
 
     def all_attempts(self) -> list[AttemptDir]:
-        """The attempts so far, oldest first."""
+        """All attempts, oldest first."""
         with contextlib.suppress(FileNotFoundError):
             numbers = sorted(int(p.name) for p in self.attempts.iterdir() if p.name.isdigit())
             return [self.attempt(n) for n in numbers]
         return []
 
     def create(self) -> None:
-        """Make the folder with mode 0700; RunError if it cannot be made."""
+        """Make the folder with mode 0700, or raise RunError."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self.path.mkdir(mode=0o700)
             self.attempts.mkdir()
         except OSError as error:
             raise RunError(
-                f"the run's folder cannot be made: {error.strerror}",
+                f"cannot make the run folder: {error.strerror}",
                 where=str(error.filename or self.path),
-                hint="name a folder that you can write with --runs or HPCDDP_RUNS",
+                hint="name a writable folder with --runs or HPCDDP_RUNS",
             ) from None
 
 
 def step_of(folder: Path) -> int | None:
-    """The step in a checkpoint's name; None for any other folder."""
+    """The step in a checkpoint's name; None for other folders."""
     match = re.fullmatch(r"step-([0-9]+)|\.step-([0-9]+)\.old", folder.name)
     return int(match[1] or match[2]) if match else None
 
 
 def step_folders(checkpoints: Path) -> list[Path]:
-    """The folders of a run's checkpoints, whole or not.
+    """The folders of a run's checkpoints, complete or not.
 
     Raises:
-        OSError: that cannot be read, or the run is not there: the disk may be away.
+        OSError: they cannot be read, or the run is missing: the disk may be away.
     """
     try:
         return [path for path in checkpoints.iterdir() if step_of(path) is not None]
     except FileNotFoundError:
-        RunDir(checkpoints.parent).attempts.stat()  # every run has it
+        RunDir(checkpoints.parent).attempts.stat()  # each run has it
         return []
 
 
@@ -207,13 +207,13 @@ def write_bytes(path: Path, data: bytes, mode: int = 0o644) -> None:
 
 @contextlib.contextmanager
 def written(path: Path, mode: int = 0o644, desk: Path | None = None) -> Iterator[IO[bytes]]:
-    """A file to write: it is written aside, fsynced, and renamed into place at the end; it is there
-    wholly or not at all.
+    """A file to write: a temporary file, which is fsynced and renamed at the end. The file is
+    complete or missing.
 
     Only its owner can write to it, whatever the umask: the batch script runs nothing else.
 
     Args:
-        desk: the folder where it is written, else that of its place.
+        desk: the folder of the temporary file; by default the same folder.
     """
     aside = (desk or path.parent) / f".{path.name}.{os.getpid()}.{token(3)}"
     fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
@@ -234,27 +234,27 @@ def write_json(path: Path, data: Any) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """The object in a JSON file, or None if the file is not there.
+    """The object in a JSON file, or None if the file is missing.
 
     Raises:
         RunUnreadable: it cannot be read now.
-        RunError: the file holds something else.
+        RunError: the file has other contents.
     """
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise RunUnreadable(f"cannot be read: {error}", where=str(path)) from None
+        raise RunUnreadable(f"cannot be read: {error}", where=str(path), hint="try again") from None
     except ValueError as error:
-        raise RunError(f"cannot be read: {error}", where=str(path)) from None
+        raise RunError(f"is damaged: {error}", where=str(path)) from None
     if not isinstance(data, dict):
-        raise RunError("holds no JSON object", where=str(path))
+        raise RunError("is damaged: not a JSON object", where=str(path))
     return data
 
 
 def parse_lines(lines: Iterable[str | bytes]) -> Iterator[dict[str, Any]]:
-    """The objects of JSON lines; a line cut by a crash is passed over."""
+    """The objects of JSON lines; incomplete lines are skipped."""
     for line in lines:
         with contextlib.suppress(ValueError):
             data = json.loads(line)
@@ -263,7 +263,7 @@ def parse_lines(lines: Iterable[str | bytes]) -> Iterator[dict[str, Any]]:
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a JSON lines file, from its beginning; none if it is not there."""
+    """The objects of a JSON lines file; none if it is missing."""
     with contextlib.suppress(FileNotFoundError), path.open("rb") as f:
         yield from parse_lines(f)
 
@@ -280,7 +280,7 @@ STEP = struct.Struct("<qd")  # step, seconds since the epoch
 
 
 def read_step(attempt: AttemptDir) -> tuple[int, float]:
-    """The last step that an attempt took, and when; zeros if it took none."""
+    """The last step of an attempt and its time; zeros without a step."""
     with contextlib.suppress(OSError, struct.error):
         step, when = STEP.unpack(attempt.step.read_bytes())
         return int(step), float(when)
@@ -288,7 +288,7 @@ def read_step(attempt: AttemptDir) -> tuple[int, float]:
 
 
 def runs_in(root: Path, start: str = "", most: int | None = None) -> list[RunDir]:
-    """The runs of a folder whose names begin so, newest first; ``most`` of them at most."""
+    """The runs of a folder whose names begin with ``start``, newest first, at most ``most``."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         jobs = [(p / "job.json", p) for p in root.iterdir() if p.name.startswith(start)]
         dated = [(job.stat().st_mtime_ns, p) for job, p in jobs if job.is_file()]

@@ -9,6 +9,7 @@ from itertools import repeat
 from typing import NamedTuple
 
 from hpcddp.errors import RankMapError, TopologyError
+from hpcddp.sizes import counted, whole
 
 DIALECTS: dict[str, dict[str, tuple[str, ...]]] = {
     "torchrun": {
@@ -40,23 +41,16 @@ DIALECTS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "local": {},
 }
-"""Who sets which variables, first match first: a dialect applies when its world_rank is set.
+"""The variables that each launcher sets. The first dialect whose world_rank is set applies.
 
-Of several names for one meaning the first that is set counts. torchrun comes first because inside
-``srun torchrun`` SLURM_PROCID is the number of the node; openmpi comes before slurm because ranks
-that mpirun starts in a batch script inherit its SLURM_PROCID of 0, which means nothing. "local"
-has no variables: a world of one.
+Where a meaning has several names, the first that is set counts. torchrun comes first because
+inside ``srun torchrun`` SLURM_PROCID is the number of the node. openmpi comes before slurm because
+ranks that mpirun starts in a batch script inherit the script's meaningless SLURM_PROCID of 0.
+"local" has no variables: a world of one rank.
 """
 
 MappedRank = tuple[int, int, str | None, int]
 """One rank of a map: global rank, node, host, local rank."""
-
-
-def whole(value: object) -> int | None:
-    """A whole number from 0 on, written in plain digits; None for anything else."""
-    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= 18:
-        return int(value)
-    return value if type(value) is int and value >= 0 else None  # a bool is not a number here
 
 
 class _Rank(NamedTuple):
@@ -82,8 +76,8 @@ class Rank(_Rank):
     def _check(self) -> None:
         if not 1 <= self.local_size <= self.world_size:
             raise TopologyError(
-                f"a world of {self.world_size} ranks with {self.local_size} on a node cannot be",
-                hint="a node has one rank at least, and all ranks at most",
+                f"a node cannot have {self.local_size} of {counted(self.world_size, 'rank')}",
+                hint="a node has at least one rank, and at most all ranks",
             )
         _check_number("global rank", self.world_rank, self.world_size)
         _check_number("local rank", self.local_rank, self.local_size)
@@ -99,16 +93,16 @@ class Rank(_Rank):
 
     @property
     def nodes(self) -> int:
-        """Of the world, where all have as many ranks as this one."""
+        """Number of nodes, if each has as many ranks as this one."""
         return -(-self.world_size // self.local_size)
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str]) -> "Rank":
-        """Read the rank from a process's environment: the one reader of it there is.
+        """Read the rank from a process's environment. Nothing else reads it.
 
-        Call it in a process that a launcher started as a rank. Slurm sets SLURM_PROCID=0 in a
-        batch shell as well, where it means nothing: a launcher that starts ranks from there by
-        other means than srun keeps SLURM_PROCID out of their environment.
+        Call it in a process that a launcher started as a rank. Slurm also sets SLURM_PROCID=0 in a
+        batch shell, where it has no meaning. A launcher that starts ranks there without srun
+        removes SLURM_PROCID from their environment.
         """
         dialect, names = next(
             row for row in DIALECTS.items() if not row[1] or row[1]["world_rank"][0] in environ
@@ -135,17 +129,17 @@ class Rank(_Rank):
         return {name: str(getattr(self, meaning)) for meaning, (name,) in meanings}
 
     def check(self, topology: "Topology") -> None:
-        """Refuse to go on when this is not the rank that the plan has in this place."""
+        """Raise RankMapError unless this is the rank that the plan has in this place."""
         planned = (topology.world_size, topology.gpus_per_node)
         first = self.node * topology.gpus_per_node
         if (self.world_size, self.local_size) != planned:
-            wrong = f"expected a world of {planned[0]} with {planned[1]} on each node"
+            wrong = f"expected {counted(planned[0], 'rank')}, {planned[1]} on each node"
         elif self.world_rank != first + self.local_rank:
             wrong = f"expected rank {first + self.local_rank} in this place"
         else:
             return
         raise RankMapError(
-            f"{self} is not on the map of {topology}: {wrong}",
+            f"{self} does not fit {topology}: {wrong}",
             where=f"rank {self.world_rank}",
             hint="start the ranks in blocks, the same number on each node:"
             f" srun --ntasks-per-node={planned[1]} --distribution=block",
@@ -158,20 +152,20 @@ class _Topology(NamedTuple):
 
 
 class Topology(_Topology):
-    """The planned map: as many ranks as there are nodes times GPUs. It keeps two numbers only."""
+    """The planned map: nodes times GPUs per node ranks."""
 
     __slots__ = ()
 
     def __new__(cls, nodes: int, gpus_per_node: int) -> "Topology":
         if any(type(size) is not int or size < 1 for size in (nodes, gpus_per_node)):
             raise TopologyError(
-                f"{nodes!r:.60} nodes with {gpus_per_node!r:.60} GPUs each are not a map",
-                hint="both are whole numbers from 1 on",
+                f"invalid size: {nodes!r:.60} nodes with {gpus_per_node!r:.60} GPUs each",
+                hint="both must be whole numbers from 1 on",
             )
         return super().__new__(cls, nodes, gpus_per_node)
 
     def __str__(self) -> str:
-        return f"{self.nodes} nodes x {self.gpus_per_node} GPUs"
+        return f"{counted(self.nodes, 'node')} x {counted(self.gpus_per_node, 'GPU')}"
 
     @property
     def world_size(self) -> int:
@@ -195,22 +189,23 @@ class Topology(_Topology):
 
 
 def check_map(rank: Rank, nodes: tuple[int, int], gpus_per_node: int) -> None:
-    """Refuse a place that the plan does not have. Slurm may give fewer nodes of a range."""
+    """Raise RankMapError for a rank that is not in the plan. Of a range of nodes Slurm may give
+    fewer than the most."""
     here, rest = divmod(rank.world_size, gpus_per_node)
     if rest or not nodes[0] <= here <= nodes[1]:
-        here = nodes[1]  # no allowed map has this world size: let the check name the planned one
+        here = nodes[1]  # no planned map has this world size: the check names the largest
     rank.check(Topology(here, gpus_per_node))
 
 
 def map_rows(topology: Topology, hosts: Sequence[str] | None = None) -> Iterator[MappedRank]:
     """The whole map, row by row; ``hosts`` names the nodes in their order.
 
-    Plain tuples and no checks per row: the map of the largest machines is a matter of
-    milliseconds, and nothing is kept.
+    Rows are plain tuples without checks, made one by one: the map of the largest machines takes
+    milliseconds and no memory.
     """
     if hosts is not None and len(hosts) != topology.nodes:
         raise TopologyError(
-            f"{len(hosts)} hosts for {topology.nodes} nodes",
+            f"{counted(len(hosts), 'host')} for {counted(topology.nodes, 'node')}",
             where="host list",
             hint="name one host for each node, or change the number of nodes",
         )
@@ -225,8 +220,8 @@ def map_rows(topology: Topology, hosts: Sequence[str] | None = None) -> Iterator
 def _check_number(name: str, number: int, count: int) -> None:
     if whole(number) is None or number >= count:
         raise TopologyError(
-            f"{name} {number!r} is not one of 0 to {count - 1}",
-            hint="give a number in this range, or plan more nodes or GPUs",
+            f"{name} must be from 0 to {count - 1}, got {number!r}",
+            hint="use a number in this range, or plan more nodes or GPUs",
         )
 
 
@@ -245,12 +240,15 @@ def _number(dialect: str, meaning: str, environ: Mapping[str, str]) -> int:
 
 
 def _slurm_local_size(environ: Mapping[str, str], node: int, world_size: int) -> int:
-    """How many tasks a node has: Slurm lists them by node, as ``4(x2),3``, or they are equal."""
+    """The number of tasks on a node. Slurm lists them by node, such as ``4(x2),3``; without that
+    list all nodes have the same number."""
     text = _text("slurm", "tasks_per_node", environ)
     if text is None:
         nodes = _number("slurm", "nodes", environ)
         if nodes < 1 or world_size % nodes:
-            raise _env_error("slurm", f"{world_size} tasks are not spread evenly on {nodes} nodes")
+            raise _env_error(
+                "slurm", f"{world_size} tasks do not divide over {counted(nodes, 'node')}"
+            )
         return world_size // nodes
     left = node
     for item in text.split(","):
@@ -262,7 +260,7 @@ def _slurm_local_size(environ: Mapping[str, str], node: int, world_size: int) ->
             return size
         left -= count
     names = " or ".join(DIALECTS["slurm"]["tasks_per_node"])
-    raise _env_error("slurm", f"{names} is {text!r:.60}, which says nothing of node {node}")
+    raise _env_error("slurm", f"{names} is {text!r:.60}, without a number for node {node}")
 
 
 def _env_error(dialect: str, what: str) -> TopologyError:
@@ -270,6 +268,6 @@ def _env_error(dialect: str, what: str) -> TopologyError:
     return TopologyError(
         what,
         where=f"{dialect} environment",
-        hint=f"{first} is set, so the ranks are read as {dialect} sets them: start them with it,"
+        hint=f"{first} is set, so hpcddp reads the variables of {dialect}: start the ranks with it,"
         f" or unset {first}",
     )

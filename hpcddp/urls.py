@@ -1,12 +1,12 @@
-"""What of a URL is a secret: who asks, a password, a signature (standard library only)."""
+"""Secrets in URLs: users, passwords, signatures."""
 
 from __future__ import annotations
 
 import re
 
-# A password may hold a "/", as about half of AWS's secrets do: where no "@" ends it before the
-# path, it reaches to the last one. None begins at a colon before another colon, which is a chain
-# (zip://x::s3://y), or before a port.
+# A password may contain "/", as about half of AWS's secrets do. If no "@" ends it before the path,
+# it ends at the last "@". A colon before another colon is a chain (zip://x::s3://y), and a colon
+# before digits a port: no password begins there.
 _NONE = r":|\d{1,5}(?:[/?#\s'\",)\]]|$)"
 _WHO = re.compile(rf"(?<=://)(?:[^/?#\s]*@|[^/?#\s@:\[]*:(?!{_NONE})\S*@)")
 _PASSWORD = re.compile(rf"(://[^/:@\[]*:)(?:[^/]*@|(?!{_NONE}).*@)")
@@ -17,15 +17,15 @@ _SIGNATURE = re.compile(
 
 
 def hidden(text: str, mark: str = "***") -> str:
-    """A text without the users, passwords and signatures of the URLs in it."""
+    """A text without the users, passwords and signatures of its URLs."""
     return _SIGNATURE.sub(rf"\1{mark}", _WHO.sub(f"{mark}@", text))
 
 
 def without_password(url: str) -> str:
-    """One URL; a name alone, as abfs and hdfs have it before the @, stays."""
+    """A URL without its password; a user alone, as in abfs and hdfs URLs, stays."""
     return _PASSWORD.sub(r"\1***@", url)
 
 
 def without_signature(url: str) -> str:
-    """One URL, without what in its query lets anybody read."""
+    """A URL without the signature in its query."""
     return _SIGNATURE.sub(r"\1***", url) if "://" in url else url

@@ -1,4 +1,4 @@
-"""Which Python and which packages a command runs with, and what of it changed since."""
+"""The Python and the packages of a command, and their changes since the submission."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ TIMEOUT = 60  # seconds
 
 
 def installed(program: str, environ: Mapping[str, str]) -> dict[str, Any]:
-    """Executable, version and packages of a Python, or of this one where the program is another;
-    nothing if it does not say."""
+    """Executable, version and packages of a Python, or of this Python for another program; empty
+    without an answer."""
     is_python = Path(program).name.startswith("python")
     python = shutil.which(program, path=environ.get("PATH")) if is_python else None
     return ask(python or sys.executable, LOOK, environ, folder=os.sep)
@@ -32,10 +32,10 @@ def installed(program: str, environ: Mapping[str, str]) -> dict[str, Any]:
 def ask(
     python: str, text: str, environ: Mapping[str, str], folder: str | None = None
 ) -> dict[str, Any]:
-    """What a program prints, as JSON, in a Python; nothing if that one does not say.
+    """The JSON that a program prints in a Python; empty without an answer.
 
     Args:
-        folder: where it runs, and imports from.
+        folder: where it runs, and from where it imports.
     """
     try:
         done = subprocess.run(
@@ -49,7 +49,7 @@ def ask(
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """What differs, a text each: `torch 2.12.0 -> 2.13.0`."""
+    """The differences, a text each: `torch 2.12.0 -> 2.13.0`."""
     if not before or not now:
         return []
     rows = [("Python", before["python"], now["python"])]

@@ -1,12 +1,12 @@
 """Steps 7 and 8: one rank, from its environment to its exit code.
 
 A script starts ``python -P -m hpcddp.worker RUN_DIR``. submitit pickles ``Worker(run_dir)``, and
-calls it where a person starts ``submitit.core._submit``. Both leave the process for good,
-with one of the codes in exit_codes.py. ``run`` is the plain function underneath, for a debugger.
+``submitit.core._submit`` calls it. Both end the process with one of the codes in exit_codes.py.
+``run`` is the function underneath, for a debugger.
 
-A signal may come at any time. Until this rank has heard that all ranks have met, a stop signal ends
-it at once: nothing is to be saved yet, and a vote that could stop all ranks together may never come
-where a neighbour is gone. From then on a signal sets a flag, which is carried to the first vote.
+A signal may come at any time. Until all ranks have reached the rendezvous, a stop signal ends this
+rank at once: there is nothing to save yet, and the vote that stops all ranks together may never
+come if another rank is gone. From then on a signal sets a flag for the next vote.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from hpcddp.rundir import RunDir
     from hpcddp.topology import Rank
 
-# Set where a launcher's process of its own has started the rank: torch's agent, a Dask worker.
+# Set if a launcher's own process has started the rank: torch's agent, or a Dask worker.
 PARENTS = {"TORCHELASTIC_USE_AGENT_STORE", "HPCDDP_DASK"}
 
 
@@ -39,7 +39,7 @@ class Worker:
         end_on_stop_signals()
         if os.environ.keys() & PARENTS:
             die_with_parent()
-        # An array's element has a run dir of its own, which its script names.
+        # An array's element has a run folder of its own, which its script names.
         folder = os.environ.get("HPCDDP_RUN_DIR") or self.run_dir
         watch_node(folder)
         end(_start(folder, os.environ, Preemption()))
@@ -53,11 +53,11 @@ def run(
     max_steps: int | None = None,
     on_record: Callable[[dict[str, Any]], None] | None = None,
 ) -> str:
-    """Train as one rank in this process; exceptions fly and signals keep their meaning.
+    """Train as one rank in this process; exceptions are raised and signals keep their meaning.
 
     Args:
-        max_steps: take at most so many optimizer steps, whatever the job says.
-        on_record: gets every metrics record of rank 0, beside the line that is printed.
+        max_steps: most optimizer steps, in place of the job's.
+        on_record: called with every metrics record of rank 0.
 
     Returns: "done" or "stopped".
     """
@@ -70,7 +70,7 @@ def run(
 
 
 def watch_node(folder: str) -> None:
-    """On the second node of a Slurm job, one process outlives the ranks: the first may be lost."""
+    """On the second node of a Slurm job, start a process that acts if the first node is lost."""
     if os.environ.get("SLURM_NODEID") == "1" and "SLURM_JOB_ID" in os.environ:
         from hpcddp.attempt import sentry
 
@@ -78,7 +78,7 @@ def watch_node(folder: str) -> None:
 
 
 def _start(run_dir: str, environ: Mapping[str, str], preemption: Preemption) -> int:
-    """A rank of a task lives in this process; one of a command becomes it."""
+    """Run a task in this process, or replace the process by a command."""
     from hpcddp.launch.command import become, job_of
 
     if job := job_of(run_dir):
@@ -88,7 +88,7 @@ def _start(run_dir: str, environ: Mapping[str, str], preemption: Preemption) -> 
 
 
 def _live(run_dir: str, environ: Mapping[str, str], preemption: Preemption) -> int:
-    """One rank's life, to its exit code. A failure is written down by the first rank that fails."""
+    """Run a rank of a task; its exit code. The first rank that fails records its failure."""
     from hpcddp.attempt import lost_script
     from hpcddp.attempt.decision import CAUSES, CRASH, OF_KIND
     from hpcddp.attempt.error_record import kind_of, report
@@ -107,11 +107,11 @@ def _live(run_dir: str, environ: Mapping[str, str], preemption: Preemption) -> i
             folder, rank, attempt, preemption,
             met=preemption.install, heartbeat=heartbeat, on_hang=hung,
         )  # fmt: skip
-    except LeaseLost as error:  # nothing of this life may be written any more
+    except LeaseLost as error:  # a superseded attempt writes nothing more
         print(error, file=sys.stderr)
         return exit_codes.FENCED
     except BaseException as error:
-        end_children()  # before Python clears the error's frames, and waits for each of them
+        end_children()  # before Python clears the error's frames, which waits for them
         stepped, number = heartbeat.taken > 0, rank.world_rank if rank else None
         text = report(error, folder.attempt(attempt), number, stepped=stepped)
         print(text, file=sys.stderr, flush=True)

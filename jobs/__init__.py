@@ -1,1 +1,1 @@
-"""What to run: NAME.toml for the plan and NAME.py for the worker, side by side."""
+"""The shipped jobs: NAME.toml for the plan and NAME.py for the ranks."""

@@ -1,11 +1,11 @@
-"""The next character of a text: a small GPT on the manual of Python that every Python carries.
+"""A small GPT that predicts the next character of Python's own manual.
 
-The text is what ``help("topics")`` shows: 465,000 characters of English with Python in it. A guess
-by the characters' frequencies alone has a loss of 3.24 nats on the held-out tenth, one by the
-character before 2.32 and one by the two before 1.73 (counted on the training part).
+The text is the one that ``help("topics")`` shows: 465,000 characters of English and Python code. On
+the held-out tenth, a prediction from character frequencies has a loss of 3.24 nats; from the
+character before, 2.32; from the two characters before, 1.73 (counted on the training part).
 
-The model is a plain sequence of embedding, blocks and head, so that each strategy finds its cuts:
-a block is divided (fsdp), its layers are shared by ranks (tp), or it goes to a stage (pp).
+The model is a sequence of embedding, blocks and head, so it works with every strategy: blocks are
+sharded (fsdp), their layers are divided (tp), or they are the parts of pipeline stages (pp).
 """
 
 from __future__ import annotations
@@ -19,30 +19,36 @@ from torch.utils.data import TensorDataset
 
 from hpcddp.errors import JobFileError
 
-CHARACTERS = "\n" + "".join(map(chr, range(32, 127)))  # all others are read as "?"
+CHARACTERS = "\n" + "".join(map(chr, range(32, 127)))  # any other is replaced by "?"
 
 
 def model(
     layers: int = 4, width: int = 64, heads: int = 4, context: int = 64, dropout: float = 0.0
 ) -> nn.Sequential:
-    """A GPT: characters' numbers [batch, length] -> [batch, length, 96], the next one's logits.
+    """A GPT (Radford et al., 2019): [batch, length] -> [batch, length, 96].
+
+    The input is character numbers, the output the logits of each next character.
 
     Args:
-        layers: blocks, 1 or more.
-        width: of a character's vector; a multiple of heads.
-        heads: of attention, 1 or more; with tp a multiple of its ranks.
-        context: most characters that it looks at, 1 or more.
-        dropout: part of each block's output that training leaves out, from 0 to below 1.
+        layers: Number of blocks, at least 1.
+        width: Size of a character's vector; a multiple of ``heads``.
+        heads: Number of attention heads, at least 1; under tp a multiple of tp's size.
+        context: Largest length of a sample in characters, at least 1.
+        dropout: Dropout probability in each block, at least 0 and below 1.
+
+    Raises:
+        JobFileError: An argument is out of range.
     """
     _check_least_1("model", layers=layers, width=width, heads=heads, context=context)
     if width % heads:
         raise JobFileError(
-            f"width is {width}, which {heads} heads cannot share equally",
+            f"model.width is {width}, which is not a multiple of model.heads, {heads}",
             where="model.heads",
-            hint=f"take a multiple of {heads} for the width, such as {-(-width // heads) * heads}",
+            hint=f"set model.width to a multiple of {heads}, such as {-(-width // heads) * heads}",
         )
     if isinstance(dropout, bool) or not (isinstance(dropout, int | float) and 0 <= dropout < 1):
-        raise JobFileError(f"{dropout!r} is not a number from 0 to below 1", where="model.dropout")
+        what = f"expected a number of at least 0 and below 1, got {dropout!r}"
+        raise JobFileError(what, where="model.dropout")
     blocks = {f"block{i}": Block(width, heads, dropout) for i in range(layers)}
     head = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, len(CHARACTERS)))
     made = nn.Sequential(OrderedDict(embed=Embed(context, width), **blocks, head=head))
@@ -50,10 +56,14 @@ def model(
 
 
 def dataset(split: str, context: int = 64) -> TensorDataset:
-    """Pieces of the text, one behind the other: (characters [context], each one's next [context]).
+    """Consecutive pieces of the text: (characters [context], the next characters [context]), int64.
 
     Args:
-        context: characters of a piece, at most the model's.
+        split: "train" for the first nine tenths of the text, "eval" for the last tenth.
+        context: Characters of a piece, at most the model's ``context``.
+
+    Raises:
+        JobFileError: ``context`` is less than 1, or longer than the text.
     """
     _check_least_1("dataset", context=context)
     text = _text()
@@ -61,8 +71,9 @@ def dataset(split: str, context: int = 64) -> TensorDataset:
     part = text[begin:] if split == "eval" else text[:begin]
     if len(part) <= context:
         raise JobFileError(
-            f"{context} characters are more than the text has: {len(part)} in its {split} part",
+            f"{context} characters are longer than the {split} part of the text ({len(part)})",
             where="dataset.context",
+            hint="use a smaller number, at most model.context",
         )
     number = {character: i for i, character in enumerate(CHARACTERS)}
     numbers = torch.tensor([number.get(character, number["?"]) for character in part])
@@ -71,21 +82,22 @@ def dataset(split: str, context: int = 64) -> TensorDataset:
 
 
 def loss(output: Tensor, target: Tensor) -> Tensor:
-    """Cross entropy of the next character, in nats: the mean over all places."""
+    """Mean cross entropy of the next character, in nats (a scalar)."""
     return functional.cross_entropy(output.flatten(0, 1), target.flatten())
 
 
 def metrics(output: Tensor, target: Tensor) -> dict[str, Tensor]:
-    """The part of a piece's characters that the best guess gets right."""
+    """The fraction of characters that are predicted correctly, for each sample: [batch]."""
     return {"accuracy": (output.argmax(2) == target).float().mean(1)}
 
 
 def blocks(model: nn.Module) -> list[str]:
+    """The modules that fsdp shards one by one."""
     return [name for name, part in model.named_children() if isinstance(part, Block)]
 
 
 def tp_plan(model: nn.Module) -> dict[str, str]:
-    """Each rank has some of the heads, and some of the wide layer's units."""
+    """Each rank has some of the heads, and some units of the wide layer."""
     layers = {
         "attention.query": "colwise",
         "attention.key": "colwise",
@@ -98,7 +110,7 @@ def tp_plan(model: nn.Module) -> dict[str, str]:
 
 
 class Embed(nn.Module):
-    """A vector for each character, and one for its place."""
+    """The sum of a vector for each character and a vector for its position."""
 
     def __init__(self, context: int, width: int) -> None:
         super().__init__()
@@ -109,7 +121,7 @@ class Embed(nn.Module):
         length, context = characters.shape[1], self.place.num_embeddings
         if length > context:
             raise JobFileError(
-                f"the samples have {length} characters, but the model looks at {context}",
+                f"samples have {length} characters, but model.context is {context}",
                 where="dataset.context",
                 hint="set model.context and dataset.context to the same number",
             )
@@ -118,7 +130,7 @@ class Embed(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention, then two layers for each place; both add to what comes in."""
+    """Attention, then two layers for each position; both are added to their input."""
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -138,7 +150,7 @@ class Block(nn.Module):
 
 
 class Attention(nn.Module):
-    """Each place looks at itself and those before (Vaswani et al., 2017)."""
+    """Causal self-attention (Vaswani et al., 2017): [batch, length, width] -> the same shape."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -154,19 +166,18 @@ class Attention(nn.Module):
         return self.out(seen.transpose(1, 2).flatten(2))
 
     def _heads(self, x: Tensor) -> Tensor:
-        """[batch, length, width] -> [batch, heads, length, size], with the heads that are here:
-        under tp a rank has some of them."""
+        """[batch, length, width] -> [batch, heads, length, size]; under tp this rank's heads."""
         if x.shape[2] % self.size:
             raise JobFileError(
                 f"the ranks of tp cannot share the heads equally: {x.shape[2] / self.size:g} each",
                 where="model.heads",
-                hint="take a multiple of tp's size",
+                hint="set model.heads to a multiple of the size of tp",
             )
         return x.unflatten(2, (-1, self.size)).transpose(1, 2)
 
 
 def _start_small(module: nn.Module) -> None:
-    """Small random weights, as in GPT-2: at first all characters are equally likely."""
+    """Small random weights, as in GPT-2: at the start all characters are equally likely."""
     if isinstance(module, nn.Linear | nn.Embedding):
         nn.init.normal_(module.weight, std=0.02)
     if isinstance(module, nn.Linear):
@@ -174,14 +185,14 @@ def _start_small(module: nn.Module) -> None:
 
 
 def _text() -> str:
-    """The topics by name: a patch version of Python changes some words of them."""
+    """The topics, sorted by name. Their text differs slightly between patch versions of Python."""
     try:
         from pydoc_data.topics import topics
     except ImportError:
         raise JobFileError(
-            "the text is not here: this Python comes without pydoc_data",
+            "the text is missing: this Python has no module pydoc_data",
             where="jobs/charlm.py",
-            hint="take a whole Python; Debian has the text in libpython3-stdlib",
+            hint="use a complete Python; on Debian, install libpython3-stdlib",
         ) from None
     return "\n\n".join(topics[name] for name in sorted(topics))
 
@@ -189,6 +200,5 @@ def _text() -> str:
 def _check_least_1(table: str, **options: int) -> None:
     for name, value in options.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise JobFileError(
-                f"{value!r} is not a whole number from 1 on", where=f"{table}.{name}"
-            )
+            what = f"expected a whole number of at least 1, got {value!r}"
+            raise JobFileError(what, where=f"{table}.{name}")

@@ -1,6 +1,6 @@
-"""Handwritten digits, 8 x 8 pixels: a small CNN on the data file that scikit-learn ships.
+"""A small CNN for handwritten digits of 8 x 8 pixels, from a data file of scikit-learn.
 
-The file is read directly: importing scikit-learn for it would take longer than a training epoch.
+The file is read directly, because an import of scikit-learn takes longer than a training epoch.
 """
 
 import gzip
@@ -18,7 +18,7 @@ HELD_OUT = 360  # of 1,797 samples
 
 
 def model(width: int = 24, dropout: float = 0.4) -> nn.Module:
-    """Two convolutions and two linear layers: [batch, 1, 8, 8] -> [batch, 10]."""
+    """Two convolutions and two linear layers: images [batch, 1, 8, 8] -> logits [batch, 10]."""
     return nn.Sequential(
         nn.Conv2d(1, width, 3, padding=1),
         nn.ReLU(),
@@ -34,7 +34,10 @@ def model(width: int = 24, dropout: float = 0.4) -> nn.Module:
 
 
 def dataset(split: str) -> TensorDataset:
-    """1,437 training samples or 360 held-out ones; the split is the same for every seed."""
+    """1,437 samples for "train" or 360 for "eval": (image [1, 8, 8], class from 0 to 9).
+
+    Pixels are float32 from 0 to 1. The split does not depend on the seed.
+    """
     with gzip.open(_data_file(), "rt") as f:
         rows = np.loadtxt(f, delimiter=",", dtype=np.float32)
     order = np.random.default_rng(0).permutation(len(rows))
@@ -44,10 +47,12 @@ def dataset(split: str) -> TensorDataset:
 
 
 def loss(output: Tensor, target: Tensor) -> Tensor:
+    """Mean cross entropy of logits [batch, 10] and classes [batch], in nats (a scalar)."""
     return nn.functional.cross_entropy(output, target)
 
 
 def metrics(output: Tensor, target: Tensor) -> dict[str, Tensor]:
+    """Whether each sample is classified correctly: [batch]."""
     return {"accuracy": output.argmax(1) == target}
 
 
@@ -58,7 +63,7 @@ def _data_file() -> Path:
         if path.is_file():
             return path
     raise JobFileError(
-        "the digits are not here: they come with scikit-learn",
+        "the data file is missing: it comes with scikit-learn",
         where="jobs/digits.py",
-        hint="pip install 'hpcddp[examples]'",
+        hint="install the extra `examples` of hpcddp",
     )

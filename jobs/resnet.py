@@ -1,12 +1,13 @@
-"""ResNet-18 on a folder of images, one folder for each class: fine-tuning, or from scratch.
+"""ResNet-18 on images in one folder per class: fine-tuning, or training from scratch.
 
     ROOT/train/cat/1.jpg    ROOT/train/dog/7.png
     ROOT/val/cat/2.jpg      ROOT/val/dog/9.png
 
-ROOT is a folder, s3://bucket/prefix, or a URL of another store; train and val may hold tar shards.
+ROOT is a folder, s3://bucket/prefix, or a URL of another store; train and val may contain tar
+shards.
 
-The model is torchvision's where torchvision is installed and works, else one of the same names,
-shapes and first weights, so that torchvision's file of pretrained weights fits both.
+The model is torchvision's where torchvision is installed and works. Otherwise it is a model with
+the same names, shapes and initial weights. Torchvision's file of pretrained weights fits both.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ try:
     from PIL import Image
 except ImportError:
     raise JobFileError(
-        "images are read with Pillow, which is not here",
+        "Pillow is not installed; the job needs it to read images",
         where="jobs/resnet.py",
-        hint="pip install 'hpcddp[examples]'",
+        hint="install the extra `examples` of hpcddp",
     ) from None
 
 FOLDERS = {"train": "train", "eval": "val"}
-# Of ImageNet's red, green and blue, as pretrained weights expect them.
+# Mean and standard deviation of ImageNet's red, green and blue, as for pretrained weights.
 MEAN = torch.tensor([0.485, 0.456, 0.406]).view(3, 1, 1)
 STD = torch.tensor([0.229, 0.224, 0.225]).view(3, 1, 1)
 
@@ -42,18 +43,22 @@ Box = tuple[float, float, float, float]  # left, top, right, bottom, in pixels
 
 
 def model(classes: int = 2, weights: str = "", freeze: bool = False) -> nn.Module:
-    """ResNet-18 (He et al., 2016): [batch, 3, size, size] -> [batch, classes].
+    """ResNet-18 (He et al., 2016): images [batch, 3, size, size] -> logits [batch, classes].
 
     Args:
-        classes: 1 or more; as many as the folder has.
-        weights: file of pretrained weights, a state_dict; empty for random ones. A last layer for
-            another number of classes is not taken from it.
-        freeze: train the last layer alone. Batch norms still go by the batch while it trains.
+        classes: Number of classes in the folder, at least 1.
+        weights: File of pretrained weights (a state_dict); empty for random weights. A last layer
+            for another number of classes is not loaded.
+        freeze: Train only the last layer. Batch norms still use the statistics of the batch.
+
+    Raises:
+        JobFileError: An argument is out of range, or the file does not fit the model.
     """
     if isinstance(classes, bool) or not isinstance(classes, int) or classes < 1:
-        raise JobFileError(f"{classes!r} is not a whole number from 1 on", where="model.classes")
+        what = f"expected a whole number of at least 1, got {classes!r}"
+        raise JobFileError(what, where="model.classes")
     if not isinstance(freeze, bool):
-        raise JobFileError(f"{freeze!r} is not true or false", where="model.freeze")
+        raise JobFileError(f"expected true or false, got {freeze!r}", where="model.freeze")
     made = _torchvision(classes) or _own(classes)
     if weights:
         _load(made, Path(str(weights)).expanduser())
@@ -64,31 +69,39 @@ def model(classes: int = 2, weights: str = "", freeze: bool = False) -> nn.Modul
 
 
 def dataset(split: str, root: str = "", size: int = 224) -> ImageFolder:
-    """The images of ROOT/train, cut and mirrored at random, or those of ROOT/val, as they are:
-    (image [3, size, size], class [classes] with a 1 at its place). The length of the latter tells
-    the loss how many classes there are, without looking at values on a GPU.
+    """The images of ROOT/train ("train") or ROOT/val ("eval"): (image, class).
+
+    Images are float32 [3, size, size]; training images are cropped and mirrored at random. Classes
+    are one-hot, int64 [classes]: so the loss can check the number of classes without reading values
+    from a GPU.
 
     Args:
-        root: the folder, or the place in a store, that has train and val in it.
-        size: height and width of what the model gets, in pixels; 32 or more.
+        split: "train" or "eval".
+        root: Folder or URL that contains train and val.
+        size: Height and width of the images for the model in pixels, at least 32.
+
+    Raises:
+        JobFileError: An argument is missing or out of range, or val has a class that train has not.
+        UserError, StoreUnreachable: As ``hpcddp.data.ImageFolder``.
     """
     if not root:
         raise JobFileError(
-            "the folder of images is not named",
+            "no folder of images is set",
             where="dataset.root",
-            hint="--set dataset.root=FOLDER or s3://BUCKET/PREFIX; it has train/CLASS/*.jpg and "
+            hint="add --set dataset.root=FOLDER (or s3://BUCKET/PREFIX) with train/CLASS/*.jpg and "
             "val/CLASS/*.jpg in it",
         )
     if isinstance(size, bool) or not isinstance(size, int) or size < 32:
-        raise JobFileError(f"{size!r} is not a whole number from 32 on", where="dataset.size")
+        what = f"expected a whole number of at least 32, got {size!r}"
+        raise JobFileError(what, where="dataset.size")
     place = str(root).rstrip("/") or "/"
     found = {name: ImageFolder(f"{place}/{folder}") for name, folder in FOLDERS.items()}
     classes, asked = found["train"].classes, found[split]
     if unknown := [name for name in found["eval"].classes if name not in classes]:
         raise JobFileError(
-            f"val has the class {unknown[0]}, which train has not",
+            f"class {unknown[0]!r} of val is not in train",
             where=place,
-            hint=f"train has {', '.join(classes[:10])}",
+            hint=f"train has the classes {', '.join(classes[:10])}",
         )
     asked.transform = _Cut(size, training=split == "train")
     asked.target_transform = _OneHot([classes.index(name) for name in asked.classes], len(classes))
@@ -96,10 +109,14 @@ def dataset(split: str, root: str = "", size: int = 224) -> ImageFolder:
 
 
 def loss(output: Tensor, target: Tensor) -> Tensor:
+    """Mean cross entropy of logits [batch, classes] and one-hot classes, in nats (a scalar).
+
+    Raises:
+        JobFileError: ``model.classes`` is not the number of classes of the folder.
+    """
     if output.shape[1] != target.shape[1]:
         raise JobFileError(
-            f"the model tells {output.shape[1]} classes apart, but the folder has "
-            f"{target.shape[1]}",
+            f"expected {target.shape[1]} classes, as the folder has, got {output.shape[1]}",
             where="model.classes",
             hint=f"set it to {target.shape[1]}",
         )
@@ -107,26 +124,33 @@ def loss(output: Tensor, target: Tensor) -> Tensor:
 
 
 def metrics(output: Tensor, target: Tensor) -> dict[str, Tensor]:
+    """Whether each sample is classified correctly: [batch]."""
     return {"accuracy": output.argmax(1) == target.argmax(1)}
 
 
 def blocks(model: nn.Module) -> list[str]:
+    """The modules that fsdp shards one by one."""
     return [f"layer{stage}.{i}" for stage in range(1, 5) for i in range(2)]
 
 
 def parts(model: nn.Module) -> list[str]:
+    """The modules whose sequence is the model, for pipeline stages.
+
+    Raises:
+        JobFileError: The model is torchvision's, which is not a sequence.
+    """
     if not isinstance(model, nn.Sequential):
         raise JobFileError(
-            "torchvision's ResNet-18 is no sequence of modules, which a pipeline needs",
+            "torchvision's ResNet-18 is not a sequence of modules, as a pipeline needs",
             where="strategy",
-            hint="take another strategy, or a Python without torchvision: the job then has a "
-            "model of its own",
+            hint="use another strategy, or a Python without torchvision: the job then uses its own "
+            "model, which is a sequence",
         )
     return ["conv1", "bn1", "relu", "maxpool", *blocks(model), "avgpool", "flatten", "fc"]
 
 
 class _Cut:
-    """A PIL image -> a part of it, float32 [3, size, size]."""
+    """A PIL image -> a crop of it, normalized, float32 [3, size, size]."""
 
     def __init__(self, size: int, *, training: bool) -> None:
         self._size, self._training = size, training
@@ -141,7 +165,7 @@ class _Cut:
 
 
 class _OneHot:
-    """A folder's number of a class -> train's [classes], with a 1 at its place."""
+    """A class number of one folder -> a one-hot vector of train's classes, int64 [classes]."""
 
     def __init__(self, numbers: list[int], classes: int) -> None:
         self._numbers, self._classes = numbers, classes
@@ -151,7 +175,7 @@ class _OneHot:
 
 
 class BasicBlock(nn.Module):
-    """Two convolutions, and what came in added to them; ``stride`` makes the image smaller."""
+    """Two convolutions with a shortcut; a ``stride`` of 2 halves height and width."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -172,7 +196,7 @@ class BasicBlock(nn.Module):
 
 
 def _own(classes: int) -> nn.Sequential:
-    """ResNet-18 with torchvision's names, as a sequence."""
+    """ResNet-18 with torchvision's module names, as a sequence."""
     widths = (64, 64, 128, 256, 512)
     stages = {
         f"layer{i}": nn.Sequential(
@@ -200,7 +224,7 @@ def _own(classes: int) -> nn.Sequential:
 
 
 def _torchvision(classes: int) -> nn.Module | None:
-    """None where it is not installed, or was built for another torch."""
+    """torchvision's model; None where torchvision is missing, or was built for another torch."""
     try:
         from torchvision.models import resnet18
     except (ImportError, OSError, RuntimeError, AttributeError):
@@ -210,12 +234,12 @@ def _torchvision(classes: int) -> nn.Module | None:
 
 
 def _load(model: nn.Module, path: Path) -> None:
-    """Put a file's weights into the model; the last layer's only if it has as many classes."""
+    """Load a file's weights; the last layer's only for the same number of classes."""
     found, own = _state(path), model.state_dict()
     last = {name: own[name] for name in ("fc.weight", "fc.bias")}
     if found.keys() >= last.keys() and found["fc.bias"].shape != own["fc.bias"].shape:
         found |= last
-    # Files from before torch 0.4.1 do not count the batches.
+    # Files from before torch 0.4.1 have no num_batches_tracked.
     missing = [n for n in own if n not in found and not n.endswith("num_batches_tracked")]
     unknown = [n for n in found if n not in own]
     shapes = [n for n in own if n in found and found[n].shape != own[n].shape]
@@ -223,9 +247,9 @@ def _load(model: nn.Module, path: Path) -> None:
     told = [f"{what}: {_first(names)}" for what, names in wrong.items() if names]
     if told:
         raise JobFileError(
-            f"these are not the weights of a ResNet-18 ({'; '.join(told)})",
+            f"the weights do not fit ResNet-18 ({'; '.join(told)})",
             where=str(path),
-            hint="model.weights wants a file such as torchvision's resnet18-f37072fd.pth",
+            hint="model.weights requires a file such as torchvision's resnet18-f37072fd.pth",
         )
     model.load_state_dict(own | found)
 
@@ -235,27 +259,27 @@ def _first(names: list[str]) -> str:
 
 
 def _state(path: Path) -> dict[str, Tensor]:
-    """A file's tensors by name; nothing in it is executed."""
-    hint = "model.weights wants what torch.save(model.state_dict(), FILE) writes"
+    """A file's tensors by name. No code in the file is executed."""
+    hint = "model.weights requires a file of torch.save(model.state_dict(), FILE)"
     try:
         found: Any = torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:
         raise JobFileError(
-            f"cannot be read: {error.strerror or error}", where=str(path), hint=hint
+            f"cannot read: {error.strerror or error}", where=str(path), hint=hint
         ) from None
-    except Exception:  # any, by what bytes are in a foreign file
+    except Exception:  # a foreign file can cause any
         raise JobFileError(
-            "is no file of weights that can be read without executing what is in it",
+            "not a file of weights that can be read without executing code",
             where=str(path),
             hint=hint,
         ) from None
     if not isinstance(found, dict) or not all(isinstance(v, Tensor) for v in found.values()):
-        raise JobFileError("is no dict of names and tensors", where=str(path), hint=hint)
+        raise JobFileError("not a dict of names and tensors", where=str(path), hint=hint)
     return dict(found)
 
 
 def _random_box(width: int, height: int) -> Box:
-    """8 to 100 % of the image, from 3:4 to 4:3 (Szegedy et al., 2015)."""
+    """A random crop of 8% to 100% of the area, from 3:4 to 4:3 (Szegedy et al., 2015)."""
     for _ in range(10):
         area = width * height * torch.empty(()).uniform_(0.08, 1).item()
         ratio = math.exp(torch.empty(()).uniform_(math.log(3 / 4), math.log(4 / 3)).item())
@@ -268,7 +292,7 @@ def _random_box(width: int, height: int) -> Box:
 
 
 def _middle(width: int, height: int) -> Box:
-    """The middle of the image: a square of 7/8 of the shorter side, as 224 of 256 pixels."""
+    """The center of the image: a square of 7/8 of the shorter side (224 of 256 pixels)."""
     side = min(width, height) * 7 / 8
     left, top = (width - side) / 2, (height - side) / 2
     return left, top, left + side, top + side

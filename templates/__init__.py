@@ -1,1 +1,1 @@
-"""What a cluster looks like: shell in Jinja, one TOML profile a site, and no Python."""
+"""Scripts as Jinja templates, and one TOML profile per cluster."""

@@ -1,4 +1,4 @@
-"""Benchmarks: taking in turn, what the figures come to, the verdict, and a run of the program."""
+"""Benchmarks: measurements in turn, statistics, limits, and a run of the program."""
 
 import json
 import socket
@@ -22,7 +22,7 @@ ROOT = Path(__file__).parent.parent
 
 
 def recorder(log: list[str]) -> Callable[[str], Callable[[], float]]:
-    """Makes takes that note their name and cost as much as there are notes."""
+    """Make measurements that log their name and return the length of the log."""
 
     def make(name: str) -> Callable[[], float]:
         def take() -> float:
@@ -98,7 +98,7 @@ def test_beside_another_commit_a_ratio_counts_where_the_middle_halves_lie_apart(
     assert Row("x", [2.0], [1.0], unit="", ratio_least=0.98, apart=True).met is True
 
 
-# Notes whose turn it is, and writes the figures that it was given.
+# Logs its side, and writes the given figures.
 SIDE = """#!/bin/sh
 echo {name} >>{turns}
 while [ "$1" != --json ]; do shift; done
@@ -198,7 +198,7 @@ def test_the_program_measures_prints_and_leaves_with_the_verdict(tmp_path: Path)
 
 @pytest.fixture
 def spread_loop() -> Any:
-    """The ranks' half of `spread`."""
+    """The ranks' part of `spread`."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*torch.jit", category=DeprecationWarning)
         from benchmarks import spread_loop
@@ -216,7 +216,9 @@ def test_what_this_process_sends_is_counted(spread_loop: Any) -> None:
         assert len(other.recv(100_000, socket.MSG_WAITALL)) == 100_000
         other.sendall(b"y" * 500)
         assert len(mine.recv(500, socket.MSG_WAITALL)) == 500
-        assert spread_loop.sent() - before == 100_500  # both ends are ours here
+        assert (
+            spread_loop.sent() - before == 100_500
+        )  # both ends of the connection are in this process
 
 
 def test_a_storage_counts_once_and_one_given_back_not_at_all(spread_loop: Any) -> None:

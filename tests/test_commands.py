@@ -7,6 +7,7 @@ from sites import Site
 from hpcddp.attempt import surrounding_job
 from hpcddp.errors import SlurmUnreachable
 from hpcddp.slurm import commands as slurm
+from hpcddp.slurm import sbatch
 from hpcddp.slurm.commands import JobInfo, QueuedJob
 
 
@@ -73,7 +74,7 @@ def test_an_ended_job_is_not_live(site: Site) -> None:
 @pytest.mark.parametrize(
     ("program", "what"),
     [
-        (None, "there is no squeue here"),
+        (None, "squeue not found"),
         ("echo 'squeue: error: Unable to contact slurm controller' >&2; exit 1", "^Unable to"),
         ("exec sleep 60", "did not answer in 0.2 s"),
     ],
@@ -87,6 +88,21 @@ def test_slurm_out_of_reach(
         slurm.call("squeue", timeout=0.2 if program and "sleep" in program else 8)
 
 
+def test_a_shell_of_a_sandbox_that_is_down_does_not_wait(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.slurm(squeue="touch asked")
+    monkeypatch.setenv("HPCDDP_SANDBOX", "box")
+    monkeypatch.setenv("SLURM_CONF", str(site.folder / "gone.conf"))
+    for ask in (slurm.queue, sbatch.answers):
+        with pytest.raises(SlurmUnreachable, match="the sandbox of this shell is down") as caught:
+            ask()
+        assert "unset SLURM_CONF HPCDDP_SANDBOX" in caught.value.hint
+    assert not Path("asked").exists()
+    site.write("gone.conf", "")
+    assert sbatch.answers() and slurm.queue() == []
+
+
 def test_cancel_and_signal(site: Site) -> None:
     site.program("scancel", 'echo "$@" >>seen')
     slurm.cancel("12")
@@ -98,7 +114,7 @@ def test_the_first_line_that_says_something() -> None:
     assert slurm.first_line("\n sbatch: error: invalid partition\nsbatch: error: x") == (
         "invalid partition"
     )
-    assert slurm.first_line("\n") == "no words"
+    assert slurm.first_line("\n") == "no message"
 
 
 def test_what_slurm_says_of_a_job(site: Site) -> None:

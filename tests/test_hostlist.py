@@ -106,7 +106,7 @@ def test_clustershell_expands_alike(first: list[str], second: list[str]) -> None
         ("n[1-]", 3, "neither"),
         ("n[a-b]", 3, "neither"),
         ("n[0-6/2]", 6, "'/'"),
-        ("n[1,3-2]", 5, "goes down"),
+        ("n[1,3-2]", 5, "is descending"),
         ("n[1-02]", 3, "padded"),
         ("a,-oProxyCommand", 3, "start with -"),
         ("a b", 2, "' '"),
@@ -134,19 +134,19 @@ def test_a_million_hosts_are_the_most() -> None:
 
 @pytest.mark.parametrize("index", [-1, 3])
 def test_a_host_that_is_not_in_the_list(index: int) -> None:
-    with pytest.raises(TopologyError, match=f"no host number {index}") as caught:
+    with pytest.raises(TopologyError, match=f"no host {index} in") as caught:
         nth_host("n[1-3]", index)
     assert "3 hosts" in caught.value.hint
 
 
 def test_an_empty_list_has_no_first_host() -> None:
-    with pytest.raises(TopologyError, match="no host number 0"):
+    with pytest.raises(TopologyError, match="no host 0 in"):
         first_host("")
 
 
 @pytest.mark.parametrize("name", ["", "-x", "a,b", "n[1]", "a b", "a\n", "é"])
 def test_what_is_no_host_name_is_not_written(name: str) -> None:
-    with pytest.raises(TopologyError, match="is not a host name"):
+    with pytest.raises(TopologyError, match="invalid host name"):
         compress_hosts(["n1", name])
 
 

@@ -2,13 +2,14 @@ from __future__ import annotations  # a key table reads the types as they are wr
 
 import dataclasses
 from dataclasses import dataclass
-from datetime import date
+from datetime import date, time
 from typing import Any
 
 import pytest
 
 from hpcddp.errors import JobFileError
 from hpcddp.keys import Keys, control_character, key, nearest
+from hpcddp.planning.clusters import KEYS as CLUSTER_KEYS
 from hpcddp.spec import KEYS as JOB_KEYS
 
 
@@ -66,13 +67,18 @@ def test_text_becomes_what_the_key_is(name: str, text: str, value: Any) -> None:
         ("eggs", True, "a whole number"),
         ("eggs", 2.0, "a whole number"),
         ("mode", "side", "one of top, bottom"),
-        ("name", 3, "text"),
+        ("name", 3, "a string"),
         ("oven.heat", "hot", "a number"),
         ("oven.heat", float("nan"), "at least 0"),
         ("oven.fan", 1, "true or false"),
-        ("notes", ["a", 1], "a list of texts"),
-        ("slurm.time", [1], "text, a number or a truth value"),
-        ("model.since", [{"day": date(2030, 1, 1)}], "plain data"),
+        ("notes", ["a", 1], "a list of strings"),
+        ("slurm.time", [1], "a string, number or boolean"),
+        (
+            "model.since",
+            [{"day": date(2030, 1, 1)}],
+            "[{day = 2030-01-01}], but must be without dates",
+        ),
+        ("eggs", True, "eggs is true, but"),
     ],
 )
 def test_a_wrong_value_is_named_with_its_key_place_and_remedy(
@@ -142,3 +148,37 @@ def test_a_part_of_a_word_is_no_phrase() -> None:
     with pytest.raises(JobFileError) as caught:
         JOB_KEYS.resolve("global_batc", "mine.toml")
     assert caught.value.hint == "did you mean global_batch?"
+
+
+@pytest.mark.parametrize("name", ["zzz", "zzz.qqq", "TRAIN"])
+def test_an_unknown_key_or_table_names_the_nearest_or_the_tables(name: str) -> None:
+    with pytest.raises(JobFileError) as caught:
+        JOB_KEYS.resolve(name, "mine.toml")
+    hint = caught.value.hint
+    assert "did you mean" in hint or hint.startswith("known tables: train, ddp, pp, data,")
+    assert len(hint) < 140
+
+
+def test_messages_have_the_words_of_toml_and_not_of_python() -> None:
+    values = {"epochs": True, "train.lr": [False, date(2030, 1, 2)], "slurm.begin": time(8, 30)}
+    words = ("epochs is true,", "train.lr is [false, 2030-01-02],", "slurm.begin is 08:30:00,")
+    for (name, value), text in zip(values.items(), words, strict=True):
+        with pytest.raises(JobFileError) as caught:
+            JOB_KEYS.check(name, value, "mine.toml")
+        assert caught.value.what.startswith(text)
+
+
+def test_a_key_says_its_type_default_and_limits_for_the_reference() -> None:
+    row = JOB_KEYS.rows["train.schedule"]
+    assert (row.type, row.default_text) == ("string", "'cosine'")
+    assert row.choices == ("constant", "cosine")
+    assert JOB_KEYS.rows["epochs"].limits == "at least 0"
+    assert JOB_KEYS.rows["train.compile"].default_text == "false"
+    assert JOB_KEYS.rows["command"].type == "list of strings"
+    assert JOB_KEYS.rows["slurm"].type == "table" and JOB_KEYS.rows["name"].limits == ""
+
+
+def test_every_key_has_a_text_for_the_reference() -> None:
+    for name, row in {**JOB_KEYS.rows, **CLUSTER_KEYS.rows}.items():
+        assert row.type and row.text, name
+        assert not row.text.endswith(".") and len(row.text) <= 120, name

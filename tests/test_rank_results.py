@@ -191,7 +191,7 @@ def test_a_life_that_was_outlived_writes_nothing_more(
         file.write(b"in the middle of it")
         begin(run)
     for path in ("a", "new/c"):
-        with pytest.raises(LeaseLost, match="attempt 1 may not write here any more"):
+        with pytest.raises(LeaseLost, match="attempt 1 is superseded"):
             hpcddp.submit_result(path, "late")
     assert (
         found(run.results) == {"a": b"old", "b": b"old"} and len(list(run.results.iterdir())) == 2
@@ -219,7 +219,7 @@ def test_a_client_in_a_run_that_was_outlived_writes_nothing_there_either(
 def test_a_full_disk_is_told_and_keeps_the_earlier_ones(run: RunDir) -> None:
     words = [sys.executable, "-c", LIMITED]
     done = subprocess.run(words, capture_output=True, text=True, check=True)
-    assert done.stdout.startswith(f"False {run.results}/a: a result cannot be written: File too")
+    assert done.stdout.startswith(f"False {run.results}/a: cannot write the result: File too")
     assert found(run.results) == {"a": b"small", "c": b"small too"}
     assert found(run.attempt(1).sending) == {}
 
@@ -228,9 +228,9 @@ def test_a_full_disk_is_told_and_keeps_the_earlier_ones(run: RunDir) -> None:
 def test_a_path_cannot_leave_its_folder(run: RunDir, path: str) -> None:
     handler = DaskResultsHandler("k")
     for send in (hpcddp.submit_result, handler.submit_result):
-        with pytest.raises(UserError, match="leaves the folder"):
+        with pytest.raises(UserError, match="is not that of a file in the folder"):
             send(path, "x")
-    with pytest.raises(UserError, match="leaves the folder"):
+    with pytest.raises(UserError, match="is not that of a file in the folder"):
         rank_results.place(run.path / "out", path, b"x")  # whoever has sent it
     assert not run.results.exists() and not (run.path / "out").exists()
 
@@ -243,9 +243,9 @@ def test_nor_through_a_link(run: RunDir) -> None:
     (run.results / "link").symlink_to(outside)
     (run.results / "file").symlink_to(outside / "file")
     (run.results / "loop").symlink_to("loop")
-    with pytest.raises(UserError, match="a link leads out"):
+    with pytest.raises(UserError, match="a link leaves the folder"):
         hpcddp.submit_result("link/x/y", "x")
-    with pytest.raises(UserError, match="cannot be written"):
+    with pytest.raises(UserError, match="cannot write the result"):
         hpcddp.submit_result("loop/x", "x")
     hpcddp.submit_result("file", "x")  # takes the place of the link
     assert found(outside) == {"file": b"mine"} and not (run.results / "file").is_symlink()
@@ -257,20 +257,24 @@ def test_what_cannot_be_a_result_is_told(run: RunDir) -> None:
     pipe = run.path / "pipe"
     os.mkfifo(pipe)
     for path, data, told in [
-        ("a/b", "x", "cannot be written: "),
-        ("folder", "x", "cannot be written: "),
-        ("n" * 300, "x", "cannot be written: "),
-        ("\ud800", "x", "cannot be written: "),
-        ("c", "\ud800", "is no text"),
-        ("c", {}, "not dict"),
-        ("c", run.path / "missing", "cannot be read: No such file"),
-        ("c", run.path, "and this is none"),
-        ("c", pipe, "and this is none"),
-        (Path("c"), "x", "not PosixPath"),
+        ("a/b", "x", "cannot write the result: "),
+        ("folder", "x", "cannot write the result: "),
+        ("n" * 300, "x", "cannot write the result: "),
+        ("\ud800", "x", "cannot write the result: "),
+        ("c", "\ud800", "is not valid text"),
+        ("c", {}, "got dict"),
+        ("c", run.path / "missing", "cannot read the file: No such file"),
+        ("c", run.path, "must be a regular file"),
+        ("c", pipe, "must be a regular file"),
+        (Path("c"), "x", "got PosixPath"),
     ]:
         with pytest.raises(UserError, match=told):
             hpcddp.submit_result(path, data)  # type: ignore[arg-type]
-    for item, told in [({}, "not dict"), (pipe, "and this is none"), ("\ud800", "is no text")]:
+    for item, told in [
+        ({}, "got dict"),
+        (pipe, "must be a regular file"),
+        ("\ud800", "is not valid text"),
+    ]:
         with pytest.raises(UserError, match=told):
             DaskResultsHandler("k").submit_result("c", item)  # type: ignore[arg-type]
     assert found(run.results) == {"a": b"x", "folder/b": b"x"}
@@ -279,6 +283,6 @@ def test_what_cannot_be_a_result_is_told(run: RunDir) -> None:
 
 def test_a_run_that_is_gone_is_told(run: RunDir, tmp_path: Path) -> None:
     run.path.rename(tmp_path / "elsewhere")
-    with pytest.raises(HpcddpError, match="cannot be written: No such file") as caught:
+    with pytest.raises(HpcddpError, match="cannot write the result: No such file") as caught:
         hpcddp.submit_result("a", "x")
     assert not isinstance(caught.value, LeaseLost)

@@ -1,61 +1,52 @@
-"""The README's own examples do what it says."""
+"""README is short, its links lead somewhere, and its own examples do what it says.
+
+Its blocks are followed, as those of all pages, by tests/docs/test_pages.py.
+"""
 
 import re
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from sites import Outcome, Site
+from sites import CHECKOUT
 
-README = Path(__file__).parent.parent / "README.md"
-
-
-def block(language: str, begins: str) -> str:
-    """The first code block of a language that begins with a text."""
-    blocks = re.findall(rf"```{language}\n(.*?)```", README.read_text(), re.DOTALL)
-    return next(text for text in blocks if text.startswith(begins))
+MOST = 14 * 1024  # bytes
+README = CHECKOUT / "README.md"
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+HEADING = re.compile(r"^#{1,6} (.+?) *$", re.MULTILINE)
+FENCE = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
 
 
-def test_the_task_of_two_files_trains(site: Site, command: Callable[..., Outcome]) -> None:
-    site.job("mine", block("toml", "global_batch"), block("python", "import torch"))
-    done = command("submit", "mine", "--gpus", "2", "--set", "max_steps=3")
-    assert done.code == 0, done.text
-    assert "held-out samples, seed 0)" in done.out
+def anchors(page: Path) -> set[str]:
+    """The places of a page, as GitHub names them."""
+    headings = HEADING.findall(FENCE.sub("", page.read_text(encoding="utf-8")))
+    words = (re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings)
+    return {text.replace(" ", "-") for text in words}
 
 
-@pytest.mark.parametrize(
-    ("begins", "saved"),
-    [
-        (" import torch\n import torch.distributed", "saved checkpoints/step-200"),
-        (" import lightning", "saved checkpoints/step-200"),
-        (" import torch\n from accelerate", "saved checkpoints/step-100"),
-    ],
-)
-def test_the_loop_trains_as_it_was_and_with_the_lines_added(
-    site: Site, command: Callable[..., Outcome], begins: str, saved: str
-) -> None:
-    lines = block("diff", begins).splitlines()
-    for mark in "-+":
-        text = "\n".join(line[1:] for line in lines if line[:1] in ("", " ", mark))
-        site.write("train.py", text + "\n")
-        done = command("submit", "--gpus", "2", "--", sys.executable, "train.py")
-        assert done.code == 0, done.text
-    assert saved in done.text
+def broken(page: Path) -> list[str]:
+    """The links of a page that lead to no file, or to no place in it."""
+    wrong = []
+    for link in LINK.findall(FENCE.sub("", page.read_text(encoding="utf-8"))):
+        path, _, place = link.partition("#")
+        target = page.parent / path if path else page
+        if re.match(r"[a-z]+:", link):
+            continue
+        if not target.exists() or (place and place not in anchors(target)):
+            wrong.append(link)
+    return wrong
 
 
-def test_the_program_runs_on_a_dask_cluster(site: Site, command: Callable[..., Outcome]) -> None:
-    site.write("program.py", block("python", "import hpcddp.dask"))
-    words = ("--launcher", "dask", "--", sys.executable, "-m", "hpcddp.dask", "program.py")
-    done = command("submit", "--gpus", "2", *words)
-    assert done.code == 0 and "0: [[0, 3], [1, 3]]" in done.text, done.text
+def test_it_is_short() -> None:
+    assert README.stat().st_size <= MOST
 
 
-def test_the_cluster_is_taken(site: Site, command: Callable[..., Outcome]) -> None:
-    site.profile("NAME", block("toml", "description"))
-    done = command("render", "toy", "--cluster", "NAME", "--nodes", "3", "--gpus", "4")
-    assert done.code == 0, done.text
-    assert "#SBATCH --gpus-per-node=a100:4" in done.out
-    site.write("child.sh.j2", block("jinja", "{% extends"))
-    done = command("render", "toy", "--cluster", "NAME", "--template", "child.sh.j2")
-    assert "source /opt/site/profile.sh" in done.out
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"])
+def test_its_links_lead_somewhere(name: str) -> None:
+    """Also those of the pages beside it, which are no part of the site."""
+    assert broken(CHECKOUT / name) == []
+
+
+def test_a_link_that_leads_nowhere_is_seen(tmp_path: Path) -> None:
+    page = tmp_path / "a.md"
+    page.write_text("# A title: `x`\n[1](#a-title-x) [2](#b) [3](c.md) [4](https://x.org/#y)\n")
+    assert broken(page) == ["#b", "c.md"]

@@ -31,7 +31,7 @@ def test_a_run_that_is_gone_says_so(tmp_path: Path) -> None:
 
 def test_another_format_is_not_guessed_at(run: RunDir) -> None:
     write_json(run.job, (read_json(run.job) or {}) | {"format": 2, "shape": "new"})
-    with pytest.raises(RunError, match="is of format 2, but this hpcddp reads format 1"):
+    with pytest.raises(RunError, match="has format 2, expected 1"):
         record.read(run)
 
 

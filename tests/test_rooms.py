@@ -37,9 +37,10 @@ STANDARD = {"root", "slurm", "attempt"}  # what a node runs without the environm
 MOST = 20  # modules in a folder
 OWN = {("hpcddp", "__version__"), ("hpcddp", "JOB_FORMAT")}  # the package's own facts
 LOADERS = ("import_module", "__import__", "find_spec", "run_module")  # import by a name
-OTHERS = {"train.py", "types.py"}  # files that examples and warnings name
+OTHERS = {"train.py", "types.py", "hpcddp.py"}  # files that examples and warnings name
 DOTTED = re.compile(r"(?<![\w./-])hpcddp(?:\.[a-zA-Z_]\w*)+(?![\w(]*/)")
-ELSEWHERE = {"hpcddp.draw", "hpcddp.run"}  # JavaScript's name, and a tag at MLflow
+# A name of JavaScript, a tag at MLflow, and a file of a user that hides the package.
+ELSEWHERE = {"hpcddp.draw", "hpcddp.run", "hpcddp.py"}
 
 
 class Arrow(NamedTuple):

@@ -35,13 +35,13 @@ def test_a_run_is_its_owners_alone(tmp_path: Path) -> None:
 def test_a_run_is_made_once(tmp_path: Path) -> None:
     run = RunDir(tmp_path / "toy")
     run.create()
-    with pytest.raises(RunError, match="cannot be made: File exists"):
+    with pytest.raises(RunError, match="cannot make the run folder: File exists"):
         run.create()
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("a file")
-    with pytest.raises(RunError, match="cannot be made") as caught:
+    with pytest.raises(RunError, match="cannot make the run folder") as caught:
         RunDir(tmp_path / "runs" / "toy").create()
     assert caught.value.where == str(tmp_path / "runs")
     assert "--runs" in caught.value.hint

@@ -28,7 +28,7 @@ def test_times_in_slurms_forms(text: str, seconds: float) -> None:
     "text", ["", "abc", "-5", "1:2:3:4", "1-", "-", "1-2:3:4:5", "1.5", "1h", " 1", "1\n", "٣"]
 )
 def test_what_is_no_time(text: str) -> None:
-    with pytest.raises(UserError, match="time is") as caught:
+    with pytest.raises(UserError, match="invalid time limit") as caught:
         time_limit.seconds(text, "--time")
     assert caught.value.where == "--time"
     assert "d-h:m:s" in caught.value.hint

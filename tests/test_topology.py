@@ -48,7 +48,7 @@ RANK_5 = Rank(world_rank=5, world_size=8, local_rank=1, local_size=4, node=1)
 
 @pytest.mark.parametrize("sizes", [(0, 1), (1, 0), (-2, 4), (True, 4), (2.0, 4), ("2", 4)])
 def test_a_map_of_nothing_is_refused(sizes: tuple[int, int]) -> None:
-    with pytest.raises(TopologyError, match="are not a map"):
+    with pytest.raises(TopologyError, match=r"invalid size: .* nodes with"):
         Topology(*sizes)
 
 
@@ -73,9 +73,9 @@ def test_rank_and_place_are_inverse(case: tuple[Topology, Rank]) -> None:
 @pytest.mark.parametrize(
     ("place", "message"),
     [
-        ((2, 0), "node 2 is not one of 0 to 1"),
-        ((-1, 0), "node -1 is not one of 0 to 1"),
-        ((0, 4), "local rank 4 is not one of 0 to 3"),
+        ((2, 0), "node must be from 0 to 1, got 2"),
+        ((-1, 0), "node must be from 0 to 1, got -1"),
+        ((0, 4), "local rank must be from 0 to 3, got 4"),
     ],
 )
 def test_a_place_that_is_not_on_the_map(place: tuple[int, int], message: str) -> None:
@@ -86,7 +86,7 @@ def test_a_place_that_is_not_on_the_map(place: tuple[int, int], message: str) ->
 
 @pytest.mark.parametrize("number", [8, -1])
 def test_a_rank_that_is_not_on_the_map(number: int) -> None:
-    with pytest.raises(TopologyError, match=f"global rank {number} is not one of 0 to 7"):
+    with pytest.raises(TopologyError, match=f"global rank must be from 0 to 7, got {number}"):
         Topology(2, 4).rank_of(number)
 
 
@@ -142,7 +142,7 @@ def test_nodes_of_different_sizes(node: int, size: int) -> None:
     }
     rank = Rank.from_env(environ)
     assert rank.local_size == size
-    with pytest.raises(RankMapError, match="expected a world of 12 with 4 on each node"):
+    with pytest.raises(RankMapError, match="expected 12 ranks, 4 on each node"):
         rank.check(Topology(3, 4))
 
 
@@ -169,11 +169,11 @@ def test_a_missing_or_broken_variable_is_named_with_its_dialect(
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"RANK": "8"}, "global rank 8 is not one of 0 to 7"),
-        ({"LOCAL_RANK": "4"}, "local rank 4 is not one of 0 to 3"),
-        ({"WORLD_SIZE": "0"}, "a world of 0 ranks"),
-        ({"LOCAL_WORLD_SIZE": "0"}, "with 0 on a node"),
-        ({"GROUP_RANK": "8"}, "node 8"),
+        ({"RANK": "8"}, "global rank must be from 0 to 7, got 8"),
+        ({"LOCAL_RANK": "4"}, "local rank must be from 0 to 3, got 4"),
+        ({"WORLD_SIZE": "0"}, "cannot have 4 of 0 ranks"),
+        ({"LOCAL_WORLD_SIZE": "0"}, "cannot have 0 of 8 ranks"),
+        ({"GROUP_RANK": "8"}, "node must be from 0 to 7, got 8"),
     ],
 )
 def test_numbers_that_contradict_each_other(changed: dict[str, str], message: str) -> None:
@@ -184,12 +184,12 @@ def test_numbers_that_contradict_each_other(changed: dict[str, str], message: st
 
 @pytest.mark.parametrize("tasks", ["4", "4(x1),x", "4(x"])
 def test_a_task_list_without_this_node(tasks: str) -> None:
-    with pytest.raises(TopologyError, match="says nothing of node 1"):
+    with pytest.raises(TopologyError, match="without a number for node 1"):
         Rank.from_env(SLURM | {"SLURM_STEP_TASKS_PER_NODE": tasks})
 
 
 def test_tasks_that_cannot_be_even() -> None:
-    with pytest.raises(TopologyError, match="8 tasks are not spread evenly on 3 nodes"):
+    with pytest.raises(TopologyError, match="8 tasks do not divide over 3 nodes"):
         Rank.from_env(SLURM_COUNTED | {"SLURM_NNODES": "3"})
 
 
@@ -204,7 +204,7 @@ def test_a_cyclic_distribution_is_refused() -> None:
 
 @pytest.mark.parametrize("planned", [Topology(4, 4), Topology(4, 2)])
 def test_another_size_than_planned_is_refused(planned: Topology) -> None:
-    with pytest.raises(RankMapError, match=f"expected a world of {planned.world_size} with"):
+    with pytest.raises(RankMapError, match=f"expected {planned.world_size} ranks?, "):
         RANK_5.check(planned)
 
 
@@ -220,7 +220,7 @@ def test_rows_name_the_hosts_of_the_nodes() -> None:
 
 @pytest.mark.parametrize("hosts", [[], ["a"], ["a", "b", "c"]])
 def test_hosts_that_do_not_match_are_refused_before_the_first_row(hosts: list[str]) -> None:
-    with pytest.raises(TopologyError, match=f"{len(hosts)} hosts for 2 nodes"):
+    with pytest.raises(TopologyError, match=f"{len(hosts)} hosts? for 2 nodes"):
         map_rows(Topology(2, 2), hosts)
 
 

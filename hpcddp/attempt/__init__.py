@@ -1,4 +1,4 @@
-"""Begins and ends an attempt on its host, and decides what follows.
+"""Starts and ends an attempt on its host, and decides what follows.
 
 It imports ``slurm`` and the root: the standard library alone, for Python 3.9 and later.
 Others use ``ledger`` (the attempts), ``decision`` (causes and actions), ``joblog`` and

@@ -1,7 +1,7 @@
-"""Step 7: what the batch script asks before the ranks: is the run dir mine? (standard library only)
+"""Step 7: claim the run folder for a new attempt, before its ranks start.
 
-One job at a time works in a run dir. A life claims it, and leaves where it is not needed, where a
-person asked it to end, or where another job works or is to come back.
+One job at a time works in a run folder. A job that is not needed, that a user has asked to end, or
+that finds another job running or waiting for the run, leaves without an attempt.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from hpcddp.rundir import RunDir, read_json, write_json
 from hpcddp.slurm import commands as slurm
 from hpcddp.slurm import hostlist
 
-NODE_LOGS = "/tmp/hpcddp-"  # how the names of our own logs on nodes begin: see plan.py
-PATIENCE, PAUSE = 60.0, 3.0  # seconds for a question that must have an answer; between two of them
+NODE_LOGS = "/tmp/hpcddp-"  # start of the names of our logs on nodes: see plan.py
+PATIENCE, PAUSE = 60.0, 3.0  # seconds for a request that needs an answer; between two of them
 
 T = TypeVar("T")
 
 
 def check_owner(run: RunDir) -> None:
-    """Refuse a run dir that another user owns or can write to: its pickle would be their code."""
+    """Refuse a run folder that others own or can write to: its pickle would be their code."""
     paths = [run.path, run.job, run.host, *run.submitit.glob("*.pkl")]
     for path in (run.submitit, *paths):
         if not path.exists():
@@ -41,32 +41,32 @@ def check_owner(run: RunDir) -> None:
         facts = path.stat()
         if facts.st_uid != os.geteuid() or facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             raise RunError(
-                "belongs to somebody else, or others can write to it",
+                "owned or writable by another user",
                 where=str(path),
-                hint="nothing of it is run; make it yours alone: chmod go-w",
+                hint="hpcddp runs nothing from it; run `chmod go-w` or `chown`",
             )
 
 
 def works(attempt: Attempt, run: RunDir, me: Attempt, follows: int) -> bool:
-    """Whether an attempt that has not ended is still at work, as far as can be told from here."""
+    """Whether an attempt without a recorded end still runs, as far as this host can see."""
     if (attempt.slurm, attempt.job_id) == (me.slurm, me.job_id):
-        return False  # an earlier life of this very job
+        return False  # an earlier attempt of this job
     if not attempt.slurm:
         if attempt.host != os.uname().nodename:
             return True
         return processes.start_of(attempt.pid) == attempt.pid_start != ""
-    if follows == attempt.number:  # Slurm has let this job begin since that one is gone
+    if follows == attempt.number:  # Slurm starts this job only after that one
         return False
     row = asked_until(lambda: slurm.job(attempt.job_id, record.read(run).name))
     return row is not None and row.live
 
 
 def asked_until(question: Callable[[], T]) -> T:
-    """Ask Slurm again until it answers, for PATIENCE seconds at most.
+    """Ask Slurm until it answers, for PATIENCE seconds at most.
 
     Raises:
         SlurmMissing: the program is not installed.
-        SlurmUnreachable: it was away for PATIENCE seconds.
+        SlurmUnreachable: there was no answer.
     """
     deadline = time.monotonic() + PATIENCE
     while True:
@@ -77,19 +77,19 @@ def asked_until(question: Callable[[], T]) -> T:
         except SlurmUnreachable as error:
             if time.monotonic() > deadline:
                 raise
-            print(f"hpcddp: {error.what}: asking again", file=sys.stderr, flush=True)
+            print(f"hpcddp: {error.what}; asking again", file=sys.stderr, flush=True)
             time.sleep(PAUSE)
 
 
 def begin(
     run: RunDir, pid: int, follows: int = 0, look: bool = False, instead: Sequence[str] = ()
 ) -> str:
-    """Claim the run dir for this life; empty if this job has nothing to do.
+    """Claim the run folder for a new attempt; empty if this job has nothing to do.
 
     Args:
         follows: the attempt that this job was submitted to follow; 0 for none.
-        look: whether that attempt is to be followed is not decided yet.
-        instead: jobs in whose place this one began, as they could not reach the run.
+        look: whether that attempt is followed is not decided yet.
+        instead: jobs that this one replaces, as they could not reach the run.
     """
     check_owner(run)
     job = record.read(run)
@@ -100,7 +100,7 @@ def begin(
     facts = life(run, my_job(), pid) if in_slurm else ledger.life(str(pid), pid)
     request = read_json(run.request)
     if want := asked(run, facts.job_id, follows, instead):
-        say(run, f"{want} was asked before the job began")
+        say(run, f"{want} was requested before the job started")
         return ""
     cause = _cause(run, facts, follows)
     if reason := needless(run, facts, follows, look, cause):
@@ -119,10 +119,10 @@ def begin(
 
 
 def _take(run: RunDir, facts: Attempt, follows: int, cause: str) -> bool:
-    """Take the next attempt number; false if an earlier attempt still works.
+    """Take the next attempt number; false if an earlier attempt still runs.
 
     Args:
-        cause: why the attempt before ended, if it did not say so itself.
+        cause: why the last attempt ended, if it did not record that.
     """
 
     def at_work(earlier: Attempt) -> bool:
@@ -135,7 +135,7 @@ def _take(run: RunDir, facts: Attempt, follows: int, cause: str) -> bool:
 
 
 def say(run: RunDir, text: str) -> None:
-    """Say why this job leaves, in the run's own log too: the node's file is hard to reach."""
+    """Print why this job leaves, into the run's log too: the node's file is hard to reach."""
     print(f"hpcddp: {text}", file=sys.stderr, flush=True)
     if not my_job():
         return
@@ -150,48 +150,47 @@ def say(run: RunDir, text: str) -> None:
 
 def clear(mine: Attempt) -> None:
     """Remove our log on the node. What Slurm writes there from now on is not needed."""
-    if mine.node_log.startswith(NODE_LOGS):  # else it is a person's
+    if mine.node_log.startswith(NODE_LOGS):  # else it is the user's
         with contextlib.suppress(OSError):
             Path(mine.node_log).unlink()
 
 
 def check_awaiting(run: RunDir) -> None:
-    """Claim nothing for a script that has given this process up: a disk has blocked it for too
-    long."""
+    """Refuse if the script has given up this process, which a disk has blocked for too long."""
     look = select.poll()
     look.register(1, 0)
     piped = stat.S_ISFIFO(os.fstat(1).st_mode)
     if piped and any(event & select.POLLERR for _, event in look.poll(0)):
-        raise RunError("the batch script no longer waits for this claim", where=str(run.path))
+        raise RunError("the batch script no longer waits for this process", where=str(run.path))
 
 
 def refused(run: RunDir, me: Attempt) -> str:
-    """Leave a run in which another job works; empty if that one took the place of this very job.
+    """Leave a run in which another job runs; empty if that one replaced this job.
 
     Raises:
-        RunError: this job is not of the run's own.
+        RunError: this job is none of the run's.
     """
     earlier = ledger.last(run)
     by = earlier.job_id if earlier else "?"
     if any(attempt.job_id == me.job_id for attempt in ledger.attempts(run)):
-        say(run, f"job {by} has gone on with this run")
+        say(run, f"job {by} continues this run")
         return ""
     raise RunError(
-        f"job {by} already works on this run",
+        f"job {by} is already running this run",
         where=str(run.path),
-        hint=f"hpcddp cancel {run.name} ends it",
+        hint=f"`hpcddp cancel {run.name}` ends it",
     )
 
 
 def forget(run: RunDir, request: dict[str, Any] | None) -> None:
-    """Remove a request that was meant for an earlier job; one that has come since then stays."""
+    """Remove a request for an earlier job; a newer request stays."""
     with contextlib.suppress(OSError, RunError):
         if request is not None and read_json(run.request) == request:
             run.request.unlink()
 
 
 def _cause(run: RunDir, me: Attempt, follows: int) -> str:
-    """Why the attempt ended that this job was submitted to follow, where it could not say so."""
+    """Why the attempt ended that this job follows, if it could not record that."""
     newest = ledger.last(run)
     if not newest or newest.number != follows or newest.cause or newest.job_id == me.job_id:
         return ""
@@ -199,33 +198,33 @@ def _cause(run: RunDir, me: Attempt, follows: int) -> str:
 
 
 def needless(run: RunDir, me: Attempt, follows: int, look: bool, cause: str = "") -> str:
-    """Why a follow-up job has nothing to do: it may wait although the run has gone on, or has
-    ended, without it. What the attempt before could not decide is decided here.
+    """Why a follow-up job has nothing to do: the run may have continued or ended without it. What
+    the last attempt could not decide is decided here.
 
     Args:
-        cause: why that one ended, if it did not say so itself.
+        cause: why that one ended, if it did not record that.
     """
     newest = ledger.last(run)
     if not follows or newest is None or newest.job_id == me.job_id:
         return ""
     if newest.number != follows:
-        return f"attempt {follows} was to be followed, and attempt {newest.number} has begun since"
+        return f"nothing follows attempt {follows}: attempt {newest.number} has started"
     cause = newest.cause or cause
     ends = newest.action not in decision.RETURNS if newest.cause else cause not in decision.FOLLOWED
     if ends and (newest.cause or look or cause == decision.CANCELLED):
-        return f"attempt {follows} is not to be followed: {cause or 'unknown reason'}"
+        return f"nothing follows attempt {follows}: {cause or 'unknown cause'}"
     with contextlib.suppress(SlurmMissing):
         known = asked_until(lambda: slurm.facts(newest.job_id))
         if known and known.state in ("PENDING", "RUNNING", "CONFIGURING", "SUSPENDED"):
-            return f"job {newest.job_id} is back, and goes on itself"
+            return f"job {newest.job_id} was requeued and continues"
         if known and known.state.startswith("CANCELLED"):
-            return f"job {newest.job_id} was cancelled while it was to come back"
+            return f"job {newest.job_id} was cancelled while it waited"
     return ""
 
 
 def check_awaited(run: RunDir, job_id: str) -> None:
-    """Refuse a job that takes the place of one that waits to come back. The very job that was to be
-    followed goes on itself: its sentry cancels the other one."""
+    """Refuse a job while another one waits to continue the run. If the followed job itself was
+    requeued, it continues, and its sentry cancels the other one."""
     newest = ledger.last(run)
     if not newest or newest.action not in decision.RETURNS or newest.job_id == job_id:
         return
@@ -237,15 +236,15 @@ def check_awaited(run: RunDir, job_id: str) -> None:
         row = asked_until(lambda: slurm.job(awaited, name))
         if row and row.live:
             raise RunError(
-                f"job {awaited} waits to come back on this run",
+                f"job {awaited} waits to continue this run",
                 where=str(run.path),
-                hint=f"hpcddp cancel {run.name} ends it",
+                hint=f"`hpcddp cancel {run.name}` ends it",
             )
 
 
 def asked(run: RunDir, job_id: str, follows: int, instead: Sequence[str] = ()) -> str:
-    """What a person asked of this job while it waited: stop, cancel, or nothing. ``begin`` says
-    what the arguments are."""
+    """The user's request for this job while it waited: stop, cancel, or "". ``begin`` explains the
+    arguments."""
     request, earlier = read_json(run.request) or {}, ledger.last(run)
     chain = {earlier.job_id, earlier.successor} if earlier else set()
     mine = {job_id, *instead, *(chain if follows or job_id in chain else ())}
@@ -256,16 +255,16 @@ def asked(run: RunDir, job_id: str, follows: int, instead: Sequence[str] = ()) -
         return ""
     if earlier and waited:
         earlier.cause = decision.ASKED if request["want"] == "stop" else decision.CANCELLED
-        earlier.action, earlier.reason = decision.NONE, "asked while it waited"
+        earlier.action, earlier.reason = decision.NONE, "requested while it waited"
         write_json(run.attempt(earlier.number).facts, asdict(earlier))
     return str(request["want"])
 
 
 def close(run: RunDir, earlier: Attempt, cause: str = "") -> None:
-    """Say how an attempt ended that could not: its script was killed, or its node died.
+    """Record the end of an attempt whose script was killed or whose node failed.
 
     Args:
-        cause: why, if that is known already.
+        cause: of the end, if known.
     """
     with contextlib.suppress(SlurmUnreachable):
         cause = cause or end_facts.why_ended(run, earlier, ASK)
@@ -276,11 +275,11 @@ def close(run: RunDir, earlier: Attempt, cause: str = "") -> None:
 def provide_pickle(run: RunDir, job_id: str) -> None:
     """Let submitit find its pickle under this job's id.
 
-    It names the file after sbatch has answered. Where that answer was lost, or the same
-    script was given to sbatch again, the file has another name.
+    It names the file after sbatch's answer. If that was lost, or the script was submitted again,
+    the file has another name.
     """
     target = run.submitit / f"{job_id}_submitted.pkl"
     pickles = sorted(run.submitit.glob("*.pkl"), key=lambda path: path.stat().st_mtime)
     if pickles:
-        with contextlib.suppress(OSError):  # it is there, or submitit renames it at this moment
+        with contextlib.suppress(OSError):  # it exists, or submitit is renaming it
             os.link(pickles[-1], target)

@@ -1,8 +1,8 @@
 """Step 12: what follows the end of an attempt.
 
-``decide`` is a pure function: from the ranks' exit code, what Slurm says, the history and the
-job's policy to a cause and an action. It never revives what a person ended: a job that Slurm ends
-is only followed when Slurm's own words say that it was no person.
+``decide`` is a pure function: from the ranks' exit code, Slurm's facts, the history and the job's
+policy to a cause and an action. It never continues a run that a user ended: a job that Slurm ends
+is followed only if Slurm's message rules out a user.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ DONE, ASKED, CANCELLED, PREEMPTED = "done", "stopped", "cancelled", "preempted"
 TIMEOUT, SIGNALLED, NODE, REQUEUED = "time limit", "signalled", "node failure", "requeued"
 CRASH, OOM, HANG, DIVERGED = "crash", "out of memory", "hang", "diverged"
 MISTAKE, SUPERSEDED, REFUSED = "mistake", "superseded", "refused"
-KILLED = "script killed"  # the batch script, by a SIGKILL that was not Slurm's
+KILLED = "script killed"  # the batch script, by a SIGKILL not from Slurm
 UNKNOWN = "unknown"
 
 
 class Cause(NamedTuple):
-    """A row of the table: how a cause shows, and what follows from it.
+    """A row of the table: how a cause is recognized, and what follows.
 
     Args:
-        kinds: of the failure that a rank wrote down, see error_record.py.
-        code: the ranks' exit code that tells it alone.
-        words: Slurm's own in the job's log, when it ends the job for it.
-        job_state: the state that Slurm then gives the job for good.
-        budget: the key of [requeue] that limits the restarts; "" for no limit.
+        kinds: of the failure that a rank recorded, see error_record.py.
+        code: the ranks' exit code that alone shows it.
+        words: in Slurm's message when it ends the job.
+        job_state: the job's final state at Slurm.
+        budget: the key of [requeue] that limits the requeues; "" for no limit.
         idle: attempts in a row without progress that end a run, whatever its budget; 0 for any.
-        followed: a new job goes on where Slurm ends the job for it.
-        final: why no restart helps; "" if one may.
-        calm: it is no rank's doing: what the ranks say as they leave tells nothing.
-        state: the run's, where it does not come back; "" for one that only its job tells.
+        followed: if Slurm ends the job for it, a follow-up job continues.
+        final: why a requeue does not help; "" if it may.
+        calm: no rank caused it: messages of the ending ranks are irrelevant.
+        state: of a run that is not requeued; "" if only its job knows.
     """
 
     kinds: tuple[str, ...] = ()
@@ -68,10 +68,10 @@ CAUSES = {
     OOM: Cause(kinds=("oom",), budget="crashes", state="OUT_OF_MEMORY"),
     HANG: Cause(kinds=("hang",), code=exit_codes.HUNG, budget="hangs"),
     DIVERGED: Cause(
-        kinds=("diverged",), code=exit_codes.DIVERGED, final="the same numbers would come again"
+        kinds=("diverged",), code=exit_codes.DIVERGED, final="a requeue would diverge again"
     ),
     MISTAKE: Cause(kinds=("mistake", "damaged"), final="it would fail again in the same way"),
-    REFUSED: Cause(kinds=("foreign",), final="the saved weights are of another model or format"),
+    REFUSED: Cause(kinds=("foreign",), final="the checkpoint is of another model or format"),
     KILLED: Cause(budget="crashes", followed=True),
     SUPERSEDED: Cause(calm=True),
     UNKNOWN: Cause(),
@@ -79,19 +79,19 @@ CAUSES = {
 FOLLOWED = tuple(name for name, row in CAUSES.items() if row.followed)
 OF_CODE = {row.code: name for name, row in CAUSES.items() if row.code is not None}
 OF_KIND = {kind: name for name, row in CAUSES.items() for kind in row.kinds}
-# A person's cancel is none of these.
+# A user's cancel is none of these.
 OF_STATE = {row.job_state: name for name, row in CAUSES.items() if row.job_state}
 
-# Actions: what is done about it.
-NONE = "none"  # it stays ended
-AGAIN = "requeue"  # its batch script queues it again
-FOLLOW = "follow-up"  # Slurm ends this job for good: a new one goes on
-LEFT = "left to Slurm"  # Slurm has queued it again
+# Actions.
+NONE = "none"  # the run ends
+AGAIN = "requeue"  # its batch script requeues the job
+FOLLOW = "follow-up"  # Slurm ends this job: a new one continues
+LEFT = "left to Slurm"  # Slurm has requeued the job
 
-RETURNS = (AGAIN, FOLLOW, LEFT)  # actions after which the run comes back
+RETURNS = (AGAIN, FOLLOW, LEFT)  # actions after which the run continues
 
 LOCAL = "LOCAL"  # the state of a job without a scheduler
-_RUNS = ("RUNNING", "SIGNALING", LOCAL, "")  # "" is a controller that did not answer
+_RUNS = ("RUNNING", "SIGNALING", LOCAL, "")  # "": the controller did not answer
 
 
 class Policy(NamedTuple):
@@ -100,43 +100,43 @@ class Policy(NamedTuple):
     enabled: bool = True
     crashes: int = 3
     hangs: int = 3
-    timeouts: int = 0  # 0 is no limit
+    timeouts: int = 0  # 0: no limit
 
     @classmethod
     def of(cls, table: Mapping[str, Any]) -> Policy:
-        """The policy in a job's table; other keys of it are not for this function."""
+        """The policy in a job's table; its other keys are ignored."""
         return cls(**{name: table[name] for name in cls._fields if name in table})
 
 
 class End(NamedTuple):
-    """What is known when the ranks have left."""
+    """The facts after the ranks have ended."""
 
     code: int  # of the rank that failed first, or the launcher's
-    state: str = "RUNNING"  # the job's, as Slurm says it
-    requeued: bool = False  # Slurm has queued it again
-    preempted: bool = False  # Slurm notes a preemption of this life
-    ending: str = ""  # why Slurm ends the job, in its own words: a cause
-    grace: bool = False  # a preemption of this site gives time before it ends the job
-    want: str = ""  # a person's request: stop, cancel, preempt
-    kind: str = ""  # of the failure that a rank wrote down; "peer" is of no cause
+    state: str = "RUNNING"  # the job's, at Slurm
+    requeued: bool = False  # Slurm has requeued it
+    preempted: bool = False  # Slurm records a preemption of this attempt
+    ending: str = ""  # why Slurm ends the job, by its message: a cause
+    grace: bool = False  # preemption at this site gives time before it ends the job
+    want: str = ""  # a user's request: stop, cancel, preempt
+    kind: str = ""  # of the failure that a rank recorded; "peer" is of no cause
     late: bool = False  # the time limit was near
     progress: bool = False  # a complete checkpoint is newer than at the attempt's start
-    killed: bool = False  # a SIGKILL ended the batch script, and Slurm says that it was not its own
-    program: bool = False  # the job is a program, and does not say that it has come to its end
-    left: int | None = None  # the exit code of a program's ranks that saved and left, as they say
-    own_signal: int = TERMINATED  # the exit code of a rank that the job's own stop signal ends
-    warned: bool = False  # Slurm has warned of the time limit, as the job asks it to
+    killed: bool = False  # a SIGKILL that was not Slurm's ended the batch script
+    program: bool = False  # the job is a program that has not reported its end
+    left: int | None = None  # the exit code that a program's ranks recorded after they saved
+    own_signal: int = TERMINATED  # exit code of a rank that the job's own stop signal ends
+    warned: bool = False  # Slurm has sent the signal before the time limit
 
 
 class Past(NamedTuple):
-    """What counts of an earlier attempt."""
+    """The facts of an earlier attempt."""
 
     cause: str
     progress: bool
 
 
 class Decision(NamedTuple):
-    """Why an attempt ended, what is done, and why that."""
+    """Why an attempt ended, the action, and its reason."""
 
     cause: str
     action: str
@@ -160,7 +160,7 @@ def decide(end: End, history: Sequence[Past], policy: Policy) -> Decision:
 
 
 def _of_ended(end: End, why: str, history: Sequence[Past], policy: Policy) -> Decision:
-    """Slurm ends the job: it has queued it again, or no person asked for the end, or that is it."""
+    """The decision for a job that Slurm ends: it has requeued the job, or we may follow, or not."""
     if end.requeued:
         return Decision(why, LEFT)
     if why in FOLLOWED and end.want not in ("stop", "cancel"):
@@ -177,18 +177,18 @@ def _within(action: str, why: str, end: End, history: Sequence[Past], policy: Po
         used = _used(why, end, history)
         if used >= limit:
             return Decision(why, NONE, _spent(why, used))
-    asked = why == TIMEOUT and policy.timeouts  # a program's own progress is not seen here
+    asked = why == TIMEOUT and policy.timeouts  # a program's progress may be unknown
     if row.idle and not end.progress and not asked:
         idle = _in_a_row({why}, end, history)
         if idle >= row.idle:
             more = "; requeue.timeouts allows more" if why == TIMEOUT else ""
-            return Decision(why, NONE, f"{idle} attempts in a row ended so without progress{more}")
+            return Decision(why, NONE, f"{idle} such attempts in a row without progress{more}")
     return Decision(why, action)
 
 
 def _spent(why: str, used: int) -> str:
     if why == TIMEOUT:
-        return f"it has reached its time limit {used} times; requeue.timeouts allows no more"
+        return f"{used} time limits reached; requeue.timeouts allows no more"
     times = "once" if used == 1 else f"{used} times"
     return f"{times} without progress; requeue.{CAUSES[why].budget} allows no more"
 
@@ -202,7 +202,7 @@ def _used(why: str, end: End, history: Sequence[Past]) -> int:
 
 
 def _in_a_row(causes: set[str], end: End, history: Sequence[Past]) -> int:
-    """Attempts that ended for these causes without progress since the last progress."""
+    """Attempts since the last progress that ended for these causes."""
     if end.progress:
         return 0
     count = 1
@@ -216,9 +216,8 @@ def _in_a_row(causes: set[str], end: End, history: Sequence[Past]) -> int:
 def ranks_code(end: End) -> int:
     """The exit code as the ranks mean it.
 
-    A program's means what it says in the run dir, if that says something: its ranks saved and left.
-    Told to leave, it does so with any code. Our own codes mean nothing where it came upon them by
-    chance.
+    If a program's ranks recorded that they saved, that counts. After a stop request, a program may
+    leave with any code. Our private codes mean nothing in a program.
     """
     if not end.program:
         return end.code
@@ -230,10 +229,10 @@ def ranks_code(end: End) -> int:
 
 
 def code_of(end: End) -> int:
-    """The exit code that tells the cause: a stop is the same, whatever signal asked for it."""
+    """The exit code that shows the cause: all stop signals count the same."""
     code = ranks_code(end)
     asked = end.preempted or end.requeued or bool(end.ending) or end.warned
-    if code == 0 and end.program and asked:  # it was to leave, and may have more to do
+    if code == 0 and end.program and asked:  # stopped, and may have more to do
         return TERMINATED
     return TERMINATED if code == end.own_signal else code
 
@@ -241,12 +240,12 @@ def code_of(end: End) -> int:
 def cause(end: End) -> str:
     """Why an attempt ended; the first line that holds.
 
-    An attempt that found itself fenced is not asked here: a newer one owns the run. Without a newer
-    one, the file system has shown it what is not so, and that is a crash.
+    A superseded attempt does not get here. An attempt that took itself for superseded, without a
+    newer one, has crashed: the file system showed it wrong data.
     """
     code = code_of(end)
-    early = code in (TERMINATED, exit_codes.USR2)  # by a signal that came before its handler
-    quiet = end.kind in ("", "peer")  # a rank that lost another one tells no cause
+    early = code in (TERMINATED, exit_codes.USR2)  # by a signal before its handler was installed
+    quiet = end.kind in ("", "peer")  # a rank that lost another one shows no cause
     left = code == exit_codes.STOPPED or (early and quiet)
     runs = end.state in _RUNS
     local = end.state == LOCAL
@@ -263,7 +262,7 @@ def cause(end: End) -> str:
         (code in OF_CODE, OF_CODE.get(code, "")),
         (end.preempted and (left or quiet), PREEMPTED),
         (left and end.late, TIMEOUT),
-        (local and left, CANCELLED if early else ASKED),  # only a person signals here
+        (local and left, CANCELLED if early else ASKED),  # only a user signals here
         (left, SIGNALLED),
         (end.kind in OF_KIND, OF_KIND.get(end.kind, "")),
     )

@@ -1,7 +1,7 @@
-"""Step 12, the facts: what is known about the end of an attempt, for ``decision.cause``.
+"""Step 12, the facts about the end of an attempt, for ``decision.cause``.
 
-They lie in the run dir, in the log, and with Slurm. An attempt whose script is gone has said
-nothing of its end: then Slurm alone may know why.
+They are in the run folder, in the log, and at Slurm. If an attempt's script was killed, only Slurm
+may know why it ended.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LATE = 90.0  # seconds before the time limit: Slurm warns up to a minute early
 
 
 def gather(run: RunDir, mine: Attempt, job: JobRecord, code: int) -> End:
-    """All that can be known about the end of an attempt.
+    """All known facts about the end of an attempt.
 
     Args:
         code: of the rank that failed first.
@@ -34,15 +34,15 @@ def gather(run: RunDir, mine: Attempt, job: JobRecord, code: int) -> End:
 
 
 def first_code(run: RunDir, mine: Attempt, code: int) -> int:
-    """The exit code of the rank that failed first. srun's own is the largest of all, of those too
-    that it ended because one had failed; that one it names first."""
+    """The exit code of the rank that failed first. srun returns the largest of all, also of ranks
+    that it ended itself; its log names the first one."""
     if code not in (TERMINATED, SIGKILLED):
         return code
     return log_reader.first_code(log_reader.tail(run.attempt(mine.number).log), code)
 
 
 def _of_run(run: RunDir, mine: Attempt, job: JobRecord, code: int) -> End:
-    """What the run dir tells."""
+    """The facts in the run folder."""
     folder = run.attempt(mine.number)
     log = log_reader.tail(folder.log)
     failure = read_json(folder.error) or {}
@@ -63,11 +63,11 @@ def _of_run(run: RunDir, mine: Attempt, job: JobRecord, code: int) -> End:
 
 
 def _of_slurm(run: RunDir, mine: Attempt, job: JobRecord, end: End) -> End:
-    """The same, with what Slurm tells."""
+    """The same, with Slurm's facts."""
     sizes, early = log_reader.sizes(mine), log_reader.ending_of(mine)
     info = requeue.ask(mine)
-    # Where the job runs after them, words that it is cancelled are of a TERM for the batch script
-    # alone. While Slurm answers it may say what does end the job.
+    # If the job still runs, a message that it was cancelled is about a TERM for the batch script
+    # alone. Meanwhile a message about the end itself may have come.
     if early == decision.CANCELLED and info and info.running:
         requeue.pass_over(run, mine, sizes)
     ending = log_reader.ending_of(mine)
@@ -79,20 +79,19 @@ def _of_slurm(run: RunDir, mine: Attempt, job: JobRecord, end: End) -> End:
         ending=ending,
         grace=mine.site.get("grace", 0) > 0,
         late=_late(run, mine, job.lead),
-        # Slurm has sent the signal that the job asks for before its time limit.
         warned=bool(job.lead and mine.deadline and time.time() > mine.deadline - job.lead),
     )
 
 
 def _own_signal() -> int:
-    """The exit code of a rank that the job's own stop signal has ended, before it had a handler."""
+    """The exit code of a rank that the job's own stop signal ended before it had a handler."""
     own = os.environ.get("HPCDDP_SIGNAL", "")
     return 128 + signal.Signals[f"SIG{own}"] if own else TERMINATED
 
 
 def _finished(attempt: AttemptDir, code: int) -> bool:
-    """Whether a program says that it has come to its end: a loop that is attached does. Of others
-    that is not known: told to leave, some save and leave with 0."""
+    """Whether a program reports that it has finished: an attached loop does. Others may save and
+    exit with 0 after a stop request."""
     if code or attempt.left.exists():
         return False
     ends = [x for x in last_lines(attempt.metrics, log_reader.TAIL) if x.get("event") == "end"]
@@ -100,7 +99,7 @@ def _finished(attempt: AttemptDir, code: int) -> bool:
 
 
 def _late(run: RunDir, mine: Attempt, lead: int) -> bool:
-    """Whether the time limit was near: by the clock, or as rank 0 says, which knows its saves."""
+    """Whether the time limit was near: by the clock, or by rank 0, which knows its saves."""
     if not mine.deadline:
         return False
     if time.time() > mine.deadline - LATE - lead:
@@ -110,17 +109,17 @@ def _late(run: RunDir, mine: Attempt, lead: int) -> bool:
 
 
 def was_killed(run: RunDir, mine: Attempt, info: slurm.JobInfo) -> bool:
-    """Whether a SIGKILL that was not Slurm's has ended a batch script: Slurm tells so, it has no
-    words on why it ends the job, and no person has asked for it."""
+    """Whether a SIGKILL that was not Slurm's ended a batch script: Slurm reports the signal, but
+    has no message about the end, and there is no request."""
     ended = info.state in ("COMPLETING", "FAILED") and info.exit_code.endswith(":9")
     return ended and not log_reader.ending_of(mine) and not read_json(run.request)
 
 
 def why_ended(run: RunDir, mine: Attempt, timeout: float = slurm.TIMEOUT) -> str:
-    """Why an attempt ended that could not say so itself: a cause, or "".
+    """Why an attempt ended that could not record it: a cause, or "".
 
     Raises:
-        SlurmUnreachable: Slurm's words do not tell, and it does not answer.
+        SlurmUnreachable: no message shows it, and Slurm does not answer.
     """
     if cause := log_reader.ending_of(mine):
         return cause
@@ -129,5 +128,5 @@ def why_ended(run: RunDir, mine: Attempt, timeout: float = slurm.TIMEOUT) -> str
     info = slurm.facts(mine.job_id, timeout)
     if info and was_killed(run, mine, info):
         return decision.KILLED
-    # The words may be on another node, on a disk that was away when they were to be copied.
+    # The message may be on another node, if it could not be copied.
     return decision.OF_STATE.get(info.state, "") if info else ""

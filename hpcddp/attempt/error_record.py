@@ -1,10 +1,10 @@
 """Which rank failed first, and why: attempts/N/error.json.
 
-When one rank fails, the others fail at their next collective, and each has a traceback that tells
-nothing. So the first one writes down what happened to it, and the others only say who it was. A
-record that only says that another rank is gone makes room for that rank's own.
+When one rank fails, the others fail at their next collective with useless tracebacks. So the first
+rank records its failure, and the others only name that rank. A record that only says that another
+rank is gone is replaced by that rank's own.
 
-    kind      what it is                                          a restart
+    kind      meaning                                             a restart
     crash     an exception                                        may help
     oom       no memory left, on the GPU or the node              may help
     mistake   a job file, or code that fails before any step      does not
@@ -12,8 +12,8 @@ record that only says that another rank is gone makes room for that rank's own.
     damaged   checkpoints are there, and none is whole            does not
     hang      no step for too long                                helps
     diverged  the numbers went wrong                              does not
-    lease     another life of the run has taken over              is at work already
-    peer      another rank is gone                                as the cause, which is not known
+    lease     the attempt is superseded                           has happened
+    peer      another rank is gone                                depends on the cause
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from typing import Any
 from hpcddp.errors import HpcddpError
 from hpcddp.rundir import AttemptDir, token, write_json
 
-# What a rank says when another one is gone: a consequence, not a cause.
+# Errors of a rank whose peer is gone: a consequence, not a cause.
 LOST_PEER = re.compile(
     r"gloo/transport|[Cc]onnection (closed|reset|refused)|NCCL|Dist(Backend|Network|Store)Error"
 )
 NO_MEMORY = re.compile(r"out of memory|can't allocate memory|not enough memory")
-# torch's word for an operation that train.deterministic does not allow; it names the operation.
+# torch's message about an operation that train.deterministic does not allow.
 NO_ALGORITHM = re.compile(r"does not have a deterministic implementation")
-# What a network, a disk or a device can have done. Before any step, anything else comes again.
+# A network, a disk or a device may have caused these. Before any step, other errors would recur.
 MAY_PASS = (RuntimeError, OSError, EOFError)
 
 
@@ -50,7 +50,7 @@ def host() -> str:
 def report(
     error: BaseException, attempt: AttemptDir, rank: int | None, *, stepped: bool = True
 ) -> str:
-    """Write error.json if no rank did so before, and say what this rank prints.
+    """Write error.json if no rank has done so; returns what this rank prints.
 
     Args:
         stepped: this attempt has taken an optimizer step.
@@ -67,8 +67,10 @@ def report(
 
 
 def is_shared(attempt: AttemptDir) -> bool:
-    """Whether all ranks have written down the same failure."""
-    with contextlib.suppress(OSError, ValueError, IndexError):  # a network's disk may mix lines
+    """Whether all ranks have recorded the same failure."""
+    with contextlib.suppress(
+        OSError, ValueError, IndexError
+    ):  # a network file system may mix lines
         lines = attempt.failures.read_text(encoding="utf-8").splitlines()
         failures = dict(line.split(" ", 1) for line in lines)
         return len({*failures.values()}) == 1 and lines[0].split(" ")[1] == str(len(failures))
@@ -80,7 +82,7 @@ def _name(rank: int | None) -> str:
 
 
 def _record(error: BaseException, rank: int | None, stepped: bool) -> dict[str, Any]:
-    own = isinstance(error, HpcddpError)  # says what to do; where it was raised is no help
+    own = isinstance(error, HpcddpError)  # has a remedy, and needs no traceback
     return {
         "rank": rank,
         "host": host(),
@@ -89,7 +91,7 @@ def _record(error: BaseException, rank: int | None, stepped: bool) -> dict[str, 
         "message": str(error) or type(error).__name__,
         "traceback": "" if own else "".join(traceback.format_exception(error)),
         "time": time.time(),
-        **getattr(error, "facts", {}),  # what all ranks know of one of them
+        **getattr(error, "facts", {}),  # about another rank
     }
 
 
@@ -116,9 +118,9 @@ def is_peer(record: Mapping[str, Any]) -> bool:
 
 
 def claim(attempt: AttemptDir, record: dict[str, Any]) -> dict[str, Any] | None:
-    """Write the record as the first of all ranks; None, or what the first one wrote.
+    """Write the record if this rank is the first; None, or the first one's record.
 
-    A link takes the name with the whole record behind it: no rank reads half of one.
+    A link creates the file with its whole content: no rank reads half a record.
     """
     aside = attempt.error.with_name(f".error.{token(4)}")
     try:
@@ -131,16 +133,16 @@ def claim(attempt: AttemptDir, record: dict[str, Any]) -> dict[str, Any] | None:
             aside.replace(attempt.error)
             return None
         return first
-    except OSError:  # the folder is gone or full: this rank speaks for itself
+    except OSError:  # the folder is gone or full: this rank only prints
         return None
     finally:
-        with contextlib.suppress(OSError):  # a read-only disk has no such file
+        with contextlib.suppress(OSError):  # on a read-only disk
             aside.unlink(missing_ok=True)
     return None
 
 
 def _take_over(attempt: AttemptDir) -> bool:
-    """Put the record of a lost peer aside; True for the one rank that may write the cause."""
+    """Move the record of a lost peer away; True for the one rank that may write the cause."""
     try:
         os.link(attempt.error, attempt.error.with_name(".error.peer"))
     except OSError:  # another rank did

@@ -2,11 +2,11 @@
 
 DONE = 0
 FAILED = 1
-STOPPED = 85  # saved, and left because it was asked to
+STOPPED = 85  # saved and left after a stop request
 HUNG = 86  # no step for too long
 DIVERGED = 87  # the numbers went wrong; nothing was saved
-FENCED = 88  # a newer attempt owns the run: nothing of this life may be written any more
+FENCED = 88  # superseded by a newer attempt
 
-TERMINATED, USR2, SIGKILLED = 128 + 15, 128 + 12, 128 + 9  # what a shell makes of a signal
+TERMINATED, USR2, SIGKILLED = 128 + 15, 128 + 12, 128 + 9  # as a shell reports signals
 
 PRIVATE = (STOPPED, HUNG, DIVERGED, FENCED)

@@ -1,6 +1,6 @@
-"""The fence: older attempts can publish no more, however long their processes live.
+"""The fence: a superseded attempt can publish nothing, even if its processes still run.
 
-It removes folders in which they may still write.
+It removes the folders in which older attempts write.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from pathlib import Path
 
 from hpcddp.rundir import RunDir, token
 
-SWEEPS = 5  # tries at a folder in which an older life still writes
+SWEEPS = 5  # tries at a folder in which an older attempt still writes
 
 
 def fence(run: RunDir, attempt: int) -> None:
-    """Take away what older attempts write in: none of them can publish or send any more.
+    """Remove the folders in which older attempts write: they can publish and send nothing more.
 
-    An older life may still run. It publishes by renaming out of its folder, and it never makes
-    that folder anew: once the folder is gone, its writes and its rename find no such path. The
-    rename takes the name at once, however long the removal takes.
+    An older attempt may still run. It publishes by renaming out of its folder, which it never
+    creates again: without the folder, its writes and its rename fail. Here the folder is renamed
+    first, however long its removal takes.
     """
     saving = list(run.checkpoints.glob(".saving-*"))
     attempts = run.all_attempts()
@@ -28,7 +28,7 @@ def fence(run: RunDir, attempt: int) -> None:
         number = path.name.removeprefix(".saving-")
         if number == str(attempt) or (number.isdecimal() and int(number) in newer):
             continue
-        with contextlib.suppress(OSError):  # another one was first
+        with contextlib.suppress(OSError):  # already gone
             remove(path)
     for older in attempts:
         if older.number < attempt:
@@ -37,12 +37,12 @@ def fence(run: RunDir, attempt: int) -> None:
 
 
 def remove(folder: Path) -> None:
-    """Remove a folder, which has no name of its own from the first instant on.
+    """Rename a folder, then remove it.
 
-    A process may write in it still; what is left then goes with the next `sweep`.
+    A process may still write in it; the next `sweep` removes the rest.
 
     Raises:
-        OSError: it is not there, or cannot be renamed.
+        OSError: it does not exist, or cannot be renamed.
     """
     gone = folder.with_name(f".gone-{token(4)}")
     folder.rename(gone)
@@ -50,7 +50,7 @@ def remove(folder: Path) -> None:
 
 
 def sweep(gone: Path) -> None:
-    """Remove a folder that may still grow, as far as it can be removed."""
+    """Remove a folder that may still grow, as far as possible."""
     for _ in range(SWEEPS):
         shutil.rmtree(gone, ignore_errors=True)
         if not gone.exists():

@@ -1,7 +1,7 @@
-"""Why an attempt failed, and who failed first: what a rank wrote down, or else what the log says.
+"""Why an attempt failed, and which rank failed first: by a rank's record, else by the log.
 
-A rank that is killed writes nothing. Its neighbours lose it, and what one of them writes of that is
-no cause: then the log is asked who failed first.
+A killed rank writes no record, and the records of ranks that lost it show no cause: then the log
+shows which rank failed first.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from hpcddp.record import JobRecord
 from hpcddp.rundir import RunDir, read_json, read_step
 from hpcddp.slurm.hostlist import count_hosts
 
-TAIL = 1 << 18  # bytes of a log that are read: a traceback of each of many ranks
-LAST = 10  # lines of a rank behind the traceback of the exception that ended it
-LONG = 200  # characters of a line that are shown
-# What ended a rank, as srun or our launchers say it, and what that may mean.
+TAIL = 1 << 18  # bytes of a log to read: a traceback of each of many ranks
+LAST = 10  # most lines of a rank after the traceback that ended it
+LONG = 200  # characters of a line to show
+# How srun or our launchers name the end of a rank, and what it may mean.
 MAYBE_OOM = " was killed: out of memory?"
 MAYBE_FULL = " was ended by SIGBUS: is a disk or /dev/shm full?"
 ENDED = {"Killed": MAYBE_OOM, "SIGKILL": MAYBE_OOM, "Bus error": MAYBE_FULL, "SIGBUS": MAYBE_FULL}
@@ -31,9 +31,9 @@ ENDED = {"Killed": MAYBE_OOM, "SIGKILL": MAYBE_OOM, "Bus error": MAYBE_FULL, "SI
 class Failed(NamedTuple):
     """The rank that failed first, or the nodes."""
 
-    rank: int | None  # None is all that is on ``host``, a host list
-    host: str  # "" where the log does not say
-    what: str  # what became of it, as it goes on after its name
+    rank: int | None  # None: all ranks on ``host``, a host list
+    host: str  # "" if unknown
+    what: str  # what happened, to be appended to its name
 
     def __str__(self) -> str:
         name = "" if self.rank is None else f"rank {self.rank}"
@@ -43,15 +43,15 @@ class Failed(NamedTuple):
 def kind(
     run: RunDir, mine: ledger.Attempt, job: JobRecord, failure: Mapping[str, Any], code: int
 ) -> str:
-    """The kind of an attempt's failure, for the decision on what follows; see error_record.py.
+    """The kind of an attempt's failure, for the decision; see error_record.py.
 
-    A mistake would come again. It is one only where no ranks have met since a person last submitted
-    the run, and where all ranks have failed in the same way: else it is a crash of that node. A
-    program writes nothing down: the last lines of its ranks tell.
+    A mistake would recur. It counts as one only if no ranks have reached the rendezvous since the
+    run was last submitted, and if all ranks failed in the same way: else it is a crash. A program
+    has no record: the last lines of its ranks are compared.
     """
     written = str(failure.get("kind", "crash")) if failure else ""
     program = bool(job.spec.get("command"))
-    whole = bool(failure) and failure.get("rank") is None  # a word on all of them
+    whole = bool(failure) and failure.get("rank") is None  # about all of them
     if whole and written == "mistake" and rendezvous.met_since(run, mine, program=program):
         return "crash"
     if not code or whole or written not in ("mistake", *([""] if program else [])):
@@ -65,9 +65,8 @@ def kind(
 
 
 def alike(run: RunDir, mine: ledger.Attempt, job: JobRecord) -> bool:
-    """Whether the ranks on all nodes have ended with the same last line, of a program that was
-    never right. Those that another one's end has ended early have said nothing: then the attempt
-    before has ended so too."""
+    """Whether the ranks on all nodes ended with the same last line, of a program that cannot run.
+    If ranks were ended before they wrote it, the last attempt must have ended with it too."""
     last = _last_lines(run, mine.number)
     nodes = {rank // job.gpus_per_node for rank in last}
     most = count_hosts(mine.nodes) if mine.slurm else job.nodes[1]
@@ -80,12 +79,12 @@ def alike(run: RunDir, mine: ledger.Attempt, job: JobRecord) -> bool:
     if before is None or before.cause != decision.CRASH or before.began < since:
         return False
     earlier = _last_lines(run, before.number)
-    # The same ranks are of the same node, it may be, which lacks what the others have.
+    # The same ranks may have been on one bad node.
     return {*earlier.values()} == {*last.values()} and not earlier.keys() & last.keys()
 
 
 def _last_lines(run: RunDir, number: int) -> dict[int, str]:
-    """The last line of each rank that has said something, by rank."""
+    """The last line of each rank that has written any."""
     text = log_reader.tail(run.attempt(number).log, size=TAIL)
     return {int(r): line.strip() for r, line in log_reader.LINE.findall(text) if line.strip()}
 
@@ -105,15 +104,15 @@ def of(run: RunDir, attempt: ledger.Attempt) -> str:
 
 
 def failed(run: RunDir, number: int, job: JobRecord | None = None) -> Failed | None:
-    """Who failed first, as an attempt's log tells it.
+    """Which rank or node failed first, by an attempt's log.
 
     Args:
-        job: the run's, if it has been read already.
+        job: the run's record, if already read.
     """
     text = log_reader.tail(run.attempt(number).log, size=TAIL)
     if not text:
         return None
-    # Else srun counts what starts the ranks of a node.
+    # Else srun's tasks are nodes.
     job = job or record.read(run)
     one_each = not launch_facts.of(job.launcher, job.launch).get("per_node")
     return (
@@ -126,16 +125,15 @@ def failed(run: RunDir, number: int, job: JobRecord | None = None) -> Failed | N
 
 
 def _node(text: str) -> Failed | None:
-    """The nodes that failed: srun says so before it ends the ranks on the others."""
-    with contextlib.suppress(TopologyError):  # a line of that kind which is not srun's
+    """The nodes that failed: srun names them before it ends the other ranks."""
+    with contextlib.suppress(TopologyError):  # a similar line that is not srun's
         if (match := log_reader.NODE.search(text)) and count_hosts(match[1]):
             return Failed(None, match[1], " failed")
     return None
 
 
 def killed(text: str, one_each: bool = True) -> Failed | None:
-    """The first rank that was killed, or lost a page of its memory, as the launcher says it; its
-    neighbours only complain.
+    """The first rank that the launcher reports as killed or ended by SIGBUS; others only lost it.
 
     Args:
         one_each: a task of srun is a rank.
@@ -150,10 +148,9 @@ def killed(text: str, one_each: bool = True) -> Failed | None:
 
 
 def _ended_for_another(text: str, at: int) -> bool:
-    """Whether srun itself killed a rank that it names at this place of the log.
+    """Whether srun itself killed the rank that it names at this position of the log.
 
-    So it is where another rank had left before, and has lines of its own, none of which says that
-    it lost its peer.
+    It did if another rank had left before whose lines do not say that it lost its peer.
     """
     left = [match[2] for match in log_reader.EXITED.finditer(text, 0, at)]
     own = {rank: [line for r, line in log_reader.LINE.findall(text) if r == rank] for rank in left}
@@ -162,8 +159,7 @@ def _ended_for_another(text: str, at: int) -> bool:
 
 
 def raised(text: str) -> Failed | None:
-    """The exception that ended the rank which had one first, but for those of ranks that only lost
-    another one."""
+    """The first exception that ended a rank, except in ranks that only lost another one."""
     ends: dict[str, tuple[int, str]] = {}  # rank -> its newest traceback's last line, and where
     count: Counter[str] = Counter()
     inside = set()
@@ -171,30 +167,30 @@ def raised(text: str) -> Failed | None:
         count[rank] += 1
         if line.startswith(log_reader.TRACEBACK):
             inside.add(rank)
-        elif rank in inside and line[:1].strip():  # what is indented belongs to the traceback
+        elif rank in inside and line[:1].strip():  # indented lines belong to the traceback
             inside.discard(rank)
             if log_reader.RAISED.match(line) and not log_reader.lost_peer(line):
                 ends[rank] = count[rank], line
     for rank, (at, line) in ends.items():
-        if count[rank] - at < LAST:  # and not one that the script went on from
+        if count[rank] - at < LAST:  # else the script continued after it
             return Failed(int(rank), "", f": {line[:LONG]}")
     return None
 
 
 def aborted(text: str) -> Failed | None:
-    """The rank that a thread of gloo ended when Python was leaving: hpcddp.gloo has why."""
+    """The rank that a thread of gloo ended at Python's exit: see hpcddp.gloo."""
     match = log_reader.ABORTED.search(text)
     if not match:
         return None
     what = (
-        " was ended by a thread of gloo that outlived Python: hpcddp in the Python of the script "
-        "lets it come to rest first, and so does ending the process group"
+        " was ended by a thread of gloo at Python's exit: end the process group in the script, or "
+        "install hpcddp in its Python"
     )
     return Failed(int(match[1]), "", what)
 
 
 def left(text: str) -> Failed | None:
-    """The first rank that just left, as srun says it."""
+    """The first rank that exited with an error, by srun's message."""
     match = log_reader.EXITED.search(text)
     if not match:
         return None

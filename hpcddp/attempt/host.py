@@ -1,17 +1,17 @@
-"""What the batch script asks on its host, before and after the ranks: standard library only.
+"""The commands of the batch script on its host, before and after the ranks.
 
-    begin RUN PID [N [look]]  checks and claims the run dir, to follow attempt N; prints one line
+    begin RUN PID [N [look]]  checks and claims the run folder, to follow attempt N; prints a line
                          for the script: attempt, MASTER_ADDR, MASTER_PORT, end of the time limit,
-                         run dir. On Slurm the sentry of the attempt (sentry.py) stays behind.
-    end RUN N CODE       decides what follows the end of attempt N, and does it; prints the exit
-                         code of the job, or `again` where the script itself starts over
-    watch RUN N PID      tells when the ranks that PID started never meet
-    bereaved RUN N       on a node whose ranks are gone: brings the run back, or ends its wait,
-                         where the batch script cannot
+                         run folder. On Slurm it leaves the attempt's sentry (sentry.py) running.
+    end RUN N CODE       decides what follows attempt N, and does it; prints the exit code of the
+                         job, or `again` if the script is to start again itself
+    watch RUN N PID      warns if the ranks that PID started never reach the rendezvous
+    bereaved RUN N       on another node: requeues the run, or ends its wait, if the batch script
+                         cannot
 
-It runs from RUN/host.pyz with whatever Python there is, beside a container too, and when the
-environment of the job is gone. It leaves with FAILED where the answer is no, and with AWAY where
-there is none yet: the run dir cannot be read or written, or Slurm does not answer.
+It runs from RUN/host.pyz with any Python, outside of a container and without the job's environment.
+Exit codes: FAILED, the answer is no; AWAY, there is no answer yet: the run folder cannot be read or
+written, or Slurm does not answer.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ from hpcddp.attempt.ledger import Attempt
 from hpcddp.errors import HpcddpError, RunUnreadable, SlurmUnreachable
 from hpcddp.rundir import RunDir
 
-LOOKS = 3  # at a job that changes while it is decided about
+LOOKS = 3  # decisions about a job that changes meanwhile
 FAILED, AWAY = 3, 4  # exit codes of this program, see above
-INSTEAD = "instead="  # before the id of a job in whose place this one begins
-BLOCKED = 120  # seconds after which a begin that a file system blocks is ended
+INSTEAD = "instead="  # before the id of a job that this one replaces
+BLOCKED = 120  # seconds that a file system may block `begin`
 
 
 def end(run: RunDir, number: int, code: int) -> str:
-    """Decide what follows, write it down, and do it; what the script does then."""
+    """Decide what follows, record it, and do it; returns what the script does then."""
     mine = ledger.owner(run, number)
     if mine is None:
-        print(f"hpcddp: a newer attempt works on this run: attempt {number} is over")
+        print(f"hpcddp: attempt {number} was superseded by a newer one")
         return "1"
     job, mine = record.read(run), ledger.refreshed(run, mine)
     code = end_facts.first_code(run, mine, code)
@@ -75,43 +75,43 @@ def end(run: RunDir, number: int, code: int) -> str:
             if written.successor:
                 clear(mine)
             return answer
-    else:  # it is not brought back: the ledger must not say so
-        none = Decision(verdict.cause, decision.NONE, "Slurm begins to end the job")
+    else:  # not requeued: the ledger must not say so
+        none = Decision(verdict.cause, decision.NONE, "Slurm is ending the job")
         _ended(run, mine, code, none)
     well = verdict.cause in (decision.DONE, decision.ASKED) or verdict.action == decision.LEFT
     return "0" if well else "1"
 
 
 def _ended(run: RunDir, mine: Attempt, code: int, verdict: Decision) -> Attempt | None:
-    """Write an attempt's end; None if a newer one has begun. What cannot be written, on a full
-    disk, is done all the same."""
+    """Record an attempt's end; None if it is superseded. On a full disk the action is done
+    all the same."""
     try:
         written = ledger.end(run, mine.number, code, verdict.cause, verdict.action, verdict.reason)
     except (OSError, RunUnreadable) as error:
-        print(f"hpcddp: not written down: {error}", flush=True)
+        print(f"hpcddp: not recorded: {error}", flush=True)
         mine.exit_code, mine.cause, mine.action = code, verdict.cause, verdict.action
         return mine
     return written and ledger.refreshed(run, written)
 
 
 def _drop(run: RunDir, mine: Attempt, verdict: Decision, name: str) -> None:
-    """Cancel the job that the sentry submitted at Slurm's words, where nothing is to follow. One
-    that is not found leaves by itself when it begins."""
+    """Cancel the follow-up that the sentry submitted, if nothing is to follow. If it is not found,
+    it leaves by itself when it starts."""
     if mine.slurm and verdict.action == decision.NONE and log_reader.ending_of(mine):
         with contextlib.suppress(SlurmUnreachable):
             requeue.drop(run, name, upto=mine.number, but=mine.job_id)
 
 
 def _deaf() -> None:
-    """Slurm's TERM at the end of a job is for the ranks."""
+    """Ignore TERM: at the end of a job, Slurm sends it for the ranks."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def main(args: list[str], *, stay: bool = False) -> int:
-    """Do what a verb asks; the exit code of this program.
+    """Run a verb; the exit code of this program.
 
     Args:
-        stay: the sentry of an attempt that begins stays behind.
+        stay: leave the sentry of a new attempt running.
     """
     verb, folder, *words = args
     run = RunDir(folder)
@@ -130,9 +130,9 @@ def main(args: list[str], *, stay: bool = False) -> int:
 
 
 def _begin(run: RunDir, words: list[str]) -> str:
-    """Claim the run dir; the line that is printed for the script."""
+    """Claim the run folder, and print the line for the script."""
     if "SLURM_JOB_ID" in os.environ:
-        _deaf()  # the job may be ended already; the sentry sees why
+        _deaf()  # Slurm may already end the job; the sentry sees why
     signal.alarm(BLOCKED)
     instead = [word.removeprefix(INSTEAD) for word in words if word.startswith(INSTEAD)]
     follows, look = int("".join(words[1:2]) or 0), requeue.LOOK in words
@@ -143,15 +143,15 @@ def _begin(run: RunDir, words: list[str]) -> str:
 
 
 def _post_sentry(claim: str) -> None:
-    """Leave the sentry of a claimed attempt behind; without it the claim counts all the same."""
+    """Leave the sentry of an attempt running; without it the claim counts all the same."""
     number, *_, path = claim.split(" ", 4)
     with contextlib.suppress(HpcddpError, OSError):
         sentry.post(RunDir(path), int(number))
 
 
 def _end(run: RunDir, words: list[str]) -> str:
-    """Decide what follows; the answer alone is printed for the script, all else goes to the log."""
-    _deaf()  # a job that is queued again gets TERM at once
+    """Decide what follows; only the answer is printed for the script, all else goes to the log."""
+    _deaf()  # a requeued job gets TERM at once
     with contextlib.redirect_stdout(sys.stderr):
         answer = end(run, int(words[0]), int(words[1]))
     print(answer)
@@ -169,14 +169,14 @@ def _bereaved(run: RunDir, words: list[str]) -> str:
     return ""
 
 
-# What each verb does with a run and the words after it; the claim, where one is made.
+# Verb -> function of the run and the other words; returns the claim, if any.
 VERBS: dict[str, Callable[[RunDir, list[str]], str]] = {
     "begin": _begin, "end": _end, "watch": _watch, "bereaved": _bereaved,
 }  # fmt: skip
 
 
 def away(run: RunDir, error: Exception) -> bool:
-    """Whether an error may pass: a run dir that is not there may be a file system that is away."""
+    """Whether an error may pass: a missing run folder may be a file system that does not answer."""
     if isinstance(error, (OSError, RunUnreadable, SlurmUnreachable)):
         return True
     try:
@@ -186,7 +186,7 @@ def away(run: RunDir, error: Exception) -> bool:
 
 
 def run() -> None:
-    """What host.pyz does."""
+    """Run host.pyz."""
     sys.exit(main(sys.argv[1:], stay=True))
 
 

@@ -1,7 +1,7 @@
-"""The lines of a job's log and metrics file that hpcddp writes, and their patterns for readers.
+"""The lines that hpcddp writes into a job's log, and patterns to read them.
 
-``line`` puts a record of metrics.jsonl into words. The log has them, and so has the terminal. The
-lines of others are read by log_reader.py.
+``line`` turns a record of metrics.jsonl into a line for the log and the terminal. log_reader.py
+reads the lines of other programs.
 """
 
 from __future__ import annotations
@@ -10,30 +10,30 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-STEP = re.compile(r"^step \d+  ")  # the beginning of many lines: when a record was written
-# A record in metrics.jsonl of a rank that became slow, or fast again.
+STEP = re.compile(r"^step \d+  ")  # starts many lines
+# A record in metrics.jsonl about a rank that became slow, or fast again.
 SLOWNESS = re.compile(rb'^.*"event": ?"(?:slow|recovered)".*$', re.MULTILINE)
-# What a rank has printed of a line before it drew that again, behind the launcher's label.
+# The part of a line that a rank has overwritten by a carriage return, after the launcher's label.
 REDRAWN = re.compile(r"^( *\d+: |).*\r(?=.)")
 
 
 def label(rank: int) -> re.Pattern[bytes]:
-    """How a launcher, ours or srun, begins each line of a rank."""
+    """The pattern of the label before each line of a rank, by srun or our launchers."""
     return re.compile(rb" *0*%d: " % rank)
 
 
 def labelled(rank: int, width: int, line: bytes) -> bytes:
-    """A line of a rank as our own launchers write it, as srun does; ``label`` finds it."""
+    """A line of a rank with its label, in srun's form; ``label`` matches it."""
     return b"%*d: %b\n" % (width, rank, line)
 
 
 def rank_ended(rank: int, host: str, name: str) -> str:
-    """How a launcher says that a signal has ended a rank; ``log_reader.BY_OURS`` reads it."""
+    """A launcher's message that a signal ended a rank; ``log_reader.BY_OURS`` reads it."""
     return f"hpcddp: rank {rank} on {host} was ended by {name}"
 
 
 def line(record: Mapping[str, Any]) -> str:
-    """A record for a person, or "" for one that is not shown."""
+    """The line of a record, or "" if it is not shown."""
     make = _LINES.get(record["event"])
     return make(record) if make else ""
 
@@ -59,12 +59,12 @@ def _ranks(r: Mapping[str, Any]) -> str:
 
 
 def _start(r: Mapping[str, Any]) -> str:
-    if "total_steps" not in r:  # a loop of a person's own
+    if "total_steps" not in r:  # a user's own loop
         return f"resumed from {r['resumed']}" if r["resumed"] else ""
     batch = f"global batch {r['global_batch']}"
     if r["accumulation"] > 1:
-        batch += f" ({r['accumulation']} micro-batches of {r['micro_batch']} a rank)"
-    text = f"{r['total_steps']} steps, {r['steps_per_epoch']} an epoch, {batch}, seed {r['seed']}"
+        batch += f" ({r['accumulation']} micro-batches of {r['micro_batch']} per rank)"
+    text = f"{r['total_steps']} steps, {r['steps_per_epoch']} per epoch, {batch}, seed {r['seed']}"
     if r.get("workers"):
         text += f"\n{r['workers']} of {r['cpus']} CPUs read data"
     return f"{text}\nresumed from {r['resumed']}, step {r['step']}" if r["resumed"] else text
@@ -72,9 +72,7 @@ def _start(r: Mapping[str, Any]) -> str:
 
 def _micro_batch(r: Mapping[str, Any]) -> str:
     tried = ", ".join(map(str, r["tried"]))
-    return (
-        f"micro-batches of {r['size']} fit into memory, {r['accumulation']} a step (tried {tried})"
-    )
+    return f"micro-batch {r['size']} fits in memory, {r['accumulation']} per step (tried {tried})"
 
 
 def _train(r: Mapping[str, Any]) -> str:
@@ -130,19 +128,19 @@ def _bad(r: Mapping[str, Any]) -> str:
 
 
 def _skipped(r: Mapping[str, Any]) -> str:
-    return _bad(r) + "left out"
+    return _bad(r) + "step skipped"
 
 
 def _rollback(r: Mapping[str, Any]) -> str:
-    return _bad(r) + f"back to {r['path']}"
+    return _bad(r) + f"rolled back to {r['path']}"
 
 
 def _diverged(r: Mapping[str, Any]) -> str:
-    return _bad(r) + "the training ends, nothing is saved"
+    return _bad(r) + "training ends, nothing is saved"
 
 
 def _checkpoint_failed(r: Mapping[str, Any]) -> str:
-    newest = "none is saved yet" if r["saved"] is None else f"the newest is of step {r['saved']}"
+    newest = "no checkpoint yet" if r["saved"] is None else f"the newest is of step {r['saved']}"
     return f"step {r['step']}  NOT saved: {r['reason']}; {newest}"
 
 

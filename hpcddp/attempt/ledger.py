@@ -1,7 +1,7 @@
-"""History of attempts: which one works in a run dir, when each life began, and how it ended.
+"""The history of a run's attempts: which one is running, when each began, and how it ended.
 
-An attempt is a folder that is renamed into place with its facts inside, so that of two lives that
-begin at once only one gets the number. The batch script alone writes attempt.json.
+An attempt is a folder that is renamed into place with its facts inside: of two attempts that begin
+at once only one gets the number. Only the batch script writes attempt.json.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Close = Callable[["Attempt"], None]
 
 @dataclass
 class Attempt:
-    """One life of a run, as attempt.json holds it."""
+    """One attempt of a run, as in attempt.json."""
 
     number: int
     job_id: str  # Slurm's, A_N for an array's element, or the process id of the local script
@@ -45,33 +45,33 @@ class Attempt:
     slurm: bool
     nodes: str  # host list of the allocation
     began: float  # seconds since the epoch
-    said: str = ""  # the log that holds Slurm's words on why it ends the job
-    said_size: int = 0  # bytes of it at the start: what comes after them is of this life
-    said_id: str = ""  # the job's number in these words, which an array's element has besides
-    node_log: str = ""  # on ``host``, where Slurm writes them; the sentry copies them into ``said``
-    node_log_size: int = 0  # bytes of it that were there, or copied, at the start
-    restarts: int = 0  # how often Slurm had restarted the job when this life began
+    said: str = ""  # the log with Slurm's messages on why it ends the job
+    said_size: int = 0  # bytes of it at the start: later ones are about this attempt
+    said_id: str = ""  # the job's number in the messages; array elements have another id too
+    node_log: str = ""  # on ``host``, where Slurm writes them; the sentry copies them to ``said``
+    node_log_size: int = 0  # bytes of it at the start, or already copied
+    restarts: int = 0  # Slurm's count when this attempt began
     deadline: float | None = None  # end of the time limit, in seconds since the epoch
     site: dict[str, Any] = field(default_factory=dict)  # of rules.Site
     checkpoint: int | None = 0  # step of the newest complete checkpoint at its start, if known
     ended: float | None = None
     exit_code: int | None = None  # the ranks'
-    cause: str | None = None  # why it ended, and what was done about it: see decision.py
+    cause: str | None = None  # why it ended; action: what followed; see decision.py
     action: str = ""
     reason: str = ""
     saved: int | None = 0  # step of the newest complete checkpoint at its end, if known
     gained: bool | None = None  # whether it saved any itself, if known
-    successor: str = ""  # the job that goes on, where it is another one
-    exclude: str = ""  # host list that its next life is to leave out
+    successor: str = ""  # the follow-up job, if any
+    exclude: str = ""  # host list to exclude from the next attempt
 
     @property
     def live(self) -> bool:
-        """Whether it has not said that it ended; its process may be gone all the same."""
+        """Whether no end is recorded; its process may have ended all the same."""
         return self.cause is None
 
     @property
     def progress(self) -> bool:
-        """Whether it got the run any further, or may have: what could not be read is not known."""
+        """Whether it made progress; also true if that cannot be read."""
         if self.gained is not None:
             return self.gained
         if self.checkpoint is None or self.saved is None:
@@ -79,11 +79,11 @@ class Attempt:
         return self.saved > self.checkpoint  # an attempt of an earlier version
 
     def measure(self, run: RunDir) -> Attempt:
-        """Fill in what it came to; the attempt itself."""
+        """Fill in its progress; returns itself."""
         newest = newest_save(run)
         if newest:
             self.saved, self.gained = newest.step, newest.attempt == self.number
-        else:  # one that took no step has saved none
+        else:  # without a step there is no checkpoint
             self.saved, self.gained = (
                 None,
                 None if read_step(run.attempt(self.number))[0] else False,
@@ -92,7 +92,7 @@ class Attempt:
 
 
 def life(job_id: str, pid: int, *, slurm: bool = False, nodes: str = "") -> Attempt:
-    """The facts of a life that begins now on this host; `begin` gives it its number."""
+    """The facts of an attempt that begins now on this host; `begin` gives it a number."""
     host = os.uname().nodename
     return Attempt(0, job_id, host, pid, start_of(pid), slurm, nodes, time.time())
 
@@ -103,7 +103,7 @@ def read(folder: AttemptDir) -> Attempt | None:
     try:
         return Attempt(**data) if data else None
     except TypeError as error:
-        raise RunError(f"is damaged: {error}", where=str(folder.facts)) from None
+        raise RunError(f"damaged file: {error}", where=str(folder.facts)) from None
 
 
 def attempts(run: RunDir) -> list[Attempt]:
@@ -120,25 +120,27 @@ def last(run: RunDir) -> Attempt | None:
 def begin(
     run: RunDir, facts: Attempt, works: Callable[[Attempt], bool], close: Close = lambda a: None
 ) -> Attempt | None:
-    """Take the next attempt number; None if an earlier attempt still works.
+    """Take the next attempt number; None if an earlier attempt still runs.
 
-    From then on no earlier one can publish a checkpoint or a result, whether it works or not.
+    From then on no earlier attempt can publish a checkpoint or a result.
 
     Args:
-        facts: this life; its number and its checkpoint are filled in here.
-        works: whether an attempt without an end is still at work.
-        close: says how an attempt ended that could not say so itself.
+        facts: the new attempt; its number and checkpoint are filled in here.
+        works: whether an attempt without an end still runs.
+        close: fills in the end of an attempt that could not record it.
     """
     while True:
         folders = run.all_attempts()
         earlier = read(folders[-1]) if folders else None
         if earlier and earlier.live and works(earlier):
             return None
-        facts.number = folders[-1].number + 1 if folders else 1  # one may be without facts
-        if not _take(run, facts):  # another life has the number
+        facts.number = folders[-1].number + 1 if folders else 1  # an old one may have no facts
+        if not _take(run, facts):  # another attempt has the number
             continue
         fence(run, facts.number)
-        with contextlib.suppress(OSError, RunUnreadable):  # the number is ours, on a full disk too
+        with contextlib.suppress(
+            OSError, RunUnreadable
+        ):  # the number is taken, also on a full disk
             if earlier and earlier.live:
                 close(earlier)
                 earlier.measure(run)
@@ -151,17 +153,17 @@ def begin(
 
 
 def _take(run: RunDir, facts: Attempt) -> bool:
-    """Make an attempt's folder; false if there is one of its number.
+    """Create an attempt's folder; false if its number is taken.
 
     Raises:
-        OSError: the disk is full, or away.
+        OSError: the disk is full, or does not answer.
     """
     aside, target = run.attempts / f".{facts.number}.{os.getpid()}.{token(3)}", str(facts.number)
     try:
         aside.mkdir()
         write_json(aside / "attempt.json", asdict(facts))
         (aside / "log").touch()
-        (aside / "sending").mkdir()  # here alone: once a newer attempt took it, it is gone
+        (aside / "sending").mkdir()  # only here: a newer attempt removes it for good
         aside.rename(run.attempts / target)
     except OSError:
         shutil.rmtree(aside, ignore_errors=True)
@@ -172,7 +174,7 @@ def _take(run: RunDir, facts: Attempt) -> bool:
 
 
 def point(link: Path, target: Path) -> None:
-    """Make or replace a symbolic link, atomically."""
+    """Create or replace a symbolic link atomically."""
     aside = link.with_name(f".{link.name}.{token(3)}")
     aside.symlink_to(target)
     aside.replace(link)
@@ -181,8 +183,7 @@ def point(link: Path, target: Path) -> None:
 def end(
     run: RunDir, number: int, exit_code: int, cause: str, action: str = "", reason: str = ""
 ) -> Attempt | None:
-    """Write how an attempt ended; None if it is the newest no more. ``owner`` says what is
-    raised."""
+    """Record an attempt's end; None if it is superseded. Raises as ``owner``."""
     facts = owner(run, number)
     if facts:
         facts.ended, facts.exit_code, facts.cause = time.time(), exit_code, cause
@@ -193,20 +194,19 @@ def end(
 
 
 def owner(run: RunDir, number: int) -> Attempt | None:
-    """The facts of an attempt while it is the newest: it alone may write. None if a newer one has
-    begun.
+    """The facts of an attempt; None if it is superseded. Only the newest may write.
 
     Raises:
-        RunUnreadable: neither of them is there: the disk may be away.
+        RunUnreadable: it is missing: the disk may not answer.
     """
     folders = run.all_attempts()
     if not folders or folders[-1].number < number:
-        raise RunUnreadable("is not there", where=str(run.attempt(number).path))
+        raise RunUnreadable("not found", where=str(run.attempt(number).path))
     return read(folders[-1]) if folders[-1].number == number else None
 
 
 def refreshed(run: RunDir, mine: Attempt) -> Attempt:
-    """An attempt's facts, with what its sentry has learned since."""
+    """An attempt's facts, with those that its sentry has added."""
     with contextlib.suppress(HpcddpError):
         news = read_json(run.attempt(mine.number).slurm) or {}
         return replace(mine, **{name: news[name] for name in ("deadline", "site") if name in news})
@@ -214,23 +214,21 @@ def refreshed(run: RunDir, mine: Attempt) -> Attempt:
 
 
 class Save(NamedTuple):
-    """A checkpoint that is marked complete, and the attempt that did it."""
+    """A complete checkpoint, and the attempt that saved it."""
 
     attempt: int
     step: int
 
 
 def newest_step(run: RunDir) -> int | None:
-    """The step of the newest checkpoint that is marked complete; 0 if there is none, None if that
-    cannot be read."""
+    """The step of the newest complete checkpoint; 0 if there is none, None if unreadable."""
     newest = newest_save(run)
     return newest.step if newest else None
 
 
 def newest_save(run: RunDir) -> Save | None:
     """The newest attempt's newest checkpoint: a damaged one of an older attempt may have a higher
-    step. Zeros if there is none, None if that cannot be read. An older one that cannot be read is
-    of no importance."""
+    step. Zeros if there is none, None if unreadable. Unreadable older ones do not matter."""
     saves, unknown = [Save(0, 0)], -1
     try:
         for path in step_folders(run.checkpoints):
@@ -245,8 +243,8 @@ def newest_save(run: RunDir) -> Save | None:
 
 
 def _save(checkpoint: Path) -> Save | None:
-    """What a checkpoint's COMPLETE says; None if it has none."""
-    by = 0  # an earlier version's does not tell
+    """A checkpoint's COMPLETE; None if it has none."""
+    by = 0  # not in that of an earlier version
     try:
         by = json.loads((checkpoint / "COMPLETE").read_text(encoding="utf-8")).get("attempt", 0)
     except (FileNotFoundError, NotADirectoryError):
@@ -257,17 +255,17 @@ def _save(checkpoint: Path) -> Save | None:
 
 
 def _learn(run: RunDir, folders: list[AttemptDir]) -> None:
-    """Fill in what earlier attempts could not know at their ends, as far as it can be seen now."""
+    """Fill in the progress of earlier attempts that could not read it at their ends."""
     newest = newest_save(run)
     for folder in reversed(folders):
         facts = read(folder)
         if newest is None or facts is None or facts.saved is not None:
             return
-        if newest.attempt <= facts.number:  # else what it saved is gone
+        if newest.attempt <= facts.number:  # else its checkpoints are gone
             facts.saved, facts.gained = newest.step, newest.attempt == facts.number
             write_json(folder.facts, asdict(facts))
 
 
 def progress_of(run: RunDir, mine: Attempt) -> bool:
-    """Whether an attempt that has no end yet got the run any further."""
+    """Whether an attempt that has not ended made progress."""
     return replace(mine).measure(run).progress

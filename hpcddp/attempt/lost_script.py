@@ -1,6 +1,6 @@
-"""Step 12 where the batch script is gone: bring its run back, or end the wait of its job.
+"""Step 12 without the batch script: requeue its run, or end the wait of its requeued job.
 
-The sentry beside the script does it, or, where that went with its node, a rank on another one.
+The script's sentry does it or, if their node is lost, a process on another one.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from hpcddp.errors import HpcddpError, SlurmUnreachable, SubmissionRefused
 from hpcddp.rundir import RunDir, read_json
 from hpcddp.slurm import commands as slurm
 
-SOON = 3.0  # seconds for an answer where Slurm may kill this process before
-ANSWER = 60.0  # seconds for an answer where nothing else is in a hurry
-SLOWEST = 5.0  # seconds between two questions of what has become of the job
-RELIEF = 20.0  # least seconds that a rank spends on a script that is gone
+SOON = 3.0  # seconds for an answer if Slurm may kill this process soon
+ANSWER = 60.0  # seconds for an answer that can wait
+SLOWEST = 5.0  # seconds between two requests for the job's state
+RELIEF = 20.0  # least seconds that a rank spends on a lost script's work
 
 
 def bring_back(run: RunDir, number: int) -> None:
-    """Do for an attempt whose script is gone what the script would have done."""
+    """Do for an attempt what its lost script would have done."""
     pause, deadline = 0.3, time.monotonic() + requeue.HOLD
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError, HpcddpError):
@@ -37,7 +37,7 @@ def bring_back(run: RunDir, number: int) -> None:
             mine = ledger.owner(run, number)
             here = mine is not None and mine.host == os.uname().nodename
             if mine is None or (mine.cause and (mine.action not in decision.RETURNS or not here)):
-                return  # elsewhere the script's own sentry ends the wait
+                return  # the script's own sentry ends the wait
             if mine.cause or _settled(run, mine):
                 requeue.release(mine)
                 return
@@ -46,8 +46,8 @@ def bring_back(run: RunDir, number: int) -> None:
 
 
 def _settled(run: RunDir, mine: Attempt) -> bool:
-    """Ask what has become of a job that left no end; whether nothing is left but to end its wait,
-    if it waits. A script that was killed is followed.
+    """Look up a job without a recorded end; whether only its wait is left to be ended, if it waits.
+    A killed script gets a follow-up.
 
     Raises:
         SlurmUnreachable: Slurm does not answer.
@@ -57,7 +57,7 @@ def _settled(run: RunDir, mine: Attempt) -> bool:
         return True
     if end_facts.was_killed(run, mine, job):
         if would_follow(run, mine, decision.KILLED):
-            # Slurm forgets the proof after some minutes, and the follow-up may wait for longer.
+            # Slurm forgets the job after some minutes, and the follow-up may wait longer.
             job_id = submit(run, mine, ask=True)
             now = replace(mine, ended=time.time(), exit_code=128 + signal.SIGKILL, saved=None)
             now.cause, now.action, now.gained = decision.KILLED, decision.FOLLOW, None
@@ -70,7 +70,7 @@ def would_follow(run: RunDir, mine: Attempt, cause: str) -> bool:
     """Whether a job that Slurm ends for this cause is followed, within the run's budgets.
 
     Raises:
-        SlurmUnreachable: whether Slurm has queued it again itself is not known.
+        SlurmUnreachable: Slurm may have requeued the job itself.
     """
     want = str((read_json(run.request) or {}).get("want", ""))
     cancels = mine.site.get("preempt_mode") == "CANCEL"
@@ -80,7 +80,7 @@ def would_follow(run: RunDir, mine: Attempt, cause: str) -> bool:
         except SlurmUnreachable:
             if mine.site:
                 raise
-            job = None  # there may be no time to ask again
+            job = None  # no time to ask again
         if job and job.restarts > mine.restarts:
             return False
     end = End(
@@ -89,20 +89,20 @@ def would_follow(run: RunDir, mine: Attempt, cause: str) -> bool:
     )  # fmt: skip
     policy = Policy.of(record.read(run).spec.get("requeue", {}))
     owned = ledger.owner(run, mine.number)
-    # What the script has written down may be an intention that it could not carry out any more.
+    # The script may have recorded an action that it could not complete.
     ends = owned is None or bool(owned.successor)
     ends = ends or bool(owned and owned.cause and owned.action not in decision.RETURNS)
     return not ends and decision.decide(end, requeue.past(run), policy).action == decision.FOLLOW
 
 
 def submit(run: RunDir, mine: Attempt, *, ask: bool) -> str:
-    """Have an attempt followed; the job's id, "" where Slurm does not take it.
+    """Submit an attempt's follow-up; the job's id, "" if Slurm refuses it.
 
     Args:
-        ask: whether a follow-up waits already: an answer may have been lost.
+        ask: first look for a waiting follow-up: an answer may have been lost.
 
     Raises:
-        SlurmUnreachable: whether one waits is not known.
+        SlurmUnreachable: there may be one or not.
     """
     words = [str(mine.number), requeue.LOOK]
     try:
@@ -115,9 +115,9 @@ def submit(run: RunDir, mine: Attempt, *, ask: bool) -> str:
 
 
 def relieve(run: RunDir, number: int) -> None:
-    """For a rank that leaves: do what the script would, if that was on this node, and is gone.
+    """In a rank that leaves: do the work of a lost script of this node.
 
-    Where cgroups track processes, the sentry went with it.
+    If Slurm tracks processes by cgroup, the script's sentry is lost too.
     """
     if "SLURM_JOB_ID" not in os.environ:
         return
@@ -130,5 +130,5 @@ def relieve(run: RunDir, number: int) -> None:
 
 
 def command(run: RunDir, number: int) -> list[str]:
-    """The command that brings a run back from another process."""
+    """The command that runs ``bring_back`` in another process."""
     return [sys.executable, "-I", str(run.host), "bereaved", str(run.path), str(number)]

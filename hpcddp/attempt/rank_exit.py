@@ -1,4 +1,4 @@
-"""Records a rank's failure, and ends its process, whatever its threads and children do."""
+"""Records a rank's failure, and ends its process with all threads and children."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from hpcddp.attempt import exit_codes
 if TYPE_CHECKING:
     from hpcddp.rundir import AttemptDir
 
-LINGER = 5.0  # seconds that a rank whose failure looks like a mistake waits for the others
+LINGER = 5.0  # seconds that a rank with a possible user error waits for the others
 
 
 def end(code: int) -> NoReturn:
-    """End the process at once: tearing down a process group that lost a rank can hang."""
+    """End the process at once: destroying a process group that lost a rank can hang."""
     end_children()
     for stream in (sys.stdout, sys.stderr):
         try:
@@ -28,14 +28,14 @@ def end(code: int) -> NoReturn:
 
 
 def hung() -> NoReturn:
-    """End the process from the watchdog's thread: the main one may hold any lock, print's too."""
+    """End the process from the watchdog's thread: the main one may hold any lock, even print's."""
     with contextlib.suppress(Exception):
         end_children()
     os._exit(exit_codes.HUNG)
 
 
 def end_children() -> None:
-    """Kill the DataLoader workers: they ignore the stop signals, and would live on for seconds."""
+    """Kill the DataLoader workers: they ignore stop signals, and would run on for seconds."""
     if "multiprocessing" not in sys.modules:
         return
     import multiprocessing
@@ -49,13 +49,13 @@ def end_children() -> None:
 
 
 def share_failure(error: BaseException, attempt: AttemptDir, rank: int, size: int) -> None:
-    """Write down that this rank failed of what looks like a mistake, and wait for the others, for
-    LINGER seconds at most: the first one that leaves has its launcher end them, and they could say
-    nothing any more. A failure that all ranks share is a mistake; any other is their node's.
+    """Record a failure that may be a user error, and wait up to LINGER seconds until the others
+    have done so: when the first rank leaves, its launcher ends them. A failure that all ranks share
+    is a user error; any other is a crash of a node.
     """
     from hpcddp.errors import HpcddpError
 
-    # Where it was may name the rank.
+    # `where` may name the rank.
     what = error.what if isinstance(error, HpcddpError) else str(error)
     what = f"{type(error).__name__}: {what}".replace("\n", " ")
     deadline = time.monotonic() + LINGER

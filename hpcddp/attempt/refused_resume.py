@@ -1,9 +1,8 @@
-"""A request that is refused changes nothing: which attempt's end is the run's, and what was asked.
+"""A refused resume changes nothing: the run keeps its state, its job.json and its script.
 
-A `resume` whose model does not fit the run's checkpoints is refused before anything is changed,
-where that can be seen. Else its first attempt finds it out. The run then has the state that it had,
-and the job.json and the script too, so that the next `resume` goes by what was asked before: resume
-leaves a copy of both in the folder of the attempt that came last. (standard library only)
+If possible, a `resume` whose model does not fit the run's checkpoints is refused before anything is
+changed. Else its first attempt finds out. For that, resume leaves a copy of job.json and script in
+the folder of the last attempt; they are put back, and the next `resume` starts from them.
 """
 
 from __future__ import annotations
@@ -16,13 +15,13 @@ from hpcddp.rundir import RunDir, write_bytes
 
 
 def of(run: RunDir, last: Attempt) -> Attempt:
-    """The attempt whose end is the run's: the newest, unless its request was refused."""
+    """The attempt whose end is the run's: the newest, unless its resume was refused."""
     return (before(run, last.number) or last) if last.cause == decision.REFUSED else last
 
 
 def before(run: RunDir, number: int) -> Attempt | None:
-    """The attempt that ended the run before the request of this one; None if the run was not ended,
-    but came back by itself, and the user's code is another one since."""
+    """The attempt that ended the run before the resume of this one; None if the run was requeued,
+    not resumed, and the user's code has changed since."""
     for facts in reversed(ledger.attempts(run)):
         if facts.number >= number or facts.cause == decision.REFUSED:
             continue
@@ -34,7 +33,7 @@ def before(run: RunDir, number: int) -> Attempt | None:
 
 
 def keep(run: RunDir) -> None:
-    """Keep what was asked so far, for a request that takes its place."""
+    """Keep job.json and script before a resume replaces them."""
     if last := ledger.last(run):
         folder = run.attempt(of(run, last).number)
         for path, kept in ((run.job, folder.asked), (run.script, folder.asked_script)):
@@ -44,12 +43,12 @@ def keep(run: RunDir) -> None:
 
 
 def put_back(run: RunDir, number: int) -> None:
-    """Let the run be asked for what it was before the request of this attempt."""
+    """Restore job.json and script from before the resume of this attempt."""
     if earlier := before(run, number):
         folder = run.attempt(earlier.number)
         for path, kept, mode in (
             (run.job, folder.asked, 0o644),
             (run.script, folder.asked_script, 0o755),
         ):
-            with contextlib.suppress(OSError):  # how the attempt ended must be said all the same
+            with contextlib.suppress(OSError):  # the attempt's end must be recorded all the same
                 write_bytes(path, kept.read_bytes(), mode)

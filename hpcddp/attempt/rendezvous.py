@@ -1,10 +1,9 @@
-"""Where the ranks of an attempt meet: a free port, at which the first rank of a program listens.
+"""The rendezvous of an attempt's ranks: a free port, at which the first rank of a program listens.
 
-A script that never starts a process group trains as many copies as there are ranks, and each of
-them looks well. ``watch`` says so in the log, and ends the ranks where the job has a limit. It runs
-on the host of the batch script, which is the first rank's. A launcher that listens there itself
-hides whether they have met, and ranks that use Horovod or run functions of a Dask program meet
-elsewhere.
+A script that never starts a process group trains a copy in each rank, without any error. ``watch``
+warns in the log, and ends the ranks if the job has a limit. It runs on the batch script's host,
+which is the first rank's. The rendezvous cannot be seen if a launcher listens at the port itself,
+or if ranks use Horovod or run functions of a Dask program.
 """
 
 from __future__ import annotations
@@ -25,15 +24,16 @@ from hpcddp.attempt.ledger import Attempt
 from hpcddp.errors import RunError, UserError
 from hpcddp.rundir import AttemptDir, RunDir, read_json, read_lines
 
-SAY = 300.0  # seconds after which it is said
-LIVES = 60.0  # seconds after which ranks that meet elsewhere, or a rank alone, have begun
+SAY = 300.0  # seconds until the warning
+LIVES = 60.0  # seconds after which ranks with an unseen rendezvous count as started
 LOOK = 1.0  # seconds between two looks
 TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
+NESTED = ("srun", "mpirun", "mpiexec")  # no Python: hpcddp.gloo cannot notice them
 LISTENS = "0A"  # Linux, include/net/tcp_states.h
 
 
 def free_port() -> int:
-    """A port that can be bound now. Until then no other process gets it without asking for it."""
+    """A free port, outside of the range that the kernel gives to processes."""
     low, high = 32768, 60999
     try:
         text = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text()
@@ -52,11 +52,11 @@ def free_port() -> int:
 
 
 def watch(run: RunDir, number: int, launched: int, environ: Mapping[str, str]) -> None:
-    """Until the ranks have met or are gone, or their time is over.
+    """Watch until the ranks have reached the rendezvous or ended, or their time is over.
 
     Args:
         number: of the attempt.
-        launched: process id of what started the ranks; it passes a signal on to them.
+        launched: process id of the launcher, which passes signals on to the ranks.
     """
     job = record.read(run)
     alone = job.nodes[1] * job.gpus_per_node == 1
@@ -66,47 +66,69 @@ def watch(run: RunDir, number: int, launched: int, environ: Mapping[str, str]) -
     )
     if environ.get("SLURM_NODEID", "0") != "0":
         return
-    if alone or elsewhere:  # nothing shows that they have met, but that they live
+    if alone or elsewhere:  # no rendezvous to be seen
         until = time.monotonic() + LIVES
         while alive(launched) and time.monotonic() < until:
             time.sleep(LOOK)
     else:
         port, limit = int(environ["MASTER_PORT"]), float(job.spec.get("start_seconds", 0))
-        if not _await_listener(run.attempt(number), launched, port, limit):
+        here = job.gpus_per_node * (1 if job.backend == "slurm" else job.nodes[1])
+        if not _await_listener(run.attempt(number), launched, port, limit, here):
             return
     _note(run, number, launched)
 
 
-def _await_listener(attempt: AttemptDir, launched: int, port: int, limit: float) -> bool:
-    """Until the first rank listens at the port, or the ranks are gone; false where their time is
-    over, and they are told to end.
+def _await_listener(attempt: AttemptDir, launched: int, port: int, limit: float, here: int) -> bool:
+    """Wait until the first rank listens at the port, or the ranks have ended; false if their time
+    is over, and they are ended.
 
     Args:
-        limit: seconds that they have; 0 is no limit.
+        limit: seconds that they have; 0: no limit.
+        here: number of ranks on this host.
     """
-    began, said = time.monotonic(), False
+    began, looked, said = time.monotonic(), False, False
     while alive(launched) and not listening(port):
-        if attempt.staging.exists():  # its ranks do not begin to meet
+        if attempt.staging.exists():  # before the ranks start
             began = time.monotonic()
         waited = time.monotonic() - began
         if limit and waited >= limit:
             _end(attempt, launched, port, limit)
             return False
+        if waited >= LIVES and not looked:
+            looked = True
+            if name := nested(attempt.path.parents[1], here):
+                print(f"hpcddp: {name} runs in each rank. Each rank runs the command itself: leave "
+                      f"{name} out, if the ranks do not start", flush=True)  # fmt: skip
         if waited >= SAY and not said:
             said = True
-            print(f"hpcddp: no process group after {SAY:g} s: until the script calls torch."
-                  f"distributed.init_process_group, each rank trains a copy of its own (nobody "
-                  f"listens at MASTER_PORT {port})", flush=True)  # fmt: skip
+            print(f"hpcddp: no process group after {SAY:g} s (nothing listens at MASTER_PORT "
+                  f"{port}): until the script calls torch.distributed.init_process_group, each "
+                  f"rank trains its own copy", flush=True)  # fmt: skip
         time.sleep(LOOK)
     return True
 
 
+def nested(run: Path, here: int) -> str:
+    """The launcher that runs in each of the ranks on this host, or "" (proc(5), /proc/pid)."""
+    ranks: set[bytes] = set()
+    name = ""
+    for path in Path("/proc").glob("[0-9]*/comm"):
+        with suppress(OSError):
+            if (comm := path.read_text().strip()) in NESTED:
+                words = path.with_name("environ").read_bytes().split(b"\0")
+                if f"HPCDDP_RUN_DIR={run}".encode() in words:
+                    worlds = [w for w in words if w.startswith(b"HPCDDP_WORLD=")]
+                    ranks.update(w.partition(b";")[0] for w in worlds)
+                    name = comm
+    return name if len(ranks) >= here else ""
+
+
 def _end(attempt: AttemptDir, launched: int, port: int, limit: float) -> None:
-    """End ranks that have not met in time; the reason is the attempt's error."""
+    """End ranks without a rendezvous in time; record the reason as the attempt's error."""
     error = UserError(
-        f"no process group after {limit:g} s: nobody listens at MASTER_PORT {port}",
+        f"no process group after {limit:g} s: nothing listens at MASTER_PORT {port}",
         where="start_seconds",
-        hint="the script calls torch.distributed.init_process_group, or one rank is enough",
+        hint="call torch.distributed.init_process_group in the script, or use one rank",
     )
     print(f"hpcddp: {error_record.report(error, attempt, None)}", flush=True)
     with suppress(ProcessLookupError):
@@ -114,29 +136,29 @@ def _end(attempt: AttemptDir, launched: int, port: int, limit: float) -> None:
 
 
 def _note(run: RunDir, number: int, launched: int) -> None:
-    """Write down that the ranks have met, if they are there."""
+    """Record that the ranks have reached the rendezvous, if they still run."""
     if alive(launched):
         with suppress(OSError):
             run.attempt(number).met.touch()
 
 
 def met_since(run: RunDir, mine: Attempt, *, program: bool) -> bool:
-    """Whether the ranks of an attempt have met since a person last submitted the run. Those of a
-    task meet before its code is read: of them, earlier attempts alone count."""
+    """Whether ranks have reached the rendezvous since the run was last submitted. Those of a task
+    do so before its code is imported: for a task only earlier attempts count."""
     submitted = (read_json(run.submission) or {}).get("submitted", 0.0)
     numbers = [a.number for a in ledger.attempts(run) if a.began >= submitted]
     return any(met(run.attempt(n)) for n in numbers if program or n < mine.number)
 
 
 def met(attempt: AttemptDir) -> bool:
-    """Whether the ranks of an attempt have met, as far as they or their host saw it."""
+    """Whether the ranks of an attempt have reached the rendezvous, as far as it was recorded."""
     if attempt.met.exists():
         return True
     return any(line.get("event") == "ranks" for line in islice(read_lines(attempt.metrics), 1))
 
 
 def alive(pid: int) -> bool:
-    """Whether a process of ours is there."""
+    """Whether a process of ours exists."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -1,8 +1,8 @@
-"""Step 12, the act: bring a run back, from its batch script (standard library only).
+"""Step 12, the action: requeue a run, from its batch script.
 
-The very job is queued again where that is quick; else a follow-up job goes on in the same run. A
-request that got no answer may have been carried out all the same: what became of it is asked before
-anything else is tried. Where both ways were taken, the life of the very job cancels its follow-up.
+The job itself is requeued if that is quick; else a follow-up job continues the run. A request
+without an answer may have been carried out: its result is looked up before anything else is tried.
+If both ways were used, the next attempt of the job itself cancels its follow-up.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from hpcddp.slurm import commands as slurm
 from hpcddp.slurm import hostlist
 from hpcddp.slurm.rules import Site
 
-PATIENCE = 3600.0  # seconds for which a controller that is away is asked again
+PATIENCE = 3600.0  # seconds until a controller that does not answer is given up
 LONGEST, LEAST = 60.0, 3.0  # seconds to wait for one answer
-TRIES = 3  # of one way of coming back that gets no answer
-PAUSE = 3.0  # seconds between two such questions
-HOLD = 900.0  # seconds for which a job that was queued again is looked for
-LOOK = "look"  # a follow-up's second argument: its parent has not decided that there is to be one
-SETTLE = 4  # seconds from the end of one life to the next: clocks of nodes differ a little
+TRIES = 3  # requests of one way without an answer
+PAUSE = 3.0  # seconds between two requests
+HOLD = 900.0  # seconds for which a requeued job is looked up
+LOOK = "look"  # a follow-up's second argument: its parent has not decided whether it is needed
+SETTLE = 4  # seconds between two attempts: clocks of nodes differ a little
 
 
 def patience(mine: Attempt, *, ends: bool) -> float:
-    """Seconds to wait for an answer of Slurm: while the job lives, and LONGEST at most.
+    """Seconds to wait for an answer of Slurm: until the job's end, LONGEST at most.
 
     Args:
-        ends: Slurm has begun to end the job, or has announced it.
+        ends: Slurm is ending the job, or has announced it.
     """
     rules = Site(**mine.site) if mine.site else Site()
     left = rules.notice if ends else (mine.deadline or math.inf) - time.time() + rules.kill_wait
@@ -46,7 +46,7 @@ def patience(mine: Attempt, *, ends: bool) -> float:
 
 
 def ask(mine: Attempt) -> slurm.JobInfo | None:
-    """What Slurm says of the job, waiting for a controller that is away; None without an answer."""
+    """Slurm's facts about the job; waits for the controller, None without an answer."""
     deadline = time.monotonic() + PATIENCE
     while True:
         try:
@@ -54,19 +54,19 @@ def ask(mine: Attempt) -> slurm.JobInfo | None:
         except SlurmUnreachable as error:
             if time.monotonic() > deadline or not can_ask():
                 return None
-            print(f"hpcddp: {error.what}: asking again", flush=True)
+            print(f"hpcddp: {error.what}; asking again", flush=True)
             time.sleep(PAUSE)
 
 
 def can_ask() -> bool:
-    """Whether there is a program at all that could answer later."""
+    """Whether any of Slurm's programs is installed, and may answer later."""
     return any(os.access(Path(p, name), os.X_OK) for p in os.get_exec_path()
                for name in ("scontrol", "squeue", "sbatch"))  # fmt: skip
 
 
 def bring_back(run: RunDir, mine: Attempt, verdict: Decision, job: JobRecord) -> str:
-    """Bring the run back, by the first way that works; what the script does then. Empty if Slurm
-    has begun to end the job, so that the decision is to be made again."""
+    """Requeue the run, by the first way that works; returns what the script does then. Empty if
+    Slurm is ending the job, so that the decision must be made again."""
     if not mine.slurm:
         return "again"
     mine.exclude = excluded(run, job)
@@ -75,6 +75,7 @@ def bring_back(run: RunDir, mine: Attempt, verdict: Decision, job: JobRecord) ->
     ways = [follow] if verdict.action == decision.FOLLOW else [back, follow]
     if verdict.action == decision.AGAIN and prefers_follow(mine):
         ways.reverse()
+    verb = {back: decision.AGAIN, follow: decision.FOLLOW}
     deadline, refused, tries = time.monotonic() + PATIENCE, "", 0
     while time.monotonic() < deadline:
         for way in ways:
@@ -86,23 +87,23 @@ def bring_back(run: RunDir, mine: Attempt, verdict: Decision, job: JobRecord) ->
                 return ""
             except (SlurmUnreachable, SubmissionRefused) as error:
                 refused, failed = error.what, error
-            print(f"hpcddp: {way.__name__}: {refused}", flush=True)
+            print(f"hpcddp: {verb[way]} failed: {refused}", flush=True)
             if isinstance(failed, SlurmUnreachable) and not isinstance(failed, SlurmMissing):
                 tries += 1
-                if tries % TRIES:  # ask by the same way what became of the request
+                if tries % TRIES:  # look up the request by the same way
                     break
                 if _is_back(mine):
                     return "0"
         if not can_ask():
             break
         time.sleep(PAUSE)
-    reason = f"could not be queued again ({refused}); hpcddp resume {run.name} goes on"
+    reason = f"could not be requeued ({refused}); `hpcddp resume {run.name}` continues"
     ledger.end(run, mine.number, mine.exit_code or 0, verdict.cause, decision.NONE, reason)
     return "1"
 
 
 def _is_back(mine: Attempt) -> bool:
-    """Whether Slurm has queued the job again, as far as it answers."""
+    """Whether Slurm has requeued the job, if it answers."""
     with contextlib.suppress(SlurmUnreachable):
         known = slurm.facts(mine.job_id, patience(mine, ends=False))
         return bool(known and known.restarts > mine.restarts)
@@ -110,24 +111,24 @@ def _is_back(mine: Attempt) -> bool:
 
 
 def prefers_follow(mine: Attempt) -> bool:
-    """Where cgroups track processes no process is left to end a requeued job's wait: a follow-up
-    has none.
+    """Whether a follow-up is better: if Slurm tracks processes by cgroup, no process can end a
+    requeued job's wait, and a follow-up does not wait.
 
-    An array's element comes back as itself all the same: a follow-up would leave its array.
+    An array's element is requeued all the same: a follow-up would leave its array.
     """
     rules = Site(**mine.site) if mine.site else Site(tracking="linuxproc")
     return not rules.outlives and rules.hold > 10 and "_" not in mine.job_id
 
 
 def back(run: RunDir, mine: Attempt, verdict: Decision, job: JobRecord) -> None:
-    """Queue this very job again. Only while Slurm says that it runs.
+    """Requeue this job itself, while it runs.
 
-    The sentry, which outlives this job where Slurm lets it, ends the wait.
+    The sentry, which outlives this job if Slurm allows it, ends the wait.
 
     Raises:
-        RunError: Slurm ends the job.
-        SlurmUnreachable: it is not known whether Slurm has queued it.
-        SubmissionRefused: Slurm did not queue it.
+        RunError: Slurm is ending the job.
+        SlurmUnreachable: it may be requeued or not.
+        SubmissionRefused: Slurm refused.
     """
     known = slurm.facts(mine.job_id, patience(mine, ends=False))
     if known and known.restarts > mine.restarts:
@@ -140,24 +141,24 @@ def back(run: RunDir, mine: Attempt, verdict: Decision, job: JobRecord) -> None:
 
 
 def follow(run: RunDir, mine: Attempt, verdict: Decision, job: JobRecord) -> None:
-    """Submit the script as a new job that goes on when this one has left.
+    """Submit the script as a new job that continues after this one.
 
     Raises:
-        SlurmUnreachable: it is not known whether it waits.
-        SubmissionRefused: Slurm did not take it.
+        SlurmUnreachable: it may be submitted or not.
+        SubmissionRefused: Slurm refused.
     """
     ok = verdict.action == decision.AGAIN
     wait = patience(mine, ends=not ok)
     mine.successor = follow_up(run, mine, job.name, [str(mine.number)], ok=ok, wait=wait)
     note(run, mine)
-    print(f"hpcddp: job {mine.successor} goes on", flush=True)
+    print(f"hpcddp: job {mine.successor} continues", flush=True)
 
 
 def follow_up(
     run: RunDir, mine: Attempt, name: str, arguments: Sequence[str], *, ok: bool, wait: float
 ) -> str:
-    """The job that follows an attempt: one that waits already, since an answer may have been lost,
-    or a new one. ``slurm.successor`` says what is raised."""
+    """The job that follows an attempt: one that waits already, as an answer may have been lost, or
+    a new one. Raises as ``slurm.successor``."""
     with contextlib.suppress(SlurmMissing):
         for job_id, number in slurm.follow_ups(run.script, name, wait).items():
             if number == mine.number:
@@ -168,13 +169,13 @@ def follow_up(
 
 
 def drop(run: RunDir, name: str, *, upto: int, but: str, wait: float = slurm.TIMEOUT) -> None:
-    """Cancel the jobs that wait to follow an attempt, up to one of this number.
+    """Cancel the jobs that wait to follow an attempt, up to this number.
 
     Args:
-        but: the job that asks: it may be such a one itself.
+        but: the asking job, which may be one itself.
 
     Raises:
-        SlurmUnreachable: it is not known whether there are any.
+        SlurmUnreachable: there may be some.
     """
     for job_id, number in slurm.follow_ups(run.script, name, wait).items():
         if number <= upto and job_id != but:
@@ -182,15 +183,15 @@ def drop(run: RunDir, name: str, *, upto: int, but: str, wait: float = slurm.TIM
 
 
 def note(run: RunDir, facts: Attempt) -> None:
-    """Write an attempt's facts down; a full disk, which may have room again soon, ends nothing."""
+    """Record an attempt's facts; a full disk is no reason to stop."""
     try:
         write_json(run.attempt(facts.number).facts, asdict(facts))
     except OSError as error:
-        print(f"hpcddp: not written down: {error}", flush=True)
+        print(f"hpcddp: not recorded: {error}", flush=True)
 
 
 def past(run: RunDir) -> list[Past]:
-    """What counts of the earlier attempts: those since the run last ended and was resumed."""
+    """The earlier attempts that count: those since the run was last resumed."""
     earlier = ledger.attempts(run)[:-1]
     ends = [i for i, attempt in enumerate(earlier) if attempt.action not in decision.RETURNS]
     since = earlier[ends[-1] + 1 :] if ends else earlier
@@ -198,10 +199,10 @@ def past(run: RunDir) -> list[Past]:
 
 
 def excluded(run: RunDir, job: JobRecord) -> str:
-    """The nodes that the next attempt is to leave out, as Slurm takes them: what the job says, and
-    those that failed since there was progress. Empty if only the job's own count.
+    """The nodes to exclude from the next attempt, in Slurm's form: the job's own, and those that
+    failed since the last progress. Empty if only the job's own count.
 
-    Never so many that too few are left: then the oldest of them may be used again.
+    Never so many that too few are left: the oldest are used again first.
     """
     asked = bool(job.spec.get("requeue", {}).get("exclude_bad_nodes"))
     bad: list[str] = []
@@ -216,14 +217,14 @@ def excluded(run: RunDir, job: JobRecord) -> str:
 
 
 def _spare(run: RunDir, bad: list[str], own: str, job: JobRecord) -> list[str]:
-    """Of some host lists, newest first, those without which the job can still start."""
+    """Those of some host lists, newest first, without which the job can still start."""
     partition = str(job.spec.get("slurm", {}).get("partition", "")).partition(",")[0]
     try:
         lists = slurm.usable_nodes(partition or os.environ.get("SLURM_JOB_PARTITION", ""))
         usable = {host for hosts in lists for host in hostlist.expand_hosts(hosts)}
         usable -= set(hostlist.expand_hosts(own)) if own else set()
     except HpcddpError as error:
-        print(f"hpcddp: no node is left out: {error.what}", flush=True)
+        print(f"hpcddp: no node is excluded: {error.what}", flush=True)
         return []
     kept = []
     for hosts in bad:
@@ -232,9 +233,9 @@ def _spare(run: RunDir, bad: list[str], own: str, job: JobRecord) -> list[str]:
             usable = left
             kept.append(hosts)
     with contextlib.suppress(SlurmUnreachable):
-        # Others may lack the job's GPUs. What Slurm refuses with these nodes too is another matter.
+        # Other nodes may lack the job's GPUs. A job that Slurm refuses anyway does not count.
         while kept and not _taken(run, [own, *kept]) and _taken(run, [own]):
-            print(f"hpcddp: {kept[-1]} is used again: too few other nodes suit the job", flush=True)
+            print(f"hpcddp: {kept[-1]} is used again: too few other nodes fit the job", flush=True)
             kept.pop()
     return kept
 
@@ -244,10 +245,10 @@ def _taken(run: RunDir, left_out: list[str]) -> bool:
 
 
 def bad_host(run: RunDir, mine: Attempt, job: JobRecord, *, certain: bool = False) -> str:
-    """The node that an attempt's failure points to, if there is one; or the nodes that failed.
+    """The node that an attempt's failure points to, if any; or the nodes that failed.
 
     Args:
-        certain: only where the ranks have compared themselves, and found it.
+        certain: only if the ranks have compared themselves, and found it.
     """
     failure = read_json(run.attempt(mine.number).error) or {}
     if certain:
@@ -259,19 +260,18 @@ def bad_host(run: RunDir, mine: Attempt, job: JobRecord, *, certain: bool = Fals
 
 
 def pass_over(run: RunDir, mine: Attempt, upto: tuple[int, int]) -> None:
-    """Slurm's words up to here are of a signal for the batch script alone: the job runs on."""
+    """Ignore Slurm's messages up to here: they were about a signal for the batch script alone."""
     mine.said_size, mine.node_log_size = upto
     note(run, mine)
 
 
 def release(mine: Attempt) -> None:
-    """Shorten the wait of a job that was queued again: Slurm holds it for two minutes.
+    """Shorten the wait of a requeued job: Slurm holds it for two minutes.
 
-    The hold is there because a node refuses a credential that is not younger than the end of the
-    job's last life, which it knows to the second. So the next life begins SETTLE seconds after all
-    nodes have let go. While they have not, the wait cannot be changed. A job that was cancelled
-    meanwhile stays cancelled; one that was cancelled in the instant before it was queued again is
-    cancelled again.
+    The reason: a node refuses a credential that is not younger than the end of the job's last
+    attempt there, in seconds. So the next one starts SETTLE seconds after all nodes have released
+    the job; until then the wait cannot be changed. A job that was cancelled meanwhile stays so; one
+    that was cancelled just before it was requeued is cancelled again.
     """
     pause, deadline = 0.3, time.monotonic() + HOLD
     while time.monotonic() < deadline:
@@ -279,7 +279,7 @@ def release(mine: Attempt) -> None:
             known = slurm.facts(mine.job_id)
             if known is None or not (known.running or known.state in ("COMPLETING", "PENDING")):
                 return
-            if known.running and known.restarts > mine.restarts:  # its next life
+            if known.running and known.restarts > mine.restarts:  # its next attempt
                 return
             if known.state == "PENDING":
                 if log_reader.ending_of(mine) == decision.CANCELLED:

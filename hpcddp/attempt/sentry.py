@@ -1,17 +1,17 @@
-"""The sentry: a process beside an attempt's batch script, for what a script cannot do itself.
+"""The sentry: a process beside an attempt's batch script, for work that the script cannot do.
 
-It is no child of the script, and deaf to TERM. Where Slurm lets it, it outlives the job; where
-cgroups track processes it lives until Slurm's KILL. It
+It is not a child of the script, and ignores TERM. It outlives the job unless Slurm tracks processes
+by cgroup: then it runs until Slurm's KILL. It
 
-    - copies Slurm's words on the job from a file of the node into the run's log,
-    - asks Slurm now and then for the end of the time limit, which may change, and for what the
-      attempt's begin could not learn: RUN/attempts/N/slurm.json,
-    - submits a follow-up as soon as Slurm says that it ends the job, and why: the ranks may need
-      longer to save than the script may live. The follow-up decides at its own begin again,
-    - ends the wait of a job that Slurm has queued again, when the script is gone,
-    - and where a SIGKILL that was not Slurm's has ended the script, has the run followed.
+    - copies Slurm's messages about the job from a file of the node into the run's log,
+    - asks Slurm now and then for the end of the time limit, which may change, and for facts that
+      the attempt's start could not get: RUN/attempts/N/slurm.json,
+    - submits a follow-up as soon as Slurm says that it ends the job, and why: saving may take
+      longer than the script lives. The follow-up decides again when it starts,
+    - ends the wait of a requeued job when the script has ended,
+    - and submits a follow-up if a SIGKILL that was not Slurm's ended the script.
 
-A rank on the second node looks after the last two where the script's whole node is lost.
+A process on the second node does the last two if the script's whole node is lost.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ from hpcddp.rundir import RunDir, write_json
 from hpcddp.slurm import commands as slurm
 from hpcddp.slurm import rules as site_rules
 
-GLANCE = 0.5  # seconds between two looks at the script and at Slurm's words
-LATE = 10.0  # seconds that a script gets to say how it ended, before other nodes ask Slurm
-RARELY = 30.0  # most seconds between two questions while it runs
-NAME = "hpcddp-sentry"  # of such a process, as ps shows it
+GLANCE = 0.5  # seconds between two looks at the script and at Slurm's messages
+LATE = 10.0  # seconds for a script to record its end, before other nodes ask Slurm
+RARELY = 30.0  # most seconds between two requests while it runs
+NAME = "hpcddp-sentry"  # of the process, in ps
 DEAF = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 
 
 def post(run: RunDir, number: int) -> None:
-    """Leave the sentry of an attempt behind, in a fork of this process; returns at once."""
+    """Start the sentry of an attempt, as a fork of this process; returns at once."""
     mine = ledger.read(run.attempt(number))
     if mine is None or not mine.slurm:
         return
-    # By its descriptor: outside of a container the path may be another one.
+    # By its descriptor: outside of a container the path may differ.
     log = os.open("/proc/self/fd/2", os.O_RDONLY) if mine.node_log else -1
     if not _detached():
         return
@@ -69,7 +69,7 @@ def _detached() -> bool:
     for number in DEAF:
         signal.signal(number, signal.SIG_IGN)
     null = os.open(os.devnull, os.O_RDWR)
-    for old in range(3):  # a reader of a pipe would wait until this process closes it
+    for old in range(3):  # readers of a pipe would wait for this process
         os.dup2(null, old)
     with contextlib.suppress(OSError):
         Path("/proc/self/comm").write_text(NAME)
@@ -81,7 +81,7 @@ class Sentry:
     """The sentry of one attempt, on the host of its script.
 
     Args:
-        log: descriptor of the file into which Slurm writes, where that is one of the node.
+        log: descriptor of Slurm's log, if that is a file of the node.
     """
 
     def __init__(self, run: RunDir, mine: Attempt, log: int) -> None:
@@ -91,7 +91,7 @@ class Sentry:
         self._followed = self._tried = False
 
     def stand(self) -> None:
-        """Until the script is gone, and what follows from that is done."""
+        """Watch the script until it has ended, and do what follows."""
         threading.Thread(target=self._ask, daemon=True).start()
         while processes.start_of(self.mine.pid) == self.mine.pid_start:
             self._glance()
@@ -105,9 +105,9 @@ class Sentry:
         self._clear()
 
     def _glance(self) -> bool:
-        """Look at Slurm's words, and do what follows; whether that is not done yet."""
+        """Look at Slurm's messages, and do what follows; whether some of it is left."""
         spoken, joined = True, False
-        with contextlib.suppress(OSError, HpcddpError):  # a disk that is away may come back
+        with contextlib.suppress(OSError, HpcddpError):  # the disk may answer later
             spoken, joined = self._join(), True
         with contextlib.suppress(OSError, HpcddpError):
             if spoken and not self._followed:
@@ -118,10 +118,10 @@ class Sentry:
         return not joined or (spoken and not self._followed)
 
     def _join(self) -> bool:
-        """Copy what Slurm has said since the last look into the run's own log; whether it has said
-        anything in this life."""
+        """Copy Slurm's new messages into the run's log; whether there are any about this
+        attempt."""
         mine = self.mine
-        if not mine.node_log:  # a person's own log, in the run dir
+        if not mine.node_log:  # a log of the user's own
             return bool(mine.said) and Path(mine.said).stat().st_size > mine.said_size
         while text := os.pread(self._log, 1 << 16, self._copied):
             with open(mine.said, "ab") as log:
@@ -130,14 +130,14 @@ class Sentry:
         return self._copied > mine.node_log_size
 
     def _clear(self) -> None:
-        """Leave nothing on the node, if all of it was copied."""
+        """Remove the node's log, if all of it was copied."""
         with contextlib.suppress(OSError):
             if self.mine.node_log and os.fstat(self._log).st_size == self._copied:
                 claim.clear(self.mine)
 
     def _follow(self, cause: str) -> None:
-        """Submit a follow-up, if Slurm ends the job for what is followed. The script may have
-        seconds left, and this process with it: the first time nothing is asked before."""
+        """Submit a follow-up, if Slurm ends the job for a cause that is followed. There may be
+        seconds left: the first time, no other request comes before."""
         mine = ledger.refreshed(self.run, self.mine)
         if lost_script.would_follow(self.run, mine, cause):
             first, self._tried = not self._tried, True
@@ -145,8 +145,7 @@ class Sentry:
         self._followed = True
 
     def _ask(self) -> None:
-        """Ask Slurm, at the pace of the cluster's profile or a faster one; what begin could not
-        learn at once."""
+        """Ask Slurm regularly, at least as often as the cluster profile says."""
         dropped, pause = False, min(max(1.0, float(self.job.poll_seconds)), RARELY)
         if self.mine.site and self.mine.number == 1:
             time.sleep(pause)
@@ -157,8 +156,7 @@ class Sentry:
             time.sleep(pause)
 
     def _learn(self) -> None:
-        """Write down the end of the time limit and the site's rules, where Slurm says something
-        new."""
+        """Record the end of the time limit and the site's rules, if they are new."""
         before = ledger.refreshed(self.run, self.mine)
         job = slurm.facts(self.mine.job_id, ANSWER)
         rules = before.site or site_rules.read(
@@ -173,7 +171,7 @@ class Sentry:
         """Cancel the jobs that were to follow an earlier attempt; true once it is done.
 
         Raises:
-            SlurmUnreachable: it is not known whether there are any.
+            SlurmUnreachable: there may be some.
         """
         mine = self.mine
         if mine.number > 1:
@@ -183,8 +181,8 @@ class Sentry:
 
 
 def watch_node(run_dir: str, environ: Mapping[str, str]) -> None:
-    """Let the first rank of the second node leave a process behind that acts when the rank is gone
-    and the script does not say how the attempt ended: its node may be lost. Returns at once."""
+    """In the first rank of the second node, start a process that acts if the rank has ended but the
+    script records no end: its node may be lost. Returns at once."""
     local = environ.get("LOCAL_RANK", environ.get("SLURM_LOCALID"))
     if (environ.get("SLURM_NODEID"), local) != ("1", "0") or "HPCDDP_ATTEMPT" not in environ:
         return
@@ -198,7 +196,7 @@ def watch_node(run_dir: str, environ: Mapping[str, str]) -> None:
 
 
 def _outlive(run: RunDir, number: int, rank: int, start: str) -> None:
-    """Wait for the end of a rank, and then for its script's word; without one, act."""
+    """Wait for a rank's end, and then for the script's record; without one, act."""
     while processes.start_of(rank) == start:
         time.sleep(1.0)
     until = time.monotonic() + LATE

@@ -1,4 +1,4 @@
-"""Step 7, the facts: the Slurm job around a batch script, which begins a life of the run in it."""
+"""Step 7, the facts: the Slurm job of a batch script that starts an attempt."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from hpcddp.rundir import RunDir
 from hpcddp.slurm import commands as slurm
 from hpcddp.slurm import rules
 
-# Seconds for one question at the start: a controller that is away must not delay it. The sentry
+# Seconds for one request: a controller that does not answer must not delay the start. The sentry
 # asks again.
 ASK = 4.0
 
 
 def check_surroundings(run: RunDir, job: JobRecord) -> None:
-    """Refuse to begin outside of a Slurm job, or where the folder of the submission is away."""
+    """Refuse to start outside of a Slurm job, or without the working folder."""
     if "SLURM_JOB_ID" not in os.environ:
-        hint = f"sbatch {run.script}"
-        raise RunError("this script is for Slurm, and no job is around", where=run.name, hint=hint)
+        hint = f"submit it: sbatch {run.script}"
+        raise RunError("this script must run in a Slurm job", where=run.name, hint=hint)
     if not Path(job.workdir).is_dir():
-        raise RunUnreadable("the working folder is not there", where=job.workdir)
+        raise RunUnreadable("no such working folder", where=job.workdir)
 
 
 def my_job() -> str:
-    """The id of the surrounding job; of an array's element A_N, since A alone means all of them."""
+    """The id of this job; A_N for an array's element, as A alone means all of them."""
     array, task = (os.environ.get(f"SLURM_ARRAY_{name}_ID", "") for name in ("JOB", "TASK"))
     return f"{array}_{task}" if array and task else os.environ.get("SLURM_JOB_ID", "")
 
 
 def element(run: RunDir) -> RunDir:
-    """The run dir of an array's element: a run of its own beside the script's."""
+    """The run of an array's element: a folder of its own beside the script's."""
     task = os.environ.get("SLURM_ARRAY_TASK_ID", "")
     if not task:
         return run
@@ -57,19 +57,19 @@ def element(run: RunDir) -> RunDir:
 
 
 def _script_of(run: RunDir, script: bytes) -> bytes:
-    """A script that works in another run dir: a follow-up of an element is in no array."""
+    """The script for another run folder: a follow-up of an element is in no array."""
     line = b"readonly RUN=" + os.fsencode(shlex.quote(str(run.path)))
     return re.sub(rb"^readonly RUN=.*$", lambda _: line, script, count=1, flags=re.MULTILINE)
 
 
 def life(run: RunDir, job_id: str, pid: int) -> Attempt:
-    """The facts of a life that begins now inside a Slurm job; see ``ledger.life``."""
+    """The facts of an attempt that begins now in a Slurm job; see ``ledger.life``."""
     nodes = os.environ.get("SLURM_JOB_NODELIST", os.uname().nodename)
     facts = ledger.life(job_id, pid, slurm=True, nodes=nodes)
     facts.said_id = os.environ["SLURM_JOB_ID"]
     facts.restarts = int(os.environ.get("SLURM_RESTART_COUNT") or 0)
     facts.deadline = float(os.environ.get("SLURM_JOB_END_TIME") or 0) or None
-    with contextlib.suppress(OSError):  # the log that Slurm gave to the script
+    with contextlib.suppress(OSError):  # the script's log
         facts.said = str(Path("/proc/self/fd/2").readlink())
         size = os.fstat(2).st_size
         facts.said_size = min(size, int(os.environ.get("HPCDDP_SAID") or size))
@@ -77,15 +77,15 @@ def life(run: RunDir, job_id: str, pid: int) -> Attempt:
             join_logs(run, facts)
     with contextlib.suppress(SlurmUnreachable):
         job = slurm.facts(job_id, ASK)
-        if job and job.running:  # else it may have been queued again, for a later life
+        if job and job.running:  # else it may be requeued already
             facts.restarts, facts.deadline = job.restarts, job.end
         facts.site = rules.read(os.environ.get("SLURM_JOB_PARTITION", ""), ASK)._asdict()
     return facts
 
 
 def join_logs(run: RunDir, facts: Attempt) -> None:
-    """Put what the script has said so far, in a file of its node, into the run's own log; the
-    sentry adds what Slurm says later."""
+    """Copy the script's output so far from a file of its node to the run's log; the sentry adds
+    Slurm's later messages."""
     node_log, size, log = facts.said, facts.said_size, run.job_log(facts.job_id)
     with log.open("ab") as f:
         f.write(Path("/proc/self/fd/2").read_bytes()[:size])

@@ -1,9 +1,9 @@
-"""The command line: one small module per group of commands, imported when its command is called.
+"""The command line: it parses, calls one function of a room below, and prints.
 
 It imports all rooms below, and ``train`` in one module alone (``weights``).
 
-Data goes to stdout, talk to stderr. Exit codes: 0 done, 1 the job or the tool failed, 2 usage or
-job file, 3 Slurm out of reach, 4 partly done, 130 Ctrl-C.
+A module is imported when one of its commands is called. Results go to stdout, everything else to
+stderr.
 """
 
 from __future__ import annotations
@@ -12,53 +12,77 @@ import os
 import sys
 from importlib import import_module
 from keyword import iskeyword
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
 from hpcddp import __version__
 from hpcddp.errors import HpcddpError
 
-# Command -> the module that holds it, and the line that --help shows.
+EXIT_CODES = {
+    0: "done",
+    1: "the job or the tool failed",
+    2: "usage or job file",
+    3: "Slurm unreachable",
+    4: "partly done",
+    130: "interrupted by Ctrl-C",
+}
+NARROW = 52  # columns below which click would write help wider than the terminal
+
+
+class Row(NamedTuple):
+    """A command: the module that holds it, its group in the help, and its line there."""
+
+    module: str
+    group: str
+    text: str
+
+
+# A name that is a Python keyword has "_" at the end of its function's name.
 COMMANDS = {
-    "submit": ("submit", "Submit a training job, or train here where there is no Slurm."),
-    "run": ("run", "Train in this one process, for a debugger."),
-    "render": ("show", "Print the script that sbatch takes."),
-    "plan": ("plan", "Estimate what each strategy takes of a GPU, and say which to take."),
-    "ranks": ("ranks", "Print the map of nodes, GPUs and ranks."),
-    "config": ("show", "Print each value of a job and where it comes from."),
-    "ls": ("runs", "List the runs."),
-    "status": ("runs", "Tell how a run is, and why it waits."),
-    "watch": ("watch", "Show a run live, on one page of the terminal."),
-    "why": ("why", "Tell why each attempt of a run ended, and what it cost."),
-    "report": ("report", "Write what happened in runs to one HTML file."),
-    "logs": ("logs", "Print what the ranks wrote."),
-    "dashboard": ("dashboard", "Show all runs in a browser, live."),
-    "track": ("track", "Tell TensorBoard, MLflow or Weights & Biases of a run."),
-    "stop": ("control", "Save a checkpoint, then end the run."),
-    "preempt": ("control", "Save a checkpoint, leave, and come back: what a preemption does."),
-    "cancel": ("control", "End a run now."),
-    "resume": ("control", "Go on with a run that has ended."),
-    "export": ("weights", "Write the weights as one plain file."),
-    "import": ("weights", "Submit a job that starts from the weights of a file."),
-    "strategies": ("strategies", "Compare how a job's model can be spread, in one table."),
-    "rehearse": ("rehearse", "Play preemptions, crashes and other faults on a job beforehand."),
-    "sandbox": ("sandbox", "A whole real Slurm on this machine."),
+    "submit": Row("submit", "Start", "Submit a training job, or run it on this machine."),
+    "run": Row("run", "Start", "Train in this process, for a debugger."),
+    "render": Row("show", "Start", "Print the script of a job, for sbatch."),
+    "resume": Row("control", "Start", "Continue an ended run."),
+    "import": Row("weights", "Start", "Submit a job that starts from a file of weights."),
+    "ls": Row("runs", "Observe", "List runs."),
+    "status": Row("runs", "Observe", "Show state, progress and pending reason of a run."),
+    "logs": Row("logs", "Observe", "Print the log of a run."),
+    "watch": Row("watch", "Observe", "Show a run live in the terminal."),
+    "why": Row("why", "Observe", "Show why each attempt of a run ended, and its cost."),
+    "report": Row("report", "Observe", "Write a report of runs to an HTML file."),
+    "dashboard": Row("dashboard", "Observe", "Show all runs live in a browser."),
+    "track": Row("track", "Observe", "Send unsent metrics to trackers."),
+    "export": Row("weights", "Observe", "Write the weights of a run to a file."),
+    "stop": Row("control", "Control", "Save a checkpoint, then end a run."),
+    "preempt": Row("control", "Control", "Save a checkpoint, then requeue a run."),
+    "cancel": Row("control", "Control", "End a run at once."),
+    "plan": Row("plan", "Prepare", "Estimate GPU memory and traffic of each strategy."),
+    "ranks": Row("ranks", "Prepare", "Print the map of nodes, GPUs and ranks."),
+    "config": Row("show", "Prepare", "Print or explain the keys of a job."),
+    "strategies": Row("strategies", "Prepare", "Train with each strategy for a few steps."),
+    "sandbox": Row("sandbox", "Cluster", "Start and stop a Slurm on this machine."),
+    "rehearse": Row("rehearse", "Cluster", "Test how a job survives preemptions and failures."),
+}
+# Group -> its commands, in the order of the help.
+GROUPS: dict[str, tuple[str, ...]] = {
+    group: tuple(name for name, row in COMMANDS.items() if row.group == group)
+    for group in ("Start", "Observe", "Control", "Prepare", "Cluster")
 }
 
 
 class LazyCommand(click.Command):
-    """Stands in the group's table for a command that is imported when it is called.
+    """An entry of the command table that imports its command when it is called.
 
-    It is an ordinary entry, so that help, completion and "did you mean" see it.
+    Help, completion and "did you mean" use it like any other command.
     """
 
-    def __init__(self, name: str, module: str, text: str) -> None:
-        super().__init__(name, help=text, short_help=text, add_help_option=False)
-        self.module = module
+    def __init__(self, name: str, row: Row) -> None:
+        super().__init__(name, help=row.text, short_help=row.text, add_help_option=False)
+        self.module = row.module
 
     def load(self) -> click.Command:
-        """The command itself."""
+        """Import the command."""
         name = self.name or ""
         attribute = f"{name}_" if iskeyword(name) else name
         command: click.Command = getattr(import_module(f"hpcddp.cli.{self.module}"), attribute)
@@ -68,43 +92,62 @@ class LazyCommand(click.Command):
         return self.load().make_context(*args, **kwargs)
 
 
+class GroupedCommands(click.Group):
+    """A group whose help lists its commands in groups."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands: the names in columns of one width, no text cut."""
+        width = max(map(len, COMMANDS))
+        for group, names in GROUPS.items():
+            with formatter.section(group):
+                formatter.write_dl([(f"{n:{width}}", COMMANDS[n].text) for n in names])
+
+
 @click.group(
-    commands={n: LazyCommand(n, module, text) for n, (module, text) in COMMANDS.items()},
+    cls=GroupedCommands,
+    commands={name: LazyCommand(name, row) for name, row in COMMANDS.items()},
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-@click.version_option(__version__, prog_name="hpcddp")
+@click.version_option(__version__, prog_name="hpcddp", help="Show the version and exit.")
 def cli() -> None:
-    """Distributed PyTorch training on Slurm, and the same command on this machine.
+    """Run distributed PyTorch training on Slurm, or on this machine.
 
     \b
       hpcddp submit --nodes 2 --gpus 4     train on 2 nodes x 4 GPUs = 8 ranks
-      hpcddp status last                   how is it?
-      hpcddp logs last -f                  follow it
+      hpcddp status last                   show state and progress
+      hpcddp logs last -f                  follow the log
 
-    RUN is a run's name, a unique prefix of it, a job id, or `last`.
+    RUN is the name of a run, a unique prefix of it, a job id, or `last` for the run that was
+    submitted last.
     """
 
 
 def main() -> None:
-    """The entry point: errors become words and exit codes, never a traceback."""
+    """The entry point: print errors as messages, never as a traceback, and exit with their code."""
     try:
-        code = cli.main(standalone_mode=False) or 0
+        code = _called()
         sys.stdout.flush()
-        sys.exit(code)
-    except HpcddpError as error:
-        click.echo(f"error: {error}", err=True)
-        sys.exit(error.exit_code)
-    except click.exceptions.Exit as error:
-        sys.exit(error.exit_code)
-    except click.ClickException as error:
-        error.show()
-        sys.exit(error.exit_code)
-    except (click.Abort, KeyboardInterrupt):
-        click.echo("interrupted", err=True)
-        sys.exit(130)
-    except BrokenPipeError:  # the reader, such as `head`, has seen enough
+    except BrokenPipeError:  # the reader of the output, such as `head`, has left
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)  # as click does when it meets the closed pipe first
-    except OSError as error:  # a full disk, a folder that was taken away
-        click.echo(f"error: {error}", err=True)
-        sys.exit(1)
+        code = 1  # like click, if it notices first
+    except (HpcddpError, click.ClickException, click.Abort, KeyboardInterrupt, OSError) as error:
+        from hpcddp.cli.terminal import failure
+
+        code = failure.report(error)
+    sys.exit(code)
+
+
+def _called() -> int:
+    """Call the command; its exit code."""
+    settings: dict[str, Any] = {"prog_name": "hpcddp"}  # also for python -m hpcddp
+    if os.environ.get("_HPCDDP_COMPLETE"):
+        from hpcddp.cli import completion
+
+        completion.register()
+    elif sys.stdout.isatty() and (columns := os.get_terminal_size(1).columns) < NARROW:
+        settings["terminal_width"] = columns - 1
+    try:
+        return cli.main(standalone_mode=False, **settings) or 0
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message())
+        return 0

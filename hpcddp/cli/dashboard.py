@@ -13,26 +13,31 @@ from hpcddp.errors import UserError
 
 @click.command()
 @runs_option
-@click.option("--socket", "path", metavar="PATH", help="A Unix socket that only you can open.")
 @click.option(
-    "--port", type=click.IntRange(0, 65535), metavar="N", help="A port with a token; 0 picks one."
-)
+    "--socket", "path", metavar="FILE",
+    help="Unix socket, which only you can open.  [default: one in a private folder]",
+)  # fmt: skip
+@click.option(
+    "--port", type=click.IntRange(0, 65535), metavar="N",
+    help="Port of this machine in place of a socket, protected by a token; 0 is any free port.",
+)  # fmt: skip
 def dashboard(runs: str | None, path: str | None, port: int | None) -> int:
-    """Show all runs in a browser, live and read only, until Ctrl-C.
+    """Show all runs live in a browser, until Ctrl-C.
 
-    It listens on a Unix socket of your own, for `ssh -L`, which it prints.
+    The pages are read-only. The dashboard listens on a Unix socket and prints the ssh command that
+    leads there from your own machine.
     """
     root = runs_root(runs)
     if path is not None and port is not None:
-        raise click.UsageError("--socket and --port: which of the two?")
+        raise click.UsageError("--socket and --port cannot be used together")
     if not root.is_dir():
-        hint = "name the folder of the runs with --runs or HPCDDP_RUNS"
-        raise UserError("there is no such folder", where=str(root), hint=hint)
+        hint = "start a run with `hpcddp submit`, or name the folder of the runs with --runs"
+        raise UserError("no such folder", where=str(root), hint=hint)
     try:
         from hpcddp.dashboard import app
     except ModuleNotFoundError as error:
-        hint = "pip install 'hpcddp[dashboard]'"
-        raise UserError(f"the dashboard needs {error.name}", hint=hint) from None
+        hint = "install the extra `dashboard` of hpcddp"
+        raise UserError(f"the dashboard needs the package {error.name}", hint=hint) from None
     from hpcddp.dashboard import listener
     from hpcddp.dashboard.all_runs import Folder
 
@@ -41,8 +46,8 @@ def dashboard(runs: str | None, path: str | None, port: int | None) -> int:
     else:
         opening = listener.on_socket(Path(path) if path else listener.own_path(root))
     with opening as door:
-        click.echo(os.fsencode(f"dashboard of {root}"))  # a path may be no text
+        click.echo(os.fsencode(f"dashboard of {root}"))  # a path may have any bytes
         for name, value in door.lines(os.uname().nodename):
             click.echo(os.fsencode(f"  {name + ':':21}{value}"))
-        click.echo("Ctrl-C ends it", err=True)
+        click.echo("press Ctrl-C to stop", err=True)
         return app.serve(Folder(root), door)

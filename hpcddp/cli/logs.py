@@ -13,22 +13,26 @@ from hpcddp.cli.options import complete_runs, runs_option, runs_root
 from hpcddp.cli.terminal.log_lines import paths, put
 from hpcddp.errors import RunError
 from hpcddp.rundir import RunDir
+from hpcddp.sizes import counted
 
 
 @click.command()
 @click.argument("run", default="last", shell_complete=complete_runs)
-@click.option("-f", "--follow", is_flag=True, help="Go on until the run ends.")
-@click.option("--rank", type=click.IntRange(min=0), help="Lines of this rank only.")
-@click.option("--attempt", type=click.IntRange(min=1), help="This attempt only.")
+@click.option("-f", "--follow", is_flag=True, help="Follow the log until the run ends.")
+@click.option("--rank", metavar="N", type=click.IntRange(min=0), help="Only lines of this rank.")
+@click.option("--attempt", metavar="N", type=click.IntRange(min=1), help="Only this attempt.")
 @runs_option
 def logs(run: str, runs: str | None, follow: bool, rank: int | None, attempt: int | None) -> int:
-    """Print what the ranks of RUN wrote, each line with its rank; all attempts, oldest first."""
+    """Print the log of RUN (the last one by default): the output of all ranks.
+
+    Each line begins with its rank. The attempts follow one another, the oldest first.
+    """
     from hpcddp.submit import submission
 
     folder = submission.find(runs_root(runs), run)
     check_rank(folder, rank)
     if follow:
-        from hpcddp.cli.follow import follow_log
+        from hpcddp.cli.terminal.follow import follow_log
 
         return follow_log(folder, keep(rank), attempt)
     for path in paths(folder, attempt):
@@ -37,14 +41,15 @@ def logs(run: str, runs: str | None, follow: bool, rank: int | None, attempt: in
 
 
 def check_rank(run: RunDir, rank: int | None) -> None:
-    """Refuse a rank that the run cannot have."""
+    """Refuse a rank that the run does not have."""
     world = record.read(run).world_size
     if rank is not None and rank >= world:
-        raise RunError(f"rank {rank} is not in 0..{world - 1}", where=run.name)
+        hint = f"the run has {counted(world, 'rank')}, the first is 0"
+        raise RunError(f"no rank {rank}", where=run.name, hint=hint)
 
 
 def keep(rank: int | None) -> Callable[[bytes], bool]:
-    """Whether a line is wanted."""
+    """A function that says whether a line is of a rank."""
     if rank is None:
         return lambda line: True
     label = joblog.label(rank)
@@ -52,7 +57,7 @@ def keep(rank: int | None) -> Callable[[bytes], bool]:
 
 
 def write(path: Path, wanted: Callable[[bytes], bool]) -> None:
-    """Print the wanted lines, safe for a terminal."""
+    """Print the wanted lines of a log."""
     if not path.exists():
         return
     with path.open("rb") as f:

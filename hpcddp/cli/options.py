@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from hpcddp.cli import completion
+from hpcddp.cli.terminal import say
+from hpcddp.cli.terminal.sections import F as F
+from hpcddp.cli.terminal.sections import SectionCommand, option
 from hpcddp.errors import UserError
 from hpcddp.planning import jobfile
 from hpcddp.planning.jobfile import Layer
 
 if TYPE_CHECKING:
     from hpcddp.planning.asked import Asked
-
-F = TypeVar("F", bound=Callable[..., Any])  # a function that gets options
 
 # Parameter -> the key it sets.
 SHORTCUTS = {
@@ -36,17 +39,51 @@ STARTERS = "srun, spawn, fork, mpi, torchrun, horovod, dask"  # to import the ta
 # Parameter -> the prefix of the keys that its KEY=VALUE pairs set.
 PAIRS = {"set": "", "sbatch": "slurm.", "env": "env."}
 
-runs_option = click.option(
-    "--runs", metavar="FOLDER", help="Folder of the runs.  [default: ./runs, or HPCDDP_RUNS]"
-)
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+RESOURCES, SLURM, JOB, OUTPUT = "Resources", "Slurm", "Job", "Output"  # sections of the help
+Settings = dict[str, Any]  # of an option
+STRATEGY: Settings = {"metavar": "STRATEGY", "shell_complete": completion.strategies}
+CLUSTER: Settings = {"metavar": "CLUSTER", "shell_complete": completion.clusters,
+                     "help": "Cluster profile: auto, local, slurm, a name or a file."}  # fmt: skip
+SET: Settings = {"metavar": "KEY=VALUE", "multiple": True, "shell_complete": completion.settings,
+                 "help": "Value of a key of the job: train.lr=3e-4.  [repeatable]"}  # fmt: skip
+# The options that change a job: section of the help, names, settings.
+JOB_OPTIONS: tuple[tuple[str, tuple[str, ...], Settings], ...] = (
+    (RESOURCES, ("-N", "--nodes"),
+     {"metavar": "N", "help": "Number of nodes, or a range such as 1-4."}),
+    (RESOURCES, ("--gpus",), {"metavar": "N", "help": "GPUs per node."}),
+    (RESOURCES, ("-t", "--time"),
+     {"metavar": "TIME", "help": "Time limit, such as 30 (minutes), 1:30:00 or 2-12:00:00."}),
+    (SLURM, ("-p", "--partition"), {"metavar": "NAME", "help": "Slurm partition."}),
+    (SLURM, ("-A", "--account"), {"metavar": "NAME", "help": "Slurm account."}),
+    (SLURM, ("-q", "--qos"), {"metavar": "NAME", "help": "Slurm quality of service."}),
+    (SLURM, ("--sbatch",), {"metavar": "KEY=VALUE", "multiple": True,
+     "help": "Option of sbatch by its long name: mem=64G.  [repeatable]"}),
+    (SLURM, ("--cluster",), CLUSTER),
+    (JOB, ("-J", "--name"), {"metavar": "NAME", "help": "Name of the run."}),
+    (JOB, ("--strategy",),
+     {**STRATEGY, "help": "How the model is spread: ddp, fsdp, pp=2,ddp=4, ..."}),
+    (JOB, ("--set",), SET),
+    (JOB, ("--env",), {"metavar": "KEY=VALUE", "multiple": True,
+     "help": "Environment variable of the job.  [repeatable]"}),
+    (JOB, ("--launcher",), {"metavar": "LAUNCHER", "shell_complete": completion.launchers,
+     "help": f"How processes start: {STARTERS}."}),
+    (JOB, ("--template",), {"metavar": "FILE", "help": "Script template."}),
+    (JOB, ("--no-snapshot",),
+     {"is_flag": True, "help": "Work in the current folder, without a copy of the code."}),
+)  # fmt: skip
+
+runs_option = option(
+    OUTPUT, "--runs", metavar="FOLDER",
+    help="Folder of the runs.  [default: HPCDDP_RUNS, or ./runs]",
+)  # fmt: skip
+json_option = option(OUTPUT, "--json", "as_json", is_flag=True, help="Print JSON.")
 
 
 def complete_runs(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[str]:
-    """The runs that a word on the command line may become."""
+    """Runs whose name begins with a word."""
     from hpcddp.rundir import runs_in
 
-    names = [run.name for run in runs_in(runs_root(ctx.params.get("runs")))]
+    names = [run.name for run in runs_in(_root(ctx.params.get("runs")))]
     return [name for name in [*names, "last"] if name.startswith(begun)]
 
 
@@ -55,23 +92,25 @@ def complete_jobs(ctx: click.Context, parameter: click.Parameter, begun: str) ->
     return sorted(n for n in jobfile.known(Path.cwd()) if n.startswith(begun))
 
 
-class JobCommand(click.Command):
-    """A command on a job, which may be any program: all that comes after the first ``--``."""
+class JobCommand(SectionCommand):
+    """A command on a job. The job may be a program of the user: the words after the first --."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Take the program off before click reads the rest: none of its words is our option."""
+        """Remove the program before click reads the options: its words are not options of ours."""
         words: list[str] = []
         if "--" in args:
             split = args.index("--")
             args, words = args[:split], args[split + 1 :]
             if not words:
-                raise click.UsageError("there is no command after --", ctx)
+                raise click.UsageError(f"no command after --\n{jobfile.PROGRAM}", ctx)
         given = list(args)
         try:
             rest = super().parse_args(ctx, args)
         except click.UsageError as error:
             if not words and any(map(jobfile.is_program, given)):
-                message = f"{error.format_message()}\n  {jobfile.PROGRAM}"
+                known = isinstance(error, click.NoSuchOption)  # its guesses are of no use here
+                message = error.message if known else error.format_message()
+                message += f"\n{jobfile.PROGRAM}"
                 raise click.UsageError(message, ctx) from None
             raise
         ctx.params["command"] = tuple(words)
@@ -83,56 +122,62 @@ class JobCommand(click.Command):
 
 
 def job_options(function: F) -> F:
-    """The options that change a job."""
-    for option in reversed(
-        (
-            click.option("-N", "--nodes", metavar="N", help="Nodes: a number, or a range as 1-4."),
-            click.option("--gpus", metavar="G", help="GPUs of one node."),
-            click.option(
-                "--strategy", metavar="S", help="How the model is spread: ddp, fsdp, pp=2,ddp=4."
-            ),
-            click.option("-t", "--time", metavar="TIME", help="Time limit, in Slurm's forms."),
-            click.option("-p", "--partition", metavar="NAME", help="Slurm partition."),
-            click.option("-A", "--account", metavar="NAME", help="Slurm account."),
-            click.option("-q", "--qos", metavar="NAME", help="Slurm quality of service."),
-            click.option("-J", "--name", metavar="NAME", help="Name of the run."),
-            click.option("--cluster", metavar="C", help="auto, local, slurm, or a profile."),
-            click.option("--set", multiple=True, metavar="K=V", help="Set any key of the job."),
-            click.option("--sbatch", multiple=True, metavar="KEY=VALUE", help="Any sbatch option."),
-            click.option("--env", multiple=True, metavar="NAME=VALUE", help="Job environment."),
-            click.option("--launcher", metavar="L", help=f"How processes start: {STARTERS}."),
-            click.option(
-                "--no-snapshot", is_flag=True, help="Work in the folder itself, uncopied."
-            ),
-            click.option("--template", metavar="FILE", help="Script template of your own."),
-        )
-    ):
-        function = option(function)
-    return function
+    """Add the options that change a job."""
+    return job_options_except({})(function)
 
 
-def pairs(flag: str, words: Sequence[str]) -> dict[str, str]:
+def job_options_except(refused: Mapping[str, tuple[str, str]]) -> Callable[[F], F]:
+    """Add the options that change a job. Those that the command refuses are not in its help.
+
+    Args:
+        refused: the name of an option -> why it is refused, and a hint.
+    """
+
+    def add(function: F) -> F:
+        for section, names, settings in reversed(JOB_OPTIONS):
+            if reason := refused.get(names[-1]):
+                hidden = {**settings, "hidden": True, "expose_value": False}
+                function = click.option(*names, **hidden, callback=_refusal(*reason))(function)
+            else:
+                function = option(section, *names, **settings)(function)
+        return function
+
+    return add
+
+
+def _refusal(what: str, hint: str) -> Callable[[click.Context, click.Parameter, Any], None]:
+    """A callback that refuses an option if it is given."""
+
+    def refuse(ctx: click.Context, parameter: click.Parameter, value: Any) -> None:
+        if value not in (None, False, ()):
+            raise UserError(what, where=parameter.opts[-1], hint=hint)
+
+    return refuse
+
+
+def pairs(where: str, words: Sequence[str]) -> dict[str, str]:
     """KEY=VALUE words as a table."""
     values = {}
     for word in words:
         name, equals, value = word.partition("=")
         if not equals or not name:
-            raise UserError(f"{word!r} is not KEY=VALUE", where=flag)
+            raise UserError(f"expected KEY=VALUE, got {word!r}", where=where)
         values[name] = value
     return values
 
 
 def flags(given: dict[str, Any]) -> Layer:
-    """The layer of the flags that were given; the others set nothing."""
+    """The layer of the options that were given."""
     layer = Layer()
+    layer.line = tuple(sys.argv[1:])
     if given.get("command"):
         layer.put("command", list(given["command"]), "command line")
     if given.get("no_snapshot"):
         layer.put("snapshot", False, "--no-snapshot")
     for parameter, prefix in PAIRS.items():
-        flag = f"--{parameter}"
-        for name, text in pairs(flag, given.get(parameter) or ()).items():
-            layer.put(prefix + name, text, flag, text=True)
+        where = f"--{parameter}"
+        for name, text in pairs(where, given.get(parameter) or ()).items():
+            layer.put(prefix + name, text, where, text=True)
     for parameter, name in SHORTCUTS.items():
         if given.get(parameter) is not None:
             layer.put(name, given[parameter], f"--{parameter}", text=name == "gpus")
@@ -141,13 +186,35 @@ def flags(given: dict[str, Any]) -> Layer:
     return layer
 
 
-def runs_root(runs: str | None) -> Path:
-    """The folder of the runs."""
+def runs_root(runs: str | None, *, new: bool = False) -> Path:
+    """The folder of the runs.
+
+    Args:
+        new: for a command that makes a run, and the folder if it is missing.
+
+    Raises:
+        UserError: it is no folder, or --runs names one that is missing.
+    """
+    root = _root(runs)
+    hint = "name the folder of the runs with --runs or HPCDDP_RUNS"
+    try:
+        is_there, is_folder = root.exists(), root.is_dir()
+    except OSError as error:
+        what = f"cannot be read: {error.strerror}"
+        raise UserError(what, where=str(root), hint=hint) from None
+    if not is_folder and (is_there or (runs and not new)):
+        raise UserError(
+            "not a folder" if is_there else "no such folder", where=str(root), hint=hint
+        )
+    return root
+
+
+def _root(runs: str | None) -> Path:
     return Path(runs or os.environ.get("HPCDDP_RUNS") or "runs").absolute()
 
 
 def ask(job: str | None, given: dict[str, Any]) -> Asked:
-    """What is asked of a job with the flags that were given."""
+    """The values of a job with the given options."""
     from hpcddp.planning.asked import Asked
 
     layers, notes = jobfile.load(job, flags(given), os.environ, Path.cwd())
@@ -155,34 +222,34 @@ def ask(job: str | None, given: dict[str, Any]) -> Asked:
 
 
 def plan_asked(asked: Asked, **known: Any) -> Any:
-    """The checked plan of what is asked, with what is known beside it; notes go to stderr."""
+    """The checked plan of a job; its notes go to stderr."""
     from hpcddp.planning import plan
 
     checked = plan.make(asked, environ=os.environ, folder=Path.cwd(), **known)
     for note in checked.notes:
-        click.echo(f"note: {note}", err=True)
+        say.note(note)
     return checked
 
 
 def plan_job(job: str | None, given: dict[str, Any]) -> Any:
-    """The checked plan of a job with the flags that were given."""
+    """The checked plan of a job with the given options."""
     return plan_asked(ask(job, given))
 
 
 def advise(plan: Any) -> None:
-    """Print to stderr the time that a preemption leaves, and warnings about a plan. Both use the
-    times of an earlier run."""
+    """Print how long a preemption leaves, and the warnings about a plan. Both use the times of an
+    earlier run."""
     from hpcddp.planning import advice
 
     warnings = advice.advise(plan)
     if plan.site and (text := advice.room(plan.site, plan.measured)):
-        click.echo(f"note: {text}", err=True)
+        say.note(text)
     for text in warnings:
-        click.echo(f"warning: {text}", err=True)
+        say.warning(text)
 
 
 def plan_run(job: str | None, given: dict[str, Any], root: Path) -> Any:
-    """The checked plan of a new run below a folder, with advice from the job's earlier runs."""
+    """The checked plan of a new run in a folder, with advice from earlier runs of the job."""
     from hpcddp.planning import earlier_runs
 
     asked = ask(job, given)
@@ -192,6 +259,6 @@ def plan_run(job: str | None, given: dict[str, Any], root: Path) -> Any:
         from hpcddp.planning import code_checks
 
         for path in code_checks.bypassed(plan.code, plan.spec.command):
-            click.echo(f"warning: the job reads {path} where it lies, not from its copy", err=True)
+            say.warning(f"the job reads {path} itself, not the copy in its run folder")
     advise(plan)
     return plan

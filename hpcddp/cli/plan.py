@@ -1,4 +1,4 @@
-"""`hpcddp plan`: the estimated memory of each strategy on so many GPUs, and a recommendation."""
+"""`hpcddp plan`: estimate the memory and traffic of each strategy, and recommend one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from hpcddp.cli.options import complete_jobs, flags, json_option, runs_root
+from hpcddp.cli.options import (
+    CLUSTER,
+    SET,
+    STRATEGY,
+    complete_jobs,
+    flags,
+    json_option,
+    runs_root,
+)
+from hpcddp.cli.terminal import say, tables
 from hpcddp.errors import UserError
 
 if TYPE_CHECKING:
@@ -26,20 +35,21 @@ COLUMNS = ("strategy", "weights", "grads", "optim", "activ", "other", "sum", "ba
 
 @click.command()
 @click.argument("job", required=False, shell_complete=complete_jobs)
-@click.option("-N", "--nodes", metavar="N", help="Nodes; of a range the largest number.")
-@click.option("--gpus", metavar="G", help="GPUs of one node.")
-@click.option("--memory", metavar="M", help="Memory of one GPU, such as 80G.")
-@click.option("--strategy", metavar="S", help="Look at this one alone.")
-@click.option("--cluster", metavar="C", help="auto, local, slurm, or a profile.")
-@click.option("--set", multiple=True, metavar="K=V", help="Set any key of the job.")
+@click.option("-N", "--nodes", metavar="N",
+              help="Number of nodes; the largest of a range counts.")  # fmt: skip
+@click.option("--gpus", metavar="N", help="GPUs per node.")
+@click.option("--memory", metavar="SIZE", help="Memory of one GPU, such as 80G.")
+@click.option("--strategy", **STRATEGY, help="Only this strategy.")
+@click.option("--cluster", **CLUSTER)
+@click.option("--set", **SET)
 @json_option
 def plan(job: str | None, memory: str | None, as_json: bool, **given: Any) -> None:
-    """Estimate what JOB takes under each strategy, and say which to take.
+    """Estimate the memory and traffic of JOB with each strategy, and recommend one.
 
-    Bytes are those of the rank that needs most: weights, gradients, the optimizer's state,
-    activations, and what else there is: buffers, and what travels. "batch" is the samples of a
-    micro-batch, and how many of them make a step; "sent" is what all ranks together send in a
-    step. The model is looked at here, without the memory that it takes; nothing is submitted.
+    The table shows bytes of the rank that needs most: weights, gradients, optimizer state,
+    activations, and other memory, such as buffers. "batch" is the samples of a micro-batch, then
+    the micro-batches of a step. "sent" is the bytes that all ranks together send in a step. The
+    model is built on this machine without its memory. Nothing is submitted.
     """
     from hpcddp import sizes
     from hpcddp.compare import recommend
@@ -52,13 +62,13 @@ def plan(job: str | None, memory: str | None, as_json: bool, **given: Any) -> No
     asked = Asked.read(layers, notes, os.environ)
     notes = [*asked.notes]
     if asked.spec.command:
-        raise UserError("the job has a command: what it does with its model is its own affair",
+        raise UserError("`plan` requires a task, and the job has a command: its model is unknown",
                         where="command", hint="plan a job with a task")  # fmt: skip
     if asked.nodes.min != asked.nodes.max:
-        notes.append(f"{asked.nodes} nodes: this is the plan of {asked.nodes.max}")
+        notes.append(f"this is the plan of {asked.nodes.max} nodes (of {asked.nodes})")
     candidates, facts = _look(asked, given["strategy"], folder)
     for note in [*notes, *facts.notes, *_unknown(facts), *_room(asked)]:
-        click.echo(f"note: {note}", err=True)
+        say.note(note)
     site = asked.profile.cluster
     device = facts.memory if site.backend == "local" else 0
     usable = memory_given or sizes.bytes_of(site.gpu_memory, str(asked.profile.path)) or device
@@ -74,7 +84,7 @@ def plan(job: str | None, memory: str | None, as_json: bool, **given: Any) -> No
 
 
 class _Estimates(NamedTuple):
-    """The strategies, and the one to take."""
+    """The strategies, and the recommended one."""
 
     asked: Asked
     candidates: list[Candidate]
@@ -85,7 +95,7 @@ class _Estimates(NamedTuple):
 
 
 def _look(asked: Asked, text: str | None, folder: Path) -> tuple[list[Candidate], ModelProfile]:
-    """The strategies to compare. One that the user names must be possible."""
+    """The strategies to compare. It is an error if the one that the user names is impossible."""
     from hpcddp import strategy
     from hpcddp.compare import recommend
 
@@ -111,7 +121,7 @@ def _backend(profile: Profile, facts: ModelProfile) -> str:
 
 
 def _room(asked: Asked) -> list[str]:
-    """The time that a preemption leaves, where Slurm says it, beside the job's own times."""
+    """How long a preemption leaves, if Slurm says so, beside the times of an earlier run."""
     from hpcddp.planning import advice, earlier_runs
 
     rules = asked.site()
@@ -122,21 +132,18 @@ def _room(asked: Asked) -> list[str]:
 
 
 def _unknown(facts: ModelProfile) -> list[str]:
-    """The reasons for which activations are not estimated."""
+    """The reasons why activations are not estimated."""
     from hpcddp.model_profile import TensorShare
 
     whys = {view.unknown: 1 for view in facts.views.values() if isinstance(view, TensorShare)}
-    return [f"activations are not estimated: {why}" for why in whys if why]
+    return [f"the memory of activations is unknown: {why}" for why in whys if why]
 
 
 def _table(estimates: _Estimates) -> Iterator[str]:
-    """The candidates as aligned lines, then the impossible ones, then the advice."""
+    """The candidates as a table, then the impossible ones with reasons, then the recommendation."""
     possible = [candidate for candidate in estimates.candidates if candidate.estimate]
     lines = [COLUMNS, *(_cells(candidate, estimates.backend) for candidate in possible)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for name, *cells in lines:
-        numbers = "  ".join(f"{cell:>{w}}" for cell, w in zip(cells, widths[1:], strict=True))
-        yield f"{name:<{widths[0]}}  {numbers}"
+    yield from tables.table(lines, right=range(1, len(COLUMNS)))
     yield ""
     for candidate in estimates.candidates:
         if candidate.reason:
@@ -146,7 +153,11 @@ def _table(estimates: _Estimates) -> Iterator[str]:
 
 def _wrapped(text: str, indent: str = "") -> list[str]:
     return textwrap.wrap(
-        text, WIDE, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+        text,
+        min(WIDE, tables.columns()),
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
     )
 
 

@@ -1,4 +1,4 @@
-"""`hpcddp rehearse`: a job's faults before it meets them, on a Slurm of its own."""
+"""`hpcddp rehearse`: a job with faults, on a sandbox of its own."""
 
 from __future__ import annotations
 
@@ -10,72 +10,90 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hpcddp.cli.options import F, JobCommand, complete_jobs, flags, job_options, json_option
+from hpcddp.cli.terminal import say
+from hpcddp.cli.terminal.sections import option
 from hpcddp.planning import jobfile
 
 if TYPE_CHECKING:
     from hpcddp.sandbox.outcome import FaultOutcome, Report
 
 FAULTS = {
-    "preempt": "Preemptions: a job of higher priority wants the nodes.",
-    "kill-node": "Nodes that die, with all that runs on them.",
-    "timeout": "Ends of the time limit.",
-    "crash": "Ranks that are killed.",
-    "hang": "Ranks that stand still.",
-    "cancel": "Cancellations: it must stay ended until it is resumed.",
+    "preempt": "Number of preemptions by a job of higher priority.",
+    "kill-node": "Number of nodes that fail with all their processes.",
+    "timeout": "Number of time limits that end.",
+    "crash": "Number of ranks that are killed.",
+    "hang": "Number of ranks that stop making progress.",
+    "cancel": "Number of cancels, after which the run must stay ended until it is resumed.",
 }
 
 
 def fault_options(function: F) -> F:
     """An option for each kind of fault."""
     for kind, text in reversed(FAULTS.items()):
-        option = click.option(f"--{kind}", metavar="N", type=int, default=0, help=text)
-        function = option(function)
+        add = option("Faults", f"--{kind}", metavar="N", type=int, default=0, help=text)
+        function = add(function)
     return function
 
 
 @click.command(cls=JobCommand)
 @click.argument("job", required=False, shell_complete=complete_jobs)
 @fault_options
-@click.option("--seed", type=int, help="Of the instants.  [default: a new one, which is shown]")
-@click.option("--watch", type=float, default=10.0, show_default=True, metavar="SECONDS",
-              help="How long a cancelled run must stay so.")  # fmt: skip
+@option("Faults", "--seed", type=int, metavar="N",
+        help="Random seed for the fault times.  [default: a new one each time]")  # fmt: skip
+@option("Faults", "--watch", type=float, default=10.0, show_default=True, metavar="SECONDS",
+        help="Time for which a cancelled run must stay ended.")  # fmt: skip
 @job_options
-@click.option("--runs", metavar="FOLDER", help="Keep both runs there.")
+@click.option(
+    "--runs",
+    metavar="FOLDER",
+    help="Folder to keep both runs in.  [default: none; kept only after a failure]",
+)
 @json_option
 def rehearse(job: str | None, seed: int | None, watch: float, runs: str | None, as_json: bool,
              **given: Any) -> int:  # fmt: skip
-    """Run JOB on a Slurm of its own, disturb it, and compare with an undisturbed run.
+    """Test on a sandbox whether JOB survives faults.
 
-    It starts a sandbox for that and ends it again; it needs root and Slurm's packages. The exit
-    code is 0 if JOB survived everything, with the same weights and the same order of samples, and
-    lost no steps but those since the last checkpoint where a fault leaves no time to save.
+    It runs JOB twice, without faults and with them, and compares both runs. The sandbox is a Slurm
+    of its own, which needs root and Slurm's packages, and ends with the command.
+
+    The exit code is 0 if JOB survived all faults, with the same weights and the same order of
+    samples, and lost no steps except those since the last checkpoint at a fault that leaves no time
+    to save.
     """
     from hpcddp.sandbox.rehearse import rehearse as play
 
     counts = {kind: given.pop(kind.replace("-", "_")) for kind in FAULTS}
     layers, notes = jobfile.load(job, flags(given), os.environ, Path.cwd())
     for note in notes:
-        click.echo(f"note: {note}", err=True)
+        say.note(note)
     report = play(
         layers, counts, int.from_bytes(os.urandom(4)) if seed is None else seed,
-        say=lambda text: click.echo(text, err=True), folder=Path.cwd(),
+        say=say.note if as_json else lambda text: click.echo(text, err=True), folder=Path.cwd(),
         runs=Path(runs) if runs else None, watch=watch,
     )  # fmt: skip
     click.echo(json.dumps(report.to_dict()) if as_json else table(report))
     return 0 if report.passed else 1
 
 
+# Options of a job on a cluster: a command line of `submit` works here, but these have no effect.
+UNUSED = ("time", "partition", "account", "qos", "cluster")
+for _param in rehearse.params:
+    if isinstance(_param, click.Option):
+        _param.hidden = _param.name in UNUSED
+        _param.help = "Number of nodes." if _param.name == "nodes" else _param.help
+
+
 COLUMNS = ("fault", "step", "attempt", "cause", "survived", "steps lost", "seconds lost")
 
 
 def table(report: Report) -> str:
-    """The report for a person."""
+    """The report as a table."""
     rows = [COLUMNS, *(_cells(fault, clock=not report.steps) for fault in report.faults)]
     widths = [max(len(row[i]) for row in rows) for i in range(len(COLUMNS))]
     lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip()
              for row in rows]  # fmt: skip
     order = _yes(report.order_equal) + (f" ({report.difference})" if report.difference else "")
-    needless = f" ({report.steps_needless} in vain)" if report.steps_needless else ""
+    needless = f" ({report.steps_needless} without need)" if report.steps_needless else ""
     reason = f": {report.reason}" if report.reason else ""
     return "\n".join([
         *lines,

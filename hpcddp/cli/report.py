@@ -1,4 +1,4 @@
-"""`hpcddp report`: some runs as one HTML file."""
+"""`hpcddp report`: one or several runs as one HTML file."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hpcddp.cli.options import complete_runs, runs_option, runs_root
+from hpcddp.cli.terminal import say
 from hpcddp.errors import HpcddpError, RunError, UserError
 
 if TYPE_CHECKING:
@@ -22,21 +23,24 @@ HEAD = 10  # lines of a file that may hold the mark of a report
 @click.command()
 @click.argument("run", nargs=-1, required=True, shell_complete=complete_runs)
 @click.option(
-    "-o", "--output", metavar="FILE", help="Write there; - is stdout.  [default: ./RUN.html]"
-)
-@click.option("--force", is_flag=True, help="Overwrite FILE even if it is no report.")
+    "-o", "--output", metavar="FILE",
+    help="Output file; - is stdout.  [default: RUN.html, report.html for several]",
+)  # fmt: skip
+@click.option("--force", is_flag=True, help="Overwrite FILE even if it is not a report.")
 @runs_option
 def report(run: tuple[str, ...], output: str | None, force: bool, runs: str | None) -> int:
-    """Write what happened in RUN to one HTML file that needs no network; several side by side.
+    """Write a report of RUN, or of several runs side by side, to one HTML file.
 
-    The run may still work: the page shows it as it is now. An older report is replaced.
+    The file needs no network. A run that has not ended is shown in its present state. An older
+    report in FILE is replaced.
     """
     from hpcddp.cli.runs import warn_stale
     from hpcddp.submit import submission
 
     folders = list({f.path: f for f in (submission.find(runs_root(runs), r) for r in run)}.values())
     if len(folders) > MOST:
-        raise UserError(f"{len(folders)} runs are too many for one page", hint=f"{MOST} at most")
+        message = f"a report has at most {MOST} runs, not {len(folders)}"
+        raise UserError(message, hint="name fewer runs")
     name = f"{folders[0].name}.html" if len(folders) == 1 else "report.html"
     target = None if output == "-" else Path(output or name)
     if target:
@@ -54,13 +58,13 @@ def report(run: tuple[str, ...], output: str | None, force: bool, runs: str | No
 
 
 def looked(folders: list[RunDir]) -> tuple[list[dict[str, Any]], list[Status]]:
-    """The views of runs. One that cannot be shown is left out with a warning.
+    """The views of runs. A run that cannot be read is left out with a warning.
 
     Raises:
-        HpcddpError: none can be shown.
+        HpcddpError: no run can be read.
     """
     from hpcddp.observe.run_facts import static
-    from hpcddp.observe.viewer import FOREIGN, Viewer
+    from hpcddp.observe.viewer import FOREIGN, Viewer, unreadable
     from hpcddp.submit.status import status
 
     views, states = [], []
@@ -74,25 +78,24 @@ def looked(folders: list[RunDir]) -> tuple[list[dict[str, Any]], list[Status]]:
         except HpcddpError as error:
             failed.append(error)
         except FOREIGN as error:
-            message = f"its records are not of hpcddp's form: {type(error).__name__} {error}"
-            failed.append(RunError(message, where=str(folder.path)))
+            failed.append(unreadable(folder, error))
         if len(folders) > 1:
-            click.echo(f"warning: {folder.name} is left out: {failed[-1]}", err=True)
+            say.warning(f"the report leaves out {folder.name}: {failed[-1]}")
     if not views:
         raise failed[0]
     return views, states
 
 
 def check(target: Path, force: bool) -> None:
-    """Refuse to overwrite anything but a report.
+    """Check that only a report is overwritten.
 
     Raises:
-        UserError: a folder, a device, or a file that is no report has this name.
+        UserError: the target is a folder, a device, or another file.
     """
     from hpcddp.report import MARK
 
     if target.exists() and not target.is_file():
-        kind = "a folder" if target.is_dir() else "no plain file"
+        kind = "a folder" if target.is_dir() else "not a regular file"
         raise UserError(f"this is {kind}", where=str(target), hint="name a file with -o")
     if force or not target.exists():
         return
@@ -100,14 +103,14 @@ def check(target: Path, force: bool) -> None:
         head = b"".join(itertools.islice(f, HEAD))
     if MARK.encode() not in head:
         raise UserError(
-            "this file is no report, it stays as it is",
+            "this file exists and is not a report",
             where=str(target),
-            hint="name another one with -o, or say --force",
+            hint="name another file with -o, or overwrite it with --force",
         )
 
 
 def write(target: Path, text: str) -> None:
-    """Write the page, wholly or not at all.
+    """Write the page whole or not at all.
 
     Raises:
         RunError: the folder cannot be written.
@@ -115,10 +118,10 @@ def write(target: Path, text: str) -> None:
     from hpcddp.rundir import write_text
 
     try:
-        write_text(target, text, 0o600)  # as private as run dirs are
+        write_text(target, text, 0o600)  # as private as run folders
     except OSError as error:
         raise RunError(
-            f"the report cannot be written: {error.strerror}",
+            f"cannot write the report: {error.strerror}",
             where=str(target),
-            hint="name a file in a folder of yours with -o, or -o - for stdout",
+            hint="name a file in another folder with -o, or use -o - for stdout",
         ) from None

@@ -1,4 +1,4 @@
-"""`hpcddp run`: one rank in this very process, so that a debugger works."""
+"""`hpcddp run`: train one rank in this process, so that a debugger works."""
 
 from __future__ import annotations
 
@@ -7,33 +7,53 @@ from typing import Any
 
 import click
 
-from hpcddp.cli.options import complete_jobs, job_options, plan_job, runs_option, runs_root
+from hpcddp.cli.options import (
+    JOB,
+    complete_jobs,
+    job_options_except,
+    plan_job,
+    runs_option,
+    runs_root,
+)
+from hpcddp.cli.terminal.sections import SectionCommand, option
 from hpcddp.errors import UserError
 
+ONE = ("`run` uses one process", "use `hpcddp submit --cluster local` for several")
+HERE = ("`run` trains in this process", "use `hpcddp submit` for a job of Slurm")
+# Option -> why `run` refuses it, and a hint.
+REFUSED = {
+    **dict.fromkeys(("--nodes", "--gpus", "--launcher"), ONE),
+    **dict.fromkeys(("--time", "--partition", "--account", "--qos", "--sbatch"), HERE),
+    **dict.fromkeys(("--cluster", "--template"), HERE),
+    "--env": ("`run` trains in this process", "set the variable before: NAME=VALUE hpcddp run"),
+    "--no-snapshot": ("only a command works on a copy of the code", "leave it out"),
+}
 
-@click.command()
+
+@click.command(cls=SectionCommand)
 @click.argument("job", required=False, shell_complete=complete_jobs)
-@click.option("--steps", type=click.IntRange(min=1), help="Stop after this many optimizer steps.")
-@job_options
+@job_options_except(REFUSED)
+@option(JOB, "--steps", metavar="N", type=click.IntRange(min=1),
+        help="Stop after this many optimizer steps.")  # fmt: skip
 @runs_option
 def run(job: str | None, steps: int | None, runs: str | None, **given: Any) -> None:
-    """Train JOB in this one process, with one rank and nothing started: for a debugger."""
+    """Train JOB in this process with one rank, for a debugger.
+
+    It starts no other process, and uses at most one GPU.
+    """
     from hpcddp.attempt import decision, ledger
     from hpcddp.cli.terminal.progress import Progress
     from hpcddp.submit import prepare
     from hpcddp.topology import Rank
     from hpcddp.worker import run as train
 
-    for name in ("nodes", "gpus"):
-        if given[name] not in (None, "1"):
-            hint = "hpcddp submit --cluster local starts several"
-            raise UserError("there is one rank", where=f"--{name}", hint=hint)
     given |= {"cluster": "local", "nodes": "1", "gpus": "1"}
     plan = plan_job(job, given)
     if plan.spec.command:
-        hint = "hpcddp submit --cluster local starts it; a debugger starts its script by itself"
-        raise UserError("the job has a command, and no task", where="command", hint=hint)
-    folder = prepare.new_run(plan, runs_root(runs))
+        hint = "use `hpcddp submit --cluster local`, or start the script in a debugger"
+        raise UserError("`run` requires a task, and the job has a command", where="command",
+                        hint=hint)  # fmt: skip
+    folder = prepare.new_run(plan, runs_root(runs, new=True))
     facts = ledger.life(str(os.getpid()), os.getpid())
     ledger.begin(folder, facts, lambda earlier: False)
     click.echo(f"run     {folder.name}\nfolder  {folder.path}", err=True)

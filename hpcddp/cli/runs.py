@@ -8,31 +8,34 @@ from typing import TYPE_CHECKING
 import click
 
 from hpcddp.cli.options import complete_runs, json_option, runs_option, runs_root
+from hpcddp.cli.terminal import say, tables
+from hpcddp.sizes import counted
 
 if TYPE_CHECKING:
     from hpcddp.submit.status import Status
+
+COLUMNS = ("RUN", "STATE", "JOB", "SIZE", "STEP", "SINCE")
 
 
 @click.command()
 @runs_option
 @json_option
 def ls(runs: str | None, as_json: bool) -> int:
-    """List the runs, newest first."""
+    """List runs, newest first."""
+    from hpcddp.submit import run_list, times
     from hpcddp.submit.status import status_all
 
-    states = status_all(runs_root(runs))
+    root = runs_root(runs)
+    states = status_all(root)
     if as_json:
         click.echo(json.dumps({"schema_version": 1, "runs": [s.to_dict() for s in states]}))
-    else:
-        rows = [("RUN", "STATE", "JOB", "SIZE", "STEP", "SINCE")]
-        rows += [(s.run, s.state, s.job_id or "-", size(s), step(s), s.since) for s in states]
-        widths = [max(len(row[i]) for row in rows) for i in range(5)]
-        for row in rows if states else []:
-            click.echo(
-                "  ".join(f"{v:{w}}" for v, w in zip(row, [*widths, 0], strict=True)).rstrip()
-            )
-        if not states:
-            click.echo(f"no runs in {runs_root(runs)}", err=True)
+        return warn_stale(states)
+    rows = [(s.run, s.state, s.job_id or "-", size(s), step(s), times.shown(s.since) or "-")
+            for s in states]  # fmt: skip
+    for line in tables.table([COLUMNS, *rows], styles={1: say.paint_state}) if rows else ():
+        click.echo(line)
+    if not rows:
+        click.echo(f"no runs in {root}\n  {run_list.START}", err=True)
     return warn_stale(states)
 
 
@@ -41,7 +44,7 @@ def ls(runs: str | None, as_json: bool) -> int:
 @runs_option
 @json_option
 def status(run: str, runs: str | None, as_json: bool) -> int:
-    """Tell how RUN is: its state, where it runs, how far it is, and why it waits."""
+    """Show state, progress and pending reason of RUN (the last one by default)."""
     from hpcddp.submit import status as status_
     from hpcddp.submit import submission
 
@@ -49,8 +52,8 @@ def status(run: str, runs: str | None, as_json: bool) -> int:
     if as_json:
         click.echo(json.dumps(state.to_dict()))
     else:
-        for name, value in lines(state):
-            click.echo(f"{name:9} {value}")
+        for line in tables.fields(lines(state), whole=("run", "folder")):
+            click.echo(line)
     return warn_stale([state])
 
 
@@ -63,13 +66,17 @@ def step(state: Status) -> str:
 
 
 def lines(state: Status) -> list[tuple[str, str]]:
-    """A status as rows for a person, without the unknown values."""
+    """The known values of a status, with their names."""
+    from hpcddp.submit import times
+
+    nodes = counted(int(state.nodes), "node") if state.nodes.isdigit() else f"{state.nodes} nodes"
+    reason = "last known" if state.stale else state.reason
     rows = [
         ("run", state.run),
-        ("state", state.state + (f" ({state.reason})" if state.reason else "")),
-        ("since", state.since),
+        ("state", say.paint_state(state.state) + (f" ({reason})" if reason else "")),
+        ("since", times.shown(state.since)),
         ("job", f"{state.job_id} on {state.backend}" if state.job_id else ""),
-        ("size", f"{state.nodes} nodes x {state.gpus_per_node} GPUs"),
+        ("size", f"{nodes} x {counted(state.gpus_per_node, 'GPU')}"),
         ("hosts", state.hosts),
         ("attempt", str(state.attempt or "")),
         ("step", step(state) if state.step else ""),
@@ -82,8 +89,9 @@ def lines(state: Status) -> list[tuple[str, str]]:
 
 
 def warn_stale(states: list[Status]) -> int:
-    """Exit code 3, and a line, if Slurm did not answer for some of them."""
+    """Exit code 3, and a warning, if Slurm did not answer for some of them. JSON has it as `stale`
+    and `reason`."""
     stale = [state for state in states if state.stale]
-    if stale:
-        click.echo(f"warning: {stale[0].reason}: this is the last known state", err=True)
+    if stale and not say.json_asked():
+        say.warning(f"{stale[0].reason}: this is the last known state")
     return 3 if stale else 0

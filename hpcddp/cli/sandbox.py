@@ -1,6 +1,7 @@
-"""Command line: a whole real Slurm on this machine, up and down."""
+"""`hpcddp sandbox`: a real Slurm on this machine."""
 
 import json
+import os
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -8,17 +9,28 @@ from typing import Any
 
 import click
 
-from hpcddp.sandbox.cluster import Sandbox, Settings, default_folder
+from hpcddp.cli.options import F, json_option
+from hpcddp.sandbox import shell
+from hpcddp.sandbox.cluster import Sandbox, Settings
 from hpcddp.sandbox.config import MAX_NODES, PREEMPT_MODES
+from hpcddp.sizes import counted
 
 
 def _folder(command: Callable[..., None]) -> Callable[..., None]:
     return click.option(
-        "--folder",
-        type=click.Path(file_okay=False, path_type=Path),
-        default=default_folder,
-        help="Where it lives.  [default: $HPCDDP_SANDBOX, else below ~/.local/state]",
-    )(command)
+        "--folder", type=click.Path(file_okay=False, path_type=Path), metavar="FOLDER",
+        default=shell.default_folder,
+        help="Folder of the sandbox.  [default: HPCDDP_SANDBOX, or one in ~/.local/state]",
+    )(command)  # fmt: skip
+
+
+def _number(name: str, low: int, default: int, text: str, **more: Any) -> Callable[[F], F]:
+    """An option with a whole number."""
+    metavar = more.pop("metavar", "N")
+    kind = click.IntRange(low, more.pop("high", None))
+    return click.option(
+        name, type=kind, metavar=metavar, default=default, show_default=True, help=text, **more
+    )
 
 
 def _pairs(
@@ -26,53 +38,70 @@ def _pairs(
 ) -> dict[str, str]:
     for value in values:
         if not value.partition("=")[2]:
-            raise click.BadParameter(f"{value!r} is not KEY=VALUE", context, option)
+            raise click.BadParameter(f"expected KEY=VALUE, got {value!r}", context, option)
     return dict(value.split("=", 1) for value in values)
 
 
 @click.group()
 def sandbox() -> None:
-    """A whole real Slurm on this machine."""
+    """Run a real Slurm on this machine, for trials and tests.
+
+    The sandbox needs root and Slurm's packages. Its nodes share this machine, and their GPUs exist
+    only in Slurm's books: training there uses the CPU.
+    """
 
 
 @sandbox.command()
-@click.option("--nodes", type=click.IntRange(1, MAX_NODES), default=4, show_default=True)
-@click.option("--gpus", type=click.IntRange(0), default=4, show_default=True, help="Per node.")
-@click.option("--cpus", type=click.IntRange(0), default=0, help="Per node.  [default: one per GPU]")
-@click.option("--accounting/--no-accounting", default=True, show_default=True)
+@_number("--nodes", 1, 4, "Number of nodes.", high=MAX_NODES)
+@_number("--gpus", 0, 4, "GPUs per node.")
+@click.option("--cpus", type=click.IntRange(0), metavar="N", default=0,
+              help="CPUs per node.  [default: one per GPU]")  # fmt: skip
+@click.option("--accounting/--no-accounting", default=True, show_default=True,
+              help="Slurm's database of ended jobs, for sacct.")  # fmt: skip
 @click.option(
-    "--preempt-mode",
-    type=click.Choice(PREEMPT_MODES, case_sensitive=False),
-    default="REQUEUE",
-    show_default=True,
-    help="What happens to a job in partition low when one in high wants its nodes.",
-)
-@click.option("--grace", type=click.IntRange(0), default=5, show_default=True, help="Seconds.")
-@click.option("--kill-wait", type=click.IntRange(0), default=5, show_default=True, help="Seconds.")
-@click.option("--set", "extra", multiple=True, callback=_pairs, metavar="K=V", help="slurm.conf.")
+    "--preempt-mode", type=click.Choice(PREEMPT_MODES, case_sensitive=False), default="REQUEUE",
+    show_default=True, metavar="MODE",
+    help="REQUEUE, CANCEL or OFF: what a job in partition high does to jobs in partition low.",
+)  # fmt: skip
+@_number("--grace", 0, 5, "Time between the notice of a preemption and its end.", metavar="SECONDS")
+@_number("--kill-wait", 0, 5, "Time between SIGTERM and SIGKILL.", metavar="SECONDS")
+@click.option("--set", "extra", multiple=True, callback=_pairs, metavar="KEY=VALUE",
+              help="Line of slurm.conf.")  # fmt: skip
 @_folder
 def up(folder: Path, **given: Any) -> None:
-    """Start it; returns when all nodes are idle."""
+    """Start the sandbox, and wait until all nodes are idle."""
     box = Sandbox(folder)
     started = box.up(Settings(**given))
-    click.echo("up" if started else "it was up already, with its own settings:", err=True)
-    click.echo(_describe(box.status()))
-    click.echo('eval "$(hpcddp sandbox env)" puts this shell on it', err=True)
+    if not started:
+        again = shell.command(box.folder, "down")
+        click.echo("the sandbox is already up, and keeps its settings", err=True)
+        click.echo(f"  to change them, run `{again}` first", err=True)
+    facts = box.status()
+    click.echo(_describe(facts))
+    if os.environ.get("SLURM_CONF") != facts["environ"]["SLURM_CONF"]:
+        click.echo("to use it, run this in each shell:", err=True)
+        click.echo(f"  {shell.entering(box.folder)}", err=True)
 
 
 @sandbox.command()
 @_folder
 def down(folder: Path) -> None:
-    """End it, its jobs included; nothing stays behind."""
-    ended = Sandbox(folder).down()
-    click.echo("down" if ended else "there was none", err=True)
+    """End the sandbox and its jobs, and remove its folder."""
+    box = Sandbox(folder)
+    line = shell.leaving(os.environ, box.folder)
+    ended = box.down()
+    text = "the sandbox is down" if ended else f"no sandbox to end in {box.folder}"
+    click.echo(text, err=True)
+    if line:
+        click.echo("this shell still points to it; run", err=True)
+        click.echo(f"  {line}", err=True)
 
 
 @sandbox.command()
-@click.option("--json", "as_json", is_flag=True, help="For programs.")
+@json_option
 @_folder
 def status(folder: Path, as_json: bool) -> None:
-    """Its state, nodes and daemons."""
+    """Show the state of the sandbox, its nodes and its daemons."""
     facts = Sandbox(folder).status()
     click.echo(json.dumps(facts) if as_json else _describe(facts))
 
@@ -80,25 +109,38 @@ def status(folder: Path, as_json: bool) -> None:
 @sandbox.command()
 @_folder
 def env(folder: Path) -> None:
-    """Shell lines that put a shell on it: eval "$(hpcddp sandbox env)"."""
+    """Print the shell lines that make a shell use the sandbox.
+
+    Run them with: eval "$(hpcddp sandbox env)"
+    """
     for name, value in Sandbox(folder).environ().items():
         click.echo(f"export {name}={shlex.quote(value)}")
 
 
 def _describe(facts: dict[str, Any]) -> str:
-    lines = [f"{facts['state']}  {facts['folder']}"]
+    folder = Path(facts["folder"])
+    start, end = (f"`{shell.command(folder, verb)}`" for verb in ("up", "down"))
+    lines = [f"{facts['state']}  {folder}"]
     if facts["state"] == "down":
-        return lines[0]
-    if facts["home"] != facts["folder"]:
-        lines.append(f"daemons live in {facts['home']}: the folder's path is too long for sockets")
-    if not facts["own_hostnames"]:
-        lines.append("host names of their own are forbidden here: all nodes have this machine's,")
-        lines.append("and the daemons listen on all its addresses")
-    if (first := next(iter(facts["nodes"]))) != "n1":
-        lines.append(f"node names start at {first}: n1 was taken")
-    gpus = facts["gpus_per_node"]
-    lines += [f"  {name}  {gpus} GPUs  {state}" for name, state in facts["nodes"].items()]
+        return "\n".join([*lines, f"  {start} starts it"])
+    gpus = counted(facts["gpus_per_node"], "GPU")
+    lines += [f"  {name}  {gpus}  {state}" for name, state in facts["nodes"].items()]
     dead = [name for name, daemon in facts["daemons"].items() if not daemon["alive"]]
-    if dead:
+    if facts["state"] == "broken":
+        lines.append(f"its daemons have ended: {start} starts it again, {end} removes it")
+    elif dead:
         lines.append(f"not running: {', '.join(dead)}")
-    return "\n".join(lines)
+    return "\n".join([*lines, *_remarks(facts)])
+
+
+def _remarks(facts: dict[str, Any]) -> list[str]:
+    """The points in which this sandbox differs from the usual one."""
+    remarks = []
+    if facts["home"] != facts["folder"]:
+        remarks.append(f"the daemons use {facts['home']}: the folder's path is too long for them")
+    if not facts["own_hostnames"]:
+        remarks.append("this container allows no other host names: all nodes have the machine's,")
+        remarks.append("and the daemons listen on all of its addresses")
+    if (first := next(iter(facts["nodes"]))) != "n1":
+        remarks.append(f"the node names start at {first}: another sandbox or machine is named n1")
+    return remarks

@@ -1,4 +1,4 @@
-"""`hpcddp strategies`: one table of every strategy on this machine, row by row as it comes."""
+"""`hpcddp strategies`: train with each strategy on this machine, and print a table."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hpcddp.cli.options import complete_jobs, flags, json_option
+from hpcddp.cli import completion
+from hpcddp.cli.options import SET, complete_jobs, flags, json_option
+from hpcddp.cli.terminal import say, tables
+from hpcddp.errors import UserError
 from hpcddp.planning import jobfile
 
 if TYPE_CHECKING:
@@ -24,28 +27,29 @@ HEAD = ("float64", "float32", "params", "grads", "optim", "peak", "sent", "step"
 UNITS = ("", "", "MB", "MB", "MB", "MB", "MB", "ms")
 WIDTH = 9
 LEGEND = """\
-float64, float32  loss of the last step beside one process in float64: relative difference
-params to peak    memory of the rank that has most
-sent              bytes of a step, over all ranks"""
+float64, float32  relative difference of the last loss from that of one process in float64
+params to peak    memory of the rank that needs most
+sent              bytes that all ranks together send in a step"""
 
 
 @click.command()
 @click.argument("job", required=False, shell_complete=complete_jobs)
-@click.option("--ranks", type=click.IntRange(min=2), default=4, show_default=True,
-              help="Processes of a strategy.")  # fmt: skip
-@click.option("--steps", type=click.IntRange(min=4), default=50, show_default=True,
+@click.option("--ranks", metavar="N", type=click.IntRange(min=2), default=4, show_default=True,
+              help="Processes per strategy.")  # fmt: skip
+@click.option("--steps", metavar="N", type=click.IntRange(min=4), default=50, show_default=True,
               help="Optimizer steps of each training.")  # fmt: skip
-@click.option("--only", multiple=True, metavar="NAME", help="This row, or strategy.  [repeatable]")
-@click.option("--set", multiple=True, metavar="K=V", help="Set any key of the job.")
-@click.option("--keep", metavar="FOLDER", help="Keep logs and metrics in this new folder.")
+@click.option("--only", multiple=True, metavar="STRATEGY", shell_complete=completion.strategies,
+              help="Only this strategy, or row of the table.  [repeatable]")  # fmt: skip
+@click.option("--set", **SET)
+@click.option("--keep", metavar="FOLDER", help="New folder for logs and metrics, which are kept.")
 @json_option
 def strategies(job: str | None, ranks: int, steps: int, only: tuple[str, ...],
                keep: str | None, as_json: bool, **given: Any) -> int:  # fmt: skip
-    """Train JOB for some steps with each strategy, on processes of this machine.
+    """Train JOB for some steps with each strategy, in processes on this machine.
 
-    Each is trained in float32, which is timed and measured, and in float64, where its loss is that
-    of one process but for rounding. What cannot be for the job is a row with the reason. The exit
-    code is 4 if a strategy failed.
+    Each strategy trains in float32, which is timed and measured, and in float64, where its loss
+    equals that of one process up to rounding. Incompatible strategies are listed with the reason.
+    The exit code is 4 if a strategy failed.
     """
     from hpcddp.compare import strategy_cases, trial
 
@@ -54,25 +58,21 @@ def strategies(job: str | None, ranks: int, steps: int, only: tuple[str, ...],
         chosen = [strategy_cases.ALONE[0], *chosen]  # the reference
     layers, notes = jobfile.load(job, flags(given), os.environ, Path.cwd())
     for text in notes:
-        _note(text)
+        say.note(text)
     with _folder(keep) as root:
         trials = [trial.prepare(layers, case, ranks, steps, root) for case in chosen]
-        played = trial.play(trials, root, _note)
+        played = trial.play(trials, root, say.note)
         show = _print_json if as_json else _print_table
         show(played, ranks, steps, [case.name for case in chosen])
     if any(t.failed for t in trials):
-        click.echo("some failed: --keep FOLDER keeps what their ranks said", err=True)
+        say.warning("some strategies failed; --keep FOLDER keeps the logs of their ranks")
         return 4
     return 0
 
 
-def _note(text: str) -> None:
-    click.echo(f"note: {text}", err=True)
-
-
 @contextlib.contextmanager
 def _folder(keep: str | None) -> Iterator[Path]:
-    """A new folder for runs and logs, which is kept if it has a name."""
+    """A new folder for runs and logs, which is removed unless the user named it."""
     if keep is None:
         with tempfile.TemporaryDirectory(prefix="hpcddp-strategies-") as made:
             yield Path(made)
@@ -81,7 +81,8 @@ def _folder(keep: str | None) -> Iterator[Path]:
     try:
         folder.mkdir(parents=True)
     except FileExistsError:
-        raise click.BadParameter(f"{keep} is there already", param_hint="--keep") from None
+        hint = "name a folder that does not exist"
+        raise UserError(f"the folder {keep} exists already", where="--keep", hint=hint) from None
     yield folder
 
 
@@ -115,7 +116,7 @@ def _difference(loss: float, reference: float | None) -> float | None:
 
 
 def _print_json(played: Iterator[Trial], ranks: int, steps: int, names: Sequence[str]) -> None:
-    """One object over many lines, a row a line."""
+    """One object with a line for each row."""
     head = json.dumps({"schema_version": SCHEMA_VERSION, "ranks": ranks, "steps": steps})
     click.echo(head.removesuffix("}") + ', "rows": [', nl=False)
     before = "\n"
@@ -126,13 +127,20 @@ def _print_json(played: Iterator[Trial], ranks: int, steps: int, names: Sequence
 
 
 def _print_table(played: Iterator[Trial], ranks: int, steps: int, names: Sequence[str]) -> None:
-    """Aligned lines, units below the head."""
+    """Aligned lines, with the units below the head; blocks of lines on a narrow terminal."""
     width = max(len("strategy"), *map(len, names))
-    for head in (("strategy", *HEAD), (f"{ranks} ranks", *UNITS)):
+    narrow = width + WIDTH * len(HEAD) > tables.columns()
+    for head in (("strategy", *HEAD), (f"{ranks} ranks", *UNITS)) if not narrow else ():
         click.echo(_line(width, head))
     for trial, row in _rows(played):
-        words = f"{row['ended']}: {trial.reason}" if trial.reason else ""
-        text = f"{row['name']:{width}}  {words}" if words else _line(width, _cells(row))
+        if trial.reason:
+            text = f"{row['name']:{width}}  {row['ended']}: {trial.reason}"
+        elif narrow:
+            heads = [f"{name} {unit}".strip() for name, unit in zip(HEAD, UNITS, strict=True)]
+            cells = _cells(row)
+            text = "\n".join(tables.block(["strategy", *heads], cells, tables.columns()))
+        else:
+            text = _line(width, _cells(row))
         click.echo(text + "  one process" * (trial.ranks == 1))
     click.echo(LEGEND, err=True)
 

@@ -1,4 +1,4 @@
-"""`hpcddp watch`: a run on a terminal, live."""
+"""`hpcddp watch`: a run live in the terminal."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ if TYPE_CHECKING:
     from hpcddp.rundir import RunDir
 
 POINTS = 800  # of a curve: two for each column of dots of a wide terminal
-HINT = "q leaves"
-READ = 0.3  # seconds for old metrics between two pictures, so that a million of them delay none
-PAGE = (80, 40)  # columns and lines where there is no terminal
+HINT = "q quits"
+READ = 0.3  # seconds for reading old metrics between two pictures
+PAGE = (80, 40)  # columns and lines without a terminal
 
 
 @click.command()
 @click.argument("run", default="last", shell_complete=complete_runs)
 @click.option(
     "--every", metavar="SECONDS", default=1.0, show_default=True,
-    type=click.FloatRange(0.1, 3600), help="Time between two looks at the run's folder.",
+    type=click.FloatRange(0.1, 3600), help="Time between two readings of the run folder.",
 )  # fmt: skip
-@click.option("--once", is_flag=True, help="Print one picture, and leave.")
+@click.option("--once", is_flag=True, help="Print one picture and exit.")
 @runs_option
 def watch(run: str, every: float, once: bool, runs: str | None) -> int:
-    """Show RUN live: state, attempts, progress, curve, ranks, log.
+    """Show RUN live in the terminal: state, progress, attempts, curve, ranks and log.
 
-    It is shown until it has ended, or until q or Ctrl-C; its outcome is the exit code then. Where
-    the output is no terminal, one picture is printed.
+    It ends when the run has ended, with the run's outcome as exit code. q or Ctrl-C quits earlier;
+    the run continues. Without a terminal it prints one picture.
     """
     from hpcddp.cli.terminal.screen import size
     from hpcddp.cli.terminal.shown import only_ascii
@@ -56,7 +56,7 @@ def _dumb() -> bool:
 
 
 def viewer(folder: RunDir) -> Viewer:
-    """A viewer that reads no more of a run than a picture shows."""
+    """A viewer that reads only the parts of a run that a picture shows."""
     from hpcddp.cli.terminal.picture import SKIP
     from hpcddp.observe.viewer import Viewer
 
@@ -74,13 +74,13 @@ def still(folder: RunDir, columns: int, lines: int, *, plain: bool) -> int:
 
 
 def live(folder: RunDir, every: float, *, plain: bool) -> int:
-    """Show a run until it has ended or a person leaves; its outcome as exit code."""
-    from hpcddp.cli.follow import outcome
+    """Show a run until it has ended or a person quits; its outcome as exit code."""
+    from hpcddp.cli.terminal.follow import outcome
     from hpcddp.cli.terminal.screen import Screen, size
     from hpcddp.observe.poll import StatusPoll
 
     reader, poll = viewer(folder), StatusPoll(folder, aside=True)
-    view = reader.look(poll.look(), READ)  # an error of it is printed on the usual screen
+    view = reader.look(poll.look(), READ)  # its errors appear on the usual screen
     try:
         with Screen().taken() as screen:
             while view.behind or not view.status.final:
@@ -95,12 +95,12 @@ def live(folder: RunDir, every: float, *, plain: bool) -> int:
 
 
 def _left(screen: Screen, view: View, every: float, plain: bool) -> bool:
-    """Show a view until it is time for the next look; whether a person left meanwhile."""
+    """Show a view until the next look is due; whether a person quit meanwhile."""
     from hpcddp.cli.terminal.screen import size
 
     until = time.monotonic() + every
     while (rest := until - time.monotonic()) > 0:
-        screen.show(_lines(view, *size(), plain))  # anew for each change of the size
+        screen.show(_lines(view, *size(), plain))  # again after each change of the size
         if b"q" in screen.key(0 if view.behind else rest).lower():
             return True
         if view.behind:
@@ -109,18 +109,18 @@ def _left(screen: Screen, view: View, every: float, plain: bool) -> bool:
 
 
 def _lines(view: View, columns: int, lines: int, plain: bool) -> list[str]:
-    """A picture as lines with their colours."""
+    """A picture as lines with colours."""
     from hpcddp.cli.terminal.picture import picture
 
     console = _console(columns, lines)
     with console.capture() as capture:
-        hint = f"reading, {HINT}" if view.behind else HINT
+        hint = f"reading old metrics, {HINT}" if view.behind else HINT
         console.print(picture(view, columns, lines, plain=plain, hint=hint), end="")
     return capture.get().removesuffix("\n").split("\n")
 
 
 def _put(view: View, columns: int, lines: int, plain: bool) -> None:
-    """Print a picture where the cursor is."""
+    """Print a picture at the cursor."""
     from hpcddp.cli.terminal.picture import picture
 
     _console(columns, lines).print(picture(view, columns, lines, plain=plain), end="")

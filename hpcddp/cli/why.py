@@ -1,15 +1,17 @@
-"""`hpcddp why`: each attempt of a run, why it ended, and what it cost."""
+"""`hpcddp why`: the attempts of a run, why each ended, and its cost."""
 
 from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from hpcddp.cli.options import complete_runs, json_option, runs_option, runs_root
 from hpcddp.cli.runs import warn_stale
+from hpcddp.cli.terminal import say, tables
 
 if TYPE_CHECKING:
     from hpcddp.observe.history import AttemptSummary
@@ -20,7 +22,10 @@ if TYPE_CHECKING:
 @runs_option
 @json_option
 def why(run: str, runs: str | None, as_json: bool) -> int:
-    """Tell why each attempt of RUN ended, what it did and lost, and what came next."""
+    """Show why each attempt of RUN (the last one by default) ended, its steps, and what followed.
+
+    "lost" counts the steps since the last checkpoint, which the next attempt took again.
+    """
     from hpcddp.observe import history
     from hpcddp.submit import submission
     from hpcddp.submit.status import status
@@ -35,9 +40,9 @@ def why(run: str, runs: str | None, as_json: bool) -> int:
         click.echo(json.dumps(facts | {"attempts": [attempt.to_dict() for attempt in attempts]}))
         return warn_stale([state])
     reason = f": {state.reason}" if state.reason else ""
-    click.echo(f"{state.run} is {state.state}{reason}")
+    click.echo(f"{state.run} is {say.paint_state(state.state)}{reason}")
     if attempts:
-        click.echo(table(attempts))
+        click.echo("\n".join(table(attempts)))
         click.echo(f"steps lost: {lost}")
     if failed := next((attempt for attempt in reversed(attempts) if attempt.error), None):
         click.echo(words(failed))
@@ -47,24 +52,21 @@ def why(run: str, runs: str | None, as_json: bool) -> int:
 COLUMNS = ("attempt", "began", "ran", "hosts", "cause", "signal", "steps", "lost", "safe", "next")
 
 
-def table(attempts: list[AttemptSummary]) -> str:
+def table(attempts: list[AttemptSummary]) -> Iterator[str]:
     """The attempts as a table."""
-    rows = [COLUMNS, *(tuple(_cells(attempt)) for attempt in attempts)]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(COLUMNS))]
-    return "\n".join(
-        "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    )
+    return tables.table([COLUMNS, *(tuple(_cells(attempt)) for attempt in attempts)])
 
 
 def _cells(attempt: AttemptSummary) -> list[str]:
+    from hpcddp.submit import times
+
     steps = f"{attempt.first + 1}-{attempt.last}" if attempt.last > attempt.first else "-"
     return [
         str(attempt.attempt),
-        time.strftime("%m-%d %H:%M:%S", time.localtime(attempt.began)),
+        times.shown(attempt.began),
         f"{attempt.ended - attempt.began:.0f} s" if attempt.ended else _since(attempt),
-        attempt.hosts or "here",
-        attempt.cause or "works",
+        attempt.hosts or "this machine",
+        attempt.cause or "runs",
         attempt.by or "-",
         steps,
         str(attempt.lost),
@@ -78,7 +80,7 @@ def _since(attempt: AttemptSummary) -> str:
 
 
 def words(attempt: AttemptSummary) -> str:
-    """The error of the rank of an attempt that failed first."""
+    """The error of the rank that failed first in an attempt."""
     error = attempt.error or {}
     who = f"rank {error['rank']}" if error.get("rank") is not None else "a rank"
     who += f" on {error['host']}" if who != "a rank" and error.get("host") else ""

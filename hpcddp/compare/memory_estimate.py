@@ -1,11 +1,11 @@
-"""The cost of a strategy, from facts of the model: bytes of a GPU, bytes on the wire.
+"""The cost of a strategy, from the model's profile: memory of a GPU, and bytes sent in a step.
 
-Pure arithmetic on the profile of model_sketch.py. Memory by Rajbhandari et al. (2020, ZeRO):
-parameters, gradients and optimizer state, each whole or divided; pipelines by Narayanan et al.
-(2021): a rank keeps the activations of the micro-batches that it has in flight. On the wire a ring
-all-reduce over n ranks sends 2(n-1) times the data in all, an all-gather, a reduce-scatter and a
-broadcast n-1 times (Patarasuk and Yuan, 2009); gloo's reduce-scatter is an all-reduce. Hooks count
-as they are once they have begun (``ddp.after``); PowerSGD by Vogels et al. (2019).
+The profile is that of model_sketch.py. Memory follows Rajbhandari et al. (2020, ZeRO): parameters,
+gradients and optimizer state, each whole or divided. Pipelines follow Narayanan et al. (2021): a
+rank keeps the activations of the micro-batches in flight. A ring all-reduce over n ranks sends
+2(n-1) times the data in total; an all-gather, a reduce-scatter and a broadcast send n-1 times the
+data (Patarasuk and Yuan, 2009). gloo's reduce-scatter is an all-reduce. Hooks are those after
+``ddp.after`` steps; PowerSGD follows Vogels et al. (2019).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Need(NamedTuple):
 
     Args:
         activations: at the end of a forward pass; None if unknown.
-        other: parameters that fully_shard has gathered, gradients on their way, PowerSGD's memory.
+        other: gathered parameters and sent gradients of fully_shard, and PowerSGD's memory.
     """
 
     parameters: float
@@ -48,8 +48,8 @@ class Estimate:
     """The cost of one strategy.
 
     Args:
-        needs: of each kind of rank that there is.
-        sent: backend -> bytes of a step on the wire, all ranks together; None if unknown.
+        needs: of each kind of rank.
+        sent: backend -> bytes that all ranks send in a step; None if unknown.
         micro: samples of a micro-batch on a rank, and micro-batches of a step.
     """
 
@@ -59,12 +59,12 @@ class Estimate:
 
     @property
     def most(self) -> Need:
-        """The rank that needs most."""
+        """The need of the rank that needs most."""
         return max(self.needs, key=lambda need: need.sum)
 
 
 def estimate(facts: ModelProfile, layout: Layout, job: JobSpec, gpus: int) -> Estimate | str:
-    """The cost of a mesh, or why the model cannot have it.
+    """The cost of a mesh, or the reason why the model does not support it.
 
     Args:
         gpus: of a node.
@@ -81,13 +81,13 @@ def estimate(facts: ModelProfile, layout: Layout, job: JobSpec, gpus: int) -> Es
 
 
 def stages_of(job: JobSpec, layout: Layout) -> int:
-    """How many stages a mesh has, 1 without a pipeline; an interleaved one two a rank."""
+    """Stages of a mesh: 1 without a pipeline; an interleaved pipeline has two per rank."""
     return layout.pp * (2 if layout.pp > 1 and job.pp.schedule == "interleaved" else 1)
 
 
 @dataclass(frozen=True)
 class _Reckoning:
-    """One mesh, with all that is known of it."""
+    """The calculation for one mesh."""
 
     facts: ModelProfile
     layout: Layout
@@ -114,7 +114,7 @@ class _Reckoning:
 
     @property
     def _copies(self) -> int:
-        """Copies of the gradients: two if several micro-batches are summed beside DDP's buckets."""
+        """Copies of the gradients: two if DDP's buckets are beside sums of micro-batches."""
         wrapped = self.layout.ddp > 1 and not self._sharded
         return 2 if wrapped and self.micro[1] > 1 else 1
 
@@ -133,8 +133,8 @@ class _Reckoning:
         )
 
     def _zero(self, held: Iterable[tuple[Weight, int]]) -> float:
-        """The largest share of ZeroRedundancyOptimizer: it assigns parameters one by one, the
-        largest first, each to the rank that has least."""
+        """The largest share of ZeroRedundancyOptimizer, which assigns each parameter, the largest
+        first, to the rank with the smallest share."""
         numbers, bytes_ = [0] * self.layout.ddp, [0.0] * self.layout.ddp
         stepped = (row for row in held if row[0].group >= 0)
         for weight, count in sorted(stepped, key=lambda row: (row[0].group, -row[1])):
@@ -165,13 +165,13 @@ class _Reckoning:
         return gathered + (adding if self.micro[1] > 1 else 0.0)
 
     def _remembered(self, rows: Sequence[tuple[Weight, list[int]]]) -> float:
-        """PowerSGD's memory of all that it has not sent yet: as much as the gradients."""
+        """PowerSGD's memory of unsent gradients: as large as the gradients."""
         if self.job.ddp.hook != "powersgd":
             return 0.0
         return sum(w.size * math.prod(s) for w, s in rows if w.trained)
 
     def sent(self, backend: str) -> float | None:
-        """Bytes of a step on the wire, all ranks together."""
+        """Bytes that all ranks send in a step."""
         mesh = self.layout
         if mesh.threads:
             return self._copied() if backend == "nccl" else 0.0
@@ -187,7 +187,7 @@ class _Reckoning:
         return total
 
     def _shared(self, rank: int) -> float:
-        """The first rank's buffers, if DDP does not broadcast them."""
+        """The first rank's buffers, if hpcddp broadcasts them and not DDP."""
         if self.layout.plain:
             return 0.0
         sizes = self.layout.ddp, self.layout.fsdp, self.layout.tp
@@ -195,7 +195,7 @@ class _Reckoning:
         return links * sum(self.facts.buffers[part] for part in self._parts(rank))
 
     def _averages(self, rank: int) -> float:
-        """DDP averages gradients and broadcasts rank 0's buffers; zero1 also new parameters."""
+        """DDP averages gradients and broadcasts rank 0's buffers; zero1 also sends parameters."""
         rows, others = self._rows(rank), self.layout.ddp - 1
         stepped = sum(w.size * math.prod(s) for w, s in rows if w.group >= 0)
         buffers = sum(self.facts.buffers[part] for part in self._parts(rank))
@@ -206,13 +206,13 @@ class _Reckoning:
             averaged = whole * (nodes * (self.gpus - 1) + others / self.job.ddp.period)
         else:
             averaged = 2 * others * _hooked(self.job, trained)
-        buffers *= self.layout.plain  # else they go by another way
+        buffers *= self.layout.plain  # otherwise _shared counts them
         return averaged + others * (buffers + stepped * self.layout.zero)
 
     def _shard_traffic(self, rows: Sequence[tuple[Weight, list[int]]], backend: str) -> float:
-        """fully_shard gathers a block forward and backward, and parameters of no block once; then
-        gradients are scattered, and averaged between groups. In a pipeline a block stays gathered
-        from one backward pass to the next forward one."""
+        """fully_shard gathers a block for the forward and the backward pass, and other parameters
+        once. Then it scatters gradients, and averages them between groups. In a pipeline a block
+        stays gathered from one backward pass to the next forward pass."""
         mesh, (blocks, root) = self.layout, _by_block(rows)
         trained = sum(w.size * math.prod(s) for w, s in rows if w.trained)
         passes = self.micro[1]
@@ -224,8 +224,8 @@ class _Reckoning:
         return mesh.ddp * (mesh.fsdp - 1) * (gathers + scatter) + 2 * (mesh.ddp - 1) * trained
 
     def _along(self) -> float:
-        """Bytes of one micro-batch: sums over the ranks of tp, activations from stage to stage, and
-        their gradients back."""
+        """Bytes of one micro-batch: sums over the ranks of tp, activations between stages, and
+        their gradients."""
         mesh, samples = self.layout, self.micro[0]
         summed = sum(amount.of(samples) for amount in self.view.reduced)
         ends = [stage[-1] for stage in self.stages[:-1]]
@@ -233,21 +233,21 @@ class _Reckoning:
         return 2 * (mesh.tp - 1) * summed + 2 * mesh.tp * cuts
 
     def _copied(self) -> float:
-        """nn.DataParallel: the model to the other GPUs in each pass, their gradients back."""
+        """nn.DataParallel copies the model to the other GPUs in each pass, and gradients back."""
         rows = zip(self.facts.weights, self.view.shapes, strict=True)
         sizes = [w.size * math.prod(s) * (1 + w.trained) for w, s in rows]
         return (self.gpus - 1) * self.micro[1] * (sum(sizes) + sum(self.facts.buffers))
 
 
 def _share(shape: Sequence[int], ranks: int) -> int:
-    """Numbers of a parameter on the rank that has most: rows are divided."""
+    """The most elements of a parameter on a rank: the ranks divide the rows."""
     if ranks == 1 or not shape:
         return math.prod(shape)
     return -(-shape[0] // ranks) * math.prod(shape[1:])
 
 
 def _by_block(rows: Sequence[tuple[Weight, list[int]]]) -> tuple[list[float], float]:
-    """Bytes of each block, and of the parameters of no block."""
+    """Bytes of each block, and of the parameters outside of blocks."""
     blocks: dict[int, float] = {}
     for weight, shape in rows:
         blocks[weight.block] = blocks.get(weight.block, 0.0) + weight.size * math.prod(shape)
@@ -256,7 +256,7 @@ def _by_block(rows: Sequence[tuple[Weight, list[int]]]) -> tuple[list[float], fl
 
 
 def _flying(schedule: str, rank: int, ranks: int, count: int) -> int:
-    """Micro-batches whose activations a rank of a pipeline keeps at once, over its stages."""
+    """Micro-batches of which a rank of a pipeline keeps the activations, over its stages."""
     if ranks == 1:
         return 1
     if schedule == "gpipe":
@@ -267,11 +267,11 @@ def _flying(schedule: str, rank: int, ranks: int, count: int) -> int:
 
 
 def _hooked(job: JobSpec, rows: Iterable[tuple[Weight, list[int]]]) -> float:
-    """Bytes of gradients that DDP averages in a step, as ``ddp.hook`` sends them."""
+    """Bytes of gradients that DDP averages in a step with ``ddp.hook``."""
     total = 0.0
     for weight, shape in rows:
         numbers = math.prod(shape)
-        if job.ddp.hook == "powersgd" and len(shape) > 1:  # two factors, if they are half at most
+        if job.ddp.hook == "powersgd" and len(shape) > 1:  # two factors, if at most half as large
             factors = job.ddp.rank * (shape[0] + numbers // shape[0])
             numbers = factors if 2 * factors < numbers else numbers
         total += numbers * (2 if job.ddp.hook in HALF else weight.size)

@@ -1,8 +1,7 @@
-"""A question about a job's model, to the Python that trains it: torch and the user's code come into
-a process of its own, never into the plan half.
+"""Queries about a job's model, in a separate process with torch and the user's code.
 
-``ask`` starts a module of the train half, whose ``main`` calls ``answer``: one JSON object goes
-there on stdin, and one comes back on stdout.
+``ask`` starts a module of the train half, whose ``main`` calls ``answer``. It sends one JSON object
+on stdin, and gets one from stdout. The plan half itself imports neither torch nor the user's code.
 """
 
 from __future__ import annotations
@@ -19,19 +18,19 @@ from hpcddp.spec import JobSpec
 
 
 class NoAnswer(Exception):
-    """The process ended without an answer; the text is the last line that it wrote."""
+    """The process ended without an answer; the text is its last line of output."""
 
 
 def ask(
     module: str, job: JobSpec, folder: Path, asked: dict[str, Any], timeout: float | None = None
 ) -> dict[str, Any]:
-    """The answer of a module, in the job's environment; its "error" has the parts of an
+    """The answer of a module, in the job's environment. Its "error", if any, has the parts of an
     HpcddpError.
 
     Args:
         folder: where the job works.
-        asked: the question; the job and its folder are put beside it.
-        timeout: seconds; None waits for ever.
+        asked: the question, without the job and its folder.
+        timeout: seconds; None for no limit.
 
     Raises:
         NoAnswer: the process failed, or did not answer in time.
@@ -47,6 +46,6 @@ def ask(
     except subprocess.TimeoutExpired:
         raise NoAnswer(f"no answer in {timeout:g} s") from None
     if done.returncode or not done.stdout:
-        raise NoAnswer((done.stderr.strip().splitlines() or ["it says nothing"])[-1])
+        raise NoAnswer((done.stderr.strip().splitlines() or ["the process printed nothing"])[-1])
     answer: dict[str, Any] = json.loads(done.stdout)
     return answer

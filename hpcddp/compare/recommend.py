@@ -1,4 +1,4 @@
-"""Which strategy a job should take on so many GPUs: the cost of each, the simplest that fits."""
+"""A strategy for a job on a number of GPUs: the cost of each, and the simplest that fits."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from hpcddp.compare.memory_estimate import Estimate
 from hpcddp.errors import HpcddpError, JobFileError, UserError
 from hpcddp.model_profile import ModelProfile
 from hpcddp.planning import checks, conflicts
-from hpcddp.sizes import NodeRange, size
+from hpcddp.sizes import NodeRange, amount
 from hpcddp.spec import JobSpec
 from hpcddp.strategy import Layout
 
-FITS = 0.8  # of a GPU's memory: the rest is CUDA's own, work space of products, and gaps
+FITS = 0.8  # usable part of a GPU's memory; CUDA, workspaces and fragmentation need the rest
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One strategy with its cost, or with the reason why it cannot be used."""
+    """One strategy with its cost, or with the reason why the job cannot use it."""
 
     text: str
     layout: Layout | None
@@ -32,13 +32,13 @@ class Candidate:
     reason: str = ""
 
     def fits(self, memory: int) -> bool:
-        """Whether each rank has room, as far as its memory is known."""
+        """Whether each rank's known memory fits."""
         return self.estimate is not None and self.estimate.most.sum <= FITS * memory
 
 
 def candidates(nodes: int, gpus: int) -> list[str]:
-    """The strategies to look at, the simplest first. Ranks of tp talk all the time: they are of
-    one node; stages of a pipeline say least, and lie between nodes."""
+    """The strategies to compare, the simplest first. The ranks of tp communicate most and share a
+    node; the stages of a pipeline communicate least and are on different nodes."""
     if nodes * gpus == 1:
         return ["single"]
     texts = ["dp"] * (nodes == 1) + ["ddp", "zero1"] + ["hsdp"] * (nodes > 1 < gpus) + ["fsdp"]
@@ -58,10 +58,10 @@ def look(
     job: JobSpec, sources: Mapping[str, str], texts: Sequence[str], nodes: NodeRange, gpus: int,
     folder: Path,
 ) -> tuple[list[Candidate], ModelProfile]:  # fmt: skip
-    """A row for each strategy, and the facts of the model.
+    """A row for each strategy, and the profile of the model.
 
     Args:
-        nodes: the largest number counts.
+        nodes: of a range the largest number is used.
         folder: where the job works.
     """
     meshes = {text: _mesh(job, sources, text, nodes, gpus) for text in texts}
@@ -83,7 +83,7 @@ def look(
 def _mesh(
     job: JobSpec, sources: Mapping[str, str], text: str, nodes: NodeRange, gpus: int
 ) -> Layout | str:
-    """The mesh of a strategy, or why the job cannot have it."""
+    """The mesh of a strategy, or the reason why the job cannot use it."""
     changed = dataclasses.replace(job, strategy=text)
     try:
         checks.batch(changed, nodes, gpus, sources)
@@ -95,10 +95,10 @@ def _mesh(
 
 
 def ask(job: JobSpec, folder: Path, layouts: Sequence[Layout]) -> ModelProfile:
-    """Look at the job's model in the Python that runs the job, in a process of its own.
+    """The profile of the job's model, made in a separate process.
 
     Raises:
-        UserError: there is no torch, or the task or its model is wrong.
+        UserError: torch is not installed, or the task or its model has an error.
     """
     stages = [memory_estimate.stages_of(job, layout) for layout in layouts]
     asked = {"meshes": layouts, "stages": stages}
@@ -112,56 +112,56 @@ def ask(job: JobSpec, folder: Path, layouts: Sequence[Layout]) -> ModelProfile:
 
 
 def _failed(last: str, job: JobSpec) -> HpcddpError:
-    """The error of the process that looks at the model, by its last line."""
+    """The error of the process that makes the profile, from its last line."""
     if last.startswith("ModuleNotFoundError") and "'torch'" in last:
-        return UserError("there is no torch in this Python", where=sys.executable,
-                         hint="the model is looked at with it: pip install torch")  # fmt: skip
-    return HpcddpError(f"the model cannot be looked at: {last}", where=job.task,
-                       hint="hpcddp run shows whether it trains")  # fmt: skip
+        return UserError("torch is not installed in this Python", where=sys.executable,
+                         hint="install torch; the estimate needs it")  # fmt: skip
+    return HpcddpError(f"cannot examine the model: {last}", where=job.task,
+                       hint="check with `hpcddp run` whether the task trains")  # fmt: skip
 
 
 def recommend(rows: Sequence[Candidate], memory: int) -> tuple[str, str]:
-    """The simplest strategy that fits, "" for none; and why, in a sentence or two.
+    """The simplest strategy that fits, or ""; and the reason, in one or two sentences.
 
     Args:
         memory: bytes of a GPU; 0 if unknown.
     """
-    # ddp is faster than dp's threads
+    # dp is left out: ddp is faster than its threads.
     able = [row for row in rows if row.estimate and not (row.layout and row.layout.threads)]
     if not able:
-        return "", "None of these can be: the reasons are in the table."
-    unsure = "" if _known(able) else " Activations are not in these numbers: leave room."
+        return "", "No strategy works for this job: see the reasons above."
+    unsure = "" if _known(able) else " These numbers do not include activations."
     least = min(able, key=_sum)
     if not memory:
         needs = f"{_need(able[0])}, and {_need(least)}" if least is not able[0] else _need(least)
-        return "", (f"The memory of a GPU is not known (--memory 80G): with a quarter more for "
-                    f"what is not counted, {needs}.{unsure}")  # fmt: skip
+        return "", (f"The memory of a GPU is unknown: give it with --memory, such as 80G. "
+                    f"With a reserve of 20%, {needs}.{unsure}")  # fmt: skip
     first = able[0]
     if first.fits(memory):
-        return first.text, (f"{first.text} is the simplest, and fits: {size(_sum(first))} of "
-                            f"{size(memory)}.{unsure}")  # fmt: skip
+        return first.text, (f"Use {first.text}: it is the simplest and needs "
+                            f"{amount(_sum(first))} of {_usable(memory)}.{unsure}")  # fmt: skip
     if micro := smaller(first, memory):
         return first.text, (
-            f"{first.text} is the simplest, and fits with --set train.micro_batch={micro}: it "
-            f"takes {size(_sum(first))} of {size(memory)} because of its activations.{unsure}"
+            f"Use {first.text} with --set train.micro_batch={micro}: it is the simplest. With the "
+            f"present micro-batch it needs {amount(_sum(first))} of {_usable(memory)}.{unsure}"
         )
     fitting = next((row for row in able if row.fits(memory)), None)
     if fitting:
         return fitting.text, (
-            f"{first.text} needs {size(_sum(first))}, and of {size(memory)} it can have "
-            f"{size(FITS * memory)}; {fitting.text} is the simplest that fits, with "
-            f"{size(_sum(fitting))}.{unsure}"
+            f"Use {fitting.text}: it is the simplest that fits, and needs "
+            f"{amount(_sum(fitting))} of {_usable(memory)}; {first.text} needs "
+            f"{amount(_sum(first))}.{unsure}"
         )
     return "", (
-        f"None fits into {size(memory)}, of which a job can have {size(FITS * memory)}: "
-        f"{least.text} needs least, {size(_sum(least))}. More GPUs, "
-        f"a smaller train.micro_batch or train.recompute=true make it less.{unsure}"
+        f"No strategy fits in {_usable(memory)}: {least.text} needs least, "
+        f"{amount(_sum(least))}. Use more GPUs, a smaller train.micro_batch or "
+        f"--set train.recompute=true.{unsure}"
     )
 
 
 def smaller(row: Candidate, memory: int) -> int:
-    """The largest micro-batch, of those that divide a rank's share, with which a plain strategy
-    fits; 0 for none."""
+    """The largest micro-batch that fits and divides a rank's share of the batch, for strategies
+    with the whole model on each rank; 0 for none."""
     assert row.estimate
     need, (micro, count) = row.estimate.most, row.estimate.micro
     if need.activations is None or not row.layout or not row.layout.plain:
@@ -181,4 +181,8 @@ def _sum(row: Candidate) -> float:
 
 
 def _need(row: Candidate) -> str:
-    return f"{row.text} needs a GPU with {size(_sum(row) / FITS)}"
+    return f"{row.text} needs a GPU with {amount(_sum(row) / FITS)}"
+
+
+def _usable(memory: int) -> str:
+    return f"{amount(memory)} ({amount(FITS * memory)} usable)"

@@ -1,4 +1,4 @@
-"""The rows of `hpcddp strategies`: every strategy on some ranks, and products that they allow."""
+"""The rows of `hpcddp strategies`: each strategy on a number of ranks, and combinations."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hpcddp.keys import nearest
 
 
 class Case(NamedTuple):
-    """A row of the table: its name, the strategy's text, and the keys that make it."""
+    """A row of the table: its name, the strategy, and the keys that it sets."""
 
     name: str
     strategy: str
@@ -19,7 +19,7 @@ class Case(NamedTuple):
 
     @property
     def alone(self) -> bool:
-        """Whether it is one process, which multiplies with nothing."""
+        """Whether it is one process, which cannot be combined with other strategies."""
         return any(not row.factor for row in strategy.rows(self.strategy))
 
     @property
@@ -34,7 +34,7 @@ TRIPLES = ("pp,fsdp,tp", "ddp,fsdp,tp")
 
 
 def cases(ranks: int) -> list[Case]:
-    """Every strategy on so many ranks, and the products of two and three that they allow."""
+    """Each strategy on a number of ranks, and combinations of two and three strategies."""
     part = next((n for n in range(2, ranks) if ranks % n == 0), ranks)  # the smallest
     hybrid = [f"hsdp={part}"] if part < ranks else []
     rows = [Case(name, name) for name in ("ddp", "zero1", "fsdp", *hybrid, "tp")]
@@ -50,10 +50,10 @@ def cases(ranks: int) -> list[Case]:
 
 
 def chosen(ranks: int, words: Sequence[str]) -> list[Case]:
-    """The rows that words ask for: by a row's name, by a strategy, or any other strategy.
+    """The rows of some words: names of rows, or strategies.
 
     Raises:
-        UserError: a word is none of these.
+        UserError: a word is neither.
     """
     every = cases(ranks)
     if not words:

@@ -1,9 +1,8 @@
-"""`hpcddp strategies`: each strategy of a job on this machine, beside one process in float64.
+"""`hpcddp strategies`: each strategy on this machine, compared with one process in float64.
 
-A case is a row: a strategy with its ranks. Its run is planned as any other, in float32 and in
-float64. Processes are started as seldom as can be: one for the cases of one process, then as many
-as ranks, which train the other cases in turn (trial_ranks.py). Where one fails they end, and new
-ones go on behind it.
+A case is a row: a strategy with its ranks. It is planned as any other run, in float32 and in
+float64. One process trains all cases with one rank; then the processes of all ranks train the other
+cases in turn (trial_ranks.py). If a case fails, they end, and new processes train the next cases.
 """
 
 from __future__ import annotations
@@ -32,9 +31,9 @@ from hpcddp.planning.jobfile import Layer
 from hpcddp.planning.plan import Plan
 from hpcddp.rundir import RunDir, last_lines, read_json, read_lines, write_json
 
-# The first is timed and measured; the second is compared with a run of one process.
+# Times and sizes are those of the first; the second is compared with a run of one process.
 PRECISIONS = ("fp32", "fp64")
-# Values of each trial: a comparison of steps needs neither evaluation nor checkpoint.
+# The keys of each trial, which needs neither evaluation nor checkpoints.
 KEYS: dict[str, Any] = {
     "cluster": "local",
     "launcher": "spawn",
@@ -46,8 +45,8 @@ KEYS: dict[str, Any] = {
     "checkpoint.every": 0,
     "checkpoint.best": "",
 }
-FIRST = 2  # steps that are not timed
-TAIL = 4096  # bytes of a log or of metrics in which its last line lies
+FIRST = 2  # first steps, not timed
+TAIL = 4096  # bytes that include the last line of a log or of metrics
 
 
 @dataclass
@@ -58,20 +57,20 @@ class Trial:
     ranks: int  # processes
     runs: dict[str, RunDir] = field(default_factory=dict)  # by precision
     environ: dict[str, str] = field(default_factory=dict)
-    reason: str = ""  # why it cannot be, or how it failed
+    reason: str = ""  # why it is impossible, or how it failed
     failed: bool = False
 
     @property
     def done(self) -> bool:
-        """Whether the last of its runs has come to its end."""
+        """Whether its last run has ended."""
         *_, run = self.runs.values()
         return any(r["event"] == "end" for r in last_lines(run.attempt(1).metrics, TAIL))
 
     def look(self) -> bool:
-        """Read which error its ranks wrote down, if they did; whether there is one."""
+        """Read the error of its ranks; whether there is one."""
         for run in self.runs.values():
             if error := read_json(run.attempt(1).error):
-                # A mistake of the user's is an answer, and no failure.
+                # An error of the user is a result, not a failure.
                 self.failed = bool(error["traceback"]) or error["kind"] != "mistake"
                 text = str(error["message"]).splitlines()[0]
                 task = str((read_json(run.job) or {}).get("spec", {}).get("task"))
@@ -82,7 +81,7 @@ class Trial:
 
 
 def prepare(layers: Sequence[Layer], case: Case, ranks: int, steps: int, root: Path) -> Trial:
-    """Plan a case and make its run dirs; an error of the plan becomes the trial's reason.
+    """Plan a case and make its run folders; an error of the plan becomes the trial's reason.
 
     Args:
         layers: the job's values, the highest precedence first.
@@ -95,7 +94,7 @@ def prepare(layers: Sequence[Layer], case: Case, ranks: int, steps: int, root: P
         try:
             planned = _plan(layers, case, ranks, steps, precision)
         except UserError as error:
-            if case.single:  # the job itself is wrong
+            if case.single:  # the error is in the job itself
                 raise
             trial.reason = trial.reason or ("" if trial.runs else error.what)
             continue
@@ -119,19 +118,19 @@ def _plan(layers: Sequence[Layer], case: Case, ranks: int, steps: int, precision
     asked = Asked.read([top, *below], [], os.environ)
     planned = plan.make(asked, environ=os.environ, folder=Path.cwd())
     if planned.spec.command:
-        raise UserError("the job has a command, which spreads its model itself", where="command",
-                        hint="name a job with a task")  # fmt: skip
+        what = "the job has a command, which distributes its model itself"
+        raise UserError(what, where="command", hint="use a job with a task")
     return planned
 
 
 def _without(layer: Layer, tables: tuple[str, ...]) -> Layer:
-    """A layer without the tables that a strategy has no use for."""
+    """A layer without the tables that a strategy does not use."""
     values = {k: v for k, v in layer.values.items() if not k.startswith(tables)}
     return Layer(values, layer.sources) if tables else layer
 
 
 class TrialProcesses:
-    """Processes that train these trials, as lines of their output; none is left on leaving."""
+    """Processes that train some trials, as lines of their output. They end with the context."""
 
     def __init__(self, trials: Sequence[Trial], look: Sequence[Trial], root: Path) -> None:
         self._trials, self._root = trials, root
@@ -154,10 +153,10 @@ class TrialProcesses:
                     [*python, "hpcddp.launch.spawn", "1", str(first.ranks), *program],
                     env={**kept, **first.environ, **where}, stdin=subprocess.DEVNULL,
                     stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                    process_group=0,  # Ctrl-C is for us: we end them
+                    process_group=0,  # Ctrl-C reaches only this process, which ends them
                 )  # fmt: skip
             return self._lines()
-        except BaseException:  # __exit__ is not called then
+        except BaseException:  # after which __exit__ is not called
             self._end(at_once=True)
             raise
 
@@ -187,22 +186,22 @@ class TrialProcesses:
         self._process.stdout.close()
 
     def said(self) -> str:
-        """How they left: their exit code, and their last line."""
+        """Their exit code and their last line of output."""
         lines = self._log.read_bytes()[-TAIL:].decode(errors="replace").split("\n")
         last = next((line for line in reversed(lines) if line.strip()), "")
         assert self._process
-        return f"its ranks left with exit code {self._process.returncode}: {last}"
+        return f"its ranks ended with exit code {self._process.returncode}: {last}"
 
 
 @contextlib.contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Delay Ctrl-C until the end: inside Popen it would leave a process that is not known.
+    """Delay Ctrl-C: during Popen it would leave a process without its id being known.
 
-    It is delayed by a handler, since a started process would inherit a signal mask.
+    A handler delays it, since a started process would inherit a signal mask.
     """
     earlier = signal.getsignal(signal.SIGINT)
     if not callable(earlier) or threading.current_thread() is not threading.main_thread():
-        yield  # no interrupt comes here
+        yield  # Ctrl-C does not reach this thread
         return
     calls: list[tuple[int, FrameType | None]] = []
     signal.signal(signal.SIGINT, lambda *arguments: calls.append(arguments))
@@ -215,11 +214,11 @@ def _uninterrupted() -> Iterator[None]:
 
 
 def play(trials: Sequence[Trial], root: Path, note: Callable[[str], object]) -> Iterator[Trial]:
-    """Train them all; each as soon as it has ended, in their order.
+    """Train all trials, and yield each when it has ended, in their order.
 
     Args:
         root: the folder of their runs.
-        note: gets the notes of their ranks.
+        note: called with each note of their ranks.
     """
     alone = [trial for trial in trials if trial.ranks == 1]
     rest = [trial for trial in trials if trial.ranks > 1]
@@ -254,13 +253,13 @@ def _play(
 
 @dataclass
 class TrialResult:
-    """The result of a trial; None stands for an unknown value.
+    """The result of a trial; None for an unknown value.
 
     Args:
         loss: of the last step, by precision.
-        memory: bytes of the rank that has most, by purpose.
-        sent: bytes of a step, over all ranks.
-        step: seconds, the median.
+        memory: bytes of the rank with the most, by purpose.
+        sent: bytes of all ranks in a step.
+        step: median, in seconds.
     """
 
     loss: dict[str, float]
@@ -270,7 +269,7 @@ class TrialResult:
 
 
 def figures(trial: Trial) -> TrialResult:
-    """Read a trial's figures from its metrics."""
+    """Read a trial's result from its metrics."""
     trained = {
         precision: [r for r in read_lines(run.attempt(1).metrics) if r["event"] == "train"]
         for precision, run in trial.runs.items()

@@ -11,7 +11,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 HOST = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:\d{1,5})?", re.ASCII)  # ssh -L picks the port
 METHODS = ("GET", "HEAD")
-# The program's own files, the same for every reader; all other addresses may have data of runs.
+FOREIGN = "requests from other pages are not allowed"
+# Files of the program, the same for every reader. All other addresses may have data of runs.
 PAGES = re.compile(r"/|/run/[^/]+|/assets/[^/]+")
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
@@ -29,10 +30,10 @@ HEADERS = {
 
 
 class AccessCheck:
-    """Refuses requests that the owner's own page would not send, and limits the browser.
+    """Refuses requests that the dashboard's own pages would not send, and limits the browser.
 
     Args:
-        token: that a request for data must hold; None where the socket's mode is enough.
+        token: required in a request for data; None where the socket's mode protects it.
     """
 
     def __init__(self, app: ASGIApp, token: str | None) -> None:
@@ -56,18 +57,18 @@ def refusal(method: str, path: str, headers: Headers, token: str | None) -> tupl
     """The status and the reason of a refusal; None for a good request."""
     hosts, page = headers.getlist("host"), PAGES.fullmatch(path)
     if len(hosts) != 1 or not HOST.fullmatch(hosts[0]):
-        return 421, "this dashboard answers to localhost alone"
+        return 421, "the dashboard answers only to the host name localhost"
     if method not in METHODS:
-        return 405, "this dashboard only shows"
+        return 405, "the dashboard is read-only"
     if headers.get("origin", f"http://{hosts[0]}") != f"http://{hosts[0]}":
-        return 403, "another page may not ask"
+        return 403, FOREIGN
     if headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
-        # A link that leads here is no request of another page: that page learns nothing.
+        # A link to this place is allowed: the page with the link does not see the answer.
         kind = headers.get("sec-fetch-mode"), headers.get("sec-fetch-dest")
         if kind != ("navigate", "document") or not page:
-            return 403, "another page may not ask"
+            return 403, FOREIGN
     if token is not None and not page:
         given = headers.get("authorization", "").encode("latin-1", "replace")
         if not secrets.compare_digest(given, f"Bearer {token}".encode()):
-            return 401, "this needs the token of the address that the dashboard printed"
+            return 401, "the token is missing or wrong: open the address that the dashboard printed"
     return None

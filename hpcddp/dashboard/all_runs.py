@@ -1,7 +1,7 @@
-"""Step 13: all runs of a folder as JSON, read as rarely as possible, however many browsers ask.
+"""Step 13: all runs of a folder as JSON, read as rarely as possible for any number of browsers.
 
 A run that has ended is read once, and again when its files change. A thread asks Slurm for all runs
-at once; between two answers the run dirs give the state.
+at once; between two answers the run folders give the state.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from hpcddp.dashboard.speed import Newest
 from hpcddp.errors import HpcddpError, RunError
 from hpcddp.observe.poll import SlurmStates
 from hpcddp.observe.run_facts import static
-from hpcddp.observe.viewer import Viewer
+from hpcddp.observe.viewer import Viewer, unreadable
 from hpcddp.rundir import RunDir
-from hpcddp.submit import status
+from hpcddp.submit import status, times
 from hpcddp.submit.status import Status
 
-VIEWERS = 32  # runs whose curves are held at most,
-IDLE = 300.0  # and so many seconds after they were last asked for
-MOVING = ("now", "held_s", "efficiency")  # change with the time alone
-MINUTE = 60  # seconds after which they are sent again
+VIEWERS = 32  # runs at most whose curves stay in memory
+IDLE = 300.0  # seconds after the last request for which they stay
+MOVING = ("now", "held_s", "efficiency")  # change with time alone
+MINUTE = 60  # seconds after which these are sent again
 
 
 class Mark(NamedTuple):
@@ -43,7 +43,7 @@ class Mark(NamedTuple):
         return cls(attempt, stamp(run, attempt))
 
     def holds(self, run: RunDir) -> bool:
-        """Whether the run is as it was."""
+        """Whether the run is unchanged."""
         return self.stamp == stamp(run, self.attempt)
 
 
@@ -54,7 +54,7 @@ class Folder:
         self.root = root
         self._all = CachedAnswer(self._list)
         self._slurm = SlurmStates(aside=True)
-        self._runs: dict[str, RunDir] = {}  # by the name that is shown and asked for
+        self._runs: dict[str, RunDir] = {}  # by the name in the list and in addresses
         self._ended: dict[str, tuple[Mark, dict[str, Any]]] = {}
         self._newest: dict[str, Newest] = {}
         self._pages: OrderedDict[tuple[str, int], CachedAnswer] = OrderedDict()
@@ -65,11 +65,10 @@ class Folder:
         return self._all.get()
 
     def run(self, name: str) -> Answer:
-        """All that is shown of one run.
+        """The page of one run.
 
         Raises:
-            KeyError: no run of the folder has the name.
-            RunError: it is damaged, or was removed.
+            RunError: no run of the folder has the name, or the run is damaged.
         """
         if name not in self._runs:
             self.runs()
@@ -80,7 +79,7 @@ class Folder:
         except OSError:
             run = None
         if run is None:
-            raise RunError("there is no such run in this folder (any more)", where=name)
+            raise RunError("no such run in this folder, or not any more", where=name)
         with self._lock:
             if key not in self._pages:
                 self._pages[key] = CachedAnswer(Page(run, self._slurm).make)
@@ -91,7 +90,7 @@ class Folder:
         return page.get()
 
     def forget(self) -> None:
-        """Drop the pages, with their curves, that no browser asks for any more."""
+        """Drop the pages, with their curves, that no browser has asked for lately."""
         old = time.monotonic() - IDLE
         with self._lock:
             for key in [key for key, page in self._pages.items() if page.asked < old]:
@@ -121,7 +120,7 @@ class Folder:
             newest.update(whole=not state.final)
             line = row(name, state, newest)
         except Exception as error:  # a damaged folder must not hide the others
-            why = error.what if isinstance(error, HpcddpError) else f"it cannot be read: {error}"
+            why = error.what if isinstance(error, HpcddpError) else f"cannot be read: {error}"
             damaged = Status(name, "DAMAGED", str(run.path), None, "", "", 0, 0.0, 0, reason=why)
             return row(name, damaged, None)
         if ended:
@@ -138,6 +137,8 @@ def row(name: str, state: Status, newest: Newest | None) -> dict[str, Any]:
     """A run's row of the list."""
     cells: dict[str, Any] = {"run": name} | {column: getattr(state, column) for column in COLUMNS}
     cells |= {"samples_per_s": None, "to_go_s": None, "slow": 0}
+    if state.since:  # a browser elsewhere needs the offset
+        cells["since"] = times.iso(times.seconds(state.since))
     if newest:
         cells["samples_per_s"] = newest.samples_per_s
         if state.state == "RUNNING":
@@ -148,9 +149,9 @@ def row(name: str, state: Status, newest: Newest | None) -> dict[str, Any]:
 
 
 def scan(root: Path) -> tuple[list[RunDir], int]:
-    """The runs of a folder, newest first, and how many links to runs lead out of it.
+    """The runs of a folder, newest first, and the number of links to runs outside it.
 
-    A run elsewhere is not shown: it is not of this folder.
+    A run outside is not shown.
     """
     dated, outside = [], 0
     inside = root.resolve()
@@ -162,7 +163,7 @@ def scan(root: Path) -> tuple[list[RunDir], int]:
                     dated.append((when, entry.name))
                 else:
                     outside += 1
-            except (OSError, RuntimeError):  # no run, or not ours to read; a loop of links
+            except (OSError, RuntimeError):  # no run, or no permission; a loop of links
                 continue
     return [RunDir(root / name) for _, name in sorted(dated, reverse=True)], outside
 
@@ -173,7 +174,7 @@ def shown(name: str) -> str:
 
 
 def stamp(run: RunDir, attempt: int) -> tuple[tuple[int, int], ...]:
-    """The files that change with a run's end: when each was written, and which file it is."""
+    """The files that change when a run ends: the time and the number of each."""
     return tuple(
         _written(path)
         for path in (run.path, run.job, run.submission, run.attempts, run.attempt(attempt).facts)
@@ -181,7 +182,7 @@ def stamp(run: RunDir, attempt: int) -> tuple[tuple[int, int], ...]:
 
 
 def _written(path: Path) -> tuple[int, int]:
-    """The time, and the file's number: a clock may stand still between two writes."""
+    """The time and the file's number: two writes may have the same time."""
     try:
         facts = path.stat()
         return facts.st_mtime_ns, facts.st_ino
@@ -190,7 +191,7 @@ def _written(path: Path) -> tuple[int, int]:
 
 
 class Page:
-    """The page of a run. Each line of the run is read once; an ended run is not read again."""
+    """The page of a run. Each line of the run is read once, and an ended run not again."""
 
     def __init__(self, run: RunDir, slurm: SlurmStates) -> None:
         self.run, self._slurm = run, slurm
@@ -211,7 +212,7 @@ class Page:
         except HpcddpError:
             raise
         except Exception as error:  # records of another form
-            raise RunError(f"cannot be shown: {error!r}", where=str(self.run.path)) from error
+            raise unreadable(self.run, error) from error
 
     def _make(self) -> Answer:
         mark, state = Mark.of(self.run), status.known(self.run)

@@ -1,4 +1,4 @@
-"""The answers of the dashboard: made on request, by one thread at a time, and not too often."""
+"""The answers of the dashboard: made on request, by one thread at a time, at a limited rate."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-EVERY = 1.0  # seconds between two looks, at least
-SHARE = 5  # a long look is followed by a pause of so many times its length,
-LONGEST = 10.0  # but of no more seconds
+EVERY = 1.0  # seconds at least between two looks
+SHARE = 5  # a long look is followed by a pause of this many times its length,
+LONGEST = 10.0  # but of at most this many seconds
 
 
 class Answer(NamedTuple):
@@ -34,7 +34,7 @@ def answer(data: Any, same: Any = None) -> Answer:
 
 
 class CachedAnswer:
-    """An answer that is kept for a while, and then made anew by the next thread that asks."""
+    """An answer that holds for a while; after that, the next thread that asks makes a new one."""
 
     def __init__(self, make: Callable[[], Answer]) -> None:
         self.asked = time.monotonic()
@@ -44,7 +44,7 @@ class CachedAnswer:
         self._due = 0.0
 
     def get(self) -> Answer:
-        """The newest answer; the one before while another thread makes a new one."""
+        """The newest answer; the previous one while another thread makes a new one."""
         self.asked = time.monotonic()
         before = self._answer
         if before and time.monotonic() < self._due:
@@ -56,7 +56,7 @@ class CachedAnswer:
                 began = time.monotonic()
                 self._answer = self._make()
                 now = time.monotonic()
-                # The first look is the longest by far, and says nothing of the next.
+                # The first look takes much longer than the next ones.
                 pause = min(SHARE * (now - began), LONGEST) if before else 0.0
                 self._due = now + max(EVERY, pause)
             return self._answer
@@ -65,7 +65,7 @@ class CachedAnswer:
 
 
 def encoded(data: Any) -> bytes:
-    """JSON: NaN is null, and characters that are none are replaced."""
+    """JSON: NaN becomes null, and invalid characters are replaced."""
     try:
         return msgspec.json.encode(data)
     except UnicodeEncodeError:  # lone surrogates

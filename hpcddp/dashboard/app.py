@@ -1,4 +1,4 @@
-"""The dashboard's pages, and the server that gives them until a signal ends it."""
+"""The dashboard's pages, and the server, which runs until a signal ends it."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from hpcddp.dashboard.answers import Answer
 from hpcddp.dashboard.listener import Listener
 from hpcddp.errors import HpcddpError
 
-THREADS = 4  # that look at runs at once
-CONNECTIONS = 64  # at once: any user of the machine may connect to a port
-GRACE = 1  # seconds for answers that are on their way at the end
+THREADS = 4  # that read runs at the same time
+CONNECTIONS = 64  # at the same time: any user of the machine may connect to a port
+GRACE = 1  # seconds for unfinished answers at the end
 TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 
 
@@ -39,7 +39,7 @@ def make(folder: Folder, token: str | None) -> Starlette:
     limit: list[CapacityLimiter] = []
 
     async def look(request: Request, ask: Callable[[], Answer]) -> Response:
-        limit[:] = limit or [CapacityLimiter(THREADS)]  # belongs to the loop that runs now
+        limit[:] = limit or [CapacityLimiter(THREADS)]  # belongs to the running event loop
         try:
             answer = await to_thread.run_sync(ask, abandon_on_cancel=True, limiter=limit[0])
         except (HpcddpError, OSError) as error:
@@ -68,7 +68,7 @@ def make(folder: Folder, token: str | None) -> Starlette:
             Middleware(GZipMiddleware, compresslevel=4),
         ],
     )
-    application.router.redirect_slashes = False  # an address is one of these, or nothing
+    application.router.redirect_slashes = False  # other addresses are not found
     return application
 
 
@@ -90,18 +90,18 @@ DRAWING: dict[str, Callable[[], str]] = {
 
 
 def shipped(name: str) -> Response:
-    """A file of the program's own: the same for every reader, without any data of a run."""
+    """A file of the program: the same for every reader, without any data of a run."""
     if name in OWN:
         text = files("hpcddp.dashboard").joinpath("assets", name).read_text(encoding="utf-8")
     elif name in DRAWING:
         text = DRAWING[name]()
     else:
-        return Response("there is nothing here\n", 404, media_type="text/plain")
+        return Response("not found\n", 404, media_type="text/plain")
     return Response(text, media_type=TYPES[name.rpartition(".")[2]])
 
 
 class Connection(H11Protocol):
-    """A connection, which is closed at once where there are too many."""
+    """A connection, closed at once where there are too many."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -132,12 +132,12 @@ def serve(folder: Folder, door: Listener) -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if number == signal.SIGINT or signal.getsignal(number) != signal.SIG_IGN:  # nohup
             signal.signal(number, leave)
-    server.run(sockets=[door.listener])  # it takes INT and TERM, and sends them on to us at its end
+    server.run(sockets=[door.listener])  # it handles INT and TERM, and sends them to us at its end
     return 128 + ended[0] if ended else 1
 
 
 def abandoned() -> bool:
-    """Whether the terminal of this command is gone: its ssh has ended without a signal."""
+    """Whether the terminal of this command is gone: ssh can end without sending a signal."""
     if sys.stdout is None or sys.stdout.closed:
         return False
     poll = select.poll()

@@ -1,4 +1,4 @@
-"""Where the dashboard listens: a Unix socket for its owner alone, or a port of loopback."""
+"""The dashboard listens on a Unix socket for its owner alone, or on a port of loopback."""
 
 from __future__ import annotations
 
@@ -18,20 +18,21 @@ from pathlib import Path
 from hpcddp.errors import UserError
 
 LONGEST = 107  # bytes of a Unix socket's path, see unix(7)
-LOCAL = "127.0.0.1"  # no name: another user may listen on another address of the name
-FORWARDED = 8080  # port on the user's own machine, in the printed commands
+LOCAL = "127.0.0.1"  # not a name: another user may listen on another address of that name
+FORWARDED = 8080  # port on the user's own computer, in the printed commands
+OTHER = "choose another path with --socket"
 
 
 @dataclass(frozen=True)
 class Listener:
-    """A socket that listens, and the way to it."""
+    """A listening socket and its address."""
 
     listener: socket.socket
     address: str  # path, or host and port
-    token: str | None  # that every request for data must hold
+    token: str | None  # required in every request for data
 
     def lines(self, host: str) -> list[tuple[str, str]]:
-        """The commands and addresses for a person, each with the place to type it."""
+        """The commands and addresses for a person, each with the place to use it."""
         if self.token is None:
             far = f"ssh -L {FORWARDED}:{shlex.quote(self.address)} {host}"
             return [
@@ -41,7 +42,7 @@ class Listener:
             ]
         port = self.address.rpartition(":")[2]
         return [
-            ("here", f"http://{self.address}/#token={self.token}"),
+            ("on this machine", f"http://{self.address}/#token={self.token}"),
             ("on your own machine", f"ssh -L {FORWARDED}:{LOCAL}:{port} {host}"),
             ("in its browser", f"http://{LOCAL}:{FORWARDED}/#token={self.token}"),
         ]
@@ -49,7 +50,7 @@ class Listener:
 
 @contextlib.contextmanager
 def on_port(port: int) -> Iterator[Listener]:
-    """Listen on a port of loopback, or on any that is free.
+    """Listen on a port of loopback; 0 is any free port.
 
     Raises:
         UserError: the port is not free.
@@ -60,8 +61,8 @@ def on_port(port: int) -> Iterator[Listener]:
             listener.bind((LOCAL, port))
             listener.listen()
         except OSError as error:
-            message = f"cannot be listened on: {error.strerror}"
-            hint = "--port 0 takes any that is free; without --port it is a socket of your own"
+            message = f"cannot listen here: {error.strerror}"
+            hint = "use --port 0 for any free port, or leave --port out to use a Unix socket"
             raise UserError(message, where=f"port {port}", hint=hint) from None
         address = f"{LOCAL}:{listener.getsockname()[1]}"
         yield Listener(listener, address, secrets.token_urlsafe(32))
@@ -73,18 +74,18 @@ def on_socket(path: Path) -> Iterator[Listener]:
 
     Raises:
         UserError: its path is too long, other users could replace it, or a process already
-            listens there.
+            listens on it.
     """
     path = _settled(path.parent) / path.name
     if len(os.fsencode(path)) > LONGEST:
-        message = f"is {len(os.fsencode(path))} bytes long; a socket's path has {LONGEST} at most"
-        raise UserError(message, where=str(path), hint="name a shorter one with --socket")
+        message = f"the path of a socket may have {LONGEST} bytes, not {len(os.fsencode(path))}"
+        raise UserError(message, where=str(path), hint="choose a shorter path with --socket")
     with socket.socket(socket.AF_UNIX) as listener:
         try:
             _bind(listener, path)
         except OSError as error:
-            message = f"cannot be listened on: {error.strerror}"
-            raise UserError(message, where=str(path), hint="name another --socket") from None
+            message = f"cannot listen here: {error.strerror}"
+            raise UserError(message, where=str(path), hint=OTHER) from None
         own = path.lstat().st_ino
         try:
             yield Listener(listener, str(path), None)
@@ -95,7 +96,7 @@ def on_socket(path: Path) -> Iterator[Listener]:
 
 
 def _bind(listener: socket.socket, path: Path) -> None:
-    """Bind and listen; the socket of a dead dashboard gives way."""
+    """Bind and listen; replaces the socket of a dead dashboard."""
     before = os.umask(0o177)
     try:
         try:
@@ -117,39 +118,40 @@ def _stale(path: Path) -> bool:
         UserError: one does, or the file is no socket.
     """
     if not stat.S_ISSOCK(path.lstat().st_mode):
-        raise UserError("is there, and is no socket", where=str(path), hint="name another --socket")
+        raise UserError("this file is not a socket", where=str(path), hint=OTHER)
     with socket.socket(socket.AF_UNIX) as asking:
         try:
             asking.connect(str(path))
         except ConnectionRefusedError:
             return True
-    hint = "use that one, end it, or name another --socket"
-    raise UserError("a dashboard listens here already", where=str(path), hint=hint)
+    hint = f"use that dashboard, stop it, or {OTHER}"
+    raise UserError("a dashboard already listens on this socket", where=str(path), hint=hint)
 
 
 def _settled(folder: Path) -> Path:
-    """A folder without links, which others may put elsewhere.
+    """A folder without symbolic links, which others might change.
 
     Raises:
-        UserError: there is none, or others could put a socket of theirs there.
+        UserError: the folder is missing, or other users could replace the socket in it.
     """
     try:
         settled = folder.resolve(strict=True)
         weak = _weak(settled)
     except (OSError, RuntimeError) as error:
         reason = getattr(error, "strerror", None) or error  # a loop of links has none
-        raise UserError(f"there is no such folder: {reason}", where=str(folder)) from None
+        message = f"cannot use this folder for the socket: {reason}"
+        raise UserError(message, where=str(folder), hint=OTHER) from None
     if weak:
         raise UserError(
-            "others can write there, and put a socket of theirs in place of yours",
+            "other users can write to this folder, so they could replace the socket",
             where=str(weak),
-            hint="name a --socket in a folder that only you can write, like all above it",
+            hint=f"{OTHER}, in a folder that only you can write to",
         )
     return settled
 
 
 def _weak(folder: Path) -> Path | None:
-    """The first, of a folder and all above it, in which other users can replace files."""
+    """The first folder, among this one and all above it, in which others can replace files."""
     if not private(folder.stat(), 0o022):
         return folder
     trusted = {os.geteuid(), 0, Path("/").stat().st_uid}  # in a container root has another number
@@ -163,14 +165,14 @@ def _weak(folder: Path) -> Path | None:
 
 
 def private(facts: os.stat_result, mask: int) -> bool:
-    """Whether a folder is the user's own, and others have none of these permissions."""
+    """Whether a folder belongs to the user, and others have none of these permissions."""
     return facts.st_uid == os.geteuid() and not stat.S_IMODE(facts.st_mode) & mask
 
 
 def own_path(root: Path) -> Path:
-    """The socket of a folder of runs: the same each time, where only the user gets in.
+    """The socket for a folder of runs: always the same path, which only the user can open.
 
-    It lies on this machine: a shared file system may not take sockets.
+    It lies on this machine: a shared file system may not support sockets.
     """
     digest = hashlib.sha256(os.fsencode(root.resolve())).hexdigest()[:10]
     name = f"dashboard-{digest}.sock"
@@ -186,7 +188,7 @@ def own_path(root: Path) -> Path:
 
 
 def _made(folder: Path) -> bool:
-    """Make a folder that only the user can enter; whether it is one."""
+    """Make a folder that only the user can enter; whether it is such a folder now."""
     with contextlib.suppress(OSError):
         with contextlib.suppress(FileExistsError):
             folder.mkdir(mode=0o700)

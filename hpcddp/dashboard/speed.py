@@ -9,7 +9,7 @@ from hpcddp.attempt.joblog import SLOWNESS
 from hpcddp.observe.curves import whole_lines
 from hpcddp.rundir import RunDir, parse_lines
 
-TAIL = 1 << 15  # bytes that are read for the rate
+TAIL = 1 << 15  # bytes for the rate
 POINTS = 200
 
 
@@ -25,12 +25,12 @@ class Newest:
 
     @property
     def slow(self) -> int:
-        """How many ranks are slow, with their work or with their data."""
+        """The number of ranks that are slow in computing or in reading data."""
         return len({rank for _, rank in self._slow})
 
     @property
     def step_s(self) -> float | None:
-        """Seconds of a step lately, with all that comes between steps."""
+        """Recent seconds per step, with everything between steps."""
         if len(self._points) < 2 or self._points[-1][0] <= self._points[0][0]:
             return None
         (first, began), (last, now) = self._points[0], self._points[-1]
@@ -40,7 +40,7 @@ class Newest:
         """Read new lines.
 
         Args:
-            whole: from the attempt's beginning, for the slow ranks; else its end alone.
+            whole: from the attempt's start, for the slow ranks; else only the end.
         """
         folders = self.run.all_attempts()
         if not folders:

@@ -1,17 +1,18 @@
 """Training on the workers of a Dask cluster, and a Dask cluster in a job (the launcher `dask`).
 
-``run(client, fn, ...)`` calls a function on every worker of any cluster at once, as the ranks of
-one process group; ``start`` does not wait. ``DaskResultsHandler`` brings files from the ranks.
-``dispatch``, ``results`` and ``hpcddp.data`` have the names of dask-pytorch-ddp.
+``run(client, fn, ...)`` calls a function on every worker of any Dask cluster at once, as the ranks
+of one process group. ``start`` does the same without waiting. ``DaskResultsHandler`` writes files
+from the ranks on the client. ``dispatch``, ``results`` and ``hpcddp.data`` have the names of
+dask-pytorch-ddp.
 
-Under `hpcddp submit --launcher dask` each rank runs the job's command, as under any other launcher,
-so that a script for DDP need not know of Dask. Beside each rank there is a Dask worker of the same
-number. A program that is the client of all workers, with ``client()`` in it, is started as
-`python -m hpcddp.dask PROGRAM`: rank 0 runs it, and the other ranks leave the place to their
-workers.
+Under ``hpcddp submit --launcher dask`` each rank runs the job's command, as under any other
+launcher, so a DDP script need not use Dask. Each rank has a Dask worker of the same number beside
+it. A program that is the client of all workers calls ``client()`` and is started as
+``python -m hpcddp.dask PROGRAM``: rank 0 runs it, and the other ranks leave their CPUs and GPUs to
+the workers.
 
-It imports ``launch``, ``attempt`` and ``slurm``; nothing here imports Dask or torch before it is
-called. Others use nothing of it: users' programs and the scripts start it.
+It imports ``launch``, ``attempt`` and ``slurm``; Dask and torch are imported inside functions. No
+other room uses it: users' programs and the job scripts start it.
 """
 
 from __future__ import annotations
@@ -30,11 +31,16 @@ __all__ = ["DaskResultsHandler", "Ranks", "client", "run", "start"]
 
 
 def client(**here: Any) -> Client:
-    """A client of the job's own cluster, when all of its workers are there. Outside of a job it is
-    a plain ``distributed.Client``, with a cluster on this machine.
+    """Return a client of the job's Dask cluster, when all its workers have connected.
+
+    Outside a job, return a ``distributed.Client`` of a new cluster on this machine.
 
     Args:
-        here: options of that cluster, such as ``n_workers=2``. A job's is as it was submitted.
+        here: Options of the cluster on this machine, such as ``n_workers=2``. They have no effect
+            in a job, whose cluster has one worker per rank.
+
+    Raises:
+        ImportError: Dask is not installed (extra ``dask`` of hpcddp).
     """
     import distributed
 

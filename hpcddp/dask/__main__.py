@@ -1,7 +1,6 @@
-"""A program for a job's Dask cluster, once: python -m hpcddp.dask PROGRAM.py ARGUMENTS...
+"""Run a program for a job's Dask cluster once: python -m hpcddp.dask PROGRAM.py ARGUMENTS...
 
-Rank 0 runs it. The other ranks have nothing to do but to leave; their Dask workers stay until
-rank 0 has ended.
+Rank 0 runs it. The other ranks end at once; their Dask workers stay until rank 0 has ended.
 """
 
 from __future__ import annotations

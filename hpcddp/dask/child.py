@@ -1,4 +1,4 @@
-"""A rank of ``run``: python -P -m hpcddp.dask.child PIPE, a child of its Dask worker."""
+"""A rank of ``run``, a child process of its Dask worker: python -P -m hpcddp.dask.child PIPE"""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hpcddp.processes import die_with_parent
 
 
 def call(job: Job) -> bytes:
-    """Start the process group, call the function, end the group."""
+    """Start the process group, call the function, and end the group; return its pickled result."""
     import cloudpickle
     import torch
     import torch.distributed as dist
@@ -31,7 +31,7 @@ def call(job: Job) -> bytes:
         if torch.cuda.is_available() and dist.get_backend() == "nccl":
             dist.barrier(device_ids=[torch.cuda.current_device()])
         else:
-            dist.barrier()  # a rank that left now could break the others' last collective
+            dist.barrier()  # a rank that ends early can break the others' last collective
         dist.destroy_process_group()
     return result
 
@@ -43,8 +43,8 @@ def _backend(job: Job) -> str:
 
 
 def main(pipe: int) -> NoReturn:
-    """Call the function, send the answer, and leave at once: tearing down a group that lost a rank
-    can hang."""
+    """Call the function, send the answer, and end at once: a normal exit can hang in a process
+    group that lost a rank."""
     die_with_parent()
     results.outbox = outbox = Outbox(Connection(pipe))
     sys.path[:], job = outbox.receive()
@@ -62,7 +62,7 @@ def main(pipe: int) -> NoReturn:
 
 
 def _traceback(error: BaseException) -> str:
-    """A traceback that begins with the user's function, if it got there."""
+    """A traceback that starts at the user's function, if the error came from it."""
     trace = error.__traceback__
     while trace and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next

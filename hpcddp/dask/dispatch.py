@@ -1,4 +1,4 @@
-"""``run`` under the name and with the arguments that users of dask-pytorch-ddp know."""
+"""``run`` with the name and the arguments of dask-pytorch-ddp."""
 
 from __future__ import annotations
 
@@ -21,13 +21,23 @@ def run(
     pass_local_rank: bool = False,
     **kwargs: Any,
 ) -> Ranks:
-    """Start a function on every worker, as the ranks of a process group, and do not wait:
-    ``hpcddp.dask.start``. Its result is for ``DaskResultsHandler.process_results``, and its own
-    ``results()`` waits and returns what the ranks returned.
+    """Start a function on every worker, as the ranks of one process group, without waiting.
+
+    The same as ``hpcddp.dask.start``, with the arguments of dask-pytorch-ddp.
 
     Args:
-        backend: of the process group; NCCL where each rank has a GPU of its own, else gloo.
-        pass_local_rank: the function gets local_rank too, by name.
+        client: Client of a Dask cluster on whose workers hpcddp is installed.
+        pytorch_function: Called on every rank with ``args`` and ``kwargs``.
+        backend: Backend of the process group. Default: NCCL where each rank has its own GPU, else
+            gloo.
+        pass_local_rank: Also pass ``local_rank`` to the function, as a keyword argument.
+
+    Returns:
+        The ranks, for ``DaskResultsHandler.process_results``. Their ``results()`` waits, and
+        returns the ranks' return values.
+
+    Raises:
+        UserError: As ``hpcddp.dask.start``.
     """
     fn = _with_local_rank(pytorch_function) if pass_local_rank else pytorch_function
     return start(client, fn, *args, backend=backend, **kwargs)

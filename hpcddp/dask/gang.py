@@ -1,12 +1,12 @@
-"""The launcher `dask`: a Dask worker for each GPU, and the rank beside it.
+"""The launcher `dask`: a Dask worker for each GPU, with its rank beside it.
 
     python -P -m hpcddp.dask.gang THREADS COMMAND...
 
-Started once per rank, by srun or by spawn.py: this process is the worker, and the rank is its
-child. That of rank 0 has one more child, the scheduler. A Dask worker runs any code that a peer
-sends. So all of them talk over TLS alone, with a certificate made for this attempt that only the
-run's owner can read, and listen on the cluster's network alone. The cluster ends with rank 0;
-training does not need it.
+srun or spawn.py starts it once per rank. This process is the Dask worker, and the rank is its
+child. The worker of rank 0 has the scheduler as a second child. A Dask worker runs any code that a
+peer sends. So all of them use TLS only, with a certificate of this attempt that only the run's
+owner can read, and listen on the cluster's network only. The cluster ends with rank 0; a training
+does not need it.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from hpcddp.topology import Rank
 if TYPE_CHECKING:
     from distributed import Security
 
-START = 600.0  # seconds in which the scheduler must be there
-LOOK = 0.1  # seconds between two looks for it
-CLOSE = 5.0  # seconds for a worker to say goodbye
-NO_HTTP = "127.0.0.1:0"  # Dask cannot do without its web server; it is stopped at once
+START = 600.0  # seconds for the scheduler to start
+LOOK = 0.1  # seconds between two checks for it
+CLOSE = 5.0  # seconds for a worker to close its connections
+NO_HTTP = "127.0.0.1:0"  # Dask always starts a web server; it is stopped at once
 
 
 class Gang:
@@ -50,7 +50,7 @@ class Gang:
         self.file = self.folder / "scheduler.json"
 
     def certify(self) -> None:
-        """Make the certificate that all of them show to each other."""
+        """Make the certificate that scheduler, workers and clients authenticate with."""
         from distributed import Security
 
         temporary = Security.temporary()
@@ -58,7 +58,7 @@ class Gang:
         write_text(self.pem, temporary.tls_client_cert + temporary.tls_client_key, mode=0o600)
 
     def security(self) -> Security:
-        """For each role: nothing goes without TLS, and without this very certificate."""
+        """TLS settings of all roles: encryption is required, only this certificate is trusted."""
         from distributed import Security
 
         roles = ("client", "scheduler", "worker")
@@ -80,8 +80,11 @@ class Gang:
 
 
 def address(rank: Rank, environ: Mapping[str, str]) -> str:
-    """This host's address on the cluster's network: that of the named interface, or the one from
-    which it reaches another node of the job. Its own name may be a loopback's."""
+    """This host's address on the cluster's network.
+
+    It is the address of the interface in GLOO_SOCKET_IFNAME, or else the address from which this
+    host reaches another node of the job. The host's own name may resolve to a loopback address.
+    """
     from distributed.utils import get_ip, get_ip_interface
 
     if name := environ.get("GLOO_SOCKET_IFNAME", "").partition(",")[0]:
@@ -94,7 +97,7 @@ def address(rank: Rank, environ: Mapping[str, str]) -> str:
 
 
 async def schedule() -> None:
-    """The scheduler, for as long as its input is open."""
+    """Run the scheduler until its standard input is closed."""
     import dask
     from distributed import Scheduler
 
@@ -111,18 +114,18 @@ async def schedule() -> None:
 
 
 class Member:
-    """One rank's process: the Dask worker, with the rank as its child."""
+    """The process of one rank: the Dask worker, with the rank as its child."""
 
     def __init__(self, threads: int, command: list[str]) -> None:
         self.threads, self.command = threads, command
         self.rank, self.gang = Rank.from_env(os.environ), Gang(os.environ)
-        self.scratch = tempfile.mkdtemp(prefix="hpcddp-")  # where the worker spills to
-        self.begun, self.asked = False, list[int]()  # signals for the rank
+        self.scratch = tempfile.mkdtemp(prefix="hpcddp-")  # the worker's folder for spilled data
+        self.begun, self.asked = False, list[int]()  # asked: signals to send to the rank
         self.child: asyncio.subprocess.Process | None = None
         self.scheduler: subprocess.Popen[bytes] | None = None
 
     def pass_on(self, number: int, frame: FrameType | None) -> None:
-        """Send a signal on to the rank. Before the rank is there, end as without a handler."""
+        """Forward a signal to the rank. Before the rank has started, end as without a handler."""
         if not self.begun:
             self.leave(128 + number)
         self.asked.append(number)
@@ -134,7 +137,7 @@ class Member:
                 self.child.send_signal(self.asked.pop(0))
 
     def leave(self, code: int) -> NoReturn:
-        """End at once; the scheduler ends with its input, and its certificate goes."""
+        """End at once. This closes the scheduler's input; rank 0 also removes the certificate."""
         shutil.rmtree(self.scratch, ignore_errors=True)
         if self.rank.world_rank == 0:
             shutil.rmtree(self.gang.folder, ignore_errors=True)
@@ -143,7 +146,7 @@ class Member:
         os._exit(code)
 
     async def run(self) -> NoReturn:
-        """Live, and leave from within: to unwind Dask's own tasks takes its time."""
+        """Run, and end the process from inside the event loop: closing Dask's own tasks is slow."""
         try:
             code = await self.live()
         except Exception as error:
@@ -153,7 +156,7 @@ class Member:
         self.leave(code)
 
     async def live(self) -> int:
-        """Work until the rank has left and, where it left well, until rank 0 has."""
+        """Run the worker until the rank has ended; after exit code 0 until rank 0 has ended."""
         import dask
         from distributed import Worker
 
@@ -170,14 +173,14 @@ class Member:
         environ = {**os.environ, **self.gang.environment(scheduler)}
         self.begun = True
         self.child = await asyncio.create_subprocess_exec(*self.command, env=environ)
-        self._tell()  # signals that came while it was started
+        self._tell()  # signals that arrived during the start
         code = await self.child.wait()
         if code == 0:
             await self._part(worker)
         return exit_code(self.rank.world_rank, code)
 
     async def _part(self, worker: Any) -> None:
-        """Wait for rank 0, and say goodbye."""
+        """Wait until rank 0 ends, and close the worker."""
         if self.scheduler is None:
             await worker.finished()
         with contextlib.suppress(Exception):
@@ -189,19 +192,23 @@ class Member:
         self.scheduler = subprocess.Popen(argv, stdin=subprocess.PIPE)
 
     async def _scheduler(self) -> str:
-        """The scheduler's address, when it is there."""
+        """Wait for the scheduler, and return its address."""
         for _ in range(int(START / LOOK)):
             if facts := read_json(self.gang.file):
                 return str(facts["address"])
             if self.scheduler and self.scheduler.poll() is not None:
-                raise HpcddpError("Dask's scheduler has ended before it began", where="launcher")
+                raise HpcddpError("Dask's scheduler ended during its start", where="launcher dask",
+                                  hint="its error is in the log, before this line")  # fmt: skip
             await asyncio.sleep(LOOK)
-        raise HpcddpError(f"no Dask scheduler after {START:.0f} s", where=str(self.gang.file))
+        raise HpcddpError(f"Dask's scheduler did not start within {START:.0f} s",
+                          where=str(self.gang.file), hint="see the log of rank 0")  # fmt: skip
 
 
 def main(args: list[str]) -> None:
-    """One rank's worker; without arguments the scheduler."""
-    os.environ.setdefault("DASK_LOGGING__DISTRIBUTED", "warning")  # a job's [env] may want more
+    """Run one rank's worker; without arguments, the scheduler."""
+    os.environ.setdefault(
+        "DASK_LOGGING__DISTRIBUTED", "warning"
+    )  # a job's [env] can set another level
     if not args:
         for number in (*stop_signals(), signal.SIGINT):  # Slurm signals all processes of a step
             signal.signal(number, signal.SIG_IGN)

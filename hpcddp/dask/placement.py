@@ -1,4 +1,4 @@
-"""The ranks of Dask's workers, and the devices of each."""
+"""The rank of each Dask worker, and the devices of each rank."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from hpcddp.topology import Rank
 
 
 class WorkerInfo(NamedTuple):
-    """The facts of a worker."""
+    """Facts about a Dask worker."""
 
     host: str
-    job: str  # its Slurm job, "" without one: workers of one job see the same devices
+    job: str  # its Slurm job or "": workers of one job see the same devices
     name: str
-    number: int  # its rank where a launcher gave it one; 0 elsewhere
-    visible: list[str]  # devices, as CUDA_VISIBLE_DEVICES has them
+    number: int  # its rank if a launcher set one, else 0
+    visible: list[str]  # devices, as in CUDA_VISIBLE_DEVICES
     pid: int
-    port: int  # that can be bound there
+    port: int  # a free port on its host
 
 
 def look(dask_worker: Any) -> WorkerInfo:
-    """Runs on a worker; Dask gives it the worker."""
+    """Collect the facts; runs on a worker, which Dask passes in ``dask_worker``."""
     try:
         number = Rank.from_env(os.environ).world_rank
     except TopologyError:
@@ -44,8 +44,11 @@ def _visible(environ: Mapping[str, str]) -> list[str]:
 
 
 def ranks(workers: Mapping[str, WorkerInfo]) -> dict[str, Rank]:
-    """Each worker's rank, in their order, by its address: as their launcher numbered them, else
-    host by host. A worker in a batch script is 0 for Slurm, like all the others."""
+    """The rank of each worker by its address, in the order of ranks.
+
+    Ranks follow the launcher's numbers if they are complete, else the hosts. Without srun each
+    worker has the number 0: then the numbers are not complete.
+    """
     numbered = sorted(worker.number for worker in workers.values()) == list(range(len(workers)))
 
     def order(address: str) -> tuple[Any, ...]:
@@ -57,7 +60,7 @@ def ranks(workers: Mapping[str, WorkerInfo]) -> dict[str, Rank]:
 
     sizes = Counter(worker.host for worker in workers.values())
     nodes: dict[str, int] = {}
-    local: Counter[str] = Counter()  # host -> its workers that have a rank
+    local: Counter[str] = Counter()  # host -> number of its workers with a rank so far
     by_address = {}
     for number, address in enumerate(sorted(workers, key=order)):
         name = workers[address].host
@@ -68,10 +71,10 @@ def ranks(workers: Mapping[str, WorkerInfo]) -> dict[str, Rank]:
 
 
 def devices(workers: Sequence[WorkerInfo]) -> list[list[str]]:
-    """Each rank's devices, its own first; `workers` are in the order of ranks.
+    """The devices of each rank, its own first. `workers` are in the order of ranks.
 
-    Workers of a host that see the same devices begin at one each. Those that see different devices
-    have their own already, by Slurm or by dask-cuda.
+    Workers of a host that see the same devices each start at another one. Workers that see
+    different devices already have their own from Slurm or dask-cuda.
     """
     shared: dict[tuple[str, str], list[list[str]]] = {}
     rotated = []
@@ -88,7 +91,7 @@ def devices(workers: Sequence[WorkerInfo]) -> list[list[str]]:
 
 
 def has_gpus(workers: Sequence[WorkerInfo]) -> bool:
-    """Whether each rank can have a GPU of its own."""
+    """Whether each rank can have its own GPU."""
     sizes = Counter((worker.host, worker.job) for worker in workers)
     visible: dict[tuple[str, str], set[str]] = {}
     for worker in workers:

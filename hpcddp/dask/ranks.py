@@ -1,4 +1,4 @@
-"""The client's half of ``run``: a function on every worker, as the ranks of one process group."""
+"""The client's part of ``run``: a function on every worker, as the ranks of one process group."""
 
 from __future__ import annotations
 
@@ -24,29 +24,37 @@ from hpcddp.topology import Rank
 if TYPE_CHECKING:
     from distributed import Client, Future
 
-LOOK = 0.5  # seconds between two looks at the workers
-PATIENCE = 5.0  # seconds in which the cause of a rank's failure may come after the failure
+LOOK = 0.5  # seconds between two checks of the workers
+PATIENCE = 5.0  # seconds to wait for the cause after a failure that is only a consequence
 
 
 def run(
     client: Client, fn: Callable[..., Any], /, *args: Any, backend: str = "", **kwargs: Any
 ) -> list[Any]:
-    """Call ``fn(*args, **kwargs)`` on every worker at once, as the ranks of a process group.
+    """Call ``fn(*args, **kwargs)`` on every Dask worker at once, as the ranks of one process group.
 
-    Each rank is a process of its own, a child of its worker, so that it has CUDA, the environment
-    and signals for itself and that a new call begins anew. It finds RANK, LOCAL_RANK, WORLD_SIZE,
-    MASTER_ADDR and MASTER_PORT; the process group is started before and ended after the function.
-    CUDA_VISIBLE_DEVICES is rotated: device 0 is its own GPU, and not the one of LOCAL_RANK.
+    Each rank is a child process of its worker: it has its own CUDA context, environment and
+    signals, and each call starts new processes. The variables RANK, LOCAL_RANK, WORLD_SIZE,
+    MASTER_ADDR and MASTER_PORT are set. The process group is started before the function and ended
+    after it.
+    CUDA_VISIBLE_DEVICES starts with the rank's own GPU: use device 0, not device LOCAL_RANK.
 
     Args:
-        client: of any Dask cluster on whose workers hpcddp is installed.
-        backend: of the process group; NCCL where each rank has a GPU of its own, else gloo.
+        client: Client of any Dask cluster on whose workers hpcddp is installed.
+        fn: Called on every rank. It is pickled by cloudpickle, with its arguments.
+        args: Positional arguments of ``fn``.
+        backend: Backend of the process group. Default: NCCL where each rank has its own GPU, else
+            gloo.
+        kwargs: Keyword arguments of ``fn``.
 
-    Returns: what each rank returned, in the order of ranks.
+    Returns:
+        The return value of each rank, in the order of ranks.
 
     Raises:
-        UserError: there is no worker, or the function or an argument cannot be pickled.
-        RankError: a rank has failed, with its traceback, or a worker has died; all are ended.
+        UserError: The client is asynchronous, the cluster has no workers, or the function or an
+            argument cannot be pickled.
+        RankError: A rank failed (the error has its traceback), or a worker ended. All other ranks
+            are ended first.
     """
     return start(client, fn, *args, backend=backend, **kwargs).results()
 
@@ -54,13 +62,22 @@ def run(
 def start(
     client: Client, fn: Callable[..., Any], /, *args: Any, backend: str = "", **kwargs: Any
 ) -> Ranks:
-    """The same as ``run``, without waiting for the end."""
+    """Start ``fn(*args, **kwargs)`` on every Dask worker, as ``run`` does, without waiting.
+
+    Returns:
+        The ranks. Their ``results()`` waits for the end.
+
+    Raises:
+        UserError: As ``run``.
+    """
     call = packed(fn, args, kwargs)
     if client.asynchronous:
-        raise UserError("the client is asynchronous", hint="make it with asynchronous=False")
+        hint = "make the client with asynchronous=False"
+        raise UserError("asynchronous Dask clients are not supported", hint=hint)
     workers: dict[str, WorkerInfo] = client.run(placement.look)
     if not workers:
-        raise UserError("the Dask cluster has no workers", hint="client.wait_for_workers(N) waits")
+        hint = "start workers, or wait for them with client.wait_for_workers(N)"
+        raise UserError("the Dask cluster has no workers", hint=hint)
     by_address = placement.ranks(workers)
     ordered = [workers[address] for address in by_address]
     gpus = placement.has_gpus(ordered)
@@ -78,16 +95,16 @@ def start(
 
 
 def _host(address: str) -> str:
-    """The host of a worker's address. Workers that are threads of one process have none."""
+    """The host of a worker's address. Workers in threads of this process have no host."""
     url = urlsplit(address)
     return "127.0.0.1" if url.scheme == "inproc" else url.hostname or address
 
 
 def packed(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
-    """The call as bytes.
+    """Pickle a call.
 
     Raises:
-        UserError: a part of it cannot be pickled; the error names the part.
+        UserError: the function or an argument cannot be pickled; the error names it.
     """
     name = getattr(fn, "__name__", repr(fn))
     parts = {f"the function {name}": fn}
@@ -98,19 +115,19 @@ def packed(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
             _pickled(value)
         except Exception as error:
             raise UserError(
-                f"{part} cannot be pickled: {error}",
+                f"cannot pickle {part}: {error}",
                 where="hpcddp.dask.run",
-                hint="open files, locks, clients and generators are made inside of the function; "
-                "pass what they are made of",
+                hint="make open files, locks, clients and generators inside the function, and pass "
+                "the values that they need",
             ) from None
     return _pickled((fn, args, kwargs))
 
 
 def _pickled(value: Any) -> bytes:
-    """Pickle a value by cloudpickle, and modules of another class than ModuleType by their names.
+    """Pickle a value by cloudpickle, and modules of a subclass of ModuleType by name.
 
-    torch.classes and torch.ops are two of these. cloudpickle does not know them as modules, and
-    meets them in any function with the names `torch` and `.classes` in it.
+    torch.classes and torch.ops are such modules. cloudpickle does not treat them as modules, and
+    finds them in any function that contains the names `torch` and `.classes`.
     """
     import cloudpickle
 
@@ -127,7 +144,7 @@ def _pickled(value: Any) -> bytes:
 
 @dataclass
 class Ranks:
-    """The ranks of one call, on their workers."""
+    """The ranks of one call of ``start``, on their workers."""
 
     client: Client
     key: str
@@ -135,7 +152,7 @@ class Ranks:
     answers: dict[int, RankAnswer] = field(default_factory=dict)  # of the ranks that have ended
 
     def add(self, worker: str, host: str, job: task.Job) -> None:
-        """Start the next rank. It belongs to this worker, and no other may take its place."""
+        """Start a rank on this worker, and on no other."""
         future = self.client.submit(
             task.live, job, key=f"hpcddp-{self.key}-rank-{job.rank.world_rank}", pure=False,
             workers=[worker], allow_other_workers=False, retries=0,
@@ -143,13 +160,16 @@ class Ranks:
         self.futures[future] = job.rank, worker, host
 
     def results(self, meanwhile: Callable[[], object] = bool) -> list[Any]:
-        """The results of all ranks, in their order; all are ended when one fails.
+        """Wait for all ranks, and return their return values in the order of ranks.
+
+        When a rank fails, all others are ended.
 
         Args:
-            meanwhile: called twice a second, and when all have ended.
+            meanwhile: Called without arguments twice a second, and when all ranks have ended.
 
         Raises:
-            RankError: the first failure that is no consequence of another.
+            RankError: A rank failed. The error is the first one that is not a consequence of
+                another rank's failure.
         """
         try:
             answers = self._answers(meanwhile)
@@ -159,8 +179,10 @@ class Ranks:
         return [pickle.loads(answer.result) for answer in answers]
 
     def cancel(self) -> None:
-        """End the ranks that still run, if the cluster can be reached, and wait until they have
-        ended: then all that they sent is there."""
+        """End the ranks that still run, and wait for their end.
+
+        Afterwards all that they sent has arrived. Does nothing if the cluster does not answer.
+        """
         with contextlib.suppress(Exception):
             self.client.cancel(list(self.futures), force=True, reason="hpcddp: the call has ended")
             if len(self.answers) < len(self.futures):
@@ -189,7 +211,7 @@ class Ranks:
             wait(pending, timeout=LOOK, return_when="FIRST_COMPLETED")
 
     def _ended(self) -> Iterator[RankAnswer]:
-        """The answers of the ranks that have ended, or whose worker is gone."""
+        """The answers of ranks that have ended since the last check, or whose worker has ended."""
         try:
             alive = set(self.client.nthreads())
         except OSError as error:
@@ -203,4 +225,6 @@ class Ranks:
                 cause = future.exception() if future.status == "error" else "cancelled"
                 yield RankAnswer.failure(rank, host, f"was lost by Dask: {cause!s}")
             elif worker not in alive:
-                yield RankAnswer.failure(rank, host, f"was ended with its Dask worker, {worker}")
+                yield RankAnswer.failure(
+                    rank, host, f"ended together with its Dask worker {worker}"
+                )

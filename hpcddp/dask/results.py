@@ -1,4 +1,4 @@
-"""Files from the ranks to the client, under the names that users of dask-pytorch-ddp know."""
+"""Files from the ranks to the client, with the names of dask-pytorch-ddp."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Outbox:
-    """A rank's way to its worker, which has Dask's threads."""
+    """A rank's connection to its worker, which runs Dask's threads."""
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe, self._pid = pipe, os.getpid()
@@ -29,56 +29,62 @@ class Outbox:
         return self._pipe.recv()
 
     def send(self, key: str, item: tuple[str, bytes]) -> None:
-        """Put an item into a queue of Dask's. It is with the scheduler when this returns, and stays
-        there even if the rank fails."""
+        """Put an item into a Dask queue.
+
+        When this returns the scheduler has the item, and keeps it even if the rank fails.
+        """
         if os.getpid() != self._pid:
             raise UserError(
-                "a rank sends results, and none of its data workers",
+                "cannot be called in a data worker",
                 where="submit_result",
-                hint="return it with the batch, and submit it in the loop",
+                hint="return the data with the batch, and submit it in the training loop",
             )
         with self._turn:
             self._pipe.send((key, item))
             self._pipe.recv()
 
     def answer(self, answer: object) -> None:
-        """Say how the rank has ended."""
+        """Send how the rank has ended."""
         with self._turn:
             self._pipe.send(answer)
 
 
-outbox: Outbox | None = None  # in a process that is a rank
+outbox: Outbox | None = None  # set in the process of a rank
 
 
 class DaskResultsHandler:
-    """Ranks submit results, and the client writes each once, as a file, while they train.
+    """Ranks submit results, and the client writes each of them to a file while the ranks train.
+
+    Example::
 
         handler = DaskResultsHandler()
         ranks = hpcddp.dask.start(client, train, handler)
         handler.process_results("results", ranks)
 
     Args:
-        pub_sub_key: the name of their queue; a new one if there is none.
+        pub_sub_key: Name of the Dask queue for the results. Default: a new name.
     """
 
     def __init__(self, pub_sub_key: str | None = None) -> None:
         self.key = pub_sub_key or f"hpcddp-results-{token(8)}"
 
     def submit_result(self, path: str, data: Data) -> None:
-        """Send a file, from a rank or from any other task of Dask. It is not lost any more when
-        this returns: the client writes it, also when the rank then fails.
+        """Send a file to the client, from a rank or from another Dask task.
+
+        When this returns the scheduler has the file: the client writes it even if the rank fails.
 
         Args:
-            path: in the client's folder; a later file takes the place of an earlier one.
-            data: bytes, text (written as UTF-8), or the Path of a local file, which is sent whole.
+            path: Path below the client's folder. A later file replaces an earlier one.
+            data: bytes, a string (written as UTF-8), or the ``Path`` of a local file to send.
 
         Raises:
-            UserError: the path leaves the folder, or there is no such file or data.
+            UserError: The path leads out of the folder, the data has another type, the local file
+                is not readable, or the caller is a data worker.
         """
         check(path)
         with opened(path, data) as source:
             item = (path, source.read())
-        if outbox is not None:  # this process has none of Dask's threads; its worker has
+        if outbox is not None:  # a rank sends through its worker
             outbox.send(self.key, item)
         else:
             from distributed import Queue
@@ -88,25 +94,27 @@ class DaskResultsHandler:
     def process_results(
         self, prefix: str | os.PathLike[str], futures: Ranks, raise_errors: bool = True
     ) -> None:
-        """Write the results that come until all ranks have ended.
+        """Write results until all ranks have ended.
 
         Args:
-            prefix: the folder; made if it is not there.
-            futures: the result of ``hpcddp.dask.start``.
-            raise_errors: a rank that fails is an error here, after all earlier results are written.
+            prefix: Folder for the results; made if it does not exist.
+            futures: The result of ``hpcddp.dask.start``.
+            raise_errors: Raise the error of a failed rank, after its results are written. If False,
+                print it.
 
         Raises:
-            RankError: a rank has failed; all are ended.
-            HpcddpError: a result cannot be written; the others are, and all ranks are ended.
-            LeaseLost: the client's own run, in which the folder lies, has a newer attempt.
+            UserError: ``futures`` is not a result of ``hpcddp.dask.start``.
+            RankError: A rank failed. All ranks are ended.
+            HpcddpError: A result cannot be written. The others are, and all ranks are ended.
+            LeaseLost: The folder is in the client's own run, whose attempt was superseded.
         """
         from distributed import Queue
 
         if not hasattr(futures, "client"):
             raise UserError(
-                f"these are no running ranks, but a {type(futures).__name__}",
+                f"expected the result of hpcddp.dask.start, got a {type(futures).__name__}",
                 where="process_results",
-                hint="give what hpcddp.dask.start returned; hpcddp.dask.run waits for the ranks",
+                hint="use hpcddp.dask.start, or dispatch.run, to start the ranks",
             )
         queue, folder = Queue(self.key, client=futures.client), Path(prefix)
         attempt = life(folder)
@@ -119,7 +127,7 @@ class DaskResultsHandler:
 
 
 def _waiting(queue: Any) -> list[tuple[str, bytes]]:
-    """The items in a queue; none when its scheduler is gone, which is an error elsewhere."""
+    """The items in a queue. None without a scheduler: other code reports that error."""
     try:
         items: list[tuple[str, bytes]] = queue.get(batch=True)
     except OSError:
@@ -128,7 +136,7 @@ def _waiting(queue: Any) -> list[tuple[str, bytes]]:
 
 
 def _write(items: list[tuple[str, bytes]], folder: Path, attempt: AttemptDir | None) -> None:
-    """Write every item, also after one has failed: the others are in this process alone."""
+    """Write all items, also after one has failed: no other process has them."""
     errors = []
     for path, data in items:
         try:

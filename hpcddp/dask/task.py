@@ -1,7 +1,7 @@
-"""The worker's half of ``run``: a task of Dask that starts a rank and sees to it.
+"""The worker's part of ``run``: a Dask task that starts a rank and supervises it.
 
-A rank is a process and no thread of the worker: it can be ended, it may take over signals and fork
-data workers, and it leaves nothing behind for the next call.
+A rank is a process and not a thread of the worker: so it can be ended, can handle signals and fork
+data workers, and leaves no state for the next call.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ from typing import Any
 from hpcddp.attempt.error_record import host
 from hpcddp.topology import Rank
 
-LOOK = 0.2  # seconds between two looks at the rank, and at the client
+LOOK = 0.2  # seconds between two checks of the rank and of the client
 KILL_WAIT = 5.0  # seconds between TERM and KILL
 
 
 @dataclass
 class Job:
-    """One rank's part of a call, from the client to a worker."""
+    """One rank's part of a call, sent from the client to a worker."""
 
     rank: Rank
     environ: dict[str, str]
-    pid: int  # of the worker that is meant
+    pid: int  # of the worker process that the client has seen
     backend: str
-    gpus: bool  # each rank has one of its own
+    gpus: bool  # each rank has its own GPU
     call: bytes  # function and arguments, pickled
-    path: list[str]  # where the client finds modules
-    call_key: str = ""  # of all ranks of one call
+    path: list[str]  # the client's sys.path
+    call_key: str = ""  # the same for all ranks of one call
 
 
 @dataclass
 class RankAnswer:
-    """The end of a rank. Its result stays pickled until it is with the client."""
+    """The end of a rank. The client unpickles its result."""
 
     rank: int
     result: bytes = b""
     error: str = ""
-    peer: bool = False  # it only says that another rank is gone
+    peer: bool = False  # the error is only a consequence of another rank's end
     time: float = 0.0  # of a failure, seconds since the epoch
 
     @classmethod
@@ -55,18 +55,18 @@ class RankAnswer:
         return cls(rank.world_rank, error=error, peer=peer, time=time.time())
 
 
-_living: set[tuple[str, int]] = set()  # calls and their ranks that live below this worker
+_living: set[tuple[str, int]] = set()  # (call, rank) of the running children of this worker
 
 
 async def gone(call_key: str, seconds: float) -> None:
-    """Wait on a worker until the rank of a call has ended there."""
+    """Wait until a call's ranks on this worker have ended; runs on the worker."""
     end = time.monotonic() + seconds
     while any(key == call_key for key, _ in _living) and time.monotonic() < end:
         await asyncio.sleep(LOOK / 4)
 
 
 def live(job: Job) -> RankAnswer:
-    """Runs on a worker, for as long as the rank lives."""
+    """Run a rank until its end; runs on a worker."""
     mine = job.call_key, job.rank.world_rank
     _living.add(mine)
     try:
@@ -76,8 +76,8 @@ def live(job: Job) -> RankAnswer:
 
 
 def _live(job: Job) -> RankAnswer:
-    if os.getpid() != job.pid:  # a nanny has started it anew: the other ranks wait for the old one
-        return RankAnswer.failure(job.rank, host(), "was ended with its Dask worker")
+    if os.getpid() != job.pid:  # a nanny restarted the worker: the other ranks wait for the old one
+        return RankAnswer.failure(job.rank, host(), "ended together with its Dask worker")
     ours, theirs = Pipe()
     with ours:
         with theirs:
@@ -99,14 +99,14 @@ def _environ(job: Job) -> dict[str, str]:
 
 
 def _listen(job: Job, pipe: Connection, child: subprocess.Popen[bytes]) -> RankAnswer:
-    """Pass on the items that the rank sends, until it has ended or is not wanted any more."""
+    """Forward the items that the rank sends, until the rank ends or the task is cancelled."""
     wanted, queues = _wanted(), {}
-    with suppress(ConnectionError):  # it has left already
+    with suppress(ConnectionError):  # the rank has already ended
         pipe.send((sys.path, job))
     while wanted():
-        gone = child.poll() is not None  # before the look: its items are still in the pipe
+        gone = child.poll() is not None  # asked first: its items are still in the pipe
         if not pipe.poll(0 if gone else LOOK):
-            if gone:  # its data workers may still hold the pipe
+            if gone:  # data workers may keep the pipe open
                 return _left(job, child)
             continue
         try:
@@ -119,21 +119,23 @@ def _listen(job: Job, pipe: Connection, child: subprocess.Popen[bytes]) -> RankA
         if key not in queues:
             queues[key] = _queue(key)
         queues[key].put(item)
-        with suppress(ConnectionError):  # it may have been killed meanwhile
+        with suppress(ConnectionError):  # the rank may have been killed meanwhile
             pipe.send(None)
     child.terminate()
     return RankAnswer.failure(job.rank, host(), "was cancelled")
 
 
 def _left(job: Job, child: subprocess.Popen[bytes]) -> RankAnswer:
-    """The answer for a rank that has left without one."""
+    """The answer for a rank that ended without sending one."""
     code = child.wait()
-    how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-    return RankAnswer.failure(job.rank, host(), f"was ended by {how}, and left no traceback")
+    how = (
+        f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+    )
+    return RankAnswer.failure(job.rank, host(), f"{how} and left no traceback")
 
 
 def _wanted() -> Any:
-    """Whether Dask still waits for this task: a client can cancel it, or be gone."""
+    """Return a check whether Dask still waits for this task: the client may cancel it or end."""
     from distributed import get_worker
 
     worker = get_worker()
@@ -153,7 +155,7 @@ def _queue(key: str) -> Any:
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
-    """Send TERM, and KILL after a while, to a process that does not end by itself."""
+    """Send TERM, and after a while KILL, to a process that does not end by itself."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         try:
             child.wait(KILL_WAIT)

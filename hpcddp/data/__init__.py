@@ -1,10 +1,10 @@
-"""Data from where it lies: folders of images and tar shards, local or in an object store.
+"""Datasets: folders of images and tar shards, on a local disk or in an object store.
 
-``ImageFolder`` and ``pack`` are imported when they are first asked for: torch comes with them, and
-the plan half asks this package for names.
+``ImageFolder`` and ``pack`` are imported on first use, because they import torch, and the plan half
+uses this package without torch.
 
-It imports ``attempt`` and the root, and a store's package only when a store is read.
-Others use ``names`` (which data a job names), ``stage`` (a copy on the node) and ``node_wait``.
+It imports ``attempt`` and the root, and a store's package only to read from that store.
+Others use ``names`` (the data that a job names), ``stage`` (a copy on the node) and ``node_wait``.
 """
 
 from __future__ import annotations

@@ -12,11 +12,16 @@ from hpcddp.errors import HpcddpError
 def main(words: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m hpcddp.data")
     commands = parser.add_subparsers(dest="command", required=True)
-    packs = commands.add_parser("pack", help="write a folder of images as tar shards")
-    packs.add_argument("source", help="folder with CLASS/NAME.jpg in it, or s3://bucket/prefix")
-    packs.add_argument("target", help="new local folder for the shards")
-    packs.add_argument("--size", default="100M", help="bytes of a shard, about (100M)")
-    packs.add_argument("--seed", type=int, default=0, help="of the order (0)")
+    text = "Write a folder of images as tar shards."
+    packs = commands.add_parser("pack", help=text, description=text)
+    packs.add_argument("source", metavar="SOURCE", help="Folder or URL of CLASS/NAME.jpg files.")
+    packs.add_argument("target", metavar="FOLDER", help="New local folder for the shards.")
+    packs.add_argument(
+        "--size", metavar="SIZE", default="100M", help="Approximate size of a shard (100M)."
+    )
+    packs.add_argument(
+        "--seed", metavar="N", type=int, default=0, help="Random seed of the images' order (0)."
+    )
     given = parser.parse_args(words)
     try:
         count = pack(given.source, given.target, given.size, seed=given.seed)

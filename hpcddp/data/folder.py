@@ -1,4 +1,4 @@
-"""A root and the objects below it -> a listing: images in class folders, or else tar shards."""
+"""List the samples below a root: images in class folders, or else tar shards."""
 
 from __future__ import annotations
 
@@ -15,24 +15,30 @@ from hpcddp.data.places import Place
 from hpcddp.errors import UserError
 
 SUFFIXES = (".bmp", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
-LAYOUT = f"images are CLASS/NAME.EXT with EXT one of {' '.join(SUFFIXES)}; shards are NAME.tar"
+LAYOUT = f"expected images CLASS/NAME.EXT (EXT: {' '.join(SUFFIXES)}), or shards NAME.tar"
 _BRACES = re.compile(r"\{([^{}]*)\}")
 
 
 def split(root: str) -> tuple[str, str]:
-    """A root as the folder that is listed, and the pattern of the shards in it; "" for all."""
+    """Split a root into the folder to list and the pattern of its shards ("" for all files).
+
+    Raises:
+        UserError: a folder's name contains braces.
+    """
     if not (root.endswith(".tar") or "{" in root):
         return root, ""
     folder, _, pattern = root.rpartition("/")
     if "{" in folder:
         raise UserError(
-            "has braces in the name of a folder", where=root, hint="only the last name may have"
+            "braces are not allowed in a folder's name",
+            where=root,
+            hint="use braces in the file name only, such as NAME-{000..012}.tar",
         )
     return folder or ".", pattern
 
 
 def expand(pattern: str) -> list[str]:
-    """The names that a pattern with {000..012} or {a,b} stands for."""
+    """Expand {000..012} and {a,b} in a pattern, as a shell does."""
     braces = _BRACES.search(pattern)
     if not braces:
         return [pattern]
@@ -46,11 +52,11 @@ def expand(pattern: str) -> list[str]:
 
 
 def look(place: Place, pattern: str = "") -> Listing:
-    """List a root, now.
+    """List a root.
 
     Raises:
-        UserError: there is no image and no shard; the error names a remedy.
-        StoreUnreachable: the store does not answer for too long.
+        UserError: the root contains neither images nor shards.
+        StoreUnreachable: the store did not answer in time.
     """
     if pattern:
         return _shards(place, _named(place, pattern))
@@ -69,16 +75,20 @@ def _hidden(name: str) -> bool:
 
 
 def _is_image(name: str) -> bool:
-    path, folder = PurePosixPath(name), name.endswith("/")  # "cat/x.jpg/" may be a folder
+    path, folder = PurePosixPath(name), name.endswith("/")  # a folder may be called "cat/x.jpg/"
     return "/" in name and not folder and path.suffix.lower() in SUFFIXES
 
 
 def _check_classes(place: Place, names: list[str], images: list[str]) -> None:
-    """Refuse a class without images: its number would have no sample."""
+    """Refuse a class folder without images: no sample would have the number of that class."""
     full = {name.partition("/")[0] for name in images}
     empty = sorted({name.partition("/")[0] for name in names if "/" in name} - full)
     if empty:
-        raise UserError("there is no image in it", where=place.at(empty[0]), hint=LAYOUT)
+        raise UserError(
+            "no images in this class folder",
+            where=place.at(empty[0]),
+            hint=f"add images or remove the folder; {LAYOUT}",
+        )
 
 
 def _images(place: Place, images: list[StoreObject]) -> Listing:
@@ -97,10 +107,11 @@ def _named(place: Place, pattern: str) -> list[StoreObject]:
     objects = place.named(names)
     missing = [name for name in names if name not in objects]
     if missing:
+        more = len(missing) - 1
         raise UserError(
-            "there is no such shard" + (f", nor {len(missing) - 1} more" * (len(missing) > 1)),
+            "shard not found" + f" ({more} more are missing)" * bool(more),
             where=place.at(missing[0]),
-            hint="look at the numbers in the braces" if "{" in pattern else "look at its name",
+            hint=f"check the {'numbers in the braces' if '{' in pattern else 'name'}",
         )
     return [objects[name] for name in names]
 
@@ -108,15 +119,15 @@ def _named(place: Place, pattern: str) -> list[StoreObject]:
 def _shards(place: Place, tars: list[StoreObject]) -> Listing:
     listing = shards.index(place, tars, SUFFIXES)
     if not len(listing):
-        raise UserError("there is no image in its shards", where=place.root, hint=shards.LAYOUT)
+        raise UserError("no images in the shards", where=place.root, hint=shards.LAYOUT)
     return listing
 
 
 def _nothing(place: Place, names: list[str]) -> Listing:
     folders = sorted({name.partition("/")[0] for name in names if "/" in name})
-    reason = "there is no folder of a class in it" if names else "there is nothing below it"
+    reason = "no class folders found" if names else "no files found"
     raise UserError(
-        "there is no image in it" if folders else reason,
+        "no images found" if folders else reason,
         where=place.at(folders[0]) if folders else place.root,
         hint=LAYOUT,
     )

@@ -1,7 +1,7 @@
 """ImageFolder: images by class as a map-style dataset, from a folder or a store.
 
-ROOT/CLASS/NAME.jpg          a folder, s3://bucket/prefix, or any URL that fsspec knows
-ROOT/NAME-000000.tar         the same in tar shards (see shards.py), which are read faster
+ROOT/CLASS/NAME.jpg       a folder, s3://bucket/prefix, or any URL that fsspec can open
+ROOT/NAME-000000.tar      the same images in tar shards, which are read faster (see shards.py)
 """
 
 from __future__ import annotations
@@ -27,32 +27,38 @@ from hpcddp.errors import ObjectUnreadable, UserError
 from hpcddp.spec import DataSpec
 
 POLICIES = ("stop", "skip")
-HINT = 'mend it, or take it away; data.on_bad = "skip" takes another one of its class'
+HINT = 'fix or remove the image, or set data.on_bad = "skip" to use another one of its class'
 
 
 class ImageFolder(Dataset[tuple[Any, Any]]):
-    """(image, class) by index, sorted by class and name; the class is the first folder below root.
+    """Images with the number of their class, as a map-style dataset: ``(image, class)`` by index.
+
+    Samples are sorted by class and name. The class of an image is the first folder below ``root``.
+    A run lists the root once: all its ranks and attempts see the same samples.
 
     Args:
-        root: local folder, ``s3://bucket/prefix`` or another URL; of shards also one ``NAME.tar``
-            or ``NAME-{000000..000123}.tar``.
-        transform: of the PIL image, in RGB.
-        target_transform: of the number of the class.
-        on_bad: "stop" at an image that cannot be read, or "skip" it for the next one of its class.
-            The default is that of the run's job, as with the next two.
-        cache: keeps objects of a store near; see reading.ObjectCache.
-        retry_seconds: for which a store may be silent.
+        root: Local folder, ``s3://bucket/prefix`` or another URL. For tar shards also one
+            ``NAME.tar``, or a pattern ``NAME-{000000..000123}.tar``.
+        transform: Called with the PIL image (RGB); its result is the first item of a sample.
+        target_transform: Called with the class number; its result is the second item.
+        on_bad: ``"stop"`` raises an error for an unreadable image, ``"skip"`` uses the next image
+            of the same class in its place. Default: the job's ``data.on_bad``.
+        cache: Cache for objects of a store. Default: in a run the node's cache (``data.cache``),
+            elsewhere none.
+        retry_seconds: Seconds to retry while a store does not answer. Default: the job's
+            ``data.retry_seconds``.
 
     Attributes:
-        classes: their names, sorted.
-        class_to_idx: their numbers.
-        targets: the number of each sample's class, int64 of shape [samples].
-        groups: how many samples each shard has; None without shards. A sampler that goes by it
-            (hpcddp's does) reads a few shards at a time.
+        classes (list[str]): Class names, sorted.
+        class_to_idx (dict[str, int]): Class name to class number.
+        targets (numpy.ndarray): Class number of each sample, int64 of shape [samples].
+        groups (numpy.ndarray | None): Number of samples in each shard, int64 of shape [shards];
+            None without shards. ``hpcddp.Sampler`` uses it to read a few shards at a time.
 
     Raises:
-        UserError: there are no images, no such bucket or folder, or no right to read them.
-        StoreUnreachable: the store does not answer for too long.
+        UserError: The root has no images, the bucket or folder does not exist, or reading it is not
+            allowed.
+        StoreUnreachable: The store did not answer for ``retry_seconds``.
     """
 
     def __init__(
@@ -69,7 +75,8 @@ class ImageFolder(Dataset[tuple[Any, Any]]):
         spec = _data_spec()
         self.on_bad = spec.on_bad if on_bad is None else on_bad
         if self.on_bad not in POLICIES:
-            raise UserError(f"{on_bad!r} is not one of {', '.join(POLICIES)}", where="on_bad")
+            allowed = " or ".join(map(repr, POLICIES))
+            raise UserError(f"expected {allowed}, got {self.on_bad!r}", where="on_bad")
         self.transform, self.target_transform = transform, target_transform
         patience = spec.retry_seconds if retry_seconds is None else retry_seconds
         self.root = Place.of(root, patience).root
@@ -83,14 +90,21 @@ class ImageFolder(Dataset[tuple[Any, Any]]):
         self.class_to_idx = {name: i for i, name in enumerate(self.classes)}
         self.targets = self._listing.labels
         self.groups: NDArray[np.int64] | None = self._listing.groups
-        self._reported: set[int] = set()  # bad images that were printed
+        self._reported: set[int] = set()  # unreadable images that were printed
 
     def __len__(self) -> int:
         return len(self._listing)
 
     def __getitem__(self, index: int) -> tuple[Any, Any]:
+        """Return the sample at an index as ``(image, class)``.
+
+        Raises:
+            IndexError: The index is out of range.
+            UserError: The image is unreadable, or with ``on_bad="skip"`` all of its class are.
+            StoreUnreachable: The store did not answer in time.
+        """
         if not -len(self) <= index < len(self):
-            raise IndexError(f"{index} of {len(self)} samples")
+            raise IndexError(f"index {index} is out of range for {len(self)} samples")
         index = int(index) % len(self)
         image: Any = self._image(index)
         target: Any = int(self.targets[index])
@@ -101,7 +115,7 @@ class ImageFolder(Dataset[tuple[Any, Any]]):
         return image, target
 
     def __getitems__(self, indices: Sequence[int]) -> list[tuple[Any, Any]]:
-        """A batch, whose images are fetched at the same time."""
+        """Return several samples; their images are fetched from a store concurrently."""
         if len(indices) == 1 or self._reading.holds(indices):
             return [self[index] for index in indices]
         self.prefetch(indices)
@@ -111,15 +125,20 @@ class ImageFolder(Dataset[tuple[Any, Any]]):
             self.prefetch([])
 
     def prefetch(self, indices: Sequence[int]) -> None:
-        """Begin to fetch the samples that come next, and drop earlier ones that are not among them.
-        For local files it does nothing."""
+        """Start to fetch these samples, and drop earlier fetched samples that are not among them.
+
+        Does nothing for local files.
+        """
         self._reading.ahead(indices)
 
     def far(self, *, again: bool) -> bool:
-        """Whether its samples come from a store; ``again``: after all of it was read once.
+        """Return whether samples come over the network.
 
-        Then the node's cache has it, where all of it fits and each object has a version. Of images
-        that are objects of their own it has only those that this node's ranks have read.
+        Args:
+            again: Answer for a later epoch, when every sample was read once. The node's cache then
+                has all samples if they fit into it, each object has a version, and an epoch brings
+                all of them to this node. With one image per object, the cache has only the images
+                that ranks of this node read.
         """
         listing = self._listing
         versions = [shard.version for shard in listing.shards] or listing.version
@@ -132,7 +151,7 @@ class ImageFolder(Dataset[tuple[Any, Any]]):
         return f"ImageFolder({self.root!r}): {len(self)} images of {len(self.classes)} classes"
 
     def _image(self, index: int) -> Any:
-        """An image, or another one of its class if it cannot be read."""
+        """An image, or with on_bad "skip" another one of its class."""
         try:
             return self._decoded(index)
         except _Bad as bad:
@@ -145,13 +164,13 @@ class ImageFolder(Dataset[tuple[Any, Any]]):
             except _Bad as bad:
                 self._report(other, bad)
         raise UserError(
-            f"no image of the class {self.classes[self.targets[index]]} can be read",
+            f"all images of class {self.classes[self.targets[index]]!r} are unreadable",
             where=self.root,
-            hint="look at the images that were named before",
+            hint="fix or remove the skipped images that the log names",
         )
 
     def _others(self, index: int) -> Iterator[int]:
-        """The other samples of a class, from the next one on."""
+        """The other samples of the class, starting with the next one."""
         same = np.flatnonzero(self.targets == self.targets[index])
         at = int(np.searchsorted(same, index))
         yield from map(int, np.roll(same, -at)[1:])
@@ -175,11 +194,22 @@ class ImageFolder(Dataset[tuple[Any, Any]]):
             why = str(error).partition(" <_io.")[0]
         except Image.DecompressionBombError as error:
             why = str(error)
-        raise _Bad(self._reading.where(index), f"cannot be read as an image: {why}")
+        raise _Bad(self._reading.where(index), f"invalid image: {why}")
 
 
 class S3ImageFolder(ImageFolder):
-    """ImageFolder with the arguments that dask-pytorch-ddp's has."""
+    """``ImageFolder`` with the arguments of dask-pytorch-ddp's class of the same name.
+
+    Args:
+        s3_bucket: Name of the bucket.
+        s3_prefix: Prefix of the class folders; "" for the whole bucket.
+        transform: As for ``ImageFolder``.
+        target_transform: As for ``ImageFolder``.
+
+    Raises:
+        UserError: As ``ImageFolder``.
+        StoreUnreachable: As ``ImageFolder``.
+    """
 
     def __init__(
         self,
@@ -193,7 +223,7 @@ class S3ImageFolder(ImageFolder):
 
 
 class _Bad(Exception):
-    """An image that cannot be read."""
+    """An unreadable image."""
 
     def __init__(self, where: str, why: str) -> None:
         super().__init__(where, why)
@@ -205,14 +235,14 @@ def _pillow() -> None:
         import PIL.Image  # noqa: F401
     except ImportError:
         raise UserError(
-            "images are read with Pillow, which is not here",
+            "Pillow is not installed; ImageFolder needs it to read images",
             where="hpcddp.data",
-            hint="pip install pillow",
+            hint="install Pillow, for example with the extra `examples` of hpcddp",
         ) from None
 
 
 def _data_spec() -> DataSpec:
-    """The table [data] of the run's job; outside of a run the defaults."""
+    """The [data] table of the run's job; the defaults outside a run."""
     spec, run = DataSpec(), run_of_here()
     if run:
         for name, value in record.read(run).spec.get("data", {}).items():
@@ -221,5 +251,5 @@ def _data_spec() -> DataSpec:
 
 
 def _cache() -> ObjectCache | None:
-    """The node's cache, in a run."""
+    """The node's cache in a run; None outside a run."""
     return shared() if run_of_here() else None

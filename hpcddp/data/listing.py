@@ -1,12 +1,12 @@
 """The samples of a dataset: a table in flat arrays, and the same table as a file.
 
-A sample is (object, start, size, class): an image file of its own, or a piece of a tar shard. A
-million of them are a few arrays: of a million tuples each loader process would make a copy, just
-by counting references to them.
+A sample is (object, start, size, class): a whole image file, or a part of a tar shard. The table is
+a few arrays, not a million tuples: each loader process would copy the tuples, because it changes
+their reference counts.
 
     {"format": 1, "root": ..., "classes": [...], "shards": [[name, bytes, version], ...],
      "samples": N}
-    class, shard or -1, start, bytes or -1, version, name                    N lines, tabs between
+    class, shard or -1, start, bytes or -1, version, name         N lines, separated by tabs
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _PLAIN = {"\\": "\\", "t": "\t", "n": "\n", "r": "\r"}
 
 
 class Sample(NamedTuple):
-    """One row: number of the class; number of the shard, -1 for a file of its own; where in it;
-    the version of its own file."""
+    """One row: class number; shard number, -1 for an image file; first byte and size (bytes) in
+    that object; version of an image file; name."""
 
     label: int
     shard: int
@@ -57,7 +57,7 @@ class Names:
 
 @dataclass(frozen=True)
 class Listing:
-    """The samples of a root. All arrays have one number for each sample."""
+    """The samples of a root. All arrays have the shape [samples]."""
 
     root: str
     classes: list[str]
@@ -82,7 +82,7 @@ class Listing:
 
     @property
     def groups(self) -> NDArray[np.int64] | None:
-        """How many samples each shard has, in their order; None without shards."""
+        """Number of samples in each shard, int64 of shape [shards]; None without shards."""
         if not self.shards:
             return None
         return np.bincount(self.shard, minlength=len(self.shards)).astype(np.int64)
@@ -91,7 +91,7 @@ class Listing:
 def collect(
     root: str, classes: Sequence[str], shards: Sequence[StoreObject], samples: Iterable[Sample]
 ) -> Listing:
-    """A listing of samples, which may come one by one."""
+    """Make a listing; ``samples`` may be an iterator."""
     labels, shard, start, size, version, ends = (array(kind) for kind in "qiqqqq")
     data = bytearray()
     for sample in samples:
@@ -116,7 +116,7 @@ def collect(
 
 
 def write(path: Path, listing: Listing) -> None:
-    """Put the whole file into its place, unless another process was first."""
+    """Write a listing to a file, unless another process has written that file already."""
     path.parent.mkdir(exist_ok=True)
     aside = path.with_name(f".{path.name}.{os.getpid()}.{token(3)}")
     try:
@@ -141,11 +141,11 @@ def _lines(listing: Listing) -> Iterator[str]:
 
 
 def read(path: Path) -> Listing:
-    """The listing in a file.
+    """Read a listing from a file.
 
     Raises:
-        FileNotFoundError: there is none yet.
-        RunError: it is damaged.
+        FileNotFoundError: the file does not exist yet.
+        RunError: the file is damaged.
     """
     with open(path, encoding="utf-8", errors="surrogateescape", newline="\n") as file:
         try:
@@ -153,17 +153,19 @@ def read(path: Path) -> Listing:
             shards = [StoreObject(*shard) for shard in head["shards"]]
             listing = collect(head["root"], head["classes"], shards, map(_sample, file))
             if head["format"] != FORMAT or len(listing) != head["samples"]:
-                raise ValueError(f"{len(listing)} lines, where there were {head['samples']}")
+                raise ValueError(f"expected {head['samples']} lines, got {len(listing)}")
         except (ValueError, TypeError, KeyError) as error:
             raise RunError(
-                f"is damaged: {error}", where=str(path), hint="delete it, and begin anew"
+                f"damaged listing: {error}",
+                where=str(path),
+                hint="delete the file: hpcddp then lists the data again, as it is now",
             ) from None
     return listing
 
 
 def _sample(line: str) -> Sample:
     if not line.endswith("\n"):
-        raise ValueError("its last line is cut")
+        raise ValueError("the last line is incomplete")
     *numbers, name = line[:-1].split("\t")
     label, shard, start, size, version = map(int, numbers)
     if "\\" in name:

@@ -1,8 +1,8 @@
 """One listing for all ranks and attempts of a run: written once, read by all.
 
-The first rank lists and links the file into place. The others wait as long as they see it at work,
-and list for themselves where they see no sign of it. All of them read the file that was first in
-place, so that a store that grows meanwhile changes nothing.
+Rank 0 lists the root and links the file into place. The other ranks wait while rank 0 shows
+progress; without progress they list the root too. All ranks read the file that came first, so that
+objects added meanwhile change nothing.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from hpcddp.rundir import RunDir
 from hpcddp.topology import Rank
 
 SIGN_SECONDS = 0.5  # between two signs of progress
-SILENT_SECONDS = 60.0  # without one, after which a rank lists for itself
+SILENT_SECONDS = 60.0  # without progress, after which another rank lists too
 LOOK_SECONDS = 0.1
-# Folders that have another path on each node, and in each attempt of a job.
+# Folders whose path differs between nodes and between attempts of a job.
 NODE_FOLDERS = ("HPCDDP_STAGE", "SLURM_TMPDIR", "TMPDIR", "SCRATCH")
 
 
 def listing_of(root: str, look: Callable[[], Listing]) -> Listing:
-    """The listing of a root: the run's, or outside of a run that of ``look``.
+    """The run's listing of a root; outside a run the result of ``look``.
 
     Raises:
         UserError, StoreUnreachable: as ``look``.
@@ -48,14 +48,14 @@ def listing_of(root: str, look: Callable[[], Listing]) -> Listing:
 
 
 def run_of_here() -> RunDir | None:
-    """The run that this process is a rank of."""
+    """The run of this process; None outside a run."""
     folder = os.environ.get("HPCDDP_RUN_DIR")
     run = RunDir(folder) if folder else None
     return run if run and run.job.exists() else None
 
 
 def rank_of_here() -> Rank:
-    """This process's rank; the only one where its environment is incomplete."""
+    """This process's rank; rank 0 of 1 where the environment is incomplete."""
     try:
         return Rank.from_env(os.environ)
     except TopologyError:
@@ -63,7 +63,7 @@ def rank_of_here() -> Rank:
 
 
 def everywhere(root: str, environ: Mapping[str, str]) -> str:
-    """A root by a name that is the same on all nodes and in all attempts."""
+    """Name a root by a string that is the same on all nodes and in all attempts."""
     for name in NODE_FOLDERS:
         folder = environ.get(name, "").rstrip("/")
         if folder and root.startswith(f"{folder}/"):
@@ -72,7 +72,7 @@ def everywhere(root: str, environ: Mapping[str, str]) -> str:
 
 
 def name_of(root: str) -> str:
-    """A file's name for a root: its last characters, for a person, and a hash of all."""
+    """The file name for a root: its last characters, to be readable, and a hash of it."""
     slug = re.sub(r"[^A-Za-z0-9]+", "-", root)[-40:].strip("-").lower() or "root"
     return f"{slug}-{hashlib.sha256(root.encode('utf-8', 'surrogateescape')).hexdigest()[:10]}"
 
@@ -82,14 +82,16 @@ def _sign(path: Path) -> Path:
 
 
 def _awaited(path: Path) -> bool:
-    """Wait for the first rank's file; whether it is there. The clocks of two nodes are never
-    compared: a sign is that the progress file has changed."""
+    """Wait for rank 0's file, and return whether it exists.
+
+    Progress means that the progress file has changed. The clocks of two nodes are never compared.
+    """
     last, since = None, time.monotonic()
     while not path.exists():
         with contextlib.suppress(OSError):
             if (sign := _sign(path).read_text()) != last:
                 last, since = sign, time.monotonic()
-        if time.monotonic() - since >= SILENT_SECONDS:  # this process itself may have stood still
+        if time.monotonic() - since >= SILENT_SECONDS:  # this process may have been paused
             return path.exists()
         time.sleep(LOOK_SECONDS)
     return True
@@ -97,7 +99,7 @@ def _awaited(path: Path) -> bool:
 
 @contextlib.contextmanager
 def _signs(path: Path) -> Iterator[None]:
-    """Show that this process is at work on a listing."""
+    """Update the progress file while this process lists."""
     path.parent.mkdir(exist_ok=True)
     done = threading.Event()
 

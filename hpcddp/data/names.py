@@ -14,13 +14,15 @@ STAGE = re.compile(r"\$(?:STAGE\b|\{STAGE\})")
 
 
 def name_of(entry: str) -> str:
-    """The name of an entry on the node's disk: the last part of its path, or its bucket."""
+    """The name of an entry on the node's disk: the last part of its path, or the bucket."""
     return entry.rstrip("/").rpartition("/")[2] if entry.strip("/") else ""
 
 
 def placed(entries: Sequence[str], folder: Path) -> list[str]:
-    """Entries as the nodes find them: relative paths are from the folder of the submission. An
-    entry that begins with a variable is filled in on the node."""
+    """Make relative paths absolute, starting from the folder of the submission.
+
+    URLs and entries that begin with a variable stay as they are; the node expands the variable.
+    """
     return [
         entry
         if "://" in entry or entry.startswith("$") or not entry
@@ -30,30 +32,31 @@ def placed(entries: Sequence[str], folder: Path) -> list[str]:
 
 
 def refuse_password(url: str, where: str = "") -> None:
-    """Refuse a URL with a secret: the run's folder, listings and lines will hold the URL. A name
-    alone, as abfs and hdfs have it before the @, is no secret.
+    """Refuse a URL with a secret, because the run folder, listings and logs contain the URL.
+
+    A user name alone, as abfs and hdfs have it before the @, is no secret.
 
     Raises:
-        UserError: there is a password or a signature in it.
+        UserError: the URL contains a password or a signature.
     """
     plain = urls.without_password(url)
     shown = urls.without_signature(plain)
     if shown != url:
         secret = "password" if plain != url else "signature"
         raise UserError(
-            f"{shown} has a {secret} in it, which would be written to files and lines",
+            f"{shown} contains a {secret}, which would be written to files and logs",
             where=where,
-            hint="take it out, and give it to the store's driver by its own file or environment: "
+            hint="remove it from the URL, and put it into the configuration of the store's driver: "
             "for fsspec ~/.config/fsspec/*.json or FSSPEC_* variables",
         )
 
 
 def check(entries: Sequence[str], dataset: Mapping[str, Any], sources: Mapping[str, str]) -> None:
-    """Check that each entry has a name of its own, that a dataset with $STAGE has staged data, and
-    that no URL has a secret in it.
+    """Check that entries have different names, that $STAGE is used only with staged data, and that
+    no URL contains a secret.
 
     Raises:
-        UserError: one of these is wrong.
+        UserError: one of these does not hold.
     """
     where, seen = sources.get("data.stage", "data.stage"), dict[str, str]()
     for entry in entries:
@@ -61,15 +64,15 @@ def check(entries: Sequence[str], dataset: Mapping[str, Any], sources: Mapping[s
         name = name_of(entry)
         if name.startswith(".") or not name or name.endswith(":"):
             raise UserError(
-                f"{entry!r} in data.stage has no name to be staged under",
+                f"{entry!r} in data.stage does not end in a name",
                 where=where,
                 hint="name a file, a folder, or a store such as s3://bucket/prefix",
             )
         if name in seen:
             raise UserError(
-                f"{seen[name]} and {entry} in data.stage are both called {name}",
+                f"{seen[name]} and {entry} in data.stage have the same name {name!r}",
                 where=where,
-                hint="stage the folder above them, or rename one",
+                hint="stage the folder above them, or rename one of them",
             )
         seen[name] = entry
     for key, value in dataset.items():
@@ -78,14 +81,14 @@ def check(entries: Sequence[str], dataset: Mapping[str, Any], sources: Mapping[s
             refuse_password(text, where)
             if not entries and STAGE.search(text):
                 raise UserError(
-                    f"dataset.{key} is {text!r}, but nothing is staged",
+                    f"dataset.{key} is {text!r}, but data.stage is empty",
                     where=where,
-                    hint='name what the nodes copy: [data] stage = ["/proj/pets"]',
+                    hint='list the data to copy to the nodes: [data] stage = ["/proj/pets"]',
                 )
 
 
 def _each(value: Any) -> Iterator[Any]:
-    """A value, or the values in its lists and tables."""
+    """The value itself, or all values in its lists and tables."""
     if isinstance(value, list | dict):
         for part in value.values() if isinstance(value, dict) else value:
             yield from _each(part)
@@ -94,13 +97,13 @@ def _each(value: Any) -> Iterator[Any]:
 
 
 def absent(entries: Sequence[str]) -> list[str]:
-    """Paths that are not there on this machine; the nodes may see more."""
+    """Paths that do not exist on this machine. They may exist on the nodes."""
     local = [entry for entry in entries if "://" not in entry and not entry.startswith("$")]
     return [entry for entry in local if not Path(entry).exists()]
 
 
 def unstaged(value: str, entries: Sequence[str]) -> str:
-    """A value with each $STAGE/NAME replaced by the entry of that name."""
+    """Replace each $STAGE/NAME in a value by the entry of that name."""
     by_name = {name_of(entry): entry.rstrip("/") for entry in entries}
 
     def source(match: re.Match[str]) -> str:

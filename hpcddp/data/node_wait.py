@@ -1,5 +1,7 @@
-"""The ranks of a node that wait while one of them stages, where they cannot talk to each other:
-before they become a program (command.py)."""
+"""Staging before the ranks run a program (command.py): local rank 0 copies, the node's others wait.
+
+The ranks have no process group at that time, so they communicate by files in the staging folder.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,9 @@ from hpcddp.errors import HpcddpError, StageError
 from hpcddp.rundir import RunDir, read_json, write_json
 from hpcddp.topology import Rank
 
-START = 600.0  # seconds in which the rank that stages must have begun
+START = 600.0  # seconds for local rank 0 to start staging
 SIGN = 1.0  # seconds between two signs of life
-SILENT = 30.0  # seconds without one, where its process cannot be seen from here
+SILENT = 30.0  # seconds without a sign of life, where the process is in another PID namespace
 
 
 def bring(
@@ -29,14 +31,14 @@ def bring(
     environ: Mapping[str, str],
     wanted: Callable[[], bool],
 ) -> Path:
-    """The folder of the data on this node, when it is there, or not wanted any more.
+    """Stage the data on this node, and return its folder; also when no longer wanted.
 
     Args:
-        job: of job.json.
-        wanted: whether to go on; asked several times a second.
+        job: content of job.json.
+        wanted: whether to continue; called several times a second.
 
     Raises:
-        HpcddpError: it cannot be staged; on all ranks of the node.
+        HpcddpError: staging failed; raised on all ranks of the node.
     """
     try:
         folder = folder_of(run, rank, local=job["backend"] == "local", environ=environ)
@@ -49,13 +51,13 @@ def bring(
         else:
             _follow(folder, turn, float(environ.get("HPCDDP_START_TIMEOUT", START)), wanted)
     except OSError as error:
-        raise StageError(f"cannot be staged: {error.strerror}", where=str(error.filename)) from None
+        raise StageError(f"cannot stage: {error.strerror}", where=str(error.filename)) from None
     return folder
 
 
 @contextlib.contextmanager
 def _alone(rank: Rank, mark: Path) -> Iterator[None]:
-    """Mark that the first rank does not meet the others yet; see rendezvous.py."""
+    """Mark that rank 0 does not come to the rendezvous yet (rendezvous.py)."""
     if rank.world_rank == 0:
         mark.touch()
     try:
@@ -99,15 +101,16 @@ def _follow(folder: Path, turn: str, patience: float, wanted: Callable[[], bool]
             return
         if (read_json(owner) or {}).get("turn") == turn:
             if not _alive(owner):
-                raise StageError("the rank that staged the data is gone", where=host())
+                raise StageError("local rank 0 ended while it staged the data", where=host(),
+                                 hint="see its log for the cause")  # fmt: skip
         elif time.monotonic() > late:
-            raise StageError(f"nobody began to stage the data within {patience:g} s", where=host(),
-                             hint="the log of the node's first rank says why")  # fmt: skip
+            raise StageError(f"local rank 0 did not start to stage within {patience:g} s",
+                             where=host(), hint="see its log for the cause")  # fmt: skip
         time.sleep(LOOK)
 
 
 def _alive(owner: Path) -> bool:
-    """Whether the rank that stages lives. Its outcome may be seen here some time after its end."""
+    """Whether local rank 0 is alive, or its outcome may not be visible here yet."""
     facts = read_json(owner) or {}
     return (
         claims.lives(str(facts.get("who")), owner, SILENT)

@@ -1,7 +1,7 @@
 """pack: a folder of images -> tar shards in WebDataset's layout, which are read faster.
 
 TARGET/shard-000000.tar      00000123.jpg, 00000123.cls, ...; the classes are mixed
-TARGET/index.json            where in which shard each image is, and the classes' names
+TARGET/index.json            shard and position of each image, and the class names
 """
 
 from __future__ import annotations
@@ -37,46 +37,56 @@ def pack(
     *,
     seed: int = 0,
 ) -> int:
-    """Write a folder of images, local or in a store, as tar shards; how many there are.
+    """Write a folder of images, local or in a store, as tar shards in WebDataset's layout.
 
-    The same images, size and seed give the same bytes. Put the shards where they are to be read
-    from with the store's own tools, ``index.json`` too: ``.cls`` has the numbers of the classes, in
-    the order of their names, and the index alone the names.
+    The same images, size and seed give the same bytes. A ``.cls`` file contains the class number;
+    only ``index.json`` has the class names, so copy it together with the shards.
 
     Args:
-        source: as ImageFolder's root.
-        target: a folder, which is made; it must not hold anything.
-        size: of a shard, about: bytes, or with K, M or G (of 1024). A larger image has one for
-            itself.
-        seed: of the order.
+        source: As the ``root`` of ``ImageFolder``.
+        target: New or empty local folder for the shards.
+        size: Approximate size of a shard, in bytes or with a unit K, M or G (powers of 1024). A
+            larger image gets a shard of its own.
+        seed: Random seed of the images' order.
+
+    Returns:
+        Number of shards.
 
     Raises:
-        UserError: nothing can be read there, or written here.
+        UserError: The source has no images or is not readable, or the target is not a writable
+            empty folder.
+        StoreUnreachable: The store did not answer in time.
     """
-    limit = bytes_of(str(size) or "?", "size", what="a shard")
-    place = Place.of(source, DataSpec().retry_seconds)
-    below, pattern = folder.split(place.root)
-    listing = folder.look(Place.of(below, place.patience), pattern)
-    if listing.shards:
-        raise UserError("holds shards already", where=place.root, hint="read it as it is")
+    limit = bytes_of(str(size) or "?", "size", what="shard", bare=isinstance(size, int))
+    place, listing = _images_of(source)
     path = _local(target)
     try:
         _make_empty(path)
         return _write(place, listing, path, limit, seed)
     except OSError as error:
         raise UserError(
-            f"cannot be written: {error.strerror or error}",
+            f"cannot write the shards: {error.strerror or error}",
             where=error.filename or str(path),
-            hint="name a folder on a disk that has room",
+            hint="choose a writable folder on a disk with enough space",
         ) from None
+
+
+def _images_of(source: str | os.PathLike[str]) -> tuple[Place, Listing]:
+    place = Place.of(source, DataSpec().retry_seconds)
+    below, pattern = folder.split(place.root)
+    listing = folder.look(Place.of(below, place.patience), pattern)
+    if listing.shards:
+        hint = "read them directly with ImageFolder"
+        raise UserError("the source already contains shards", where=place.root, hint=hint)
+    return place, listing
 
 
 def _local(target: str | os.PathLike[str]) -> Path:
     if stores.scheme(os.fspath(target)):
         raise UserError(
-            "is no local folder",
+            "the target must be a local folder",
             where=os.fspath(target),
-            hint="pack into one, and copy that to the store",
+            hint="pack into a local folder, and copy that to the store",
         )
     return Path(target).expanduser().absolute()
 
@@ -84,7 +94,8 @@ def _local(target: str | os.PathLike[str]) -> Path:
 def _make_empty(path: Path) -> None:
     path.mkdir(parents=True, exist_ok=True)
     if any(path.iterdir()):
-        raise UserError("is not empty", where=str(path), hint="name a new folder")
+        hint = "choose a new folder"
+        raise UserError("the target folder is not empty", where=str(path), hint=hint)
 
 
 def _write(place: Place, listing: Listing, path: Path, limit: int, seed: int) -> int:
@@ -97,15 +108,15 @@ def _write(place: Place, listing: Listing, path: Path, limit: int, seed: int) ->
         shard, first = _shard(path / name, itertools.chain([first], images), limit)
         shards.append({"name": name, "size": (path / name).stat().st_size, **shard})
     index = {"format": FORMAT, "classes": listing.classes, "shards": shards}
-    write_text(path / INDEX, json.dumps(index) + "\n")  # last: without it the shards are read
+    write_text(path / INDEX, json.dumps(index) + "\n")  # last: without it, readers scan the shards
     return len(shards)
 
 
-Image = tuple[str, int, bytes]  # its name in the shard, the number of its class, its bytes
+Image = tuple[str, int, bytes]  # name in the shard, class number, content
 
 
 def _images(place: Place, listing: Listing, order: Any) -> Iterator[Image]:
-    """The images in their new order, some of them fetched at the same time."""
+    """The images in their new order; several are fetched concurrently."""
     digits = max(8, len(str(len(order))))
     with Pool(16 if place.remote else 2) as pool:
         for start in range(0, len(order), READ_AT_ONCE):
@@ -119,7 +130,7 @@ def _images(place: Place, listing: Listing, order: Any) -> Iterator[Image]:
 def _shard(
     path: Path, images: Iterator[Image], limit: int
 ) -> tuple[dict[str, list[Any]], Image | None]:
-    """Write one shard; its part of the index, and the first image that has no room in it."""
+    """Write one shard; return its part of the index, and the first image of the next shard."""
     columns: dict[str, list[Any]] = {"names": [], "starts": [], "sizes": [], "labels": []}
     with tarfile.open(path, "x:", format=tarfile.USTAR_FORMAT) as tar:
         for image in images:

@@ -1,8 +1,8 @@
-"""A place of data, asked with patience: a store that fails for some minutes ends no training.
+"""Reading with retries: a store that fails for some minutes does not end a training.
 
-A trouble that may pass (a refused or lost connection, a time-out, an error of the server) is tried
-again with growing pauses; a mistake (no such bucket, no right to read) is an error at once. One
-line says that a store does not answer, and one that it does again.
+After a passing failure (connection refused or lost, time-out, server error) the call is repeated
+with growing pauses. A user error (no such bucket, access denied) is raised at once. One line
+reports that a store does not answer, and another that it answers again.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from hpcddp.errors import (
 
 T = TypeVar("T")
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 5.0  # seconds
-VAIN = 10  # tries with some bytes, but no more than before, that count as silence
-# Of its own: a dataset that draws from the default generator is read twice (see train/samples.py).
+VAIN = 10  # tries in a row without further progress that count as no answer
+# Independent of the default generators, which the samples depend on (train/input/seeding.py).
 _chance = random.SystemRandom()
-_down: dict[tuple[int, str], float] = {}  # by process and store: since when it does not answer
-_spoke: dict[tuple[int, str], float] = {}  # and when it did again
+_down: dict[tuple[int, str], float] = {}  # (process, store) -> time of the first failure
+_spoke: dict[tuple[int, str], float] = {}  # (process, store) -> time of the recovery
 
 
 @dataclass(frozen=True)
 class Place:
-    """A root and the patience with it; plain data, which any process can use.
+    """A root and how long to retry; plain data that can be sent to other processes.
 
     Args:
-        root: an absolute folder, or a URL.
-        patience: seconds that a store may be silent.
+        root: absolute path of a folder, or a URL.
+        patience: seconds to retry while a store does not answer.
     """
 
     root: str
@@ -50,10 +50,10 @@ class Place:
 
     @classmethod
     def of(cls, root: str | os.PathLike[str], patience: float) -> Place:
-        """A place as a person writes it.
+        """Make a place from a path or URL as a user writes it.
 
         Raises:
-            UserError: it names no bucket, or has a password or a signature in it.
+            UserError: the URL names no bucket, or contains a password or a signature.
         """
         text = os.fspath(root)
         names.refuse_password(text)
@@ -62,7 +62,7 @@ class Place:
         if not stores.scheme(text):
             return cls(str(Path(text).expanduser().absolute()), patience)
         if stores.scheme(text) == "s3" and not text.partition("://")[2].strip("/"):
-            raise UserError("names no bucket", where=text, hint="write it as s3://BUCKET/PREFIX")
+            raise UserError("the URL names no bucket", where=text, hint="use s3://BUCKET/PREFIX")
         return cls(text.rstrip("/") if not text.endswith("://") else text, patience)
 
     @property
@@ -70,15 +70,15 @@ class Place:
         return bool(stores.scheme(self.root))
 
     def at(self, name: str) -> str:
-        """The path or URL of an object, for a person and as a key."""
+        """The path or URL of an object, for messages and as a key."""
         return f"{self.root}/{name}"
 
     def find(self) -> list[StoreObject]:
-        """All objects, in the order of their names' parts."""
+        """All objects, sorted by the parts of their names."""
         return sorted(self._all(self._store.find), key=lambda f: f.name.replace("/", "\0"))
 
     def named(self, names: Collection[str]) -> dict[str, StoreObject]:
-        """Objects of these names, those that are there; other ones may be many, or hidden."""
+        """The objects with these names, hidden ones too; missing ones are left out."""
         return {item.name: item for item in self._all(lambda: self._store.named(names))}
 
     def _all(self, ask: Callable[[], Iterable[StoreObject]]) -> list[StoreObject]:
@@ -92,29 +92,29 @@ class Place:
         return objects
 
     def read(self, name: str, start: int = 0, size: int = -1) -> bytes:
-        """So many bytes of an object, all of it by default.
+        """Read ``size`` bytes of an object from ``start``; by default the whole object.
 
         Raises:
-            ObjectMissing: it is not there.
-            ObjectUnreadable: it cannot or may not be read; other objects may be.
-            UserError: nothing may be read, or there are fewer bytes.
-            StoreUnreachable: the store does not answer for too long.
+            ObjectMissing: the object does not exist.
+            ObjectUnreadable: the object is not readable, but others may be.
+            UserError: the store does not allow reading, or the object is shorter.
+            StoreUnreachable: the store did not answer in time.
         """
         data = self._patiently(self.at(name), lambda: self._store.read(name, start, size))
         if 0 <= size != len(data):
             raise UserError(
-                f"has {len(data)} bytes from {start} on, where {size} were listed",
+                f"expected {size} bytes at offset {start}, got {len(data)}",
                 where=self.at(name),
-                hint="it has changed since it was listed: begin a new run",
+                hint="the data changed after it was listed: submit a new run",
             )
         return data
 
     def open(self, name: str) -> BinaryIO:
-        """A local file; raises as ``read``."""
+        """Open a local file; raises as ``read``."""
         return self._patiently(self.at(name), lambda: stores.open_local(self.at(name)))
 
     def copy(self, name: str, out: BinaryIO) -> None:
-        """Write all of an object into a file; raises as ``read``."""
+        """Copy a whole object into a file; raises as ``read``."""
 
         def once() -> None:
             out.seek(0)
@@ -137,8 +137,11 @@ class Place:
     def _patiently(
         self, where: str, call: Callable[[], T], got: Callable[[], int] = lambda: 0
     ) -> T:
-        """The result of a call, tried again while the store may recover. ``got`` tells how far a
-        failed try came: a store that gives some bytes is not silent."""
+        """Return the result of a call; repeat the call while the store may recover.
+
+        Args:
+            got: progress of the last try, such as bytes. Progress restarts the time limit.
+        """
         end, pause, furthest, vain = 0.0, FIRST_PAUSE, 0, 0
         while True:
             began = time.monotonic()
@@ -163,19 +166,16 @@ class Place:
 
     def _silent(self, reason: str, began: float, now: float) -> None:
         key = (os.getpid(), self._name)
-        if began < _spoke.get(key, 0.0):  # another thread has had an answer since
+        if began < _spoke.get(key, 0.0):  # another thread got an answer since
             return
-        if _down.setdefault(key, now) is now:  # of all threads the first
-            _say(
-                f"{self._name} does not answer ({reason}); trying again for up to "
-                f"{self.patience:g} s"
-            )
+        if _down.setdefault(key, now) is now:  # the first thread
+            _say(f"{self._name} does not answer ({reason}); retrying for up to {self.patience:g} s")
 
     def _speaks(self) -> None:
         key = (os.getpid(), self._name)
         _spoke[key] = time.monotonic()  # first: another thread may look in between
         if (since := _down.pop(key, None)) is not None:
-            _say(f"{self._name} answers again, after {time.monotonic() - since:.0f} s")
+            _say(f"{self._name} answers again after {time.monotonic() - since:.0f} s")
 
 
 def _error(trouble: Trouble, where: str, patience: float) -> HpcddpError:
@@ -183,7 +183,7 @@ def _error(trouble: Trouble, where: str, patience: float) -> HpcddpError:
     reason = f": {trouble.reason}" if trouble.reason else ""
     if passes:
         what = f"{what} for {patience:g} s{reason}"
-        hint += " data.retry_seconds says how long it is asked"
+        hint += "; data.retry_seconds is the time to retry"
         return StoreUnreachable(what, where=where, hint=hint)
     kind = ObjectUnreadable if alone else UserError
     return (ObjectMissing if trouble.missing else kind)(what + reason, where=where, hint=hint)

@@ -1,5 +1,5 @@
-"""A few threads that fetch. Unlike those of concurrent.futures they do not keep a process from
-ending: one of them may be waiting for a store for minutes."""
+"""A few threads that fetch data. They are daemon threads, unlike those of concurrent.futures: a
+process can end while one of them waits minutes for a store."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ U = TypeVar("U")
 
 
 class Pool:
-    """So many threads, which end with ``close`` or with the process."""
+    """A number of threads, which end with ``close`` or with the process."""
 
     def __init__(self, threads: int) -> None:
         self._threads = threads
@@ -34,7 +34,7 @@ class Pool:
         return future
 
     def map(self, call: Callable[[U], T], items: Iterable[U]) -> list[T]:
-        """The results for all items; the first error ends it."""
+        """The results for all items. Raises the first error."""
         futures = [self.submit(lambda item=item: call(item)) for item in items]  # type: ignore[misc]
         try:
             return [future.result() for future in futures]
@@ -57,4 +57,4 @@ def _serve(work: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]) -> N
             future.set_result(call())
         except BaseException as error:
             future.set_exception(error)
-        del job, future, call  # the fetched bytes belong to the caller alone
+        del job, future, call  # keep no reference to the fetched bytes

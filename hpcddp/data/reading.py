@@ -1,7 +1,7 @@
 """The bytes of a dataset's samples: from the node's disk, from its cache, or from the store.
 
-A batch's objects are fetched at once by a few threads, so that their latencies overlap. Threads,
-files and fetched bytes belong to one process; only plain data is copied to another.
+A few threads fetch the objects of a batch concurrently, so that their latencies overlap. Threads,
+files and fetched bytes belong to one process; other processes get plain data only.
 """
 
 from __future__ import annotations
@@ -16,30 +16,30 @@ from hpcddp.data.listing import Listing, Sample
 from hpcddp.data.places import Place
 from hpcddp.data.pool import Pool
 
-THREADS = 16  # that fetch, in each process; they wait more than they work
+THREADS = 16  # fetching threads of a process; they mostly wait
 AHEAD = 256 << 20  # bytes of a batch that are fetched ahead
 OPEN = 64  # shards that a process keeps open
-SMALL = 1 << 20  # bytes that are read at once where they are on the node's disk
-UNKNOWN = 1 << 20  # bytes, for an object whose size is not known
-NODES = 4  # that take whole shards of which they read a part
+SMALL = 1 << 20  # bytes; a cached object up to this size is read without a thread
+UNKNOWN = 1 << 20  # bytes assumed for an object of unknown size
+NODES = 4  # most nodes that fetch whole shards although each reads a part of them
 
 
 class ObjectCache(Protocol):
-    """A cache of objects, as in cache.py. It may have a ``limit`` in bytes."""
+    """A cache of objects, such as cache.Cache. It may have a ``limit`` in bytes."""
 
     def get(self, key: str, size: int, fetch: Callable[[BinaryIO], None]) -> BinaryIO | None:
-        """The object, to read from; None if it cannot be kept."""
+        """The object as a readable file; None if the cache cannot store it."""
 
     def read(self, key: str, size: int) -> bytes | None:
-        """The whole object, if it is kept now."""
+        """The whole object if it is cached, else None."""
 
 
 class Reading:
-    """``reading(index)`` gives a sample's bytes.
+    """Reads samples: ``reading(index)`` returns a sample's bytes.
 
     Args:
-        cache: for objects of a store; None keeps nothing.
-        nodes: that read this dataset together.
+        cache: for objects of a store; None for no cache.
+        nodes: number of nodes that read this dataset together.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Reading:
         self._place, self._listing = place, listing
         self._cache = cache if place.remote else None
         self._takes_shards = not place.remote or _whole_shards(listing, self._cache, nodes)
-        # Whether an epoch brings all of it to this node.
+        # Whether an epoch brings all samples to this node.
         self.comes_whole = nodes == 1 or (bool(listing.shards) and self._takes_shards)
         self._here = _ThisProcess()
 
@@ -62,14 +62,14 @@ class Reading:
         return fetched if isinstance(fetched, bytes) else fetched.result()
 
     def where(self, index: int) -> str:
-        """The path or URL of a sample, for a person."""
+        """The path or URL of a sample, for messages."""
         sample = self._listing[index]
         if sample.shard < 0:
             return self._place.at(sample.name)
         return f"{self._place.at(self._listing.shards[sample.shard].name)}: {sample.name}"
 
     def ahead(self, indices: Iterable[int]) -> None:
-        """Begin to fetch these samples, and drop those that were fetched before."""
+        """Start to fetch these samples, and drop those fetched before."""
         here = self._process
         held, here.samples = here.samples, {}
         if not self._place.remote:
@@ -86,14 +86,14 @@ class Reading:
             )
 
     def _kept(self, index: int) -> bytes | None:
-        """A sample's bytes, if the cache has them: a read is faster than the start of a thread."""
+        """A small sample's bytes from the cache: reading them is faster than starting a thread."""
         sample = self._listing[index]
         if self._cache is None or sample.shard >= 0 or not sample.version or sample.size > SMALL:
             return None
         return self._cache.read(self._key(sample.name, sample.size, sample.version), sample.size)
 
     def holds(self, indices: Iterable[int]) -> bool:
-        """Whether these are on their way already."""
+        """Whether all these samples are already being fetched."""
         return self._process.samples.keys() >= set(indices)
 
     @property
@@ -110,11 +110,11 @@ class Reading:
         data = file.read(sample.start, sample.size) if file else b""
         if len(data) == sample.size:
             return data
-        name = self._listing.shards[sample.shard].name  # or an error that says why
+        name = self._listing.shards[sample.shard].name  # raises an error with the cause
         return self._place.read(name, sample.start, sample.size)
 
     def _whole(self, sample: Sample) -> bytes:
-        """An image that is a file of its own."""
+        """A sample that is a whole object."""
         file = self._near(sample.name, sample.size, sample.version)
         if file:
             with file, contextlib.suppress(OSError):
@@ -123,7 +123,7 @@ class Reading:
         return self._place.read(sample.name)
 
     def _near(self, name: str, size: int, version: int) -> BinaryIO | None:
-        """An object's copy in the cache. One that may change unseen is not kept."""
+        """An object's copy in the cache. Objects without a version are not cached."""
         if self._cache is None or not version or size < 0:
             return None
         key = self._key(name, size, version)
@@ -133,8 +133,10 @@ class Reading:
         return f"{self._place.at(name)} {size} {version}"
 
     def _shard(self, number: int) -> _ObjectFile | None:
-        """A shard to read from; None where it must be asked of the store. Of several threads the
-        first one opens it."""
+        """An open shard; None where its samples are read from the store one by one.
+
+        The first of several threads opens it.
+        """
         if not self._takes_shards:
             return None
         shards = self._process.shards
@@ -142,7 +144,7 @@ class Reading:
         first = shards.setdefault(number, mine)
         if first is mine:
             for old in list(shards)[: max(0, len(shards) - OPEN)]:
-                shards.pop(old, None)  # its last reader closes it
+                shards.pop(old, None)  # closed with its last reference
             try:
                 mine.set_result(self._opened(number))
             except BaseException as error:
@@ -158,9 +160,11 @@ class Reading:
 
 
 def _whole_shards(listing: Listing, cache: ObjectCache | None, nodes: int) -> bool:
-    """Whether a node takes whole shards from a store. All nodes are at the same few shards at a
-    time, so each would take every shard, for one part in ``nodes`` of its samples, and in every
-    epoch anew unless its cache keeps all of them."""
+    """Whether a node fetches whole shards from a store.
+
+    All nodes read the same few shards at a time. So each node would fetch every shard for 1 in
+    ``nodes`` of its samples, and again in every epoch unless its cache has room for all shards.
+    """
     kept: int = getattr(cache, "limit", 0)
     held = sum(max(0, shard.size) for shard in listing.shards)
     return cache is not None and (nodes <= NODES or held <= kept)
@@ -177,7 +181,7 @@ class _ObjectFile:
         os.close(self._fd)
 
     def read(self, start: int, size: int) -> bytes:
-        """So many bytes, or fewer: at its end, and where the disk fails."""
+        """Up to ``size`` bytes: fewer at the end of the file, or where the disk fails."""
         try:
             return os.pread(self._fd, size, start)
         except OSError:
@@ -185,7 +189,7 @@ class _ObjectFile:
 
 
 class _ThisProcess:
-    """The state of one process. After a fork the threads are gone, so the child makes its own."""
+    """The state of one process. A forked child has no threads, so it makes its own state."""
 
     def __init__(self) -> None:
         self.pid = os.getpid()

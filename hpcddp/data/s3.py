@@ -1,7 +1,7 @@
-"""S3 and stores with its interface, by s3torchconnector.
+"""S3 and compatible stores, with s3torchconnector.
 
-Credentials come from where AWS's own tools look for them; nothing here reads, keeps or prints them.
-Another server than AWS's is named by AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL.
+The client finds credentials where AWS's own tools do; this module never reads, stores or prints
+them. AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL is the address of a server other than AWS's.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from hpcddp.data.store_errors import Trouble
 T = TypeVar("T")
 ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 REGIONS = ("AWS_REGION", "AWS_DEFAULT_REGION")
-# The client's words -> the kind of trouble; any other words may pass.
+# Pattern of the client's message -> kind of failure; any other message is "down", which may pass.
 SAID = {
     r"bucket does not exist": "bucket",
     r"key does not exist": "missing",
     r"InvalidAccessKeyId|SignatureDoesNotMatch": "keys",
-    r"(?i:access key id) .* not exist|signature .* does not match": "keys",  # in their place
+    r"(?i:access key id) .* not exist|signature .* does not match": "keys",  # other servers' text
     r"(?:Expired|Invalid)Token|(?i:token .*(?:expired|malformed|invalid))": "keys",
     r"Forbidden|AccessDenied": "denied",
     r"[Nn]o signing credentials": "credentials",
     r"[Ww]rong region|PermanentRedirect": "region",
     r"response_status: 4(?!08|29)\d\d": "other",
 }
-ATTEMPTS = 2  # of the client itself; before longer waits a line is printed
+ATTEMPTS = 2  # of the client itself; places.py retries longer, and says so
 _clients: dict[int, S3Client] = {}  # by process
 
 
@@ -55,11 +55,11 @@ class S3:
             if item.name in left:
                 yield item
                 left.remove(item.name)
-            if not left:  # keys come in order: one that is there is the first of its prefix
+            if not left:  # keys are sorted: an existing object is the first with its prefix
                 return
 
     def _below(self, start: str) -> Iterator[StoreObject]:
-        """Objects whose names begin so."""
+        """The objects whose names begin with ``start``."""
         pages = _asked(lambda: iter(client().list_objects(self._bucket, self._prefix + start)))
         while page := _asked(lambda: next(pages, None)):
             for item in page.object_info:
@@ -94,7 +94,7 @@ def client() -> S3Client:
 
 
 def endpoint(environ: Mapping[str, str]) -> str:
-    """The address of the server; empty for AWS's own."""
+    """The address of the server; empty for AWS."""
     return _first(environ, ENDPOINTS) or _configured(environ, "endpoint_url")
 
 
@@ -107,7 +107,7 @@ def _first(environ: Mapping[str, str], names: tuple[str, ...]) -> str:
 
 
 def _configured(environ: Mapping[str, str], name: str) -> str:
-    """A line of the profile in ~/.aws/config; its files of secrets are the client's alone."""
+    """A value of the profile in ~/.aws/config. Only the client reads ~/.aws/credentials."""
     profile = environ.get("AWS_PROFILE") or "default"
     path = Path(environ.get("AWS_CONFIG_FILE") or Path.home() / ".aws" / "config")
     parser = configparser.RawConfigParser()
@@ -129,7 +129,7 @@ def _asked(call: Callable[[], T]) -> T:
 
 
 def _short(words: str) -> str:
-    """The client's words, shortened to the cause."""
+    """The client's message, shortened to the cause."""
     code = re.search(r"<Code>(\w+)</Code>", words)
     last = re.sub(r"^.*(AWS_\w+), (.*)$", r"\2", words.splitlines()[0].partition(", error_resp")[0])
     return code[1] if code else last.removeprefix("Client error: ").rstrip(".")[:200]

@@ -1,9 +1,9 @@
-"""Tar shards in WebDataset's layout -> a listing: which bytes of which shard are an image.
+"""List tar shards in WebDataset's layout: the shard, the offset and the size of each image.
 
-Members of one name before its first dot are one sample: ``KEY.jpg`` and ``KEY.cls``, which holds a
-number or a name. Without ``.cls`` the class is the member's first folder. ``pack`` writes all of
-that into ``index.json`` beside the shards. With an index a number is that of one of its classes,
-also in shards that the index does not have.
+Members with the same name up to the first dot are one sample: ``KEY.jpg`` and ``KEY.cls``, which
+contains a class number or a class name. Without ``.cls`` the class is the member's first folder.
+``pack`` writes the listing into ``index.json`` beside the shards. A class number refers to that
+index, also in shards that the index does not list.
 """
 
 from __future__ import annotations
@@ -24,18 +24,19 @@ from hpcddp.errors import ObjectMissing, UserError
 
 INDEX = "index.json"
 FORMAT = 1
-LAYOUT = "a sample is KEY.jpg with KEY.cls, or CLASS/KEY.jpg, in a .tar that is not compressed"
-AHEAD = 4 << 20  # bytes that are read at a time
+LAYOUT = "expected KEY.jpg with KEY.cls, or CLASS/KEY.jpg, in an uncompressed .tar file"
+AHEAD = 4 << 20  # bytes of one read
 READERS = 8  # threads
-CLASS_BYTES = 4096  # that a .cls may have
-MOST = 100_000  # classes that may be without a sample here, as in a part of a dataset
-SPARSE = 10  # times as many classes as have a sample
+CLASS_BYTES = 4096  # limit of a .cls file
+# Numbers up to MOST, or SPARSE times the number of classes with samples, count as class numbers.
+MOST = 100_000
+SPARSE = 10
 
-Piece = tuple[str, int, int, str]  # the image's name, its start and size, and its class
+Piece = tuple[str, int, int, str]  # image name, start and size (bytes), class
 
 
 def index(place: Place, tars: list[StoreObject], suffixes: tuple[str, ...]) -> Listing:
-    """The samples of these shards."""
+    """List the samples of these shards."""
     tars = [_measured(place, tar) for tar in tars]
     known, classes = _written(place, tars)
     rest = [tar for tar in tars if tar.name not in known]
@@ -55,7 +56,7 @@ def index(place: Place, tars: list[StoreObject], suffixes: tuple[str, ...]) -> L
 
 
 def _measured(place: Place, tar: StoreObject) -> StoreObject:
-    """A shard and its size. A folder's listing has none, since there may be a million files."""
+    """A shard with its size, which the listing of a folder does not have."""
     if place.remote or tar.size >= 0:
         return tar
     with place.open(tar.name) as file:
@@ -63,11 +64,11 @@ def _measured(place: Place, tar: StoreObject) -> StoreObject:
 
 
 def _written(place: Place, tars: list[StoreObject]) -> tuple[dict[str, list[Piece]], list[str]]:
-    """The samples of these shards in the index beside them, by shard; and its classes."""
+    """The samples of these shards by the index beside them, and the classes of the index."""
     try:
         data = json.loads(place.read(INDEX))
         if data["format"] != FORMAT:
-            raise ValueError(f"format {data['format']}")
+            raise ValueError(f"expected format {FORMAT}, got {data['format']!r}")
         names: list[str] = data["classes"]
         known = {}
         for shard in data["shards"]:
@@ -80,18 +81,21 @@ def _written(place: Place, tars: list[StoreObject]) -> tuple[dict[str, list[Piec
         return {}, []
     except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
         raise UserError(
-            f"is no index of shards: {error}",
+            f"invalid index of shards: {error}",
             where=place.at(INDEX),
-            hint="delete it: the shards are then read one by one",
+            hint="delete it: hpcddp then scans the shards",
         ) from None
-    # A shard that was written anew has another size: it is read.
+    # A shard that was rewritten has another size: it is scanned.
     same = {n: known[n][1] for n, size, _ in tars if n in known and size in (-1, known[n][0])}
     return same, names
 
 
 def _classes(pieces: Iterable[list[Piece]], known: list[str]) -> list[str]:
-    """The classes in the order of their numbers. A label that is a number is the class's own,
-    unless some labels are so large that they can only be names."""
+    """The classes in the order of their numbers.
+
+    If all labels are numbers they are class numbers, except where they are so large that they can
+    only be names.
+    """
     labels = {label for shard in pieces for *_, label in shard}
     if known and labels <= set(known):
         return known
@@ -106,7 +110,7 @@ def _classes(pieces: Iterable[list[Piece]], known: list[str]) -> list[str]:
 def _pieces(
     place: Place, shard: StoreObject, suffixes: tuple[str, ...], classes: list[str]
 ) -> Iterator[Piece]:
-    """The samples in a shard, by its members' headers; the classes are those of the index."""
+    """The samples in a shard by its members' headers. ``classes`` are those of the index."""
     name = shard.name
     images: dict[str, tarfile.TarInfo] = {}
     labels: dict[str, str] = {}
@@ -121,13 +125,11 @@ def _pieces(
                 elif PurePosixPath(member.name).suffix.lower() in suffixes:
                     images.setdefault(key, member)
     except tarfile.TarError as error:
-        raise UserError(
-            f"cannot be read as a tar file: {error}", where=place.at(name), hint=LAYOUT
-        ) from None
+        raise UserError(f"invalid tar file: {error}", where=place.at(name), hint=LAYOUT) from None
     for key, member in images.items():
         label = labels.get(key) or key.removeprefix("./").rpartition("/")[0].partition("/")[0]
         if not label:
-            raise UserError(f"{member.name} in it has no class", where=place.at(name), hint=LAYOUT)
+            raise UserError(f"{member.name} has no class", where=place.at(name), hint=LAYOUT)
         yield member.name, member.offset_data, member.size, label
 
 
@@ -148,7 +150,7 @@ def _label(place: Place, name: str, tar: tarfile.TarFile, member: tarfile.TarInf
     label = text.decode("utf-8", "replace").strip()
     if not label or "\n" in label or member.size > CLASS_BYTES:
         raise UserError(
-            f"{member.name} in it holds no number and no name of a class",
+            f"{member.name} contains neither a class number nor a class name",
             where=place.at(name),
             hint=LAYOUT,
         )
@@ -156,25 +158,25 @@ def _label(place: Place, name: str, tar: tarfile.TarFile, member: tarfile.TarInf
 
 
 def _class(label: str, place: Place, name: str, classes: list[str]) -> str:
-    """A label as the name of its class, where there is an index."""
+    """Translate a class number to the class name of the index, if there is an index."""
     if not (classes and label.isdecimal()):
         return label
     if int(label) >= len(classes):
         raise UserError(
-            f"class {label} in it is none of the {len(classes)} of {INDEX}",
+            f"class {label} is not in {INDEX}, which has {len(classes)} classes",
             where=place.at(name),
-            hint=f"pack all images anew into one, or delete {INDEX}: numbers are then the classes",
+            hint=f"pack all images again, or delete {INDEX}: each number is then a class",
         )
     return classes[int(label)]
 
 
 def opened(place: Place, name: str, size: int) -> io.BufferedReader:
-    """An object of so many bytes to seek and read in, from which much is read at a time."""
+    """An object of ``size`` bytes as a seekable file, read in large blocks."""
     return io.BufferedReader(_Ranges(place, name, size), AHEAD)
 
 
 class _Ranges(io.RawIOBase):
-    """An object of a store as a file."""
+    """An object of a store as an unbuffered file."""
 
     def __init__(self, place: Place, name: str, size: int) -> None:
         self._place, self._name, self._size, self._at = place, name, size, 0

@@ -1,4 +1,4 @@
-"""The sources of staged data: folders and files that the node sees, and stores."""
+"""Sources of staged data: folders and files that the node can read, and stores."""
 
 from __future__ import annotations
 
@@ -14,14 +14,18 @@ from hpcddp.data.places import Place
 from hpcddp.data.tree import walk
 from hpcddp.errors import UserError
 
-BLOCK = 4 << 20  # bytes that are read at a time
-EPOCH, SPAN = 10**18, 5 * 10**17  # nanoseconds: versions of objects are times from 2001 to 2017
+BLOCK = 4 << 20  # bytes of one read
+EPOCH, SPAN = (
+    10**18,
+    5 * 10**17,
+)  # nanoseconds: an object's version becomes a time from 2001 to 2017
 
 
 class File(NamedTuple):
-    """A file of a source. The name is empty where the entry itself is the file.
+    """A file of a source. The name is empty where the entry itself is a file.
 
-    ``stamp`` changes with the content. It is the copy's time, in nanoseconds since the epoch.
+    ``stamp`` changes with the content. It becomes the copy's modification time, in nanoseconds
+    since the epoch.
     """
 
     name: str
@@ -31,20 +35,20 @@ class File(NamedTuple):
 
 
 class Source(Protocol):
-    """The means to list and read an entry of data.stage."""
+    """Lists and reads an entry of data.stage."""
 
     def find(self) -> Iterator[File]:
-        """All files, hidden ones too."""
+        """All files, including hidden ones."""
 
     def read(self, file: File, start: int) -> Iterator[bytes]:
-        """A file's content from a byte on, in blocks."""
+        """A file's content from byte ``start``, in blocks."""
 
 
 def source(entry: str, patience: float) -> Source:
     """The source that an entry of data.stage names.
 
     Args:
-        patience: seconds that a store may be silent.
+        patience: seconds to retry while a store does not answer.
     """
     if "://" in entry:
         return StoreSource(entry, patience)
@@ -52,8 +56,8 @@ def source(entry: str, patience: float) -> Source:
 
 
 class LocalSource:
-    """A folder or a file. Links are followed, but not in circles. Devices, pipes and sockets are
-    left out."""
+    """A folder or a file. Symbolic links are followed, cycles are not. Devices, pipes and sockets
+    are left out."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -62,8 +66,9 @@ class LocalSource:
         try:
             facts = self._root.stat()
         except OSError as error:
-            raise UserError(f"cannot be staged: {error.strerror}", where=str(self._root),
-                            hint="data.stage names what every node can read") from None  # fmt: skip
+            hint = "data.stage requires paths that every node can read"
+            what = f"cannot stage: {error.strerror}"
+            raise UserError(what, where=str(self._root), hint=hint) from None
         if stat.S_ISDIR(facts.st_mode):
             yield from self._below()
         else:
@@ -110,15 +115,15 @@ class StoreSource:
         if "://" in self._above and (item := above.named([self._name]).get(self._name)):
             self._place = above
             return self._file("", item)
-        raise UserError("there is nothing to stage", where=self._place.root,
-                        hint="is the prefix spelled as in the store?")  # fmt: skip
+        raise UserError("no objects to stage", where=self._place.root,
+                        hint="check the spelling of the prefix")  # fmt: skip
 
     def _file(self, name: str, item: StoreObject) -> File:
         if item.size < 0:
             raise UserError(
-                "the store does not tell how large it is",
+                "the store does not report the object's size",
                 where=self._place.at(name),
-                hint="copy it to a folder that all nodes see, and stage that",
+                hint="copy it to a folder that all nodes can read, and stage that",
             )
         return File(name, item.size, EPOCH + item.version % SPAN)
 

@@ -1,15 +1,15 @@
-"""Data copied to a node's own disk, once, before the training reads it.
+"""Staging: data is copied to a node's own disk once, before the training reads it.
 
     BASE/                    hpcddp-stage-UID on the node's own disk, mode 0700
       RUN/
-        run                  the run's folder: when the run is over, its staged data goes
+        run                  path of the run folder: staged data is removed when its run has ended
         NODE/
           NAME/...           each entry of data.stage by the last part of its path
           .parts/HASH        the first bytes of a file that is being copied
           .owner .ended-N    the process that copies and then trains; its outcome (node_wait.py)
 
-A copy has the size and the time of its source. So a file that is there is not copied again, and one
-that has changed at the source is. A part goes on at its length, also in the next attempt.
+A copy has the size and the modification time of its source. So a complete copy is not repeated, and
+a changed source is copied again. A partial copy is continued, also in the next attempt.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ from hpcddp.data.pool import Pool
 from hpcddp.data.sources import File, Source
 from hpcddp.errors import HpcddpError, StageError, UserError
 from hpcddp.rundir import RunDir, write_json, write_text
-from hpcddp.sizes import size
+from hpcddp.sizes import amount
 from hpcddp.topology import Rank
 
 THREADS = 8
-LOOK = 0.2  # seconds between two looks at the threads
-SAY = 5.0  # seconds between two lines
-BLOCK = 4096  # bytes of a disk that the smallest file takes
-SPARE = 0.01  # of the disk that stays free
+LOOK = 0.2  # seconds between two checks of the threads
+SAY = 5.0  # seconds between two progress lines
+BLOCK = 4096  # bytes of disk space that the smallest file uses
+SPARE = 0.01  # part of the disk that stays free
 
 
 def folder_of(run: RunDir, rank: Rank, *, local: bool, environ: Mapping[str, str]) -> Path:
-    """The folder of a run's data on this node. Virtual nodes of one machine have one each.
+    """The folder of a run's data on this node, which is made. Each virtual node has its own.
 
     Args:
-        local: the nodes are virtual ones on this machine.
+        local: the nodes are virtual nodes of this machine.
 
     Raises:
-        UserError: it cannot be made.
+        UserError: the folder cannot be made.
     """
     base = disk.own_folder(environ, "stage")
     unique = hashlib.sha256(os.fsencode(run.path)).hexdigest()[:8]
@@ -62,7 +62,9 @@ def folder_of(run: RunDir, rank: Rank, *, local: bool, environ: Mapping[str, str
         if not mark.exists():
             write_text(mark, str(run.path))
     except OSError as error:
-        raise UserError(f"cannot be made: {error.strerror}", where=str(folder)) from None
+        hint = "set TMPDIR in [env] to a folder on the node's own disk"
+        what = f"cannot make the folder: {error.strerror}"
+        raise UserError(what, where=str(folder), hint=hint) from None
     return folder
 
 
@@ -75,7 +77,7 @@ class _Item(NamedTuple):
 
     @property
     def where(self) -> str:
-        """Its source, for a person."""
+        """The path or URL of the source, for messages."""
         return f"{self.entry.rstrip('/')}/{self.file.name}" if self.file.name else self.entry
 
 
@@ -83,10 +85,10 @@ class StagedCopy:
     """One node's copy of the data that a run stages.
 
     Args:
-        folder: of `folder_of`.
+        folder: result of `folder_of`.
         entries: of data.stage.
-        patience: seconds that a store may be silent.
-        turn: a name for this copying, which the waiting ranks know (node_wait.py).
+        patience: seconds to retry while a store does not answer.
+        turn: a name of this staging that the waiting ranks know (node_wait.py).
     """
 
     def __init__(
@@ -97,21 +99,21 @@ class StagedCopy:
         self._parts = folder / ".parts"
         self._over = threading.Event()
         self._lock = threading.Lock()
-        self.signs = 0  # grows with each file that is seen and each block that comes
-        self._total = self._there = self._got = 0  # bytes: of all, at first, since then
-        self._need = 0  # bytes of the disk
+        self.signs = 0  # grows with each listed file and each copied block
+        self._total = self._there = self._got = 0  # bytes: all, present at the start, copied since
+        self._need = 0  # bytes of disk space
 
     def copy(self, wanted: Callable[[], bool]) -> bool:
-        """Copy the missing files; False if it was not wanted to the end.
+        """Copy the missing files; return False if ``wanted`` ended the copy early.
 
         Args:
-            wanted: whether to go on; asked by this thread, five times a second.
+            wanted: whether to continue; called by this thread, five times a second.
 
         Raises:
-            UserError: there is no room, or a source cannot be read.
-            StageError: a source has changed meanwhile.
+            UserError: there is not enough space, or a source is not readable.
+            StageError: a source changed during the copy.
         """
-        with Pool(THREADS) as pool:  # not waited for: a thread may wait for a store for minutes
+        with Pool(THREADS) as pool:  # never joined: a thread may wait minutes for a store
             try:
                 write_json(self.owner, {"who": claims.mark(), "turn": self.turn})
                 look = pool.submit(self._look)
@@ -134,7 +136,7 @@ class StagedCopy:
         self, work: Sequence[Future[Any]], wanted: Callable[[], bool],
         began: float = 0.0,
     ) -> bool:  # fmt: skip
-        """Wait until threads have ended, or one of them has failed."""
+        """Wait until all threads have ended; raise the first error. False if not wanted."""
         printed, busy = time.monotonic(), set(work)
         while busy:
             done, busy = wait(busy, LOOK, FIRST_EXCEPTION)
@@ -149,7 +151,7 @@ class StagedCopy:
         return True
 
     def _look(self) -> list[_Item]:
-        """The files that are missing."""
+        """List the missing files."""
         clear(self.folder.parent.parent, self.folder.parent)
         self._parts.mkdir(exist_ok=True)
         missing = []
@@ -160,8 +162,8 @@ class StagedCopy:
                     return []
                 self.signs += 1
                 if ".." in file.name.split("/"):  # a key of a store may be anything
-                    raise UserError(f"{file.name!r} would lie outside of the folder", where=entry,
-                                    hint="rename it")  # fmt: skip
+                    raise UserError(f"{file.name!r} leads out of the staging folder", where=entry,
+                                    hint="rename the object")  # fmt: skip
                 item = _Item(entry, source, file)
                 self._total += file.size
                 if _complete(self._target(item), file):
@@ -189,14 +191,14 @@ class StagedCopy:
     def _no_room(self, need: int, free: int) -> UserError:
         where = " of memory" if disk.in_memory(self.folder) else ""
         return UserError(
-            f"{size(need)} more are to be staged, and {size(free)}{where} are free",
+            f"no space to stage the data: {amount(need)} needed, {amount(free)}{where} free",
             where=f"{self.folder} on {host()}",
-            hint="stage less, ask for a node with more room, or set TMPDIR in [env] to another "
-            "disk; without data.stage the data is read from where it lies",
+            hint="stage less, request nodes with more space, or set TMPDIR in [env] to another "
+            "disk; without data.stage, hpcddp reads the data from its source",
         )
 
     def _work(self, rest: Iterator[_Item]) -> None:
-        """Copy one file after the other; a failure ends the other threads too."""
+        """Copy one file after another. A failure also ends the other threads."""
         try:
             while not self._over.is_set():
                 with self._lock:
@@ -209,19 +211,19 @@ class StagedCopy:
             raise
 
     def _error(self, error: OSError) -> HpcddpError:
-        """An error of a disk, here or at the source, for a person."""
+        """Translate an error of a disk, here or at the source."""
         if error.errno in disk.FULL:
             left = self._total - self._there - self._got
             return self._no_room(left, disk.free(self.folder)[0])
         kind = UserError if isinstance(error, PermissionError) else StageError
-        return kind(f"cannot be staged: {error.strerror or error}",
+        return kind(f"cannot stage: {error.strerror or error}",
                     where=str(error.filename or self.folder))  # fmt: skip
 
     def _fetch(self, item: _Item) -> None:
         file, part, target = item.file, self._part(item), self._target(item)
         with part.open("ab") as out:
             for data in item.source.read(file, out.tell()):
-                if self._over.is_set():  # another copy may be at work by now
+                if self._over.is_set():  # another attempt may be copying by now
                     return
                 out.write(data)
                 with self._lock:
@@ -229,8 +231,8 @@ class StagedCopy:
                     self.signs += 1
         if (got := _size(part)) != file.size:
             part.unlink()
-            raise StageError(f"had {file.size} bytes and now gives {got}", where=item.where,
-                             hint="what is staged must not change meanwhile")  # fmt: skip
+            raise StageError(f"expected {file.size} bytes, got {got}", where=item.where,
+                             hint="do not change the data while it is staged")  # fmt: skip
         part.chmod(file.mode)
         os.utime(part, ns=(file.stamp, file.stamp))
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -238,18 +240,18 @@ class StagedCopy:
 
     def _say(self, seconds: float) -> None:
         done, rate = self._there + self._got, self._got / seconds
-        text = f"{host()}: staged {size(done)} of {size(self._total)}, {size(rate)}/s"
+        text = f"{host()}: staged {amount(done)} of {amount(self._total)}, {amount(rate)}/s"
         if rate:
-            text += f", {(self._total - done) / rate:.0f} s to go"
+            text += f", {(self._total - done) / rate:.0f} s left"
         print(text, flush=True)
 
     def _say_end(self, seconds: float) -> None:
-        text = f"{host()}: staged {size(self._total)}"
+        text = f"{host()}: staged {amount(self._total)}"
         if not self._got:
-            text += ", all of it was there already"
+            text += ", all of it already present"
         else:
-            text += f" in {seconds:.1f} s, {size(self._got / max(seconds, 1e-3))}/s"
-            text += f"; {size(self._there)} of it were there already" if self._there else ""
+            text += f" in {seconds:.1f} s, {amount(self._got / max(seconds, 1e-3))}/s"
+            text += f"; {amount(self._there)} of it already present" if self._there else ""
         print(text, flush=True)
 
 

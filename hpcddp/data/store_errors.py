@@ -1,4 +1,4 @@
-"""The troubles with a store, and with an object in it."""
+"""Failures of a store, or of one object in it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from typing import NamedTuple
 
 
 class Kind(NamedTuple):
-    """A trouble in words for a person; ``passes``: waiting may help; ``alone``: other objects may
-    be read."""
+    """A kind of failure: message and hint.
+
+    ``passes``: a retry may succeed. ``alone``: it concerns one object; others may be readable.
+    """
 
     what: str
     hint: str
@@ -16,36 +18,34 @@ class Kind(NamedTuple):
 
 
 KINDS = {
-    "bucket": Kind("there is no such bucket", "look at its name, and at the store's address"),
-    "missing": Kind(
-        "is not there", "was it taken away, or renamed? The name must be exact", alone=True
-    ),
+    "bucket": Kind("no such bucket", "check the bucket's name and the store's address"),
+    "missing": Kind("not found", "check the name; it may have been removed or renamed", alone=True),
     "denied": Kind(
-        "may not be read with these credentials",
-        "look at them, and at what they allow: listing and reading are needed",
+        "access denied",
+        "use credentials that allow listing and reading",
         alone=True,
     ),
-    "forbidden": Kind("may not be read", "look at who owns it, and at its mode", alone=True),
+    "forbidden": Kind("cannot read", "check its owner and mode", alone=True),
     "keys": Kind(
-        "may not be read with these credentials", "are they right, and of this store's account?"
+        "invalid credentials", "check that they are correct, not expired, and for this store"
     ),
     "credentials": Kind(
-        "there are no credentials for it",
-        "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the environment of the job, or "
-        "AWS_PROFILE, or write ~/.aws/credentials",
+        "no credentials found",
+        "write ~/.aws/credentials, or set AWS_PROFILE or AWS_ACCESS_KEY_ID and "
+        "AWS_SECRET_ACCESS_KEY in the job's environment",
     ),
-    "region": Kind("lies in another region", "set AWS_REGION to it"),
-    "other": Kind("cannot be read", "look at the address", alone=True),
-    "down": Kind("does not answer", "is the store up, and its address right?", passes=True),
+    "region": Kind("the bucket is in another region", "set AWS_REGION to that region"),
+    "other": Kind("cannot read", "check the path or URL", alone=True),
+    "down": Kind("does not answer", "check the store and its address", passes=True),
 }
 
 
 class Trouble(Exception):
-    """The error of a store in place of an answer.
+    """A store reported a failure.
 
     Args:
         kind: a key of KINDS.
-        reason: its own words.
+        reason: the store's own message.
     """
 
     def __init__(self, kind: str, reason: object = "") -> None:

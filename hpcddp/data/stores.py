@@ -1,8 +1,8 @@
-"""The stores of samples: a table of the means to list and read, by the scheme of a URL.
+"""Stores by the scheme of a URL: each lists and reads the objects below a root.
 
-A store knows the objects below its root by their names, ``CLASS/1.jpg``. It asks once, and raises
-``Trouble`` for a failure; patience is in places.py. Its clients are made in the process that uses
-them: a client that a fork has copied does not work.
+A store names objects relative to its root, such as ``CLASS/1.jpg``. It makes each request once and
+raises ``Trouble`` for a failure; places.py retries. Each process makes its own clients, because a
+client does not survive a fork.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ from hpcddp.data.tree import walk
 from hpcddp.errors import UserError
 
 T = TypeVar("T")
-# The names of a version in drivers of fsspec.
+# The keys under which drivers of fsspec report a version.
 VERSIONS = ("etag", "ETag", "md5Hash", "mtime", "LastModified", "last_modified", "created")
-BLOCK = 1 << 20  # bytes that are read at a time
-FEW = 16  # objects that are asked for one by one
+BLOCK = 1 << 20  # bytes of one read
+FEW = 16  # most objects that are looked up one by one
 
 
 class Store(Protocol):
-    """The means to list and read the objects below a root. All methods raise Trouble."""
+    """Lists and reads the objects below a root. All methods raise Trouble."""
 
     def find(self) -> Iterable[StoreObject]:
         """All objects, in any order."""
 
     def named(self, names: Collection[str]) -> Iterable[StoreObject]:
-        """Objects of these names, those that are there; as few others as possible are looked at."""
+        """The objects with these names; missing ones are left out."""
 
     def read(self, name: str, start: int, size: int) -> bytes:
-        """So many bytes of an object, or fewer at its end; -1 reads all."""
+        """``size`` bytes of an object from ``start``, fewer at its end; size -1 reads all."""
 
     def stream(self, name: str) -> Iterator[bytes]:
-        """All of an object in blocks."""
+        """A whole object in blocks."""
 
 
 class Local:
-    """A folder. Hidden files do not count; links are followed, but not in circles."""
+    """A folder. Hidden files are left out; links are followed, cycles are not."""
 
     def __init__(self, root: str) -> None:
         self._root = Path(root)
@@ -51,10 +51,10 @@ class Local:
     def find(self) -> Iterator[StoreObject]:
         try:
             for name, entry in walk(self._root, hidden=False):
-                # a million calls of stat would take minutes
+                # without sizes: a million stat calls would take minutes
                 yield StoreObject(f"{name}/" if entry.is_dir() else name)
         except OSError as error:
-            raise _of_disk(error, f" ({error.filename})") from None
+            raise _of_disk(error, self._inside(error)) from None
 
     def named(self, names: Collection[str]) -> Iterator[StoreObject]:
         for name in names:
@@ -64,7 +64,7 @@ class Local:
             except (FileNotFoundError, NotADirectoryError):
                 pass
             except OSError as error:
-                raise _of_disk(error, f" ({error.filename})") from None
+                raise _of_disk(error, self._inside(error)) from None
 
     def read(self, name: str, start: int, size: int) -> bytes:
         try:
@@ -83,6 +83,10 @@ class Local:
         except OSError as error:
             raise _of_disk(error) from None
 
+    def _inside(self, error: OSError) -> str:
+        """The path that an error is about, unless it is the root."""
+        return "" if str(error.filename) == str(self._root) else str(error.filename)
+
 
 def open_local(path: str) -> BinaryIO:
     try:
@@ -91,13 +95,15 @@ def open_local(path: str) -> BinaryIO:
         raise _of_disk(error) from None
 
 
-def _of_disk(error: OSError, more: str = "") -> Trouble:
-    kinds: dict[type, str] = {FileNotFoundError: "missing", PermissionError: "forbidden"}
-    return Trouble(kinds.get(type(error), "other"), f"{error.strerror or error}{more}")
+def _of_disk(error: OSError, inside: str = "") -> Trouble:
+    if isinstance(error, FileNotFoundError):
+        return Trouble("missing", inside)
+    kind = "forbidden" if isinstance(error, PermissionError) else "other"
+    return Trouble(kind, f"{error.strerror or error}" + (f" ({inside})" if inside else ""))
 
 
 class Fsspec:
-    """Any other store that fsspec or one of its drivers knows: gs, az, hdfs, memory, ..."""
+    """Any other store with a driver for fsspec: gs, az, hdfs, memory, ..."""
 
     def __init__(self, root: str) -> None:
         try:
@@ -108,20 +114,21 @@ class Fsspec:
             self._fs, self._path = url_to_fs(root)
         except (ImportError, ValueError) as error:
             raise UserError(
-                f"is of no store that is known here: {error}",
+                f"unsupported store: {error}",
                 where=root,
-                hint="s3:// needs hpcddp[s3]; for others install the driver that fsspec names",
+                hint="for s3:// install the extra `s3` of hpcddp; for other stores, install the "
+                "driver that fsspec names",
             ) from None
 
     def find(self) -> Iterator[StoreObject]:
         objects = _asked(lambda: self._fs.find(self._path, detail=True))
         start = len(self._path.rstrip("/")) + 1 if self._path.strip("/") else len(self._path)
         for name, facts in objects.items():
-            if below := name[start:]:  # else the root is an object: nothing is below it
+            if below := name[start:]:  # otherwise the root itself is an object
                 yield _object(below, facts)
 
     def named(self, names: Collection[str]) -> Iterator[StoreObject]:
-        if len(names) > FEW:  # one request for each would take longer than a list of all
+        if len(names) > FEW:  # one listing is faster than a request for each
             yield from (item for item in self.find() if item.name in names)
             return
         for name in names:
@@ -155,7 +162,7 @@ def _object(name: str, facts: Mapping[str, Any]) -> StoreObject:
 
 
 def _asked(call: Callable[[], T]) -> T:
-    """A driver's answer. Drivers raise any error: one that is no known mistake may pass."""
+    """Call a driver. Drivers raise any exception: one that is not a known user error may pass."""
     try:
         return call()
     except (FileNotFoundError, IsADirectoryError) as error:
@@ -170,12 +177,8 @@ def _asked(call: Callable[[], T]) -> T:
 
 def _without(error: ImportError, package: str, extra: str, where: str) -> UserError:
     absent = isinstance(error, ModuleNotFoundError) and "." not in (error.name or "")
-    why = "which is not here" if absent else f"which cannot be loaded: {error}"
-    return UserError(
-        f"is read with {package}, {why}",
-        where=where,
-        hint=f"pip install 'hpcddp[{extra}]'" + (" has versions that work" if not absent else ""),
-    )
+    what = f"{package} is not installed" if absent else f"cannot load {package}: {error}"
+    return UserError(what, where=where, hint=f"install the extra `{extra}` of hpcddp")
 
 
 def _s3(root: str) -> Store:
@@ -188,16 +191,20 @@ def _s3(root: str) -> Store:
 
 STORES: dict[str, Callable[[str], Store]] = {"": Local, "s3": _s3}
 
-_opened: dict[tuple[int, str], Store] = {}  # by process
+_opened: dict[tuple[int, str], Store] = {}  # by process and root
 
 
 def scheme(root: str) -> str:
-    """The part before ``://``; empty for a folder."""
+    """The part before ``://``, in lower case; empty for a folder."""
     return root.partition("://")[0].lower() if "://" in root else ""
 
 
 def store(root: str) -> Store:
-    """The store of this process for a root; UserError if its library is not installed."""
+    """This process's store for a root.
+
+    Raises:
+        UserError: its package is not installed.
+    """
     key = os.getpid(), root
     if key not in _opened:
         _opened[key] = STORES.get(scheme(root), Fsspec)(root)

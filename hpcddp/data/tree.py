@@ -12,11 +12,14 @@ Folders = frozenset[tuple[int, int]]  # device and inode
 def walk(
     folder: Path, *, hidden: bool = True, prefix: str = "", above: Folders = frozenset()
 ) -> Iterator[tuple[str, os.DirEntry[str]]]:
-    """Each entry with its name from the root on, in order, a folder before its own. Links are
-    followed, but not in circles.
+    """Each entry with its name relative to the root, sorted, a folder before its entries.
+
+    Links are followed, cycles are not.
 
     Args:
-        hidden: names that begin with a dot count too.
+        hidden: include names that begin with a dot.
+        prefix: put before each name.
+        above: the folders that contain this one, to stop at cycles.
 
     Raises:
         OSError: a folder cannot be read.

@@ -1,5 +1,5 @@
-"""How the processes of a job start on a node, and what each finds there.
+"""How the processes of a job start on a node, and their environment.
 
-It imports what is below; torch only in a function of a process that forks ranks.
+It imports the rooms below; torch only in a function of a process that forks ranks.
 Scripts start ``command`` in a rank. Others use ``launchers`` (the table) and ``script``.
 """

@@ -1,4 +1,4 @@
-"""Processes of ranks on this machine: labelled, signalled and ended together, as by srun."""
+"""The processes of ranks on this machine, with labels, signals and end as from srun."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from hpcddp.topology import Rank
 
 KILL_WAIT = 10.0  # seconds between TERM and KILL
 WAIT = 600.0  # seconds between the first rank's end and the last's, as for srun in the templates
-LOOK = 0.5  # seconds between two looks at the run dir
-# Ends that no rank comes to because another one is gone: no memory left, or no room on a disk.
+LOOK = 0.5  # seconds between two looks at the run folder
+# Signals that end a rank for its own reasons, not as another one is gone: no memory, full disk.
 CAUSES = (-signal.SIGKILL, -signal.SIGBUS)
 
 
 def patience(environ: Mapping[str, str]) -> float:
-    """WAIT for a task, whose ranks leave together; a program's may do what they like."""
+    """WAIT for a task, whose ranks leave together; a program's ranks may stay."""
     return float("inf") if job_of(environ.get("HPCDDP_RUN_DIR", os.devnull)) else WAIT
 
 
 class Process(Protocol):
-    """What a group needs of a process; subprocess.Popen has it."""
+    """The part of subprocess.Popen that a group uses."""
 
     pid: int
     stdout: IO[bytes] | None
@@ -41,7 +41,7 @@ class Process(Protocol):
         """The exit code, -N for signal N; None while it runs."""
 
     def send_signal(self, sig: int) -> None:
-        """Send a signal, if it still runs."""
+        """Send a signal, if the process still runs."""
 
 
 class Group:
@@ -49,13 +49,13 @@ class Group:
 
     Args:
         ranks: those that run here.
-        start: makes a rank's process, its output in a pipe; or raises what is no Exception, in a
-            fork of this process.
-        out: where the lines go; what a full disk does not take is lost.
+        start: makes a rank's process, with its output in a pipe; in a fork of this process it
+            raises a BaseException that is no Exception.
+        out: the destination of the lines; on a full disk they are lost.
         label: put `RANK: ` before each line.
-        request: the run dir's file with a person's wish, if no other process passes that on.
+        request: the run folder's file with a user's request, if no other process passes it on.
         kill_wait: seconds between TERM and KILL.
-        wait: seconds that ranks may run on when the first one has left.
+        wait: seconds that ranks may run on after the first one has left.
     """
 
     def __init__(
@@ -73,11 +73,11 @@ class Group:
         self.kill_wait = KILL_WAIT if kill_wait is None else kill_wait
         self.width = len(str(ranks[0].world_size - 1))
         self.code = 0
-        self.named: set[int] = set()  # ranks of which it was said that a signal ended them
+        self.named: set[int] = set()  # ranks whose end by a signal was printed
         self.parent = os.getppid()
         self.deadline = self.late = float("inf")
         self.wait = wait
-        self.next_look = 0.0  # at the request; never again once it was there
+        self.next_look = 0.0  # at the request; never again after it was seen
         self.selector = selectors.DefaultSelector()
         self.processes: dict[int, Process] = {}
         self.orphans = Orphans()
@@ -88,7 +88,7 @@ class Group:
         except OSError:
             self.signal(signal.SIGKILL)
             raise
-        except BaseException:  # a fork of this process, which has nothing to do with the others
+        except BaseException:  # in a fork of this process, which is a rank itself
             self._forget()
             raise
 
@@ -105,33 +105,33 @@ class Group:
                 process.stdout.close()
 
     def signal(self, number: int) -> None:
-        """Send a signal to every rank that still runs, and to what others have left behind."""
+        """Send a signal to every rank that still runs, and to the orphans of others."""
         for process in self.processes.values():
             if process.poll() is None:
                 process.send_signal(number)
         self.orphans.tell(number)
 
     def end(self) -> None:
-        """TERM now, KILL after a while."""
+        """Send TERM now, and KILL after ``kill_wait``."""
         if self.deadline == float("inf"):
             self.deadline = time.monotonic() + self.kill_wait
             self.signal(signal.SIGTERM)
 
     def run(self) -> int:
-        """Until every rank has left; the first bad exit code, 128 + N for signal N, or 0. Of ranks
-        that are seen at once a killed one is the first."""
+        """Wait until every rank has left; the first bad exit code, 128 + N for signal N, or 0. Of
+        ranks that are seen to end together, a killed one counts as the first."""
         while self._watch() or self._leaves():
             for key, _ in self.selector.select(timeout=0.1):
                 self._read(key)
         self.orphans.kill()
         for key in list(self.selector.get_map().values()):
             self._read(key)
-            if key.data[1]:  # a last line without its end, in a pipe that a grandchild holds open
+            if key.data[1]:  # an unfinished last line, in a pipe that a grandchild holds open
                 self._write_lines(key.data[0], [key.data[1]])
         return self.code
 
     def _leaves(self) -> bool:
-        """Whether a process that was told to leave still runs, though no rank does."""
+        """Whether an orphan that got a stop signal still runs after all ranks."""
         now = time.monotonic()
         self.alone = min(self.alone, now)
         left = self.orphans.look(self._pids(), now=True)
@@ -143,7 +143,7 @@ class Group:
     def _watch(self) -> bool:
         """Look at every rank; whether one still runs."""
         codes = {rank: process.poll() for rank, process in self.processes.items()}
-        # A rank that was killed comes first: the others, which lost it, may be seen before.
+        # A killed rank comes first: the others only lost it.
         bad = sorted(
             ((rank, code) for rank, code in codes.items() if code),
             key=lambda end: end[1] not in CAUSES,
@@ -157,14 +157,14 @@ class Group:
         self._pass_on()
         self.orphans.look(self._pids())
         self._wait_for_the_rest(codes)
-        if os.getppid() != self.parent:  # the script, which waits for the ranks, is gone
+        if os.getppid() != self.parent:  # the script that waits for the ranks has ended
             self.end()
         if time.monotonic() > self.deadline:
             self.signal(signal.SIGKILL)
         return any(code is None for code in codes.values())
 
     def _tell(self, rank: int, code: int) -> None:
-        """Name a rank that a signal ended, if it was not this group that sent it."""
+        """Print that a signal ended a rank, unless this group sent it."""
         late = code == -signal.SIGKILL and time.monotonic() > self.deadline
         ours = self.code and (code not in CAUSES or late)
         if code < 0 and not ours and rank not in self.named:
@@ -173,18 +173,19 @@ class Group:
             self._write(f"{rank_ended(rank, host(), name)}\n".encode())
 
     def _wait_for_the_rest(self, codes: dict[int, int | None]) -> None:
-        """A rank that hangs at its very end must not keep a job that is done."""
+        """End ranks that hang at their end, long after another one has left."""
         left = [rank for rank, code in codes.items() if code is not None]
         if left and self.late == float("inf"):
             self.late = time.monotonic() + self.wait
         if time.monotonic() > self.late and self.deadline == float("inf"):
             rest = ", ".join(str(rank) for rank, code in codes.items() if code is None)
-            text = f"hpcddp: rank {rest} on {host()} still ran {self.wait:.0f} s after another left"
+            since = f"{self.wait:.0f} s after another rank left"
+            text = f"hpcddp: rank {rest} on {host()} still ran {since}: ending it"
             self._write(f"{text}\n".encode())
             self.end()
 
     def _pass_on(self) -> None:
-        """Tell the ranks of a person's wish, as Slurm would."""
+        """Signal a user's request to the ranks, as Slurm would."""
         if self.request is None or (clock := time.monotonic()) < self.next_look:
             return
         self.next_look = clock + LOOK
@@ -194,7 +195,7 @@ class Group:
                 self.signal(signal.SIGUSR2)
 
     def _read(self, key: selectors.SelectorKey) -> None:
-        """Pass on the whole lines that a rank has written."""
+        """Write the whole lines of a rank's new output."""
         rank, rest = key.data
         try:
             data = os.read(key.fd, 1 << 16)
@@ -214,7 +215,7 @@ class Group:
             self._write(b"".join(line + b"\n" for line in lines))
 
     def _write(self, data: bytes) -> None:
-        with contextlib.suppress(OSError):  # a full disk loses lines, and no rank
+        with contextlib.suppress(OSError):  # a full disk loses lines, not ranks
             while data:
                 data = data[self.out.write(data) or 0 :]
             self.out.flush()

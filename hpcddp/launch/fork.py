@@ -1,11 +1,11 @@
-"""The launcher `fork`: one process of a node imports torch, and its ranks are forked from it.
+"""The launcher `fork`: one process per node imports torch and forks the node's ranks.
 
     python -P -m hpcddp.launch.fork RANKS_PER_NODE COMMAND...
 
-Started once on each node, by srun or by spawn.py. Imports are all that comes before the fork: a
-CUDA context, a thread or a parallel region of OpenMP would not be whole in the ranks. The command
-is one of Python's, a script or `-m MODULE`: it runs in the forked process, as `__main__`. Output is
-labelled, signals are passed on, and the first bad exit code is the node's, as in spawn.py.
+srun or spawn.py starts it once per node. Before the fork there are only imports: a CUDA context, a
+thread or a parallel region of OpenMP would be broken in the ranks. The command is a Python script
+or `-m MODULE`, which runs in the forked process as `__main__`. Labels, signals and exit code are as
+in spawn.py.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SLURM_KILL_WAIT = 30.0  # seconds between TERM and KILL, Slurm's default
 
 
 class Forked:
-    """A rank's process, as far as Group looks at one."""
+    """A forked rank, with the interface that Group uses."""
 
     def __init__(self, pid: int, output: int) -> None:
         self.pid = pid
@@ -40,7 +40,7 @@ class Forked:
     def poll(self) -> int | None:
         """The exit code, -N for signal N; None while it runs."""
         if self._code is None:
-            with suppress(ChildProcessError):  # a signal's handler came in between, and knows
+            with suppress(ChildProcessError):  # a signal handler has read the code
                 pid, status = os.waitpid(self.pid, os.WNOHANG)
                 self._code = os.waitstatus_to_exitcode(status) if pid else None
         return self._code
@@ -52,14 +52,14 @@ class Forked:
 
 
 class _Born(BaseException):
-    """Raised in a forked process, to leave the frames of its parent."""
+    """Raised in a forked process, to unwind the frames of its parent."""
 
     def __init__(self, rank: Rank) -> None:
         self.rank = rank
 
 
 def start(rank: Rank) -> Forked:
-    """Fork a rank. Signals are blocked: the child could not tell which process they were for."""
+    """Fork a rank. Signals are blocked: the child must not handle those for its parent."""
     output, end = os.pipe()
     parent = os.getpid()
     pid = os.fork()
@@ -78,8 +78,8 @@ def start(rank: Rank) -> Forked:
 
 
 def environment(rank: Rank, environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables that a rank has in place of its node's: those of torchrun, and those that srun
-    would have set."""
+    """The variables of a rank in place of its node's: those of torchrun, and those that srun would
+    have set."""
     variables = {**rank.to_env(), "HPCDDP_FORKED": "1"}
     nodes = rank.world_size // rank.local_size
     each = f"{rank.local_size}(x{nodes})" if nodes > 1 else str(rank.local_size)
@@ -97,7 +97,7 @@ def environment(rank: Rank, environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def preload(environ: Mapping[str, str]) -> None:
-    """Import what a rank needs up to its first step."""
+    """Import all that a rank needs until its first step."""
     import torch
     import torch.distributed
     import torch.nn.parallel
@@ -105,17 +105,17 @@ def preload(environ: Mapping[str, str]) -> None:
 
     weight = torch.nn.Parameter(torch.zeros(()))
     weight.grad = torch.zeros(())
-    torch.optim.SGD([weight]).step()  # imports a good deal more; Adam's step looks for a GPU
+    torch.optim.SGD([weight]).step()  # imports much more; Adam's step would look for a GPU
     if not job_of(environ["HPCDDP_RUN_DIR"]):
         import hpcddp.train.job  # noqa: F401
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         raise SystemExit(
-            "hpcddp: CUDA is in use before the ranks are forked; take another launcher"
+            "hpcddp: an import uses CUDA before the ranks are forked; use another launcher"
         )
 
 
 def main(args: list[str]) -> int:
-    """Import, fork the node's ranks, and see to them."""
+    """Import, fork the node's ranks, and wait for them."""
     here, *command = args
     script = Script(command)
     node = Rank.from_env(os.environ)
@@ -124,7 +124,7 @@ def main(args: list[str]) -> int:
     adopt_orphans()
     ranks = [topology.rank_of(topology.rank(node.world_rank, i)) for i in range(int(here))]
     gc.collect()
-    gc.freeze()  # the ranks share this memory as long as none writes there
+    gc.freeze()  # the ranks share this memory until one writes to it
     signal.pthread_sigmask(signal.SIG_BLOCK, stops := {*stop_signals(), signal.SIGINT})
     try:
         wait = SLURM_KILL_WAIT if "SLURM_JOB_ID" in os.environ else KILL_WAIT
@@ -137,7 +137,7 @@ def main(args: list[str]) -> int:
             signal.signal(number, lambda number, frame: group.signal(number))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, stops)
         code = group.run()
-        ignore_stop_signals()  # one that comes while Python leaves would hide the exit code
+        ignore_stop_signals()  # a signal during Python's exit would change the exit code
         return code
     _be(mine)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, stops)
@@ -145,11 +145,11 @@ def main(args: list[str]) -> int:
 
 
 def _be(rank: Rank) -> None:
-    """Make a forked process what srun would have started."""
+    """Set up a forked process as if srun had started it."""
     os.environ.update(environment(rank, os.environ))
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    if "numpy" in sys.modules:  # Python's own generator seeds itself anew
+    if "numpy" in sys.modules:  # Python's own generator is seeded again by itself
         sys.modules["numpy"].random.seed()
     cpus, here = sorted(os.sched_getaffinity(0)), rank.local_size
     share = len(cpus) // here

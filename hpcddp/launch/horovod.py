@@ -1,7 +1,6 @@
-"""The launcher `horovod`: what its ranks find in their environment, and what must be there before.
+"""The launcher `horovod`: the environment of its ranks, and what it needs.
 
-A rank gets its place as by `horovodrun --gloo`. They find each other in
-horovod_rendezvous.py.
+Ranks get their places as from `horovodrun --gloo`, and their rendezvous is horovod_rendezvous.py.
 """
 
 from __future__ import annotations
@@ -16,10 +15,10 @@ if TYPE_CHECKING:
     from hpcddp.spec import JobSpec
     from hpcddp.topology import Rank
 
-START = 600  # seconds in which all ranks must be there; Horovod's own 30 are short for an import
-HELP = "build it there as docs/horovod.md shows, or let the script use DDP under any other launcher"
+START = 600  # seconds until all ranks must be there; Horovod's 30 are too short for an import
+HELP = "build it as docs/howto/horovod.md shows, or use DDP in the script and another launcher"
 
-# Runs in the Python of the command, and imports nothing of Horovod: that takes seconds.
+# Runs in the Python of the command. It does not import Horovod, which takes seconds.
 LOOK = """
 import importlib.util, json, pathlib, sys
 from importlib.metadata import PackageNotFoundError, version
@@ -35,8 +34,8 @@ print(json.dumps(report))
 
 
 def environment(rank: Rank, environ: Mapping[str, str]) -> dict[str, str]:
-    """Who a rank is, in Horovod's words. A node's name stands for the ranks that share it, and is
-    another on each node, also where several nodes are one machine."""
+    """The variables that give a rank its place in Horovod. The host name must differ between nodes,
+    also if several virtual nodes are one machine."""
     variables = {
         "RANK": rank.world_rank,
         "SIZE": rank.world_size,
@@ -56,26 +55,26 @@ def environment(rank: Rank, environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def missing(job: JobSpec, profile: Profile) -> str:
-    """What the command's Python lacks, as launchers.nothing tells it; where only the nodes can
-    tell, nothing."""
+    """What the command's Python lacks, in the form of launchers.nothing; "" if only the nodes can
+    tell."""
     from hpcddp import versions
 
     if not job.command:
-        return "it starts a script that uses Horovod, given after --, and a job's task uses DDP"
+        return "it requires a script that uses Horovod, given after --; a job's task uses DDP"
     program = job.command[0]
     if profile.cluster.modules or "PATH" in job.env or not Path(program).name.startswith("python"):
         return ""
     given = {name: str(value) for name, value in job.env.items()}
     report = versions.ask(program, LOOK, {**os.environ, **given})
     if report and not report["there"]:
-        return f"there is no package horovod in {report['python']}\n{HELP}"
+        return f"{report['python']} has no package horovod\n{HELP}"
     built, torch = report.get("built"), report.get("torch", "")
     if built and _release(built.get("pytorch", "")) != _release(torch):
         was = built.get("pytorch", "none")
-        return f"horovod in {report['python']} was built for torch {was}, and not {torch}\n{HELP}"
+        return f"horovod in {report['python']} was built for torch {was}, not {torch}\n{HELP}"
     return ""
 
 
 def _release(version: str) -> list[str]:
-    """What has one binary interface: 2.13 of 2.13.1+cpu."""
+    """The part of a version that fixes the binary interface: 2.13 of 2.13.1+cpu."""
     return version.split(".")[:2]

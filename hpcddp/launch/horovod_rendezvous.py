@@ -2,10 +2,10 @@
 
     python -P -m hpcddp.launch.horovod_rendezvous LAUNCHER...
 
-It becomes the launcher, srun or spawn.py, so that signals, output and exit code are that one's
-own. The store is a process beside it, which the kernel ends with the launcher, however that ends.
-It answers what a rank asks of the server that `horovodrun --gloo` has: put a value, read one that
-may not be there yet, and take the own one back when all have read it.
+This process is replaced by the launcher, srun or spawn.py, so signals, output and exit code are the
+launcher's. The store is a child process, which the kernel ends with the launcher. It answers the
+requests that a rank makes of the server of `horovodrun --gloo`: put a value, read a value that may
+not be there yet, and remove the rank's own value when all have read it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from http.server import BaseHTTPRequestHandler
 from socketserver import ThreadingTCPServer
 from typing import Any, NoReturn
 
-from hpcddp.launch.command import execute
+from hpcddp.attempt import exit_codes
+from hpcddp.launch.command import execute, not_started
 from hpcddp.preempt import ignore_stop_signals
 from hpcddp.processes import die_with_parent
 
@@ -26,18 +27,18 @@ class RendezvousServer(ThreadingTCPServer):
     """Values by their paths, on a port that is free."""
 
     daemon_threads = True
-    request_queue_size = 1024  # the ranks come all at once
+    request_queue_size = 1024  # all ranks connect at once
 
     def __init__(self) -> None:
         super().__init__(("", 0), Request)
         self.values: dict[str, bytes] = {}
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A rank that went in the middle of a request: its launcher tells."""
+        """Ignore a rank that ended during a request: its launcher reports it."""
 
 
 class Request(BaseHTTPRequestHandler):
-    """One question of a rank's."""
+    """One request of a rank."""
 
     timeout = 60.0
     server: RendezvousServer
@@ -60,11 +61,11 @@ class Request(BaseHTTPRequestHandler):
         self.wfile.write(value or b"")
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing in the job's log."""
+        """Write nothing into the job's log."""
 
 
 def main(command: list[str]) -> int:
-    """Start the store, and become the launcher."""
+    """Start the store, then run the launcher in this process."""
     store, launcher = RendezvousServer(), os.getpid()
     if os.fork() == 0:
         _serve(store, launcher)
@@ -72,11 +73,15 @@ def main(command: list[str]) -> int:
         "HOROVOD_GLOO_RENDEZVOUS_ADDR": os.environ["MASTER_ADDR"],
         "HOROVOD_GLOO_RENDEZVOUS_PORT": str(store.server_address[1]),
     }
-    return execute(command, {**os.environ, **where})
+    try:
+        execute(command, {**os.environ, **where})
+    except OSError as error:
+        print(f"hpcddp: {not_started(command, error)}", file=sys.stderr, flush=True)
+    return exit_codes.FAILED
 
 
 def _serve(store: RendezvousServer, launcher: int) -> NoReturn:
-    """Answer as long as the launcher lives. A stop signal is for the ranks."""
+    """Answer while the launcher runs. A stop signal is for the ranks."""
     die_with_parent()
     ignore_stop_signals()
     if os.getppid() == launcher:

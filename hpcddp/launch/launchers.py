@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def nothing(job: JobSpec, profile: Profile) -> str:
-    """What a launcher lacks here, and on a second line what helps; "" if nothing is missing."""
+    """What a launcher lacks here, and the remedy on a second line; "" if nothing is missing."""
     return ""
 
 
@@ -26,12 +26,12 @@ class Launcher(NamedTuple):
     """One way to start a job's processes: templates/launch/NAME.sh.j2."""
 
     name: str
-    backends: tuple[str, ...]  # which scripts it can stand in; the first row of each is its own
+    backends: tuple[str, ...]  # whose scripts can use it; the first row of each is its default
     text: str
-    python: bool = False  # it runs scripts of Python's only
+    python: bool = False  # it runs Python scripts only
     missing: Callable[[JobSpec, Profile], str] = nothing  # see there
-    ending: str = ""  # the template of what is to be done when its processes have ended
-    facts: Mapping[str, Any] = {}  # what an attempt must know of it; see launch_facts.py
+    ending: str = ""  # the template for the time after its processes have ended
+    facts: Mapping[str, Any] = {}  # for an attempt; see launch_facts.py
 
     @property
     def fragment(self) -> str:
@@ -39,7 +39,7 @@ class Launcher(NamedTuple):
 
 
 def no_mpi(job: JobSpec, profile: Profile) -> str:
-    """What is missing to start ranks under an MPI."""
+    """What is missing to start ranks with MPI."""
     if shutil.which("mpirun"):
         return ""
     try:
@@ -49,18 +49,18 @@ def no_mpi(job: JobSpec, profile: Profile) -> str:
     errors = [x for x in done.stderr.lower().splitlines() if "error:" in x and "mpi" in x]
     if not errors:
         return ""
-    return "srun has no PMIx plugin that loads (srun --mpi=pmix), and there is no mpirun"
+    return "`srun --mpi=pmix` loads no PMIx plugin, and mpirun is not installed"
 
 
 def no_torch(job: JobSpec, profile: Profile) -> str:
-    """Whether the Python of hpcddp has torch, for a launcher that imports it there."""
+    """Whether the Python of hpcddp has torch, for a launcher that imports it."""
     from importlib.util import find_spec
 
-    return "" if find_spec("torch") else f"there is no package torch in {sys.executable}"
+    return "" if find_spec("torch") else f"{sys.executable} has no package torch"
 
 
 def no_agent(job: JobSpec, profile: Profile) -> str:
-    """Whether torch's agent leaves the stop signals to others."""
+    """Whether torch's agent can leave stop signals to us."""
     from importlib.metadata import version
 
     if lack := no_torch(job, profile):
@@ -71,12 +71,12 @@ def no_agent(job: JobSpec, profile: Profile) -> str:
 
 
 def no_dask(job: JobSpec, profile: Profile) -> str:
-    """Which packages are missing to start a Dask cluster with TLS."""
+    """The packages that are missing for a Dask cluster with TLS."""
     from importlib.util import find_spec
 
     missing = [name for name in ("distributed", "cryptography") if not find_spec(name)]
     names = " and ".join(missing)
-    return f"not installed: {names} (pip install 'hpcddp[dask]' brings them)" if missing else ""
+    return f"not installed: {names}\ninstall the extra `dask` of hpcddp" if missing else ""
 
 
 BOTH = ("slurm", "local")
@@ -84,35 +84,35 @@ LAUNCHERS = {
     row.name: row
     for row in (
         Launcher("srun", ("slurm",), "one task per GPU, started by Slurm"),
-        Launcher("spawn", ("local",), "one process per GPU on this machine, without a scheduler"),
+        Launcher("spawn", ("local",), "one process per GPU on this machine, without Slurm"),
         Launcher(
-            "fork", BOTH, "one import of torch a node, its ranks forked",
+            "fork", BOTH, "torch is imported once per node, and the ranks are forked",
             python=True, missing=no_torch, facts={"per_node": True},
         ),
         Launcher(
-            "mpi", ("slurm",), "one rank per GPU under PMIx, or Open MPI's mpirun",
+            "mpi", ("slurm",), "one rank per GPU, started with PMIx or Open MPI's mpirun",
             missing=no_mpi, ending="launch/mpi_end.sh.j2",
         ),
         Launcher(
-            "torchrun", BOTH, "torch's elastic agent on each node",
+            "torchrun", BOTH, "torch's elastic agent, one per node",
             missing=no_agent, facts={"per_node": True, "hides": True},
         ),
         Launcher(
             "horovod", BOTH, "one rank per GPU, for scripts that use Horovod",
             missing=horovod.missing, facts={"hides": True, "environment": horovod.__name__},
         ),
-        Launcher("dask", BOTH, "a Dask worker per GPU beside its rank", missing=no_dask),
+        Launcher("dask", BOTH, "one Dask worker per GPU, which starts its rank", missing=no_dask),
     )
 }  # fmt: skip
 
 
 def own(backend: str) -> str:
-    """The name of a backend's own launcher."""
+    """The name of a backend's default launcher."""
     return next(name for name, row in LAUNCHERS.items() if backend in row.backends)
 
 
 def find(name: str, backend: str, where: str = "--set launcher") -> Launcher:
-    """The launcher of a name, or the backend's own if the name is empty."""
+    """The launcher with a name, or the backend's default if the name is empty."""
     mine = {n: row for n, row in LAUNCHERS.items() if backend in row.backends}
     if not name:
         return LAUNCHERS[own(backend)]

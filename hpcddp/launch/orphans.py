@@ -1,7 +1,7 @@
-"""Processes that the children of this process leave behind: they get its signals, and are ended.
+"""Orphans of the children of this process: they get its signals, and are ended.
 
-A shell that dies of a signal leaves its program running, as srun's ranks do not: Slurm signals all
-of a step's processes.
+A shell that a signal ends leaves its program running. Under srun that does not happen: Slurm
+signals all processes of a step.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LOOK = 0.5  # seconds between two looks
 
 
 class Orphans:
-    """Children that others have left; none, unless this process has called adopt_orphans."""
+    """Orphans of this process's children; none, unless it has called adopt_orphans."""
 
     def __init__(self) -> None:
         self._others = set(children(os.getpid()))  # were here before
@@ -28,7 +28,7 @@ class Orphans:
         self._next_look = 0.0
 
     def tell(self, number: int) -> None:
-        """Send a signal, also to those that will be left from now on: once to each."""
+        """Send a signal once to each orphan, also to later ones."""
         if number not in self._signals:
             self._signals.append(number)
         self._pass_on()
@@ -40,10 +40,10 @@ class Orphans:
         self._got = dict.fromkeys(self._got, len(self._signals))
 
     def look(self, mine: Collection[int], *, now: bool = False) -> bool:
-        """Tell those that are new; whether any are left that were sent a signal.
+        """Send the signals to new orphans; whether any signalled orphan still runs.
 
         Args:
-            mine: children that have left no process.
+            mine: processes that are no orphans.
             now: look even if no signal was sent, or the last look was just before.
         """
         clock = time.monotonic()
@@ -59,13 +59,13 @@ class Orphans:
         return bool(self._signals and self._got)
 
     def kill(self) -> None:
-        """End those that there are."""
+        """Kill all orphans."""
         for pid in self._got:
             _send(pid, signal.SIGKILL)
 
 
 def is_sentry(pid: int) -> bool:
-    """Whether a process is to outlive the job: sentry.py."""
+    """Whether a process is a sentry, which may outlive the job."""
     from hpcddp.attempt.sentry import NAME  # not needed at the start
 
     with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""A script of Python's, run in a process that is there, as the interpreter would run it."""
+"""Runs a Python script in an existing process, as the interpreter would."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from typing import Any, NoReturn
 
 from hpcddp.errors import UserError
 
-FLAGS = ("-P", "-u")  # of Python, that can be had without a new one
-EARLY = ("PYTHON", "LD_", "OMP_", "MKL_", "KMP_")  # variables that are read at the start
+FLAGS = ("-P", "-u")  # options of Python that need no new process
+EARLY = ("PYTHON", "LD_", "OMP_", "MKL_", "KMP_")  # variables that Python or packages read first
 
 
 class Script:
-    """A command of Python's that can run in a process that is there, also behind `env NAME=VALUE`.
+    """A Python command that can run in an existing process, also after `env NAME=VALUE`.
 
     Raises:
-        UserError: it is another program, or has flags that only a new Python can have.
+        UserError: it is another program, or has options that need a new Python.
     """
 
     def __init__(self, words: Sequence[str]) -> None:
@@ -32,10 +32,10 @@ class Script:
                 name, _, self.environ[name] = rest.pop(0).partition("=")
             if early := [n for n in self.environ if n.startswith(EARLY)]:
                 raise UserError(
-                    f"{early[0]} is read when a Python or its packages start, and under the "
-                    f"launcher fork they have",
+                    f"{early[0]} has no effect with the launcher fork: Python and its packages "
+                    f"have read it before",
                     where="launcher",
-                    hint=f"--env {early[0]}=VALUE sets it for the job",
+                    hint=f"set it for the job: --env {early[0]}=VALUE",
                 )
         self.python = rest.pop(0) if rest else ""
         self.flags = []
@@ -46,15 +46,15 @@ class Script:
             rest.pop(0)
         if not Path(self.python).name.startswith("python") or not rest or rest[0].startswith("-"):
             raise UserError(
-                f"the launcher fork runs `python SCRIPT ...` or `python -m MODULE ...`, and not "
+                f"the launcher fork requires `python SCRIPT` or `python -m MODULE`, got "
                 f"{' '.join(words):.60}",
                 where="launcher",
-                hint="the launcher srun (on this machine: spawn) starts any program",
+                hint="use --launcher srun, or spawn on this machine",
             )
         self.name, self.arguments = rest[0], rest[1:]
 
     def run(self) -> NoReturn:
-        """Run it as `__main__`, and leave as Python would."""
+        """Run the script as `__main__`, and exit as Python would."""
         os.environ.update(self.environ)
         sys.argv = [self.name, *self.arguments]
         if "-P" not in self.flags:
@@ -72,7 +72,7 @@ class Script:
 
 
 def _execute(path: str) -> None:
-    """A script in a module of its own that stays, as the interpreter has it."""
+    """Run a script in a new module `__main__`, as the interpreter does."""
     main: Any = types.ModuleType("__main__")
     file = Path(path).absolute()
     main.__file__, main.__builtins__ = str(file), __builtins__
@@ -81,7 +81,7 @@ def _execute(path: str) -> None:
 
 
 def _tell(failure: Any) -> None:
-    """Show a failure as the interpreter would, without the frames that lie above the script's."""
+    """Print an exception as the interpreter would, without the frames above the script's."""
     kind, error, trace = failure
     ours = (__file__, runpy.__file__, "<frozen runpy>")
     while trace and trace.tb_frame.f_code.co_filename in ours:

@@ -1,11 +1,11 @@
-"""The launcher `spawn`: what srun is on a cluster, for one machine and without a scheduler.
+"""The launcher `spawn`: starts ranks on one machine, as srun does on a cluster.
 
     python -P -m hpcddp.launch.spawn [--no-label] NODES TASKS_PER_NODE COMMAND...
 
 Starts nodes x tasks processes with their ranks in the environment, puts `RANK: ` before each line
-of their output, ends the others when one fails, and leaves with the first bad exit code. Nodes are
-virtual: all processes run here. Where a person's wish to stop lies in the run dir, the ranks get
-USR2, as Slurm would send it.
+of their output, ends the others when one fails, and exits with the first bad exit code. Nodes are
+virtual: all processes run here. If the run folder holds a stop request, the ranks get USR2, as from
+Slurm.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def main(args: list[str]) -> int:
     """Start the ranks; TERM and INT end them, USR2 is passed on."""
     label = args[0] != "--no-label"
     nodes, tasks, *command = args if label else args[1:]
-    came: list[int] = []  # a signal during the start of the ranks must not miss those to come
+    came: list[int] = []  # signals during the start, for the ranks that are not started yet
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2):
         signal.signal(number, lambda number, frame: came.append(number))
 
@@ -42,7 +42,7 @@ def main(args: list[str]) -> int:
     group = Group(
         list(Topology(int(nodes), int(tasks)).ranks()),
         start,
-        io.FileIO(1, "w", closefd=False),  # unbuffered: what is lost must not come up at exit
+        io.FileIO(1, "w", closefd=False),  # unbuffered: lost lines must not raise at exit
         label=label,
         request=Path(os.environ.get("HPCDDP_RUN_DIR", os.devnull), "request.json"),
         wait=patience(os.environ),
@@ -50,13 +50,13 @@ def main(args: list[str]) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, frame: group.end())
     signal.signal(signal.SIGUSR2, lambda number, frame: group.signal(number))
-    for early in came:  # of USR2 a rank that is not ready for it dies, as it would of Slurm's
+    for early in came:  # USR2 ends a rank that has no handler yet, as under Slurm
         if early == signal.SIGUSR2:
             group.signal(early)
         else:
             group.end()
     code = group.run()
-    ignore_stop_signals()  # one that comes while Python leaves would hide the exit code
+    ignore_stop_signals()  # a signal during Python's exit would change the exit code
     return code
 
 

@@ -1,6 +1,6 @@
 """The state and the history of a run, read from its folder, as plain data.
 
 It imports ``submit`` and the rooms below; it writes nothing.
-Others use ``viewer`` (it fills in a ``view``), ``history``, ``curves``,
+Other rooms use ``viewer`` (it fills in a ``view``), ``history``, ``curves``,
 ``series``, ``run_facts`` and ``poll``.
 """

@@ -1,7 +1,7 @@
-"""The metrics of a run over all of its attempts, each line read once, and no step counted twice.
+"""The metrics of a run over all of its attempts. Each line is read once, each step counted once.
 
-A later attempt, which resumed from a checkpoint, may repeat steps: its records of them replace the
-earlier ones. So do those after a rollback.
+A later attempt, which resumed from a checkpoint, may repeat steps: its records replace the earlier
+ones of these steps. So do the records after a rollback.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from hpcddp.observe.series import Series
 from hpcddp.rundir import RunDir, parse_lines
 
 CHUNK = 1 << 22  # bytes that are decoded at once
-KEPT = 10_000  # records that are no points of a curve, newest first to stay
-RECENT = 200  # points whose times are kept
+KEPT = 10_000  # records that are no points of a curve; older ones are dropped
+RECENT = 200  # newest points, with their times
 NAMES = ("loss", "lr", "samples_per_s", "step_s", "wait_s", "grad_norm")
 EVENT = attrgetter("event")
 TRAIN = {name: attrgetter(name) for name in NAMES}  # the curves that a record of a step may have
@@ -52,7 +52,7 @@ class _Line(msgspec.Struct, gc=False):
 
 
 class _Other(msgspec.Struct):
-    """The fields of a record that is no point. One whose fields have other types is ignored."""
+    """The fields of a record that is no point. A record with other types is ignored."""
 
     event: str = ""
     time: float | None = None
@@ -72,20 +72,20 @@ _DECODER = msgspec.json.Decoder(_Line)
 
 
 class Curves:
-    """The metrics of a run, as far as they are written.
+    """The metrics that a run has written so far.
 
     Args:
-        brief: curves of which only some points are wanted, the newest among them.
+        brief: curves of which a few points are enough, the newest among them.
     """
 
     def __init__(self, run: RunDir, brief: Collection[str] = ()) -> None:
         self.run, self._brief = run, brief
         self.series: dict[str, Series] = {}
         self.events: list[dict[str, Any]] = []  # all other records, oldest first
-        self.spent = Series()  # seconds of all steps up to a step, where records tell of them
+        self.spent = Series()  # seconds of all steps up to a step, where records have them
         self.step = 0  # the newest in a record
         self.recent: deque[tuple[int, float]] = deque(maxlen=RECENT)  # step, time of its record
-        self.behind = False  # whether there was no time to read all
+        self.behind = False  # whether the time was too short to read all
         self._counted = 0  # the last step in ``spent``
         self._read: dict[int, int] = {}  # attempt -> bytes
         self._done: set[int] = set()  # attempts that have ended
@@ -94,7 +94,7 @@ class Curves:
         """Read the new lines; whether there were any.
 
         Args:
-            seconds: after which it leaves the rest for the next time.
+            seconds: for reading; the next call reads the rest.
         """
         new, until = False, time.monotonic() + seconds
         self.behind = False
@@ -112,7 +112,7 @@ class Curves:
         return new
 
     def _take(self, data: bytes, attempt: int) -> None:
-        """Add consecutive points together, and each other record by itself."""
+        """Add consecutive points in one go, and other records one by one."""
         records, first = _decoded(data), 0
         events = set(map(EVENT, records))
         lines = [] if events and events <= STEPS else data.split(b"\n")
@@ -143,7 +143,7 @@ class Curves:
         self.step = all_steps[-1]
 
     def _count(self, steps: array[int], seconds: list[float]) -> None:
-        """A record's seconds are those of each step since the one before."""
+        """A record's seconds hold for each step since the record before it."""
         whole: Iterable[float] = seconds
         if len(steps) != steps[-1] - self._counted:  # else each step has a record
             whole = map(mul, map(sub, steps, chain([self._counted], steps)), seconds)
@@ -180,14 +180,14 @@ class Curves:
             series.cut(step)
 
     def of(self, name: str) -> Series:
-        """The series of a name; empty if no record had a value of it."""
+        """The series of a name; empty if no record has it."""
         return self.series.setdefault(name, Series())
 
 
 def whole_lines(path: Path, start: int) -> Iterator[bytes]:
-    """Whole lines of a file from a byte on, some megabytes at a time; none if it is not there.
+    """Whole lines of a file from a byte on, some megabytes at a time; none if it does not exist.
 
-    Bytes after the last line's end are being written, or a crash cut them: they are left out.
+    An unfinished last line is left out: a process is writing it, or a crash cut it.
     """
     try:
         file = path.open("rb")
@@ -207,7 +207,7 @@ def whole_lines(path: Path, start: int) -> Iterator[bytes]:
 
 
 def _decoded(data: bytes) -> list[_Line]:
-    """The record of each line; none at all if one of the lines is no record."""
+    """The record of each line; an empty list if one of the lines is no record."""
     try:
         return _DECODER.decode_lines(data)
     except msgspec.MsgspecError:  # of some megabytes, one line

@@ -1,4 +1,4 @@
-"""Step 13: the attempts of a run, from its folder alone: their causes, and the lost steps."""
+"""Step 13: the attempts of a run, from its folder alone: their causes and their lost steps."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OWN = ("done", "stopped", "cancelled")  # ends that need no explanation
 class AttemptSummary:
     """One attempt.
 
-    ``lost`` counts optimizer steps that a later attempt took again, or would have to.
+    ``lost`` counts optimizer steps that a later attempt repeated, or would have to repeat.
     """
 
     attempt: int
@@ -33,20 +33,20 @@ class AttemptSummary:
     hosts: str
     began: float  # seconds since the epoch
     ended: float | None  # its last sign of life, where its script could not record the end
-    cause: str | None  # None while it works
+    cause: str | None  # None while it runs
     by: str  # the cause of its stop: a signal, the time limit, a person
-    first: int  # step that it began after
-    last: int  # step that it came to
+    first: int  # step after which it began
+    last: int  # its last step
     saved: int  # step of the newest complete checkpoint at its end
     lost: int
     safe_s: float | None  # seconds from the first signal to a complete checkpoint
     action: str
     reason: str
-    error: dict[str, Any] | None  # of the rank that failed first: its own record, or from its log
+    error: dict[str, Any] | None  # of the rank that failed first: its record, or taken from the log
 
     @property
     def done(self) -> int:
-        """Optimizer steps that it took."""
+        """Optimizer steps of this attempt."""
         return self.last - self.first
 
     def to_dict(self) -> dict[str, Any]:
@@ -60,10 +60,10 @@ def summaries(
     """The attempts, oldest first.
 
     Args:
-        kept: summaries of earlier calls, for a caller that asks again and again: an attempt that
-            has ended is read once.
-        over: no process of the run is left. Where the script was killed, and so recorded no end
-            of its attempt, Slurm's words in its log tell the end.
+        kept: summaries of earlier calls, for repeated calls: an attempt that has ended is read
+            once.
+        over: no process of the run is left. A killed script recorded no end of its attempt; then
+            Slurm's lines in its log show it.
     """
     kept = {} if kept is None else kept
     folders = [folder for folder in run.all_attempts() if folder.number not in kept]
@@ -76,7 +76,7 @@ def summaries(
     ordered = sorted([*kept.values(), *new], key=lambda summary: summary.attempt)
     kept.update((summary.attempt, summary) for summary in ordered[:-1] if summary.cause)
     for i, summary in enumerate(ordered):
-        # An attempt that never began to train repeats no step.
+        # An attempt that never trained repeats no step.
         later = next((each for each in ordered[i + 1 :] if each.last), None)
         summary.lost = 0
         if later:
@@ -111,7 +111,7 @@ def _summary(run: RunDir, facts: Attempt, gone: bool) -> AttemptSummary:
 
 
 def _last_saved(start: dict[str, Any], tail: list[dict[str, Any]]) -> int:
-    """The newest step that was saved, by the records of the ranks."""
+    """The newest saved step, by the records of the ranks."""
     saves = [line for line in tail if line.get("event") == "checkpoint"]
     return max(whole(line.get("step")) for line in (start, *saves))
 
@@ -119,8 +119,8 @@ def _last_saved(start: dict[str, Any], tail: list[dict[str, Any]]) -> int:
 def _ended(facts: Attempt, folder: AttemptDir, gone: bool) -> float | None:
     """When an attempt ended.
 
-    Its script may have been killed, or its node. Then the next attempt closed it, days later
-    maybe, or it was never closed.
+    Where its script was killed, or its node failed, the next attempt recorded the end, perhaps
+    days later, or nothing did.
     """
     if None not in (facts.ended, facts.exit_code) or not (gone or facts.cause):
         return facts.ended
@@ -131,22 +131,21 @@ def _ended(facts: Attempt, folder: AttemptDir, gone: bool) -> float | None:
 
 
 def _error(run: RunDir, facts: Attempt) -> dict[str, Any] | None:
-    """The record of the rank that failed first, or what its log says in place of one; None if none
-    failed.
+    """The record of the rank that failed first, or one made from its log; None if none failed.
 
-    Where the log does not know who it was, it is the record of a rank that lost another one.
+    Where the log does not name that rank, it is the record of a rank that lost its peer.
     """
     error = read_json(run.attempt(facts.number).error)
     if (error and not is_peer(error)) or facts.cause in CALM:
         return error
     if facts.live and not error:
-        return None  # it still works: what is in its log may be of no importance
+        return None  # it still runs: an error in its log may be harmless
     first = first_failure.failed(run, facts.number)
     return _as_record(first) if first else error
 
 
 def _as_record(failed: Failed) -> dict[str, Any]:
-    """The record that the rank would have written."""
+    """A record in the form that ranks write."""
     return {
         "rank": failed.rank,
         "host": failed.host,

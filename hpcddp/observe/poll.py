@@ -1,4 +1,4 @@
-"""The states of runs, asked again and again: the run dirs each time, Slurm now and then."""
+"""The states of runs, polled: the run folders are read each time, Slurm is asked less often."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from hpcddp.slurm import commands as slurm
 from hpcddp.submit import status
 from hpcddp.submit.status import Status
 
-LONGEST = 300.0  # seconds between two questions while Slurm does not answer
-USUAL = 30.0  # where no run says otherwise
-FIELDS = ("state", "reason", "hosts", "since", "job_id", "stale")  # that Slurm may know better
+LONGEST = 300.0  # seconds at most between two questions while Slurm does not answer
+USUAL = 30.0  # seconds, where no run's profile gives them
+FIELDS = ("state", "reason", "hosts", "since", "job_id", "stale")  # taken from Slurm's answer
 
 
 class SlurmState(NamedTuple):
-    """The status of a run by Slurm, and the facts in its run dir at that moment."""
+    """The status of a run by Slurm, and the facts in its run folder at that moment."""
 
     folder: tuple[object, ...]
     status: Status
 
 
 class SlurmStates:
-    """The last answers of Slurm about some runs. Each holds until its run dir changes.
+    """The last answers of Slurm about some runs. Each holds until its run folder changes.
 
-    The clusters' profiles give the seconds between two questions. They double while Slurm does not
+    The cluster profiles set the seconds between two questions. They double while Slurm does not
     answer.
 
     Args:
@@ -46,10 +46,10 @@ class SlurmStates:
         self._asks: threading.Thread | None = None
 
     def of(self, run: RunDir, known: Status) -> Status:
-        """The status of a run: that of its folder, with Slurm's answer while that still holds.
+        """The status of a run: by its folder, with Slurm's answer where that still holds.
 
         Args:
-            known: its status by its folder; it is changed.
+            known: its status by its folder; this changes it.
         """
         if known.final and known.state not in status.UNTOLD:
             return known
@@ -62,7 +62,7 @@ class SlurmStates:
         return known
 
     def ask(self, runs: Sequence[RunDir]) -> None:
-        """Ask Slurm of these runs when it is time: one question for all."""
+        """Ask Slurm about these runs when it is time: one question for all."""
         if time.monotonic() < self._due or (self._asks and self._asks.is_alive()):
             return
         if not self._aside:
@@ -76,7 +76,7 @@ class SlurmStates:
         states: dict[str, SlurmState] = {}
         pauses: list[float] = []
         for run in runs:
-            # A damaged folder is an error for the caller that looks at it.
+            # The caller that reads a damaged folder gets the error.
             with contextlib.suppress(Exception if self._aside else RunError):
                 known = status.known(run)
                 if known.backend == "slurm":
@@ -91,7 +91,7 @@ class SlurmStates:
 
 
 class StatusPoll:
-    """One run, asked over and over.
+    """One run, polled.
 
     Args:
         aside: ask Slurm in a thread.
@@ -104,7 +104,7 @@ class StatusPoll:
         """The run now.
 
         Raises:
-            RunError: its folder is damaged, or gone.
+            RunError: its folder is damaged or missing.
         """
         self._slurm.ask([self.run])
         state = self._slurm.of(self.run, status.known(self.run))
@@ -114,5 +114,5 @@ class StatusPoll:
 
 
 def _facts(known: Status) -> tuple[object, ...]:
-    """The facts in a run dir that change with the run. While they stay, Slurm's answer holds."""
+    """The facts in a run folder that change with the run. Slurm's answer holds as long as they."""
     return known.state, known.attempt, known.job_id, known.since

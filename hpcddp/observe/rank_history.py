@@ -1,4 +1,4 @@
-"""Which rank was slow when: the figures of all ranks over time, in few columns."""
+"""The slowness of each rank over time: the figures of all ranks in few columns."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hpcddp.observe.curves import Whole, whole_lines
 from hpcddp.rundir import AttemptDir, RunDir
 
 COLUMNS = 120  # at most
-SAMPLES = 2 * COLUMNS - 10  # of the new lines, so many make columns where there are many
+SAMPLES = 2 * COLUMNS - 10  # lines that are read of a long file
 TAIL = 1 << 16  # bytes at the end of a file: each line of them is read
 
 
@@ -36,16 +36,16 @@ _DECODER = msgspec.json.Decoder(RankRecord)
 
 
 class Heat:
-    """How slow each rank was over time, in few columns, and the newest figures of each.
+    """The slowness of each rank over time, in few columns, and the newest figures of each.
 
-    Of files that are long, some lines are read: a million lines take no longer than a thousand.
+    Of a long file only some lines are read: a million lines take no longer than a thousand.
     """
 
     def __init__(self, run: RunDir) -> None:
         self.run = run
         self.newest = RankRecord(0)
         self.steps: list[int] = []
-        self.behind = False  # whether there was no time to read all
+        self.behind = False  # whether the time was too short to read all
         self._columns: list[list[float | None]] = []
         self._apart = 1  # steps between two columns, at least
         self._read: dict[int, int] = {}  # attempt -> bytes
@@ -55,7 +55,7 @@ class Heat:
         """Read new lines.
 
         Args:
-            seconds: after which it leaves the rest for the next time.
+            seconds: for reading; the next call reads the rest.
         """
         until = time.monotonic() + seconds
         folders = [f for f in self.run.all_attempts() if f.number not in self._done]
@@ -71,7 +71,7 @@ class Heat:
                 self._done.add(folder.number)
 
     def _file(self, folder: AttemptDir, samples: int) -> None:
-        """Read the new part of a file: some lines from all over it, and all of the last ones."""
+        """Read the new part of a file: a sample of its lines, and all of the last ones."""
         start = self._read.get(folder.number, 0)
         with contextlib.suppress(OSError), folder.ranks.open("rb") as f:
             f.seek(start)
@@ -106,7 +106,7 @@ class Heat:
             self._widen()
 
     def _widen(self) -> None:
-        """Drop the columns that are too near to the one before."""
+        """Drop the columns that are too near to the one before them."""
         kept = [0]
         for i, step in enumerate(self.steps):
             if step >= self.steps[kept[-1]] + self._apart:

@@ -1,4 +1,4 @@
-"""The facts of a run that stay the same while it runs, for a page that is passed on."""
+"""The facts of a run that do not change while it runs, for a page that others may read."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ ENVIRONMENT = re.compile(r"^(readonly -a ENVIRONMENT=\()(.*)\)$", re.MULTILINE) 
 
 
 def static(run: RunDir) -> dict[str, Any]:
-    """The facts that stay the same while a run runs: configuration, versions, script, submission.
+    """The facts that do not change while a run runs: configuration, versions, script, submission.
 
-    They hold the names of environment variables without the values, and URLs without a user or a
-    signature. ``defaults`` lists the keys of the configuration that have their default value.
+    Environment variables stand there by name, without their values, and URLs without users and
+    signatures. ``defaults`` lists the keys of the configuration that have their default value.
     """
     job = record.read(run)
     try:
@@ -37,7 +37,7 @@ def static(run: RunDir) -> dict[str, Any]:
 
 
 def _versions(recorded: dict[str, Any]) -> dict[str, Any]:
-    """Python and packages in one table, the ones that matter most first."""
+    """Python and packages in one table, the most important first."""
     packages = recorded.get("packages")
     flat = {name: value for name, value in recorded.items() if name != "packages"}
     flat |= packages if isinstance(packages, dict) else {}
@@ -54,7 +54,7 @@ def _names(match: re.Match[str]) -> str:
 
 
 def _redacted(value: Any) -> Any:
-    """The same, with no secret in a URL."""
+    """The same value, without secrets in URLs."""
     if isinstance(value, str):
         return urls.hidden(value, HIDDEN)
     if isinstance(value, dict):

@@ -12,7 +12,7 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 
-SORTED = 1 << 17  # values of which a median is taken
+SORTED = 1 << 17  # values for a median
 
 
 class Series:
@@ -25,7 +25,7 @@ class Series:
         return len(self.steps)
 
     def add(self, steps: Sequence[int], values: Sequence[float]) -> None:
-        """Add points; they replace any of their first step and later."""
+        """Add points; they replace those from their first step on."""
         if self.steps and steps[0] <= self.steps[-1]:
             self.cut(steps[0] - 1)
         self.steps.extend(array("q", steps))  # an array of its own: copied in one piece
@@ -43,7 +43,7 @@ class Series:
 
 
 def thin(series: Series, points: int) -> tuple[list[int], list[float]]:
-    """At most so many points that look like the curve: its ends, and the peaks of each stretch.
+    """At most this many points with the look of the curve: its ends, and each stretch's peaks.
 
     Args:
         points: 2 at least.
@@ -60,7 +60,7 @@ def thin(series: Series, points: int) -> tuple[list[int], list[float]]:
 
 
 def means(series: Series, points: int) -> tuple[list[int], list[float]]:
-    """The mean of each of so many stretches of a longer curve, at the step in its middle.
+    """A longer curve in this many stretches: the mean of each, at the step in its middle.
 
     NaN where a stretch has no number.
     """
@@ -75,11 +75,11 @@ def means(series: Series, points: int) -> tuple[list[int], list[float]]:
 
 
 def median(series: Series) -> float:
-    """The median of a curve's values; of a very long one, that of values from all over it."""
+    """The median of a curve's values; of a very long curve, that of a sample."""
     known = list(filter(math.isfinite, series.values[:: len(series) // SORTED + 1]))
     return statistics.median(known) if known else math.nan
 
 
 def _stretches(size: int, count: int) -> Iterator[tuple[int, int]]:
-    """Begin and end of each of so many parts."""
+    """Begin and end of each of this many parts."""
     return itertools.pairwise(i * size // count for i in range(count + 1)) if count else iter(())

@@ -1,4 +1,4 @@
-"""Step 13: what a run looks like now, as the plain data that watch, report and dashboard show.
+"""Step 13: the present state of a run, as the plain data that watch, report and dashboard show.
 
 ``viewer.py`` fills it in.
 """
@@ -12,11 +12,12 @@ from hpcddp.observe.history import AttemptSummary
 from hpcddp.submit.status import Status
 
 Curve = tuple[list[int], list[float]]  # steps and values
+Event = tuple[float, int, int, str, bool]  # time, attempt, step, text, whether it is a warning
 
 
 @dataclass
 class RankView:
-    """One rank: its place, its newest figures, and its trouble if it has any."""
+    """One rank: its place, its newest figures, and its failure if any."""
 
     rank: int
     node: int
@@ -39,8 +40,8 @@ class AttemptView:
 
     summary: AttemptSummary
     waited_s: float = 0.0  # from the end of the one before, or from the submission
-    started_s: float = 0.0  # from its begin to its first step
-    lost_s: float = 0.0  # in steps that were taken again
+    started_s: float = 0.0  # from its start to its first step
+    lost_s: float = 0.0  # in lost steps
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, with that of the summary beside it."""
@@ -50,22 +51,22 @@ class AttemptView:
 
 @dataclass
 class View:
-    """A run now. Its strings come from the run: show them as text, never as markup."""
+    """A run now. Its strings come from the run: a page shows them as text, never as markup."""
 
     status: Status
     now: float  # seconds since the epoch
-    behind: bool = False  # not all of the run's metrics are read yet
+    behind: bool = False  # some of the run's metrics are not read yet
     global_batch: int = 0
     steps_per_epoch: int = 0
     step_s: float | None = None  # seconds of a step, lately, with all that comes between steps
     to_go_s: float | None = None
     held_s: float = 0.0  # seconds for which the run had its nodes
-    useful_s: float = 0.0  # of these, in steps that count
+    useful_s: float = 0.0  # of these, in steps whose result was kept
     started_s: float = 0.0  # of these, before the first step of each attempt
-    lost_s: float = 0.0  # of these, in steps that were taken again
-    lost_steps: int = 0
+    lost_s: float = 0.0  # of these, in lost steps
+    lost_steps: int = 0  # whose result was not saved, so that a later attempt repeats them
     interruptions: int = 0  # attempts that another one followed
-    interrupted_s: float = 0.0  # their cost: repeated steps, the wait, and the start after it
+    interrupted_s: float = 0.0  # their cost: lost steps, the wait, and the next start
     attempts: list[AttemptView] = field(default_factory=list)
     # Steps and values; of a long one its peaks, and in ``means`` the mean of each stretch.
     curves: dict[str, Curve] = field(default_factory=dict)
@@ -76,13 +77,13 @@ class View:
     # By rank, for each of ``heat_steps``: its own work and wait as a multiple of the median rank's.
     heat: list[list[float | None]] = field(default_factory=list)
     heat_steps: list[int] = field(default_factory=list)
-    events: list[tuple[float, int, int, str]] = field(default_factory=list)  # time, attempt, step
+    events: list[Event] = field(default_factory=list)
     log: list[str] = field(default_factory=list)
     hint: str = ""  # advice, while training waits for its data
 
     @property
     def efficiency(self) -> float | None:
-        """The part of its time on the nodes that took the run further; None without any step."""
+        """The useful part of its time on the nodes; None before the first step."""
         return self.useful_s / self.held_s if self.held_s and "step_s" in self.newest else None
 
     def to_dict(self) -> dict[str, Any]:

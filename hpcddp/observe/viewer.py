@@ -21,7 +21,7 @@ from hpcddp.observe.curves import Curves, Whole
 from hpcddp.observe.history import NODES, AttemptSummary
 from hpcddp.observe.rank_history import Heat
 from hpcddp.observe.series import Series, means, median, thin
-from hpcddp.observe.view import AttemptView, RankView, View
+from hpcddp.observe.view import AttemptView, Event, RankView, View
 from hpcddp.rundir import RunDir
 from hpcddp.slurm.hostlist import expand_hosts
 from hpcddp.submit import status
@@ -31,20 +31,21 @@ POINTS = 400  # of a curve
 WAITS = 0.1  # share of a step that may be waiting for data
 WORDS = 200  # records shown in words, and lines of the log
 TAIL = 1 << 14  # bytes of the log
-MIDDLE = ("step_s", "samples_per_s")  # figures of which the median tells more than the newest
+MIDDLE = ("step_s", "samples_per_s")  # shown by their median
+WARNINGS = ("slow", "waiting", "skipped", "rollback", "diverged", "checkpoint_failed")  # events
 
 
 class Viewer:
-    """A run's view, as often as it is wanted.
+    """The views of a run, one for each look.
 
     Args:
         points: of a curve, at most.
-        skip: curves of which the newest value is enough.
+        skip: curves of which only the newest value is read.
     """
 
     def __init__(self, run: RunDir, points: int = POINTS, skip: Collection[str] = ()) -> None:
         self.run, self._points, self._skip = run, points, skip
-        self.curves = Curves(run, {*skip} - {"step_s"})  # of that one the mean is wanted
+        self.curves = Curves(run, {*skip} - {"step_s"})  # that one gives the mean
         self._heat = Heat(run)
         self._drawn: dict[str, Any] = {}
         self._summaries: dict[int, AttemptSummary] = {}
@@ -53,8 +54,8 @@ class Viewer:
         """The run now.
 
         Args:
-            state: from its backend; without it, from the run dir alone.
-            seconds: for metrics and figures; the rest is left for the next look.
+            state: from its backend; without it, from the run folder alone.
+            seconds: for metrics and figures; the next look reads the rest.
 
         Raises:
             RunError: its folder is damaged.
@@ -62,8 +63,7 @@ class Viewer:
         try:
             return self._look(state, seconds)
         except FOREIGN as error:
-            message = f"its records are not of hpcddp's form: {type(error).__name__} {error}"
-            raise RunError(message, where=str(self.run.path)) from error
+            raise unreadable(self.run, error) from error
 
     def _look(self, state: Status | None, seconds: float) -> View:
         state = state or status.known(self.run)
@@ -85,7 +85,7 @@ class Viewer:
         return view
 
     def _draw(self, filled: dict[str, Series]) -> None:
-        """Fill in the fields that need all points of the curves; called after new ones alone."""
+        """Fill in the fields that need all points of the curves; called only after new points."""
         size = self._points
         self._drawn = {
             "curves": {name: thin(series, size) for name, series in filled.items()},
@@ -146,7 +146,7 @@ class Viewer:
             rank.state, rank.note = "dead", str(error.get("message") or "error")
 
     def _hint(self, view: View) -> str:
-        """The newest advice on data, as long as it is needed."""
+        """The newest advice on data, while training waits for data."""
         if view.newest.get("wait_s", 0.0) < WAITS * view.newest.get("step_s", math.inf):
             return ""
         hints = (e.get("hint") for e in reversed(self.curves.events) if e["event"] == "waiting")
@@ -164,6 +164,15 @@ class Viewer:
 
 # Errors that a record of another form causes.
 FOREIGN = (ArithmeticError, LookupError, TypeError, ValueError, AttributeError)
+
+
+def unreadable(run: RunDir, error: Exception) -> RunError:
+    """The error for a run whose records have another form."""
+    message = f"cannot read the records of this run: {type(error).__name__}: {error}"
+    hint = "another program or version may have written them"
+    return RunError(message, where=str(run.path), hint=hint)
+
+
 FIGURES = ("step_s", "wait_s", "busy_s", "samples_per_s", "memory", "gpu")
 
 
@@ -174,7 +183,7 @@ def _begins(events: list[dict[str, Any]]) -> dict[int, float]:
 
 
 def _words(event: dict[str, Any]) -> str:
-    """A record in words, or its name where it is another version's."""
+    """A record in words, or its name where another version wrote it."""
     try:
         return line(event)
     except FOREIGN:
@@ -182,7 +191,7 @@ def _words(event: dict[str, Any]) -> str:
 
 
 def _dead(error: dict[str, Any], ranks: list[RankView]) -> list[RankView]:
-    """The ranks that ended an attempt, and none of those that only lost them."""
+    """The ranks that ended an attempt, without those that failed because of them."""
     if is_peer(error):
         return []
     if error.get("kind") == NODES:
@@ -200,7 +209,7 @@ class _RankReport(msgspec.Struct):
 
 
 def _placed(report: Any) -> RankView | None:
-    """A rank, if its report says where it is."""
+    """A rank, if its report names its place."""
     try:
         return RankView(*msgspec.structs.astuple(msgspec.convert(report, _RankReport)))
     except msgspec.ValidationError:
@@ -219,9 +228,11 @@ def _slow(events: list[dict[str, Any]]) -> dict[tuple[str, int], str]:
     return slow
 
 
-def _in_words(events: list[dict[str, Any]]) -> Iterator[tuple[float, int, int, str]]:
-    """Records in words: time, attempt, step, text."""
+def _in_words(events: list[dict[str, Any]]) -> Iterator[Event]:
+    """Records in words."""
     for event in events:
-        text = _words(event)
+        text, step = _words(event), event.get("step") or 0
         if text and event["event"] != "ranks":
-            yield event.get("time") or 0.0, event["attempt"], event.get("step") or 0, text
+            unsaved = event["event"] == "end" and event.get("saved", step) != step
+            warns = event["event"] in WARNINGS or unsaved
+            yield event.get("time") or 0.0, event["attempt"], step, text, warns

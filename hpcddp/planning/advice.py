@@ -1,7 +1,7 @@
-"""Step 3: warnings of a plan whose job may not stop in time, come back, or get on.
+"""Step 3: warnings about a job that may not save in time, be requeued, or make progress.
 
-They follow from what the job took before (earlier_runs.py) and from Slurm's rules. ``warnings`` is
-a pure function; ``advise`` takes its facts from a plan. Nothing is refused here.
+They follow from the times of earlier runs (earlier_runs.py) and from Slurm's rules. ``warnings`` is
+a pure function; ``advise`` gets its facts from a plan. Nothing is refused here.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from typing import NamedTuple
 
 from hpcddp.planning.earlier_runs import Measured
 from hpcddp.planning.plan import Plan
+from hpcddp.sizes import counted
 from hpcddp.slurm import time_limit
 from hpcddp.slurm.rules import Site
 
-FEW = 3  # steps that an attempt should take at least before it saves and leaves
+FEW = 3  # fewest steps of an attempt that is worth its start
 
 
 class AdviceInputs(NamedTuple):
@@ -22,33 +23,33 @@ class AdviceInputs(NamedTuple):
 
     site: Site = Site()
     measured: Measured | None = None
-    limit: float = math.inf  # seconds that one attempt may take
+    limit: float = math.inf  # seconds of one attempt
     returns: bool = True  # requeue.enabled
     every: int = 100  # checkpoint.every
 
 
 def warnings(facts: AdviceInputs) -> list[str]:
-    """What a user should know before he submits: each says what is wrong, then what helps."""
+    """Warnings before a submission, each with the problem and a remedy."""
     return [text for text in (_left(facts), _torn(facts), _idle(facts)) if text]
 
 
 def room(site: Site, measured: Measured | None = None) -> str:
-    """How long a step and a save together may take when a preemption ends a job; "" where no
-    preemption does."""
+    """The time that a preemption leaves for a step and a save, in a sentence; "" without
+    preemption."""
     if not site.preempts:
         return ""
-    parts = f"{site.grace} s of grace and {site.kill_wait} s of KillWait"
-    after = f"; measured in {measured.run}: {_s(measured.stop)}" if measured else ""
+    parts = f"GraceTime {site.grace} s + KillWait {site.kill_wait} s"
+    after = f"; {measured.run} needed {_s(measured.stop)}" if measured else ""
     return f"a preemption leaves {site.notice} s for a step and a save ({parts}){after}"
 
 
 def _left(facts: AdviceInputs) -> str:
-    """A job that would not come back."""
+    """A job that would not be requeued."""
     if facts.returns or not facts.site.preempts:
         return ""
     return (
-        "this partition can be preempted, and requeue.enabled is false: a preempted job stays "
-        "ended\n  --set requeue.enabled=true lets it come back by itself"
+        "this partition can preempt the job, and requeue.enabled is false: a preempted job stays "
+        "ended\n  add --set requeue.enabled=true to requeue it"
     )
 
 
@@ -57,24 +58,23 @@ def _torn(facts: AdviceInputs) -> str:
     times, notice = facts.measured, facts.site.notice
     if times is None or not facts.site.preempts or times.stop <= notice:
         return ""
-    often = f"a checkpoint.every below {facts.every}" if facts.every else "a checkpoint.every"
+    often = f"checkpoint.every below {facts.every}" if facts.every else "checkpoint.every"
     return (
-        f"saves take {_s(times.save)}, steps {_s(times.step)}, this partition gives {notice} s "
-        f"when it preempts a job (measured in {times.run}): the steps since the last checkpoint "
-        f"will be lost\n  {often} loses fewer; "
-        "fewer bytes or a faster file system for the runs make saves shorter"
+        f"a preemption leaves {notice} s, but a save takes {_s(times.save)} and a step "
+        f"{_s(times.step)} (in {times.run}): the steps since the last checkpoint will be lost\n"
+        f"  set {often} to lose fewer steps, or put the runs on a faster file system"
     )
 
 
 def _idle(facts: AdviceInputs) -> str:
-    """A time limit that ends each attempt before it has got anywhere."""
+    """A time limit that ends each attempt before it makes progress."""
     times = facts.measured
     if times is None or facts.limit >= (least := times.start + FEW * times.step + times.lead):
         return ""
     return (
-        f"the time limit is {_s(facts.limit)}, but the start takes {_s(times.start)}, and to stop "
-        f"in time takes {_s(times.lead)} (measured in {times.run}): the job will not get on\n"
-        f"  ask for more than {math.ceil(least / 60)} minutes with --time"
+        f"the time limit is {_s(facts.limit)}, but the start takes {_s(times.start)} and the stop "
+        f"{_s(times.lead)} (in {times.run}): the job will make no progress\n"
+        f"  use --time with more than {counted(math.ceil(least / 60), 'minute')}"
     )
 
 

@@ -1,22 +1,24 @@
-"""Step 3: all that a plan must fulfil. `check` calls all checks but `launcher`, in order.
+"""Step 3: the checks of a plan. `check` calls all of them but `launcher`, in order.
 
 Where a value is checked:
 
-    keys.py            its type and range, when it is read
-    sizes.py           numbers of nodes, GPUs and CPUs, amounts of memory
-    checks.py          what it means: names, the batch, files, the environment, sbatch options,
-                       a cluster's limits, what the site offers
+    keys.py            type and range, when it is read
+    sizes.py           numbers of nodes, GPUs and CPUs, memory sizes
+    asked.py           options without Slurm; inner_launcher.py: a launcher in a command
+    checks.py          meaning: names, the batch, files, the environment, sbatch options, the
+                       limits of a cluster, the programs of the site
     conflicts.py       a key against the strategy or another key: a table
-    code_checks.py     the code that a command's run copies: secrets, size, paths; the last one
-    plan.py            whether the template is there
-    render.py          whether a script can hold it
+    code_checks.py     the code snapshot of a command: secrets, size, paths; checked last
+    plan.py            whether the template exists
+    render.py          whether a script can contain the value
 
-notes.py and advice.py refuse nothing: they tell the user what may go wrong.
+notes.py and advice.py refuse nothing: they warn the user.
 """
 
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 import sys
 from collections.abc import Mapping
@@ -25,6 +27,7 @@ from pathlib import Path
 from hpcddp import strategy
 from hpcddp.data import names
 from hpcddp.errors import ClusterError, UserError
+from hpcddp.keys import toml_text
 from hpcddp.launch import launchers
 from hpcddp.launch.launchers import Launcher
 from hpcddp.planning import conflicts
@@ -34,20 +37,21 @@ from hpcddp.sizes import NodeRange, bytes_of
 from hpcddp.slurm import time_limit
 from hpcddp.spec import KEYS, JobSpec
 
-# sbatch options that follow from other keys -> from which; any other option passes through.
+# sbatch options that hpcddp sets -> from what; it passes on any other option.
 OWNED = {
     **dict.fromkeys(("nodes", "N"), "--nodes"),
     **dict.fromkeys(("gpus", "G", "gpus-per-node", "gpus-per-task", "gpus-per-socket"), "--gpus"),
     **dict.fromkeys(("ntasks", "n", "ntasks-per-node", "ntasks-per-gpu", "ntasks-per-core",
                      "ntasks-per-socket", "distribution", "m"), "--nodes and --gpus"),
     **dict.fromkeys(("job-name", "J"), "--name"),
-    **dict.fromkeys(("open-mode", "chdir", "D"), "the run's folder"),
-    **dict.fromkeys(("o", "e"), "output and error"),
-    **dict.fromkeys(("array", "a", "wrap", "parsable", "test-only", "wait", "W"), "hpcddp submit"),
+    **dict.fromkeys(("open-mode", "chdir", "D"), "the run folder"),
+    **dict.fromkeys(("o", "e"), "--sbatch output=FILE and error=FILE"),
+    **dict.fromkeys(("array", "a"), "`sbatch --array`, on a script of `hpcddp render`"),
+    **dict.fromkeys(("wrap", "parsable", "test-only", "wait", "W"), "hpcddp"),
 }  # fmt: skip
-CONTRADICTING = ("SBATCH_GPUS", "SBATCH_GPUS_PER_NODE", "SBATCH_GPUS_PER_TASK", "SBATCH_ARRAY_INX",
+CONFLICTING = ("SBATCH_GPUS", "SBATCH_GPUS_PER_NODE", "SBATCH_GPUS_PER_TASK", "SBATCH_ARRAY_INX",
                  "SBATCH_DISTRIBUTION", "SBATCH_WAIT")  # fmt: skip
-# Names that [env] may not have: those of the ranks, of bash, and of the script's own variables.
+# Names that are not allowed in [env]: those of the ranks, of bash, and of the script's variables.
 RESERVED_ENV = re.compile(
     r"(RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|GROUP_RANK|MASTER_ADDR|MASTER_PORT|UID|EUID|PPID"
     r"|BASHOPTS|SHELLOPTS|BASH_VERSINFO|SLURM_.*|HPCDDP_.*|SUBMITIT_.*"
@@ -56,17 +60,17 @@ RESERVED_ENV = re.compile(
 
 
 def check(asked: Asked, environ: Mapping[str, str], folder: Path, *, begun: bool) -> None:
-    """Refuse a job that cannot be planned.
+    """Refuse an invalid job.
 
     Args:
         environ: the user's environment.
         folder: the current folder, where the job will work.
-        begun: the run has saved a checkpoint; files that only a new run reads may be gone.
+        begun: the run has saved a checkpoint; files that only a new run reads may be missing.
 
     Raises:
-        UserError: the first mistake.
+        UserError: the first error.
     """
-    job, sources, profile, nodes, gpus, _ = asked
+    job, sources, profile, nodes, gpus = asked[:5]
     name(job, sources)
     if job.command:
         command(job, sources, profile, folder)
@@ -86,14 +90,14 @@ def check(asked: Asked, environ: Mapping[str, str], folder: Path, *, begun: bool
 def name(job: JobSpec, sources: Mapping[str, str]) -> None:
     if not re.fullmatch(r"\w[\w.+-]*", job.name) or len(job.name.encode()) > 100:
         raise UserError(
-            f"name is {job.name!r}",
+            f"invalid name {job.name!r}",
             where=sources.get("name", "name"),
-            hint="a name has letters, digits, and . _ + - after the first; 100 bytes at most",
+            hint="use a letter or digit, then letters, digits and . _ + -, at most 100 bytes",
         )
 
 
 def batch(job: JobSpec, nodes: NodeRange, gpus: int, sources: Mapping[str, str]) -> None:
-    """For each number of nodes the strategy has a mesh, and the global batch divides over it."""
+    """The strategy has a mesh for each number of nodes, and the global batch divides over it."""
     for count in range(nodes.min, nodes.max + 1):
         mesh = strategy.layout(job.strategy, count, gpus, _strategy(sources))
         if job.global_batch % (ranks := mesh.data_size):
@@ -109,33 +113,33 @@ def batch(job: JobSpec, nodes: NodeRange, gpus: int, sources: Mapping[str, str])
 
 
 def _strategy(sources: Mapping[str, str]) -> str:
-    """Where the strategy was asked for: an error of its mesh does not name the key itself."""
+    """The source of the strategy with the key's name, which an error of its mesh does not have."""
     source = sources.get("strategy", "default")
     return source if "strategy" in source.lower() else f"{source}: strategy"
 
 
 def weights(job: JobSpec, sources: Mapping[str, str], folder: Path, *, begun: bool) -> None:
-    """A new run starts from a file that is there; a run that has begun does not read it again."""
+    """The weights of a new run exist; a run with a checkpoint does not read them again."""
     where, path = sources.get("start_from", "start_from"), folder / job.start_from
     if job.command:
-        hint = "let the program read it, and leave start_from out"
-        raise UserError("start_from is for a task, and the job has a command", where=where,
+        hint = "remove start_from, and read the weights in the program"
+        raise UserError("start_from requires a task, but the job has a command", where=where,
                         hint=hint)  # fmt: skip
     if not begun and not path.is_file():
-        what = "is a folder" if path.is_dir() else "is not there"
+        what = "is a folder" if path.is_dir() else "does not exist"
         raise UserError(f"start_from is {str(path)!r}, which {what}", where=where,
-                        hint="name a file of weights, such as hpcddp export writes")  # fmt: skip
+                        hint="use a file of weights, as `hpcddp export` writes it")  # fmt: skip
 
 
 def command(job: JobSpec, sources: Mapping[str, str], profile: Profile, folder: Path) -> None:
-    """The program and the script that Python runs are there, and no strategy is asked for: a
-    command spreads its model itself. Modules or a PATH of the job's own may bring programs that
-    this machine cannot see."""
+    """The program and its Python script exist, and the job sets no strategy: a command distributes
+    its model itself. A job with modules or its own PATH may have programs that this machine does
+    not have."""
     if job.strategy != KEYS.rows["strategy"].default:
         raise UserError(
-            f"strategy is {job.strategy!r}, but a command spreads its model over the ranks itself",
+            f"strategy is {job.strategy!r}, but a command distributes its model itself",
             where=sources.get("strategy", "strategy"),
-            hint="leave the strategy out; it is for a job with a task",
+            hint="remove the strategy; it requires a job with a task",
         )
     if profile.cluster.modules or "PATH" in job.env:
         return
@@ -145,50 +149,50 @@ def command(job: JobSpec, sources: Mapping[str, str], profile: Profile, folder: 
 
 
 def data(job: JobSpec, sources: Mapping[str, str]) -> None:
-    """The cache has a size, and each staged entry a name of its own on the node's disk."""
-    bytes_of(job.data.cache, sources.get("data.cache", "data.cache"), what="a cache", zero=True)
+    """The cache size is valid, and staged entries have different names on the node's disk."""
+    bytes_of(job.data.cache, sources.get("data.cache", "data.cache"), what="cache", zero=True)
     names.check(job.data.stage, job.dataset, sources)
 
 
 def launcher(asked: Asked) -> Launcher:
-    """The job's launcher: the site has all that it needs, and it can start the command."""
+    """The job's launcher, which works at this site and can start the command."""
     job, where = asked.spec, asked.sources.get("launcher", "")
     row = launchers.find(job.launcher, asked.backend, where)
     if missing := row.missing(job, asked.profile):
         missing, _, hint = missing.partition("\n")
         raise UserError(
-            f"the launcher {row.name} cannot start processes here: {missing}",
+            f"launcher {row.name} does not work here: {missing}",
             where="launcher",
-            hint=hint or f"{launchers.own(asked.backend)} works",
+            hint=hint or f"use --launcher {launchers.own(asked.backend)}",
         )
     if row.python:
-        _forked(job, row)
+        _forked(asked, row)
     return row
 
 
-def _forked(job: JobSpec, row: Launcher) -> None:
-    """A launcher that runs scripts in its own processes has scripts to run, in this Python."""
+def _forked(asked: Asked, row: Launcher) -> None:
+    """A launcher that runs scripts in its own processes runs them in this Python."""
     from hpcddp.launch.script import Script
 
-    for words in filter(None, (job.command, job.resume_command)):
+    for words in filter(None, (asked.spec.command, asked.spec.resume_command)):
         python = Script(words).python
         named, own = Path(shutil.which(python) or python), Path(sys.executable)
         if named.absolute().parent != own.parent:
             raise UserError(
-                f"the launcher {row.name} runs scripts in the Python of hpcddp, {own}, and "
-                f"the command names {named}",
+                f"launcher {row.name} runs scripts in the Python of hpcddp ({own}), but the "
+                f"command names {named}",
                 where="launcher",
-                hint="install hpcddp in that Python too, or take another launcher",
+                hint=f"use --launcher {launchers.own(asked.backend)}, or install hpcddp in {named}",
             )
 
 
 def _program(words: list[str], where: str, folder: Path) -> None:
     program, *rest = words
     if not shutil.which(program if "/" not in program else folder / program):
-        is_file = Path(folder, program).is_file()
-        start = "make it executable, or start it with its interpreter"
-        hint = start if is_file else "is it on PATH?"
-        raise UserError(f"there is no program {program!r} here", where=where, hint=hint)
+        if "/" in program and Path(folder, program).is_file():
+            raise _not_executable(words, where)
+        hint = "check the path" if "/" in program else "install it, or write its path"
+        raise UserError(f"program {program!r} not found", where=where, hint=hint)
     if Path(program).name == "env":
         while rest and "=" in rest[0]:
             rest.pop(0)
@@ -196,12 +200,22 @@ def _program(words: list[str], where: str, folder: Path) -> None:
             _program(rest, where, folder)
         return
     python = re.fullmatch(r"python[\d.]*", Path(program).name)
-    while python and rest and re.fullmatch(r"-[bBdEIOPqsSuvx]+", rest[0]):  # flags of Python's
+    while python and rest and re.fullmatch(r"-[bBdEIOPqsSuvx]+", rest[0]):  # Python's own options
         rest.pop(0)
     script = rest[0] if rest else ""
     if python and script and not script.startswith("-") and not Path(folder, script).exists():
-        hint = f"the job works in {folder}"
-        raise UserError(f"there is no script {script!r} here", where=where, hint=hint)
+        hint = f"check the path, which starts at {folder}"
+        raise UserError(f"script {script!r} not found", where=where, hint=hint)
+
+
+def _not_executable(words: list[str], where: str) -> UserError:
+    """The error of a script that has no permission to run."""
+    program, text = words[0], shlex.join(words)
+    starters = {".py": "python", ".sh": "bash"}
+    start = starters.get(Path(program).suffix)
+    other = f", or start it with `{start} {text}`" if start else ""
+    return UserError(f"{program!r} is not executable", where=where,
+                     hint=f"run `chmod +x {shlex.quote(program)}`{other}")  # fmt: skip
 
 
 def environment(job: JobSpec, sources: Mapping[str, str], profile: Profile) -> None:
@@ -209,57 +223,74 @@ def environment(job: JobSpec, sources: Mapping[str, str], profile: Profile) -> N
     asked += [(name, "variables", str(profile.path)) for name in profile.cluster.variables]
     for name, table, where in asked:
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-            raise UserError(f"{table} name {name!r} is no variable name", where=where)
+            hint = "use letters, digits and _, and no digit first"
+            raise UserError(f"invalid variable name {name!r} in {table}", where=where, hint=hint)
         if RESERVED_ENV.fullmatch(name):
-            what = f"{table} name {name} belongs to the launcher, the shell or the script"
-            raise UserError(what, where=where, hint="take another name")
+            what = f"{table} sets {name}, which the launcher, the shell or the script sets"
+            raise UserError(what, where=where, hint="use another name")
 
 
 def variables(environ: Mapping[str, str]) -> None:
-    """No SBATCH_* variable contradicts the map: for sbatch they come before the script."""
-    for name in CONTRADICTING:
+    """No SBATCH_* variable conflicts with the job: sbatch prefers them to the script."""
+    for name in CONFLICTING:
         if name in environ:
-            raise UserError("contradicts the map", where=name, hint=f"unset {name}")
+            what = "conflicts with the options of hpcddp"
+            raise UserError(what, where=name, hint=f"unset {name}")
 
 
 def options(job: JobSpec, sources: Mapping[str, str]) -> None:
-    """No sbatch option contradicts the map, and each value is one that sbatch reads as meant."""
+    """No sbatch option conflicts with those that hpcddp sets, and each value is valid."""
     for name, value in job.slurm.items():
         where = sources.get(f"slurm.{name}", "slurm")
-        gpu_gres = name in ("gres", "tres-per-node") and "gpu" in str(value)
-        if name in OWNED or gpu_gres:
-            owner = "--gpus (a profile's gpu_option says how)" if gpu_gres else OWNED[name]
-            raise UserError(f"{name}={value} contradicts the map", where=where,
-                            hint=f"{name} follows from {owner}")  # fmt: skip
+        _set_by_hpcddp(name, value, where)
         if not re.fullmatch(r"[a-z][a-z-]+", name):
-            raise UserError(f"{name!r} is not the long name of an sbatch option", where=where)
+            hint = "use the long name without dashes, such as constraint"
+            raise UserError(f"{name!r} is not the long name of an sbatch option", where=where,
+                            hint=hint)  # fmt: skip
         if value == "":
-            raise UserError(f"{name} is empty", where=where)
+            raise UserError(f"{name} is empty", where=where, hint=f"set a value or remove {name}")
         if name == "signal" and not re.fullmatch(
             r"(?:SIG)?(USR1|USR2|TERM|HUP|INT)(@\d+)?", str(value)
         ):
-            raise UserError(
-                f"signal is {value!r}", where=where,
-                hint="write a signal that the ranks can take, such as USR1@60; "
-                "with B: they would get none",
-            )  # fmt: skip
+            hint = "use a signal for the ranks, such as USR1@60, without B:"
+            raise UserError(f"invalid signal {value!r}", where=where, hint=hint)
         if name in ("requeue", "no-requeue") and not isinstance(value, bool):
-            raise UserError(f"{name} is {value!r}, but must be true or false", where=where)
+            what = f"{name} is {toml_text(value)}, but must be true or false"
+            raise UserError(what, where=where)
     if "time" in job.slurm:
         time_limit.seconds(str(job.slurm["time"]), sources["slurm.time"])
 
 
+def _set_by_hpcddp(name: str, value: object, where: str) -> None:
+    """Refuse an sbatch option that hpcddp sets, or that excludes one of those."""
+    text, hint = f"{name}={toml_text(value) if isinstance(value, bool) else value}", ""
+    if name in ("gres", "tres-per-node") and "gpu" in str(value):
+        hint = "use --gpus; gpu_option in a cluster profile says how GPUs are requested"
+    elif name == "cpus-per-gpu":
+        what = f"{text} conflicts with cpus-per-task, which hpcddp sets"
+        hint = (
+            f"use --sbatch cpus-per-task={value}, the CPUs of a rank, or cpus_per_gpu in a profile"
+        )
+        raise UserError(what, where=where, hint=hint)
+    elif name in OWNED:
+        hint = f"{name} is set by {OWNED[name]}; remove it"
+    if hint:
+        raise UserError(f"{text} conflicts with the options of hpcddp", where=where, hint=hint)
+
+
 def limits(job: JobSpec, nodes: NodeRange, gpus: int, profile: Profile) -> None:
     cluster = profile.cluster
-    for asked, limit, what in (
-        (nodes.max, cluster.nodes, "nodes"),
-        (gpus, cluster.gpus_per_node, "GPUs per node"),
+    for asked, limit, what, option in (
+        (nodes.max, cluster.nodes, "nodes", "--nodes"),
+        (gpus, cluster.gpus_per_node, "GPUs per node", "--gpus"),
     ):
         if limit and asked > limit:
-            raise ClusterError(f"{asked} {what} asked for, but {profile.name} has {limit}",
-                               where=str(profile.path))  # fmt: skip
+            text = f"{asked} {what} requested, but {profile.name} has {limit}"
+            hint = f"use {option} {limit} or fewer"
+            raise ClusterError(text, where=str(profile.path), hint=hint)
     if cluster.max_time and "time" in job.slurm:
         time, most = str(job.slurm["time"]), cluster.max_time
         if time_limit.seconds(time, "time") > time_limit.seconds(most, str(profile.path)):
-            what = f"time {time} asked for, but {profile.name} allows {most}"
-            raise ClusterError(what, where=str(profile.path))
+            what = f"time limit {time} requested, but {profile.name} allows {most}"
+            hint = f"use --time {most} or less"
+            raise ClusterError(what, where=str(profile.path), hint=hint)

@@ -1,8 +1,8 @@
-"""Cluster profiles: facts of a site. One TOML file a site; a child template if it needs shell.
+"""Cluster profiles: the facts of a site, one TOML file each, with a child template if needed.
 
-A profile is looked for, in this order: a path, the user's own folder
-($XDG_CONFIG_HOME/hpcddp/clusters), the shipped ones (templates/clusters). HPCDDP_SITE_CONFIG names
-the profile that `auto` and `slurm` stand for on a site.
+A cluster's name is a path, or a profile in the user's folder ($XDG_CONFIG_HOME/hpcddp/clusters), or
+a shipped one (templates/clusters), in this order. HPCDDP_SITE_CONFIG is the path of the profile
+that a site uses for `auto` and `slurm`.
 """
 
 from __future__ import annotations
@@ -25,26 +25,32 @@ GPU_OPTIONS = ("gpus-per-node", "gres", "none")
 class Cluster:
     """One site."""
 
-    description: str = key("", "what a person should know of it")
-    backend: str = key("slurm", "who takes the script", choices=("slurm", "local"))
-    template: str = key("", "script template; the backend's by default")
-    launcher: str = key("", "how processes start; the backend's by default")
-    nodes: int = key(0, "most nodes of one job; 0 for no limit", least=0)
-    gpus_per_node: int = key(0, "GPUs of one node; 0 for no limit", least=0)
-    cpus_per_gpu: int = key(0, "CPUs for each GPU; 0 for what the partition has", least=0)
-    max_time: str = key("", "longest time limit, in Slurm's forms")
-    gpu_option: str = key("gpus-per-node", "how GPUs are asked for", choices=GPU_OPTIONS)
-    gpu_type: str = key("", "type of GPU to ask for, such as a100")
-    gpu_memory: str = key("", "memory of one GPU, such as 80G; hpcddp plan goes by it")
-    host_suffix: str = key("", "added to the first host's name for MASTER_ADDR, such as -ib0")
-    interface: str = key("", "network interface of gloo and NCCL, such as ib0")
-    modules: list[str] = key([], "environment modules that a job loads")
-    poll_seconds: int = key(30, "seconds between two questions to Slurm when following", least=1)
+    description: str = key("", "description of the site, for people")
+    backend: str = key(
+        "slurm", "where scripts run: Slurm, or this machine", choices=("slurm", "local")
+    )
+    template: str = key("", "script template; by default that of the backend")
+    launcher: str = key("", "launcher, which starts the processes; by default that of the backend")
+    nodes: int = key(0, "most nodes of a job; 0 for no limit", least=0)
+    gpus_per_node: int = key(0, "most GPUs of a node; 0 for no limit", least=0)
+    cpus_per_gpu: int = key(
+        0, "CPUs per GPU; 0 for an even share of the partition's smallest node", least=0
+    )
+    max_time: str = key("", "longest time limit, as Slurm writes it; empty for no limit")
+    gpu_option: str = key("gpus-per-node", "sbatch option that requests GPUs", choices=GPU_OPTIONS)
+    gpu_type: str = key("", "GPU type to request, such as a100")
+    gpu_memory: str = key("", "memory size of a GPU, such as 80G, for `hpcddp plan`")
+    host_suffix: str = key("", "suffix of the first host's name in MASTER_ADDR, such as -ib0")
+    interface: str = key("", "network interface for gloo and NCCL, such as ib0")
+    modules: list[str] = key([], "environment modules that each job loads")
+    poll_seconds: int = key(
+        30, "time between two queries to Slurm when following a job, in s", least=1
+    )
     variables: dict[str, Any] = key(
         {}, "read-only shell variables for the site's template", scalar=True
     )
-    slurm: dict[str, Any] = key({}, "sbatch options of every job, by their long names", scalar=True)
-    env: dict[str, Any] = key({}, "environment variables of every job", scalar=True)
+    slurm: dict[str, Any] = key({}, "sbatch options of each job, by their long names", scalar=True)
+    env: dict[str, Any] = key({}, "environment variables of each job", scalar=True)
 
 
 KEYS = Keys(Cluster)
@@ -72,7 +78,7 @@ class Profile:
 
 
 def folders(environ: Mapping[str, str]) -> list[Path]:
-    """Where profiles and templates of a name are looked for, first match first."""
+    """The folders of profiles and templates, in the order of the search."""
     home = environ.get("XDG_CONFIG_HOME") or str(Path("~/.config").expanduser())
     return [Path(home, "hpcddp", "clusters"), resources.folder("templates") / "clusters"]
 

@@ -1,4 +1,4 @@
-"""Step 3: whether the files of a command's code may be copied, and whether it reads the copy."""
+"""Step 3: checks of the code snapshot: its files, and whether the command reads it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path, PurePath
 
 from hpcddp.errors import UserError
 from hpcddp.planning.code_files import CodeFiles
+from hpcddp.sizes import counted
 
 SECRETS = (
     ".env", ".env.*", "*.pem", "*.key", "*.p12", "*.pfx", "id_rsa", "id_dsa", "id_ecdsa",
@@ -21,7 +22,7 @@ HARMLESS = ("*.example", "*.sample", "*.template", "*.dist")
 
 
 def check(code: CodeFiles, limit: int) -> None:
-    """Refuse files that look like secrets, and more bytes than the limit.
+    """Refuse files that may be secrets, and more bytes than the limit.
 
     Args:
         limit: bytes.
@@ -29,18 +30,18 @@ def check(code: CodeFiles, limit: int) -> None:
     Raises:
         UserError: names the files.
     """
-    aside = "name it in .gitignore: it is linked then, and not copied; or take --no-snapshot"
+    aside = "add it to .gitignore, so that it is linked, not copied; or use --no-snapshot"
     secrets = [path for path in code.files if _is_secret(PurePath(path).name)]
     if secrets:
-        what = f"{_some(secrets)} looks like a secret, which a copy of the code must not hold"
+        what = f"{_some(secrets)} may be a secret, which is not allowed in a code snapshot"
         raise UserError(what, where=str(code.root), hint=aside)
     if code.size > limit:
         large = sorted(code.files, key=lambda path: -code.files[path])
         raise UserError(
-            f"the code is {code.size / 1e6:.0f} MB in {len(code.files)} files, more than "
-            f"{limit / 1e6:.0f} MB; the largest are {_some(large)}",
+            f"the code is {code.size / 1e6:.0f} MB in {counted(len(code.files), 'file')}, more "
+            f"than {limit / 1e6:.0f} MB; the largest are {_some(large)}",
             where=str(code.root),
-            hint=f"{aside}; snapshot_mb allows more",
+            hint=f"{aside}; or raise the limit with --set snapshot_mb=MB",
         )
 
 
@@ -56,8 +57,8 @@ def _some(paths: list[str]) -> str:
 
 
 def check_paths(code: CodeFiles, words: Sequence[str]) -> None:
-    """Refuse relative paths of a command that lead out of the copied folder: from the copy they
-    would lead into the run's own folder.
+    """Refuse relative paths of a command that leave the copied folder: from the code snapshot they
+    would lead to another place.
 
     Raises:
         UserError: names the first.
@@ -67,15 +68,15 @@ def check_paths(code: CodeFiles, words: Sequence[str]) -> None:
             target = Path(os.path.normpath(code.root / code.below / text))
             if PurePath(text).parts[:1] == ("..",) and not target.is_relative_to(code.root):
                 raise UserError(
-                    f"{text} leads out of {code.root}, and the job works in a copy of it",
+                    f"{text} is outside of {code.root}, and the job works in a copy of it",
                     where="command",
-                    hint=f"say {target}, or take --no-snapshot",
+                    hint=f"write {target}, or use --no-snapshot",
                 )
 
 
 def bypassed(code: CodeFiles, words: Sequence[str]) -> list[str]:
-    """Code that a command reads from the folder and not from its copy: full paths into the folder,
-    and packages that are installed from there."""
+    """Code that a command reads from the folder, not from the code snapshot: absolute paths, and
+    packages that are installed in editable mode."""
     roots = (str(code.root), os.path.abspath(code.root))  # noqa: PTH100
     texts = [word for word in words if word.startswith(tuple(f"{root}/" for root in roots))]
     copied = [text for text in texts if _relative(code, text) in code.files]
@@ -89,7 +90,7 @@ def bypassed(code: CodeFiles, words: Sequence[str]) -> list[str]:
 
 
 def _names(text: str, roots: Sequence[str]) -> bool:
-    """Whether a text has the path of one of the folders, or one below it."""
+    """Whether a text contains the path of one of the folders, or a path below."""
     return any(re.search(rf"{re.escape(root)}(?![^/'\"\s])", text) for root in roots)
 
 

@@ -1,9 +1,9 @@
-"""Before step 3: the files of a command's code, of which a run's working folder is made.
+"""Before step 3: the files of a command's code snapshot, the working folder of its run.
 
-A run works on the code as it was when it was submitted: the files that git tracks, or would track.
-Ignored files (data, environments) are linked to where they lie, and a link that leaves the folder
-stays a link. Without git each file of at most 1 MB counts, unless it is hidden, or in an
-environment or a cache. Nothing is copied here: submit/code_snapshot.py does that.
+A run works on the code at submission: the files that git tracks, or would track. Ignored files
+(data, environments) become links to the originals. A link that leaves the folder stays a link.
+Without git, each file of at most 1 MB belongs to the code, unless it is hidden, or in an
+environment or a cache. submit/code_snapshot.py copies the files.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 
 from hpcddp.errors import UserError
+from hpcddp.sizes import counted
 
-CACHE = "__pycache__"  # neither copied nor linked: runs of other code would share it
+CACHE = "__pycache__"  # neither copied nor linked: other runs have other code
 SKIPPED = (CACHE, "node_modules", "*.egg-info")  # without git
-MARKERS = {".gitkeep", ".keep", ".gitignore"}  # in empty folders that git is to keep
+MARKERS = {".gitkeep", ".keep", ".gitignore"}  # the only files of a folder for outputs
 GIT_SECONDS = 120
 LARGE = 1_000_000  # bytes; without git a larger file is linked
 MANY = 10_000  # files, without git
@@ -30,7 +31,7 @@ class CodeFiles:
     """The parts of a working folder. Paths are relative to the root.
 
     Args:
-        root: the folder that is copied: the repository's, or the current one.
+        root: the copied folder: the repository, or the current folder.
         below: the command's folder in it.
         files: path -> size in bytes.
         links: path -> target, for ignored files and folders, and for links.
@@ -56,7 +57,7 @@ def find(folder: Path, runs: Path) -> CodeFiles:
         runs: the folder of the runs, which never belongs to the code.
 
     Raises:
-        UserError: git fails, or without it there are too many files.
+        UserError: git fails, or there is no git and too many files.
     """
     folder, runs = folder.resolve(), runs.resolve()
     root = _repository(folder)
@@ -73,7 +74,7 @@ def find(folder: Path, runs: Path) -> CodeFiles:
 
 
 def _repository(folder: Path) -> Path | None:
-    """The root of the repository that a folder belongs to; None if it is in none, or ignored."""
+    """The root of a folder's repository; None if there is none, or if it ignores the folder."""
     if not any((above / ".git").exists() for above in (folder, *folder.parents)):
         return None
     root = Path(_git(folder, "rev-parse", "--show-toplevel")[0]).resolve()
@@ -86,16 +87,17 @@ def _git(folder: Path, *words: str, codes: Sequence[int] = (0,), text: str = "")
     """The lines that git prints, split at zeros with -z.
 
     Raises:
-        UserError: git is not installed, fails or hangs. An empty answer would copy nothing.
+        UserError: git is not installed, fails or hangs.
     """
-    hint = "mend that, or take --no-snapshot"
+    hint = "fix this, or use --no-snapshot"
     try:
         done = subprocess.run(
             ["git", "-C", str(folder), *words],
             input=os.fsencode(text), capture_output=True, check=False, timeout=GIT_SECONDS,
         )  # fmt: skip
     except FileNotFoundError:
-        what = "git is not here, and the folder is a repository of it"
+        what = "the folder is a git repository, but git is not installed"
+        hint = "install git, or use --no-snapshot"
         raise UserError(what, where=str(folder), hint=hint) from None
     except subprocess.TimeoutExpired:
         what = f"git {words[0]} takes more than {GIT_SECONDS} s"
@@ -108,8 +110,8 @@ def _git(folder: Path, *words: str, codes: Sequence[int] = (0,), text: str = "")
 
 
 def _tracked(root: Path, runs: Path) -> tuple[list[str], list[str]]:
-    """Two lists: files that git tracks or would track, with empty folders (a slash at their end);
-    and ignored paths, of a folder that is ignored as a whole the folder alone."""
+    """Two lists: files that git tracks or would track, and empty folders, with a slash at the end;
+    and ignored paths, of a completely ignored folder only the folder."""
     words = ["ls-files", "-z", "--others", "--exclude-standard"]
     if runs.is_relative_to(root) and runs != root:
         words.append(f"--exclude=/{runs.relative_to(root)}/")
@@ -123,14 +125,14 @@ def _tracked(root: Path, runs: Path) -> tuple[list[str], list[str]]:
             more, hidden = _tracked(inner, runs)
             files += [f"{path.rstrip('/')}/{name}" for name in more]
             ignored += [f"{path.rstrip('/')}/{name}" for name in hidden]
-        else:  # a submodule that was not fetched
+        else:  # a submodule that is not checked out
             files.append(f"{path}/")
     return files, [path.rstrip("/") for path in ignored]
 
 
 def _walked(root: Path, runs: Path) -> tuple[list[str], list[str]]:
-    """The same two lists without git: hidden or large files, environments and caches count as
-    ignored."""
+    """The same two lists without git, which ignores hidden or large files, environments and
+    caches."""
     files: list[str] = []
     links: list[str] = []
     for folder, folders, names in os.walk(root):
@@ -151,23 +153,23 @@ def _walked(root: Path, runs: Path) -> tuple[list[str], list[str]]:
             (links if large or name.startswith(".") else files).append(str(here / name))
         if len(files) > MANY:
             raise UserError(
-                f"there are more than {MANY} files, and no git to tell which of them are code",
+                f"the folder has more than {MANY} files and is not a git repository",
                 where=str(root),
-                hint="run git init and name the data in .gitignore, or take --no-snapshot",
+                hint="run `git init` and list the data in .gitignore, or use --no-snapshot",
             )
     return files, links
 
 
 def _is_aside(folder: Path) -> bool:
-    """Whether a folder holds no code: it is hidden, a cache, or an environment."""
+    """Whether a folder is hidden, a cache or an environment, and so has no code."""
     if folder.name.startswith(".") or any(fnmatch.fnmatch(folder.name, p) for p in SKIPPED):
         return True
     return any((folder / mark).exists() for mark in ("pyvenv.cfg", "conda-meta"))
 
 
 def _link_outputs(code: CodeFiles, git: bool) -> None:
-    """Link each folder that holds only a marker (`out/*` and `!out/.gitkeep`): the job writes its
-    outputs there, and they must stay there."""
+    """Link each folder with only a marker (`out/*` and `!out/.gitkeep` in .gitignore): the job's
+    outputs belong in the original folder."""
     holds: dict[str, set[str]] = {}
     for path in code.files:
         for above in PurePath(path).parents[:-1]:
@@ -185,7 +187,7 @@ def _link_outputs(code: CodeFiles, git: bool) -> None:
 
 
 def _is_linked(code: CodeFiles, path: str) -> bool:
-    """Whether a path is linked to the original, or lies in a folder that is."""
+    """Whether a path, or a folder above it, is a link to the original."""
     return any(str(part) in code.links for part in (PurePath(path), *PurePath(path).parents))
 
 
@@ -204,9 +206,10 @@ def _take(code: CodeFiles, path: str) -> None:
 
 
 def rows(code: CodeFiles) -> Iterator[str]:
-    """The files and links of a copy, a line each, and their sum."""
+    """The files and links of a code snapshot, a line each, and their sum."""
     for path, size in sorted(code.files.items()):
         yield f"{size:>12,}  {path}"
     for path, target in sorted(code.links.items()):
         yield f"{'link':>12}  {path} -> {target}"
-    yield f"{code.size:>12,}  bytes in {len(code.files)} files, {len(code.links)} links"
+    files, links = counted(len(code.files), "file"), counted(len(code.links), "link")
+    yield f"{code.size:>12,}  bytes in {files}, {links}"

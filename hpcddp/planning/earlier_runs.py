@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from hpcddp.attempt.ledger import Attempt
 
 TAIL = 1 << 16  # bytes of the metrics file that are read
-LATEST = 10  # records of a kind that count
-RUNS = 20  # of a job that are looked at, the newest first
+LATEST = 10  # newest records of each kind that count
+RUNS = 20  # newest runs of a job that are read
 MARGIN = 5.0  # seconds between the end of the last save and the time limit
-MOST_LEAD = 65535  # seconds; sbatch takes no more
+MOST_LEAD = 65535  # seconds; the most that sbatch accepts
 
 
 class Measured(NamedTuple):
@@ -31,17 +31,17 @@ class Measured(NamedTuple):
 
     @property
     def stop(self) -> float:
-        """From a signal to a complete checkpoint: the step that it falls into, and the save."""
+        """From a signal to a complete checkpoint: the current step, and the save."""
         return self.step + self.save
 
     @property
     def lead(self) -> int:
-        """Before a time limit, when to begin to stop: twice of each, as the ranks reckon it."""
+        """The start of a stop before the time limit: twice a step and a save, as in the ranks."""
         return min(math.ceil(2 * self.stop + MARGIN), MOST_LEAD)
 
 
 def of_job(name: str, backend: str, root: Path) -> Measured | None:
-    """The times of a job's newest run that has any; None without Slurm, where no time ends.
+    """The times of a job's newest run that has any; None without Slurm, which sets time limits.
 
     Args:
         root: the folder of the runs.
@@ -52,7 +52,7 @@ def of_job(name: str, backend: str, root: Path) -> Measured | None:
 
 
 def _alike(name: str, backend: str, root: Path) -> Iterator[RunDir]:
-    """Those of a job on the same backend that have begun, among the newest that have its name."""
+    """A job's started runs on the same backend, among the newest runs with its name."""
     for run in runs_in(root, f"{name}-", RUNS):
         if not run.all_attempts():
             continue
@@ -79,7 +79,7 @@ def measured(run: RunDir) -> Measured | None:
 def _measured(facts: Attempt, folder: AttemptDir) -> Measured | None:
     first = next((r for r in read_lines(folder.metrics) if r.get("event") == "train"), None)
     tail = last_lines(folder.metrics, TAIL)
-    # The first step is slower than all that follow: it counts only where it is the only one.
+    # The first step is slower than the others: it counts only if it is the only one.
     trained = [r for r in tail if r.get("event") == "train" and r != first]
     steps = _latest(trained or ([first] if first else []), "step_s")
     saves = _latest([r for r in tail if r.get("event") == "checkpoint"], "seconds")
@@ -90,5 +90,5 @@ def _measured(facts: Attempt, folder: AttemptDir) -> Measured | None:
 
 
 def _latest(rows: Sequence[dict[str, Any]], name: str) -> list[float]:
-    """A value of the latest records that have it."""
+    """A value of the newest records that have it."""
     return [float(r[name]) for r in rows if isinstance(r.get(name), int | float)][-LATEST:]

@@ -1,14 +1,15 @@
-"""Step 2: job file, environment and flags -> JobSpec, checked, with the source of each value.
+"""Step 2: job file, environment and options -> JobSpec, checked, with the source of each value.
 
-Precedence, highest first: flags, HPCDDP_*, a named few of SBATCH_*, the job file, the cluster
-profile, defaults.
+Precedence, highest first: options, HPCDDP_* variables, a few SBATCH_* variables, the job file, the
+cluster profile, defaults.
 """
 
 from __future__ import annotations
 
 import re
+import shlex
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,9 @@ from hpcddp.keys import nearest
 from hpcddp.planning import resources
 from hpcddp.spec import KEYS, JobSpec
 
-PROGRAM = "a program comes after --, such as: hpcddp submit -- python train.py"
-# HPCDDP_* variables that are settings of the tool or facts of a run, not keys of a job.
+LONGEST = 40  # characters of a name that is made from a command
+PROGRAM = "write -- before a program, such as `-- python train.py`"
+# HPCDDP_* variables that are not keys of a job: settings of the tool, and facts of a run.
 RESERVED = {
     "HPCDDP_RUNS",
     "HPCDDP_SITE_CONFIG",
@@ -31,9 +33,10 @@ RESERVED = {
     "HPCDDP_START_TIMEOUT",
     "HPCDDP_FORKED",
     "HPCDDP_DASK",
+    "HPCDDP_WORLD",
 }
 
-# Variables for each sbatch of a user -> our keys; hpcddp reads no other SBATCH_* variable.
+# Variables of sbatch -> our keys. No other SBATCH_* variable is read.
 SBATCH_VARIABLES = {
     "SBATCH_PARTITION": "slurm.partition",
     "SBATCH_ACCOUNT": "slurm.account",
@@ -46,13 +49,19 @@ SBATCH_VARIABLES = {
 
 @dataclass
 class Layer:
-    """Values from one place, by full dotted name; `sources` says where each was written."""
+    """Values from one place, by full dotted name.
+
+    Args:
+        sources: where each value was written.
+        line: the words of the command line that the values come from, without the program.
+    """
 
     values: dict[str, Any] = field(default_factory=dict)
     sources: dict[str, str] = field(default_factory=dict)
+    line: tuple[str, ...] = ()
 
     def put(self, name: str, value: Any, where: str, *, text: bool = False) -> None:
-        """Check one value and take it in."""
+        """Check and add one value."""
         name = KEYS.resolve(slurm_name(name), where)
         if name == "nodes" and type(value) is int:
             value = str(value)
@@ -60,7 +69,7 @@ class Layer:
         self.sources[name] = where
 
     def put_all(self, data: Mapping[str, Any], where: str) -> Layer:
-        """Take in a nested table."""
+        """Check and add a nested table."""
         for name, value in KEYS.flatten(data).items():
             self.put(name, value, where)
         return self
@@ -76,19 +85,30 @@ def read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise JobFileError("there is no such file", where=str(path)) from None
+        raise JobFileError("no such file", where=str(path), hint="check the path") from None
     except OSError as error:
-        raise JobFileError(f"cannot be read: {error.strerror}", where=str(path)) from None
+        hint = "check the path and the permissions of the file"
+        what = f"cannot read the file: {error.strerror}"
+        raise JobFileError(what, where=str(path), hint=hint) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        hint = "a line is KEY = VALUE, with texts in quotes, or a [TABLE]"
+        hint = "each line must be KEY = VALUE, with strings in quotes, or [TABLE]"
         raise JobFileError(f"is not TOML: {error}", where=str(path), hint=hint) from None
 
 
 def is_program(word: str) -> bool:
-    """Whether a word in the place of a job looks like a program or a script."""
+    """Whether a word looks like a program or a script."""
     import shutil
 
     return word.endswith((".py", ".sh")) or bool(shutil.which(word))
+
+
+def _with_program(word: str, line: Sequence[str]) -> str:
+    """A hint for a program in the place of a job: the whole command, if it is known."""
+    if word not in line:
+        return PROGRAM
+    before = [part for part in line if part != word]
+    start = [name for end, name in ((".py", "python"), (".sh", "bash")) if word.endswith(end)]
+    return f"use: {shlex.join(['hpcddp', *before, '--', *start, word])}"
 
 
 def _named(folder: Path) -> dict[str, Path]:
@@ -97,16 +117,17 @@ def _named(folder: Path) -> dict[str, Path]:
 
 
 def known(folder: Path) -> dict[str, Path]:
-    """The jobs that a name can mean: those of ./jobs before the shipped ones."""
+    """The jobs that have a name: those of ./jobs hide shipped ones of the same name."""
     return _named(resources.folder("jobs")) | _named(folder / "jobs")
 
 
-def find(job: str | None, folder: Path) -> tuple[Path | str, list[str]]:
+def find(job: str | None, folder: Path, line: Sequence[str] = ()) -> tuple[Path | str, list[str]]:
     """The job file that a word means, or the task itself for `package.module:object`.
 
     Args:
         job: a name, a path, `package.module:object`, or None for the only job of ./jobs.
         folder: the current folder.
+        line: the words of the command line, without the program.
 
     Returns:
         The file or the task, and notes for the user.
@@ -115,12 +136,12 @@ def find(job: str | None, folder: Path) -> tuple[Path | str, list[str]]:
         local = _named(folder / "jobs")
         if len(local) > 1:
             raise UserError(
-                f"there are {len(local)} jobs in ./jobs: {', '.join(local)}",
-                hint="name one of them, such as: hpcddp submit " + next(iter(local)),
+                f"./jobs has {len(local)} jobs: {', '.join(local)}",
+                hint=f"add the name of one of them to the command, such as {next(iter(local))}",
             )
         if local:
             return next(iter(local.values())), []
-        note = "no job named and none in ./jobs: taking the shipped job digits"
+        note = "no job given and ./jobs has none; using the shipped job digits"
         return resources.folder("jobs") / "digits.toml", [note]
     if job.endswith(".toml") or "/" in job:
         return folder / job, []
@@ -131,13 +152,13 @@ def find(job: str | None, folder: Path) -> tuple[Path | str, list[str]]:
         raise JobFileError(
             f"unknown job {job!r}",
             where=str(folder / "jobs"),
-            hint=PROGRAM if is_program(job) else nearest(job, jobs, what="job"),
+            hint=_with_program(job, line) if is_program(job) else nearest(job, jobs, what="job"),
         )
     return jobs[job], []
 
 
 def file_layer(source: Path | str) -> Layer:
-    """The job file's values; its task, name and paths are made explicit."""
+    """The job file's values, with explicit task, name and paths."""
     layer = Layer()
     if isinstance(source, str):
         layer.put("task", source, "command line")
@@ -151,17 +172,16 @@ def file_layer(source: Path | str) -> Layer:
         layer.values["start_from"] = str((source.parent / weights).absolute())
     if layer.values.get("command"):
         if layer.values.get("task"):
-            raise JobFileError(
-                "names a task and a command", where=where, hint="leave one of them out"
-            )
+            hint = "remove one of the two keys"
+            raise JobFileError("has both a task and a command", where=where, hint=hint)
         return layer
     beside = source.with_suffix(".py")
     task = layer.values.get("task") or (beside.name if beside.is_file() else "")
     if not task:
         raise JobFileError(
-            "names no task",
+            "has neither a task nor a command",
             where=where,
-            hint=f'put {beside.name} beside it, or set task = "package.module:object", or command',
+            hint=f'put {beside.name} beside it, or set task = "package.module:object" or command',
         )
     layer.values["task"] = task_reference(task, source.parent, where)
     layer.sources.setdefault("task", f"{beside.name} beside the job file")
@@ -169,48 +189,63 @@ def file_layer(source: Path | str) -> Layer:
 
 
 def command_layer(command: list[str]) -> Layer:
-    """The name of a job that is a program alone: of its first script, or of itself."""
-    script = next((word for word in command if word.endswith((".py", ".sh"))), command[0])
-    layer = Layer()
-    layer.put(
-        "name",
-        re.sub(r"^\W+|[^\w.+-]+", "-", Path(script).stem).strip("-") or "job",
-        "command line",
+    """The name of a job without a job file: that of its command's first script, or program."""
+    words = zip(["", *command], command, strict=False)
+    scripts = (
+        word
+        for before, word in words
+        if word.endswith((".py", ".sh")) and not re.fullmatch(r"-\w*c", before)  # bash -c "..."
     )
+    program = Path(next(scripts, command[0])).stem
+    name = re.sub(r"^\W+|[^\w.+-]+", "-", program)[:LONGEST].strip("-")
+    layer = Layer()
+    layer.put("name", name or "job", "command line")
     return layer
 
 
 def task_reference(task: str, folder: Path, where: str) -> str:
-    """`package.module:object` as it is; a file as an absolute path, which must exist."""
+    """`package.module:object` unchanged, or the absolute path of a file, which must exist."""
     if ":" in task and not task.endswith(".py"):
         return task
     path = (folder / task).absolute()
     if not path.is_file():
-        raise JobFileError(f"task is {task!r}, but {path} is not a file", where=where)
+        raise JobFileError(
+            f"task is {task!r}, but {path} does not exist" if not path.exists()
+            else f"task is {task!r}, but {path} is not a file",
+            where=where,
+            hint="fix the path, which starts at the job file's folder, or write a module as "
+            "package.module:object",
+        )  # fmt: skip
     return str(path)
 
 
+def variable(name: str) -> str:
+    """The environment variable of a key: HPCDDP_TRAIN__LR is that of train.lr."""
+    return "HPCDDP_" + name.upper().replace(".", "__")
+
+
 def environment_layer(environ: Mapping[str, str]) -> Layer:
-    """HPCDDP_NODES, HPCDDP_TRAIN__LR and their like; the dot of a key is two underscores."""
-    known = {"HPCDDP_" + n.upper().replace(".", "__"): n for n in KEYS.rows}
+    """The values of HPCDDP_NODES, HPCDDP_TRAIN__LR and other variables of keys."""
+    known = {variable(n): n for n in KEYS.rows}
     layer = Layer()
-    for variable in sorted(v for v in environ if v.startswith("HPCDDP_") and v not in RESERVED):
-        table, _, rest = variable.removeprefix("HPCDDP_").partition("__")
-        name = known.get(variable)
+    for word in sorted(v for v in environ if v.startswith("HPCDDP_") and v not in RESERVED):
+        table, _, rest = word.removeprefix("HPCDDP_").partition("__")
+        name = known.get(word)
         if not name and table.lower() in KEYS.tables and rest:
             name = f"{table.lower()}.{rest if table == 'ENV' else rest.lower()}"
         if not name:
             raise UserError(
                 "no key has this variable",
-                where=variable,
-                hint=nearest(variable, known, what="variable"),
-            )
-        layer.put(name, environ[variable], variable, text=True)
+                where=word,
+                hint=nearest(word, known, what="variable", many=f"unset {word}, or use the "
+                             "variable of a key, such as HPCDDP_TRAIN__LR for train.lr"),
+            )  # fmt: skip
+        layer.put(name, environ[word], word, text=True)
     return layer
 
 
 def sbatch_layer(environ: Mapping[str, str]) -> Layer:
-    """The named few of SBATCH_*."""
+    """The values of sbatch's variables in SBATCH_VARIABLES."""
     layer = Layer()
     for variable, name in SBATCH_VARIABLES.items():
         if environ.get(variable):
@@ -219,7 +254,7 @@ def sbatch_layer(environ: Mapping[str, str]) -> Layer:
 
 
 def merge(layers: list[Layer]) -> tuple[JobSpec, dict[str, str]]:
-    """The spec from layers, the highest first, and the source of each value that is set."""
+    """The spec from layers, the highest precedence first, and the source of each set value."""
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
     for layer in reversed(layers):
@@ -231,12 +266,12 @@ def merge(layers: list[Layer]) -> tuple[JobSpec, dict[str, str]]:
 def load(
     job: str | None, flags: Layer, environ: Mapping[str, str], folder: Path
 ) -> tuple[list[Layer], list[str]]:
-    """The layers of a job above its cluster's profile, the highest first, and notes."""
+    """The layers of a job above its cluster profile, the highest precedence first, and notes."""
     layers = [flags, environment_layer(environ), sbatch_layer(environ)]
     command = flags.values.get("command")
     if command and job is None:
         return [*layers, command_layer(command)], []
-    source, notes = find(job, folder)
+    source, notes = find(job, folder, flags.line)
     below = file_layer(source)
     if command:
         below.values.pop("task", None)

@@ -1,4 +1,4 @@
-"""Step 3: notes for the user of a right plan. Nothing is refused here."""
+"""Step 3: notes for the user on a valid plan. Nothing is refused here."""
 
 from __future__ import annotations
 
@@ -9,49 +9,54 @@ from hpcddp.data import names
 from hpcddp.planning.clusters import Profile
 from hpcddp.spec import JobSpec
 
-MARGIN = 30.0  # seconds between the last try to reach a store and a hang
+MARGIN = 30.0  # seconds between the last retry of a store and a hang
 
 
 def notes(job: JobSpec, profile: Profile, environ: Mapping[str, str]) -> list[str]:
-    """A line for each thing that may go wrong, and cannot be known for certain here."""
+    """A line for each possible problem that cannot be checked on this machine."""
     return [*_absent(job), *_patience(job), *_trackers(job), *_output(job, profile, environ)]
 
 
 def _absent(job: JobSpec) -> list[str]:
-    """Staged paths that this machine does not have."""
+    """Staged paths that do not exist on this machine."""
     absent = names.absent(job.data.stage)
-    return [f"data.stage: {path} is not here; the nodes must have it" for path in absent]
+    return [
+        f"data.stage: {path} does not exist on this machine, but must exist on the nodes"
+        for path in absent
+    ]
 
 
 def _patience(job: JobSpec) -> list[str]:
-    """A store that does not answer would count as a hang before the job gives it up."""
+    """A store that does not answer would count as a hang while the job still retries."""
     least, limit = job.data.retry_seconds + MARGIN, job.train.hang_seconds
     if job.command or not 0 < limit < least or "://" not in str(job.dataset):
         return []
     return [
-        f"train.hang_seconds is {limit:g}: a store may be away for data.retry_seconds, "
-        f"{job.data.retry_seconds:g}, and that would count as a hang: set it to {least:g} or more"
+        f"train.hang_seconds ({limit:g} s) is too short for data.retry_seconds "
+        f"({job.data.retry_seconds:g} s): a store that does not answer would count as a hang; "
+        f"set train.hang_seconds to {least:g} or more"
     ]
 
 
 def _trackers(job: JobSpec) -> list[str]:
-    """Trackers whose package this Python lacks; the job's own Python may have it."""
+    """Trackers whose package is not in this Python; the job's Python may have it."""
     missing = [name for name in job.metrics.trackers if not importlib.util.find_spec(name)]
     return [
-        f"metrics.trackers: the package {name} is not installed here: pip install 'hpcddp[{name}]'"
+        f"metrics.trackers: package {name} is not installed in this Python; "
+        f"install the extra `{name}` of hpcddp"
         for name in missing
     ]
 
 
 def _output(job: JobSpec, profile: Profile, environ: Mapping[str, str]) -> list[str]:
-    """A log file of the user's own for Slurm, and its risk."""
+    """The risk of the user's own log file for Slurm."""
     asked = {f"--{name}": job.slurm[name] for name in ("output", "error") if name in job.slurm}
     variables = ("SBATCH_OUTPUT", "SBATCH_ERROR")
     asked |= {name: environ[name] for name in variables if environ.get(name)}
     if profile.cluster.backend != "slurm":
         return []
     return [
-        f"{name} is {path}: where Slurm cannot write there when the job starts, it fails the job; "
-        "without it the job waits for its folder, and comes back"
+        f"{name} is {path}: if Slurm cannot write there when the job starts, the job fails; "
+        f"without {name} it waits for its run folder and is requeued"
         for name, path in asked.items()
     ]

@@ -1,7 +1,7 @@
-"""Step 3: Plan = spec + cluster + topology + launcher, all checked; after it input is right.
+"""Step 3: Plan = spec + cluster + topology + launcher, all checked.
 
-A plan is whole when it is made, and never changes: the times of earlier runs and the files of the
-code are looked up before. The user's code is not imported here: only the nodes do that.
+A plan is complete when it is made, and never changes. It includes the times of earlier runs and the
+files of the code snapshot. The user's code is not imported here: only the nodes import it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from hpcddp.planning.clusters import Profile
 from hpcddp.planning.earlier_runs import Measured
 from hpcddp.record import JobRecord
 from hpcddp.rundir import RunDir
-from hpcddp.sizes import NodeRange, parse_count
+from hpcddp.sizes import NodeRange, counted, parse_count
 from hpcddp.slurm import partitions
 from hpcddp.slurm.rules import Site
 from hpcddp.spec import JobSpec
@@ -38,18 +38,18 @@ from hpcddp.topology import Topology
 if TYPE_CHECKING:
     from hpcddp.planning.code_files import CodeFiles
 
-# Sent before the time limit, up to half a minute too early. The ranks know the limit, and stop as
-# late as they can; so it is asked for only where preemption sends it instead of TERM.
+# Slurm sends it before the time limit, up to half a minute too early. The ranks know the limit and
+# stop later by themselves. So it is requested only where preemption sends it in place of TERM.
 SIGNAL = "USR2"
-# Where Slurm writes to before the run's folder is known to be there: a file of the node, that the
-# attempt joins to the run's own log. %j is the job.
+# Slurm's log on the node, used until the run folder can be written; the attempt then copies it into
+# the run's log. %j is the job id.
 NODE_LOG = "/tmp/hpcddp-{run}-%j.log"
-LEAD = 30  # seconds, as long as the times of the job's steps and saves are not known
+LEAD = 30  # seconds, if the times of the job's steps and saves are unknown
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A checked plan: all that rendering and submitting need. `make` makes it."""
+    """A checked plan, with all that rendering and submitting need. `make` makes it."""
 
     spec: JobSpec
     sources: Mapping[str, str]
@@ -63,7 +63,14 @@ class Plan:
     notes: tuple[str, ...]  # for the user
     site: Site | None  # the rules of Slurm and of the job's partition, if Slurm answered
     measured: Measured | None  # the times of an earlier run of the job
-    code: CodeFiles | None  # the files of a run's own working folder, if it has one
+    code: CodeFiles | None  # the files of the code snapshot, if there is one
+    slurm_missing: bool = False  # the cluster is this machine because Slurm was not found
+
+    @property
+    def start_note(self) -> str:
+        """A note for a user who starts the job; "" for none."""
+        ranks = counted(self.topology.world_size, "rank")
+        return f"Slurm not found; running {ranks} on this machine" if self.slurm_missing else ""
 
     @property
     def topology(self) -> Topology:
@@ -72,7 +79,7 @@ class Plan:
 
     @property
     def ranks_per_node(self) -> int:
-        """How many processes train on a node: one per GPU, or one that drives them all."""
+        """Number of training processes per node: one per GPU, or one that uses all GPUs."""
         return strategy.processes(self.spec.strategy, self.gpus)
 
     @property
@@ -90,7 +97,7 @@ class Plan:
 
     @property
     def signal(self) -> str:
-        """The signal before the time limit, and how many seconds before; "" for none."""
+        """The signal before the time limit, and its lead in seconds; "" for none."""
         if "signal" in self.spec.slurm or not (self.site and self.site.user_signal):
             return str(self.spec.slurm.get("signal", ""))
         return f"{SIGNAL}@{self.measured.lead if self.measured else LEAD}"
@@ -130,12 +137,12 @@ class Plan:
         return environ | {n: _env_text(v) for n, v in self.spec.env.items()}
 
     def directives(self, run: RunDir) -> list[tuple[str, Any]]:
-        """sbatch's options in the order of the script."""
+        """The sbatch options in the order of the script."""
         if re.search("%[jtAa]", str(run.path)):
             raise TemplateError(
-                "submitit would put a job's number in place of %j, %t, %A or %a",
+                "%j, %t, %A and %a are not allowed in the path of a run",
                 where=str(run.path),
-                hint="take another folder for the runs: --runs",
+                hint="use another folder with --runs",
             )
         options = dict(self.spec.slurm)
         for name in ("requeue", "no-requeue", "cpus-per-task"):
@@ -170,7 +177,7 @@ class Plan:
             "WORKDIR": str(self.folder(run)),
             "PYTHON": sys.executable,
             "NODES": str(self.nodes.max),
-            "GPUS_PER_NODE": self.ranks_per_node,  # processes of a launcher there
+            "GPUS_PER_NODE": self.ranks_per_node,
             "CPUS_PER_TASK": self.cpus_per_task,
             **({"MODULES": modules} if modules else {}),
             **{n: _env_text(v) for n, v in self.profile.cluster.variables.items()},
@@ -201,32 +208,32 @@ def make(
     measured: Measured | None = None,
     runs: Path | None = None,
 ) -> Plan:
-    """The plan of a job, whole; UserError for the first mistake in it.
+    """The complete plan of a job; UserError for the first error in it.
 
     Args:
         environ: the user's environment.
         folder: the current folder, where the job will work.
-        begun: the run has saved a checkpoint; files that only a new run reads may be gone.
+        begun: the run has saved a checkpoint; files that only a new run reads may be missing.
         measured: the times of an earlier run of the job.
-        runs: the folder of the runs, where a new run works on a copy of its code; None where the
-            job works in the folder itself.
+        runs: the folder of the runs, if a new run works on a code snapshot; None if the job works
+            in the folder itself.
     """
     checks.check(asked, environ, folder, begun=begun)
     launcher = checks.launcher(asked)
     job, profile, site = _completed(asked.spec, folder), asked.profile, asked.site()
     template = _template(job, profile, asked.sources, folder)
     cpus = _cpus(asked, site)
-    code = _code(job, folder, runs) if runs else None  # last: it may take long
+    code = _code(job, folder, runs) if runs else None  # last, since it may take long
     return Plan(
         spec=job, sources=asked.sources, profile=profile, nodes=asked.nodes, gpus=asked.gpus,
         launcher=launcher, template=template, cpus_per_task=cpus, workdir=folder,
         notes=(*asked.notes, *notes.notes(job, profile, environ)),
-        site=site, measured=measured, code=code,
+        site=site, measured=measured, code=code, slurm_missing=asked.slurm_missing,
     )  # fmt: skip
 
 
 def _code(job: JobSpec, folder: Path, runs: Path) -> CodeFiles | None:
-    """The files of the job's copy of its code, checked; None if it works in the folder itself."""
+    """The checked files of the code snapshot; None if the job works in the folder itself."""
     if not (job.command and job.snapshot):
         return None
     from hpcddp.planning import code_checks, code_files
@@ -238,7 +245,7 @@ def _code(job: JobSpec, folder: Path, runs: Path) -> CodeFiles | None:
 
 
 def _completed(job: JobSpec, folder: Path) -> JobSpec:
-    """The job with full paths, and without requeue where sbatch's own option says so."""
+    """The job with full paths, and without requeue if an sbatch option turns it off."""
     stays = job.slurm.get("no-requeue") or job.slurm.get("requeue") is False
     return replace(
         job,
@@ -253,7 +260,7 @@ def _env_text(value: Any) -> str:
 
 
 def _template(job: JobSpec, profile: Profile, sources: Mapping[str, str], folder: Path) -> Path:
-    """The template's file: a profile's beside it or shipped, a user's from the current folder."""
+    """The template's file: beside its profile, from the current folder, or shipped."""
     shipped = resources.folder("templates")
     name = job.template or f"{profile.cluster.backend}.sh.j2"
     source = sources.get("template", "")
@@ -268,7 +275,7 @@ def _template(job: JobSpec, profile: Profile, sources: Mapping[str, str], folder
 
 
 def _cpus(asked: Asked, site: Site | None) -> int:
-    """CPUs of one rank: as asked, or those of its GPUs."""
+    """CPUs of one rank: as requested, or those of its GPUs."""
     job, profile, gpus = asked.spec, asked.profile, asked.gpus
     ranks = strategy.processes(job.strategy, gpus)
     if asked.backend == "local":
@@ -280,8 +287,7 @@ def _cpus(asked: Asked, site: Site | None) -> int:
 
 
 def _share(job: JobSpec, gpus: int, site: Site | None) -> int:
-    """CPUs of one GPU: an even share of those that the partition's smallest node has; 1 if Slurm
-    does not answer."""
+    """CPUs of one GPU: an even share of the partition's smallest node; 1 without an answer."""
     if site is None:
         return 1
     try:

@@ -1,4 +1,4 @@
-"""Where the shipped templates and jobs lie: top-level folders that belong to the package."""
+"""The folders of the shipped templates and jobs: top-level folders that belong to the package."""
 
 from importlib import import_module
 from pathlib import Path

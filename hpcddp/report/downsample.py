@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -27,17 +28,17 @@ Curve = tuple[Sequence[int], Sequence[float]]  # steps and values
 
 
 @dataclass(frozen=True)
-class Size:
-    """How much of each run is shown.
+class PageSize:
+    """The size of each part of a run on the page.
 
     Args:
         points: of a curve.
-        curves: how many of them, beside those that every training has.
+        curves: their number, besides those that every training has.
         cells: of the map of ranks over time.
         text: characters of the script, and of the log.
         events: records in words.
         rows: attempts, and ranks in the table, the worst first.
-        long: characters of a text that stands in a table.
+        long: characters of a text in a table.
         keys: of a configuration, and of the versions.
     """
 
@@ -51,18 +52,18 @@ class Size:
     keys: int
 
 
-# From much to little.
+# The largest first.
 SIZES = (
-    Size(400, 24, 48_000, 24_000, 150, 64, 400, 200),
-    Size(300, 18, 24_000, 16_000, 100, 64, 400, 200),
-    Size(200, 12, 10_000, 8_000, 60, 48, 200, 150),
-    Size(120, 8, 5_000, 4_000, 30, 32, 120, 100),
-    Size(60, 4, 2_000, 2_000, 15, 16, 80, 60),
-    Size(30, 2, 600, 800, 6, 8, 40, 30),
+    PageSize(400, 24, 48_000, 24_000, 150, 64, 400, 200),
+    PageSize(300, 18, 24_000, 16_000, 100, 64, 400, 200),
+    PageSize(200, 12, 10_000, 8_000, 60, 48, 200, 150),
+    PageSize(120, 8, 5_000, 4_000, 30, 32, 120, 100),
+    PageSize(60, 4, 2_000, 2_000, 15, 16, 80, 60),
+    PageSize(30, 2, 600, 800, 6, 8, 40, 30),
 )
 
 
-def shown(runs: Iterable[dict[str, Any]], size: Size = SIZES[0]) -> dict[str, Any]:
+def shown(runs: Iterable[dict[str, Any]], size: PageSize = SIZES[0]) -> dict[str, Any]:
     """The page's data.
 
     Args:
@@ -71,7 +72,7 @@ def shown(runs: Iterable[dict[str, Any]], size: Size = SIZES[0]) -> dict[str, An
     return {"schema_version": 1, "runs": [_run(run, size) for run in runs]}
 
 
-def _run(run: dict[str, Any], size: Size) -> dict[str, Any]:
+def _run(run: dict[str, Any], size: PageSize) -> dict[str, Any]:
     kept = ("now", "global_batch", "steps_per_epoch", "to_go_s", "held_s", "useful_s",
             "started_s", "interruptions", "interrupted_s", "lost_steps", "lost_s", "efficiency",
             "medians")  # fmt: skip
@@ -89,7 +90,8 @@ def _run(run: dict[str, Any], size: Size) -> dict[str, Any]:
         "ranks": _ranks(run["ranks"], size),
         "heat": heat,
         "events": [
-            [*event[:3], _cut(event[3], size.long)] for event in run["events"][-size.events :]
+            [*event[:3], _cut(event[3], size.long), *event[4:]]
+            for event in run["events"][-size.events :]
         ],
         "log": _end([_cut(line, 400) for line in run["log"]], size.text),
         "script": _begin(run.get("script", ""), size.text),
@@ -117,7 +119,7 @@ def _plain(data: Any) -> Any:
 
 
 def rounded(value: float) -> float | int | None:
-    """Few digits; times since the epoch keep a tenth of a second."""
+    """A number with few digits; times since the epoch keep a tenth of a second."""
     if not math.isfinite(value):
         return None
     short = round(value, 1) if abs(value) > 1e8 else float(f"{value:.{FIGURES}g}")
@@ -148,18 +150,21 @@ def _end(lines: list[str], size: int) -> list[str]:
     return lines
 
 
-def _table(values: dict[str, Any], size: Size, defaults: Sequence[str] = ()) -> dict[str, str]:
-    """Values as text; where they are too many, the defaults are left out first."""
-    words = {True: "true", False: "false", None: "-"}
+def _table(values: dict[str, Any], size: PageSize, defaults: Sequence[str] = ()) -> dict[str, str]:
+    """Values as text; where there are too many, the defaults are left out first."""
     names = sorted(values, key={*defaults}.__contains__)
-    texts = {
-        _cut(name, size.long): words[value]
-        if (value := values[name]) is None or isinstance(value, bool)
-        else _cut(value, size.long)
-        for name in names[: size.keys]
-    }
+    texts = {_cut(n, size.long): _cut(_value(values[n]), size.long) for n in names[: size.keys]}
     left = len(values) - size.keys
     return texts | {LEFT: f"{left} more values"} if left > 0 else texts
+
+
+def _value(value: Any) -> str:
+    """A value as a job file writes it."""
+    if value is None:
+        return "-"
+    if isinstance(value, bool | list):
+        return json.dumps(value, ensure_ascii=False, default=str)
+    return str(value)
 
 
 ATTEMPT = ("attempt", "hosts", "began", "ended", "cause", "by", "first", "last", "lost",
@@ -182,11 +187,11 @@ def _attempt(attempt: dict[str, Any], size: int) -> dict[str, Any]:
 
 
 def _causes(attempts: list[dict[str, Any]]) -> list[str]:
-    """The causes for which all attempts but the last one ended, each cause once."""
+    """The causes of the ends of all attempts but the last one, each once."""
     return list(dict.fromkeys(str(attempt["cause"] or "unknown") for attempt in attempts[:-1]))
 
 
-def _curves(run: dict[str, Any], size: Size) -> dict[str, Any]:
+def _curves(run: dict[str, Any], size: PageSize) -> dict[str, Any]:
     """Fewer points, and fewer curves where a task logs very many; the newest value of each.
 
     The page smooths the means, since the points of a long curve are its peaks.
@@ -215,7 +220,7 @@ def _series(curve: Curve) -> Series:
 
 
 def _hosts(ranks: list[dict[str, Any]], heat: dict[str, Any], size: int) -> list[list[Any]]:
-    """[host, its first rank] for each host that has a row in the map."""
+    """[host, its first rank] for each host with a row in the map."""
     host_of = {rank["rank"]: rank["host"] for rank in ranks}
     hosts: list[list[Any]] = []
     for rank in range(0, len(heat["rows"]) * heat["each"], heat["each"]):
@@ -229,7 +234,7 @@ RANK = ("rank", "host", "device", "busy_s", "wait_s", "samples_per_s", "memory",
         "note")  # fmt: skip
 
 
-def _ranks(ranks: list[dict[str, Any]], size: Size) -> dict[str, Any]:
+def _ranks(ranks: list[dict[str, Any]], size: PageSize) -> dict[str, Any]:
     """The number of ranks, and the rows of the worst ones."""
     order = {"dead": 0, "slow": 1}
     own = [(rank["busy_s"] or 0.0) + (rank["wait_s"] or 0.0) for rank in ranks]
@@ -245,7 +250,7 @@ def _ranks(ranks: list[dict[str, Any]], size: Size) -> dict[str, Any]:
 
 
 def _heat(rows: list[list[float | None]], steps: list[int], cells: int) -> dict[str, Any]:
-    """The map in few cells: one character each, the worst of those that fall together."""
+    """The map in few cells: one character each, the worst value of the cells that it joins."""
     if not rows or not steps:
         return {"steps": [], "each": 1, "rows": []}
     each = math.ceil(len(rows) / ROWS)

@@ -1,7 +1,7 @@
-"""Step 13: views of runs -> one HTML file that holds all it needs and can fetch nothing.
+"""Step 13: views of runs -> one HTML file that is complete and cannot fetch anything.
 
-The data of runs is untrusted: it stands in a JSON block, and the script puts it on the page as
-text. The page's policy lets the browser run no other scripts than these, by their hashes.
+The data of runs is untrusted. It stands in a JSON block, and the script puts it on the page as
+text. The page's policy allows only these scripts, by their hashes.
 """
 
 from __future__ import annotations
@@ -27,20 +27,21 @@ if (held) hpcddp.draw(document.getElementById("page"), JSON.parse(held.textConte
 
 
 def page(runs: list[dict[str, Any]]) -> str:
-    """The HTML of some runs, side by side where there are several.
+    """The HTML of one run, or of several side by side.
 
     Args:
         runs: of each run ``Viewer(run).look().to_dict() | static(run)``.
 
     Raises:
-        UserError: even the smallest size would be too large.
+        UserError: the page is too large even in its smallest size.
     """
     for size in SIZES:
         text = _rendered(json_text(shown(runs, size)), _title(runs))
         if len(text.encode()) < LIMIT:
             return text
-    message = f"the page of {len(runs)} runs would be larger than {LIMIT // 1000} kB"
-    raise UserError(message, hint="show fewer runs on one page")
+    runs_ = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
+    message = f"the page of {runs_} would be larger than {LIMIT // 1000} kB"
+    raise UserError(message, hint="put fewer runs on one page")
 
 
 def _title(runs: list[dict[str, Any]]) -> str:
@@ -50,7 +51,7 @@ def _title(runs: list[dict[str, Any]]) -> str:
 
 
 def json_text(data: Any) -> str:
-    """JSON that can stand inside of a script element, whatever its texts are.
+    """JSON that is safe inside a script element, with any text in it.
 
     Raises:
         ValueError: a number in it is NaN or infinite.
@@ -69,8 +70,8 @@ def asset(name: str) -> str:
 
 @cache
 def script() -> str:
-    """The page's own script: ``hpcddp.draw(root, data)`` draws the data of `shown`, and newer data
-    in its place.
+    """The page's own script: ``hpcddp.draw(root, data)`` draws the data of `shown`. Called again,
+    it updates the page in place.
     """
     body = "\n".join(map(asset, SCRIPTS))
     return f'globalThis.hpcddp = (() => {{\n"use strict";\n{body}\nreturn {{ draw }};\n}})();\n'

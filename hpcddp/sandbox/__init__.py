@@ -1,5 +1,5 @@
-"""A whole real Slurm on this machine, in one folder, and rehearsals of faults.
+"""A real Slurm on this machine, in one folder, and rehearsals of faults.
 
-It imports ``observe`` and what is below.
-Others use ``cluster``, ``rehearse`` and ``config``.
+It imports ``observe`` and the rooms below.
+Other rooms use ``cluster``, ``rehearse`` and ``config``.
 """

@@ -1,4 +1,4 @@
-"""Sandbox: a whole real Slurm on this machine, up and down, in one folder of its own."""
+"""Sandbox: start and end a real Slurm on this machine, in one folder."""
 
 import os
 import random
@@ -15,32 +15,27 @@ from typing import Any
 from hpcddp.errors import SandboxError
 from hpcddp.sandbox import daemons, hosts, own_processes
 from hpcddp.sandbox.config import SandboxSite, Settings, fits
+from hpcddp.sandbox.shell import command, default_folder
 from hpcddp.sandbox.state import State, live, load, locked
 
-__all__ = ["Sandbox", "Settings", "default_folder"]
+__all__ = ["Sandbox", "Settings"]
 
 END_SECONDS = 20.0
 
 
-def default_folder() -> Path:
-    """HPCDDP_SANDBOX, else a folder below XDG_STATE_HOME."""
-    if given := os.environ.get("HPCDDP_SANDBOX"):
-        return Path(given)
-    base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    return Path(base, "hpcddp", "sandbox")
-
-
 class Sandbox:
-    """The sandbox of a folder. Nothing happens before `up`; everything else reads the folder."""
+    """The sandbox of a folder. `up` starts it; all other methods read the folder."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = (folder or default_folder()).expanduser().resolve()
 
     def up(self, settings: Settings | None = None) -> bool:
-        """Start it, until all nodes are idle; returns False when it is up already.
+        """Start it and wait until all nodes are idle; returns False if it is up already.
 
-        The rest of a sandbox that was killed, or of one before a restart of the machine, is removed
-        first. Raises SandboxError, and leaves nothing behind, when it cannot start.
+        What is left of a sandbox that was killed is removed first.
+
+        Raises:
+            SandboxError: it cannot start; nothing is left behind.
         """
         settings = settings or Settings()
         daemons.require(settings.accounting)
@@ -52,24 +47,25 @@ class Sandbox:
                 self._clear(state)
             elif any(self.folder.iterdir()):
                 raise SandboxError(
-                    "holds something else", where=str(self.folder), hint="give another --folder"
-                )
+                    "this folder is not empty, and not a sandbox", where=str(self.folder),
+                    hint="choose another one with --folder",
+                )  # fmt: skip
             self._boot(settings)
         return True
 
     def down(self) -> bool:
-        """End it and remove it; returns False when there was none."""
+        """End it and remove it; returns False if there is none."""
         with locked(self.folder) as exists:
             state = load(self.folder) if exists else None
             if state is not None:
                 self._clear(state)
                 self.folder.rmdir()
         if state is None and os.geteuid() == 0:
-            hosts.release(self.folder)  # of a folder that was removed by hand
+            hosts.release(self.folder)  # the folder was removed by hand
         return state is not None
 
     def status(self) -> dict[str, Any]:
-        """Its facts: `state` is up, degraded (a daemon is missing), broken or down."""
+        """Its facts: `state` is up, degraded (a daemon is missing), broken (all are) or down."""
         state = load(self.folder)
         if state is None:
             return {"state": "down", "folder": str(self.folder)}
@@ -104,20 +100,22 @@ class Sandbox:
         return Path(self._recorded().site.home, "log")
 
     def stop_daemon(self, name: str, sig: signal.Signals = signal.SIGTERM) -> None:
-        """End one daemon, such as `slurmctld` or `slurmd-n1`; jobs run on."""
+        """End one daemon, such as `slurmctld` or `slurmd-n1`; jobs continue."""
         with locked(self.folder):
             process = self._recorded().daemons.get(name)
             if process is None:
-                raise SandboxError(f"there is no daemon {name!r}", where=str(self.folder))
+                raise SandboxError(f"no daemon {name!r}", where=str(self.folder))
             if own_processes.end([process], sig, END_SECONDS):
-                raise SandboxError(f"{name} did not end", where=str(self.folder))
+                raise SandboxError(
+                    f"{name} did not end within {END_SECONDS:g} s", where=str(self.folder)
+                )
 
     def start_daemon(self, name: str) -> None:
-        """Start one that was stopped; it may need a moment before it answers."""
+        """Start a stopped daemon; it may need a moment before it answers."""
         with locked(self.folder):
             state = self._recorded()
             if name not in state.daemons:
-                raise SandboxError(f"there is no daemon {name!r}", where=str(self.folder))
+                raise SandboxError(f"no daemon {name!r}", where=str(self.folder))
             if not state.daemons[name].alive():
                 daemons.start(state, name)
                 state.save(self.folder)
@@ -126,8 +124,9 @@ class Sandbox:
         state = load(self.folder)
         if state is None:
             raise SandboxError(
-                "the sandbox is not up", where=str(self.folder), hint="hpcddp sandbox up"
-            )
+                "the sandbox is not up", where=str(self.folder),
+                hint=f"start it with `{command(self.folder, 'up')}`",
+            )  # fmt: skip
         return state
 
     def _boot(self, settings: Settings) -> None:
@@ -143,7 +142,9 @@ class Sandbox:
                 daemons.prepare(state)
                 daemons.boot(state, lambda: state.save(self.folder))
             except (OSError, subprocess.TimeoutExpired) as error:
-                raise SandboxError(f"cannot start: {error}", where=str(self.folder)) from error
+                raise SandboxError(
+                    f"the sandbox cannot start: {error}", where=str(self.folder)
+                ) from error
             state.ready = True
             state.save(self.folder)
             on_failure.pop_all()
@@ -155,17 +156,20 @@ class Sandbox:
         return Path(tempfile.mkdtemp(prefix="hpcddp-", dir="/tmp"))
 
     def _clear(self, state: State) -> None:
-        """End every process of it and remove its lines and files; the folder itself stays."""
+        """End all its processes and remove its lines and files; the folder itself stays."""
         alive = [process for process in state.daemons.values() if process.alive()]
         helpers = own_processes.descendants([process.pid for process in alive])
         own_processes.end([*alive, *helpers], signal.SIGKILL, END_SECONDS)
         deadline = time.monotonic() + END_SECONDS
-        # Again until there is none: a process that was just being started has only now its name.
+        # Repeat until there is none: a process that has just started gets its name late.
         while left := own_processes.of_jobs(state.site.home):
             own_processes.end(left, signal.SIGKILL, 1.0)
             if time.monotonic() > deadline:
                 pids = " ".join(str(process.pid) for process in left)
-                raise SandboxError(f"processes do not end: {pids}", where=str(self.folder))
+                raise SandboxError(
+                    f"these processes do not end: {pids}", where=str(self.folder),
+                    hint="end them, then run `hpcddp sandbox down` again",
+                )  # fmt: skip
         hosts.release(self.folder)
         if Path(state.site.home) != self.folder:
             shutil.rmtree(state.site.home, ignore_errors=True)
@@ -189,14 +193,15 @@ def _site(home: Path, prefix: str, nodes: int) -> SandboxSite:
 
 
 def _free_ports(count: int) -> int:
-    """The first of `count` free ports in a row, below those that jobs and the kernel choose."""
+    """The first of `count` free ports in a row, below the ports that jobs and the kernel use."""
     text = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text()
     last = max(min(int(text.split()[0]), 15000) - count, 11000)
     for _ in range(100):
         first = random.randrange(10000, last)
         if all(_free(port) for port in range(first, first + count)):
             return first
-    raise SandboxError(f"found no {count} free ports in a row")
+    message = f"no {count} free ports in a row between 10000 and {last}"
+    raise SandboxError(message, hint="end another sandbox, or use fewer --nodes")
 
 
 def _free(port: int) -> bool:
@@ -209,5 +214,5 @@ def _free(port: int) -> bool:
 
 
 def _can_set_hostname() -> bool:
-    """Whether daemons can have host names of their own; some containers forbid it."""
+    """Whether each daemon can have its own host name; some containers forbid it."""
     return subprocess.run(["unshare", "--uts", "true"], capture_output=True).returncode == 0

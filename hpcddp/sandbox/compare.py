@@ -1,4 +1,4 @@
-"""Rehearsal: a run compared with an undisturbed run of the same job, step by step."""
+"""Rehearsal: a run with faults compared step by step with a run without them."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ Step = dict[str, Any]  # a line of a trace: step, epoch, ids, loss
 
 
 def traces(run: RunDir, rank: int = 0) -> dict[int, list[Step]]:
-    """Attempt -> the steps that a rank took in it, in order; attempts without a step are left out.
+    """Attempt -> the steps of a rank, in order; attempts without steps are left out.
 
-    The job must have been asked for them: ``train.trace``.
+    The job must record them: ``train.trace``.
     """
     attempts = {a.number: list(read_lines(a.trace(rank))) for a in run.all_attempts()}
     return {number: steps for number, steps in attempts.items() if steps}
 
 
 def repeated(run: RunDir) -> int:
-    """Optimizer steps that were taken more than once, over all attempts."""
+    """Optimizer steps that were repeated, over all attempts."""
     steps = [line["step"] for lines in traces(run).values() for line in lines]
     return len(steps) - len(set(steps))
 
 
 def lost(run: RunDir) -> dict[int, int]:
-    """Attempt -> how many of its steps the next attempt that took any repeated."""
+    """Attempt -> the number of its steps that the next attempt with steps repeated."""
     steps = traces(run)
     pairs = itertools.pairwise(steps)
     return {a: max(0, steps[a][-1]["step"] - steps[b][0]["step"] + 1) for a, b in pairs}
@@ -36,7 +36,7 @@ def lost(run: RunDir) -> dict[int, int]:
 def difference(reference: RunDir, run: RunDir, ranks: int) -> str:
     """The first step with other samples or another loss than the reference's, or "".
 
-    Steps that were taken twice count each time; a step that is missing counts too.
+    Repeated steps count each time; a missing step counts too.
     """
     for rank in range(ranks):
         expected = {line["step"]: line for lines in traces(reference, rank).values()
@@ -48,16 +48,16 @@ def difference(reference: RunDir, run: RunDir, ranks: int) -> str:
                 if other := _other(line, expected.get(line["step"])):
                     return f"{other} in step {line['step']} of rank {rank}, attempt {attempt}"
         if missing := sorted(expected.keys() - taken):
-            return f"rank {rank} never took step {missing[0]}"
+            return f"rank {rank} has no step {missing[0]}"
         if not expected:
-            return f"rank {rank} left no trace"
+            return f"rank {rank} recorded no steps"
     return ""
 
 
 def _other(line: Step, expected: Step | None) -> str:
     """The first difference between a step and the expected one; "" if they are equal."""
     if expected is None:
-        return "the other run has no such step:"
+        return "no such step in the run without faults:"
     if (line["epoch"], line["ids"]) != (expected["epoch"], expected["ids"]):
         return "other samples"
     if line["loss"] != expected["loss"]:

@@ -10,8 +10,8 @@ from hpcddp.errors import UserError
 
 PREEMPT_MODES = ("REQUEUE", "CANCEL", "OFF")
 MAX_NODES = 250
-# Of everything. Not one of 127.0.0.0/8 for each node: Slurm answers to the address that a
-# connection comes from, and on one machine that is always this one.
+# Of all daemons. Other addresses of 127.0.0.0/8 do not work for nodes: Slurm answers to the source
+# address of a connection, and on one machine that is always this one.
 ADDRESS = "127.0.0.1"
 SOCKET_PATH_LIMIT = 107  # bytes that fit into sockaddr_un, without the closing NUL
 
@@ -55,8 +55,8 @@ AccountingStorageHost=$address
 AccountingStoragePort=$slurmdbd_port
 AccountingStoragePass=$home/munge.sock
 """)
-# The daemons, and so the jobs, listen on the address of the host name that they see and on no
-# other. A login shell must not: its host name may have any address.
+# The daemons, and so the jobs, listen only on the address of the host name that they see. A login
+# shell must not: its host name may have any address.
 DAEMONS_CONF = Template("Include $home/slurm.conf\n")
 LISTEN = "CommunicationParameters=NoCtldInAddrAny,NoInAddrAny\n"
 GPUS = "GresTypes=gpu\n"
@@ -68,7 +68,7 @@ PreemptMode=$preempt_mode GraceTime=$grace MaxTime=UNLIMITED State=UP
 PartitionName=high Nodes=ALL PriorityTier=10 PreemptMode=OFF MaxTime=UNLIMITED State=UP
 """)
 GRES_CONF = Template("NodeName=$node_list Name=gpu File=$home/dev/nvidia$gpu_range\n")
-# Without it Slurm looks for cgroups where they were ten years ago.
+# By default Slurm looks for cgroups in an old place.
 CGROUP_CONF = "CgroupMountpoint=/sys/fs/cgroup\nCgroupAutomount=no\n"
 SLURMDBD_CONF = Template("""\
 DbdHost=$controller_name
@@ -89,13 +89,13 @@ StorageLoc=slurm_acct_db
 
 @dataclass(frozen=True)
 class Settings:
-    """The options of a sandbox; `extra` holds further slurm.conf lines, which win."""
+    """The options of a sandbox; `extra` has lines of slurm.conf, which replace the others."""
 
     nodes: int = 4
     gpus: int = 4
     accounting: bool = True
     preempt_mode: str = "REQUEUE"
-    grace: int = 5  # seconds between the notice of a preemption and its end
+    grace: int = 5  # seconds between the notice of a preemption and SIGTERM
     kill_wait: int = 5  # seconds between SIGTERM and SIGKILL
     cpus: int = 0  # of a node; 0 for one per GPU, since all nodes share this machine's CPUs
     extra: dict[str, str] = field(default_factory=dict)
@@ -104,27 +104,33 @@ class Settings:
         least = {"nodes": 1, "gpus": 0, "grace": 0, "kill_wait": 0, "cpus": 0}
         for name, low in least.items():
             if getattr(self, name) < low:
-                raise UserError(f"{getattr(self, name)} is below {low}", where=name)
+                message = f"must be at least {low}, not {getattr(self, name)}"
+                raise UserError(message, where=_option(name))
         if self.nodes > MAX_NODES:
-            raise UserError(f"{self.nodes} is above {MAX_NODES}", where="nodes")
+            message = f"must be at most {MAX_NODES}, not {self.nodes}"
+            raise UserError(message, where=_option("nodes"))
         if self.preempt_mode not in PREEMPT_MODES:
-            raise UserError(
-                f"{self.preempt_mode!r} is none of {', '.join(PREEMPT_MODES)}", where="preempt_mode"
-            )
+            message = f"must be {', '.join(PREEMPT_MODES)}, not {self.preempt_mode!r}"
+            raise UserError(message, where=_option("preempt_mode"))
         for key, value in self.extra.items():
             if not re.fullmatch(r"[A-Za-z]+", key) or not value.isprintable():
-                raise UserError(f"{key}={value!r} is no line of slurm.conf", where="extra")
+                message = f"not a line of slurm.conf: {f'{key}={value}'!r}"
+                raise UserError(message, where="--set", hint="write KEY=VALUE, such as KillWait=30")
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 @dataclass(frozen=True)
 class SandboxSite:
-    """Where a sandbox lives on this machine: folder, host, names and ports."""
+    """The place of a sandbox on this machine: folder, host, names and ports."""
 
     home: str  # the folder of the daemons; its path is short and plain
     host: str  # this machine's short name
     prefix: str  # of the node names
     ports: dict[str, int]  # slurmctld, slurmd (the first of them), slurmdbd
-    own_hostnames: bool  # nodes and controller have host names of their own (UTS namespaces)
+    own_hostnames: bool  # nodes and controller have their own host names (UTS namespaces)
 
     @property
     def controller_name(self) -> str:
@@ -139,8 +145,8 @@ class SandboxSite:
 
 
 def fits(home: Path, prefix: str = "sb99n") -> bool:
-    """Whether the daemons can live in this folder: Slurm's files quote nothing, and the sockets
-    of job steps, `spool/NODE/NODE_JOB.STEP`, must fit into a socket address."""
+    """Whether the daemons can use this folder: Slurm's files have no quotes, and the sockets of job
+    steps, `spool/NODE/NODE_JOB.STEP`, must fit into a socket address."""
     node = f"{prefix}{MAX_NODES}"
     longest = f"{home}/spool/{node}/{node}_{2**32 - 1}.{2**32 - 1}"
     plain = re.fullmatch(r"[A-Za-z0-9_./+-]+", str(home)) is not None
@@ -174,7 +180,7 @@ def _slurm_conf(settings: Settings, facts: Mapping[str, object]) -> str:
 
 
 def _override(text: str, extra: Mapping[str, str]) -> str:
-    """The extra lines take the place of those with the same key: slurm.conf wants each once."""
+    """The extra lines replace those with the same key: slurm.conf may have each key once."""
     given = {key.lower() for key in extra}
     kept = [line for line in text.splitlines() if line.partition("=")[0].lower() not in given]
     return "\n".join([*kept, *(f"{key}={value}" for key, value in extra.items())]) + "\n"

@@ -1,4 +1,4 @@
-"""Sandbox: the daemons, the command of each, and the sign that it is ready."""
+"""Sandbox: the daemons, the command of each, and the check that it is ready."""
 
 import os
 import shutil
@@ -21,13 +21,22 @@ BOOT_SECONDS = 60.0
 
 
 def require(accounting: bool) -> None:
-    """Raise SandboxError, with the remedy, where a sandbox cannot run."""
+    """Check that a sandbox can run here.
+
+    Raises:
+        SandboxError: programs are missing, or the user is not root.
+    """
     wanted = PROGRAMS + (ACCOUNTING_PROGRAMS if accounting else ())
     missing = [name for name in wanted if shutil.which(name, path=SEARCH) is None]
+    root = os.geteuid() == 0
+    if not root:
+        message = "the sandbox needs root"
+        hint = "run it as root, for example in a container"
+        hint += f", after `{PACKAGES}`" if missing else ""
+        raise SandboxError(message, hint=f"{hint}; `--cluster local` trains without Slurm")
     if missing:
-        raise SandboxError(f"programs are missing: {', '.join(missing)}", hint=PACKAGES)
-    if os.geteuid() != 0:
-        raise SandboxError("the sandbox needs root", hint="run it as root, in a container say")
+        message = f"Slurm is not completely installed here: no {', '.join(missing)}"
+        raise SandboxError(message, hint=f"`{PACKAGES}`")
 
 
 def command(state: State, name: str) -> list[str]:
@@ -60,7 +69,7 @@ def command(state: State, name: str) -> list[str]:
 
 
 def start(state: State, name: str) -> None:
-    """Start one daemon and record it; it may not be ready yet."""
+    """Start one daemon and record it, without waiting until it is ready."""
     node = name.removeprefix("slurmd-")
     host = node if node in state.nodes else state.site.controller_name
     hostname = host if state.site.own_hostnames else ""
@@ -70,7 +79,7 @@ def start(state: State, name: str) -> None:
 
 
 def boot(state: State, save: Callable[[], None]) -> None:
-    """Start all of them, each after those that it needs, until every node is idle."""
+    """Start all daemons in the order of their needs, and wait until every node is idle."""
 
     def bring(name: str) -> None:
         start(state, name)
@@ -95,9 +104,9 @@ def boot(state: State, save: Callable[[], None]) -> None:
 
 
 def node_states(state: State) -> dict[str, str]:
-    """Node -> state as sinfo says it; `unknown` where the controller does not answer."""
+    """Node -> state as sinfo prints it; `unknown` where the controller does not answer."""
     states = dict.fromkeys(state.nodes, "unknown")
-    if "slurmctld" not in state.alive():  # sinfo would try for a long time
+    if "slurmctld" not in state.alive():  # sinfo would wait for a long time
         return states
     argv = [_find("sinfo"), "--noheader", "--Node", "--partition=low", "--format=%N %T"]
     try:
@@ -110,7 +119,7 @@ def node_states(state: State) -> dict[str, str]:
 
 
 def environ(state: State) -> dict[str, str]:
-    """The daemons' environment: nothing of a job, or of a shell, in which `up` was called."""
+    """The daemons' environment, without that of the shell or job that called `up`."""
     return {
         "PATH": SEARCH,
         "HOME": os.environ.get("HOME", "/root"),
@@ -126,7 +135,7 @@ def prepare(state: State) -> None:
     for name in ("log", "spool", "state", "dev"):
         (home / name).mkdir()
     _private(home / "munge.key", os.urandom(1024))
-    for gpu in range(state.settings.gpus):  # a /dev/null each: Slurm only counts and hands out
+    for gpu in range(state.settings.gpus):  # a /dev/null each: Slurm only counts and assigns them
         os.mknod(home / "dev" / f"nvidia{gpu}", 0o020666, os.makedev(1, 3))
     for name, text in config.files(state.site, state.settings).items():
         _private(home / name, text.encode())
@@ -158,8 +167,8 @@ def _run(state: State, *argv: str) -> None:
         check=False,
     )
     if done.returncode:
-        words = (done.stdout + done.stderr).strip()
-        raise SandboxError(f"{argv[0]} failed (exit code {done.returncode})", hint=words)
+        output = (done.stdout + done.stderr).strip()
+        raise SandboxError(f"{argv[0]} failed with exit code {done.returncode}", hint=output)
 
 
 def _answers(address: str | tuple[str, int]) -> bool:
@@ -171,20 +180,24 @@ def _answers(address: str | tuple[str, int]) -> bool:
 
 
 def _wait(state: State, name: str, ready: Callable[[], bool]) -> None:
-    """Wait until it is ready; raises when a daemon ends meanwhile, or takes too long."""
+    """Wait until a daemon is ready.
+
+    Raises:
+        SandboxError: a daemon ended meanwhile, or it took too long.
+    """
     deadline = time.monotonic() + BOOT_SECONDS
     while not ready():
         ended = sorted(state.daemons.keys() - set(state.alive()))
         if ended:
-            raise SandboxError(f"{ended[0]} ended while starting", hint=log(state, ended[0]))
+            message = f"{ended[0]} ended during its start; its last lines follow"
+            raise SandboxError(message, hint=log(state, ended[0]))
         if time.monotonic() > deadline:
-            raise SandboxError(
-                f"{name} is not ready after {BOOT_SECONDS:.0f} s", hint=log(state, name)
-            )
+            message = f"{name} is not ready after {BOOT_SECONDS:.0f} s; its last lines follow"
+            raise SandboxError(message, hint=log(state, name))
         time.sleep(0.02)
 
 
 def log(state: State, name: str) -> str:
-    """The last lines of a daemon's log, else of its output."""
+    """The last lines of a daemon's log, or of its output."""
     folder = Path(state.site.home, "log")
     return tail(folder / f"{name}.log") or tail(folder / f"{name}.out")

@@ -1,4 +1,4 @@
-"""Rehearsal: which faults there are, and the instants at which they come."""
+"""Rehearsal: the kinds of faults, and their times."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from random import Random
 from typing import TypeVar
 
 from hpcddp.errors import UserError
+from hpcddp.sizes import counted
 
 T = TypeVar("T")
 
-# Kind -> whether it leaves no time to save, and so may cost the steps since the last checkpoint.
+# Kind -> whether it leaves no time to save: then it may cost the steps since the last checkpoint.
 KINDS = {
     "preempt": False,
     "kill-node": True,
@@ -23,17 +24,17 @@ KINDS = {
 }
 ROOM = 0.4  # seconds of training between two faults: a stop is agreed within a quarter of a second
 LATEST = 0.95  # of the steps: a later fault may come after the run's end
-EARLY = 3.0  # seconds before a time limit at which a run that was held goes on: it still can save
+EARLY = 3.0  # seconds before a time limit at which a paused run continues: it can still save
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """How an undisturbed run went."""
+    """The times of a run without faults."""
 
-    startup: float  # seconds from the begin of its attempt to its first step
+    startup: float  # seconds from the start of its attempt to its first step
     per_step: float  # seconds
     steps: int
-    clock: bool = False  # its program tells no steps, and these are ticks of a clock
+    clock: bool = False  # its program reports no steps: these are ticks of a clock
 
     @property
     def seconds(self) -> float:
@@ -45,27 +46,26 @@ class Fault:
     """One fault, and its effect."""
 
     kind: str
-    step: int  # at which it is to come; 0 for a start-up
-    after: float  # seconds after the attempt began, for one in a start-up
-    aim: float  # which rank or node: a share of them, from 0 to 1
+    step: int  # planned; 0 for one during the start of an attempt
+    after: float  # seconds after the start of the attempt, for one during the start
+    aim: float  # its rank or node: a share of them, from 0 to 1
     attempt: int = 0  # that it hit; 0 before
-    at: int = 0  # the step at which it came
+    at: int = 0  # its real step
     when: float = 0.0  # seconds since the epoch
-    failed: str = ""  # why the run did not survive it
+    failed: str = ""  # the reason why the run did not survive it
 
     def pick(self, targets: Sequence[T]) -> T:
-        """The one that it hits."""
+        """The target that it hits."""
         return targets[int(self.aim * len(targets))]
 
 
 def draw(counts: Mapping[str, int], seed: int, timeline: Timeline) -> list[Fault]:
-    """The faults in their order: instants uniform over an undisturbed run, start-up included.
+    """The faults in their order. Their times are uniform over a run without faults, from its start.
 
-    Each leaves those after it some room: a run that has ended cannot be disturbed. A time limit
-    leaves a step at least.
+    Each fault leaves steps for those after it. A time limit leaves at least one step before it.
 
     Raises:
-        UserError: the run is too short for so many.
+        UserError: the run is too short for the number of faults.
     """
     random = Random(seed)
     drawn = sorted(
@@ -76,11 +76,11 @@ def draw(counts: Mapping[str, int], seed: int, timeline: Timeline) -> list[Fault
     room = 1 + math.ceil(ROOM / timeline.per_step)
     last = int(LATEST * timeline.steps)
     if last < room * len(drawn):
+        steps = f"{counted(timeline.steps, 'step')} in {timeline.per_step * timeline.steps:.1f} s"
         raise UserError(
-            f"{timeline.steps} steps in {timeline.per_step * timeline.steps:.1f} s are too few for "
-            f"{len(drawn)} faults",
-            hint=f"let it take {math.ceil(room * len(drawn) / LATEST)} steps or more, "
-            "with --set epochs=N or max_steps=N",
+            f"{steps} are too few for {counted(len(drawn), 'fault')}",
+            hint=f"use at least {math.ceil(room * len(drawn) / LATEST)} steps, "
+            "with --set epochs=N or --set max_steps=N",
         )
     faults = []
     for left, (share, aim, kind) in zip(range(len(drawn) - 1, -1, -1), drawn, strict=True):
@@ -94,6 +94,8 @@ def draw(counts: Mapping[str, int], seed: int, timeline: Timeline) -> list[Fault
 
 
 def limit(before: int, fault: Fault, timeline: Timeline) -> float:
-    """The time limit of an attempt that goes on after a step, in seconds. It is long enough for the
-    step at which the limit is to come; the run is held there for the rest."""
+    """The time limit, in seconds, of an attempt that continues after a step.
+
+    It is long enough for the step of the fault; the run is paused there for the rest.
+    """
     return 2 * timeline.startup + 1.5 * (fault.step - before) * timeline.per_step + 2 * EARLY

@@ -1,4 +1,4 @@
-"""Rehearsal: the faults, one function each. It returns when the run can go on without help."""
+"""Rehearsal: the faults, one function each. It returns when the run can continue by itself."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from hpcddp.submit import prepare, submission
 from hpcddp.submit.run_jobs import current, rows_of
 from hpcddp.submit.status import status
 
-NOTICE = 40.0  # seconds that Slurm may take to preempt, or to end a job at its limit
+NOTICE = 40.0  # seconds within which Slurm preempts, or ends a job at its limit
 
 
 def preempt(run: RehearsedRun, fault: Fault, watch: float) -> None:
-    """A job of higher priority wants the nodes."""
+    """A job of higher priority needs the nodes."""
     job, hosts = run.facts().job_id, ",".join(run.hosts())
     options = ("--partition=high", "--exclusive", f"--nodelist={hosts}", "--output=/dev/null")
     with run.held():
         slurm.call("sbatch", "--chdir=/", *options, "--wrap=sleep 1")
-        run.until(lambda: _notified(run, job, fault), "Slurm preempts", NOTICE)
+        run.until(lambda: _notified(run, job, fault), "the preemption by Slurm", NOTICE)
 
 
 def _notified(run: RehearsedRun, job: str, fault: Fault) -> bool:
-    """Whether Slurm has sent the notice of a preemption: then the run may go on."""
+    """Whether Slurm has sent the notice of a preemption: then the run may continue."""
     facts = slurm.facts(job)
     return run.gone(fault.attempt) or not facts or facts.preempted or not facts.running
 
 
 def kill_node(run: RehearsedRun, fault: Fault, watch: float) -> None:
-    """A node goes down, with all of its processes; it comes back after the run does."""
+    """A node fails with all of its processes, and returns after the run's next start."""
     node = fault.pick(run.hosts())
     home = str(run.sandbox.logs.parent)
     run.sandbox.stop_daemon(f"slurmd-{node}", signal.SIGKILL)
@@ -45,7 +45,7 @@ def kill_node(run: RehearsedRun, fault: Fault, watch: float) -> None:
         own_processes.end(left, signal.SIGKILL, 1.0)
     run.until_after(fault.attempt)
     run.sandbox.start_daemon(f"slurmd-{node}")
-    run.until(lambda: _back(run, node), f"{node} is back")
+    run.until(lambda: _back(run, node), f"{node} to return")
 
 
 def _back(run: RehearsedRun, node: str) -> bool:
@@ -54,20 +54,20 @@ def _back(run: RehearsedRun, node: str) -> bool:
 
 
 def timeout(run: RehearsedRun, fault: Fault, watch: float) -> None:
-    """The end of the time limit, which this attempt had from its beginning."""
+    """The time limit ends; the attempt has had it from its start."""
     deadline = time_limits.deadline(run.facts())
     if not deadline:
-        raise SandboxError("the job got no time limit", where=run.folder.name)
-    # A program that knows no limit stands still until Slurm ends it, which can take Slurm a while.
+        raise SandboxError("the job got no time limit", where=str(run.folder.path))
+    # A program that does not know its limit stays paused until Slurm ends it, some time later.
     near = float("inf") if run.clock else deadline - EARLY
     with run.held():
-        run.until(lambda: time.time() > near or run.gone(fault.attempt), "the time is up")
-    run.until(lambda: run.gone(fault.attempt), "the time limit ends it", NOTICE + EARLY)
-    run.until(lambda: _unlimited(run, fault), "the job has its old time limit")
+        run.until(lambda: time.time() > near or run.gone(fault.attempt), "the time limit")
+    run.until(lambda: run.gone(fault.attempt), "the end by the time limit", NOTICE + EARLY)
+    run.until(lambda: _unlimited(run, fault), "the old time limit of the job")
 
 
 def _unlimited(run: RehearsedRun, fault: Fault) -> bool:
-    """Give the job its old limit back before its next attempt; a follow-up job has it anyway."""
+    """Restore the job's old limit before its next attempt; a follow-up job has it anyway."""
     job = str(current(run.folder))
     facts = slurm.facts(job)
     if run.number > fault.attempt:
@@ -84,30 +84,30 @@ def crash(run: RehearsedRun, fault: Fault, watch: float) -> None:
 
 
 def hang(run: RehearsedRun, fault: Fault, watch: float) -> None:
-    """A rank stands still."""
+    """A rank is paused."""
     rank = _rank(run, fault)
     own_processes.send([rank], signal.SIGSTOP)
     try:
-        run.until(lambda: run.gone(fault.attempt), "the hang is found")
+        run.until(lambda: run.gone(fault.attempt), "the hang to be noticed")
     finally:
         own_processes.end([rank], signal.SIGKILL, 10.0)
 
 
 def _rank(run: RehearsedRun, fault: Fault) -> own_processes.OwnProcess:
     """The rank that a fault hits, as soon as the ranks are known."""
-    return fault.pick(run.until(run.ranks, "the ranks are there"))
+    return fault.pick(run.until(run.ranks, "the ranks to report"))
 
 
 def cancel(run: RehearsedRun, fault: Fault, watch: float) -> None:
-    """A person cancels the job; it must stay ended until it is resumed."""
+    """A person cancels the job; it must stay ended until a person resumes it."""
     slurm.cancel(str(current(run.folder)))
-    run.until(lambda: status(run.folder).final and not _jobs(run), "the job ends", ends=True)
+    run.until(lambda: status(run.folder).final and not _jobs(run), "the job to end", ends=True)
     if (end := status(run.folder)).state == "COMPLETED":
         return
     deadline = time.monotonic() + watch
     while time.monotonic() < deadline:
         if _jobs(run) or run.number > fault.attempt or end.state != "CANCELLED":
-            fault.failed = f"it was cancelled, and is {status(run.folder).state}"
+            fault.failed = f"its state after the cancel is {status(run.folder).state}"
             return
         time.sleep(0.5)
     plan = prepare.again(run.folder, Layer(), os.environ)

@@ -22,14 +22,14 @@ MAX_SANDBOXES = 99
 def claim(folder: Path, count: int, live: Callable[[Path], bool], path: Path = HOSTS) -> str:
     """Write the lines of a sandbox; returns the prefix of its node names.
 
-    Lines of sandboxes that are not `live` any more are dropped.
+    Lines of sandboxes that are no longer `live` are removed.
     """
     with _locked(path) as file:
         text = file.read()
         gone = {owner for owner in owners(text) if owner == folder or not live(owner)}
         text = without(text, gone)
         prefix = choose(text, count)
-        # A line for each: a look-up of a later name gives the first one of its line.
+        # One line for each: a look-up returns the first name of a line.
         names = [*(f"{prefix}{k}" for k in range(1, count + 1)), f"{prefix}ctl"]
         lines = [f"{ADDRESS} {name} {_mark(folder)}" for name in names]
         body = text if text.endswith("\n") or not text else text + "\n"
@@ -52,7 +52,7 @@ def owners(text: str) -> set[Path]:
 
 
 def without(text: str, folders: set[Path]) -> str:
-    """The text without the lines of these sandboxes; all else stays as it is."""
+    """The text without the lines of these sandboxes."""
     marks = {_mark(folder) for folder in folders}
     return "".join(
         line for line in text.splitlines(keepends=True) if not line.rstrip().endswith(tuple(marks))
@@ -67,7 +67,8 @@ def choose(text: str, count: int) -> str:
         prefix = "n" if number == 1 else f"sb{number}n"
         if names.isdisjoint(f"{prefix}{k}" for k in range(1, count + 1)):
             return prefix
-    raise SandboxError(f"{MAX_SANDBOXES} sandboxes have names here already", where=str(HOSTS))
+    message = f"{MAX_SANDBOXES} sandboxes already have names here"
+    raise SandboxError(message, where=str(HOSTS), hint="end one with `hpcddp sandbox down`")
 
 
 def _mark(folder: Path) -> str:
@@ -81,7 +82,8 @@ def _locked(path: Path) -> Iterator[TextIOWrapper]:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield file
     except OSError as error:
-        raise SandboxError(f"cannot be changed ({error.strerror})", where=str(path)) from error
+        message = f"cannot change this file, for the names of nodes: {error.strerror}"
+        raise SandboxError(message, where=str(path)) from error
 
 
 def _rewrite(file: TextIOWrapper, text: str) -> None:

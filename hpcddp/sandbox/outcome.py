@@ -1,4 +1,4 @@
-"""Rehearsal: its outcome, fault by fault and as a whole."""
+"""Rehearsal: its outcome, for each fault and as a whole."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from hpcddp.rundir import read_step
 from hpcddp.sandbox import compare
 from hpcddp.sandbox.fault_times import KINDS, Fault
 from hpcddp.sandbox.rehearsed_run import RehearsedRun
+from hpcddp.sizes import counted
 
 
 @dataclass
@@ -18,13 +19,13 @@ class FaultOutcome:
     """The outcome of one fault."""
 
     fault: str
-    step: int  # at which it came; 0 in a start-up; without steps, tenths of a second
-    attempt: int  # that it hit; 0 if it could not be played
+    step: int  # 0 during the start of an attempt; without steps, tenths of a second
+    attempt: int  # that it hit; 0 if it could not happen
     cause: str  # of the attempt's end, as the run recorded it
     survived: bool
     steps_lost: int
     seconds_lost: float | None  # from the last step before it to the first one after it
-    reason: str = ""  # why it was not survived
+    reason: str = ""  # why the run did not survive it
 
 
 @dataclass
@@ -35,20 +36,20 @@ class Report:
     seed: int
     nodes: int
     gpus: int
-    steps: int  # of the undisturbed run
+    steps: int  # of the run without faults
     faults: list[FaultOutcome] = field(default_factory=list)
     state: str = ""  # of the run with the faults
     reason: str = ""
     steps_lost: int = 0
-    steps_needless: int = 0  # of these, lost for no good reason
-    weights_equal: bool | None = False  # None: the program does not say
+    steps_needless: int = 0  # of these, more than the faults explain
+    weights_equal: bool | None = False  # None: the program does not record them
     order_equal: bool | None = False
-    difference: str = ""  # the first, where the order is not equal
+    difference: str = ""  # the first one, where the order is not equal
     seconds: float = 0.0
 
     @property
     def passed(self) -> bool:
-        """Whether the run survived all faults, lost no step needlessly, and has the same result."""
+        """Whether the run survived all faults, lost no needless steps, and has the same result."""
         alive = all(fault.survived for fault in self.faults) and self.state == "COMPLETED"
         same = self.weights_equal is not False and self.order_equal is not False
         return alive and not self.steps_needless and same
@@ -72,7 +73,7 @@ def _outcome(
     attempts: Mapping[int, history.AttemptSummary],
 ) -> FaultOutcome:
     if not fault.attempt:
-        reason = "the run had ended before"
+        reason = "the run ended before this fault"
         return FaultOutcome(fault.kind, fault.step, 0, "", False, 0, None, reason)
     hit = attempts[fault.attempt]
     later = [n for n in run.first_steps if n > fault.attempt]
@@ -80,9 +81,9 @@ def _outcome(
     allowed = max(0, hit.last - hit.saved) if KINDS[fault.kind] else 0
     reason = fault.failed
     if not later and not done:
-        reason = reason or f"it did not train again: {hit.cause}; {hit.action} {hit.reason}".strip()
+        reason = reason or f"no training after it: {hit.cause}; {hit.action} {hit.reason}".strip()
     elif lost > allowed:
-        reason = reason or f"{lost - allowed} steps more than it must cost"
+        reason = reason or f"{counted(lost - allowed, 'step')} lost without need"
     return FaultOutcome(
         fault.kind, fault.at, fault.attempt, hit.cause or "", not reason, lost,
         _seconds(run, fault, later), reason,
@@ -90,7 +91,7 @@ def _outcome(
 
 
 def _seconds(run: RehearsedRun, fault: Fault, later: list[int]) -> float | None:
-    """From the last step of the attempt that was hit to the first step after it."""
+    """Seconds from the last step of the attempt that was hit to the next step."""
     if not later:
         return None
     last = read_step(run.folder.attempt(fault.attempt))[1] or fault.when

@@ -1,7 +1,7 @@
-"""Sandbox: processes, started, found again and ended without ever hitting a stranger.
+"""Sandbox: its processes. It starts them, finds them again, and ends only these.
 
-A pid is reused; a pid with its start time and its command line is not. Signals go through a
-pidfd that was opened before these were compared, so nothing can change in between.
+A pid may be reused; a pid with its start time and its command line is unique. Signals go through a
+pidfd, opened before these are compared, so that nothing can change in between.
 """
 
 import os
@@ -30,7 +30,7 @@ class OwnProcess:
         if stat is None or stat.started != self.started:
             return False
         if stat.state == "Z":
-            with suppress(ChildProcessError):  # a child of this Python: take it off the table
+            with suppress(ChildProcessError):  # a child of this Python: reap it
                 os.waitpid(self.pid, os.WNOHANG)
             return False
         return _argv(self.pid) == self.argv
@@ -46,9 +46,13 @@ class _Stat:
 def start(
     argv: Sequence[str], environ: Mapping[str, str], output: Path, hostname: str = ""
 ) -> OwnProcess:
-    """Start a daemon that outlives this Python; with `hostname` it believes to be on that host.
+    """Start a daemon that outlives this Python, and wait until the program itself runs.
 
-    Returns when the program itself runs. Raises SandboxError when it could not be started.
+    Args:
+        hostname: the host name that it sees.
+
+    Raises:
+        SandboxError: it cannot be started.
     """
     wrapper = ["unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"', hostname]
     command = [*wrapper, *argv] if hostname else list(argv)
@@ -80,11 +84,12 @@ def _after_exec(pid: int, argv: tuple[str, ...], output: Path) -> OwnProcess:
             os.kill(pid, signal.SIGKILL)  # a child of ours: its pid cannot have been reused yet
         time.sleep(0.002)
     os.waitpid(pid, 0)
-    raise SandboxError(f"{argv[0]} did not start", where=str(output), hint=tail(output))
+    message = f"{argv[0]} did not start; its last lines follow"
+    raise SandboxError(message, where=str(output), hint=tail(output))
 
 
 def end(processes: Iterable[OwnProcess], sig: signal.Signals, seconds: float) -> list[OwnProcess]:
-    """Signal them and wait until they have ended; returns those that live on."""
+    """Signal processes and wait until they have ended; returns those that still run."""
     waiting: dict[int, OwnProcess] = {}
     try:
         for process in processes:
@@ -101,7 +106,7 @@ def end(processes: Iterable[OwnProcess], sig: signal.Signals, seconds: float) ->
 
 
 def send(processes: Iterable[OwnProcess], sig: signal.Signals) -> None:
-    """Signal them, and wait for nothing."""
+    """Signal processes, without waiting for them."""
     end(processes, sig, 0.0)
 
 
@@ -118,11 +123,11 @@ def _wait(handles: list[int], deadline: float) -> None:
 
 
 def of_jobs(home: str, node: str = "") -> list[OwnProcess]:
-    """Everything that runs for jobs of the sandbox in this folder, and all descendants.
+    """The processes of jobs of the sandbox in this folder, with all their descendants.
 
-    Those are its step daemons, which hide their environment but keep their node's log open there,
-    and the processes with a SLURM_CONF from there and a SLURMD_NODENAME. A shell that only points
-    at the sandbox has no node name and is left alone.
+    They are its step daemons, which hide their environment but keep their node's log open, and the
+    processes with a SLURM_CONF from this folder and a SLURMD_NODENAME. A user's shell that uses the
+    sandbox has no node name, and is not among them.
 
     Args:
         node: only processes of this node.
@@ -178,7 +183,7 @@ def descendants(roots: Iterable[int]) -> list[OwnProcess]:
 
 
 def tail(path: Path, lines: int = 8) -> str:
-    """The last lines of a log, or an empty text where there is none."""
+    """The last lines of a log; empty if there is none."""
     try:
         return "\n".join(path.read_text(errors="replace").splitlines()[-lines:])
     except OSError:
@@ -186,7 +191,7 @@ def tail(path: Path, lines: int = 8) -> str:
 
 
 def of_pids(pids: Iterable[int]) -> list[OwnProcess]:
-    """Those of these processes that still run, without this Python."""
+    """The processes with these pids that still run, without this Python."""
     stats = ((pid, _stat(pid)) for pid in pids if pid != os.getpid())
     return [OwnProcess(pid, stat.started, _argv(pid)) for pid, stat in stats if stat is not None]
 
@@ -198,7 +203,7 @@ def _pids() -> list[int]:
 def _read(pid: int, name: str) -> bytes:
     try:
         return (PROC / str(pid) / name).read_bytes()
-    except OSError:  # it has ended, or is not ours to look at
+    except OSError:  # it has ended, or belongs to another user
         return b""
 
 

@@ -1,4 +1,4 @@
-"""Rehearsal: its own sandbox, and the job's values as that sandbox can take them."""
+"""Rehearsal: its own sandbox, and the job's values for that sandbox."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from hpcddp.slurm import environment
 Say = Callable[[str], None]
 
 HERE = "the rehearsal"
-HANG_SECONDS = 5.0  # the least silence that counts as a hang, where the job does not say
+HANG_SECONDS = 5.0  # silence that counts as a hang, where the job does not set it
 KEPT = ("slurm.signal", "slurm.requeue", "slurm.no-requeue")  # the other options are a site's
-# Seconds that a site may well give. A shorter grace than a start-up takes here would have Slurm end
-# and hold for two minutes each job that is preempted in its start-up.
+# Seconds, as on many sites. With a grace shorter than a start, Slurm would end each job that is
+# preempted during its start, and hold it for two minutes.
 GRACE, KILL_WAIT = 30, 10
 # Variables that change the output of Slurm's programs.
 FOREIGN = ("SQUEUE_", "SINFO_", "SACCT_", "SCANCEL_", "SALLOC_")
 
-# All ranks share this machine, and its GPUs, if it has any, are not as many: none is asked for.
+# All ranks share this machine, which may have fewer GPUs: the job requests none.
 PROFILE = """\
 description = "the sandbox of a rehearsal"
 template = "slurm.sh.j2"
@@ -39,7 +39,7 @@ gpu_option = "none"
 
 @contextmanager
 def own_sandbox(nodes: int, cpus: int) -> Iterator[Sandbox]:
-    """A sandbox in a new folder. This process and its children see its Slurm and no other."""
+    """A sandbox in a new folder. This process and its children use only its Slurm."""
     with (
         tempfile.TemporaryDirectory(prefix="hp-", dir="/tmp") as home,
         _running(Path(home), nodes, cpus) as sandbox,
@@ -50,7 +50,7 @@ def own_sandbox(nodes: int, cpus: int) -> Iterator[Sandbox]:
 
 @contextmanager
 def _running(home: Path, nodes: int, cpus: int) -> Iterator[Sandbox]:
-    """A sandbox below a folder. It ends with the block, also where a signal ends this process."""
+    """A sandbox below a folder. It ends with the block, also if a signal ends this process."""
     heard = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
     main = threading.current_thread() is threading.main_thread()
     before = {number: signal.getsignal(number) for number in heard if main}
@@ -59,7 +59,7 @@ def _running(home: Path, nodes: int, cpus: int) -> Iterator[Sandbox]:
             signal.signal(number, _interrupt)
         yield _boot(home, nodes, cpus)
     finally:
-        for number in before:  # a second one must not leave half of it behind
+        for number in before:  # a second signal must not interrupt the clean-up
             signal.signal(number, signal.SIG_IGN)
         Sandbox(home / "slurm").down()
         for number, handler in before.items():
@@ -87,7 +87,7 @@ def _boot(home: Path, nodes: int, cpus: int) -> Sandbox:
 
 @contextmanager
 def _surroundings(sandbox: Sandbox) -> Iterator[None]:
-    """The environment of the sandbox, as this process's own."""
+    """Give this process the environment of the sandbox."""
     before = dict(os.environ)
     kept = {n: v for n, v in environment.clean(before).items() if not n.startswith(FOREIGN)}
     os.environ.clear()
@@ -100,7 +100,7 @@ def _surroundings(sandbox: Sandbox) -> Iterator[None]:
 
 
 def sandboxed(layers: list[Layer], counts: Mapping[str, int], home: Path, say: Say) -> list[Layer]:
-    """The job's layers as the sandbox can take them, below the rehearsal's own."""
+    """The job's layers without the values of a site, below the rehearsal's own layer."""
     own, left = Layer(), set()
     kept: list[Layer] = []
     own.put("cluster", str(home / "rehearsal.toml"), HERE)
@@ -116,5 +116,5 @@ def sandboxed(layers: list[Layer], counts: Mapping[str, int], home: Path, say: S
         values = {n: v for n, v in layer.values.items() if n not in site}
         kept.append(Layer(values, layer.sources))
     if left:
-        say(f"left out, for a cluster's own: {', '.join(sorted(left))}")
+        say(f"keys of a cluster, not used here: {', '.join(sorted(left))}")
     return [own, *kept]

@@ -1,4 +1,4 @@
-"""Rehearsal: a job on a sandbox of its own, once undisturbed and once with faults, compared."""
+"""Rehearsal: a job on a sandbox of its own, without faults and with them, and the comparison."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from hpcddp.sandbox.outcome import Report, outcomes
 from hpcddp.sandbox.own_processes import OwnProcess
 from hpcddp.sandbox.rehearsal_sandbox import Say, own_sandbox, sandboxed
 from hpcddp.sandbox.rehearsed_run import TICK, Over, RehearsedRun
-from hpcddp.sizes import parse_gpus, parse_nodes
+from hpcddp.sizes import counted, parse_gpus, parse_nodes
 from hpcddp.submit import prepare, submission
 
-SPARE = 1  # nodes beside the job's: one that was killed is not waited for
+SPARE = 1  # nodes besides the job's: it need not wait for a killed one
 PATIENCE = 600.0  # seconds that a run may need for its next attempt, plus the time to find a hang
 
 
@@ -40,21 +40,21 @@ def rehearse(
     runs: Path | None = None,
     watch: float = 10.0,
 ) -> Report:
-    """Boot a sandbox, run the job without and with faults on it, and compare.
+    """Start a sandbox, run the job on it without and with faults, and compare both runs.
 
-    All processes that it starts end with it.
+    It ends all processes that it starts.
 
     Args:
         layers: the job's values, the highest precedence first.
-        counts: how many of each kind of fault.
-        say: gets a line for each event.
-        folder: the current one, where the job works.
+        counts: the number of each kind of fault.
+        say: called with a line for each event.
+        folder: the current one, where the job runs.
         runs: the folder that keeps the two runs. Without it they stay only after a failure.
-        watch: seconds for which a cancelled run must stay so.
+        watch: seconds for which a cancelled run must stay cancelled.
 
     Raises:
-        UserError: the options make no rehearsal, or the job is too short.
-        SandboxError: no sandbox can start here, or the job fails without any fault.
+        UserError: an option is wrong, or the job is too short.
+        SandboxError: the sandbox cannot start, or the job fails without faults.
     """
     check(counts, watch)
     nodes, gpus = _size(layers)
@@ -63,7 +63,8 @@ def rehearse(
     with _kept(runs, say) as root, own_sandbox(nodes + SPARE, gpus) as sandbox:
         changed = sandboxed(layers, counts, sandbox.folder.parent, say)
         checked = _plan(changed, folder, root)
-        say(f"a Slurm of {nodes + SPARE} nodes is up; seed {seed}")
+        say(f"the sandbox is up with {nodes + SPARE} nodes; seed {seed}")
+        say("run 1 of 2: without faults")
         report = _Rehearsal(sandbox, checked, root, say, watch).play(counts, seed)
         report.seconds = time.monotonic() - begun
         if report.passed and runs is None:
@@ -82,14 +83,15 @@ def _size(layers: list[Layer]) -> tuple[int, int]:
     asked, sources = jobfile.merge(layers)
     nodes = parse_nodes(asked.nodes, where=sources.get("nodes", ""))
     if nodes.min != nodes.max:
+        message = f"expected a number of nodes, got the range {asked.nodes}"
         hint = "a rehearsal compares two runs of the same size"
-        raise UserError(f"{asked.nodes} is a range", where=sources["nodes"], hint=hint)
+        raise UserError(message, where=sources["nodes"], hint=hint)
     return nodes.max, parse_gpus(asked.gpus, where=sources.get("gpus", ""))
 
 
 @contextmanager
 def _kept(runs: Path | None, say: Say) -> Iterator[Path]:
-    """The folder of the two runs: the given one, or a new one, which stays if it holds any run."""
+    """The folder of the two runs: the given one, or a new one, which stays if a run is in it."""
     root = runs.absolute() if runs else Path(tempfile.mkdtemp(prefix="hpcddp-rehearsal-"))
     try:
         yield root
@@ -99,22 +101,27 @@ def _kept(runs: Path | None, say: Say) -> Iterator[Path]:
         raise
     finally:
         if root.is_dir() and any(root.iterdir()):
-            say(f"the runs are in {root}")
+            say(f"both runs are kept in {root}")
         elif runs is None:
             shutil.rmtree(root, ignore_errors=True)
 
 
 def check(counts: Mapping[str, int], watch: float) -> None:
-    """Refuse options that make no rehearsal."""
+    """Check the options of a rehearsal.
+
+    Raises:
+        UserError: one is wrong.
+    """
     for kind, count in counts.items():
         if kind not in KINDS:
-            raise UserError(f"there is no fault {kind!r}", hint=f"there are: {', '.join(KINDS)}")
+            raise UserError(f"unknown fault {kind!r}", hint=f"use one of {', '.join(KINDS)}")
         if count < 0:
-            raise UserError(f"{count} is below 0", where=f"--{kind}")
+            raise UserError(f"must be at least 0, not {count}", where=f"--{kind}")
     if not any(counts.values()):
-        raise UserError("no fault is asked for", hint="such as --preempt 3 --kill-node 1")
+        hint = "ask for some, such as --preempt 3 --kill-node 1"
+        raise UserError("a rehearsal needs at least one fault", hint=hint)
     if watch < 0:
-        raise UserError(f"{watch:g} is below 0", where="--watch")
+        raise UserError(f"must be at least 0, not {watch:g}", where="--watch")
 
 
 class _Rehearsal:
@@ -125,17 +132,18 @@ class _Rehearsal:
         self.patience = PATIENCE + 7 * plan.spec.train.hang_seconds
 
     def play(self, counts: Mapping[str, int], seed: int) -> Report:
-        """Both runs, one after the other, and the comparison."""
+        """Do both runs, one after the other, and compare them."""
         reference = self._new_run()
         timeline = self._undisturbed(reference)
         clock = timeline.clock
         if clock and counts.get("hang"):
             raise UserError(
-                "the program tells no steps, so nobody sees that it hangs",
+                "the program reports no steps, so a hang cannot be seen",
                 where="--hang",
-                hint="hpcddp.attach in its loop tells them",
+                hint="report them with hpcddp.attach in its loop, or leave --hang out",
             )
         drawn = fault_times.draw(counts, seed, timeline)
+        self.say(f"run 2 of 2: with {counted(len(drawn), 'fault')}")
         run = self._new_run(clock=clock)
         state, reason = self._disturbed(run, drawn, timeline)
         report = Report(
@@ -165,46 +173,46 @@ class _Rehearsal:
         return RehearsedRun(self.sandbox, folder, self.patience, clock=clock)
 
     def _undisturbed(self, run: RehearsedRun) -> Timeline:
-        """The run without faults; it must come to its end in one attempt."""
+        """Do the run without faults, which must end in one attempt."""
         submission.submit(self.plan, run.folder)
         seconds = self._seconds_of_ranks(run)
         state, reason = _end(run)
         if (state, reason) != ("COMPLETED", "") or run.number != 1:
             raise SandboxError(
-                f"without any fault the job is {state} after {run.number} attempts",
-                where=run.folder.name,
-                hint=reason,
+                f"without any fault the job is {state} after {counted(run.number, 'attempt')}",
+                where=str(run.folder.path),
+                hint=reason or f"see {run.folder.path}/log",
             )
         last, when = read_step(run.folder.attempt(1))
         if not last:
-            self.say(f"the program tells no steps: it ran {seconds:.1f} s, and is to come back")
+            self.say(f"without faults: {seconds:.1f} s; the program reports no steps to compare")
             return Timeline(0.0, TICK, int(seconds / TICK), clock=True)
         first, since = run.first_steps.get(1, (last, when))
         per_step = max(when - since, 1e-3) / max(1, last - first)
         timeline = Timeline(max(0.0, since - run.facts().began), per_step, last)
         self.say(
-            f"undisturbed: {last} steps in {when - since:.1f} s, "
-            f"after a start-up of {timeline.startup:.1f} s"
+            f"without faults: {counted(last, 'step')} in {when - since:.1f} s, "
+            f"after a start of {timeline.startup:.1f} s"
         )
         return timeline
 
     def _seconds_of_ranks(self, run: RehearsedRun) -> float:
-        """For how many seconds a program's ranks run; 0 if they were over before the first look."""
+        """Seconds for which a program's ranks run; 0 if they ended before the first look."""
         tasks: list[OwnProcess] = []
         began = ended = 0.0
 
         def left() -> bool:
-            """Whether all ranks that were seen have left, and no others are there."""
+            """Whether all known ranks have ended, and no others run."""
             nonlocal tasks
             tasks = [task for task in tasks if task.alive()] or run.tasks()
             return not tasks
 
         with suppress(Over):
             if self.plan.spec.command:
-                tasks = run.until(run.tasks, "its ranks start")
+                tasks = run.until(run.tasks, "the ranks to start")
                 began = ended = time.time()
                 try:
-                    run.until(left, "its ranks leave", 10 * run.patience)
+                    run.until(left, "the ranks to end", 10 * run.patience)
                 finally:
                     ended = time.time()
         return ended - began
@@ -212,7 +220,7 @@ class _Rehearsal:
     def _disturbed(
         self, run: RehearsedRun, drawn: list[Fault], timeline: Timeline
     ) -> tuple[str, str]:
-        """The run with the faults; its last state, and the reason."""
+        """Do the run with the faults; returns its last state, and the reason."""
         coming = [*drawn, None]
         self._prepare(run, coming[0], 0, timeline)
         submission.submit(self.plan, run.folder)
@@ -223,7 +231,8 @@ class _Rehearsal:
                 faults.PLAY[fault.kind](run, fault, self.watch)
                 run.until_after(fault.attempt)
         except Over as end:
-            self.say(f"the run is {end.status.state}: {end.status.reason or 'it is complete'}")
+            reason = f": {end.status.reason}" if end.status.reason else ""
+            self.say(f"the run has ended as {end.status.state}{reason}")
             return end.status.state, end.status.reason
         except SandboxError as error:
             self.say(str(error))
@@ -235,28 +244,28 @@ class _Rehearsal:
     def _prepare(
         self, run: RehearsedRun, fault: Fault | None, before: int, timeline: Timeline
     ) -> None:
-        """Set the time limit of a fault: it has to be there before its attempt begins."""
+        """Set the time limit of a fault before its attempt begins."""
         if fault and fault.kind == "timeout":
             seconds = fault_times.limit(before, fault, timeline)
             time_limits.limit_next(self.sandbox.folder.parent, seconds)
 
     def _wait_for(self, run: RehearsedRun, fault: Fault) -> None:
-        """Wait for the instant of a fault."""
+        """Wait for the time of a fault."""
         run.until(lambda: _due(run, fault), f"step {fault.step}")
         fault.attempt, fault.at = run.look()
         fault.when = time.time()
         at = f"after {fault.at * TICK:.1f} s" if run.clock else f"at step {fault.at}"
-        instant = at if fault.at else "while it starts"
-        self.say(f"{fault.kind} {instant}, attempt {fault.attempt}")
+        moment = at if fault.at else "during the start"
+        self.say(f"{fault.kind} {moment} of attempt {fault.attempt}")
 
 
 def _due(run: RehearsedRun, fault: Fault) -> bool:
-    """Whether a fault's instant has come, in an attempt that still runs."""
+    """Whether the time of a fault has come, in an attempt that still runs."""
     number, step = run.look()
     if not number:
         return False
     if fault.kind == "timeout" and (deadline := time_limits.deadline(run.facts())):
-        # A start-up that took far longer than the first one uses up the limit by itself.
+        # A start that takes much longer than the first one may use up the limit.
         return step >= fault.step or run.gone(number) or time.time() > deadline - 2 * EARLY
     if run.gone(number):
         return False
@@ -268,7 +277,7 @@ def _due(run: RehearsedRun, fault: Fault) -> bool:
 def _end(run: RehearsedRun) -> tuple[str, str]:
     """Wait for the end of the run: its state, and the reason."""
     try:
-        run.until(lambda: False, "the job ends", 10 * run.patience)
+        run.until(lambda: False, "the job to end", 10 * run.patience)
     except Over as end:
         return end.status.state, end.status.reason
-    raise AssertionError("a run that never ends is an error of its own")
+    raise AssertionError("until raises an error of its own")

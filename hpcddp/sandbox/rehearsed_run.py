@@ -1,4 +1,4 @@
-"""Rehearsal: a run on a sandbox, with the means to look at it, wait for it and hold it."""
+"""Rehearsal: a run on a sandbox; it can be read, waited for and paused."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from hpcddp.submit.status import Status, status
 T = TypeVar("T")
 
 TICK = 0.1  # seconds
-LOOK = 0.01  # seconds between two looks at a run's step
+LOOK = 0.01  # seconds between two readings of a run's step
 ASK = 2.0  # seconds between two questions to Slurm
 
 
 class Over(Exception):
-    """The run has ended before the event that was waited for."""
+    """The run has ended before the expected event."""
 
     def __init__(self, end: Status) -> None:
         super().__init__(end.state)
@@ -37,7 +37,7 @@ class RehearsedRun:
 
     Args:
         patience: seconds that a run may need for its next attempt.
-        clock: its program tells no steps: each TICK of an attempt counts as one.
+        clock: its program reports no steps: each TICK of an attempt counts as one.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class RehearsedRun:
     ) -> None:
         self.sandbox, self.folder, self.patience, self.clock = sandbox, folder, patience, clock
         self.first_steps: dict[int, tuple[int, float]] = {}  # attempt -> step, seconds since epoch
-        self._began: dict[int, float] = {}  # attempt -> when its ranks were seen first
+        self._began: dict[int, float] = {}  # attempt -> the time at which its ranks were first seen
         self._asked = 0.0
 
     @property
@@ -59,7 +59,7 @@ class RehearsedRun:
         return self.attempt.number if self.attempt else 0
 
     def look(self) -> tuple[int, int]:
-        """The newest attempt, and the step that it has come to; zeros before the first one."""
+        """The newest attempt and its step; zeros before the first one."""
         newest = self.attempt
         if newest is None:
             return 0, 0
@@ -81,41 +81,43 @@ class RehearsedRun:
         """The newest attempt's facts."""
         newest = ledger.last(self.folder)
         if newest is None:
-            raise SandboxError("no attempt has begun", where=self.folder.name)
+            raise SandboxError("no attempt has started", where=str(self.folder.path))
         return newest
 
     def until(
         self, ask: Callable[[], T], event: str, seconds: float = 0.0, *, ends: bool = False
     ) -> T:
-        """Wait until ``ask`` gives a true result; look at the run's step meanwhile.
+        """Wait until ``ask`` returns a true result, and read the run's step meanwhile.
 
         Args:
-            event: in words, for the error.
-            ends: the run is to end meanwhile.
+            event: what is expected, for the error.
+            ends: the run is expected to end.
 
         Raises:
             Over: the run ended for good before.
             SandboxError: it took too long.
         """
-        deadline = time.monotonic() + (seconds or self.patience)
+        seconds = seconds or self.patience
+        deadline = time.monotonic() + seconds
         while True:
             ended = None if ends else self._ended()
             self.look()
-            with contextlib.suppress(SlurmUnreachable):  # a busy machine: it is asked again
+            with contextlib.suppress(SlurmUnreachable):  # a busy machine: ask again
                 if result := ask():
                     return result
             if ended:
                 raise Over(ended)
             if time.monotonic() > deadline:
-                raise SandboxError(f"waited in vain until {event}", where=self.folder.name)
+                message = f"waited {seconds:.0f} s in vain for {event}"
+                raise SandboxError(message, where=str(self.folder.path))
             time.sleep(LOOK)
 
     def until_after(self, number: int) -> None:
         """Wait until an attempt after this one has begun."""
-        self.until(lambda: self.number > number, "the job runs again")
+        self.until(lambda: self.number > number, "the next attempt")
 
     def _ended(self) -> Status | None:
-        """The run's status if it has ended for good; Slurm is asked now and then only."""
+        """The run's status if it has ended for good; Slurm is asked only from time to time."""
         last = ledger.last(self.folder)
         closed = last and last.cause is not None and last.action not in decision.RETURNS
         if not closed and time.monotonic() < self._asked + ASK:
@@ -142,7 +144,7 @@ class RehearsedRun:
         return []
 
     def tasks(self) -> list[OwnProcess]:
-        """The processes that Slurm has started for the run, whether they report steps or not."""
+        """The processes that Slurm has started for the run, with or without steps."""
         return own_processes.of_steps(str(self.folder.path))
 
     def hosts(self) -> list[str]:
@@ -151,7 +153,7 @@ class RehearsedRun:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Hold the run still, so that a slow action of Slurm still comes at this very step."""
+        """Pause the run, so that a slow action of Slurm comes at the right step."""
         ranks = self.ranks()
         own_processes.send(ranks, signal.SIGSTOP)
         try:

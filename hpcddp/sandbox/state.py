@@ -21,7 +21,7 @@ class State:
     settings: Settings
     site: SandboxSite
     daemons: dict[str, OwnProcess] = field(default_factory=dict)
-    ready: bool = False  # it was up once: all nodes were idle
+    ready: bool = False  # all nodes have been idle once
 
     @property
     def nodes(self) -> list[str]:
@@ -37,17 +37,20 @@ class State:
 
 
 def load(folder: Path) -> State | None:
-    """The record of this folder, or None. It names processes to kill, so it is believed only where
-    no other user can have written it."""
+    """The record of this folder, or None.
+
+    It names processes to kill, so only the user may own it and be able to write it.
+    """
     try:
         facts = (folder / NAME).lstat()
         text = (folder / NAME).read_text()
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        raise SandboxError(f"cannot be read ({error.strerror})", where=str(folder)) from error
+        raise SandboxError(f"cannot be read: {error.strerror}", where=str(folder)) from error
     if not stat.S_ISREG(facts.st_mode) or facts.st_uid != os.geteuid() or facts.st_mode & 0o022:
-        raise SandboxError("belongs to somebody else", where=str(folder / NAME))
+        message = "this record belongs to another user, or another user can write it"
+        raise SandboxError(message, where=str(folder / NAME), hint="choose another --folder")
     try:
         raw = json.loads(text)
         daemons = {
@@ -56,16 +59,19 @@ def load(folder: Path) -> State | None:
         }
         return State(Settings(**raw["settings"]), SandboxSite(**raw["site"]), daemons, raw["ready"])
     except (ValueError, TypeError, KeyError) as error:
-        raise SandboxError(f"is damaged ({error!r})", where=str(folder / NAME)) from error
+        message = f"this record is damaged: {error!r}"
+        hint = "end the daemons of that sandbox, then remove its folder"
+        raise SandboxError(message, where=str(folder / NAME), hint=hint) from error
 
 
 @contextmanager
 def locked(folder: Path, create: bool = False) -> Iterator[bool]:
-    """Hold the folder for oneself; yields False where there is none."""
+    """Lock the folder; yields False if there is none."""
     try:
         handle = _hold(folder, create)
     except OSError as error:
-        raise SandboxError(f"cannot be used ({error.strerror})", where=str(folder)) from error
+        message = f"cannot use this folder: {error.strerror}"
+        raise SandboxError(message, where=str(folder), hint="choose another --folder") from error
     try:
         yield handle is not None
     finally:
@@ -81,14 +87,14 @@ def _hold(folder: Path, create: bool) -> int | None:
             return None
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         fcntl.flock(handle, fcntl.LOCK_EX)
-        # The process that held it may have removed it meanwhile.
+        # The process that had the lock may have removed the folder.
         if folder.exists() and os.path.samestat(os.fstat(handle), folder.stat()):
             return handle
         os.close(handle)
 
 
 def live(folder: Path) -> bool:
-    """Whether this folder holds a sandbox that runs, or one that starts or stops just now."""
+    """Whether the sandbox of this folder runs, starts or stops now."""
     try:
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     except OSError:

@@ -1,4 +1,4 @@
-"""Rehearsal: the time limit that one attempt of a job gets, by way of a file and Slurm's prolog."""
+"""Rehearsal: the time limit of one attempt of a job, by a file and Slurm's prolog."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from pathlib import Path
 from hpcddp.attempt.ledger import Attempt
 
 FILE = "limit"  # beside the sandbox's folder: seconds for the next attempt, once
-USUAL = "7-00:00:00"  # the time limit of the other attempts: none of them meets it
+USUAL = "7-00:00:00"  # the time limit of the other attempts, which none reaches
 USUAL_SECONDS = 7 * 86400.0
-# Gives one attempt a time limit in seconds: Slurm's own is in minutes. It comes before the script,
-# so that a job knows its limit from the start, as any other.
+# Sets the time limit of one attempt in seconds: Slurm's own is in minutes. It runs before the
+# script, so that the job knows its limit from the start, like any other job.
 PROLOG = """\
 #!/bin/sh
 [ "$SLURM_JOB_PARTITION" = low ] || exit 0
@@ -24,7 +24,7 @@ def limit_next(folder: Path, seconds: float) -> None:
     """Give the next attempt a time limit.
 
     Args:
-        folder: that of the rehearsal, which the prolog knows.
+        folder: that of the rehearsal, where the prolog looks.
     """
     path = folder / FILE
     aside = path.with_suffix(".new")

@@ -1,4 +1,4 @@
-"""The one caller of Slurm's programs, and what they say.
+"""The only caller of Slurm's programs, and readers of their output.
 
 It imports the root: the standard library alone, for Python 3.9 and later.
 Others use ``commands`` (one function a program), ``rules`` of a site, its ``partitions``,

@@ -1,7 +1,7 @@
-"""The one caller of squeue, scancel, scontrol, sinfo, and of sbatch outside submitit's submit.
+"""The only caller of squeue, scancel, scontrol, sinfo, and of sbatch outside submitit's submit.
 
-Text with fixed `-o` fields only: Slurm's JSON changes from release to release. Every call has a
-time-out; a controller that does not answer is SlurmUnreachable.
+Output is text with fixed fields: Slurm's JSON changes between releases. Every call has a time-out;
+a controller that does not answer raises SlurmUnreachable.
 """
 
 from __future__ import annotations
@@ -11,24 +11,23 @@ import os
 import re
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from hpcddp.errors import SlurmMissing, SlurmUnreachable, SubmissionRefused
 from hpcddp.slurm.environment import clean
 
-# Seconds. Slurm's programs wait 10 s for one message, and try again, before they give up: a busy
-# controller has done what it was asked, and answers late.
+# Seconds. Slurm's programs wait 10 s for a message, and try again: a busy controller answers late.
 TIMEOUT = 30.0
 
-# States in which a job may still run or come back; squeue -t all also shows the ended ones.
+# States in which a job may still run or be requeued; squeue -t all also shows ended ones.
 LIVE = {
     "PENDING", "RUNNING", "SUSPENDED", "CONFIGURING", "COMPLETING", "REQUEUED", "REQUEUE_HOLD",
     "REQUEUE_FED", "RESIZING", "SIGNALING", "SPECIAL_EXIT", "STAGE_OUT", "STOPPED",
 }  # fmt: skip
 
-# What Slurm's programs say when the controller, or the service of credentials, cannot answer now.
+# Messages of Slurm's programs when the controller or munge does not answer.
 _AWAY = (
     "Unable to contact", "timed out", "Connection refused", "Unexpected message",
     "Zero Bytes were transmitted", "Rate limit exceeded", "unable to accept job", "not accepting",
@@ -37,29 +36,29 @@ _AWAY = (
 
 
 class QueuedJob(NamedTuple):
-    """What squeue says of one job."""
+    """A row of squeue."""
 
     job_id: str
     state: str
     reason: str
     submitted: float | None  # seconds since the epoch
-    start: float | None  # begin of this life, or the expected one
+    start: float | None  # of the current attempt, or as expected
     hosts: str
     name: str
-    command: str = ""  # the script as it was submitted, and its arguments
+    command: str = ""  # the submitted script and its arguments
 
     @property
     def live(self) -> bool:
         return self.state in LIVE
 
     def is_in(self, folder: str) -> bool:
-        """Whether its command names a run's folder, by whatever path."""
+        """Whether its command names a run's folder, by any path."""
         real, script = os.path.realpath(folder), self.command.partition("/job.sbatch")[0]
         named = any(f"{name}/" in self.command for name in (folder, real))
         return named or (bool(script) and os.path.realpath(script) == real)
 
     def is_in_any(self) -> bool:
-        """Whether its command names the folder of some run, as far as can be seen from here."""
+        """Whether its command names the folder of any run that this host can see."""
         folder, script, _ = self.command.partition("/job.sbatch")
         folders = [folder] if script else []
         folders += [word for word in self.command.split(" ") if word.endswith("/")]
@@ -72,51 +71,62 @@ class QueuedJob(NamedTuple):
 def call(
     *args: str, text: str | None = None, timeout: float = TIMEOUT
 ) -> subprocess.CompletedProcess[str]:
-    """Run one of Slurm's programs; SlurmUnreachable if it is missing or its controller is away."""
+    """Run one of Slurm's programs.
+
+    Raises:
+        SlurmUnreachable: it is missing, or its controller does not answer.
+    """
+    check_sandbox(os.environ)
     try:
         done = subprocess.run(
             args, input=text, capture_output=True, text=True, timeout=timeout, check=False,
             stdin=subprocess.DEVNULL if text is None else None, env=_environ(args[0]),
         )  # fmt: skip
     except FileNotFoundError:
-        hint = "is this a login node, and is Slurm's bin folder on PATH?"
-        raise SlurmMissing(f"there is no {args[0]} here", hint=hint) from None
+        hint = "run this on a login node, with Slurm's programs on PATH"
+        raise SlurmMissing(f"{args[0]} not found", hint=hint) from None
     except subprocess.TimeoutExpired:
         raise SlurmUnreachable(
             f"{args[0]} did not answer in {timeout:g} s", hint="try again"
         ) from None
     if done.returncode and away(done.stderr):
-        raise SlurmUnreachable(
-            first_line(done.stderr), hint="try again when the controller is back"
-        )
+        raise SlurmUnreachable(first_line(done.stderr), hint="try again later")
     return done
 
 
+def check_sandbox(environ: Mapping[str, str]) -> None:
+    """Refuse in a shell that uses a sandbox which is down: Slurm's programs would wait for it."""
+    conf = environ.get("SLURM_CONF", "")
+    if conf and "HPCDDP_SANDBOX" in environ and not Path(conf).exists():
+        hint = "run `hpcddp sandbox up`, or `unset SLURM_CONF HPCDDP_SANDBOX`"
+        raise SlurmUnreachable("the sandbox of this shell is down", where=conf, hint=hint)
+
+
 def _environ(program: str) -> dict[str, str]:
-    """Its environment: times come as seconds since the epoch, which no time zone and no hour that
-    the clocks repeat makes another. A job would inherit that from sbatch."""
+    """Its environment, with times in seconds since the epoch, without time zones; not for sbatch,
+    whose job would inherit that."""
     plain = clean(os.environ)
     return plain if program == "sbatch" else {**plain, "SLURM_TIME_FORMAT": "%s"}
 
 
 def first_line(text: str) -> str:
-    """The first line that says something, without the program's prefix."""
+    """The first line that is not empty, without the program's prefix."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return re.sub(r"^\w+: (error|fatal): ", "", lines[0]) if lines else "no words"
+    return re.sub(r"^\w+: (error|fatal): ", "", lines[0]) if lines else "no message"
 
 
 def away(words: str) -> bool:
-    """Whether a program says that the controller does not answer."""
+    """Whether a message says that the controller does not answer."""
     return any(sign in words for sign in _AWAY)
 
 
 def queue(*, name: str = "", timeout: float = TIMEOUT) -> list[QueuedJob]:
     """The user's jobs, all or of one name, newest first; also those that ended minutes ago."""
-    fields = "%i|%T|%r|%V|%S|%N|%o|%j"  # a name may hold anything: it comes last
+    fields = "%i|%T|%r|%V|%S|%N|%o|%j"  # a name may contain anything: it comes last
     select = ["--me", "--states=all", "--sort=-i", *([f"--name={name}"] if name else [])]
     done = call("squeue", "--noheader", f"--format={fields}", *select, timeout=timeout)
     if done.returncode:
-        raise SlurmUnreachable(f"squeue: {first_line(done.stderr)}", hint="is SLURM_CONF right?")
+        raise SlurmUnreachable(f"squeue: {first_line(done.stderr)}", hint="check SLURM_CONF")
     rows = [line.split("|", 7) for line in done.stdout.splitlines() if line.count("|") > 6]
     return [
         QueuedJob(job_id, state, why, _moment(submitted), _moment(start), hosts, own, command)
@@ -125,30 +135,30 @@ def queue(*, name: str = "", timeout: float = TIMEOUT) -> list[QueuedJob]:
 
 
 def job(job_id: str, name: str) -> QueuedJob | None:
-    """The job of an id, if Slurm still knows it and it is ours: ids are given out again."""
+    """The job with an id and a name, if Slurm still knows it: it uses ids again."""
     return next((row for row in queue(name=name) if row.job_id == job_id), None)
 
 
 def cancel(job_id: str, *, state: str = "", signal: str = "", timeout: float = TIMEOUT) -> None:
-    """scancel, or one signal to every task of the job; only if it is in that state."""
+    """Run scancel, or send a signal to every task of the job; only if it is in that state."""
     options = {"--state": state, "--signal": signal}
     words = [f"{name}={value}" for name, value in options.items() if value]
     call("scancel", *words, job_id, timeout=timeout)
 
 
 class JobInfo(NamedTuple):
-    """What the controller says of one job now."""
+    """The controller's facts about a job."""
 
     state: str
     reason: str = ""
     restarts: int = 0
-    preempted: bool = False  # a preemption of this life is noted
-    end: float | None = None  # seconds since the epoch at which its time is over
+    preempted: bool = False  # a preemption of this attempt is recorded
+    end: float | None = None  # of its time limit, in seconds since the epoch
     exit_code: str = ""  # of the batch script, CODE:SIGNAL
 
     @property
     def running(self) -> bool:
-        """Whether it runs on: only then may it be queued again."""
+        """Whether it runs: only then can it be requeued."""
         return self.state in ("RUNNING", "SIGNALING")
 
 
@@ -157,10 +167,7 @@ _SQUEUE = "State:|,Reason:|,RestartCnt:|,PreemptTime:|,EndTime:|,exit_code:|"
 
 
 def facts(job_id: str, timeout: float = TIMEOUT) -> JobInfo | None:
-    """What Slurm says of a job; None if it does not know it.
-
-    squeue is asked where there is no scontrol.
-    """
+    """Slurm's facts about a job; None if it does not know it. Without scontrol, squeue is asked."""
     try:
         done = call("scontrol", "--oneliner", "show", "job", job_id, timeout=timeout)
         fields = dict(re.findall(rf"\b({'|'.join(_FIELDS)})=(\S*)", done.stdout))
@@ -187,8 +194,8 @@ def _digits(text: str) -> str:
 
 
 def _moment(text: str) -> float | None:
-    """A time in seconds since the epoch, from those or from a local time, which is what a Slurm
-    that does not know SLURM_TIME_FORMAT writes; None for Unknown."""
+    """A time in seconds since the epoch, from seconds or from a local time, which a Slurm without
+    SLURM_TIME_FORMAT writes; None for Unknown."""
     if text.isdecimal():
         return float(text)
     try:
@@ -198,31 +205,31 @@ def _moment(text: str) -> float | None:
 
 
 def requeue(job_id: str, timeout: float = TIMEOUT) -> str:
-    """Queue a running job of ours again; "" or why Slurm did not.
+    """Requeue a running job of ours; "", or why Slurm refused.
 
-    A site that sets JobRequeue=0 leaves it to the owner to allow it.
+    If a site sets JobRequeue=0, the owner can allow it.
 
     Raises:
-        SlurmUnreachable: it is not known whether it did.
+        SlurmUnreachable: it may be requeued or not.
     """
     done = call("scontrol", "requeue", job_id, timeout=timeout)
     if done.returncode and "disabled" in done.stderr:
         call("scontrol", "update", f"JobId={job_id}", "Requeue=1", timeout=timeout)
         done = call("scontrol", "requeue", job_id, timeout=timeout)
-    if not done.returncode or "pending execution" in done.stderr:  # it waits already
+    if not done.returncode or "pending execution" in done.stderr:  # requeued already
         return ""
     return first_line(done.stderr)
 
 
 def release(job_id: str, when: str = "now", exclude: str = "") -> bool:
-    """Let a waiting job of ours start at a time, on other nodes than these; whether it is so."""
+    """Set the start time and the excluded nodes of a waiting job; whether Slurm accepted it."""
     more = [f"ExcNodeList={exclude}"] if exclude else []
     done = call("scontrol", "update", f"JobId={job_id}", f"StartTime={when}", *more)
     return done.returncode == 0
 
 
-# When a follow-up may begin: where its parent's script is alive, and leaves with 0, it is cancelled
-# with it. Where the parent is being ended, the follow-up looks at its own begin why.
+# When a follow-up may start. If its parent's script is alive and will leave with 0, it is cancelled
+# with its parent. If the parent is being ended, the follow-up checks the cause when it starts.
 DEPENDENCIES = {
     True: ("--dependency=afterok:{}", "--kill-on-invalid-dep=yes"),
     False: ("--dependency=afterany:{}",),
@@ -236,22 +243,22 @@ def successor(
     """Submit a script as the follow-up of a job; the new job's id.
 
     Args:
-        arguments: the script's: the attempt to follow. It leaves at once if the run has gone on
+        arguments: the script's: the attempt to follow. It leaves at once if the run has continued
             without it.
         ok: its parent's script leaves with 0; see DEPENDENCIES.
 
     Raises:
-        SlurmUnreachable: it is not known whether there is a follow-up; ``follow_ups`` tells later.
+        SlurmUnreachable: there may be a follow-up; ``follow_ups`` finds it later.
         SubmissionRefused: there is none.
     """
     options = [option.format(parent) for option in DEPENDENCIES[ok]]
     options += [f"--exclude={exclude}"] if exclude else []
-    options += ["--begin=now"]  # whenever the first job was to begin
+    options += ["--begin=now"]  # whatever the first job said
     done = call("sbatch", "--parsable", *options, str(script), *arguments, timeout=timeout)
     if done.returncode:
         raise SubmissionRefused(first_line(done.stderr), where=str(script))
     job_id = done.stdout.strip().partition(";")[0]
-    with contextlib.suppress(OSError, SlurmUnreachable):  # a person has let the first one go
+    with contextlib.suppress(OSError, SlurmUnreachable):  # the user has released the first job
         if "\n#SBATCH --hold" in script.read_text(encoding="utf-8"):
             call("scontrol", "release", job_id, timeout=timeout)
     return job_id
@@ -266,13 +273,13 @@ def follow_ups(script: Path, name: str, timeout: float = TIMEOUT) -> dict[str, i
 
 
 def takes(script: Path, exclude: str, timeout: float = TIMEOUT) -> bool:
-    """Whether `sbatch --test-only` takes a script that leaves out some nodes."""
+    """Whether `sbatch --test-only` accepts a script that excludes some nodes."""
     options = [f"--exclude={exclude}"] if exclude else []
     return call("sbatch", "--test-only", *options, str(script), timeout=timeout).returncode == 0
 
 
 def usable_nodes(partition: str = "") -> list[str]:
-    """Host lists of a partition's nodes that can take jobs now or soon; of all, without a name.
+    """Host lists of a partition's nodes that can run jobs now or soon; of all, without a name.
 
     Raises:
         SlurmUnreachable: there is no answer.

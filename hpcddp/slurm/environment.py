@@ -1,23 +1,23 @@
-"""The environment of a submitted job: what a surrounding job has left in ours must not reach it."""
+"""The environment of a submitted job, without the variables of a job that submits it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-# Ranks and bindings of a surrounding job would be taken for those of the job that is submitted.
+# Ranks and bindings of the submitting job must not be taken for those of the new one.
 LEAKING = (
     "SLURM_", "SBATCH_", "SRUN_", "PMI", "OMPI_", "TORCHELASTIC_", "MASTER_",
 )  # fmt: skip
-# A person's settings of an MPI, but for those that an mpirun has for its own ranks.
+# The user's settings of an MPI, except those that an mpirun sets for its ranks.
 SETTINGS = ("OMPI_MCA_", "PMIX_MCA_")
 LEAKING_SETTINGS = ("OMPI_MCA_ess", "OMPI_MCA_orte", "OMPI_MCA_pmix")
 LEAKING_NAMES = {
     "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK",
     "CUDA_VISIBLE_DEVICES", "HPCDDP_RUN_DIR", "HPCDDP_ATTEMPT", "HPCDDP_DEADLINE", "HPCDDP_SIGNAL",
-    "HPCDDP_FORKED", "HPCDDP_DASK",
+    "HPCDDP_FORKED", "HPCDDP_DASK", "HPCDDP_WORLD",
 }  # fmt: skip
 
-# What a surrounding run tells its tracker, unless a person has.
+# Set by a submitting run for its trackers, unless by the user.
 TRACKING = ("WANDB_RUN_ID", "WANDB_RESUME", "COMET_EXPERIMENT_KEY")
 
 
@@ -32,6 +32,6 @@ def leaking(environ: Mapping[str, str]) -> list[str]:
 
 
 def clean(environ: Mapping[str, str]) -> dict[str, str]:
-    """A copy without what a surrounding job left in it."""
+    """A copy without the variables of a submitting job."""
     drop = set(leaking(environ))
     return {name: value for name, value in environ.items() if name not in drop}

@@ -1,9 +1,9 @@
-"""Slurm host lists as they are read: ``n[1-3,05],login1`` stands for five names.
+"""Reads Slurm host lists: ``n[1-3,05],login1`` has five names.
 
-Commas part the names; a pair of brackets holds numbers and ranges; several pairs in one name
-count like an odometer, the rightmost fastest; a range is as wide as its first number, so
-``[08-10]`` is 08, 09, 10. Order and repetition are kept, since the place of a host in the list is
-its node number. hostlist_writer.py makes such a list.
+Commas separate the names; brackets hold numbers and ranges; several brackets in one name count
+like an odometer, the rightmost fastest; a range is as wide as its first number, so ``[08-10]`` is
+08, 09, 10. Order and repetition are kept, as a host's position is its node number.
+hostlist_writer.py writes such lists.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 from hpcddp.errors import TopologyError
 
 LIMIT = 1_000_000
-"""The most hosts that one list may stand for."""
+"""The most hosts in one list."""
 
-DIGITS = 18  # longer numbers are refused in brackets, and are never put there
+DIGITS = 18  # the most in brackets
 CHARACTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-"
 _HINT = "write host lists as Slurm does: n[1-3,05],gpu[01-02]x[1-2],login1"
 
@@ -27,12 +27,12 @@ if TYPE_CHECKING:  # Python 3.9 has no `|` of types
 
 
 def expand_hosts(hostlist: str) -> list[str]:
-    """The names that a host list stands for, in its order; of an empty one, none."""
+    """The names in a host list, in its order; none in an empty one."""
     return [name for part in _parse(hostlist) for name in _names(part)]
 
 
 def count_hosts(hostlist: str) -> int:
-    """How many names a host list stands for, without making them."""
+    """The number of names in a host list, without making them."""
     return sum(map(_size, _parse(hostlist)))
 
 
@@ -45,21 +45,21 @@ def nth_host(hostlist: str, index: int) -> str:
             return _nth_name(part, left)
         left -= size
     raise TopologyError(
-        f"no host number {index} in {hostlist!r:.60}",
+        f"no host {index} in {hostlist!r:.60}",
         where="host list",
-        hint=f"it holds {count_hosts(hostlist)} hosts, counted from 0",
+        hint=f"it has {count_hosts(hostlist)} hosts, counted from 0",
     )
 
 
 def first_host(hostlist: str) -> str:
-    """The name of node 0, where the rendezvous is."""
+    """The name of node 0, the host of the rendezvous."""
     return nth_host(hostlist, 0)
 
 
 def _parse(text: str) -> list[_Part]:
-    """Check a whole host list; its size is known before a single name is made."""
+    """Check a whole host list, and its size, before any name is made."""
     if strange := text.strip(CHARACTERS + "[],"):
-        raise _error(text, text.index(strange), f"{strange[0]!r} cannot be in a host list")
+        raise _error(text, text.index(strange), f"{strange[0]!r} is not allowed in a host list")
     parts: list[_Part] = []
     start = total = 0
     for end in _ends(text) if text else ():
@@ -72,7 +72,7 @@ def _parse(text: str) -> list[_Part]:
 
 
 def _ends(text: str) -> Iterator[int]:
-    """Where the parts end: at the commas outside brackets, and with the text."""
+    """The ends of the parts: commas outside brackets, and the end of the text."""
     at, inside = 0, False
     for piece in text.split(","):
         opened, closed = piece.rfind("["), piece.rfind("]")
@@ -89,9 +89,9 @@ def _ends(text: str) -> Iterator[int]:
 def _part(text: str, start: int, end: int) -> _Part:
     """Cut one part into text and numbers."""
     if start == end or text[start] == "-":
-        raise _error(text, start, "an empty part" if start == end else "a name cannot start with -")
+        raise _error(text, start, "empty part" if start == end else "a name must not start with -")
     part: _Part = []
-    while start < end:  # the first piece is always text, maybe none
+    while start < end:  # the first piece is always text, maybe empty
         opened = text.find("[", start, end)
         literal = text[start : end if opened < 0 else opened]
         if "]" in literal:
@@ -118,7 +118,7 @@ def _spans(text: str, start: int, end: int) -> list[_Span]:
         if not (low.isdigit() and high.isdigit()) or max(len(low), len(high)) > DIGITS:
             raise _error(text, start, f"{item!r:.30} is neither a number nor a range")
         if int(high) < int(low):
-            raise _error(text, start, f"the range {item} goes down")
+            raise _error(text, start, f"the range {item} is descending")
         if high.startswith("0") and len(high) != len(low):
             raise _error(text, start, f"the ends of {item} are padded differently")
         spans.append((int(low), int(high), len(low)))

@@ -1,6 +1,6 @@
-"""Slurm host lists as they are written: five names as ``n[1-3,05],login1``.
+"""Writes Slurm host lists: five names as ``n[1-3,05],login1``.
 
-Slurm reads them in the same order (tried with 22.05): two pairs of brackets in a name at most, and
+Slurm reads them in the same order (tested with 22.05): at most two pairs of brackets in a name, and
 nothing after the last. Order and repetition are kept.
 """
 
@@ -13,21 +13,21 @@ from hpcddp.slurm.hostlist import CHARACTERS, DIGITS
 
 
 def compress_hosts(hosts: Iterable[str]) -> str:
-    """A short host list for these names, in this order: its expansion is ``hosts`` again.
+    """A short host list of these names, in this order; it expands to ``hosts``.
 
-    Neighbours that differ in one number share a pair of brackets. Nothing is sorted: sort first
-    for the shortest list.
+    Neighbours that differ in one number share a pair of brackets. For the shortest list, sort the
+    names first.
     """
     cut = re.compile(rf"(?<!\d)(\d{{1,{DIGITS}}})(?!\d)").split
     rows = [cut(_checked(name)) for name in hosts]  # text, number, text, number, ..., text
-    # From the right, so that what is folded later varies slower, as it does when expanded.
+    # From the right: a later fold varies slower, as in the expansion.
     for field in range(max(map(len, rows), default=0) - 2, 0, -2):
         rows = list(_fold(rows, field))
     return ",".join(map("".join, rows))
 
 
 def _fold(rows: list[list[str]], field: int) -> Iterator[list[str]]:
-    """Join neighbours that are the same but for the number at ``field``."""
+    """Join neighbours that differ only in the number at ``field``."""
     for (left, right), same in groupby(rows, lambda row: (row[:field], row[field + 1 :])):
         group = list(same)
         if len(group) > 1 and (right == [""] or _one_pair_at_the_end("".join(right))):
@@ -37,7 +37,7 @@ def _fold(rows: list[list[str]], field: int) -> Iterator[list[str]]:
 
 
 def _one_pair_at_the_end(text: str) -> bool:
-    """Only there may a second pair stand before it: Slurm counts three in another order."""
+    """Only then may another pair come before it: Slurm orders three pairs differently."""
     return text.endswith("]") and text.count("[") == 1
 
 
@@ -57,8 +57,8 @@ def _ranges(numbers: list[str]) -> str:
 def _checked(name: str) -> str:
     if not name or name.startswith("-") or name.strip(CHARACTERS):
         raise TopologyError(
-            f"{name!r:.60} is not a host name",
+            f"invalid host name {name!r:.60}",
             where="host list",
-            hint="a name is made of letters, digits, '.', '_' and '-', and does not start with '-'",
+            hint="use letters, digits, '.', '_' and '-', and do not start with '-'",
         )
     return name

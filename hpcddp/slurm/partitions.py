@@ -9,7 +9,7 @@ from hpcddp.slurm import commands as slurm
 
 
 class Partition(NamedTuple):
-    """What sinfo says of a partition's nodes; of several kinds the smallest."""
+    """A partition in sinfo, with the smallest of its kinds of nodes."""
 
     name: str
     default: bool
@@ -18,7 +18,7 @@ class Partition(NamedTuple):
 
 
 def read() -> list[Partition]:
-    """The partitions, one row for each kind of node in them."""
+    """The partitions, with one row per kind of node."""
     done = slurm.call("sinfo", "--noheader", "--format=%P|%c|%G")
     rows = []
     for line in done.stdout.splitlines():

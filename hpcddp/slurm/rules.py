@@ -1,4 +1,4 @@
-"""Site: what a Slurm says of itself, as far as stopping and coming back depend on it."""
+"""Site: the configuration of a Slurm that matters for stops and requeues."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from hpcddp.slurm.commands import TIMEOUT
 
 
 class Site(NamedTuple):
-    """Rules of a site and of one partition; the defaults are Slurm's own."""
+    """Rules of a site and one partition; the defaults are Slurm's."""
 
     version: str = ""
-    preempt_mode: str = "OFF"  # what preemption does to jobs of the partition
+    preempt_mode: str = "OFF"  # effect of a preemption on jobs of the partition
     grace: int = 0  # seconds between the notice of a preemption and its end
     kill_wait: int = 30  # seconds between TERM and KILL
-    requeue: bool = True  # whether jobs may be queued again unless they say otherwise
+    requeue: bool = True  # default of sbatch --requeue
     hold: int = 121  # seconds that a requeued job waits at least
-    tracking: str = ""  # how processes are tracked: cgroup, linuxproc, pgid
+    tracking: str = ""  # of processes: cgroup, linuxproc, pgid
     user_signal: bool = False  # preemption sends the job's own signal instead of TERM
-    limit: str = ""  # time limit of a job that asks for none, in Slurm's forms
+    limit: str = ""  # default time limit, in Slurm's forms
 
     @property
     def outlives(self) -> bool:
-        """Whether a process can outlive its job: where cgroups track processes it cannot."""
+        """Whether a process can outlive its job: not if cgroups track processes."""
         return self.tracking in ("linuxproc", "pgid")
 
     @property
     def preempts(self) -> bool:
-        """Whether a preemption ends jobs of the partition; one that is suspended stays."""
+        """Whether a preemption ends jobs of the partition; suspension does not."""
         return self.preempt_mode in ("REQUEUE", "CANCEL")
 
     @property
@@ -40,10 +40,10 @@ class Site(NamedTuple):
 
 
 def read(partition: str = "", timeout: float = TIMEOUT) -> Site:
-    """What `scontrol show config` and `show partition` say.
+    """Read `scontrol show config` and `show partition`.
 
     Args:
-        partition: its name; the default partition if it is empty.
+        partition: its name; "" for the default partition.
 
     Raises:
         SlurmUnreachable: there is no answer.
@@ -73,7 +73,7 @@ def read(partition: str = "", timeout: float = TIMEOUT) -> Site:
 
 
 def _partition(rows: str, name: str) -> dict[str, str]:
-    """The fields of one partition, or of the default one."""
+    """The fields of a partition, or of the default one."""
     for row in rows.splitlines():
         fields = dict(re.findall(r"(\w+)=(\S*)", row))
         if fields.get("PartitionName") == name or (not name and fields.get("Default") == "YES"):
@@ -82,7 +82,7 @@ def _partition(rows: str, name: str) -> dict[str, str]:
 
 
 def _limit(fields: dict[str, str]) -> str:
-    """What a partition gives to a job that names no time limit."""
+    """A partition's default time limit."""
     asked = fields.get("DefaultTime", "NONE")
     return fields.get("MaxTime", "") if asked == "NONE" else asked
 

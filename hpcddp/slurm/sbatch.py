@@ -1,16 +1,24 @@
-"""sbatch: whether it is here, what it says of a script, and what its refusal becomes."""
+"""sbatch: whether it is installed, its verdict on a script, and the error of its refusal."""
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
 from hpcddp.errors import SlurmUnreachable, SubmissionRefused
 from hpcddp.slurm import commands as slurm
 
+SAYS = "sbatch: error"
+
 
 def answers() -> bool:
-    """Whether sbatch is here and configured; a controller that is merely away still counts."""
+    """Whether sbatch is installed and configured; its controller may be unreachable.
+
+    Raises:
+        SlurmUnreachable: the sandbox of this shell is down.
+    """
+    slurm.check_sandbox(os.environ)
     if not shutil.which("sbatch"):
         return False
     try:
@@ -20,24 +28,24 @@ def answers() -> bool:
 
 
 def verdict(script: str) -> tuple[bool, str]:
-    """What `sbatch --test-only` says of a script: accepted or not, and its words."""
+    """The verdict of `sbatch --test-only` on a script: accepted or not, and its message."""
     done = slurm.call("sbatch", "--test-only", text=script)
     return done.returncode == 0, slurm.first_line(done.stderr)
 
 
 def refusal(words: str, script: Path) -> SubmissionRefused | None:
-    """The error that sbatch's words become if it has refused a script; None if it has not: then
-    the job may exist all the same."""
-    line = error_line(words)
-    if not line or slurm.away(words):
+    """The error of a script that sbatch refused; None if its message is no refusal: then the job
+    may exist all the same."""
+    lines = [slurm.first_line(line) for line in words.splitlines() if SAYS in line]
+    if not lines or slurm.away(words):
         return None
     return SubmissionRefused(
-        f"sbatch refused the job: {slurm.first_line(line)}",
+        f"sbatch refused the job: {'; '.join(lines)}",
         where=str(script),
-        hint="mend the flag or the job file and submit again",
+        hint="fix the option or the job file, and submit again",
     )
 
 
 def error_line(words: str) -> str:
-    """The line of its own that tells what went wrong; "" without one."""
-    return next((line for line in words.splitlines() if "sbatch: error" in line), "")
+    """sbatch's first error line; "" without one."""
+    return next((line for line in words.splitlines() if SAYS in line), "")

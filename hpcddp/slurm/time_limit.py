@@ -19,8 +19,8 @@ def seconds(text: str, where: str) -> float:
     match = _TIME.fullmatch(text)
     if not match:
         raise UserError(
-            f"time is {text!r}", where=where,
-            hint="write minutes, m:s, h:m:s, d-h, d-h:m or d-h:m:s, such as 30 or 1-12:00:00",
+            f"invalid time limit {text!r}", where=where,
+            hint="use minutes, m:s, h:m:s, d-h, d-h:m or d-h:m:s, such as 30 or 1-12:00:00",
         )  # fmt: skip
     days, first, second, third = (int(g) if g else None for g in match.groups())
     if days is not None:

@@ -1,5 +1,5 @@
-"""From a checked plan to a job id: the run's folder, its code, its script at Slurm.
+"""From a checked plan to a job id: the run folder, the code snapshot, the submission.
 
 It imports ``compare``, ``planning`` and the rooms below.
-Others use ``submission`` (submit, resume, cancel), ``status``, ``run_jobs`` and ``prepare``.
+Others use ``submission``, ``status``, ``run_jobs``, ``run_list``, ``prepare`` and ``times``.
 """

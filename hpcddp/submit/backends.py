@@ -1,4 +1,4 @@
-"""Step 6: the backends that take a script. One row each: submit, look, ask to stop, cancel."""
+"""Step 6: the backends, Slurm and this machine: submit a job, look it up, signal it, cancel it."""
 
 from __future__ import annotations
 
@@ -18,14 +18,16 @@ from hpcddp.slurm import commands as slurm
 from hpcddp.slurm import environment, sbatch
 from hpcddp.slurm.commands import QueuedJob
 
+NOT_SENT = "(connect failure)"  # in sbatch's message: no controller has seen the job
+
 
 class Backend(NamedTuple):
     """The operations of a backend."""
 
     submit: Callable[[Plan, RunDir], str]  # -> job id
-    look: Callable[[RunDir, str], QueuedJob | None]  # run, job id -> its row, None if it is gone
-    tell: Callable[[str], None]  # tell the ranks of a job that a request lies in the run dir
-    drop: Callable[[str], None]  # cancel a job that waits, and so has nothing to save
+    look: Callable[[RunDir, str], QueuedJob | None]  # run, job id -> its row, None if it has ended
+    tell: Callable[[str], None]  # signal a job's ranks that the run folder holds a request
+    drop: Callable[[str], None]  # cancel a waiting job, which has nothing to save
     cancel: Callable[[str], None]
 
 
@@ -37,26 +39,34 @@ def submit_slurm(plan: Plan, run: RunDir) -> str:
         return submit(plan, run)
     except HpcddpError:
         raise
-    except Exception as error:  # submitit raises several classes with sbatch's words
+    except Exception as error:  # submitit raises several classes with sbatch's message
         words = str(getattr(error, "stderr", "") or error)
         return _after_failure(run, words)
 
 
 def _after_failure(run: RunDir, words: str) -> str:
-    """Raise what the failure of sbatch means. Unless it refused, the job may exist all the same:
-    then a job of the run's name is in the queue, and this is its id."""
+    """Raise the error that sbatch's message means. Unless sbatch refused, the job may exist all the
+    same: then the queue has a job with the run's name, and this function returns its id.
+
+    Raises:
+        SlurmUnreachable: there is no answer. If there is certainly no job either, submission.json
+            is removed.
+    """
     if refused := sbatch.refusal(words, run.script):
         raise refused
-    try:
-        known = [row for row in slurm.queue(name=run.name) if row.live]
-    except SlurmUnreachable:
-        hint = f"do not submit again: hpcddp status {run.name} asks for it"
-        what = f"whether the job {run.name} exists is unknown: sbatch did not answer"
-        raise SlurmUnreachable(what, where=str(run.script), hint=hint) from None
-    if known:
-        return known[0].job_id
+    if NOT_SENT not in words:
+        try:
+            known = [row for row in slurm.queue(name=run.name) if row.live]
+        except SlurmUnreachable:
+            hint = f"do not submit it again: `hpcddp status {run.name}` looks for the job"
+            what = f"Slurm does not answer: the job {run.name} may have been submitted or not"
+            raise SlurmUnreachable(what, where=str(run.script), hint=hint) from None
+        if known:
+            return known[0].job_id
+    run.submission.unlink(missing_ok=True)
     what = slurm.first_line(sbatch.error_line(words) or words)
-    raise SlurmUnreachable(what, where=str(run.script), hint="there is no job; submit again later")
+    hint = "no job was submitted; try again later"
+    raise SlurmUnreachable(f"Slurm does not answer: {what}", where="sbatch", hint=hint)
 
 
 def look_slurm(run: RunDir, job_id: str) -> QueuedJob | None:
@@ -72,7 +82,7 @@ def drop_slurm(job_id: str) -> None:
 
 
 def submit_local(plan: Plan, run: RunDir) -> str:
-    """Start the script on this machine in a session of its own; its process id."""
+    """Start the script on this machine in a new session; returns its process id."""
     with run.job_log("local").open("ab") as log:
         process = subprocess.Popen(
             ["/bin/bash", str(run.script)], cwd=plan.folder(run), env=environment.clean(os.environ),
@@ -82,12 +92,13 @@ def submit_local(plan: Plan, run: RunDir) -> str:
 
 
 def look_local(run: RunDir, job_id: str) -> QueuedJob | None:
-    """A row like Slurm's, from the process table; another host's processes cannot be seen."""
+    """A row like Slurm's, made from the process table of this host."""
     attempt = ledger.last(run)
     if attempt and attempt.job_id == job_id:
         if attempt.host != os.uname().nodename:
-            hint = f"ask there: ssh {attempt.host}"
-            raise SlurmUnreachable(f"the run is on {attempt.host}", hint=hint)
+            hint = f"run the command there: ssh {attempt.host}"
+            what = f"the run is on {attempt.host}, which this host cannot see"
+            raise SlurmUnreachable(what, hint=hint)
         alive = processes.start_of(attempt.pid) == attempt.pid_start != ""
     else:
         alive = bool(processes.start_of(int(job_id)))
@@ -103,7 +114,7 @@ def cancel_local(job_id: str) -> None:
 
 
 def _nothing(job_id: str) -> None:
-    """Do nothing: ranks here look into the run dir every second, and no job waits."""
+    """Do nothing: local ranks look for requests every second, and a local job never waits."""
 
 
 BACKENDS = {

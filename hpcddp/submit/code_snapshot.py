@@ -1,7 +1,7 @@
-"""Step 4: a copy of a command's code in the run's working folder.
+"""Step 4: the code snapshot, a copy of a command's code in the run's working folder.
 
-Each content is stored once for all runs, beside them (RUNS/.code) and read-only, and the working
-folder links to it. Which files these are is known already: planning/code_files.py finds them.
+Each distinct file content is stored once for all runs, read-only in RUNS/.code, and the working
+folder links to it. planning/code_files.py has found the files before.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ EXECUTABLE = 0o111
 
 
 def copy(code: CodeFiles, runs: Path, folder: Path) -> None:
-    """Make a run's working folder; each content is stored once for all runs.
+    """Create a run's working folder.
 
     Raises:
         UserError: it cannot be written.
@@ -38,13 +38,13 @@ def copy(code: CodeFiles, runs: Path, folder: Path) -> None:
     except OSError as error:
         where = str(error.filename or folder)
         raise UserError(
-            f"the code cannot be copied: {error.strerror}", where=where,
-            hint="make room or mend its mode; --no-snapshot works in the folder itself",
+            f"cannot copy the code: {error.strerror}", where=where,
+            hint="free space or fix its permissions; --no-snapshot runs the code without a copy",
         ) from None  # fmt: skip
 
 
 def _place(source: Path, store: Path, path: Path) -> None:
-    """Put a file's content under a path, from the store."""
+    """Store a file's content, and link a path to it."""
     data = source.read_bytes()
     kept = source.stat().st_mode & EXECUTABLE
     name = hashlib.sha256(data).hexdigest() + ("x" if kept else "")

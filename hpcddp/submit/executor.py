@@ -1,7 +1,9 @@
-"""TemplateExecutor: submitit submits our script instead of its own. Imported by `submit` alone."""
+"""TemplateExecutor: submitit submits our script instead of its own."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from hpcddp.slurm import environment, time_limit
 from hpcddp.submit.prepare import write_script
 from hpcddp.worker import Worker
 
-TIMEOUT = 60  # seconds that sbatch may take
+TIMEOUT = 60  # seconds for sbatch
 
 
 class TemplateExecutor(submitit.SlurmExecutor):
@@ -22,7 +24,7 @@ class TemplateExecutor(submitit.SlurmExecutor):
 
     Args:
         plan: the checked plan.
-        run: the run dir; submitit's own files lie in its folder `submitit`.
+        run: the run; submitit's own files are in its folder `submitit`.
     """
 
     def __init__(self, plan: Plan, run: RunDir) -> None:
@@ -31,13 +33,13 @@ class TemplateExecutor(submitit.SlurmExecutor):
         self.run = run
         limit = time_limit.seconds(str(plan.spec.slurm.get("time", "0")), "time")
         minutes = int(min(limit, 366 * 86400) // 60)
-        # submitit writes none of these into the script, but counts tasks and minutes by them.
+        # submitit writes none of these into the script, but uses them for its own counts.
         self.update_parameters(
             nodes=plan.nodes.max, ntasks_per_node=plan.ranks_per_node, time=minutes
         )
 
     def _make_submission_file_text(self, command: str, uid: str) -> str:
-        """Our own script: submitit's command starts a rank too, but it takes 0.4 s to import."""
+        """Our own script; `command` starts a rank too, but its imports take 0.4 s."""
         text = self.plan.render(self.run, self.plan.worker_command(self.run))
         write_script(self.run, text)
         return text
@@ -49,9 +51,10 @@ class TemplateExecutor(submitit.SlurmExecutor):
 
 def submit(plan: Plan, run: RunDir) -> str:
     """Submit the run; the job id."""
-    umask = os.umask(0o077)  # the batch script runs no pickle that others could have written
+    umask = os.umask(0o077)  # the batch script rejects a pickle that others could have written
     try:
-        job: Any = TemplateExecutor(plan, run).submit(Worker(str(run.path)))
+        with contextlib.redirect_stderr(io.StringIO()):  # the error has sbatch's message
+            job: Any = TemplateExecutor(plan, run).submit(Worker(str(run.path)))
     finally:
         os.umask(umask)
     return str(job.job_id)

@@ -1,7 +1,8 @@
 """host.pyz: the modules that begin and end an attempt, as one file that any Python can run.
 
-It lies in the run dir, so the decision needs neither the environment nor the package, which may be
-upgraded or removed while the job waits. A host's own Python may be older: 3.9 is enough.
+It is in the run folder, so the decision after an attempt needs neither the job's environment nor
+the package, which may be upgraded or removed while the job waits. A host's Python may be older: 3.9
+is enough.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1]
 FIRST = "attempt/host"
-# An import of ours, also inside a function; those of the root's modules are not needed there.
+# An import from hpcddp, also inside a function, except in functions of the root's modules.
 _IMPORT = re.compile(rb"from hpcddp([\w.]*) import (?:\(([^)]+)\)|(.+))")
 _NAME = re.compile(rb"\w+")
 UNCHECKED = (1).to_bytes(4, "little")
@@ -40,9 +41,9 @@ def packed() -> list[Path]:
 
 
 def _sources() -> dict[str, bytes]:
-    """The modules by their path in the package, found by reading their imports."""
+    """The modules by their path in the package, found by following the imports."""
     left, sources = [FIRST], dict[str, bytes]()
-    missing = set[str]()  # what a module gives that is no module
+    missing = set[str]()  # imported names that are not modules
     while left:
         name = left.pop()
         if name in sources or name in missing:
@@ -58,7 +59,7 @@ def _sources() -> dict[str, bytes]:
 
 
 def _imported(name: str, source: bytes) -> Iterator[str]:
-    """The modules of ours that a module may import."""
+    """The modules of the package that a module may import."""
     for match in _IMPORT.finditer(source):
         before = source[source.rfind(b"\n", 0, match.start()) + 1 : match.start()]
         if before.strip() or (before and "/" not in name):
@@ -70,8 +71,8 @@ def _imported(name: str, source: bytes) -> Iterator[str]:
 
 
 def compiled(source: Path) -> bytes:
-    """This Python's bytecode of a module, if it is fresh, marked so that Python does not compare it
-    with the source (PEP 552); another Python takes the source."""
+    """This Python's bytecode of a module, if it matches the source, marked so that Python does not
+    compare them again (PEP 552); another Python uses the source."""
     kept = Path(importlib.util.cache_from_source(str(source)))
     try:
         data, facts = kept.read_bytes(), source.stat()

@@ -1,4 +1,4 @@
-"""Step 4: a run dir for a plan, with its record and its script."""
+"""Step 4: a run folder for a plan, with its record and its script."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hpcddp.submit import host_archive
 
 
 def new_run(plan: Plan, root: Path) -> RunDir:
-    """Make a new run dir, ready for plain sbatch; nothing if the script cannot be rendered."""
+    """Create a run folder, ready for plain sbatch; none if the script cannot be rendered."""
     run = RunDir(root / new_id(plan.spec.name))
     text = plan.render(run, plan.worker_command(run))
     run.create()
@@ -37,8 +37,8 @@ def new_run(plan: Plan, root: Path) -> RunDir:
 
 
 def _record_versions(plan: Plan, run: RunDir) -> None:
-    """Record the Python and packages of a command. With modules or a PATH of the job's own, its
-    first attempt does that."""
+    """Record the Python and packages of a command. If the job has modules or its own PATH, its
+    first attempt does so."""
     if plan.spec.command and not plan.profile.cluster.modules and "PATH" not in plan.spec.env:
         from hpcddp import versions
 
@@ -47,13 +47,13 @@ def _record_versions(plan: Plan, run: RunDir) -> None:
 
 
 def _fill(plan: Plan, run: RunDir, text: str, created: float | None = None) -> None:
-    write_bytes(run.host, host_archive.build())  # it reads the records of older versions too
+    write_bytes(run.host, host_archive.build())  # it also reads the records of older versions
     record.write(run, plan.record(run, created))
     write_script(run, text)
 
 
 def renew(plan: Plan, run: RunDir, created: float) -> None:
-    """Put another plan into an existing run dir."""
+    """Replace the plan of an existing run."""
     from hpcddp.attempt import refused_resume  # not needed for a new run
 
     text = plan.render(run, plan.worker_command(run))
@@ -68,31 +68,41 @@ def again(
     look: Callable[[Plan], None] = lambda plan: None,
     measured: Measured | None = None,
 ) -> Plan:
-    """Plan a run anew, with flags over its values, and put the plan into its folder.
+    """Plan a run again, and replace its plan; see ``planned_again``.
 
     Args:
-        look: sees the plan before that.
+        look: called with the plan before it replaces the old one.
+    """
+    plan = planned_again(run, flags, environ, measured)
+    look(plan)
+    renew(plan, run, record.read(run).created)
+    return plan
+
+
+def planned_again(
+    run: RunDir, flags: Layer, environ: Mapping[str, str], measured: Measured | None = None
+) -> Plan:
+    """Plan a run with options over its own values; its folder does not change.
+
+    Args:
         measured: the times of the run so far.
     """
     job = record.read(run)
     before = Layer().put_all(job.spec, str(run.job))
     if flags.values.get("cluster"):
-        for name in ("template", "launcher"):  # of the cluster before
+        for name in ("template", "launcher"):  # belong to the old cluster
             before.values.pop(name)
     else:
         before.put("cluster", job.cluster, str(run.job))
     begun = has_saved(run)
-    plan = plans.make(
+    return plans.make(
         Asked.read([flags, before], [], environ),
         environ=environ, folder=Path(job.workdir), begun=begun, measured=measured,
     )  # fmt: skip
-    look(plan)
-    renew(plan, run, job.created)
-    return plan
 
 
 def has_saved(run: RunDir) -> bool:
-    """Whether the run has checkpoints, or may have: they are there, and cannot be read."""
+    """Whether the run has checkpoints; also true if they cannot be read."""
     try:
         return bool(step_folders(run.checkpoints))
     except OSError:
@@ -100,5 +110,5 @@ def has_saved(run: RunDir) -> bool:
 
 
 def write_script(run: RunDir, text: str) -> None:
-    """Write job.sbatch, which its owner can start."""
+    """Write job.sbatch, executable for its owner."""
     write_text(run.script, text, 0o755)

@@ -1,8 +1,8 @@
-"""Step 4 of `hpcddp resume`: whether the newest checkpoint is of the model that the plan makes.
+"""Step 4 of `hpcddp resume`: whether the newest checkpoint fits the model of the plan.
 
-Otherwise a job would wait for hours, and then fail to read its checkpoint. Each resume checks it,
-also without a changed value: the task's code lies in the user's folder and may have changed. That
-takes as long as importing torch and the task.
+Without this check a job would wait for hours, and then fail to load its checkpoint. Every resume
+checks, even without a changed key: the task's code is in the user's folder and may have changed.
+The check takes as long as importing torch and the task.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ PATIENCE = 120.0  # seconds for importing torch and the task, and for making the
 
 
 def check(plan: Plan, run: RunDir) -> str:
-    """Compare names and shapes; nothing in the run dir changes.
+    """Compare names and shapes; the run folder does not change.
 
-    Returns: why they could not be compared here, so that the first attempt does; else "".
+    Returns: why they cannot be compared here and the first attempt has to; else "".
 
     Raises:
-        UserError: the checkpoint is of another model or format, or the model cannot be
-            made with the job's values.
+        UserError: the checkpoint has another model or format, or the job's values do not make a
+            model.
     """
     newest = ledger.newest_step(run)
     if plan.spec.command or newest == 0:
@@ -33,7 +33,7 @@ def check(plan: Plan, run: RunDir) -> str:
     if newest is None:
         return "the checkpoints cannot be read now"
     if importlib.util.find_spec("torch") is None:
-        return "there is no torch in this Python"
+        return "this Python has no torch"
     asked = {"run": str(run.path)}
     try:
         answer = model_query.ask(

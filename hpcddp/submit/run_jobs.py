@@ -1,4 +1,4 @@
-"""The jobs of a run: their ids, as the run dir knows them, and their rows at the backend."""
+"""The jobs of a run: their ids in the run folder, and their rows at the backend."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from hpcddp.submit.backends import BACKENDS
 
 ELEMENT = re.compile(r"_\d+$")  # at the end of an id: the job is an element of an array
 
-# Slurm's reason for a job that waits until it is released -> why; squeue writes some with spaces,
-# scontrol with underscores. The first that matches.
+# Slurm's reason for a held job -> what it means, before the command that releases it; squeue writes
+# some with spaces, scontrol with underscores. The first match counts.
 HELD = (
-    ("JobHeldAdmin", "an administrator holds it, and one has to run"),
-    ("JobHeldUser", "it is held until you run"),
-    ("JobHoldMaxRequeue", "Slurm holds it, since its start failed too often, until you run"),
-    ("launch.failed.*held", "Slurm holds it, since its start failed on a node, until you run"),
-    (".*held.*", "Slurm holds it until you run"),
+    ("JobHeldAdmin", "held by an administrator, who can release it with"),
+    ("JobHeldUser", "held by you; release it with"),
+    ("JobHoldMaxRequeue", "held by Slurm, as it failed to start too often; release it with"),
+    ("launch.failed.*held", "held by Slurm, as it failed to start on a node; release it with"),
+    (".*held.*", "held by Slurm; release it with"),
 )
 
 
 def current(run: RunDir) -> str | None:
-    """The newest job of a run; None if it was only rendered, or refused."""
+    """The newest job of a run; None for a run that was only rendered or was refused."""
     submitted = read_json(run.submission) or {}
     last = ledger.last(run)
     if last and last.began > submitted.get("submitted", 0.0):
@@ -35,18 +35,18 @@ def current(run: RunDir) -> str | None:
 
 
 def job_ids(run: RunDir) -> set[str]:
-    """Every job that has worked on a run, or waits to, as far as its folder knows."""
+    """The ids of all jobs of a run that its folder knows."""
     submitted = read_json(run.submission) or {}
     known = {name for a in ledger.attempts(run) for name in (a.job_id, a.successor) if name}
     return known | {str(submitted.get("job_id"))}
 
 
 def rows_of(run: RunDir, rows: Iterable[QueuedJob]) -> list[QueuedJob]:
-    """The rows of a run's jobs among others, newest first: by known ids, or by name and folder.
+    """Select the rows of a run's jobs, newest first: by known ids, or by name and folder.
 
-    A rendered script may lie anywhere: then the job has the run's own name, and its command names
-    no other run. An array's elements have run dirs of their own, and the name and command of their
-    array.
+    A rendered script may be in any folder: then the job has the run's name, and its command names
+    no other run. The elements of an array have run folders of their own, but the name and command
+    of the array.
     """
     name, ids = record.read(run).name, job_ids(run)
 
@@ -62,10 +62,10 @@ def rows_of(run: RunDir, rows: Iterable[QueuedJob]) -> list[QueuedJob]:
 def find_row(
     run: RunDir, backend: str, job_id: str | None, queue: Callable[[], list[QueuedJob]] | None
 ) -> QueuedJob | None:
-    """The row of a run's job: by its id, or by name and folder if sbatch never gave the id.
+    """The row of a run's job: by its id, or by name and folder if sbatch returned no id.
 
     Args:
-        queue: gives the rows of all jobs on Slurm; without it Slurm is asked about this run.
+        queue: returns the rows of all jobs at Slurm; without it, Slurm is asked about this run.
     """
     if backend != "slurm":
         return BACKENDS[backend].look(run, job_id) if job_id else None

@@ -1,13 +1,12 @@
-"""Status: the state of a run now, and how far it is.
+"""Status: the state and the progress of a run.
 
-Most of it lies in the run dir. A backend is asked only about a run that has not ended there; which
-of its jobs are the run's is the affair of run_jobs.py.
+Most of it is in the run folder. A backend is asked only about a run that has not ended according to
+its folder; run_jobs.py finds the jobs of a run.
 """
 
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,14 +17,16 @@ from hpcddp.attempt import decision, first_failure, ledger, log_reader, refused_
 from hpcddp.attempt.decision import Policy
 from hpcddp.errors import RunError, SlurmUnreachable
 from hpcddp.record import JobRecord
-from hpcddp.rundir import RunDir, last_lines, read_json, read_lines, runs_in
+from hpcddp.rundir import RunDir, last_lines, read_json, read_lines
 from hpcddp.slurm import commands as slurm
 from hpcddp.slurm.commands import QueuedJob
+from hpcddp.submit import times
 from hpcddp.submit.run_jobs import current, explained, find_row
+from hpcddp.submit.run_list import runs_of
 
-# Why the last attempt ended -> the run's state, where it does not come back; the rest is FAILED.
+# Cause of the last attempt's end -> state of a run that is not requeued; else FAILED.
 STATES = {name: row.state for name, row in decision.CAUSES.items() if row.state}
-# The run dir names no job, but one of the run's name may exist.
+# The run folder names no job, but a job with the run's name may exist.
 UNTOLD = ("LOST", "RENDERED")
 REQUESTS = {"stop": "STOPPED", "cancel": "CANCELLED"}
 FINAL = {
@@ -37,7 +38,7 @@ TAIL = 1 << 16  # bytes of the metrics file that status reads
 
 @dataclass
 class Status:
-    """The state of a run now, and how far it is."""
+    """The state and the progress of a run."""
 
     run: str
     state: str
@@ -49,15 +50,15 @@ class Status:
     created: float  # seconds since the epoch
     attempt: int
     hosts: str = ""
-    reason: str = ""  # why it waits, as Slurm says it, or why it ended
-    since: str = ""  # local time at which the state began
+    reason: str = ""  # Slurm's reason for waiting, or why the run ended
+    since: str = ""  # when the state began: ISO 8601 with its offset
     step: int = 0
     total_steps: int = 0
     epoch: int = 0
     loss: float | None = None
     metrics: dict[str, float] | None = None
-    policy: str = ""  # when it comes back
-    stale: bool = False  # Slurm did not answer: this is the last known state
+    policy: str = ""  # when the run is requeued
+    stale: bool = False  # Slurm does not answer: this is the last known state
     refused: bool = False  # the newest resume was refused: this is the state before it
 
     @property
@@ -65,15 +66,15 @@ class Status:
         return self.state in FINAL
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, with the version of its form."""
+        """Plain data for JSON, with its schema version."""
         return {"schema_version": 1, **asdict(self), "log": f"{self.path}/log"}
 
 
 def status(run: RunDir, queue: Callable[[], list[QueuedJob]] | None = None) -> Status:
-    """The state of a run; a run that lives is looked up at its backend.
+    """The state of a run; the backend is asked about a run that has not ended.
 
     Args:
-        queue: gives the rows of all jobs on Slurm, so that many runs need one question.
+        queue: returns the rows of all jobs at Slurm, so that many runs need one request.
     """
     return asked(run, known(run), queue)
 
@@ -81,7 +82,7 @@ def status(run: RunDir, queue: Callable[[], list[QueuedJob]] | None = None) -> S
 def asked(
     run: RunDir, status: Status, queue: Callable[[], list[QueuedJob]] | None = None
 ) -> Status:
-    """The same from the status that the run dir gives."""
+    """The same, starting from the status according to the run folder."""
     if status.final and status.state not in UNTOLD:
         return status
     try:
@@ -90,7 +91,7 @@ def asked(
         if status.state != "RENDERED":
             status.stale, status.reason = True, error.what
         return status
-    if row is None or not row.live:  # it may have ended between the two looks
+    if row is None or not row.live:  # it may have ended meanwhile
         status = known(run)
         if row is None or (status.final and status.state not in UNTOLD):
             return status if status.final else gone(run, status)
@@ -98,7 +99,7 @@ def asked(
 
 
 def _seen(status: Status, row: QueuedJob) -> Status:
-    """The status with the facts of the job's row."""
+    """The status, completed from the job's row."""
     status.state, status.hosts, status.job_id = row.state, row.hosts or status.hosts, row.job_id
     status.reason = "" if row.reason == "None" or row.state == "CANCELLED" else explained(row)
     since = row.submitted if row.state == "PENDING" else row.start
@@ -107,13 +108,13 @@ def _seen(status: Status, row: QueuedJob) -> Status:
 
 
 def status_all(root: Path) -> list[Status]:
-    """The state of all runs of a folder, newest first, with one question to Slurm."""
+    """The state of all runs of a folder, newest first, with one request to Slurm."""
     queue = once(slurm.queue)
-    return [checked(run, queue) for run in runs_in(root)]
+    return [checked(run, queue) for run in runs_of(root)]
 
 
 def once(ask: Callable[[], list[QueuedJob]]) -> Callable[[], list[QueuedJob]]:
-    """A function that asks when it is first called, and keeps the answer, or the error."""
+    """A function that calls `ask` once, and keeps the answer or the error."""
     answers: list[list[QueuedJob] | SlurmUnreachable] = []
 
     def answer() -> list[QueuedJob]:
@@ -130,7 +131,7 @@ def once(ask: Callable[[], list[QueuedJob]]) -> Callable[[], list[QueuedJob]]:
 
 
 def checked(run: RunDir, queue: Callable[[], list[QueuedJob]]) -> Status:
-    """The status of one run among others: a damaged folder must not hide the rest."""
+    """The status of one run in a list: a damaged folder must not hide the other runs."""
     try:
         return status(run, queue)
     except RunError as error:
@@ -139,23 +140,23 @@ def checked(run: RunDir, queue: Callable[[], list[QueuedJob]]) -> Status:
 
 
 def gone(run: RunDir, status: Status) -> Status:
-    """The status of a job whose end is not recorded and which its backend no longer knows."""
+    """The status of a job that its backend no longer knows, and whose end is not recorded."""
     want, last = (read_json(run.request) or {}).get("want", ""), ledger.last(run)
     cause = log_reader.ending_of(last) if last and last.live else ""
     if want in REQUESTS:
         status.state, status.reason = REQUESTS[want], ""
     elif last and last.action in decision.RETURNS:
-        status.state, status.reason = "CANCELLED", "while it waited to come back"
+        status.state, status.reason = "CANCELLED", "while it waited to be requeued"
     elif cause:
         status.state, status.reason = STATES.get(cause, "LOST"), ""
     else:
         status.state = "LOST"
-        status.reason = "the job is gone and left no word; its log may tell"
+        status.reason = "the job has ended without a record; see its log"
     return status
 
 
 def known(run: RunDir) -> Status:
-    """The status by the run dir alone."""
+    """The status according to the run folder."""
     job = record.read(run)
     submitted = read_json(run.submission) or {}
     job_id = current(run)
@@ -178,6 +179,7 @@ def known(run: RunDir) -> Status:
         status.attempt, status.hosts, status.since = last.number, ends.nodes, stamp(ends.began)
         status.refused = ends is not last
         progress(run, ends.number, status)
+        status.step = status.step or ledger.newest_step(run) or 0  # another program may record none
     if submitted.get("refused") and not job_id:
         status.state, status.reason = "REFUSED", submitted["refused"]
     elif last and ends and job_id in (last.job_id, last.successor):
@@ -186,31 +188,32 @@ def known(run: RunDir) -> Status:
     elif job_id:
         status.state, status.since = "PENDING", stamp(submitted["submitted"])
     elif submitted:
-        status.state, status.reason = "LOST", "sbatch did not answer, and no job has the run's name"
+        status.state, status.reason = "LOST", "sbatch did not answer, and no job has this name"
     else:
-        record.read(run)  # it may be removed just now: then nothing of this is so
+        record.read(run)  # raises if the run was removed meanwhile
     return status
 
 
 def policy(job: JobRecord) -> str:
-    """When a job comes back, and how a program begins then."""
+    """When a job is requeued, and how its command starts then."""
     returns = in_words(Policy.of(job.spec.get("requeue", {})))
     if not job.spec.get("command"):
         return returns
-    again = "later attempts run resume_command" if job.spec.get("resume_command") else "begins anew"
+    own = job.spec.get("resume_command")
+    again = "later attempts run resume_command" if own else "its command starts again"
     return f"{returns}; {again}"
 
 
 def in_words(policy: Policy) -> str:
     """A policy in one line."""
     if not policy.enabled:
-        return "stays ended, whatever ends it: requeue.enabled is false"
+        return "is never requeued: requeue.enabled is false"
     idle = decision.CAUSES[decision.TIMEOUT].idle
     limits = [f"{policy.crashes} crashes", f"{policy.hangs} hangs"]
     limits += [] if policy.timeouts else [f"{idle} time limits in a row"]
     ends = " or ".join(limits) + " without progress"
     ends += f", or {policy.timeouts} time limits" if policy.timeouts else ""
-    return f"comes back after preemptions, lost nodes and time limits; stays ended after {ends}"
+    return f"is requeued after preemptions, node failures and time limits; ends after {ends}"
 
 
 def ended(run: RunDir, last: ledger.Attempt, ends: ledger.Attempt) -> tuple[str, str]:
@@ -222,7 +225,7 @@ def ended(run: RunDir, last: ledger.Attempt, ends: ledger.Attempt) -> tuple[str,
     if last.cause is None:
         return "RUNNING", ""
     if last.action in decision.RETURNS:
-        return "PENDING", f"comes back after {last.cause}"
+        return "PENDING", f"requeued after {last.cause}"
     state, why = _over(run, ends)
     if ends is not last:
         why = "; ".join(
@@ -232,10 +235,10 @@ def ended(run: RunDir, last: ledger.Attempt, ends: ledger.Attempt) -> tuple[str,
 
 
 def _over(run: RunDir, last: ledger.Attempt) -> tuple[str, str]:
-    """The state after an attempt that none follows by itself, and the reason."""
-    waited = last.action in decision.RETURNS  # and a person resumed the run
+    """The state after an attempt that no other one follows, and the reason."""
+    waited = last.action in decision.RETURNS  # until a person resumed the run
     if waited and last.exit_code is not None:
-        return "CANCELLED", "while it waited to come back"
+        return "CANCELLED", "while it waited to be requeued"
     state = STATES.get(last.cause or "", "LOST" if waited else "FAILED")
     failed = first_failure.of(run, last) if state in ("FAILED", "OUT_OF_MEMORY") else ""
     return state, "; ".join(filter(None, (failed, last.reason)))
@@ -247,7 +250,7 @@ def progress(run: RunDir, number: int, status: Status) -> None:
     for line in itertools.islice(read_lines(metrics), 2):  # the rank map and the start
         status.total_steps = whole(line.get("total_steps")) or status.total_steps
     for line in reversed(last_lines(metrics, TAIL)):
-        # A save is recorded some steps later, under its own step.
+        # A checkpoint is recorded some steps later, with its own step.
         status.step = max(status.step, whole(line.get("step")))
         status.epoch = status.epoch or whole(line.get("epoch"))
         loss, metrics = line.get("loss"), line.get("metrics")
@@ -258,10 +261,10 @@ def progress(run: RunDir, number: int, status: Status) -> None:
 
 
 def whole(value: object) -> int:
-    """A whole number of a record, or 0: a program may write any value there."""
+    """An integer of a record, or 0: a program may write any value there."""
     return value if isinstance(value, int) and 0 <= value < 1 << 62 else 0
 
 
 def stamp(seconds: float) -> str:
-    """Local time as Slurm writes it."""
-    return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(seconds))
+    """A time for programs."""
+    return times.iso(seconds)

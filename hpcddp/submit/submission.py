@@ -1,9 +1,10 @@
-"""Submission: a job id and its RunDir. Submit, find, stop, cancel and resume runs."""
+"""Submission: a job id and its run folder. Submit, find, stop, cancel and resume runs."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -16,15 +17,23 @@ from hpcddp.attempt.decision import RETURNS
 from hpcddp.errors import RunError, SlurmUnreachable, SubmissionRefused
 from hpcddp.keys import nearest
 from hpcddp.planning.plan import Plan
-from hpcddp.rundir import RunDir, read_json, runs_in, write_json
+from hpcddp.rundir import RunDir, read_json, write_json
 from hpcddp.slurm import commands as slurm
 from hpcddp.submit.backends import BACKENDS
 from hpcddp.submit.run_jobs import job_ids, rows_of
+from hpcddp.submit.run_list import START, last_submitted, runs_of
 from hpcddp.submit.status import Status, status
 
 
 def submit(plan: Plan, run: RunDir) -> str:
-    """Hand a run to its backend; the job id. A refusal is written into the run dir, and raised."""
+    """Hand a run to its backend; the job id. A refusal is recorded in the run folder.
+
+    Raises:
+        SubmissionRefused: sbatch refused the job.
+        SlurmUnreachable: Slurm does not answer. If there is certainly no job, a new run is removed;
+            a resumed one is as before.
+    """
+    before = read_json(run.submission)
     run.request.unlink(missing_ok=True)
     facts: dict[str, Any] = {"backend": plan.backend, "submitted": time.time(), "job_id": None}
     write_json(run.submission, facts)  # from here on the job is found by its name
@@ -33,13 +42,25 @@ def submit(plan: Plan, run: RunDir) -> str:
     except SubmissionRefused as error:
         write_json(run.submission, facts | {"refused": error.what})
         raise
+    except SlurmUnreachable:
+        if not run.submission.exists():  # the backend says by this that there is no job
+            undo(run, before)
+        raise
     write_json(run.submission, facts)
     show_log(run, plan.backend, str(facts["job_id"]))
     return str(facts["job_id"])
 
 
+def undo(run: RunDir, before: dict[str, Any] | None) -> None:
+    """Leave a run as it was before a submission that made no job: a new one is removed."""
+    if before is not None:
+        write_json(run.submission, before)
+    elif not run.all_attempts():
+        shutil.rmtree(run.path, ignore_errors=True)
+
+
 def show_log(run: RunDir, backend: str, job_id: str) -> None:
-    """Make a log from the moment of submission; the job's first act points to its own."""
+    """Create a log at submission; the job replaces the link by one to its own log."""
     path = run.job_log(job_id if backend == "slurm" else "local")
     path.touch()
     with contextlib.suppress(FileExistsError):
@@ -47,16 +68,17 @@ def show_log(run: RunDir, backend: str, job_id: str) -> None:
 
 
 def find(root: Path, token: str) -> RunDir:
-    """The run that a word names: a name, a unique prefix, a job id, `last` or a path.
+    """The run with a name, a unique prefix, a job id or a path; `last` is the one submitted last.
 
     Raises:
-        RunError: the word matches no run, or several.
+        RunError: no run matches, or several do.
     """
     if "/" in token and (Path(token) / "job.json").is_file():
         return RunDir(token)
-    runs = runs_in(root)
-    if token == "last" and runs:
-        return runs[0]
+    runs = runs_of(root)
+    last = last_submitted(runs)
+    if token == "last" and last:
+        return last
     matches = (
         [run for run in runs if run.name == token]
         or [run for run in runs if token.isdigit() and token in job_ids(run)]
@@ -65,37 +87,43 @@ def find(root: Path, token: str) -> RunDir:
     if len(matches) == 1:
         return matches[0]
     if matches:
-        names = ", ".join(run.name for run in matches[:8])
-        raise RunError(
-            f"{token!r} means {len(matches)} runs", where=str(root), hint=f"which: {names}?"
-        )
+        names = ", ".join(run.name for run in matches[:8]) + (", ..." if matches[8:] else "")
+        what = f"{token!r} matches {len(matches)} runs: {names}"
+        raise RunError(what, where=str(root), hint="write more of the name")
+    if token == "last" or not runs:
+        what = "no run was submitted from here yet" if runs else "no runs yet"
+        raise RunError(what, where=str(root), hint=START)
     hint = nearest(token, [run.name for run in runs[:20]], what="run")
     raise RunError(f"no run {token!r}", where=str(root), hint=hint)
 
 
-TRIES = 3  # of a request to Slurm that gets no answer
+TRIES = 3  # requests to Slurm before it counts as unreachable
 
-# Request -> the operations of a backend that bring it to the jobs.
+# Request -> the operations of a backend that pass it to the jobs.
 REQUESTS = {"stop": ("drop", "tell"), "preempt": ("tell",), "cancel": ("cancel",)}
 
 
 def request(run: RunDir, want: str) -> Status:
-    """Ask a run to stop or to come back (preempt), or cancel it; its status before that.
+    """Stop, preempt or cancel a run; returns its status before that.
 
     Raises:
-        RunError: there is nothing that could be stopped.
+        RunError: the run's state does not allow it.
     """
     before = _status(run)
     if before.stale:
-        raise SlurmUnreachable(before.reason, where=run.name, hint="nothing was asked; try again")
+        raise SlurmUnreachable(
+            before.reason, where=run.name, hint="nothing was requested; try again"
+        )
     last = ledger.last(run)
-    # A follow-up job may be on its way into the queue: it finds the request in the run dir.
+    # A follow-up job may not be in the queue yet: it finds the request in the run folder.
     returns = bool(last and last.action in RETURNS and before.backend == "slurm")
     ends = before.final and not (returns and want != "preempt")
     if ends or not before.job_id or (want == "preempt" and before.state != "RUNNING"):
-        raise RunError(f"the run is {before.state}: there is nothing to {want}", where=run.name)
+        what = f"cannot {want} a run that is {before.state}"
+        raise RunError(what, where=run.name, hint=f"`hpcddp status {run.name}` shows its state")
     if want == "preempt" and not (last and last.live):  # a starting attempt would miss it
-        raise RunError("the run starts: there is nothing to preempt yet", where=run.name)
+        hint = "try again when its attempt has started"
+        raise RunError("the run is still starting", where=run.name, hint=hint)
     write_json(run.request, {"want": want, "job_id": before.job_id, "when": time.time()})
     backend = BACKENDS[before.backend]
     for job_id in live_jobs(run, before):
@@ -114,8 +142,8 @@ def _status(run: RunDir) -> Status:
 
 
 def live_jobs(run: RunDir, before: Status) -> list[str]:
-    """The jobs of a run that live: more than one if an answer of sbatch was lost. The id of a job
-    that is gone may be another job's by now.
+    """The waiting and running jobs of a run: several if an answer of sbatch was lost. Slurm may
+    have given the id of an ended job to another one.
 
     Args:
         before: the status of the run.
@@ -129,11 +157,11 @@ def live_jobs(run: RunDir, before: Status) -> list[str]:
 
 
 def insist(act: Callable[[str], None], job_id: str) -> None:
-    """Ask Slurm, and ask again if it does not answer: a second request changes nothing.
+    """Ask Slurm, and again if it does not answer: a second request changes nothing.
 
     Raises:
-        SlurmUnreachable: it did not answer the last time either. The request lies in the run dir:
-            a running job takes it from there, and one that begins later too.
+        SlurmUnreachable: no request was answered. The run folder holds the request: a running job
+            reads it there, and so does a job that starts later.
     """
     for left in reversed(range(TRIES)):
         try:
@@ -145,20 +173,20 @@ def insist(act: Callable[[str], None], job_id: str) -> None:
 
 
 def check_ended(run: RunDir) -> None:
-    """Refuse while the run lives."""
+    """Refuse a run that has not ended."""
     now = _status(run)
     if now.stale:
         raise SlurmUnreachable(now.reason, where=run.name, hint="try again")
     if not now.final:
         raise RunError(
-            f"the run is {now.state} as job {now.job_id}",
+            f"the run has not ended: job {now.job_id} is {now.state}",
             where=run.name,
-            hint=f"hpcddp stop {run.name} saves and ends it first",
+            hint=f"`hpcddp stop {run.name}` saves and ends it",
         )
 
 
 def kill_local(run: RunDir) -> None:
-    """KILL a run on this machine, with all of its ranks."""
+    """Kill a run on this machine and all of its ranks (SIGKILL)."""
     submitted = read_json(run.submission) or {}
     write_json(run.request, {"want": "cancel", "job_id": submitted["job_id"], "when": time.time()})
     with contextlib.suppress(ProcessLookupError):

@@ -1,10 +1,10 @@
-"""Sending metrics to a run's trackers during an attempt: a process beside the ranks, on one node.
+"""Send metrics to trackers during an attempt: a process beside the ranks, on the first node.
 
     python -P -m hpcddp.trackers RUN ATTEMPT PID TRACKER...
 
 The batch script starts it on the first node, beside the process PID that starts the ranks. When
-that process has left, this one sends the rest and leaves, within GRACE seconds whatever a tracker
-does. Until then nothing waits for it. A failure here is a line in the log.
+that process has ended, this one sends the rest and ends, after at most GRACE seconds even if a
+tracker hangs. Nothing else waits for it. A failure is a line in the log.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from hpcddp.preempt import ignore_stop_signals
 from hpcddp.rundir import RunDir
 from hpcddp.trackers import module, plain
 
-PAUSE = 2.0  # seconds between two looks at the run dir
-TICK = 0.1  # between two looks whether the ranks are still there
-GRACE = 10.0  # seconds for the rest, from the ranks' end on
+PAUSE = 2.0  # seconds between two checks of the run folder
+TICK = 0.1  # seconds between two checks of the ranks
+GRACE = 10.0  # seconds for the rest after the ranks' end
 
 
 def main(args: list[str]) -> None:
@@ -44,7 +44,7 @@ def main(args: list[str]) -> None:
         over = gone.wait(PAUSE)
         if over:
             final = _ended(run, int(number))
-        if run.outlived(int(number)):  # by an attempt with a process of its own
+        if run.outlived(int(number)):  # the next attempt has its own process
             return
         if sender is None and (over or run.attempt(int(number)).metrics.exists()):
             from hpcddp.trackers.send import Sender
@@ -59,24 +59,29 @@ def main(args: list[str]) -> None:
 
 
 def in_words(run: RunDir, name: str, error: Exception) -> str:
-    """The failure of a tracker, as a line."""
+    """A log line about the failure of a tracker."""
     known = isinstance(error, HpcddpError)
     message = str(error) if known else f"{type(error).__name__}: {error}"
     line = " ".join(plain(message).split())[:300]
-    return f"hpcddp: {name} is not told any more ({line}); hpcddp track {run.name} --to {name} does"
+    return f"hpcddp: cannot send to {name} ({line}); `{_rest(run, name)}` sends the rest"
+
+
+def _rest(run: RunDir, name: str) -> str:
+    return f"hpcddp track {run.name} --to {name}"
 
 
 def _load(names: Sequence[str]) -> None:
-    """Import the trackers while the ranks start: the end of a short training leaves no time for it.
-    An import that fails here fails again where it is reported."""
+    """Import the trackers while the ranks start: after a short training there is no time for it.
+
+    A failing import is reported later, when the tracker is used.
+    """
     for name in names:
         with contextlib.suppress(Exception):
             module(name)
 
 
 def _watch(run: RunDir, pid: int, gone: threading.Event) -> None:
-    """Wait for a process to leave. From then on this process has some seconds, wherever a tracker
-    delays it."""
+    """Wait for the end of a process, and limit this process's time from then on."""
     began = processes.start_of(pid)
     while began and processes.start_of(pid) == began:
         time.sleep(TICK)
@@ -85,9 +90,10 @@ def _watch(run: RunDir, pid: int, gone: threading.Event) -> None:
 
 
 def _ended(run: RunDir, number: int) -> bool:
-    """Wait until the script has recorded why the attempt ended: that is sent too.
+    """Wait until the batch script has recorded the cause of the attempt's end, to send it too.
 
-    Returns: whether the run ends with it. Else its newest step may get more values.
+    Returns:
+        Whether the run has ended. Otherwise its newest step may get more values.
     """
     until = time.monotonic() + GRACE / 2
     while time.monotonic() < until:
@@ -101,13 +107,11 @@ def _ended(run: RunDir, number: int) -> bool:
 
 
 def _give_up_in(seconds: float, run: RunDir) -> None:
-    """End this process after some time, whatever delays it; a second later without Python."""
+    """End this process after some seconds. If Python hangs, a signal ends it a second later."""
 
     def give_up() -> NoReturn:
-        text = (
-            f"hpcddp: the trackers took too long; hpcddp track {run.name} --to NAME tells the rest"
-        )
-        print(text, flush=True)
+        what = f"hpcddp: the trackers did not finish within {seconds:g} s"
+        print(f"{what}; `{_rest(run, 'NAME')}` sends the rest", flush=True)
         os._exit(1)
 
     timer = threading.Timer(seconds, give_up)
@@ -119,4 +123,4 @@ def _give_up_in(seconds: float, run: RunDir) -> None:
 if __name__ == "__main__":
     main(sys.argv[1:])
     sys.stdout.flush()
-    os._exit(0)  # threads of the trackers' libraries may hold it up
+    os._exit(0)  # threads of the trackers' libraries could delay a normal exit

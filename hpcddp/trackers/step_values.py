@@ -1,6 +1,6 @@
-"""The values of a run's metrics, step by step over all attempts: each step once.
+"""The values of a run's metrics by step, over all attempts: each step once.
 
-Where a later attempt or a rollback repeats a step, its new values replace the earlier ones.
+Where a later attempt or a rollback repeats a step, the new values replace the earlier ones.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from hpcddp.attempt.joblog import line
 from hpcddp.observe.curves import NAMES, POINTS, whole_lines
 from hpcddp.rundir import RunDir, parse_lines
 
-Origin = tuple[int, int]  # attempt, and the byte behind the record in its file: it grows
+Origin = tuple[int, int]  # attempt, and the offset after the record in its file: both only grow
 NOWHERE: Origin = (0, 0)
-WORDS = 50  # newest events that are sent in words
+WORDS = 50  # newest events that are sent as text
 EVENTS = ("slow", "recovered", "waiting", "skipped", "rollback", "diverged", "checkpoint_failed")
 
 
@@ -28,30 +28,36 @@ class StepValues:
     step: int
     time: float  # seconds since the epoch
     values: dict[str, float]
-    origin: Origin  # of the newest record in it
+    origin: Origin  # of the step's newest record
 
 
 class StepReader:
-    """The steps of a run, as far as they are written.
+    """Reads the steps of a run, as far as they are written.
 
     Args:
-        given: the place up to which steps are known; they are not kept in memory.
-        last: the last attempt that is read; later ones have a process of their own.
+        run: the run.
+        given: steps up to this position are known, and are not returned.
+        last: the last attempt to read; later attempts have their own process.
     """
 
     def __init__(self, run: RunDir, given: Origin = NOWHERE, last: float = float("inf")) -> None:
         self.run, self._last = run, last
         self.words: deque[str] = deque(maxlen=WORDS)
         self._read: dict[int, int] = {}  # attempt -> bytes
-        self._steps: list[StepValues] = []  # the newest that was given, and those since
+        self._steps: list[StepValues] = []  # the newest returned step, and those after it
         self._given = given
 
+    @property
+    def empty(self) -> bool:
+        """Whether the run has no complete step yet."""
+        return self._given == NOWHERE
+
     def new(self, *, over: bool = False) -> list[StepValues]:
-        """The new steps, in order. Where one is not after the last of those given before, the run
-        has gone back to it.
+        """Return the new steps, in order. A step that was returned before has been repeated.
 
         Args:
-            over: the run has ended. Else the newest step is kept back: more of its values may come.
+            over: the run has ended. Otherwise the newest step is kept back, because more of its
+                values may follow.
         """
         for attempt in self.run.all_attempts():
             if attempt.number > self._last:
@@ -93,7 +99,7 @@ class StepReader:
         self._steps.append(step)
 
     def _cut(self, step: int) -> None:
-        """Drop the steps after this one."""
+        """Drop the steps after ``step``."""
         while self._steps and self._steps[-1].step > step:
             self._steps.pop()
 

@@ -1,8 +1,8 @@
-"""MLflow: one run, found again by its id, or by its tag where the id was not recorded.
+"""MLflow: one run, found by its id, or by its tag where the id was not recorded.
 
-When the run is opened, MLflow is asked how far it has each metric. It gets later steps only, so
-that no value is lost or doubled where the process was killed in between. A repeated step keeps the
-value that was sent first, for MLflow takes nothing back.
+When the run is opened, MLflow reports the last step of each metric, and only later steps are sent.
+So no value is lost or duplicated if a process is killed. A repeated step keeps the value that was
+sent first, because MLflow cannot replace values.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from hpcddp.trackers import plain
 from hpcddp.trackers.send import config
 
 TAG = "hpcddp.run"
-LONGEST = {"name": 250, "param": 6000, "tag": 5000}  # characters that MLflow takes
-BATCH = {"metrics": 1000, "params": 100}  # in one request
+LONGEST = {"name": 250, "param": 6000, "tag": 5000}  # characters that MLflow accepts
+BATCH = {"metrics": 1000, "params": 100}  # limits of one request
 ENDS = {"COMPLETED": "FINISHED", "STOPPED": "KILLED", "CANCELLED": "KILLED"}
-# A server that does not answer is given up after some seconds; the library waits for minutes.
+# Shorter than the library's own time limits of minutes, for a server that does not answer.
 SETTINGS = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "15",
@@ -33,22 +33,22 @@ SETTINGS = {
 
 
 def uri(run: RunDir) -> str:
-    """Where runs are tracked: as the environment says, or in plain files beside the runs."""
+    """The tracking URI: MLFLOW_TRACKING_URI, or a folder beside the runs."""
     return os.environ.get("MLFLOW_TRACKING_URI") or str(run.path.parent / "mlruns")
 
 
 def where(run: RunDir) -> str:
-    """The same as a digest, since no file in a run dir may hold a password."""
+    """A digest of the tracking URI: no file in a run folder may contain a password."""
     return hashlib.sha256(plain(uri(run)).encode()).hexdigest()[:16]
 
 
 def knows(run: RunDir, memory: Mapping[str, Any]) -> bool:
-    """Whether the run was made where it would be looked for now."""
+    """Whether the run was made at the present tracking URI."""
     return memory.get("where") == where(run)
 
 
 def open_sink(run: RunDir, memory: Mapping[str, Any]) -> Tracked:
-    """Find the run, or make it."""
+    """Find or make the run."""
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
     if "MLFLOW_TRACKING_URI" not in os.environ:
@@ -60,7 +60,7 @@ def open_sink(run: RunDir, memory: Mapping[str, Any]) -> Tracked:
 
 
 def _experiment(run: RunDir, client: Any) -> str:
-    """The id of the experiment: the job's name, if the environment has no other."""
+    """The id of the experiment: that of the environment, or the one named after the job."""
     from mlflow.exceptions import MlflowException
 
     if known := os.environ.get("MLFLOW_EXPERIMENT_ID"):
@@ -69,13 +69,13 @@ def _experiment(run: RunDir, client: Any) -> str:
     if (experiment := client.get_experiment_by_name(name)) is None:
         try:
             return str(client.create_experiment(name))
-        except MlflowException:  # another run was first
+        except MlflowException:  # another run has made it meanwhile
             experiment = client.get_experiment_by_name(name)
     return str(experiment.experiment_id)
 
 
 def _find(run: RunDir, client: Any) -> str | None:
-    """The id of a run that was made, but not recorded: its process was killed before."""
+    """The id of a run whose process was killed before it recorded the id."""
     matches = client.search_runs([_experiment(run, client)], f"tags.`{TAG}` = '{run.name}'")
     return str(matches[0].info.run_id) if matches else None
 
@@ -93,6 +93,7 @@ class Tracked:
 
     def __init__(self, run: RunDir, client: Any, run_id: str) -> None:
         self.memory: dict[str, Any] = {"where": where(run), "run_id": run_id}
+        self.place = plain(uri(run))
         self._run, self._client, self._id = run, client, run_id
         data = client.get_run(run_id).data
         self._sent = {metric.key: metric.step for metric in data._metric_objs}
@@ -100,7 +101,7 @@ class Tracked:
         self._send_config(data.params)
 
     def _send_config(self, known: Mapping[str, str]) -> None:
-        """Send the job's values as parameters. MLflow does not change one that it has."""
+        """Send the job's values as parameters. MLflow cannot change existing ones."""
         from mlflow.entities import Param
 
         values = {_name(name): str(value) for name, value in config(self._run).items()}
@@ -109,7 +110,7 @@ class Tracked:
             self._client.log_batch(self._id, params=part)
 
     def put(self, step: int, time: float, values: Mapping[str, float]) -> None:
-        """The values that it does not have."""
+        """Add the values that MLflow does not have."""
         from mlflow.entities import Metric
 
         for name, value in values.items():
@@ -119,7 +120,7 @@ class Tracked:
                 self._metrics.append(Metric(name, value, int(time * 1000), step))
 
     def say(self, text: str) -> None:
-        """The words as the run's description; its state too."""
+        """Set the run's description and state."""
         self._client.set_tag(self._id, "mlflow.note.content", text[-LONGEST["tag"] :])
         state = status.known(self._run)
         if not state.final:
@@ -136,11 +137,11 @@ class Tracked:
         return True
 
     def close(self) -> None:
-        """Nothing is open: each request stands for itself."""
+        """Do nothing: each request is complete."""
 
 
 def _name(name: str) -> str:
-    """A name that MLflow takes: it may be a file's path in its store."""
+    """A name that MLflow accepts; in its file store a name is a path."""
     allowed = re.sub(r"[^\w\-. :/]", "_", name)
     parts = [part for part in allowed.split("/") if part.strip(".")]
     return "/".join(parts)[: LONGEST["name"]] or "_"

@@ -1,7 +1,7 @@
 """TensorBoard: event files in RUN/tensorboard, written without torch or TensorFlow.
 
-A repeated step is written again. An event before it says that the earlier values from this step on
-do not count (SessionLog.START, as purge_step writes it elsewhere).
+A repeated step is written again. An event before it invalidates the earlier values from this step
+on (SessionLog.START, as written for purge_step by other writers).
 """
 
 from __future__ import annotations
@@ -23,32 +23,33 @@ from hpcddp.trackers.send import config
 
 
 def knows(run: RunDir, memory: Mapping[str, Any]) -> bool:
-    """Whether its files are still there."""
+    """Whether the folder of the event files still exists."""
     return run.tensorboard.is_dir()
 
 
 def open_sink(run: RunDir, memory: Mapping[str, Any]) -> EventFiles:
-    """Begin a new file beside those that there are."""
+    """Make a new file beside the existing ones."""
     run.tensorboard.mkdir(exist_ok=True)
-    # Files are read in the order of their names, which begin with the second of their making.
+    # Files are read in the order of their names, which start with the time in whole seconds.
     while list(run.tensorboard.glob(f"events.out.tfevents.{int(clock.time()):010d}.*")):
         clock.sleep(0.1)
     return EventFiles(run, first="told" not in memory)
 
 
 class EventFiles:
-    """The event files of a run; the one that this process writes."""
+    """The event file of a run that this process writes."""
 
     def __init__(self, run: RunDir, *, first: bool) -> None:
         self.memory: dict[str, Any] = {}
         self._writer = EventFileWriter(str(run.tensorboard))
-        self._step = -1.0 if first else math.inf  # the newest that was put; inf: not known
+        self.place = str(run.tensorboard)
+        self._step = -1.0 if first else math.inf  # the newest step; inf if unknown
         if first:
             rows = [f"| {name} | {value} |" for name, value in config(run).items()]
             self._text("config", "\n".join(["| key | value |", "|---|---|", *rows]))
 
     def put(self, step: int, time: float, values: Mapping[str, float]) -> None:
-        """One event with all values of the step."""
+        """Write one event with all values of the step."""
         if step <= self._step:
             mark = SessionLog(status=SessionLog.START)
             self._writer.add_event(Event(wall_time=time, step=step, session_log=mark))
@@ -57,7 +58,7 @@ class EventFiles:
         self._writer.add_event(Event(wall_time=time, step=step, summary=Summary(value=scalars)))
 
     def say(self, text: str) -> None:
-        """The words as the text `attempts`."""
+        """Write the text `attempts`."""
         self._text("attempts", text.replace("\n", "\n\n"))
 
     def _text(self, tag: str, text: str) -> None:
@@ -71,7 +72,7 @@ class EventFiles:
         self._writer.add_event(event)
 
     def flush(self) -> bool:
-        """Into the file."""
+        """Write to the file."""
         self._writer.flush()
         return True
 

@@ -1,8 +1,8 @@
-"""One forward pass, watched: the bytes that it keeps for the backward pass, and those that ranks
+"""Measures one forward pass: the bytes that it keeps for the backward pass, and those that ranks
 would send.
 
-They are counted by the part of the model that is at work. A piece of memory counts once, for the
-part that keeps it first; parameters and buffers do not count.
+Each byte counts for the part of the model that runs. A piece of memory counts once, for the part
+that keeps it first; parameters and buffers do not count.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from torch.utils import _pytree as pytree
 
 
 class Watch:
-    """The bytes of one pass through a model.
+    """Counts the bytes of one pass through a model.
 
     Args:
         parts: names of modules, one called after the other.
-        blocks: names of modules whose inside is computed again, so that it does not count.
-        plan: names of layers that ranks share -> whether these add up its outputs in the forward
-            pass, or the gradients of its inputs in the backward one.
+        blocks: names of modules that are recomputed; their activations do not count.
+        plan: names of layers that ranks share -> True if the ranks sum the layer's outputs in the
+            forward pass, False if they sum its input gradients in the backward pass.
 
     ``saved``, ``passed`` and ``reduced`` go by part; ``inner`` is the largest block's inside.
     """
@@ -36,10 +36,10 @@ class Watch:
         plan: Mapping[str, bool] | None = None,
     ) -> None:
         self._own = {id_of(t) for t in [*module.parameters(), *module.buffers()]}
-        self._kept: list[Tensor] = []  # so that no other tensor takes its place in memory
+        self._kept: list[Tensor] = []  # so that no other tensor reuses the memory
         self._seen: set[int] = set()
         self._part, self._block = 0, ""
-        self._last = 0  # bytes that the newest layer of the block has added up
+        self._last = 0  # bytes that the block's newest layer has summed
         self._inside: dict[str, int] = {}
         self.saved, self.passed, self.reduced = ([0] * len(parts) for _ in range(3))
         self._hooks: list[Any] = []
@@ -56,7 +56,7 @@ class Watch:
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        """The pass goes in here."""
+        """Count within this context."""
         with torch.autograd.graph.saved_tensors_hooks(self._keep, lambda tensor: tensor):
             yield
         for hook in self._hooks:
@@ -94,7 +94,7 @@ class Watch:
 
     def _begin_block(self, name: str) -> Callable[..., None]:
         def begin(module: nn.Module, given: Any) -> None:
-            for tensor in tensors(given):  # the block is computed again from them
+            for tensor in tensors(given):  # the block is recomputed from its inputs
                 self._keep(tensor)
             self._block = name
 
@@ -107,7 +107,7 @@ class Watch:
         def end(module: nn.Module, given: Any, made: Any) -> None:
             size = size_of(made if outputs else [t for t in tensors(given) if t.requires_grad])
             self.reduced[self._part] += size
-            if outputs and self._block:  # computed again, but for the last one: nothing needs it
+            if outputs and self._block:  # recomputed, except for the last one: nothing needs it
                 self.reduced[self._part] += self._last
                 self._last = size
 
@@ -115,7 +115,7 @@ class Watch:
 
 
 def id_of(tensor: Tensor) -> int:
-    """An identifier of a piece of memory, as long as it is there."""
+    """An identifier of a piece of memory while it exists."""
     return int(tensor.untyped_storage()._cdata)
 
 

@@ -1,7 +1,8 @@
-"""Before a task is loaded: the first rank of each node stages the data, and all wait for all nodes.
+"""Staging, before the task is loaded: the first rank of each node copies the data, and all ranks
+wait for all nodes.
 
-Nodes may differ by many minutes, in which no collective could wait: the ranks look into their store
-a few times a second. Rank 0 alone decides, so that all do the same: train, stop as asked, or
+Nodes may differ by many minutes, longer than a collective waits. So the ranks look into their store
+twice a second. Rank 0 alone decides, so that all ranks do the same: train, stop as requested, or
 fail.
 """
 
@@ -30,11 +31,11 @@ LOOK = 0.5  # seconds between two looks into the store
 LEAD = 30.0  # seconds before the time limit at which staging ends
 
 _numbers = itertools.count()  # of stagings in this process, the same on all ranks
-_there: dict[tuple[str, ...], Path] = {}  # staged by this process
+_there: dict[tuple[str, ...], Path] = {}  # folders that this process has staged
 
 
 class Arrival:
-    """The agreement of all ranks that the data is there.
+    """The agreement of all ranks that the data is on all nodes.
 
     Args:
         deadline: end of the time limit, in seconds since the epoch; 0 for none.
@@ -54,11 +55,11 @@ class Arrival:
         self._verdict: dict[str, Any] | None = None
 
     def wait(self, stage: StagedCopy | None) -> dict[str, Any]:
-        """Wait for rank 0's verdict: an ``error``, ``lost``, who asked to stop as ``by``, or
-        nothing.
+        """Wait for rank 0's verdict: an ``error``, ``lost``, the reason to stop as ``by``, or an
+        empty one.
 
         Args:
-            stage: copied by this rank meanwhile.
+            stage: the copy that this rank makes meanwhile; None on other ranks.
         """
         with self._heartbeat.patience():
             if stage is not None:
@@ -78,7 +79,7 @@ class Arrival:
         return f"{self._prefix}/{name}"
 
     def _look(self, signs: int) -> bool:
-        """Tell and hear; whether to go on."""
+        """Exchange news with the other ranks; whether to continue."""
         clock = time.monotonic()
         if clock < self._next_look:
             return self._verdict is None
@@ -94,14 +95,14 @@ class Arrival:
         return self._verdict is None
 
     def _sign(self, signs: int) -> None:
-        """Where any node gets on, no rank hangs."""
+        """Touch the heartbeat if any node makes progress: then no rank hangs."""
         beats = self._store.add(self._key("beats"), int(signs != self._signs))
         if beats != self._beats:
             self._heartbeat.touch()
         self._signs, self._beats = signs, beats
 
     def _wish(self) -> str:
-        """The reason for this rank to stop: a signal, or, as rank 0, a person or the time limit."""
+        """This rank's reason to stop: a signal or, on rank 0, a request or the time limit."""
         if self._preemption.requested:
             return self._preemption.signal or "asked"
         if self._world.is_main:
@@ -112,7 +113,7 @@ class Arrival:
         return ""
 
     def _judge(self, clock: float) -> None:
-        """Say what follows, once it is known. Rank 0 alone."""
+        """Publish the verdict once it is known. Rank 0 only."""
         if not self._lease.look(clock):
             verdict: dict[str, Any] = {"lost": True}
         elif self._store.check([self._key("error")]):
@@ -134,13 +135,13 @@ def arrive(
     heartbeat: Heartbeat,
     deadline: float,
 ) -> str:
-    """Bring the job's data to all nodes, and name its folder in the environment.
+    """Copy the job's data to all nodes, and set its folder in the environment.
 
-    Returns: who asked to stop meanwhile; "" if the training can begin.
+    Returns: the reason to stop that came meanwhile; "" if the training can start.
 
     Raises:
-        HpcddpError: on all ranks, where a node cannot have it.
-        LeaseLost: on all ranks, when a newer attempt has begun on the run.
+        HpcddpError: on all ranks, if a node cannot get the data.
+        LeaseLost: on all ranks, if a newer attempt owns the run folder.
     """
     entries = tuple(spec.data.stage)
     if entries in _there or not entries:
@@ -166,7 +167,7 @@ def arrive(
 
 
 def depart(world: World, spec: JobSpec) -> None:
-    """Remove what was brought, once no rank reads it any more."""
+    """Remove the staged data once no rank reads it any more."""
     if folder := _there.pop(tuple(spec.data.stage), None):
         world.barrier()
         if world.rank.local_rank == 0:

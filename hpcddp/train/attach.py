@@ -1,4 +1,4 @@
-"""How a person's own loop gets hold of its run: ``hpcddp.attach`` and ``hpcddp.init``."""
+"""Connects a user's own training loop with its run: ``hpcddp.attach`` and ``hpcddp.init``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from hpcddp import gloo
 from hpcddp import record as records
 from hpcddp.attempt import error_record
-from hpcddp.errors import CheckpointError, RankMapError
+from hpcddp.errors import CheckpointError, RankMapError, UserError
 from hpcddp.preempt import Preemption, ignore_stop_signals
 from hpcddp.rundir import RunDir
 from hpcddp.topology import Rank
@@ -37,11 +37,11 @@ from hpcddp.train.rank.spread import replicas
 from hpcddp.train.rank.world import World
 from hpcddp.train.session import Session
 
-_Spec = dict[str, dict[str, Any]]  # the sections of a job that a loop of one's own heeds
+_Spec = dict[str, dict[str, Any]]  # the sections of a job that apply to a user's own loop
 
 
 class _Nothing:
-    """Stands for a schedule or a scaler that a loop has not."""
+    """Stands for a missing schedule or scaler."""
 
     def state_dict(self) -> dict[str, Any]:
         return {}
@@ -55,7 +55,7 @@ class _Nothing:
 
 @contextlib.contextmanager
 def _written_down() -> Iterator[None]:
-    """Have the run know which host is to blame where the ranks cannot begin together."""
+    """Record the host at fault if the ranks cannot start together."""
     try:
         yield
     except RankMapError as error:
@@ -68,12 +68,14 @@ def _written_down() -> Iterator[None]:
 
 @_written_down()
 def init() -> World:
-    """Meet the other ranks and start the process group, NCCL where there are GPUs and else gloo: in
-    place of ``torch.distributed.init_process_group``. Its result has rank and device.
+    """Start the process group, in place of ``torch.distributed.init_process_group``: with NCCL on
+    GPUs, else with gloo.
+
+    Returns: ``rank`` (with ``world_rank`` and ``local_rank``), ``size`` and ``device``.
 
     Raises:
-        RankMapError: a rank is wrong, doubled or missing, has lost its GPU or shares it; it is
-            named.
+        RankMapError: a rank is wrong, duplicated or missing, has lost its GPU or shares it; the
+            message names the rank.
     """
     rank, folder = Rank.from_env(os.environ), os.environ.get("HPCDDP_RUN_DIR")
     if folder:
@@ -88,8 +90,8 @@ def init() -> World:
 
 
 def _unwrapped(model: Any) -> tuple[nn.Module, DistributedDataParallel | None, bool]:
-    """A model without what DDP and torch.compile put around it, the DDP there was, and whether it
-    is compiled."""
+    """The model inside of DDP and torch.compile, the DDP wrapper if there is one, and whether the
+    model is compiled."""
     wrapper, compiled = None, False
     while True:
         if isinstance(model, DistributedDataParallel):
@@ -101,15 +103,47 @@ def _unwrapped(model: Any) -> tuple[nn.Module, DistributedDataParallel | None, b
 
 
 def _innermost(optimizer: Optimizer) -> Optimizer:
-    """An optimizer without what Accelerate puts around it."""
+    """The optimizer inside of Accelerate's wrapper."""
     while isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer):
         optimizer = inner
     return optimizer
 
 
+def _check(module: nn.Module) -> None:
+    """Refuse models that a checkpoint cannot hold.
+
+    Raises:
+        UserError: the model has one of FSDP's old wrappers, or has no values yet.
+    """
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # its import takes a second
+    # The old wrapper keeps its state in flat tensors, not in the module's own.
+    if fsdp and any(isinstance(m, fsdp.FullyShardedDataParallel) for m in module.modules()):
+        raise UserError(
+            "FullyShardedDataParallel is not supported",
+            where="hpcddp.attach",
+            hint="divide the model with torch.distributed.fsdp.fully_shard",
+        )
+    tensors = [*module.named_parameters(), *module.named_buffers()]
+    if meta := next((name for name, tensor in tensors if tensor.is_meta), ""):
+        raise UserError(
+            f"{meta} is on the meta device and has no values",
+            where="hpcddp.attach",
+            hint="call model.to_empty(device=...) and initialise the weights before attach",
+        )
+
+
+def _device(module: nn.Module) -> torch.device:
+    """The device that the script trains on, which is not where fully_shard offloads to."""
+    parameter = next(module.parameters(), torch.empty(0))
+    mesh = getattr(parameter, "device_mesh", None)
+    if mesh is not None and mesh.device_type == "cuda":
+        return torch.device("cuda", torch.cuda.current_device())
+    return parameter.device
+
+
 def _meet(module: nn.Module) -> World:
-    """The ranks that the script has brought together, or brings together here."""
-    device = next((p.device for p in module.parameters()), torch.device("cpu"))
+    """The world of the script's process group; without a group, ``init`` starts it."""
+    device = _device(module)
     with _written_down():
         world = worlds.adopt(device) if dist.is_initialized() else init()
     atexit.register(gloo.rest)
@@ -117,30 +151,30 @@ def _meet(module: nn.Module) -> World:
 
 
 def _session(
-    world: World, run: RunDir, spec: _Spec, clock: Clock, preemption: Preemption
+    world: World, run: RunDir, spec: _Spec, clock: Clock, preemption: Preemption, module: nn.Module
 ) -> Session:
-    """Take the run dir over, and choose the checkpoint to go on from; a collective."""
+    """Take the lease of the run folder, and choose the checkpoint to resume from; a collective."""
     meter, attempt = Meter(world, clock), int(os.environ.get("HPCDDP_ATTEMPT", "1"))
     lease = Lease(run, attempt)
     record = Recorder(run.attempt(attempt), active=world.is_main, lease=lease)
     lease.take(world)
     preemption.install()
-    # Python takes its handlers away before it has ended, and a signal may come after that.
+    # Python removes its handlers before the process ends, and a signal may arrive after that.
     atexit.register(ignore_stop_signals)
     record("ranks", backend=world.backend, ranks=world.reports)
     retry = DiskRetry(world)
     saved = newest.find(run, retry)
     return Session(
-        lease, replicas(world), record, meter, retry, saved,
+        lease, replicas(world, module), record, meter, retry, saved,
         slow=spec["metrics"].get("slow", 1.5), trace=bool(spec["train"].get("trace")),
     )  # fmt: skip
 
 
 def _run(world: World, live: Live, compiled: bool, **options: Any) -> Run:
-    """The loop's hold on its run; a collective.
+    """The loop's ``Run``; a collective.
 
     Args:
-        compiled: torch.compile is around the model.
+        compiled: the model is wrapped by torch.compile.
         options: those of ``attach``.
     """
     folder, preemption, session = os.environ.get("HPCDDP_RUN_DIR"), Preemption(), None
@@ -148,12 +182,12 @@ def _run(world: World, live: Live, compiled: bool, **options: Any) -> Run:
     spec: _Spec = {name: job.get(name, {}) for name in ("train", "metrics")}
     clock = Clock(world.device, whole=spec["metrics"].get("ranks", True))
     if not folder and world.is_main:
-        print("hpcddp: not in a job: nothing is saved, and nothing stops", file=sys.stderr)
-    if folder and not compiled:  # a compiled model has no place for a clock
+        print("hpcddp: not in a job: checkpoints and stop requests are off", file=sys.stderr)
+    if folder and not compiled:  # the clock's hooks do not run inside of a compiled model
         clock.watch([live.module])
     try:
         if folder:
-            session = _session(world, RunDir(folder), spec, clock, preemption)
+            session = _session(world, RunDir(folder), spec, clock, preemption, live.module)
         return Run(world, live, clock, preemption, session, **options)
     except CheckpointError as error:  # on all ranks
         attempt = RunDir(folder or "").attempt(int(os.environ.get("HPCDDP_ATTEMPT", "1")))
@@ -166,24 +200,29 @@ def attach(
     scheduler: Any = None, scaler: Any = None, more: Any = None,
     save_every: int = 100, keep: int = 2, log_every: int = 10, leave: bool = True,
 ) -> Run:  # fmt: skip
-    """Let a loop go on with its run: the newest checkpoint is put into model and optimizer.
+    """Connect a training loop with its run: load the newest checkpoint into model and optimizer,
+    and save new ones. All ranks call it together, after the model is wrapped or divided.
 
     Args:
-        model: under DistributedDataParallel or plain; checkpoints have the plain names.
-        scheduler, scaler: saved too, where the loop has them.
+        model: plain, under DistributedDataParallel, or divided by ``fully_shard``. A parameter is
+            the same on all ranks, or a DTensor. Of buffers, rank 0's are saved.
+        optimizer: of the model's parameters, made after ``fully_shard``.
+        scheduler, scaler: saved and loaded too, if given.
         more: another object with state_dict and load_state_dict, such as an average of the weights.
-            Its state is tensors and plain data. Rank 0's is saved, and all ranks get it.
-        save_every: steps between two checkpoints; 0 saves only when it stops or ends.
-        keep: newest checkpoints that are kept.
+            Its state must be tensors and plain data. Rank 0's is saved, and all ranks load it.
+        save_every: steps between two checkpoints; 0 saves only at a stop and at the end.
+        keep: number of checkpoints to keep, the newest.
         log_every: steps between two records.
-        leave: end the process when all have saved for a stop; else ``batches`` and ``epochs`` end,
+        leave: end the process after the save at a stop; otherwise ``batches`` and ``epochs`` end,
             and ``Run.stopped`` is True.
 
     Raises:
-        CheckpointForeign: the checkpoint is of another model; written down, as it would come again.
-        LeaseLost: a newer attempt owns the run dir.
+        CheckpointForeign: the checkpoint is of another model; the run is not requeued.
+        UserError: the model or the optimizer is divided in an unsupported way.
+        LeaseLost: a newer attempt owns the run folder.
     """
     module, wrapper, compiled = _unwrapped(model)
+    _check(module)
     world = _meet(module)
     if wrapper:
         models.settle_buckets(wrapper)

@@ -1,19 +1,19 @@
-"""Numbers that went wrong: a loss that is no number, infinite, or exploded, on any rank.
+"""Bad numbers: a loss that is nan, infinite, or exploded, on any rank.
 
-What all ranks do about it (``train.on_divergence``):
+The reaction of all ranks (``train.on_divergence``):
 
     stop       the training ends; nothing is saved
-    rollback   back to the newest checkpoint, and without the step that did it
-    skip       the step is left out; looked at in every step, which waits for the device
+    rollback   all ranks return to the newest checkpoint and train without the bad step
+    skip       the bad step is skipped; the check waits for the device in every step
 
-Losses are kept on the device and looked at when ranks meet anyway: in the vote on stopping, in a
-log record, before a save. A save also looks at the weights, each rank at its share of them (they
-are equal), since a bad gradient shows in the loss of the next step only. The optimizer's state is
-not looked at: bad numbers there have passed into the weights in the same step. So no checkpoint
-holds such numbers.
+Losses stay on the device, and are checked when ranks communicate anyway: in the vote on stopping,
+in a log record, before a save. A save also checks the weights, since a bad gradient shows only in
+the loss of the next step; each rank checks its share of the weights, which are equal on all ranks.
+The optimizer's state is not checked: bad numbers in it have reached the weights in the same step.
+So no checkpoint holds bad numbers.
 
-fp16 is the exception for gradients: GradScaler leaves out steps whose scaled gradients overflow,
-and that is no divergence. The loss that is looked at is the one before scaling.
+With fp16, GradScaler skips steps whose scaled gradients overflow; that is not a divergence. The
+checked loss is the one before scaling.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from hpcddp.train.meter import Meter
 from hpcddp.train.rank.spread import Spread, local
 
 LARGEST = torch.finfo(torch.float32).max
-KEPT = 1024  # losses that wait to be looked at
-SKIPS = 10  # steps left out in a row
-ROLLBACKS = 3  # to one checkpoint
+KEPT = 1024  # losses that wait for a check
+SKIPS = 10  # most skipped steps in a row
+ROLLBACKS = 3  # most rollbacks to one checkpoint
 
 
 class Finding(NamedTuple):
@@ -47,13 +47,13 @@ class Finding(NamedTuple):
     what: str  # loss, gradient or weights
 
     def facts(self) -> dict[str, Any]:
-        """Plain data; JSON knows neither nan nor inf."""
+        """Plain data; JSON has neither nan nor inf."""
         loss = self.loss if math.isfinite(self.loss) else str(self.loss)
         return {"step": self.step, "rank": self.rank, "loss": loss, "what": self.what}
 
 
 class RollBack(Exception):
-    """Raised on all ranks together, for the trainer to answer."""
+    """Raised on all ranks together; the trainer rolls back."""
 
     def __init__(self, finding: Finding) -> None:
         super().__init__(str(finding))
@@ -61,11 +61,11 @@ class RollBack(Exception):
 
 
 class DivergenceDetector:
-    """Looks at the losses of one rank, and agrees with the others on what to do.
+    """Checks the losses of one rank, and agrees with the other ranks on the reaction.
 
     Args:
-        module: the plain model, whose weights are looked at before a save.
-        meter: forgets the loss of a step that is left out.
+        module: the plain model; its weights are checked before a save.
+        meter: drops the loss of a skipped step.
     """
 
     def __init__(self, spread: Spread, train: TrainSpec, module: nn.Module, meter: Meter) -> None:
@@ -74,19 +74,19 @@ class DivergenceDetector:
         self._limit = LARGEST
         self.first_loss: float | None = None
         parameters = list(module.parameters())
-        if spread.layout.plain:  # equal on all ranks: each looks at some
+        if spread.layout.plain:  # equal on all ranks: each checks some
             parameters = parameters[spread.world.rank.world_rank :: spread.world.size]
-        # A weight that begins with -inf is somebody's mask.
+        # A weight that has -inf at the start is a mask of the user.
         self._share = [p for p in parameters if _finite([p])]
         self._buffers: list[tuple[Tensor, Tensor]] = []  # before this step
         self._skips = 0
         self._rollbacks: dict[str, int] = {}
-        self._until = 0  # after a rollback, steps up to this one are looked at one by one
-        self._blamed: int | None = None  # the step that made the rollback
+        self._until = 0  # after a rollback, steps up to this one are checked one by one
+        self._blamed: int | None = None  # the step that caused the rollback
         self._blamed_rank = 0
 
     def refer_to(self, loss: float | None) -> None:
-        """Take the run's first loss as the measure; one below 1 counts as 1."""
+        """Use the run's first loss as the reference; one below 1 counts as 1."""
         if self.first_loss is not None or loss is None or not math.isfinite(loss):
             return
         self.first_loss = loss
@@ -94,7 +94,7 @@ class DivergenceDetector:
             self._limit = min(LARGEST, self._train.explode * max(1.0, abs(loss)))
 
     def begin(self, step: int) -> None:
-        """A step begins."""
+        """Note the start of a step."""
         if self._careful(step):
             self._meter.mark()
             self._buffers = [(b, b.detach().clone()) for b in self._module.buffers()]
@@ -104,12 +104,12 @@ class DivergenceDetector:
 
     def add(self, loss: Tensor, step: int) -> None:
         """Keep the loss of a micro-batch, without waiting for the device."""
-        if len(self._losses) == KEPT:  # too many to keep: the worst stands for all of them
+        if len(self._losses) == KEPT:  # too many to keep: keep only the worst
             self._losses = [(self._losses[0][0], self._worst())]
         self._losses.append((step, loss))
 
     def _worst(self) -> Tensor:
-        """The largest loss so far, of any sign; nan if one is nan."""
+        """The largest absolute loss so far; nan if one is nan."""
         if not self._losses:
             return torch.zeros((), device=self._world.device)
         return torch.stack([loss for _, loss in self._losses]).float().abs().max()
@@ -123,19 +123,19 @@ class DivergenceDetector:
         return bool(self.flag().item())
 
     def settle(self, step: int, bad: bool) -> None:
-        """Go on, or raise on all ranks; a collective if it is bad.
+        """Continue, or raise on all ranks; a collective if numbers are bad.
 
         Args:
             step: optimizer steps taken.
-            bad: whether any rank met bad numbers.
+            bad: whether any rank has bad numbers.
         """
         if bad:
             self._answer(self._culprit(step, self._bad_weights()))
-        # A vote may be counted when losses of the next step are here already.
+        # When a vote is counted, losses of the next step may already be in the list.
         self._losses = [(at, loss) for at, loss in self._losses if at > step]
 
     def check(self, step: int) -> None:
-        """Look at losses and weights before a save; a collective."""
+        """Check losses and weights before a save; a collective."""
         weights = self._bad_weights()
         bad = torch.tensor(int(weights or self.bad()))
         if self._world.size > 1:
@@ -179,13 +179,13 @@ class DivergenceDetector:
         return min((f for f in findings if f), key=lambda f: (f.step, f.what != "loss", f.rank))
 
     def leaves_out(self, step: int, *, scaled: bool) -> Finding | None:
-        """Why this step must not change the weights, the same on all ranks; None if it may.
+        """The reason to skip this step, the same on all ranks; None to take it.
 
-        A collective that waits for the device, where steps are looked at one by one.
+        A collective that waits for the device, if steps are checked one by one.
 
         Args:
             step: its number.
-            scaled: a GradScaler looks at the gradients.
+            scaled: a GradScaler checks the gradients.
 
         Raises:
             Diverged: more than SKIPS steps in a row.
@@ -209,16 +209,16 @@ class DivergenceDetector:
         self._undo()
         self._skips += 1
         if self._skips > SKIPS:
-            raise self._diverged(finding, f", the {self._skips}th step in a row")
+            raise self._diverged(finding, f", and {self._skips} steps in a row were bad")
         return finding
 
     def _gradients(self) -> list[Tensor]:
-        """All but sparse ones, which are not looked at."""
+        """All gradients except for sparse ones, which are not checked."""
         gradients = [p.grad for p in self._module.parameters() if p.grad is not None]
         return [g for g in gradients if g.layout == torch.strided]
 
     def _undo(self) -> None:
-        """As if the step had not been begun; a BatchNorm has counted its batch."""
+        """Undo the step: a BatchNorm has already counted its batch."""
         self._losses.clear()
         self._meter.drop()
         self._blamed = None
@@ -227,13 +227,13 @@ class DivergenceDetector:
                 buffer.copy_(before)
 
     def go_back(self, finding: Finding, folder: Path | None) -> Path:
-        """Allow a rollback to a checkpoint, if there is one and it was not tried too often.
+        """Allow a rollback to a checkpoint, if there is one and it was not used too often.
 
         Raises:
             Diverged: the training must end.
         """
         if folder is None:
-            raise self._diverged(finding, ", and there is no checkpoint to go back to")
+            raise self._diverged(finding, ", and there is no checkpoint to roll back to")
         count = self._rollbacks[folder.name] = self._rollbacks.get(folder.name, 0) + 1
         if count > ROLLBACKS:
             raise self._diverged(finding, f", after {ROLLBACKS} rollbacks to {folder.name}")
@@ -244,8 +244,8 @@ class DivergenceDetector:
 
 
 def _finite(tensors: Sequence[Tensor]) -> Tensor:
-    """Whether all numbers are finite, on the device: a sum keeps nan and inf, and is ten times as
-    fast as a look at each. Half precision is summed in float32, or the sum would overflow."""
+    """Whether all numbers are finite, on the device. A sum keeps nan and inf, and is ten times as
+    fast as a check of each number. Half precision is summed in float32, against overflow."""
     sums = [
         local(t.detach()).sum(dtype=torch.promote_types(t.dtype, torch.float32)).isfinite()
         for t in tensors

@@ -31,7 +31,7 @@ from hpcddp.train.stop import StopVote
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Means over the held-out samples, their number, and how many a truth value holds for."""
+    """Means over the held-out samples, their number, and the counts of boolean metrics."""
 
     metrics: dict[str, float]
     count: int
@@ -44,9 +44,9 @@ def improved(best: dict[str, Any], metrics: dict[str, float], spec: CheckpointSp
         return False
     if spec.best not in metrics:
         raise JobFileError(
-            f"checkpoint.best is {spec.best!r}, but the evaluation gives {', '.join(metrics)}",
+            f"checkpoint.best is {spec.best!r}, but the evaluation has {', '.join(metrics)}",
             where="checkpoint.best",
-            hint='name one of them, or write best = ""',
+            hint='use one of them, or set best = ""',
         )
     sign = 1 if spec.best_mode == "max" else -1
     known = best.get("metric") == spec.best
@@ -56,8 +56,8 @@ def improved(best: dict[str, Any], metrics: dict[str, float], spec: CheckpointSp
 
 
 def make(task: Task, spec: JobSpec, spread: Spread, heartbeat: Heartbeat) -> Evaluator | None:
-    """None without held-out samples. They are the same in every life and on all ranks, also where
-    the task draws them."""
+    """The evaluator; None without held-out samples. The samples are the same in every attempt and
+    on all ranks, even if the task draws them at random."""
     with seeding.untouched(spread.world.device):
         seeding.seed_all(seeding.mix(spec.seed, -1))
         dataset = task.dataset("eval")
@@ -65,10 +65,10 @@ def make(task: Task, spec: JobSpec, spread: Spread, heartbeat: Heartbeat) -> Eva
 
 
 class Evaluations:
-    """Those of a training.
+    """The evaluations of a training.
 
-    ``newest`` is of the weights as they are now, or None; ``owed`` is one that a stop broke off: it
-    is made up for when the run goes on; ``best`` is what ``checkpoint.best`` asks for.
+    ``newest`` is the one of the current weights, or None. ``owed`` is True if a stop interrupted
+    one; the next attempt repeats it. ``best`` is the best by ``checkpoint.best``.
     """
 
     def __init__(
@@ -84,11 +84,11 @@ class Evaluations:
         self._batches = 0
 
     def go_on(self, meta: dict[str, Any]) -> None:
-        """From a checkpoint."""
+        """Load the state from a checkpoint's meta."""
         self.newest, self.best, self.owed = None, meta.get("best") or {}, bool(meta.get("owed"))
 
     def facts(self) -> dict[str, Any]:
-        """For a checkpoint."""
+        """The state, for a checkpoint's meta."""
         metrics = self.newest.metrics if self.newest else {}
         return {"best": self.best, "metrics": metrics, "owed": self.owed}
 
@@ -96,14 +96,14 @@ class Evaluations:
         self, engine: Engine, at: Position, preemption: Preemption, vote: StopVote,
         prepare: Callable[[], None],
     ) -> bool:  # fmt: skip
-        """Evaluate on the held-out samples, if there are any; True when it is the best so far.
+        """Evaluate on the held-out samples, if any; True if the result is the best so far.
 
         Args:
-            vote: whether all ranks break it off.
-            prepare: is called before the first batch, if there is one.
+            vote: the agreement of all ranks to interrupt it.
+            prepare: called before the first batch, if there is one.
         """
         with contextlib.ExitStack() as start:
-            if not self._made:  # slow until its first batch is through
+            if not self._made:  # slow until after the first batch
                 start.enter_context(self._heartbeat.patience())
                 self._evaluator = make(self._task, self._spec, self._spread, self._heartbeat)
                 preemption.renew()
@@ -125,7 +125,7 @@ class Evaluations:
         return vote.agreed(self._batches, step=at.step)
 
     def _judge(self, evaluation: Evaluation, at: Position) -> bool:
-        """Record it; True when it is the best so far."""
+        """Record it; True if it is the best so far."""
         self._record("eval", step=at.step, epoch=at.epoch, **vars(evaluation))
         better = improved(self.best, evaluation.metrics, self._spec.checkpoint)
         if better:
@@ -139,7 +139,7 @@ class Evaluations:
 
 
 class Evaluator:
-    """This rank's part of the held-out samples: every n-th of n data ranks, without padding."""
+    """Evaluates this rank's samples: every n-th held-out one with n data ranks, without padding."""
 
     def __init__(
         self, dataset: Any, task: Task, spec: JobSpec, spread: Spread, heartbeat: Heartbeat
@@ -151,15 +151,15 @@ class Evaluator:
             raise JobFileError(
                 "dataset('eval') is empty",
                 where=task.name,
-                hint="return None where there is nothing to evaluate on",
+                hint="return None if there are no samples to evaluate on",
             )
         ranks, size = spread.data_size, spec.data.eval_batch
         indices = range(spread.data_rank, self.count, ranks)
         self._common = math.ceil(self.count // ranks / size)  # batches that all ranks have
-        self._most = math.ceil(math.ceil(self.count / ranks) / size)  # of the rank that has most
-        # A rank without a sample takes one that does not count, to have the metrics' names.
+        self._most = math.ceil(math.ceil(self.count / ranks) / size)  # most batches of a rank
+        # A rank without samples runs one that does not count, to learn the metrics' names.
         self._counts = bool(indices) and spread.speaks
-        samples = Samples(dataset, seeding.mix(spec.seed, -1))  # draws other numbers than training
+        samples = Samples(dataset, seeding.mix(spec.seed, -1))  # not the numbers of training
         self._loader = make_loader(
             Subset(samples, indices or range(1)),
             max(0, spec.data.workers),
@@ -175,10 +175,10 @@ class Evaluator:
         stop: Callable[[], bool] = lambda: False,
         after: Callable[[], object] = lambda: None,
     ) -> Evaluation | None:
-        """Evaluate the model; a collective. None if it was broken off.
+        """Evaluate the model; a collective. None if it was interrupted.
 
         Args:
-            stop: asked before every batch that all ranks have; the same answer on all of them.
+            stop: called before every batch that all ranks have; the same result on all of them.
             after: called after every batch.
         """
         with engine.evaluating():
@@ -204,7 +204,7 @@ class Evaluator:
     def _sums(
         self, engine: Engine, stop: Callable[[], bool], after: Callable[[], object]
     ) -> tuple[dict[str, Tensor], set[str]] | None:
-        """Sums over this rank's samples, and the names of those that count truth values."""
+        """Sums over this rank's samples, and the names of the boolean metrics."""
         inputs: Any = None
         zero = torch.zeros((), dtype=torch.float64, device=self._world.device)
         sums: dict[str, Tensor] = {}
@@ -227,7 +227,7 @@ class Evaluator:
                 if value.dtype == torch.bool:
                     counts.add(name)
             after()
-        if not self._spread.layout.plain:  # others need this rank for their last batch
+        if not self._spread.layout.plain:  # other ranks need this one for their last batch
             for _ in range(len(self._loader), self._most):
                 engine.infer(inputs)
         return sums, counts
@@ -244,9 +244,9 @@ class Evaluator:
             or len({*sizes.values()}) > 1
         ):
             raise JobFileError(
-                f"metrics() gives shapes {sizes}",
+                f"metrics() returned shapes {sizes}",
                 where=self._task.name,
-                hint="give one value per sample, of shape [batch], under names other than loss",
+                hint="return one value per sample, of shape [batch], under names other than loss",
             )
         return values
 
@@ -260,4 +260,4 @@ def _size(*batches: Any) -> int:
             return _size(*value.values())
         if isinstance(value, list | tuple):
             return _size(*value)
-    raise TypeError("a batch without a tensor")
+    raise TypeError("the batch contains no tensor")

@@ -1,4 +1,4 @@
-"""One rank from the run dir to the end of its training."""
+"""One rank, from reading the run folder to the end of its training."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from hpcddp.train.rank import world as worlds
 from hpcddp.train.rank.world import World
 from hpcddp.train.trainer import Trainer
 
-READ = 60.0  # seconds for which a run that cannot be read is read again
+READ = 60.0  # seconds of retries if a run cannot be read
 START_TIMEOUT = 600.0  # seconds; a thousand ranks that import torch from one file server are slow
 
 
@@ -48,22 +48,21 @@ def train(
     heartbeat: Heartbeat | None = None,
     on_hang: Callable[[], object] | None = None,
 ) -> str:
-    """Train as one rank; "done" or "stopped". Of all ranks together, none returns before the
-    last one has saved.
+    """Train as one rank; "done" or "stopped". No rank returns before all ranks have saved.
 
     Args:
-        met: called as soon as this rank has heard that all ranks have met.
-        heartbeat: gets every sign of life.
-        on_hang: ends the process; without it nothing looks for hangs.
+        met: called when this rank knows that all ranks have reached the rendezvous.
+        heartbeat: counts the progress.
+        on_hang: ends the process at a hang; None to not look for hangs.
 
     Raises:
-        LeaseLost: on all ranks, when a newer attempt has begun on the run.
+        LeaseLost: on all ranks, if a newer attempt owns the run folder.
     """
     job = disk_retry.alone(lambda: _read(run), READ)
     spec = jobspec.from_dict(job.spec, str(run.job))
     if max_steps:
         spec.max_steps = min(max_steps, spec.max_steps or max_steps)
-    if rank.world_rank == 0 and not run.versions.exists():  # it waits for the others anyway
+    if rank.world_rank == 0 and not run.versions.exists():  # rank 0 waits for the others anyway
         Thread(target=_note_versions, args=(run,), daemon=True).start()
     world = join(rank, job, os.environ)
     if met:
@@ -83,10 +82,10 @@ def train_in(
     on_record: OnRecord | None = None, *, heartbeat: Heartbeat | None = None,
     on_hang: Callable[[], object] | None = None, evaluates: bool = True,
 ) -> str:  # fmt: skip
-    """``train`` with ranks that have met, and that may train several runs in turn.
+    """``train`` for ranks that passed the rendezvous; they may train several runs in turn.
 
     Args:
-        evaluates: else no samples are held out.
+        evaluates: False to hold out no samples.
     """
     heartbeat, folder, lease = heartbeat or Heartbeat(), run.attempt(attempt), Lease(run, attempt)
     record = disk_retry.alone(
@@ -105,9 +104,9 @@ def train_in(
                 return _stopped(lease, spec, record, by)
             task = tasks.load(spec, workdir)
             task.held_out = evaluates
-            preemption.renew()  # the task may have set handlers: they are kept and called
+            preemption.renew()  # the task may have set signal handlers: they are kept and called
             trainer = Trainer(lease, spec, task, world, record, heartbeat)
-            preemption.renew()  # so may its model and its data
+            preemption.renew()  # so may the model and the data
             return _train(trainer, preemption, deadline)
     finally:
         record.close()
@@ -117,7 +116,7 @@ def _read(run: RunDir) -> JobRecord:
     """The run's record.
 
     Raises:
-        OSError: it cannot be read now.
+        OSError: the record cannot be read now.
     """
     try:
         return record_.read(run)
@@ -126,14 +125,14 @@ def _read(run: RunDir) -> JobRecord:
 
 
 def _note_versions(run: RunDir) -> None:
-    """Write down which Python and packages train; a run can do without."""
+    """Record the versions of Python and the packages; a failure does no harm."""
     with contextlib.suppress(OSError):
         if packages := versions.installed(sys.executable, os.environ):
             write_json(run.versions, packages)
 
 
 def _stopped(lease: Lease, spec: JobSpec, record: Recorder, by: str) -> str:
-    """Nothing has begun, and nothing is to be saved."""
+    """Record a stop before the first step: there is nothing to save."""
     step = ledger.newest_step(lease.run)
     facts = {"step": step, "saved": step, "seed": spec.seed}
     record("end", outcome="stopped", **facts, by=by, asked=time.time())
@@ -156,10 +155,10 @@ def _train(trainer: Trainer, preemption: Preemption, deadline: float) -> str:
 
 
 def join(rank: Rank, job: JobRecord, environ: Mapping[str, str]) -> World:
-    """Meet the other ranks of a job where its script says.
+    """Join the other ranks of a job at the address in the environment.
 
     Raises:
-        RankMapError: a rank is wrong, doubled or missing, has lost its GPU or shares it.
+        RankMapError: a rank is wrong, duplicated or missing, has lost its GPU or shares it.
     """
     address = None
     if environ.get("MASTER_ADDR") and environ.get("MASTER_PORT", "").isdecimal():

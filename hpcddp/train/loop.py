@@ -1,4 +1,4 @@
-"""A person's own loop on a run: what ``hpcddp.attach`` gives it.
+"""The run of a user's own training loop, as ``hpcddp.attach`` returns it.
 
     run = hpcddp.attach(model, optimizer)
     for epoch in run.epochs(10):
@@ -7,9 +7,9 @@
             optimizer.step()
             run.step()
 
-``attach`` puts the newest checkpoint into model and optimizer, and ``batches`` goes on behind the
-samples that it had seen. ``step`` saves now and then; where the job is to stop, all ranks save the
-same step and leave, and the job comes back. Outside of a job nothing is saved and nothing stops.
+``attach`` loads the newest checkpoint into model and optimizer, and ``batches`` skips the samples
+that were seen. ``step`` saves every ``save_every`` steps. At a stop request all ranks save the same
+step and exit, and the job is requeued. Outside of a job nothing is saved and nothing stops.
 """
 
 from __future__ import annotations
@@ -42,41 +42,42 @@ from hpcddp.train.stop import NoDetector, StopVote
 
 
 class Run:
-    """A loop's hold on its run. All ranks call its methods together.
+    """The run of a training loop. All ranks call its methods together.
 
     Args:
-        live: saved and restored.
-        clock: counts the time of its steps.
-        session: its hold on the run dir; None outside of a job.
-        save_every: steps between two checkpoints; 0 saves only when it stops or ends.
-        keep: newest checkpoints that are kept.
+        live: the objects to save and load.
+        clock: measures the steps.
+        session: the attempt; None outside of a job.
+        save_every: steps between two checkpoints; 0 saves only at a stop and at the end.
+        keep: number of checkpoints to keep, the newest.
         log_every: steps between two records.
-        leave: end the process when all have saved for a stop.
+        leave: end the process after the save at a stop.
     """
 
     def __init__(
         self, world: World, live: Live, clock: Clock, preemption: Preemption,
         session: Session | None, *, save_every: int, keep: int, log_every: int, leave: bool,
     ) -> None:  # fmt: skip
-        self.world, self._optimizer, self._clock = world, live.optimizer, clock
+        self.world = world  #: rank, device and size of the world
+        self._optimizer, self._clock = live.optimizer, clock
         self._session, self._preemption = session, preemption
-        self.state: dict[str, Any] = {}  # plain data of the loop's own, saved and restored
-        self.resumed = False
+        self.state: dict[str, Any] = {}  #: plain data of the user, saved and loaded
+        self.resumed = False  #: whether a checkpoint was loaded
         self._at = Position()
         self._every, self._log_every, self._leave = save_every, log_every, leave
         self._asks = self._batch = 0
         self._random: dict[str, Tensor] = {}
         self._seen: list[int] = []  # batches of the epoch since the last step
-        self._reading = False  # a batch of `batches` is with the loop
-        self._due = False  # a step was taken, and not looked at
-        self._read = -1  # the epoch that was read last
-        self.stopped = False  # all ranks have saved, and are to leave
+        self._reading = False  # the loop works on a batch of `batches`
+        self._due = False  # a step was taken, and not handled by _look
+        self._read = -1  # the epoch that `batches` read last
+        self.stopped = False  #: all ranks have saved and must exit
         if session:
             self._open(session, live, keep)
         self._place = LoaderPosition(torch.initial_seed(), world.rank.world_rank)
 
     def _open(self, session: Session, live: Live, keep: int) -> None:
-        """Go on from the checkpoint, if there is one."""
+        """Load the checkpoint, if there is one."""
         session.open(live, keep, self._hint, optimizer=True, schedule=True)
         self._at, self.resumed = session.at, session.resumed is not None  # it never goes back
         self.state = session.meta.get("own") or {}
@@ -91,12 +92,12 @@ class Run:
             atexit.register(session.lease.drop)
 
     def _hint(self) -> str:
-        """Advice for a loop that waits for its data."""
+        """Advice if the loop waits for its data."""
         return self._place.hint(cpus.share(self.world.reports, self.world.rank.world_rank))
 
     @property
     def epoch(self) -> int:
-        """The epoch that the loop is in, from 0."""
+        """The current epoch, from 0."""
         return self._at.epoch
 
     @property
@@ -105,7 +106,7 @@ class Run:
         return self._at.step
 
     def epochs(self, count: int) -> Iterator[int]:
-        """The epochs that are left of so many; the last step is saved when they are over."""
+        """The remaining epochs of ``count``; after them, the last step is saved."""
         while self._at.epoch < count:
             yield self._at.epoch
             if self.stopped:
@@ -115,44 +116,44 @@ class Run:
         self.finish()
 
     def at(self, epoch: int, batches: int, loader: Any) -> None:
-        """Say where a loop is that takes its epochs from elsewhere, and may read ahead. Its next
-        step is looked at when it asks for a batch, and never at once.
+        """Set the position of a loop that counts its epochs itself and may read ahead. Saves and
+        stops then wait until it asks for a batch.
 
         Args:
-            batches: of the epoch, on each rank, that its steps have used.
+            batches: batches of the epoch, on each rank, that its steps have used.
         """
         self._reading = True
         self._at.epoch = epoch
         self._at.samples_consumed = batches * batch_size(loader) * self.world.size
 
     def used(self, loader: Any) -> int:
-        """Batches of the epoch, on each rank, that were used; those of other numbers of ranks
-        count by their samples."""
+        """Batches of the epoch, on each rank, that were used. Batches of an attempt with another
+        number of ranks count by their samples."""
         return self._at.samples_consumed // (batch_size(loader) * self.world.size)
 
     def batches(self, loader: Iterable[Any]) -> Iterator[Any]:
-        """The epoch's batches that the loop has not seen.
+        """The batches of the epoch that the loop has not seen.
 
-        Between two of them is where the run saves and stops, when the loop's body has done all
-        that belongs to a step. A ``hpcddp.Sampler`` begins behind the seen samples; with
-        another one the batches before that are read and dropped. ``set_epoch`` is called here.
+        The run saves and stops between two batches, when the loop's body has completed the step.
+        ``hpcddp.Sampler`` starts after the seen samples; with another sampler the batches before
+        are read and dropped. This method calls ``set_epoch``.
 
         Raises:
-            UserError: the epoch was read already.
-            SystemExit: all ranks have saved, and leave.
+            UserError: the epoch was already read.
+            SystemExit: all ranks have saved, and the process ends.
         """
         if self._read == self._at.epoch:
             raise UserError(
-                f"epoch {self._read} was read already",
+                f"epoch {self._read} was already read",
                 where="Run.batches",
-                hint="take it once in each epoch of `for epoch in run.epochs(n)`",
+                hint="call batches once in each epoch of `for epoch in run.epochs(n)`",
             )
-        if self._due and self._look():  # a loop that did not ask for a batch after its last one
+        if self._due and self._look():  # the loop left the epoch before after a step
             return
         self._read, size = self._at.epoch, batch_size(loader)
         each = size * self.world.size
         batches = self._place.begin(loader, self._at.epoch, self._at.samples_consumed, each)
-        if self._random:  # whatever was drawn on the way here was drawn before
+        if self._random:  # skipping batches has drawn numbers
             state_dict.set_rng(self._random, self.world.device)
             self._random = {}
         try:
@@ -167,19 +168,19 @@ class Run:
             self._reading = False
 
     def step(self, loss: Tensor | None = None) -> bool:
-        """An optimizer step was taken. It is looked at when the loop asks for its next batch, or
-        at once where it does not take them from ``batches``.
+        """Count an optimizer step. The run saves or stops when the loop asks for its next batch; a
+        loop that does not use ``batches`` saves or stops here.
 
         Args:
-            loss: the step's mean loss on this rank, for the records; steps without one count in
-                their time and samples.
+            loss: the step's mean loss on this rank, a scalar, for the records. A step without a
+                loss counts in their time and samples only.
 
-        Returns: True if all ranks have saved and are to leave (with ``leave=False``, and looked at
-            at once).
+        Returns: True if all ranks have saved and must exit (with ``leave=False``, without
+            ``batches``).
 
         Raises:
-            SystemExit: they have saved, and leave.
-            LeaseLost: a newer attempt owns the run dir.
+            SystemExit: all ranks have saved, and the process ends.
+            LeaseLost: a newer attempt owns the run folder.
         """
         self._at.step += 1
         if self._session is None:
@@ -191,7 +192,7 @@ class Run:
         return False if self._reading else self._look()
 
     def _look(self) -> bool:
-        """Save and stop where that is due; True when the loop is to end."""
+        """Save or stop if that is due; True if the loop must end."""
         self._due, session = False, self._session
         assert session
         session.saver.poll()
@@ -202,13 +203,13 @@ class Run:
         return False
 
     def _log(self, session: Session, loss: Tensor | None) -> None:
-        """Count the step, and record it where that is due."""
+        """Count the step, and record it if that is due."""
         step, meter = self._at.step, session.meter
         loss = None if loss is None else loss.detach()
         samples = max(1, self._batch) * max(1, len(self._seen))
         self._clock.count(samples)
         meter.add(loss, samples)
-        rate = self._optimizer.param_groups[0].get("lr")  # there are optimizers without one
+        rate = self._optimizer.param_groups[0].get("lr")  # some optimizers have no rate
         meter.step(math.nan if rate is None else float(rate), None)
         micro = Micro(len(self._seen), len(self._seen))
         session.trace.add(self._seen, micro, torch.zeros(()) if loss is None else loss)
@@ -219,10 +220,10 @@ class Run:
             session.tell()
 
     def log(self, **numbers: float | Tensor) -> None:
-        """Put rank 0's numbers into the records of the run: ``run.log(accuracy=0.9)``.
+        """Add numbers of rank 0 to the records of the run: ``run.log(accuracy=0.9)``.
 
         Raises:
-            UserError: one of them is no number.
+            UserError: a value is not a number.
         """
         if self._session is None:
             return
@@ -231,47 +232,47 @@ class Run:
                 numbers[name] = float(value)
             except (TypeError, ValueError, RuntimeError):
                 raise UserError(
-                    f"{name} is a {type(value).__name__}, and not one number", where="Run.log"
+                    f"{name} is a {type(value).__name__}, expected one number", where="Run.log"
                 ) from None
         self._session.record("log", step=self._at.step, epoch=self._at.epoch, metrics=numbers)
 
     def should_stop(self) -> bool:
-        """Whether all ranks are to stop, between two steps: in a long evaluation, say. ``stop``
-        does it then."""
+        """Whether a stop is requested; ask in a long evaluation, between two steps. Then call
+        ``stop``."""
         if self._session is None or self.stopped:
             return self.stopped
         self._asks += 1
         return self._session.pause.agreed(self._asks, step=self._at.step)
 
     def save(self) -> bool:
-        """Save now, and wait for it; whether the newest step is saved."""
+        """Save now and wait; whether the newest step is saved."""
         return self._session is not None and self._session.saver.finish(self._at, self._facts())
 
     def stop(self, vote: StopVote | None = None) -> bool:
-        """Save, say that the run is to go on, and leave."""
+        """Save, record that the run must continue, and exit."""
         session = self._session
         if session is None:
             return False
         saved = self.save()
         session.end("stopped", vote or session.pause)
         if self.world.is_main and saved:
-            with contextlib.suppress(OSError):  # without it, the run comes back as after a crash
+            with contextlib.suppress(OSError):  # without it, the run is requeued as after a crash
                 write_json(session.attempt.left, {"code": exit_codes.STOPPED, "step": self.steps})
         self.stopped = True
         if self.world.is_main:
             lost_script.relieve(session.lease.run, session.lease.attempt)
-        self.world.barrier()  # no rank leaves while another one still saves
+        self.world.barrier()  # no rank exits while another one still saves
         if self._leave:
             sys.exit(exit_codes.STOPPED)
         return True
 
     def finish(self) -> None:
-        """Save the last step. ``epochs`` calls it at its end. While there is no room for it, all
-        ranks try again for five minutes, and may be asked to stop.
+        """Save the last step. ``epochs`` calls this at its end. If the save fails, all ranks retry
+        for five minutes, or until a stop request.
 
         Raises:
-            CheckpointError: it cannot be saved.
-            SystemExit: they were asked to stop, and leave.
+            CheckpointError: the step cannot be saved.
+            SystemExit: a stop was requested, and the process ends.
         """
         session = self._session
         if session is None:
@@ -289,6 +290,6 @@ class Run:
         return self._session.asked(self._asks)
 
     def _facts(self) -> dict[str, Any]:
-        """The facts of a checkpoint, beside the state."""
+        """The plain data of a checkpoint, besides the state."""
         snapshot.require_plain(self.state)
         return {"best": {}, "metrics": {}, "owed": False, "first_loss": None, "own": self.state}

@@ -23,9 +23,9 @@ RESET_PEAK = "5"  # proc(5), clear_refs
 
 
 class MemoryUse:
-    """The bytes of a rank's tensors, and the most that its process took beyond what it held when
-    this was made: before the first step, without gradients, activations and, in a new run, the
-    optimizer's state."""
+    """The bytes of a rank's tensors, and the peak of its process above the level at construction:
+    before the first step, without gradients, activations and, in a new run, the optimizer's
+    state."""
 
     def __init__(self, live: Live, device: torch.device) -> None:
         self._live = live
@@ -35,12 +35,12 @@ class MemoryUse:
         self._gradients = 0
 
     def look(self) -> None:
-        """A step was taken, and its gradients are still there."""
+        """Measure the gradients after a step, while they still exist."""
         gradients = (p.grad for p in self._live.module.parameters() if p.grad is not None)
         self._gradients = max(self._gradients, held(gradients))
 
     def read(self) -> list[float]:
-        """Bytes in the order of PARTS; inf where they cannot be known."""
+        """Bytes in the order of PARTS; inf if unknown."""
         module, state = self._live.module, own(self._live.optimizer).state
         values = (value for kept in state.values() for value in kept.values())
         return [
@@ -53,13 +53,13 @@ class MemoryUse:
 
 
 def held(tensors: Iterable[Tensor]) -> int:
-    """Bytes of what lies behind tensors, each piece of memory once."""
+    """Bytes of the tensors' memory; shared memory counts once."""
     pieces = (local(tensor.detach()).untyped_storage() for tensor in tensors)
     return sum({piece.data_ptr(): piece.nbytes() for piece in pieces}.values())
 
 
 class _CudaPeak:
-    """The most that torch's allocator has given out."""
+    """The peak of torch's allocator."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -71,12 +71,12 @@ class _CudaPeak:
 
 
 class _ProcessPeak:
-    """The most that Linux has given the process, all of it, not for tensors alone. Mapped files,
-    libraries above all, do not count: more of them is read as more of them is used."""
+    """The peak of the process as Linux counts it, for tensors and all else. Mapped files, mostly
+    libraries, do not count: they are loaded as they are used."""
 
     def __init__(self) -> None:
         gc.collect()
-        with contextlib.suppress(OSError, AttributeError):  # glibc's: give freed memory back
+        with contextlib.suppress(OSError, AttributeError):  # glibc returns freed memory
             ctypes.CDLL(None).malloc_trim(0)
         self._before = math.nan
         with contextlib.suppress(OSError, KeyError):
@@ -84,13 +84,13 @@ class _ProcessPeak:
             self._before = _status()["RssAnon"]
 
     def read(self) -> float:
-        if math.isnan(self._before):  # not Linux, or the kernel keeps no such account
+        if math.isnan(self._before):  # not Linux, or a kernel without these counters
             return math.inf
         now = _status()
         return max(0, now["VmHWM"] - now["RssFile"] - now["RssShmem"] - self._before)
 
 
 def _status() -> dict[str, int]:
-    """Linux's account of this process's memory, in bytes."""
+    """This process's memory by /proc, in bytes."""
     rows: list[list[Any]] = [line.split() for line in STATUS.read_text().splitlines()]
     return {row[0].rstrip(":"): int(row[1]) * 1024 for row in rows if row[-1] == "kB"}

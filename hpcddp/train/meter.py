@@ -1,12 +1,11 @@
-"""The values of a training record, gathered without waiting for the device between two records.
+"""The values of a training record, collected without waiting for the device between two records.
 
-Where steps are short, ``add_up`` and ``read`` are a step apart: the sums travel while the ranks
-compute. Each rank's own figures (timing.py) travel with them, each in a place of its own where the
-other ranks add nothing.
+With short steps, ``add_up`` and ``read`` are a step apart: the sums travel while the ranks compute.
+Each rank's own figures (timing.py) travel with them, in a slot where the other ranks add 0.
 
-With ``train.measure`` a record also has ``memory``, bytes by part of the rank that has most of it
-(memory_use.py), and ``sent``, bytes of a step over all ranks (traffic.py). Records, evaluations and
-saves do not count there; votes on stopping do, some hundred bytes each.
+With ``train.measure`` a record also has ``memory``, the bytes by purpose, each of the rank that
+holds most (memory_use.py), and ``sent``, the bytes of a step over all ranks (traffic.py). Records,
+evaluations and saves do not count as sent; votes on stopping do, some hundred bytes each.
 """
 
 from __future__ import annotations
@@ -27,16 +26,16 @@ from hpcddp.train.monitor.timing import Clock
 from hpcddp.train.monitor.traffic import Traffic
 from hpcddp.train.rank.world import World
 
-KEPT = 1024  # losses of micro-batches that are kept, before they become one
+KEPT = 1024  # losses of micro-batches that are kept before they are merged into one
 
 
 class _Sums(NamedTuple):
     """The sums up to a record."""
 
-    # Loss over samples, whether numbers are bad, samples with a loss and without, bytes sent; of
-    # all ranks after works. Then come the figures of each rank.
+    # Sum of losses, flag for bad numbers, samples with a loss and without, bytes sent; over all
+    # ranks once works are done. Then the figures of each rank.
     totals: Tensor
-    most: Tensor  # bytes held by part, of the rank that has most of it
+    most: Tensor  # bytes held by purpose, of the rank that holds most
     works: list[dist.Work | None]
     steps: int
     seconds: float
@@ -47,7 +46,7 @@ class _Sums(NamedTuple):
 class Meter:
     """Loss, learning rate, gradient norm and speed since the last record.
 
-    ``ranks`` has each rank's own figures of the last record that was read.
+    ``ranks`` has each rank's own figures of the last record.
     """
 
     def __init__(self, world: World, clock: Clock | None = None) -> None:
@@ -60,7 +59,7 @@ class Meter:
         self._marked = 0  # micro-batches before this step
         self._steps = 0
         self._began = time.monotonic()
-        self._sums: _Sums | None = None  # on their way
+        self._sums: _Sums | None = None  # from add_up to read
         self.first = True
         self.lr = 0.0
         self.norm: Tensor | None = None
@@ -68,11 +67,11 @@ class Meter:
         self._wire: Traffic | None = None
 
     def measure(self, live: Live) -> None:
-        """Record memory and bytes sent from now on, too."""
+        """Record memory and sent bytes too, from now on."""
         self._gauge, self._wire = MemoryUse(live, self._world.device), Traffic(self._world.backend)
 
     def add(self, loss: Tensor | None, samples: int) -> None:
-        """Count a micro-batch: its mean loss, where it has one, and its samples."""
+        """Count a micro-batch: its mean loss, if any, and its samples."""
         if loss is None:
             self._mute += samples
             return
@@ -80,15 +79,15 @@ class Meter:
         self._samples.append(samples)
 
     def _total(self) -> Tensor:
-        """This rank's sum over samples."""
+        """This rank's sum of losses over samples."""
         if not self._losses:
             return torch.zeros((), dtype=torch.float64, device=self._world.device)
         losses = [loss.to(torch.promote_types(loss.dtype, torch.float32)) for loss in self._losses]
         return torch.stack(torch._foreach_mul(losses, self._samples)).sum()
 
     def step(self, lr: float, norm: Tensor | None) -> None:
-        """Count an optimizer step, taken with this learning rate and gradient norm, before its
-        gradients are dropped."""
+        """Count an optimizer step with its learning rate and gradient norm; the gradients must
+        still exist."""
         self._steps += 1
         if self._gauge:
             self._gauge.look()
@@ -98,23 +97,23 @@ class Meter:
             self._losses, self._samples = [total / max(1, samples)], [samples]
 
     def mark(self) -> None:
-        """A step begins that may be left out."""
+        """Mark the start of a step that may be skipped."""
         self._marked = len(self._losses)
 
     def drop(self) -> None:
-        """Leave the step out whose beginning was marked; its time counts."""
+        """Drop the marked step; its time counts."""
         del self._losses[self._marked :], self._samples[self._marked :]
         self._steps += 1
 
     def add_up(self, bad: Tensor) -> None:
-        """Begin to add up over the ranks, and to count afresh; a collective.
+        """Start the sums over the ranks, and a new count; a collective.
 
         Args:
-            bad: 1 if this rank met bad numbers, on the device.
+            bad: 1 on the device if this rank has bad numbers.
         """
         loss = self._total()
         counts = [sum(self._samples), self._mute, *([self._wire.take()] if self._wire else [])]
-        # A rank without a loss does not know its precision: all add up in float64.
+        # A rank without a loss does not know its precision: all ranks sum in float64.
         measured = torch.stack((loss.double(), bad.double()))
         seconds = max(time.monotonic() - self._began, 1e-9)
         totals = torch.cat((measured, self._sent(counts + self._own(seconds))))
@@ -125,15 +124,15 @@ class Meter:
         self._sums = sums
 
     def _own(self, seconds: float) -> list[float]:
-        """This rank's figures in their place among zeros."""
+        """This rank's figures in its slot, zeros elsewhere."""
         rank, width = self._world.rank.world_rank, self._clock.width
         figures = [0.0] * (self._world.size * width)
         figures[rank * width : (rank + 1) * width] = self._clock.take(self._steps, seconds)
         return figures
 
     def _sent(self, values: list[Any]) -> Tensor:
-        """Numbers on their way to the device. They come from pinned memory: from other memory the
-        host would wait for the copy."""
+        """The numbers, copied to the device from pinned memory: from other memory the host would
+        wait for the copy."""
         pinned = self._world.device.type == "cuda"
         tensor = torch.tensor(values, dtype=torch.float64, pin_memory=pinned)
         return tensor.to(self._world.device, non_blocking=True)
@@ -143,9 +142,9 @@ class Meter:
         return dist.all_reduce(values, how, async_op=True) if several else None
 
     def read(self) -> tuple[dict[str, Any], bool]:
-        """The record's values over all ranks, and whether any rank met bad numbers.
+        """The record's values over all ranks, and whether any rank had bad numbers.
 
-        There are no values if all steps were left out, and there is no loss if no step had one.
+        The values are empty if all steps were skipped, and have no loss if no step had one.
         """
         sums, self._sums = self._sums, None
         assert sums
@@ -186,7 +185,7 @@ class Meter:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Leave this out of the steps' time and of their bytes sent."""
+        """Exclude the time and the sent bytes within from those of the steps."""
         began = time.monotonic()
         with self._wire.paused() if self._wire else contextlib.nullcontext():
             yield
@@ -194,5 +193,5 @@ class Meter:
 
 
 def _known(value: float) -> int | None:
-    """Whole bytes; None where a rank does not know them."""
+    """Whole bytes; None if a rank does not know them."""
     return round(value) if math.isfinite(value) else None

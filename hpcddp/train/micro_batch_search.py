@@ -1,12 +1,12 @@
-"""The largest micro-batch that fits into memory, tried at start-up (``train.find_micro_batch``).
+"""Finds the largest micro-batch that fits in memory, at the start (``train.find_micro_batch``).
 
-A try is a forward and a backward pass of real samples, with gradients and optimizer state in memory
-as in the middle of a training. All ranks try the same sizes together, without synchronising: a
-micro-batch fits if it does on all of them. A smaller one than one that fits is taken to fit.
-Nothing of the tries stays: random numbers, buffers, gradients and optimizer state are as before.
+A trial is a forward and a backward pass of real samples, with gradients and optimizer state in
+memory as during training. All ranks try the same sizes together, without synchronising; a
+micro-batch fits if it fits on all ranks. A size below one that fits is assumed to fit. Afterwards
+random numbers, buffers, gradients and optimizer state are as before.
 
-The answer goes into the checkpoints. An attempt that has the same settings does not search again;
-before the first checkpoint each attempt does.
+The result is saved in the checkpoints. An attempt with the same settings does not search again; an
+attempt before the first checkpoint does.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ def settle(
     live: Live,
     record: Recorder,
 ) -> dict[str, Any]:
-    """Cut the data into the largest micro-batches that fit; a collective.
+    """Divide the data into the largest micro-batches that fit; a collective.
 
     Args:
-        known: the result when the checkpoint was written, or empty.
+        known: the result in the checkpoint, or empty.
 
-    Returns: the size with the settings that it holds for, for the next checkpoint.
+    Returns: the size and the settings for which it is valid, for the next checkpoint.
 
     Raises:
-        JobFileError: on all ranks, when not even one sample fits on one of them.
+        JobFileError: on all ranks, if one sample does not fit on one of them.
     """
     train, share = spec.train, data.micro_batch * data.accumulation
     on = spread.world.gather(_device(spread.world.device))
@@ -74,8 +74,8 @@ def _device(device: torch.device) -> list[Any]:
 
 
 def _search(fits: Callable[[int], bool], share: int) -> tuple[int, list[int]]:
-    """The largest divisor that fits, 0 if none does, and what was tried: all of it, then by
-    halves."""
+    """The largest divisor that fits (0 for none), and the sizes tried: the whole share first, then
+    by bisection."""
     tried: list[int] = []
 
     def fails(size: int) -> bool:
@@ -95,13 +95,12 @@ def _nothing_fits(devices: list[list[Any]]) -> JobFileError:
     return JobFileError(
         f"a forward and backward pass of one sample does not fit into {memory}",
         where="train.find_micro_batch",
-        hint="train.recompute=true keeps less of it, precision bf16 half as much; fsdp divides the "
-        "parameters; or take a smaller model",
+        hint="set train.recompute = true or train.precision = 'bf16', use fsdp, or a smaller model",
     )
 
 
 class _Tries:
-    """Whether a micro-batch of so many samples fits on all ranks; a collective."""
+    """Tests whether a micro-batch of a size fits on all ranks; a collective."""
 
     def __init__(
         self, task: Task, spec: JobSpec, spread: Spread, data: TrainData, live: Live
@@ -113,9 +112,9 @@ class _Tries:
         )
         if any(isinstance(part, nn.SyncBatchNorm) for part in live.module.modules()):
             raise JobFileError(
-                "a SyncBatchNorm lets ranks wait for the one that lacks the memory",
+                "does not work with SyncBatchNorm: ranks would wait for one that is out of memory",
                 where="train.find_micro_batch",
-                hint="set train.micro_batch",
+                hint="set train.micro_batch instead",
             )
         batches = data.batches(0, 0)
         _, self._batch = next(batches)
@@ -143,10 +142,10 @@ class _Tries:
 
     @contextlib.contextmanager
     def _as_in_training(self, *, adds: bool) -> Iterator[None]:
-        """Within, memory is as full as during a step; afterwards all is as before.
+        """Within, memory is as full as during a step; afterwards it is as before.
 
         Args:
-            adds: gradients of several micro-batches add up, beside DDP's buckets.
+            adds: gradients of several micro-batches are accumulated beside DDP's buckets.
         """
         module, live = self._live.module, self._live
         trained = [p for p in module.parameters() if p.requires_grad]

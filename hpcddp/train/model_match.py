@@ -1,7 +1,7 @@
-"""Whether a run's newest checkpoint is of the model that its job makes now: names and shapes alone.
+"""Compares a run's newest checkpoint with the model that its job makes now, by names and shapes.
 
-python -m hpcddp.train.model_match answers hpcddp.submit.resume_check. The model has shapes and no
-numbers, so that neither its memory nor a GPU nor data are needed.
+``python -m hpcddp.train.model_match`` answers hpcddp.submit.resume_check. The model's tensors have
+shapes and no values, so the check needs neither the model's memory nor a GPU nor data.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from hpcddp.train.rank.task_module import Task
 
 
 def compare(spec: dict[str, Any], workdir: str, run: str) -> dict[str, Any]:
-    """``unknown`` is why it could not be seen, or "".
+    """The comparison: ``unknown`` is the reason why none was possible, or "".
 
     Raises:
         CheckpointForeign: the checkpoint is of another model or format.
@@ -31,12 +31,12 @@ def compare(spec: dict[str, Any], workdir: str, run: str) -> dict[str, Any]:
     try:
         folder = next(iter(checkpoint.complete(RunDir(run).checkpoints)), None)
         if folder is None:
-            return {"unknown": "no checkpoint is complete"}
+            return {"unknown": "the run has no complete checkpoint"}
         checkpoint.read_meta(folder)
         checkpoint.check_names(folder, sizes(_load(specs.from_dict(spec), workdir)))
     except (CheckpointForeign, JobFileError):
         raise
-    except CheckpointError as error:  # damaged: the ranks take an older one
+    except CheckpointError as error:  # damaged: the ranks use an older one
         return {"unknown": error.what}
     except Exception as error:
         return {"unknown": f"{type(error).__name__}: {error}".partition("\n")[0]}
@@ -44,7 +44,7 @@ def compare(spec: dict[str, Any], workdir: str, run: str) -> dict[str, Any]:
 
 
 def _load(job: specs.JobSpec, workdir: str) -> Task:
-    """The task; what it lacks may be there on the nodes."""
+    """The task. A missing module may exist on the nodes, so it is no error here."""
     try:
         return tasks.load(job, workdir)
     except JobFileError as error:
@@ -52,8 +52,8 @@ def _load(job: specs.JobSpec, workdir: str) -> Task:
 
 
 def sizes(task: Task) -> dict[str, torch.Size]:
-    """The sizes of the model's tensors. Fake ones cannot be converted, as by ``double()``; those of
-    the meta device cannot be moved to another one."""
+    """The sizes of the model's tensors. On the meta device a model cannot move to another device;
+    as fake tensors it cannot convert, as by ``double()``. So the second follows the first."""
     try:
         with torch.device("meta"):
             return state_dict.sizes(task.model())

@@ -1,8 +1,8 @@
-"""A model's sizes for a budget, without the memory that it takes: its tensors have shapes and no
-numbers (FakeTensorMode). Where that does not work the model is made on the CPU.
+"""A model's sizes, for estimates of memory. The tensors have shapes and no values
+(FakeTensorMode); if that fails, the model is built on the CPU.
 
-python -m hpcddp.train.model_sketch answers an Ask with a ModelProfile (model_profile.py), or an
-error; model_query.py asks. No process group and no GPU are used, and of the data one sample.
+``python -m hpcddp.train.model_sketch`` answers an Ask of model_query.py with a ModelProfile
+(model_profile.py) or an error. It uses no process group, no GPU, and one sample of the data.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from hpcddp.train.query_answer import answer
 from hpcddp.train.rank import task_module as tasks
 from hpcddp.train.rank.task_module import Task
 
-SAMPLES = 2, 4  # of the micro-batches that are tried: two points make a line
-ADAMW = 2  # numbers that it keeps for each one
+SAMPLES = 2, 4  # sizes of the two measured micro-batches: two points define a line
+ADAMW = 2  # numbers that AdamW keeps for each parameter
 
 
 class Ask(NamedTuple):
@@ -43,7 +43,7 @@ class Ask(NamedTuple):
         spec: the job's.
         workdir: the folder of submission.
         meshes: the layouts to be estimated.
-        stages: how many a pipeline may have.
+        stages: possible numbers of pipeline stages.
     """
 
     spec: dict[str, Any]
@@ -53,7 +53,7 @@ class Ask(NamedTuple):
 
 
 class Sketcher:
-    """Makes a job's model as often as it is needed, and looks at it.
+    """Builds a job's model as often as needed, and measures it.
 
     Raises:
         JobFileError: the task or its model() is wrong.
@@ -74,7 +74,7 @@ class Sketcher:
         except HpcddpError:
             raise
         except Exception as error:
-            self.notes.append(f"the model was made on the CPU: {_in_a_line(error)}")
+            self.notes.append(f"the model was built on the CPU: {_in_a_line(error)}")
             self._mode = contextlib.nullcontext()
         try:
             return self._make()
@@ -82,7 +82,7 @@ class Sketcher:
             raise
         except Exception as error:
             raise JobFileError(f"model() fails: {_in_a_line(error)}", where=self._task.name,
-                               hint="hpcddp run shows where") from None  # fmt: skip
+                               hint="`hpcddp run` shows the traceback") from None  # fmt: skip
 
     def _make(self) -> nn.Module:
         with self._mode:
@@ -92,18 +92,18 @@ class Sketcher:
             return made
 
     def _find_parts(self) -> tuple[list[str], str]:
-        """The model's parts, and why it has none: then it is one."""
+        """The model's parts, and the reason if it cannot be divided: then it is one part."""
         try:
             return cut.parts(self._task, self.module), ""
         except JobFileError as error:
             return [""], error.what
 
     def _take_sample(self) -> Any:
-        """A sample of the training set; a text that says why there is none."""
+        """A sample of the training set, or a string with the reason why there is none."""
         try:
             return self._task.dataset("train")[0]
         except Exception as error:
-            return f"no sample could be read: {_in_a_line(error)}"
+            return f"cannot read a sample: {_in_a_line(error)}"
 
     def weights(self) -> list[Weight]:
         """The parameters, with the optimizer's state of each."""
@@ -115,8 +115,8 @@ class Sketcher:
         ]  # fmt: skip
 
     def _state(self) -> tuple[dict[int, tuple[float, float]], dict[int, int]]:
-        """The optimizer's state after a step: bytes for each number of a parameter, and beside
-        them; and each parameter's group in the optimizer."""
+        """The optimizer's state after a step, by parameter: bytes for each number, and bytes of a
+        fixed size; and each parameter's group in the optimizer."""
         kept = {id(p): (0.0, 0.0) for p in self.module.parameters()}
         with self._mode:
             optimizer = optim.make_optimizer(self._task, self.module, self._job.train)
@@ -125,7 +125,9 @@ class Sketcher:
             try:
                 return kept | _step(optimizer), group_of
             except Exception as error:
-                self.notes.append(f"the optimizer was taken for an AdamW: {_in_a_line(error)}")
+                self.notes.append(
+                    f"the estimate is for AdamW, not for the job's optimizer: {_in_a_line(error)}"
+                )
         every = [p for group in optimizer.param_groups for p in group["params"]]
         return kept | {id(p): (ADAMW * float(p.element_size()), 0.0) for p in every}, group_of
 
@@ -137,7 +139,7 @@ class Sketcher:
         return sizes
 
     def stages(self, count: int) -> list[list[int]]:
-        """The parts of each of so many stages."""
+        """The parts of each of ``count`` stages."""
         if count == 1:
             return [list(range(len(self.parts)))]
         if self._no_parts:
@@ -146,7 +148,7 @@ class Sketcher:
         return [[self.parts.index(name) for name in stage] for stage in stages]
 
     def view(self, ranks: int) -> TensorShare:
-        """The model as one of so many ranks of tp has it."""
+        """The share of the model on one of ``ranks`` tp ranks."""
         module = self._make() if ranks > 1 else self.module
         plan = layer_plan.tp_plan(self._task, module, ranks) if ranks > 1 else {}
         with self._mode:
@@ -159,7 +161,7 @@ class Sketcher:
         try:
             adds = {name: isinstance(style, RowwiseParallel) for name, style in plan.items()}
             small, large = (self._pass(module, count, adds) for count in SAMPLES)
-        except HpcddpError:  # training would not get further
+        except HpcddpError:  # training would fail likewise
             raise
         except Exception as error:
             return dataclasses.replace(view, unknown=f"a forward pass fails: {_in_a_line(error)}")
@@ -167,7 +169,7 @@ class Sketcher:
         return TensorShare(shapes, **lines, inner=_lines([small.inner], [large.inner])[0])
 
     def _pass(self, module: nn.Module, count: int, plan: dict[str, bool]) -> Watch:
-        """A forward pass of so many samples, as training takes it."""
+        """A forward pass of ``count`` samples, as in training."""
         train, cpu = self._job.train, torch.device("cpu")
         batch = batches.placed(default_collate([self._sample] * count), cpu,
                             double=train.precision == "fp64")  # fmt: skip
@@ -184,8 +186,8 @@ _LISTS = ("saved", "passed", "reduced")
 
 
 def _double(module: nn.Module) -> None:
-    """As nn.Module.double, which cannot exchange a tensor without memory that something watches."""
-    made: dict[int, Tensor] = {}  # by the one before: a tied parameter stays so
+    """As nn.Module.double, which fails on fake tensors that an object refers to."""
+    made: dict[int, Tensor] = {}  # by the old tensor, so that tied parameters stay tied
     for part in module.modules():
         tables: list[dict[str, Any]] = [part._parameters, part._buffers]
         for table in tables:
@@ -199,7 +201,7 @@ def _double(module: nn.Module) -> None:
 
 
 def _step(optimizer: Optimizer) -> dict[int, tuple[float, float]]:
-    """State after a step: bytes for each number of a parameter, and beside them."""
+    """State after a step, by parameter: bytes for each number, and bytes of a fixed size."""
     kept = {}
     every = [p for group in optimizer.param_groups for p in group["params"]]
     for parameter in every:
@@ -215,13 +217,13 @@ def _step(optimizer: Optimizer) -> dict[int, tuple[float, float]]:
 
 
 def _narrow(part: nn.Module, style: Any, ranks: int) -> None:
-    """Leave a layer what one of the ranks has of it; other styles divide no parameters."""
+    """Shrink a layer to the share of one rank; other styles divide no parameters."""
     if not isinstance(style, ColwiseParallel | RowwiseParallel):
         return
     rows = isinstance(style, ColwiseParallel) == isinstance(part, nn.Linear)
     for name, weight in part.named_parameters():
         if weight.dim() == 1 and isinstance(style, RowwiseParallel):
-            continue  # a bias that is added once
+            continue  # the bias is not divided
         dim = 0 if rows or weight.dim() == 1 else 1
         shape = list(weight.shape)
         shape[dim] = -(-shape[dim] // ranks)
@@ -229,20 +231,20 @@ def _narrow(part: nn.Module, style: Any, ranks: int) -> None:
 
 
 def _lines(small: Sequence[float], large: Sequence[float]) -> list[Amount]:
-    """Bytes at two sizes of a micro-batch as a fixed part and a part for each sample."""
+    """Bytes at two micro-batch sizes as a fixed part and a part per sample."""
     begin, step = SAMPLES[0], SAMPLES[1] - SAMPLES[0]
     each = [(b - a) / step for a, b in zip(small, large, strict=True)]
     return [Amount(a - begin * more, more) for a, more in zip(small, each, strict=True)]
 
 
 def _place(name: str, modules: Iterable[str]) -> int:
-    """Which of some modules a tensor of this name is in; -1 for none."""
+    """The index of the module that holds the tensor of this name; -1 for none."""
     inside = (i for i, module in enumerate(modules) if not module or name.startswith(f"{module}."))
     return next(inside, -1)
 
 
 def _in_a_line(error: Exception) -> str:
-    """An exception in a line."""
+    """An exception in one line."""
     text = error.what if isinstance(error, HpcddpError) else str(error).strip().partition("\n")[0]
     return text if isinstance(error, HpcddpError) else f"{type(error).__name__}: {text}"[:200]
 
@@ -256,14 +258,14 @@ def _or_why(find: Callable[..., Any], *args: Any) -> Any:
 
 
 def _micro(job: JobSpec, mesh: Layout) -> tuple[int, int]:
-    """Samples of a micro-batch on a rank, and micro-batches of a step."""
+    """Samples of a rank's micro-batch, and micro-batches per step."""
     share = job.global_batch // mesh.data_size
     count = batches.split(share, job.train.micro_batch, *batches.chunks(job, mesh))
     return share // count, count
 
 
 def sketch(ask: Ask) -> ModelProfile:
-    """The facts.
+    """The profile of a job's model.
 
     Raises:
         JobFileError: the task or its model() is wrong.

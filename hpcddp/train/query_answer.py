@@ -1,5 +1,5 @@
-"""The answer to a question about a job's model, which compare/model_query.py asks: one JSON object
-comes on stdin, and one goes back on stdout.
+"""Answers a question of compare/model_query.py about a job's model: reads one JSON object from
+stdin, and writes one to stdout.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from hpcddp.errors import HpcddpError
 
 
 def answer(find: Callable[..., dict[str, Any]]) -> None:
-    """Answer the one question on stdin. The task's prints go to stderr.
+    """Answer the question on stdin. Prints of the task go to stderr.
 
     Args:
-        find: gets the question's keys.
+        find: called with the keys of the question.
     """
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)

@@ -1,8 +1,8 @@
 """The part that both training loops share: the saver, the votes on stopping, the records.
 
-The Trainer (trainer.py) makes it, and ``attach`` (attach.py) for a person's own loop, when the
-lease is taken and the checkpoint to go on from is chosen. ``open`` comes when the model and its
-optimizer are there, ``begin`` before the first step. All ranks call these methods together, in the
+The Trainer (trainer.py) makes it, or ``attach`` (attach.py) for a user's own loop, after taking the
+lease and choosing the checkpoint to resume from. ``open`` is called when the model and its
+optimizer exist, ``begin`` before the first step. All ranks call these methods together, in the
 same order.
 """
 
@@ -31,14 +31,14 @@ LEAD = 5.0  # seconds between the end of the last save and the time limit
 
 
 class Session:
-    """One rank's hold on its run in one attempt.
+    """The state of one rank in one attempt.
 
     Args:
-        saved: the checkpoint to go on from; None at step 0.
+        saved: the checkpoint to resume from; None to start at step 0.
         slow: ``metrics.slow``.
-        trace: write every step down.
+        trace: record every step in a file.
 
-    ``at`` is the position of the training, ``meta`` the checkpoint's facts.
+    ``at`` is the position of the training, ``meta`` the content of the checkpoint's meta.json.
     """
 
     saver: Saver
@@ -62,7 +62,9 @@ class Session:
         self.attempt = lease.run.attempt(lease.attempt)
         self.retry, self._spread, self._world = retry, spread, spread.world
         self._slow, self._traced = slow, trace
-        self._pending: tuple[int, int] | None = None  # step and epoch of a record on its way
+        self._pending: tuple[int, int] | None = (
+            None  # step and epoch of a record whose sums are not read yet
+        )
         self.at, self.meta = Position(), dict[str, Any]()
         if saved:
             self._read(saved)
@@ -74,12 +76,12 @@ class Session:
     def open(
         self, live: Live, keep: int, hint: Callable[[], str], *, optimizer: bool, schedule: bool
     ) -> None:
-        """Put the checkpoint's state into the live objects, if there is one, and be ready to save.
+        """Load the checkpoint, if there is one, into the live objects, and prepare to save.
 
         Args:
-            keep: newest checkpoints that are kept.
+            keep: number of checkpoints to keep, the newest.
             hint: advice for a training that waits for its data.
-            optimizer, schedule: whether it is a person's own.
+            optimizer, schedule: whether it is the user's own.
         """
         self._live, self._own = live, {"optimizer": optimizer, "schedule": schedule}
         if self.resumed:
@@ -96,12 +98,12 @@ class Session:
         snapshot.restore(folder, self.meta, self._spread, self._live, self.retry, **self._own)
 
     def start(self, **facts: Any) -> None:
-        """Record where the training begins."""
+        """Record the step at which the training starts."""
         path = str(self.resumed.relative_to(self.lease.run.path)) if self.resumed else None
         self.record("start", step=self.at.step, epoch=self.at.epoch, resumed=path, **facts)
 
     def begin(self, preemption: Preemption, detector: Detector, deadline: float) -> None:
-        """Have the ranks vote on stopping from here on.
+        """Start the votes on stopping.
 
         Args:
             deadline: end of the time limit, in seconds since the epoch; 0 for none.
@@ -115,11 +117,11 @@ class Session:
         self.vote, self.pause = vote(), vote()
 
     def _lead(self) -> float:
-        """Seconds before the time limit at which to begin to save."""
+        """Seconds before the time limit at which the save must start."""
         return LEAD + 2 * self.saver.took
 
     def go_back(self, folder: Path) -> None:
-        """Go on from a checkpoint of this run, in the middle of the training."""
+        """Continue from an earlier checkpoint of this run, during the training."""
         self._read(folder)
         self._restore(folder)
         self.saver.begin_from(self.at.step)
@@ -127,22 +129,22 @@ class Session:
         self.meter.reset()
 
     def add_up(self, epoch: int, bad: Tensor) -> None:
-        """Begin to add up a record of this step.
+        """Start adding up a record of this step over the ranks.
 
         Args:
-            bad: 1 if this rank met bad numbers, on the device.
+            bad: 1 on the device if this rank has bad numbers.
         """
         self.meter.add_up(bad)
         self._pending = self.at.step, epoch
 
     def tell(self) -> None:
-        """Write the record that is on its way, if one is."""
+        """Write the record that ``add_up`` started, if any."""
         if self._pending is None:
             return
         (step, epoch), self._pending = self._pending, None
         values, bad = self.meter.read()
         self._detector.settle(step, bad)
-        if values:  # else all steps were left out
+        if values:  # else all steps were skipped
             self._detector.refer_to(values.get("loss"))
             self.record("train" if "loss" in values else "step", step=step, epoch=epoch, **values)
         self._slow_ranks.look(step, values, self.meter.ranks)
@@ -151,15 +153,15 @@ class Session:
         """Whether all ranks agree to stop, now.
 
         Args:
-            tick: counts the occasions of ``pause``.
+            tick: the number of votes on ``pause`` so far.
         """
         return self.pause.agreed(tick, step=self.at.step, now=True)
 
     def end(self, outcome: str, vote: StopVote | None = None, **facts: Any) -> None:
-        """Record how it ended.
+        """Record how the training ended.
 
         Args:
-            vote: that stopped it.
+            vote: the vote that stopped it.
         """
         if vote:
             facts["by"], facts["asked"] = vote.asked_by()
@@ -167,6 +169,6 @@ class Session:
         self.record("end", outcome=outcome, step=step, saved=saved, **facts)
 
     def close(self) -> None:
-        """Let a running save end, for a short time."""
+        """Wait a short time for a running save."""
         self.saver.close()
         self.trace.close()

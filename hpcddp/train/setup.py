@@ -1,4 +1,4 @@
-"""The model as this rank holds it: made, converted, cut, and given to its engine."""
+"""This rank's share of the model: built, converted, divided, and given to its engine."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Model:
     """A rank's share of the model.
 
     Args:
-        task, spec, spread: the model, the job, and the ranks.
-        new: there is no checkpoint to go on from.
+        task, spec, spread: the user's task, the job, and the mesh of ranks.
+        new: there is no checkpoint to resume from.
 
-    ``module`` has the rank's parameters under the names that they have in the whole model.
+    ``module`` has the rank's parameters under their names in the whole model.
     """
 
     def __init__(self, task: Task, spec: JobSpec, spread: Spread, *, new: bool) -> None:
@@ -64,7 +64,7 @@ class Model:
             cut.recompute(module, blocks)
         if train.compile:
             self._compile(module, blocks)
-        if spread.divided and layout.data_size > 1:  # to the device too, block by block
+        if spread.divided and layout.data_size > 1:  # moves blocks to the device, too
             mesh = spread.mesh["fsdp"] if layout.ddp == 1 else spread.mesh["ddp", "fsdp"]
             roots: Sequence[nn.Module] = self.chains or [whole]
             for root in roots:
@@ -72,7 +72,7 @@ class Model:
         return module.to(spread.world.device)
 
     def _stages(self, whole: nn.Module) -> tuple[nn.Module, list[cut.Chain]]:
-        """The parts of this rank's stages, and each stage."""
+        """A chain of all parts on this rank, and a chain for each stage."""
         from hpcddp.train.parallel.pipeline import stages_of
 
         ranks, stage_rank = self._spread.layout.pp, self._spread.place.pp
@@ -81,14 +81,14 @@ class Model:
         return cut.Chain(whole, names), [cut.Chain(whole, stage) for stage in stages]
 
     def _compile(self, module: nn.Module, blocks: list[str]) -> None:
-        """Whole where nothing hooks into its parts, else block by block."""
+        """Compile the whole model if nothing hooks into its parts, else block by block."""
         if self._spread.layout.plain:
             module.compile()
         for name in [] if self._spread.layout.plain else blocks:
             module.get_submodule(name).compile()
 
     def live(self, hook: Hook, total_steps: int) -> Live:
-        """The objects that a checkpoint restores: the model, its optimizer and its schedule."""
+        """The objects that a checkpoint saves and loads: model, optimizer and schedule."""
         task, spread, train = self._task, self._spread, self._spec.train
         try:
             optimizer = optim.make_optimizer(task, self.module, train)
@@ -96,9 +96,9 @@ class Model:
             if not self.chains:
                 raise
             raise JobFileError(
-                f"optimizer() asks for what is on another rank of the pipeline: {error}",
+                f"optimizer() uses a layer that is on another rank of the pipeline: {error}",
                 where=task.name,
-                hint="take parameters by model.named_parameters(), of those that are there",
+                hint="use only what model.named_parameters() has on this rank",
             ) from None
         if spread.layout.zero:
             optimizer = optim.divided(optimizer, spread.group("ddp"))
@@ -110,7 +110,7 @@ class Model:
         )
 
     def engine(self, data: TrainData, hook: Hook) -> Engine:
-        """The engine that runs the model; made after its state is restored. A collective."""
+        """The engine that runs the model; made after the checkpoint is loaded. A collective."""
         if not self.chains:
             return Plain(self.module, self._task, self._spec, self._spread, data, hook)
         from hpcddp.train.parallel.pipeline import Pipeline
@@ -119,7 +119,7 @@ class Model:
 
 
 def set_modes(train: TrainSpec, device: torch.device) -> None:
-    """How exact products are, and whether the same input gives the same bits."""
+    """Set the precision of matrix products, and determinism."""
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high" if train.tf32 else "highest")
         torch.backends.cudnn.allow_tf32 = train.tf32

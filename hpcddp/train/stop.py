@@ -1,11 +1,11 @@
 """Step 11: all ranks stop after the same optimizer step, or none does.
 
-A signal reaches the ranks at different times, and one that left alone would leave the others in a
-collective. So they vote: each brings its own flag, and the maximum counts for all. A vote in every
-step would cost more than a short step, so votes are some steps apart, as many as take about
-``SECONDS``; and where steps are short a vote is counted one step after it was cast, so that it
-travels while the ranks compute. Rank 0 chooses the distance and hands it out in the vote itself:
-every rank must enter the same vote. The detector's findings (divergence.py) are agreed in it too.
+A signal reaches the ranks at different times. If one rank exited alone, the others would hang in a
+collective. So the ranks vote: each brings its own flag, and the maximum counts for all. A vote in
+every step would cost more than a short step, so votes are about ``SECONDS`` apart. With short steps
+a vote is counted one step after it was cast, so that it travels while the ranks compute. Rank 0
+chooses the distance and sends it in the vote itself: every rank must enter the same vote. The
+findings of the detector (divergence.py) are part of the vote.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ from hpcddp.train.checkpoint.lease import Lease
 from hpcddp.train.rank.world import World
 
 SECONDS = 0.2  # between two votes; a stop is agreed within a quarter of a second, or one step
-REQUEST_SECONDS = 1.0  # between two looks at the run dir, for a request
-LIMIT_SECONDS = 20.0  # the same, for a time limit that has changed
-QUICK = 4  # ticks between two votes from which on a vote is counted one tick after it was cast
-GROWTH = 8  # one quick step among slow ones must not put the next vote far away
+REQUEST_SECONDS = 1.0  # between two checks of the run folder for a stop request
+LIMIT_SECONDS = 20.0  # the same, for a changed time limit
+QUICK = 4  # if votes are this many ticks apart, a vote is counted one tick after it was cast
+GROWTH = 8  # limits the distance: one quick step among slow ones must not delay the next vote
 GO, STOP, FENCED = range(3)  # the votes of a rank; the greatest counts
 
 
 class Detector(Protocol):
-    """Looks for numbers that went wrong: divergence.py."""
+    """Looks for bad numbers: divergence.py."""
 
     def bad(self) -> bool:
-        """Whether this rank met bad ones."""
+        """Whether this rank has bad numbers."""
 
     def settle(self, step: int, bad: bool) -> None:
-        """Go on, or raise on all ranks, if one of them met bad numbers up to a step."""
+        """Continue, or raise on all ranks if one of them had bad numbers up to this step."""
 
     def refer_to(self, loss: float | None) -> None:
-        """Take the run's first loss as the measure."""
+        """Use the run's first loss as the reference."""
 
 
 class NoDetector:
-    """A person's own loop judges its numbers itself."""
+    """For a user's own loop, which checks its numbers itself."""
 
     def bad(self) -> bool:
         return False
@@ -60,7 +60,7 @@ class NoDetector:
 
 
 class _Cast(NamedTuple):
-    """A vote on its way."""
+    """A vote that was cast and is not counted yet."""
 
     tick: int
     step: int
@@ -72,12 +72,12 @@ class StopVote:
     """The agreement on stopping, at step boundaries.
 
     Args:
-        request: the run dir's file with a person's wish.
-        lease: shows whether a newer attempt owns the run dir.
-        detector: looks for numbers that went wrong, in the same vote.
+        request: the file of the run folder that holds a stop request.
+        lease: shows whether a newer attempt owns the run folder.
+        detector: looks for bad numbers, in the same vote.
         deadline: end of the time limit, in seconds since the epoch, as the attempt began; 0 for
-            none. What Slurm says later counts from when it is in the run dir.
-        lead: seconds before it at which the ranks must begin to save.
+            none. A later limit counts as soon as it is in the run folder.
+        lead: seconds before the deadline at which the save must start.
     """
 
     def __init__(
@@ -95,9 +95,9 @@ class StopVote:
         self._request = request
         self._lease, self._detector = lease, detector
         self._deadline, self._lead = deadline, lead
-        self.by = ""  # what asked this rank to stop: a signal, a request, the time limit
+        self.by = ""  # the reason for the stop on this rank: a signal, a request, the time limit
         self.when: float | None = None  # seconds since the epoch
-        self._stopped = 0.0  # when all agreed on it
+        self._stopped = 0.0  # time of the agreement
         self._next_look = self._next_limit = 0.0
         self._interval = 1
         self._step_s = 0.0
@@ -106,23 +106,23 @@ class StopVote:
         self._cast: _Cast | None = None  # a vote that is not counted yet
 
     def asked_by(self) -> tuple[str, float]:
-        """The signal or request for the stop, and its time, in seconds since the epoch. Where
-        another rank was asked first, this one's signal has mostly come while it saved."""
+        """The signal or request for the stop, and its time, in seconds since the epoch. If another
+        rank was asked first, this rank's signal usually arrives during the save."""
         if not self.by and self._preemption.requested:
             self.by, self.when = self._preemption.signal or "asked", self._preemption.when
         return self.by or "another rank", self.when or self._stopped
 
     def agreed(self, tick: int, *, step: int | None = None, now: bool = False) -> bool:
-        """Whether all ranks stop here. A collective where a vote is due.
+        """Whether all ranks stop here. A collective if a vote is due.
 
         Args:
-            tick: counts the occasions to stop: optimizer steps, or batches of evaluations.
-            step: optimizer steps taken, where these are not the ticks.
-            now: vote in any case; the same on all ranks.
+            tick: number of possible stops so far: optimizer steps, or batches of evaluations.
+            step: optimizer steps taken, if ticks count something else.
+            now: vote even if none is due; the same on all ranks.
 
         Raises:
-            Diverged, RollBack: on all ranks, when one met bad numbers.
-            LeaseLost: on all ranks, if a newer attempt owns the run dir.
+            Diverged, RollBack: on all ranks, if one had bad numbers.
+            LeaseLost: on all ranks, if a newer attempt owns the run folder.
         """
         if self._cast and self._count():
             return True
@@ -134,8 +134,8 @@ class StopVote:
 
     @property
     def quick(self) -> bool:
-        """Whether ticks are so short that what ranks ask each other travels meanwhile; the same
-        on all ranks."""
+        """Whether ticks are so short that messages between ranks travel meanwhile; the same on all
+        ranks."""
         return self._interval >= QUICK
 
     def _vote(self, tick: int, step: int) -> None:
@@ -173,15 +173,15 @@ class StopVote:
         return max(1, min(int(SECONDS / self._step_s), GROWTH * self._interval))
 
     def _wish(self, clock: float) -> int:
-        """This rank's vote. A save may have found that the lease is lost, on any rank."""
+        """This rank's vote. On any rank, a save may have found that the lease is lost."""
         if self._lease.lost or (self._world.is_main and not self._lease.look(clock)):
             return FENCED
         return STOP if self._wanted(clock) else GO
 
     def _wanted(self, clock: float) -> bool:
-        """Whether this rank was asked: by a signal or, as rank 0, through the run dir.
+        """Whether this rank has a stop request: a signal or, on rank 0, one in the run folder.
 
-        A signal that comes before Python has its handlers is lost; the run dir is not.
+        A signal before Python has installed its handlers is lost; the run folder keeps its request.
         """
         if not self.by:
             if self._preemption.requested:
@@ -192,7 +192,7 @@ class StopVote:
         return bool(self.by)
 
     def _looked(self, clock: float) -> str:
-        """Rank 0's reason to stop: the time limit, or a request in the run dir; "" if neither."""
+        """Rank 0's reason to stop: the time limit, or a request in the run folder; "" for none."""
         if clock >= self._next_limit:
             self._next_limit = clock + LIMIT_SECONDS
             self._learn_limit()
@@ -207,7 +207,7 @@ class StopVote:
         return ""
 
     def _learn_limit(self) -> None:
-        """Take in what Slurm says now of the time limit."""
+        """Read the current time limit, as Slurm reported it."""
         with contextlib.suppress(RunError):
             facts = read_json(self._lease.run.attempt(self._lease.attempt).slurm) or {}
             self._deadline = float(facts.get("deadline", self._deadline) or 0)

@@ -1,11 +1,11 @@
-"""attempts/N/trace-R.jsonl: every step of rank R, one line each, if ``train.trace`` asks for it.
+"""attempts/N/trace-R.jsonl: every step of rank R, one line each, with ``train.trace``.
 
     {"step": 7, "epoch": 0, "ids": [31, 4, 15, 9], "loss": 0.6931471805599453}
 
-step counts from 1; ids are the samples that this rank took in it, in order, over all micro-batches
-and without padding, so that those of all ranks together are the step's samples, each once. loss is
-the mean over them, null without any. Of ranks that work on the same samples one has them, the
-first that computes their loss; the others have none. Waiting for it makes steps on a GPU slower.
+step counts from 1. ids are the samples of this rank in the step, in order, over all micro-batches
+and without padding; those of all ranks together are the step's samples, each once. loss is their
+mean, or null without samples. Of the ranks that work on the same samples, the first that computes
+their loss lists them; the others list none. Reading the loss makes steps on a GPU slower.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from hpcddp.train.input.batches import Micro
 
 
 class Trace:
-    """One rank's pen; without a path it does nothing."""
+    """Writes the trace of one rank; does nothing without a path."""
 
     def __init__(self, path: Path | None) -> None:
         self._file: IO[str] | None = None
@@ -33,18 +33,18 @@ class Trace:
         self._losses: list[tuple[Tensor, int]] = []
 
     def add(self, ids: Sequence[int], micro: Micro, loss: Tensor) -> None:
-        """Count a micro-batch: the samples' numbers, padding last, and their mean loss."""
+        """Add a micro-batch: the sample indices, padding last, and their mean loss."""
         if self._file and micro.real:
             self._ids += ids[: micro.real]
             self._losses.append((loss.detach(), micro.real))
 
     def step(self, step: int, epoch: int) -> None:
-        """Write the line of a step, flushed."""
+        """Write and flush the line of a step."""
         if self._file:
             total = sum(loss.item() * real for loss, real in self._losses)
             mean = total / len(self._ids) if self._ids else None
             line = {"step": step, "epoch": epoch, "ids": self._ids, "loss": mean}
-            with contextlib.suppress(OSError):  # a full disk loses lines, and no rank
+            with contextlib.suppress(OSError):  # a full disk loses lines and does not end the rank
                 self._file.write(json.dumps(line) + "\n")
                 self._file.flush()
             self._ids, self._losses = [], []

@@ -68,33 +68,33 @@ class Trainer:
 
     @property
     def at(self) -> Position:
-        """Where the training is."""
+        """The position of the training."""
         return self.session.at
 
     def _hint(self) -> str:
-        """Advice for a training that waits for its data."""
+        """Advice if the training waits for its data."""
         far = loading.is_far(self.data.dataset, again=self.at.epoch > self._first_epoch)
         return loading.hint(self.cpus.workers, self.cpus.cpus, far=far)
 
     def _open(self, model: Model) -> None:
-        """Make optimizer and schedule, and put the checkpoint into them, if there is one."""
+        """Make optimizer and schedule, and load the checkpoint, if there is one."""
         meta, spec = self.session.meta, self.spec
         if self.session.resumed:
             self.evaluations.go_on(meta)
             self.detector.refer_to(meta.get("first_loss"))
-        self._first_epoch = self.at.epoch + bool(self.at.samples_consumed)  # that is read whole
+        self._first_epoch = self.at.epoch + bool(self.at.samples_consumed)  # read from its start
         self.total_steps = self.data.total_steps(spec, **vars(self.at))
         self.live = model.live(self.hook, self.total_steps)
         own = {"optimizer": self.task.has("optimizer"), "schedule": self.task.has("scheduler")}
         self.session.open(self.live, spec.checkpoint.keep, self._hint, **own)
 
     def _fit_to_node(self) -> None:
-        """Divide the CPUs and find the micro-batch, or take both from the checkpoint."""
+        """Divide the CPUs and find the micro-batch, or read both from the checkpoint."""
         meta, spec = self.session.meta, self.spec
         self.cpus, self._look = loading.settle(meta.get("look"), spec, self.world, self.data)
         spec.data.workers = self.cpus.workers
         self.data.load(self.cpus.workers)
-        self._fit: dict[str, Any] = meta.get("fit") or {}  # what fits into memory
+        self._fit: dict[str, Any] = meta.get("fit") or {}  # the micro-batch that fits in memory
         if spec.train.find_micro_batch:
             with self.heartbeat.patience():
                 self._fit = micro_batch_search.settle(
@@ -139,18 +139,18 @@ class Trainer:
         return self._end(self.session.pause if self.evaluations.owed else self.session.vote)
 
     def _roll_back(self, finding: Finding) -> None:
-        """Go back to the newest checkpoint, in all ranks; Diverged when that cannot help."""
+        """Go back to the newest checkpoint, on all ranks; Diverged if that is not possible."""
         session, run = self.session, self.lease.run
         with self.heartbeat.patience():
             session.saver.wait()
             folder = self.detector.go_back(finding, newest.find(run, session.retry))
             session.go_back(folder)
-            self.evaluations.go_on({**session.meta, "owed": False})  # this life has made up for it
+            self.evaluations.go_on({**session.meta, "owed": False})  # this attempt has made it up
         path = str(folder.relative_to(run.path))
         self.record("rollback", **finding.facts(), to=self.at.step, path=path)
 
     def _run_epoch(self) -> bool:
-        """Train to the end of the epoch, or of the training; True when all agreed to stop."""
+        """Train to the end of the epoch or of the training; True if all ranks agreed to stop."""
         epoch = self.at.epoch
         batches = self.data.batches(epoch, self.at.samples_consumed)
         while self.at.epoch == epoch and self.at.step < self.total_steps:
@@ -177,13 +177,13 @@ class Trainer:
         self.heartbeat.beat(self.at.step)
 
     def _seen(self, ids: list[int], micro: Micro, loss: Tensor) -> None:
-        """A micro-batch went forward and backward."""
+        """Count a micro-batch after its forward and backward pass."""
         self._meter.add(loss, micro.real)
         self.detector.add(loss, self.at.step + 1)
         self.session.trace.add(ids, micro, loss)
 
     def _update(self) -> None:
-        """Change the weights by the gradients."""
+        """Update the weights from the gradients."""
         live, norm = self.live, None
         with self._meter.paused():
             self.session.saver.join()
@@ -202,7 +202,7 @@ class Trainer:
         live.scheduler.step()
 
     def _leave_out(self, finding: Finding) -> None:
-        """The weights stay; the schedule and the position follow from the number of steps."""
+        """Skip the update; schedule and position advance, as they follow from the step number."""
         self.live.optimizer.zero_grad(set_to_none=True)
         self.live.scheduler.step()
         self.hook.forget()
@@ -218,7 +218,7 @@ class Trainer:
             self.at.samples_consumed = 0
 
     def _after_step(self, epoch: int) -> bool:
-        """Log, evaluate and save, where they are due; True when it evaluated."""
+        """Log, evaluate and save if due; True after an evaluation."""
         self.session.saver.poll()
         self.session.tell()
         step, end = self.at.step, self.at.step == self.total_steps
@@ -235,18 +235,18 @@ class Trainer:
         return due
 
     def _evaluate(self) -> bool:
-        """Evaluate, if there is anything to do it on; True when it is the best so far."""
+        """Evaluate, if there are held-out samples; True if the result is the best so far."""
         with self._meter.paused():
             how = self._preemption, self.session.pause, self._level
             return self.evaluations.run(self.engine, self.at, *how)
 
     def _level(self) -> None:
-        """All ranks have the same weights and buffers."""
+        """Give all ranks the same weights and buffers."""
         self.hook.level(self.module, self.live.optimizer)
         self.engine.share_buffers()
 
     def _facts(self) -> dict[str, Any]:
-        """The facts of a checkpoint of this step, beside the state."""
+        """The plain data of a checkpoint of this step, besides the state."""
         return {
             "global_batch": self.spec.global_batch,
             "seed": self.spec.seed,
@@ -259,7 +259,7 @@ class Trainer:
         }
 
     def _save(self) -> None:
-        """Begin to save this step, unless it is saved or its numbers are bad; a collective."""
+        """Start to save this step, unless it is saved or has bad numbers; a collective."""
         began, saver = time.monotonic(), self.session.saver
         if saver.saved != self.at.step:
             self.hook.level(self.module, self.live.optimizer)
@@ -269,13 +269,13 @@ class Trainer:
             saver.save(self.at, self._facts(), looked)
 
     def _end(self, vote: StopVote | None = None) -> str:
-        """Save, and say how it ended. A training that cannot be saved is not done.
+        """Save, and record the outcome. A training whose last step is not saved is not done.
 
         Args:
-            vote: that stopped it; None at the training's end.
+            vote: the vote that stopped it; None at the training's end.
 
         Raises:
-            CheckpointError: it cannot.
+            CheckpointError: the last step cannot be saved.
         """
         session, last = self.session, self.evaluations.newest
         session.tell()
@@ -292,8 +292,8 @@ class Trainer:
         return outcome
 
     def close(self) -> None:
-        """Let a running save end; drop the DDP wrapper: after the process group its destructor
-        can wait for ever."""
+        """Wait for a running save, and delete the DDP wrapper: after the end of the process group
+        its destructor may hang."""
         self.session.close()
         self.engine.close()
         self.data.close()

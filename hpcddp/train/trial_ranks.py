@@ -3,9 +3,9 @@ starts them.
 
     python -P -m hpcddp.train.trial_ranks FILE    with the ranks' variables
 
-FILE is a JSON object: under "train" the run dirs, in order; under "look" others, of which rank 0
-says beforehand which cannot be, in their error.json. An error ends the process: in a group that
-has lost a rank nothing more can be trained.
+FILE is a JSON object: "train" lists the run folders, in order; "look" lists others, which rank 0
+checks beforehand; the reasons against them go into their error.json. An error ends the process: a
+process group that has lost a rank cannot train again.
 """
 
 from __future__ import annotations
@@ -40,8 +40,10 @@ from hpcddp.train.rank import task_module as tasks
 from hpcddp.train.rank.task_module import Task
 from hpcddp.train.rank.world import World
 
-RANDOM = "note: the model has {}: each rank draws other numbers, and losses differ by that"
-STATISTICS = "note: the model has {}: each rank has the statistics of its share of a batch"
+RANDOM = "note: the model has {}: ranks draw different random numbers, so losses differ"
+STATISTICS = (
+    "note: the model has {}: each rank uses statistics of its own samples, so losses differ"
+)
 NOTES: dict[type[nn.Module], str] = {
     nn.modules.dropout._DropoutNd: RANDOM,
     nn.modules.batchnorm._BatchNorm: STATISTICS,
@@ -49,7 +51,7 @@ NOTES: dict[type[nn.Module], str] = {
 
 
 def main(file: str) -> int:
-    """Look and train; the exit code."""
+    """Check and train; the exit code."""
     die_with_parent()
     rank, todo = Rank.from_env(os.environ), json.loads(Path(file).read_text())
     if others := [RunDir(path) for path in todo["look"]]:
@@ -70,29 +72,29 @@ def main(file: str) -> int:
             text = report(error, run.attempt(1), rank.world_rank, stepped=stepped)
             print(text, file=sys.stderr)
             return exit_codes.FAILED
-        gc.collect()  # the next one's memory is its own
+        gc.collect()  # the next run measures only its own memory
         if world.is_main:
             shutil.rmtree(run.checkpoints, ignore_errors=True)
     if world:
-        world.barrier()  # a rank that leaves early breaks what others still receive from it
+        world.barrier()  # a rank that exits early breaks transfers to other ranks
     return exit_codes.DONE
 
 
 def _stay_with(others: Sequence[RunDir]) -> None:
-    """Compute on the CPU where the other ranks will: there are not as many GPUs as ranks."""
+    """Use the CPU if the other ranks do: there are fewer GPUs than ranks."""
     most = max(record.read(run).world_size for run in others)
     if torch.cuda.is_available() and torch.cuda.device_count() < most:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
 def look(runs: Sequence[RunDir]) -> None:
-    """Write down which of these runs cannot be, by the task and its model alone."""
+    """Record which of these runs are impossible, by the task and its model alone."""
     task, whole = None, nn.Module()
     for run in runs:
         try:
             job = record.read(run)
             asked = spec.from_dict(job.spec, str(run.job))
-            if task is None:  # a module imported anew would not know the model's classes
+            if task is None:  # a second import would make other classes than the model's
                 loaded = tasks.load(asked, job.workdir)
                 task, whole = loaded, loaded.model()
                 _remark(whole)
@@ -102,10 +104,10 @@ def look(runs: Sequence[RunDir]) -> None:
 
 
 def check(task: Task, whole: nn.Module, asked: JobSpec, layout: Layout) -> None:
-    """Cut a model as a layout will.
+    """Divide a model as a layout requires.
 
     Raises:
-        JobFileError: it cannot.
+        JobFileError: that is impossible.
     """
     cut.blocks(task, whole)
     if layout.tp > 1:
@@ -117,7 +119,7 @@ def check(task: Task, whole: nn.Module, asked: JobSpec, layout: Layout) -> None:
 
 
 def _remark(whole: nn.Module) -> None:
-    """Say what makes another loss of the same samples on more ranks."""
+    """Print which layers change the loss of the same samples on more ranks."""
     for kind, text in NOTES.items():
         matches = (m for m in whole.modules() if isinstance(m, kind) and getattr(m, "p", True))
         if first := next(matches, None):

@@ -33,9 +33,9 @@ def test_the_first_host_of_the_allocation_is_the_rendezvous(run: RunDir) -> None
 
 def test_a_script_for_slurm_that_no_job_runs_is_refused(run: RunDir) -> None:
     record_run(run)
-    with pytest.raises(RunError, match="no job is around") as caught:
+    with pytest.raises(RunError, match="must run in a Slurm job") as caught:
         host.begin(run, os.getpid())
-    assert caught.value.hint == f"sbatch {run.script}"
+    assert caught.value.hint == f"submit it: sbatch {run.script}"
     assert ledger.attempts(run) == []
 
 
@@ -69,7 +69,7 @@ def test_what_others_can_write_to_is_refused(
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
 def test_what_belongs_to_somebody_else_is_refused(run: RunDir) -> None:
     os.chown(run.job, 12345, -1)
-    with pytest.raises(RunError, match="belongs to somebody else"):
+    with pytest.raises(RunError, match="writable by another user"):
         host.begin(run, 1)
 
 
@@ -86,7 +86,7 @@ def test_a_run_that_was_deleted_is_no_traceback(
 
 def test_a_second_life_leaves_while_the_first_one_works(run: RunDir) -> None:
     earlier(run, job_id="6")
-    with pytest.raises(RunError, match="job 6 already works on this run") as caught:
+    with pytest.raises(RunError, match="job 6 is already running this run") as caught:
         host.begin(run, 1)
     assert "hpcddp cancel toy-1" in caught.value.hint
     assert len(ledger.attempts(run)) == 1
@@ -103,7 +103,7 @@ def test_a_life_whose_process_is_gone_is_taken_over(run: RunDir, start: str) -> 
 
 def test_of_another_machine_nothing_can_be_said(run: RunDir) -> None:
     earlier(run, host="elsewhere", pid_start="1")
-    with pytest.raises(RunError, match="already works"):
+    with pytest.raises(RunError, match="already running"):
         host.begin(run, 1)
 
 
@@ -125,7 +125,7 @@ def test_slurm_knows_whether_an_earlier_job_works(
     if begins:
         assert host.begin(run, 1).startswith("2 ")
     else:
-        with pytest.raises(RunError, match="job 6 already works"):
+        with pytest.raises(RunError, match="job 6 is already running"):
             host.begin(run, 1)
 
 
@@ -162,7 +162,7 @@ def test_a_request_counts_for_the_job_that_it_names(
     assert host.main(["begin", str(run.path), "1"]) == 0
     out, err = capsys.readouterr()
     assert bool(out.strip()) is begins
-    assert ("stop was asked" in err) is not begins
+    assert ("stop was requested" in err) is not begins
     assert run.request.exists() is not begins
     assert len(ledger.attempts(run)) == int(begins)
 
@@ -183,9 +183,9 @@ def test_a_begin_that_the_script_has_given_up_claims_nothing(run: RunDir) -> Non
 @pytest.mark.parametrize(
     ("state", "says"),
     [
-        ("RUNNING", "job 6 is back, and goes on itself"),
-        ("PENDING", "job 6 is back, and goes on itself"),
-        ("CANCELLED", "job 6 was cancelled while it was to come back"),
+        ("RUNNING", "job 6 was requeued and continues"),
+        ("PENDING", "job 6 was requeued and continues"),
+        ("CANCELLED", "job 6 was cancelled while it waited"),
         ("COMPLETED", ""),
     ],
 )

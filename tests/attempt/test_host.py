@@ -124,7 +124,7 @@ def test_a_full_disk_at_the_end_brings_the_run_back_all_the_same(
     finally:
         subprocess.run(["/bin/umount", "--lazy", run.path], check=True)
     out, err = capsys.readouterr()
-    assert out == "0\n" and "not written down" in err
+    assert out == "0\n" and "not recorded" in err
     assert "requeue 7" in (site.folder / "asked").read_text()
 
 

@@ -121,7 +121,7 @@ def test_code_that_changes_under_a_run_that_comes_back_fails_it(run: RunDir) -> 
     refuse(run)
     found = status.known(run)
     assert (found.state, found.refused, asked(run)[0]) == ("FAILED", False, 16)
-    assert "it is of another model; the saved weights are of another model" in found.reason
+    assert "it is of another model; the checkpoint is of another model or format" in found.reason
 
 
 def test_what_a_refused_resume_asked_is_not_asked_again(site: Site) -> None:

@@ -10,6 +10,7 @@ from sites import Outcome, Site
 
 Command = Callable[..., Outcome]
 
+SLURM = ("--cluster", "slurm")
 # What is wrong -> arguments, words that must be in the message: where it is, and what to do.
 BAD = {
     "no nodes": (["--nodes", "0"], ["--nodes", "whole number"]),
@@ -22,30 +23,33 @@ BAD = {
     "job file that is not there": (["jobs/x.toml"], ["jobs/x.toml", "no such file"]),
     "job file that is not TOML": (
         ["broken"],
-        ["jobs/broken.toml", "not TOML", "line 2", "a line is KEY"],
+        ["jobs/broken.toml", "not TOML", "line 2", "each line must be KEY"],
     ),
     "unknown key in a file": (["typo"], ["jobs/typo.toml", "'epoch'", "did you mean epochs?"]),
     "unknown key": (["--set", "lr=1"], ["--set", "'lr'", "did you mean train.lr?"]),
     "key in other words": (["--set", "train.learning_rate=1"], ["did you mean train.lr?"]),
     "value of a wrong kind": (["--set", "epochs=few"], ["--set", "epochs", "a whole number"]),
-    "no value": (["--set", "epochs"], ["--set", "'epochs' is not KEY=VALUE"]),
+    "no value": (["--set", "epochs"], ["--set", "expected KEY=VALUE, got 'epochs'"]),
     "unknown cluster": (["--cluster", "slrum"], ["'slrum'", "did you mean slurm?"]),
     "unknown template": (["--template", "slrum.sh.j2"], ["--template", "mean slurm.sh.j2?"]),
     "undefined name": (["--template", "undefined.sh.j2"], ["undefined.sh.j2:3", "'lanucher'"]),
     "raw value": (["--template", "raw.sh.j2"], ["raw.sh.j2:3", "variables()"]),
-    "time in words": (["--time", "abc"], ["--time", "'abc'", "d-h:m:s"]),
-    "time of four parts": (["--time", "1:2:3:4"], ["--time", "d-h:m:s"]),
-    "negative time": (["--time", "-5"], ["--time", "d-h:m:s"]),
+    "time in words": ([*SLURM, "--time", "abc"], ["--time", "'abc'", "d-h:m:s"]),
+    "time of four parts": ([*SLURM, "--time", "1:2:3:4"], ["--time", "d-h:m:s"]),
+    "negative time": ([*SLURM, "--time", "-5"], ["--time", "d-h:m:s"]),
     "newline in an option": (["-p", "a\nb"], ["--partition", "slurm.partition", "one plain line"]),
     "newline in a variable": (["--env", "A=a\nb"], ["--env", "env.A", "one plain line"]),
-    "newline in a name": (["-J", "a\nb"], ["--name", "a name has letters"]),
+    "newline in a name": (["-J", "a\nb"], ["--name", "use a letter or digit"]),
     "newline in the folder": (["--runs", "a\nb"], ["a\\nb", "one line of plain text"]),
     "escape in a path": (["--cluster", "\x1b[31m/x"], ["\\x1b[31m/x", "no such file"]),
-    "name that runs": (["-J", "$(touch x)"], ["--name", "a name has letters"]),
-    "name with a slash": (["-J", "a/b"], ["--name", "a name has letters"]),
-    "tasks": (["--sbatch", "ntasks=3"], ["--sbatch", "contradicts the map", "--nodes and --gpus"]),
-    "gpus per task": (["--sbatch", "gpus-per-task=1"], ["contradicts the map", "--gpus"]),
-    "no option": (["--sbatch", "a b=1"], ["--sbatch", "'a b'", "long name"]),
+    "name that runs": (["-J", "$(touch x)"], ["--name", "use a letter or digit"]),
+    "name with a slash": (["-J", "a/b"], ["--name", "use a letter or digit"]),
+    "tasks": (
+        [*SLURM, "--sbatch", "ntasks=3"],
+        ["--sbatch", "conflicts with", "--nodes and --gpus"],
+    ),
+    "gpus per task": ([*SLURM, "--sbatch", "gpus-per-task=1"], ["conflicts with", "--gpus"]),
+    "no option": ([*SLURM, "--sbatch", "a b=1"], ["--sbatch", "'a b'", "long name"]),
     "variable of the ranks": (["--env", "RANK=1"], ["--env", "RANK", "launcher"]),
     "batch that does not divide": (["--gpus", "5"], ["global_batch 96", "such as 95 or 100"]),
     "folder in the way of a file": (["--runs", "file/runs"], ["file", "--runs", "HPCDDP_RUNS"]),
@@ -56,11 +60,11 @@ BAD = {
     ),
     "strategy of a command": (
         ["--strategy", "fsdp", "--no-snapshot", "--", "bash", "-c", "true"],
-        ["--strategy", "'fsdp'", "a command spreads its model", "leave the strategy out"],
+        ["--strategy", "'fsdp'", "a command distributes its model", "remove the strategy"],
     ),
     "option without its strategy": (
         ["--gpus", "4", "--strategy", "fsdp", "--set", "ddp.hook=bf16"],
-        ["--set", "ddp.hook is bf16", "without DDP", "leave ddp.hook out, or take ddp"],
+        ["--set", "ddp.hook is bf16", "without DDP", "remove ddp.hook, or use ddp"],
     ),
     "too many nodes": (["--cluster", "small", "--nodes", "4"], ["small.toml", "4 nodes", "has 3"]),
 }
@@ -132,3 +136,40 @@ def test_names_of_files_may_be_anything_and_run_nothing(
     ran = subprocess.run(["bash", run / "job.sbatch"], capture_output=True, check=False)
     assert ran.returncode in (0, 1)
     assert not list(site.folder.rglob("x"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["-p", "gpu", "toy"], ["--partition: requires Slurm", "--cluster local"]),
+        (["--sbatch", "mem=1G", "toy"], ["--sbatch: mem requires Slurm", "--cluster local"]),
+        (
+            ["--gpus", "2", "--no-snapshot", "--", "torchrun", "--max_restarts", "3", "t.py"],
+            ["hpcddp submit --gpus 2 --no-snapshot -- python t.py", "--max_restarts 3"],
+        ),
+        (
+            ["--no-snapshot", "--runs", "my runs", "--", "srun", "-n", "2", "./a.sh", "b"],
+            ["hpcddp submit --no-snapshot --runs 'my runs' --gpus 2 -- ./a.sh b"],
+        ),
+        (["--no-snapshot", "--", "./a.sh", "b"], ["chmod +x ./a.sh", "bash ./a.sh b"]),
+    ],
+)
+def test_what_would_do_something_else_is_refused_before_a_run_is_left(
+    site: Site, hpcddp: Command, arguments: list[str], words: list[str]
+) -> None:
+    site.write("a.sh", "")
+    done = hpcddp("submit", *arguments)
+    assert (done.code, done.out) == (2, "")
+    assert [word for word in words if word not in done.err] == []
+    assert not list(site.folder.glob("*runs"))
+
+
+def test_memory_without_a_unit_is_refused(site: Site, hpcddp: Command) -> None:
+    done = hpcddp("plan", "toy", "--memory", "80")
+    assert (done.code, done.out) == (2, "")
+    assert "--memory: memory size '80' has no unit" in done.err and "80G" in done.err
+
+
+def test_config_does_not_say_that_anything_runs(site: Site, hpcddp: Command) -> None:
+    done = hpcddp("config", "toy", "--gpus", "2")
+    assert done.code == 0 and "running" not in done.err

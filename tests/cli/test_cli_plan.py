@@ -29,7 +29,7 @@ def test_a_table_and_advice_in_80_columns(toy: Site, hpcddp: Hpcddp) -> None:
     assert {"ddp", "zero1", "hsdp", "fsdp", "tp=4,ddp", "pp=2,fsdp", "pp=2,tp=4"} <= rows.keys()
     assert rows["ddp"][:3] == ["75K", "75K", "150K"] and rows["ddp"][6] == "12"
     assert rows["fsdp"][0] == "10.1K"  # the last layer's 10 rows are 2 at most
-    assert lines[-1].startswith("ddp is the simplest, and fits: ")
+    assert lines[-1].startswith("Use ddp: it is the simplest and needs ")
 
 
 def test_json_has_bytes_and_reasons(toy: Site, hpcddp: Hpcddp) -> None:
@@ -43,7 +43,7 @@ def test_json_has_bytes_and_reasons(toy: Site, hpcddp: Hpcddp) -> None:
         "reason": "global_batch 96 does not divide over 1 x 5 = 5 ranks",
     }
     assert rows["tp=5"]["reason"] == "tp cannot divide 0 over 5 ranks: it has 256 outputs"
-    assert "5 stages of 2 parts" in rows["pp=5"]["reason"]
+    assert "cannot make 5 stages from 2 parts" in rows["pp=5"]["reason"]
     single = rows["dp"]
     assert single["memory"]["parameters"] == 4 * (64 * 256 + 256 + 2560 + 10)
     assert single["memory"]["sum"] == sum(
@@ -56,7 +56,7 @@ def test_a_profile_knows_its_gpus(toy: Site, hpcddp: Hpcddp) -> None:
     toy.profile("small", 'gpu_memory = "200K"\n')
     plan = json.loads(hpcddp("plan", "--gpus", "4", "--cluster", "small", "--json").out)
     fits = {row["strategy"]: row.get("fits") for row in plan["rows"]}
-    assert "of 200K it can have 160K" in plan["why"]
+    assert "(160 KB usable)" in plan["why"]
     assert (plan["gpu_memory"], fits["ddp"], fits[plan["recommended"]]) == (200 * 1024, False, True)
 
 
@@ -71,7 +71,7 @@ def test_one_strategy_is_looked_at_alone(toy: Site, hpcddp: Hpcddp) -> None:
     ("words", "message"),
     [
         (["nowhere"], "unknown job 'nowhere'"),
-        (["toy", "--memory", "much"], "'much' is no size of memory"),
+        (["toy", "--memory", "much"], "invalid memory size 'much'"),
         (["toy", "--gpus", "0"], "--gpus"),
         (["toy", "--gpus", "4", "--strategy", "tp=3"], "--strategy: tp=3 = 3, but there are 1 x 4"),
         (["toy", "--set", "train.lrr=1"], "did you mean train.lr?"),
@@ -94,4 +94,4 @@ def test_a_python_without_torch_is_told(
     monkeypatch.setenv("PYTHONPATH", str(toy.write("without/torch.py", missing).parent))
     done = hpcddp("plan", "toy")
     assert done.code == 2
-    assert "there is no torch in this Python" in done.err and "pip install torch" in done.err
+    assert "torch is not installed in this Python" in done.err and "install torch" in done.err

@@ -47,7 +47,7 @@ def test_json_without_hosts_says_null() -> None:
 def test_of_a_range_the_largest_map_is_shown_and_that_is_said() -> None:
     result = show("-N", "1-3", "--json")
     assert json.loads(result.stdout)["world_size"] == 3
-    assert result.stderr == "1-3 nodes: this is the map of 3\n"
+    assert result.stderr == "note: this is the map of 3 nodes (of 1-3)\n"
 
 
 def test_places_in_the_mesh_are_columns_of_what_is_wider_than_one() -> None:

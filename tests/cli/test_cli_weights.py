@@ -47,7 +47,7 @@ def test_export_writes_the_form_that_the_name_says(site: Site, hpcddp: Command) 
     one_rank(run)
     for name, load in (("w.pt", torch.load), ("w.safetensors", safetensors.torch.load_file)):
         done = hpcddp("export", "run", name)
-        line = f"{name}: the weights of run at step 2\n"
+        line = f"{name}: weights of run at step 2\n"
         assert (done.code, done.out, done.err) == (0, "", line)
         assert load(site.folder / name).keys() == {"0.weight", "0.bias", "3.weight", "3.bias"}
     refused = hpcddp("export", "run", "nowhere/w.pt")
@@ -83,10 +83,10 @@ def test_import_has_the_options_of_submit(site: Site, hpcddp: Command, weights: 
 @pytest.mark.parametrize(
     ("file", "code", "words"),
     [
-        ("gone.pt", 2, ["command line: start_from is '", "gone.pt', which is not there"]),
+        ("gone.pt", 2, ["command line: start_from is '", "gone.pt', which does not exist"]),
         ("jobs", 2, ["jobs', which is a folder", "hpcddp export"]),
-        ("cut.pt", 1, ["cut.pt: no file of weights", "copied wholly"]),
-        ("jobs/toy.toml", 1, ["jobs/toy.toml: no file of weights"]),
+        ("cut.pt", 1, ["cut.pt: not a weights file", "copied completely"]),
+        ("jobs/toy.toml", 1, ["jobs/toy.toml: not a weights file"]),
     ],
 )
 def test_a_file_that_cannot_be_read_is_told_before_anything_is_submitted(
@@ -116,7 +116,7 @@ def test_the_file_is_named_from_where_it_is_said(
     beside.unlink()
     done = hpcddp("render")
     assert done.code == 2
-    assert f"{job}: start_from is '{beside}', which is not there" in done.err
+    assert f"{job}: start_from is '{beside}', which does not exist" in done.err
     assert not site.runs.exists()
 
 
@@ -124,7 +124,7 @@ def test_a_program_takes_no_weights_from_us(site: Site, hpcddp: Command, weights
     site.slurm()
     site.job("program", 'command = ["bash", "-c", "true"]')
     done = hpcddp("import", "weights.pt", "program")
-    assert done.code == 2 and "start_from is for a task" in done.err
+    assert done.code == 2 and "start_from requires a task" in done.err
     assert not site.runs.exists()
 
 
@@ -138,7 +138,7 @@ def test_a_run_that_has_saved_needs_the_file_no_more(
     hpcddp("cancel", "last")
     refused = hpcddp("resume", "last")
     assert refused.code == 2, refused.text
-    assert f"{run.job}: start_from is '{weights}', which is not there" in refused.err
+    assert f"{run.job}: start_from is '{weights}', which does not exist" in refused.err
     saved = run.checkpoints / "step-1" / "COMPLETE"
     saved.parent.mkdir(parents=True)
     saved.touch()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import time
@@ -12,6 +13,7 @@ import pytest
 from import_hook import CALL, imported, roots
 from local_runs import end_all
 from made import made_run
+from reported import single_run
 from sites import Outcome, Site
 from terminal import Terminal
 from toy import TOY
@@ -54,15 +56,15 @@ def test_what_a_person_sees(
     write_json(run.attempt(3).error, {"rank": 1, "host": "n1", "message": "out of luck"})
     terminal = watch(columns=columns, lines=lines)
     text = terminal.until(
-        "02:54:00",  # what squeue says
+        "02:54:00 UTC",  # by squeue
         "job 17 on slurm, 2 nodes x 2 GPUs, n[1-2]", "300/400  75%", "50 s to go", "loss 0.2507",
-        "44 samples/s", "0.5 s a step", "2% of it waits for data", "attempts 3, 10 steps lost",
-        "preempted  steps 121-260  10 lost", "works      steps 251-300", "1 dead (X), 1 slow (S)",
+        "44 samples/s", "0.5 s per step", "2% of it waiting for data", "3 attempts, 10 steps lost",
+        "preempted  steps 121-260  10 lost", "running    steps 251-300", "1 dead (X), 1 slow (S)",
         "n1  0. 1X", "n2  2S 3.", "X rank 1 on n1: out of luck", "S ", "0: step 300",
         "1: <b>rank 1</b> says &amp;",
     )  # fmt: skip
     head = text.splitlines()[0]
-    assert head.startswith(f"{NAME}  RUNNING") and head.endswith("q leaves")
+    assert head.startswith(f"{NAME}  RUNNING") and head.endswith("q quits")
     assert any(0x2800 < ord(character) < 0x2900 for character in text)
     terminal.type(b"q")
     assert terminal.left() == 0
@@ -84,19 +86,17 @@ def test_it_goes_on_with_the_run_and_ends_with_it(
     assert terminal.left() == 1  # its outcome
     terminal.check_clean()
     last = terminal.raw.rpartition(b"\x1b[?1049l")[2].decode()
-    assert "FAILED" in last and "350/400" in last and "q leaves" not in last
+    assert "FAILED" in last and "350/400" in last and "q quits" not in last
 
 
 def test_another_size(run: RunDir, watch: Callable[..., Terminal]) -> None:
     terminal = watch("--every", "3600")  # the signal brings the new picture, not the time
-    terminal.until("q leaves")
+    terminal.until("q quits")
     terminal.resize(130, 30)
-    text = terminal.until(
-        "0: step 300", holds=lambda text: "q leaves" in text.splitlines()[0][100:]
-    )
-    assert "ranks 4" in next(line for line in text.splitlines() if "attempts 3" in line)
+    text = terminal.until("0: step 300", holds=lambda text: "q quits" in text.splitlines()[0][100:])
+    assert "4 ranks" in next(line for line in text.splitlines() if "3 attempts" in line)
     terminal.resize(70, 10)
-    terminal.until("q leaves", "attempts 3", holds=lambda text: "ranks" not in text)
+    terminal.until("q quits", "3 attempts", holds=lambda text: "ranks" not in text)
     terminal.type(b"q")
     assert terminal.left() == 0
 
@@ -109,7 +109,7 @@ def test_a_signal_leaves_the_terminal_clean(
     run: RunDir, watch: Callable[..., Terminal], number: signal.Signals, code: int
 ) -> None:
     terminal = watch()
-    terminal.until("q leaves")
+    terminal.until("q quits")
     assert terminal.screen.cursor.hidden
     os.kill(terminal.process.pid, number)
     assert terminal.left() == code
@@ -122,7 +122,7 @@ def test_a_signal_leaves_the_terminal_clean(
 )
 def test_keys(run: RunDir, watch: Callable[..., Terminal], keys: bytes, code: int) -> None:
     terminal = watch()
-    terminal.until("q leaves")
+    terminal.until("q quits")
     terminal.type(keys)
     assert terminal.left() == code
     terminal.check_clean()
@@ -134,12 +134,12 @@ def test_ctrl_z_gives_the_terminal_back_for_a_while(
 ) -> None:
     shell = '"$@"; echo "in the shell"; read -r word; echo "$word"; fg >/dev/null'
     terminal = watch(shell=shell)
-    terminal.until("q leaves")
+    terminal.until("q quits")
     terminal.type(b"\x1a")
     terminal.until("in the shell")
     terminal.check_clean()
     terminal.type(b"seen while typed\n")
-    terminal.until("q leaves", "0: step 300")
+    terminal.until("q quits", "0: step 300")
     terminal.type(b"q")
     assert terminal.left() == 0
     terminal.check_clean()
@@ -166,10 +166,16 @@ def test_why_it_waits(site: Site, watch: Callable[..., Terminal]) -> None:
     run.log.unlink()
     site.slurm(squeue=RUNS.format(name=NAME).replace("RUNNING|None", "PENDING|Resources"))
     terminal = watch()
-    text = terminal.until("waits: Resources")
+    text = terminal.until("waiting: Resources", "no attempt has started yet")
     assert "PENDING" in text.splitlines()[0]
     terminal.type(b"q")
     assert terminal.left() == 0
+
+
+def test_one_of_each_is_counted_as_one(site: Site, command: Callable[..., Outcome]) -> None:
+    single_run(site.runs)
+    text = command("watch", "last", LC_ALL="C.UTF-8").out
+    assert "1 node x 1 GPU, " in text and "1 attempt, 0 steps lost" in text and "1 rank " in text
 
 
 def test_a_slurm_that_hangs_holds_nobody(site: Site, watch: Callable[..., Terminal]) -> None:
@@ -214,7 +220,7 @@ def test_nothing_of_a_run_is_obeyed(site: Site, watch: Callable[..., Terminal]) 
 def test_ascii_where_nothing_else_is_known(run: RunDir, watch: Callable[..., Terminal]) -> None:
     terminal = watch(LC_ALL="C", NO_COLOR="1")
     text = terminal.until("02:54:00", "0: step 300")
-    assert text.isascii() and "####" in text and "':" in text and "- attempts 3" in text
+    assert text.isascii() and "####" in text and "':" in text and "- 3 attempts" in text
     assert b"\x1b[32m" not in terminal.raw and b"\x1b[1;32m" not in terminal.raw
     terminal.type(b"q")
     assert terminal.left() == 0
@@ -223,7 +229,7 @@ def test_ascii_where_nothing_else_is_known(run: RunDir, watch: Callable[..., Ter
 def test_a_terminal_that_cannot_be_drawn_on(run: RunDir, watch: Callable[..., Terminal]) -> None:
     terminal = watch(TERM="dumb")
     assert terminal.left() == 0
-    assert b"\x1b" not in terminal.raw and b"ranks 4" in terminal.raw and terminal.raw.isascii()
+    assert b"\x1b" not in terminal.raw and b"4 ranks" in terminal.raw and terminal.raw.isascii()
 
 
 def test_it_imports_no_framework(run: RunDir) -> None:
@@ -243,7 +249,7 @@ def test_once(run: RunDir, watch: Callable[..., Terminal]) -> None:
 def test_a_pipe_gets_one_picture(run: RunDir, command: Callable[..., Outcome]) -> None:
     done = command("watch", "last", LC_ALL="C.UTF-8")
     assert done.code == 0 and done.err == ""
-    assert "\x1b" not in done.out and "1 slow (S)" in done.out and "q leaves" not in done.out
+    assert "\x1b" not in done.out and "1 slow (S)" in done.out and "q quits" not in done.out
     assert max(map(len, done.out.splitlines())) <= 80
     assert "▒" not in command("watch", "last", COLUMNS="40", LC_ALL="C.UTF-8").out
 
@@ -263,7 +269,7 @@ def test_runs_that_are_no_good(site: Site, command: Callable[..., Outcome]) -> N
     assert missing.code == 2 and "no run 'nobody'" in missing.err
     run.attempt(3).facts.write_text("{")
     damaged = command("watch", "last")
-    assert damaged.code == 2 and "cannot be read" in damaged.err and damaged.out == ""
+    assert damaged.code == 2 and "is damaged" in damaged.err and damaged.out == ""
     run.job.write_text("[]")
     assert command("watch", "last").code == 2
 
@@ -275,6 +281,7 @@ def test_a_run_that_is_removed_meanwhile(run: RunDir, watch: Callable[..., Termi
     assert terminal.left() == 2
     terminal.check_clean()
     said = terminal.raw.rpartition(b"\x1b[?1049l")[2]
+    said = re.sub(rb"\x1b\[\d*m", b"", said)
     assert said.startswith(b"error: ") and b"Traceback" not in terminal.raw
 
 
@@ -284,7 +291,7 @@ def test_a_real_run_to_its_end(site: Site, command: Callable[..., Outcome]) -> N
     assert command("submit", "--gpus", "2", "--detach", *slowly).code == 0
     try:
         with Terminal("watch", "last", "--every", "0.2") as terminal:
-            terminal.until("RUNNING", "/150", "loss", "samples/s", "ranks 2")
+            terminal.until("RUNNING", "/150", "loss", "samples/s", "2 ranks")
             assert terminal.left() == 0
             terminal.check_clean()
             last = terminal.raw.rpartition(b"\x1b[?1049l")[2].decode()

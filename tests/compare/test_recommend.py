@@ -22,12 +22,12 @@ ROWS = [row("ddp", 60, 10), row("zero1", 40, 10), row("fsdp", 20, 10), row("tp",
 @pytest.mark.parametrize(
     ("memory", "choice", "words"),
     [
-        (90, "ddp", "ddp is the simplest, and fits: 70G of 90G."),
-        (80, "ddp", "fits with --set train.micro_batch=2: it takes 70G"),
-        (70, "zero1", "ddp needs 70G, and of 70G it can have 56G; zero1 is the simplest"),
-        (40, "fsdp", "with 30G"),
-        (30, "", "None fits into 30G, of which a job can have 24G: fsdp needs least, 30G."),
-        (0, "", "(--memory 80G)"),
+        (90, "ddp", "Use ddp: it is the simplest and needs 70 GB of 90 GB (72 GB usable)."),
+        (80, "ddp", "Use ddp with --set train.micro_batch=2: "),
+        (70, "zero1", "Use zero1: it is the simplest that fits, and needs 50 GB of 70 GB"),
+        (40, "fsdp", "needs 30 GB of 40 GB (32 GB usable); ddp needs 70 GB."),
+        (30, "", "No strategy fits in 30 GB (24 GB usable): fsdp needs least, 30 GB."),
+        (0, "", "give it with --memory, such as 80G"),
     ],
 )
 def test_the_simplest_that_fits_is_recommended(memory: int, choice: str, words: str) -> None:
@@ -37,18 +37,23 @@ def test_the_simplest_that_fits_is_recommended(memory: int, choice: str, words: 
 
 
 def test_without_memory_it_is_told_what_each_would_need() -> None:
-    assert "ddp needs a GPU with 87.5G, and fsdp needs a GPU with 37.5G" in recommend(ROWS, 0)[1]
+    assert (
+        "ddp needs a GPU with 87.5 GB, and fsdp needs a GPU with 37.5 GB" in recommend(ROWS, 0)[1]
+    )
 
 
 def test_what_cannot_be_is_not_recommended() -> None:
     bad = Candidate("ddp", None, reason="the batch does not divide")
     assert recommend([bad, *ROWS[1:]], 100 * G)[0] == "zero1"
-    assert recommend([bad], 100 * G) == ("", "None of these can be: the reasons are in the table.")
+    assert recommend([bad], 100 * G) == (
+        "",
+        "No strategy works for this job: see the reasons above.",
+    )
 
 
 def test_unknown_activations_are_mentioned() -> None:
     text, why = recommend([row("ddp", 8, None)], 80 * G)
-    assert text == "ddp" and "leave room" in why
+    assert text == "ddp" and "do not include activations" in why
 
 
 def test_dp_is_not_recommended_beside_ddp() -> None:

@@ -67,12 +67,12 @@ def test_what_fails_or_cannot_be_is_a_row_and_the_others_go_on(site: Site, hpcdd
     )
     assert (ends.pop("tp"), ends.pop("pp interleaved"), ends.pop("pp=4")) == ("refused",) * 3
     assert rows["tp"]["reason"] == "tp finds no layers to divide"
-    assert rows["pp interleaved"]["reason"].startswith("pp cannot make 4 stages of ")
+    assert rows["pp interleaved"]["reason"].startswith("pp cannot make 4 stages from ")
     assert rows["pp=4"]["reason"] == "pp=4 = 4, but there are 1 x 2 = 2 ranks"
     assert set(ends.values()) == {"done"}
     assert rows["single"]["difference"]["fp64"] == 0 and rows["single"]["step_s"] > 0
     assert [rows[name]["ranks"] for name in ends] == [1, 2, 2]
-    assert done.err.count("note: the model has Dropout: each rank draws other numbers") == 1
+    assert done.err.count("note: the model has Dropout: ranks draw different random numbers") == 1
     assert len(list(Path("kept").glob("log-*"))) == 3  # of one, of two, and behind the failure
 
 
@@ -119,8 +119,8 @@ def test_a_row_has_medians_of_the_later_steps_and_the_last_memory(
     made = [
         trial(tmp_path, "single", 0.0512, (1, 2, 3, 20_000_000, 21_000_000), 1),
         trial(tmp_path, "tp", 0.012345, (0, 0, 5, 9_000_000)),
-        Trial(Case("zero1", "zero1"), 4, reason="its ranks left", failed=True),
-        Trial(Case("pp=2,ddp=2", "pp=2,ddp=2"), 4, reason="pp cannot cut a Net"),
+        Trial(Case("zero1", "zero1"), 4, reason="its ranks ended", failed=True),
+        Trial(Case("pp=2,ddp=2", "pp=2,ddp=2"), 4, reason="pp cannot divide a Net"),
     ]
     assert made[0].done and made[1].done
     assert figures(made[1]).step == 0.012345 and figures(made[1]).memory["peak"] == 9_000_000
@@ -131,8 +131,8 @@ def test_a_row_has_medians_of_the_later_steps_and_the_last_memory(
         "single      0.0e+00  5.0e-04     4.00     3.00     8.12    21.00     2.50     51.2"
         "  one process",
         "tp          0.0e+00  5.0e-04     4.00     3.00     8.12     9.00     2.50     12.3",
-        "zero1       failed: its ranks left",
-        "pp=2,ddp=2  refused: pp cannot cut a Net",
+        "zero1       failed: its ranks ended",
+        "pp=2,ddp=2  refused: pp cannot divide a Net",
     ]
 
 
@@ -155,9 +155,9 @@ def test_what_is_wrong_with_the_job_is_told_at_once(site: Site, hpcddp: Command)
     assert done.code == 2 and "train.lr" in done.err and not done.out
     site.write("jobs/words.toml", 'command = ["python", "train.py"]\n')
     done = hpcddp("strategies", "words")
-    assert done.code == 2 and "spreads its model" in done.err and not done.out
+    assert done.code == 2 and "distributes its model" in done.err and not done.out
     done = hpcddp("strategies", "toy", "--keep", "jobs")
-    assert done.code == 2 and "jobs is there already" in done.err
+    assert done.code == 2 and "the folder jobs exists already" in done.err
 
 
 def of_this(folder: Path) -> list[str]:

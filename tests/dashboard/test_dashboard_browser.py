@@ -189,12 +189,12 @@ def test_a_damaged_run_and_one_that_is_gone_say_so(
     _, address, _ = served
     page = look().open(f"{address}/")
     page.locator("#runs a", has_text="damaged").click()
-    page.locator(".alarm", has_text="job.json: cannot be read").wait_for()
+    page.locator(".alarm", has_text="job.json: is damaged").wait_for()
     run = tmp_path / "runs" / "done-20261121-0253-a1b2"
     page.goto(f"{address}/run/{run.name}")
     page.locator(".chart canvas").first.wait_for()
     run.rename(tmp_path / "gone")
-    page.locator(".alarm", has_text="there is no such run in this folder").wait_for()
+    page.locator(".alarm", has_text="no such run in this folder").wait_for()
     assert page.locator(".chart canvas").count()  # what was drawn stays in sight
 
 
@@ -202,7 +202,7 @@ def test_a_damaged_run_and_one_that_is_gone_say_so(
 def test_a_browser_without_the_token_sees_nothing(served: Served, look: Look) -> None:
     made, address, token = served
     page = look().open(f"{address}/")
-    page.locator(".alarm", has_text="This needs the token").wait_for()
+    page.locator(".alarm", has_text="The access token is missing").wait_for()
     assert "works-" not in page.content()
     assert page.context.cookies() == []
     page.goto(f"{address}/{token}")  # as one pastes the whole address into the same tab
@@ -242,7 +242,7 @@ def test_an_empty_folder_says_what_to_do(tmp_path: Path, look: Look) -> None:
     with started("--runs", str(tmp_path / "runs"), "--port", "0") as made:
         seen = look(WIDTHS[0])
         page = seen.open(f"http://127.0.0.1:{made.port}/#token={made.token}")
-        page.locator("#empty", has_text="There is no run yet").wait_for()
+        page.locator("#empty", has_text="No runs in this folder yet").wait_for()
         assert not page.locator("#filter").is_visible() and seen.too_wide() == 0
         made_run(tmp_path / "runs", "first-1", ends=(), steps=20)
         page.locator("#runs a", has_text="first-1").wait_for()

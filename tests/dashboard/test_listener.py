@@ -40,7 +40,7 @@ def test_it_ends_clean(tmp_path: Path, number: int) -> None:
     with started("--runs", str(tmp_path / "runs"), "--socket", str(path)) as made:
         assert made.ask("/api/runs").json["runs"] == []
         assert made.end(number) == 128 + number
-        assert made.process.stderr and made.process.stderr.read() == "Ctrl-C ends it\n"
+        assert made.process.stderr and made.process.stderr.read() == "press Ctrl-C to stop\n"
     assert not path.exists()
 
 
@@ -56,7 +56,7 @@ def test_paths_that_are_no_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         (row,) = made.ask("/api/runs").json["runs"]
         assert (row["run"], row["state"]) == ("bad\ufffd", "DAMAGED")
         got = made.ask("/api/run/bad%EF%BF%BD")
-        assert got.status == 404 and "job.json: cannot be read" in got.json["error"]
+        assert got.status == 404 and "job.json: is damaged" in got.json["error"]
 
 
 def test_others_hold_so_many_connections_and_no_more(tmp_path: Path) -> None:
@@ -116,13 +116,13 @@ def test_a_socket_that_is_left_over_gives_way_and_one_that_lives_does_not(
     with started("--runs", str(site.runs), "--socket", str(path)) as made:
         assert made.ask("/api/runs").status == 200
         done = command("dashboard", "--socket", str(path))
-        assert done.code == 2 and f"{path}: a dashboard listens here already" in done.err
+        assert done.code == 2 and f"{path}: a dashboard already listens on this socket" in done.err
         assert made.ask("/api/runs").status == 200
     assert not path.exists()
 
 
 def test_what_cannot_be_listened_on(tmp_path: Path, command: Command, site: Site) -> None:
-    assert "there is no such folder" in command("dashboard").err
+    assert f"{site.runs}: no such folder" in command("dashboard").err
     site.runs.mkdir()
     (tmp_path / "file").touch()
     (tmp_path / "open").mkdir()
@@ -132,14 +132,17 @@ def test_what_cannot_be_listened_on(tmp_path: Path, command: Command, site: Site
         taken.listen()
         port = str(taken.getsockname()[1])
         wrong = {
-            ("--socket", str(tmp_path / ("x" * 107))): "a socket's path has 107 at most",
-            ("--socket", str(tmp_path / "file")): "is there, and is no socket",
-            ("--socket", str(tmp_path / "open" / "a.sock")): "others can write there",
-            ("--socket", str(tmp_path / "none" / "a.sock")): "there is no such folder",
-            ("--port", port): f"port {port}: cannot be listened on: Address already in use",
+            ("--socket", str(tmp_path / ("x" * 107))): "the path of a socket may have 107 bytes",
+            ("--socket", str(tmp_path / "file")): "this file is not a socket",
+            ("--socket", str(tmp_path / "open" / "a.sock")): "other users can write to this folder",
+            (
+                "--socket",
+                str(tmp_path / "none" / "a.sock"),
+            ): "cannot use this folder for the socket",
+            ("--port", port): f"port {port}: cannot listen here: Address already in use",
             ("--port", "70000"): "70000",
-            ("--port", "0", "--socket", "x"): "which of the two?",
-            ("--runs", str(tmp_path / "file")): "there is no such folder",
+            ("--port", "0", "--socket", "x"): "--socket and --port cannot be used together",
+            ("--runs", str(tmp_path / "file")): "not a folder",
         }
         for arguments, what in wrong.items():
             done = command("dashboard", *arguments)
@@ -154,7 +157,7 @@ def test_nobody_can_move_the_folder_of_a_socket(
         (tmp_path / name / "mine" / "own").mkdir(parents=True)
         (tmp_path / name / "mine").chmod(0o700)
     (tmp_path / "shared").chmod(0o775)  # a project's folder: its group can rename what is there
-    with pytest.raises(UserError, match="others can write there") as refused:
+    with pytest.raises(UserError, match="other users can write to this folder") as refused:
         listener.on_socket(tmp_path / "shared" / "mine" / "own" / "s").__enter__()
     assert refused.value.where == str(tmp_path / "shared")
     (tmp_path / "tmp").chmod(0o1777)
@@ -164,7 +167,7 @@ def test_nobody_can_move_the_folder_of_a_socket(
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "shared" / "mine"))
     assert tmp_path not in listener.own_path(tmp_path).parents
     (tmp_path / "loop").symlink_to("loop")
-    with pytest.raises(UserError, match="there is no such folder"):
+    with pytest.raises(UserError, match="cannot use this folder for the socket"):
         listener.on_socket(tmp_path / "loop" / "s").__enter__()
 
 
@@ -176,4 +179,5 @@ def test_without_the_extra_it_says_what_to_install(site: Site) -> None:
         capture_output=True, text=True, check=False, timeout=60,
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (2, "")
-    assert "the dashboard needs uvicorn\n  pip install 'hpcddp[dashboard]'" in done.stderr
+    assert "the dashboard needs the package uvicorn" in done.stderr
+    assert "install the extra `dashboard` of hpcddp" in done.stderr

@@ -17,7 +17,7 @@ from hpcddp.dask import DaskResultsHandler, dispatch, placement
 from hpcddp.dask.placement import WorkerInfo
 from hpcddp.errors import RankError, UserError
 
-NO_PORT = "127.0.0.1:0"  # of a web server: any
+NO_PORT = "127.0.0.1:0"  # any free port for the web server
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def client(cluster: LocalCluster) -> Iterator[Client]:
 
 
 def up(folder: Path, count: int = 2) -> list[int]:
-    """The process ids of the ranks that have said so, when there are so many."""
+    """Wait for the process ids of ``count`` ranks."""
     deadline = time.monotonic() + 60
     while len(pids := [int(p.name.partition("-")[2]) for p in folder.iterdir()]) < count:
         assert time.monotonic() < deadline
@@ -43,7 +43,7 @@ def up(folder: Path, count: int = 2) -> list[int]:
 
 
 def gone(pids: list[int]) -> bool:
-    """Whether these processes end, within a time."""
+    """Whether these processes end within a time limit."""
     deadline = time.monotonic() + 60
     while any(processes.start_of(pid) for pid in pids) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -60,7 +60,7 @@ def test_the_ranks_meet_and_answer_in_their_order(client: Client) -> None:
         for i, devices in enumerate(("4,5", "5,4"))
     ]  # fmt: skip
     left = client.run(lambda: __import__("os").environ.get("RANK"))
-    assert list(left.values()) == [None, None]  # the workers are as they were
+    assert list(left.values()) == [None, None]  # the workers have not changed
 
 
 def test_workers_that_are_threads_have_ranks_that_are_processes() -> None:
@@ -73,7 +73,7 @@ def test_workers_that_are_threads_have_ranks_that_are_processes() -> None:
     ("how", "error"),
     [
         ("kill", "was ended by SIGKILL"),
-        ("worker", "was ended with its Dask worker"),
+        ("worker", "ended together with its Dask worker"),
     ],
 )
 def test_a_rank_that_fails_ends_all_and_is_named(
@@ -106,7 +106,7 @@ def test_what_cannot_be_pickled_is_told_before_anything_runs(client: Client, par
     def fn(*args: object, **kwargs: object) -> bool:
         return held.locked()
 
-    with pytest.raises(UserError, match=r"cannot be pickled: .*lock") as caught:
+    with pytest.raises(UserError, match=r"cannot pickle .*: .*lock") as caught:
         if part == "function":
             hpcddp.dask.run(client, fn)
         elif part == "argument 1":
@@ -114,7 +114,7 @@ def test_what_cannot_be_pickled_is_told_before_anything_runs(client: Client, par
         else:
             hpcddp.dask.run(client, dask_ranks.tell, key=held)
     assert part in caught.value.what
-    assert "inside of the function" in caught.value.hint
+    assert "inside the function" in caught.value.hint
 
 
 def test_a_result_that_cannot_be_pickled_is_told(client: Client) -> None:
@@ -142,7 +142,7 @@ def test_results_arrive_once_each(client: Client, tmp_path: Path) -> None:
     expected |= {f"last-{r}": b"\0" + str(r).encode() for r in range(2)}
     own = Path(dask_ranks.__file__).read_bytes()
     assert contents == expected | {f"own-{r}.py": own for r in range(2)}
-    assert all("none of its data workers" in error for error in ranks.results())
+    assert all("cannot be called in a data worker" in error for error in ranks.results())
 
 
 def files(folder: Path) -> list[Path]:
@@ -183,7 +183,7 @@ def test_a_client_that_comes_late_and_cannot_write_one_writes_all_others(
     handler = DaskResultsHandler()
     ranks = dispatch.run(client, dask_ranks.submit, handler, 20, backend="gloo")
     wait(list(ranks.futures))
-    with pytest.raises(UserError, match=r"rank-0/7.txt: a result cannot be written"):
+    with pytest.raises(UserError, match=r"rank-0/7.txt: cannot write the result"):
         handler.process_results(tmp_path, ranks)
     assert len(files(tmp_path)) == 20 + 19 + 2 + 2
 
@@ -218,8 +218,8 @@ def test_workers_of_batch_scripts_are_ranked_host_by_host() -> None:
     ("visible", "own", "gpus"),
     [
         (("0,1,2", "0,1,2", "0,1,2"), ["0,1,2", "1,2,0", "2,0,1"], True),
-        (("0,1,2", "1,2,0", "2,0,1"), ["0,1,2", "1,2,0", "2,0,1"], True),  # by dask-cuda
-        (("GPU-a", "GPU-b", "GPU-c"), ["GPU-a", "GPU-b", "GPU-c"], True),  # by Slurm
+        (("0,1,2", "1,2,0", "2,0,1"), ["0,1,2", "1,2,0", "2,0,1"], True),  # set by dask-cuda
+        (("GPU-a", "GPU-b", "GPU-c"), ["GPU-a", "GPU-b", "GPU-c"], True),  # set by Slurm
         (("0,1", "0,1", "0,1"), ["0,1", "1,0", "0,1"], False),
         (("", "", ""), ["", "", ""], False),
     ],
@@ -243,6 +243,6 @@ def test_neither_dask_nor_torch_is_imported_before_it_is_needed() -> None:
 
 
 def test_results_of_ranks_that_have_ended_cannot_be_waited_for() -> None:
-    with pytest.raises(UserError, match="no running ranks, but a list") as caught:
+    with pytest.raises(UserError, match="got a list") as caught:
         hpcddp.dask.DaskResultsHandler().process_results("results", [1])  # type: ignore[arg-type]
     assert "hpcddp.dask.start" in caught.value.hint

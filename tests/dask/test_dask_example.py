@@ -1,4 +1,4 @@
-"""The example of dask-pytorch-ddp, as it stands in docs, from a real S3 server."""
+"""The example of dask-pytorch-ddp in docs, with a real S3 server."""
 
 import io
 import json
@@ -42,7 +42,7 @@ def server() -> Iterator[s3.Server]:
 
 
 def check(folder: Path) -> None:
-    """One file of each rank and step, and the checkpoint of step 3; nothing else."""
+    """One file for each rank and step, the checkpoint of step 3, and nothing else."""
     files = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*.*")}
     files = {name: path for name, path in files.items() if path.is_file()}
     losses_of_ranks = []
@@ -56,7 +56,7 @@ def check(folder: Path) -> None:
         assert {fact["worker"] for fact in facts} == {rank}
         losses_of_ranks.append([fact["loss"] for fact in facts])
     assert all(0 < loss < 100 for losses in losses_of_ranks for loss in losses)
-    assert losses_of_ranks[0] != losses_of_ranks[1]  # of samples of their own
+    assert losses_of_ranks[0] != losses_of_ranks[1]  # different samples on each rank
     [saved] = files
     assert re.fullmatch(rf"checkpoint-{TIME}.pkl", saved)
     weights = pickle.loads(files[saved].read_bytes())

@@ -1,4 +1,4 @@
-"""The launcher `dask` on this machine: ranks as under any other launcher, and a cluster beside."""
+"""The launcher `dask` on this machine: ranks as under other launchers, with a Dask cluster."""
 
 import json
 import sys
@@ -19,17 +19,17 @@ from hpcddp.topology import Rank
 
 __all__ = ["toy"]
 
-# One attempt: `toy` ends what a test leaves behind of it.
+# One attempt; `toy` ends the processes that a test leaves.
 ONCE = ("--set", "requeue.enabled=false")
 DDP = str(SUPPORT / "ddp_script.py")
 
-# A module that only the program's own folder has.
+# A module in the program's own folder only.
 BESIDE = """
 def tell(word):
     import torch.distributed as dist
     return [dist.get_rank(), dist.get_world_size(), word]
 """
-# A program for the cluster: tells what a client, a stranger and an observer see.
+# A program for the cluster: prints the view of a client, of a stranger and of an observer.
 PROGRAM = """
 import asyncio, json, os, stat, sys
 import psutil
@@ -157,7 +157,7 @@ def test_what_is_not_installed_is_told_before_submission(
     flags.put("launcher", "dask", "--launcher")
     with pytest.raises(UserError, match="not installed: " + " and ".join(missing)) as caught:
         site.plan(flags)
-    assert caught.value.hint == "srun works"
+    assert caught.value.hint == "install the extra `dask` of hpcddp"
 
 
 def test_it_listens_on_the_network_of_the_cluster() -> None:
@@ -165,7 +165,7 @@ def test_it_listens_on_the_network_of_the_cluster() -> None:
     first, last = (Rank(rank, 2, 0, 1, rank) for rank in range(2))
     named = {"GLOO_SOCKET_IFNAME": "lo", "MASTER_ADDR": outside}
     assert gang.address(last, named) == "127.0.0.1"
-    # A host's own name is often a loopback's: another node tells where it can be reached.
+    # A host's own name often resolves to a loopback address: the route to another node does not.
     job = {"MASTER_ADDR": "localhost", "SLURM_JOB_NODELIST": f"localhost,{outside}"}
     assert gang.address(first, job) == outside
     assert gang.address(last, {"MASTER_ADDR": outside}) == outside

@@ -1,4 +1,4 @@
-"""A training whose shards lie in a store that fails in the middle."""
+"""A training from shards in a store that fails in the middle."""
 
 from pictures import pictures, put
 from ranks import Ranks, global_steps, make_run, records, wait_for

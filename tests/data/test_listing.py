@@ -1,4 +1,4 @@
-"""Which samples a dataset has: one listing for all ranks and attempts of a run."""
+"""The samples of a dataset: one listing for all ranks and attempts of a run."""
 
 import os
 import threading
@@ -17,14 +17,14 @@ from hpcddp.topology import Rank, Topology
 
 
 def be(monkeypatch, rank):
-    """This process is a rank of 8 on 2 nodes, as a launcher says it."""
+    """Make this process a rank of 8 on 2 nodes, by a launcher's variables."""
     for name, value in Topology(2, 4).rank_of(rank).to_env().items():
         monkeypatch.setenv(name, value)
 
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    """This process is rank 0 of a run."""
+    """Make this process rank 0 of a run."""
     folder = make_run(tmp_path / "job")
     monkeypatch.setenv("HPCDDP_RUN_DIR", str(folder.path))
     be(monkeypatch, 0)
@@ -74,7 +74,7 @@ def test_outside_of_a_run_nothing_is_written(folder, tmp_path, monkeypatch):
 
 
 def test_other_ranks_wait_for_the_first_and_read_what_it_published(run, folder, monkeypatch):
-    """Even those that would find more."""
+    """Also ranks that would find more samples."""
     path = run.listing(listings.name_of(str(folder)))
     own = ImageFolder(folder)._listing
     path.unlink()
@@ -103,7 +103,7 @@ SRUN = {"SLURM_NTASKS": "8", "SLURM_LOCALID": "1", "SLURM_TASKS_PER_NODE": "4(x2
     ({"RANK": "5"}, True),
 ])  # fmt: skip
 def test_the_first_rank_lists_whatever_started_it(run, folder, monkeypatch, environ, first):
-    """srun sets no RANK: thousands of ranks would list one store."""
+    """srun does not set RANK: otherwise thousands of ranks would list one store."""
     for name in Rank(0, 1, 0, 1, 0).to_env():
         monkeypatch.delenv(name)
     for name, value in environ.items():
@@ -156,7 +156,7 @@ def test_a_rank_that_stood_still_itself_looks_before_it_gives_up(run, tmp_path, 
 
 
 def test_what_each_node_has_in_another_place_has_one_listing(run, folder, tmp_path, monkeypatch):
-    """Staged data: the second node finds the first one's, and never lists."""
+    """Staged data: the second node reads the first node's listing, and never lists."""
     monkeypatch.setenv("HPCDDP_STAGE", str(tmp_path))
     before = numbers(ImageFolder(folder))
     other = put(tmp_path / "node2" / "images", pictures() | {"cat/zz.png": b"new"})
@@ -192,7 +192,7 @@ def test_a_damaged_listing_is_told(run, folder, damage):
     ImageFolder(folder)
     path = run.listings / published(run)[0]
     path.write_text(damage(path.read_text()))
-    with pytest.raises(RunError, match="is damaged") as error:
+    with pytest.raises(RunError, match="damaged listing") as error:
         ImageFolder(folder)
     assert error.value.where == str(path)
 
@@ -207,11 +207,11 @@ def test_a_listing_of_many_samples_is_a_few_arrays():
 
 
 BAD = {
-    "nothing": ([], "there is nothing below it", ""),
-    "images without a class": (["1.jpg", "2.jpg"], "there is no folder of a class", ""),
-    "a class without images": (["a/1.jpg", "b/1.txt"], "there is no image in it", "/b"),
-    "an empty class": (["a/1.jpg", "b/"], "there is no image in it", "/b"),
-    "no images at all": (["b/1.txt"], "there is no image in it", "/b"),
+    "nothing": ([], "no files found", ""),
+    "images without a class": (["1.jpg", "2.jpg"], "no class folders found", ""),
+    "a class without images": (["a/1.jpg", "b/1.txt"], "no images in this class folder", "/b"),
+    "an empty class": (["a/1.jpg", "b/"], "no images in this class folder", "/b"),
+    "no images at all": (["b/1.txt"], "no images found", "/b"),
 }  # fmt: skip
 
 
@@ -228,7 +228,7 @@ def test_a_folder_that_is_not_as_it_must_be_is_told(tmp_path, kind):
 
 
 def test_a_folder_with_the_name_of_an_image_is_none(tmp_path, s3_server, monkeypatch):
-    """Also where a store says only that there is one."""
+    """Also where a store reports only the folder."""
     names = ["cat/1.png", "cat/2.png/", "cat/2.png/x.png", "dog.jpg/1.png"]
     for name in names:
         (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
@@ -244,7 +244,7 @@ def test_a_folder_with_the_name_of_an_image_is_none(tmp_path, s3_server, monkeyp
 
 
 def test_a_folder_that_is_not_there_is_told(tmp_path):
-    with pytest.raises(UserError, match="is not there") as error:
+    with pytest.raises(UserError, match="not found") as error:
         ImageFolder(tmp_path / "none")
     assert error.value.where == str(tmp_path / "none")
 

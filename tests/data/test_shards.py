@@ -1,4 +1,4 @@
-"""Tar shards: what pack writes, what others write, and how they are read."""
+"""Tar shards: those of pack, those of other programs, and reading them."""
 
 import errno
 import io
@@ -31,7 +31,7 @@ def images(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def packed(images, tmp_path_factory):
-    """In shards of about ten images."""
+    """Shards of about ten images."""
     target = tmp_path_factory.mktemp("packed") / "new"
     (images / "cat" / "notes.txt").unlink()
     (images / "cat").rmdir()
@@ -54,7 +54,7 @@ def server(stored, monkeypatch):
 
 
 class Kept:
-    """A cache of files in a folder, as small as can be."""
+    """A minimal cache of files in a folder."""
 
     def __init__(self, path):
         self.path, self.fetched = path, []
@@ -70,7 +70,7 @@ class Kept:
 
 
 class Full:
-    """A cache without room."""
+    """A cache that is full."""
 
     def get(self, key, size, fetch):
         return None
@@ -122,21 +122,21 @@ def test_a_number_is_a_class_of_the_index_also_in_a_shard_that_it_does_not_have(
     }
     write_tar(tmp_path / "shard-more.tar", {**more, "d/y.cls": b"b b"})
     dataset = ImageFolder(tmp_path)
-    assert dataset.classes == ["3", *MANY]  # the folder's name is no number of a class
+    assert dataset.classes == ["3", *MANY]  # the folder's name is not a class number
     labels = dict(numbers(dataset))
     named = {number: dataset.classes[label] for number, label in labels.items()}
     assert (named[999], named[998], named[997]) == ("c", "b b", "3")
     before = ImageFolder(packed)
     assert {n: before.classes[label] for n, label in numbers(before)}.items() <= named.items()
     write_tar(tmp_path / "shard-more.tar", {"x.png": picture(999), "x.cls": b"4"})
-    with pytest.raises(UserError, match=r"class 4 in it is none of the 4 of index\.json") as error:
+    with pytest.raises(UserError, match=r"class 4 is not in index\.json, which has 4") as error:
         ImageFolder(tmp_path)
     assert error.value.where == f"{tmp_path}/shard-more.tar"
 
 
 @pytest.mark.parametrize("kept", [False, True])
 def test_a_shard_that_was_cut_since_it_was_listed_is_told(packed, tmp_path, kept):
-    """Also where it was open meanwhile."""
+    """Also where the shard was open before."""
     for file in packed.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     dataset = ImageFolder(tmp_path)
@@ -144,14 +144,14 @@ def test_a_shard_that_was_cut_since_it_was_listed_is_told(packed, tmp_path, kept
     if kept:
         dataset[last]
     os.truncate(tmp_path / "shard-000000.tar", 5000)
-    with pytest.raises(UserError, match="it has changed since it was listed") as error:
+    with pytest.raises(UserError, match="the data changed after it was listed") as error:
         dataset[last]
     assert error.value.where == f"{tmp_path}/shard-000000.tar"
     assert dataset[last + 1][1] == dataset.targets[last + 1]
 
 
 def test_what_an_open_file_does_not_give_is_asked_for_anew(server, tmp_path, monkeypatch):
-    """As where the cache's disk fails."""
+    """Such as after a failure of the cache's disk."""
     dataset = ImageFolder("s3://shards/x", number_of, cache=Kept(tmp_path))
     wanted = dataset[4]
 
@@ -184,7 +184,7 @@ def test_a_node_fetches_a_shard_once_whole(server, tmp_path):
 def test_many_nodes_take_a_shard_whole_only_where_all_of_them_are_kept(
     server, tmp_path, monkeypatch, nodes, limit, whole
 ):
-    """Each would fetch the whole dataset in every epoch, for its part of it."""
+    """Otherwise each node would fetch the whole dataset in every epoch, and use a part of it."""
     for name, value in Topology(nodes, 2).rank_of(3).to_env().items():
         monkeypatch.setenv(name, value)
     kept = Kept(tmp_path)
@@ -293,13 +293,13 @@ def test_one_shard_and_patterns_of_shards_are_roots(packed):
     assert len(ImageFolder(packed / "shard-000002.tar")) == each[2]
     some = ImageFolder(f"{packed}/shard-{{000001..000003}}.tar")
     assert some.groups.tolist() == each[1:4]
-    with pytest.raises(UserError, match="there is no such shard, nor 3 more") as error:
+    with pytest.raises(UserError, match=r"shard not found \(3 more are missing\)") as error:
         ImageFolder(f"{packed}/shard-{{000001..{len(each) + 3:06}}}.tar")
     assert error.value.where == f"{packed}/shard-{len(each):06}.tar"
 
 
 def test_what_lies_beside_a_named_shard_is_not_looked_at(packed, server, tmp_path, monkeypatch):
-    """It may be much, or not to be read."""
+    """There may be many other files, or unreadable ones."""
     for name in ("shard-000002.tar", "shard-000003.tar", "index.json"):
         (tmp_path / name).write_bytes((packed / name).read_bytes())
 
@@ -308,12 +308,12 @@ def test_what_lies_beside_a_named_shard_is_not_looked_at(packed, server, tmp_pat
 
     monkeypatch.setattr(os, "scandir", closed)
     server.door.answer(403, "AccessDenied", to="prefix=x%2F HTTP")
-    with pytest.raises(UserError, match="may not be read"):
+    with pytest.raises(UserError, match="access denied"):
         ImageFolder("s3://shards/x")
     for root in (tmp_path, "s3://shards/x"):
         assert len(ImageFolder(f"{root}/shard-000002.tar").groups) == 1
         assert len(ImageFolder(f"{root}/shard-{{000002..000003}}.tar").groups) == 2
-        with pytest.raises(UserError, match="there is no such shard"):
+        with pytest.raises(UserError, match="shard not found"):
             ImageFolder(f"{root}/shard-00000.tar")
 
 
@@ -324,7 +324,7 @@ def test_shards_of_any_store_are_asked_for_one_by_one_or_listed(packed, monkeypa
     for name in ("shard-000001.tar", "shard-000002.tar", "shard-000003.tar", "index.json"):
         memory.pipe(f"/few/{name}", (packed / name).read_bytes())
     assert len(ImageFolder("memory://few/shard-{000002..000003}.tar").groups) == 2
-    with pytest.raises(UserError, match="there is no such shard"):
+    with pytest.raises(UserError, match="shard not found"):
         ImageFolder("memory://few/shard-{000003..000004}.tar")
 
 
@@ -334,11 +334,14 @@ def test_braces_stand_for_what_a_shell_makes_of_them():
 
 
 BROKEN = {
-    "text": (lambda p: p.write_bytes(b"no tar" * 999), "cannot be read as a tar file"),
-    "cut": (lambda p: p.write_bytes(p.read_bytes()[:560]), "cannot be read as a tar"),
-    "no images": (lambda p: write_tar(p, {"a/1.txt": b""}), "there is no image in its shards"),
-    "no class": (lambda p: write_tar(p, {"1.png": picture(1)}), "1.png in it has no class"),
-    "bad class": (lambda p: write_tar(p, {"1.png": b"", "1.cls": b" \n"}), "1.cls in it holds"),
+    "text": (lambda p: p.write_bytes(b"no tar" * 999), "invalid tar file"),
+    "cut": (lambda p: p.write_bytes(p.read_bytes()[:560]), "invalid tar file"),
+    "no images": (lambda p: write_tar(p, {"a/1.txt": b""}), "no images in the shards"),
+    "no class": (lambda p: write_tar(p, {"1.png": picture(1)}), "1.png has no class"),
+    "bad class": (
+        lambda p: write_tar(p, {"1.png": b"", "1.cls": b" \n"}),
+        "1.cls contains neither",
+    ),
 }
 
 
@@ -356,7 +359,7 @@ def test_a_bad_image_in_a_shard_is_named_and_skipped(tmp_path, capfd):
     write_tar(
         tmp_path / "0.tar", {"a/1.png": b"no image", "b/2.png": picture(2), "a/3.png": picture(3)}
     )
-    with pytest.raises(UserError, match="cannot be read as an image") as error:
+    with pytest.raises(UserError, match="invalid image") as error:
         ImageFolder(tmp_path)[0]
     assert error.value.where == f"{tmp_path}/0.tar: a/1.png"
     assert ImageFolder(tmp_path, number_of, on_bad="skip")[0] == (3, 0)
@@ -379,14 +382,19 @@ def test_the_command_packs_from_a_store(server, tmp_path):
 
 def test_the_command_tells_what_is_wrong(images, packed, tmp_path):
     for words, message in (
-        (["pack", str(tmp_path / "none"), str(tmp_path / "new")], "is not there"),
-        (["pack", str(images), str(packed)], "is not empty"),
+        (["pack", str(tmp_path / "none"), str(tmp_path / "new")], "not found"),
+        (["pack", str(images), str(packed)], "the target folder is not empty"),
     ):
         done = command(*words)
         assert done.returncode == 2 and message in done.stderr
-    for size, target, message in (("0", "new", "no size"), ("x", "new", "no size"),
-                               ("1M", "s3://b/x", "no local folder")):  # fmt: skip
+    invalid = "invalid shard size"
+    for size, target, message in (
+        ("0", "new", invalid),
+        ("x", "new", invalid),
+        ("80", "new", "has no unit"),
+        ("1M", "s3://b/x", "must be a local folder"),
+    ):
         with pytest.raises(UserError, match=message):
             pack(images, tmp_path / target if "://" not in target else target, size)
-    with pytest.raises(UserError, match="holds shards already"):
+    with pytest.raises(UserError, match="already contains shards"):
         pack(packed, tmp_path / "again")

@@ -35,7 +35,7 @@ def always() -> bool:
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """A folder as people have it: hidden files, links, a circle, a link to nothing, a socket."""
+    """A typical folder: hidden files, links, a cycle, a broken link, a socket."""
     root = tmp_path / "proj" / "pets"
     (root / "cats").mkdir(parents=True)
     (root / "empty").touch()
@@ -66,7 +66,7 @@ def test_files_folders_and_links_are_copied_once(tmp_path: Path, source: Path, c
     node.mkdir()
     made = StagedCopy(node, [str(source), f"{single}"], 1)
     assert made.copy(always)
-    assert "staged 10.3K in" in capfd.readouterr().out
+    assert "staged 10.3 KB in" in capfd.readouterr().out
     assert (node / "one file.tar").read_bytes() == b"x" * 1000
     copy = node / "pets"
     assert (copy / "run.sh").stat().st_mode & 0o777 == 0o755
@@ -78,7 +78,7 @@ def test_files_folders_and_links_are_copied_once(tmp_path: Path, source: Path, c
         assert (copy / "cats" / name).read_bytes() == (copy / "linked" / name).read_bytes() == data
     before = {path: path.stat().st_ino for path in node.rglob("*.jpg")}
     assert StagedCopy(node, [str(source), f"{single}"], 1).copy(always)
-    assert "all of it was there already" in capfd.readouterr().out
+    assert "all of it already present" in capfd.readouterr().out
     assert {path: path.stat().st_ino for path in node.rglob("*.jpg")} == before
 
 
@@ -88,9 +88,9 @@ def test_what_has_changed_is_copied_anew(tmp_path: Path, source: Path) -> None:
     StagedCopy(node, [str(source)], 1).copy(always)
     kept = (node / "pets/cats/2.jpg").stat().st_ino
     one = source / "cats/1.jpg"
-    one.write_bytes(b"y" * one.stat().st_size)  # of the same size, and newer
+    one.write_bytes(b"y" * one.stat().st_size)  # with the same size, but newer
     (source / "cats/new.jpg").write_bytes(b"new")
-    (node / "pets/cats/3.jpg").write_bytes(b"cut")  # somebody wrote into the copy
+    (node / "pets/cats/3.jpg").write_bytes(b"cut")  # another program wrote into the copy
     StagedCopy(node, [str(source)], 1).copy(always)
     assert (node / "pets/cats/1.jpg").read_bytes() == one.read_bytes()
     assert (node / "pets/cats/new.jpg").read_bytes() == b"new"
@@ -135,7 +135,7 @@ def test_a_big_file_goes_on_where_a_kill_cut_it(tmp_path: Path) -> None:
     assert 4 << 20 <= begun < BIG
     assert (node / "big.tar").read_bytes() == big.read_bytes()
     assert not (node / ".parts").exists()
-    assert "of it were there already" in done.stdout
+    assert "of it already present" in done.stdout
 
 
 def test_it_stops_when_it_is_not_wanted(tmp_path: Path, source: Path) -> None:
@@ -176,7 +176,7 @@ def test_a_source_that_changes_meanwhile_or_is_not_there_is_named(
 ) -> None:
     node = tmp_path / "node"
     node.mkdir()
-    with pytest.raises(UserError, match=r"no such folder.*cannot be staged"):
+    with pytest.raises(UserError, match=r"no such folder.*cannot stage"):
         StagedCopy(node, [str(tmp_path / "no such folder")], 1).copy(always)
     look = StagedCopy._look
 
@@ -186,7 +186,7 @@ def test_a_source_that_changes_meanwhile_or_is_not_there_is_named(
         return missing
 
     monkeypatch.setattr(StagedCopy, "_look", cut)
-    with pytest.raises(StageError, match=r"(cats|linked)/5.jpg: had 105 bytes and now gives 3"):
+    with pytest.raises(StageError, match=r"(cats|linked)/5.jpg: expected 105 bytes, got 3"):
         StagedCopy(node, [str(source)], 1).copy(always)
 
 
@@ -216,14 +216,14 @@ def test_a_disk_without_room_is_told_with_both_numbers(tmp_path: Path) -> None:
     if not (within := mounts()):  # the numbers at least
         made = StagedCopy(node, [str(big)], 1)
         made._need = 1 << 60
-        with pytest.raises(UserError, match="more are to be staged"):
+        with pytest.raises(UserError, match="no space to stage"):
             made._check_room()
         return
     done = subprocess.run([*within, sys.executable, "-c", SMALL, big, node],
                           capture_output=True, text=True, check=True)  # fmt: skip
     before, _, after = done.stdout.partition("\n  ")
-    assert "48M more are to be staged, and 4M of memory are free" in before
-    assert "are free" in after and "TMPDIR" in after
+    assert "48 MB needed, 4 MB of memory free" in before
+    assert "of memory free" in after and "TMPDIR" in after
 
 
 def test_what_is_staged_in_memory_counts_as_the_jobs(tmp_path: Path, monkeypatch) -> None:
@@ -233,12 +233,12 @@ def test_what_is_staged_in_memory_counts_as_the_jobs(tmp_path: Path, monkeypatch
     (tmp_path / "mounts").write_text(f"none {node} tmpfs rw 0 0\n")
     monkeypatch.setattr(disk, "MOUNTS", tmp_path / "mounts")
     monkeypatch.setattr(cgroups, "memory_left", lambda: 30_000.0)
-    with pytest.raises(UserError, match="of memory are free"):
+    with pytest.raises(UserError, match="of memory free"):
         StagedCopy(node, [str(tmp_path / "big")], 1).copy(always)
 
 
 def test_a_store_is_staged_too(tmp_path: Path, s3_server: Any, monkeypatch) -> None:
-    """Also one object of it, and also if it is away for a moment."""
+    """Also a single object, and also while the store does not answer for a moment."""
     for name, value in s3_server.environ.items():
         monkeypatch.setenv(name, value)
     s3_server.door.open()
@@ -253,17 +253,17 @@ def test_a_store_is_staged_too(tmp_path: Path, s3_server: Any, monkeypatch) -> N
     assert StagedCopy(tmp_path, entries, 30).copy(always)
     assert (tmp_path / "pets/x/1.jpg").read_bytes() == b"two"
     assert (tmp_path / "big.tar").stat().st_ino == before
-    with pytest.raises(UserError, match="nothing to stage"):
+    with pytest.raises(UserError, match="no objects to stage"):
         StagedCopy(tmp_path, ["s3://staged/a/dogs"], 1).copy(always)
     s3_server.put("sly", {"p/../../../out": b"x"})
-    with pytest.raises(UserError, match="outside of the folder"):
+    with pytest.raises(UserError, match="leads out of the staging folder"):
         StagedCopy(tmp_path, ["s3://sly/p"], 1).copy(always)
 
 
 def test_one_object_of_a_store_is_staged_without_a_look_at_the_others(
     tmp_path: Path, s3_server: Any, monkeypatch
 ) -> None:
-    """Who may read one object may not list all of the bucket, which may be large."""
+    """Credentials for one object may not allow listing the bucket, which may be large."""
     import fsspec
 
     for name, value in s3_server.environ.items():
@@ -274,14 +274,14 @@ def test_one_object_of_a_store_is_staged_without_a_look_at_the_others(
     s3_server.door.open()
     s3_server.door.answer(403, "AccessDenied", to="prefix= HTTP")
     try:
-        with pytest.raises(UserError, match="may not be read"):
+        with pytest.raises(UserError, match="access denied"):
             StagedCopy(tmp_path, ["s3://one"], 1).copy(always)
         entries = ["s3://one/weights.tar", "memory://one/pets.tar"]
         assert StagedCopy(tmp_path, entries, 1).copy(always)
     finally:
         s3_server.door.open()
     assert contents(tmp_path) == {"weights.tar": b"right", "pets.tar": b"pets"}
-    with pytest.raises(UserError, match="nothing to stage"):
+    with pytest.raises(UserError, match="no objects to stage"):
         StagedCopy(tmp_path, ["memory://one/dogs.tar"], 1).copy(always)
 
 
@@ -323,7 +323,7 @@ def test_what_runs_that_are_over_left_goes(tmp_path: Path) -> None:
         "trains unseen": (claims.mark(), 20),
         "trains elsewhere": ("7-7-00000000", 5),
     }
-    for name, (who, age) in days.items():  # their runs' folder is not to be seen from here
+    for name, (who, age) in days.items():  # the folder of their runs is not visible here
         shutil.rmtree(runs[name].path)
         write_json(folders[name] / ".owner", {"who": who, "turn": ""})
         for path in (folders[name] / ".owner", folders[name].parent):
@@ -335,7 +335,7 @@ def test_what_runs_that_are_over_left_goes(tmp_path: Path) -> None:
     }  # fmt: skip
     owner = json.loads((own / ".owner").read_text())
     assert owner["who"] == claims.mark()
-    same = RunDir(tmp_path / "b" / "new")  # of the same name
+    same = RunDir(tmp_path / "b" / "new")  # with the same name
     same.path.mkdir(parents=True)
     assert folder_of(same, rank, local=False, environ=environ) != folders["new"]
     two = [folder_of(same, Rank(n, 2, 0, 1, n), local=True, environ=environ) for n in (0, 1)]
@@ -345,11 +345,11 @@ def test_what_runs_that_are_over_left_goes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("entries", "what"),
     [
-        (["/"], "no name"),
-        ([""], "no name"),
-        (["/proj/.."], "no name"),
-        (["s3://"], "no name"),
-        (["/proj/pets", "s3://bucket/pets/"], "both called pets"),
+        (["/"], "does not end in a name"),
+        ([""], "does not end in a name"),
+        (["/proj/.."], "does not end in a name"),
+        (["s3://"], "does not end in a name"),
+        (["/proj/pets", "s3://bucket/pets/"], "have the same name 'pets'"),
     ],
 )
 def test_entries_without_a_name_of_their_own_are_refused(entries: list[str], what: str) -> None:
@@ -358,7 +358,7 @@ def test_entries_without_a_name_of_their_own_are_refused(entries: list[str], wha
 
 
 def test_the_dataset_names_what_is_staged(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"dataset.root is '\$STAGE/pets', but nothing is staged"):
+    with pytest.raises(UserError, match=r"dataset.root is '\$STAGE/pets', but data.stage is empty"):
         names.check([], {"root": "$STAGE/pets"}, {})
     names.check(["/proj/pets"], {"root": "${STAGE}/pets"}, {})
     assert names.placed(["pets", "/a", "s3://b/c", "$SCRATCH/d"], tmp_path) == [

@@ -1,4 +1,4 @@
-"""Whole runs that stage their data first, on two virtual nodes of this machine."""
+"""Whole runs that stage data, on two virtual nodes of this machine."""
 
 import os
 import signal
@@ -84,14 +84,14 @@ def wait(good: Callable[[], bool]) -> None:
 
 
 def held(site: Site, times: int) -> None:
-    """Until so many copies have begun."""
+    """Wait until this many copies have started."""
     wait(
         lambda: any(site.runs.glob("*/log")) and run_of(site).log.read_text().count("held") >= times
     )
 
 
 def ended(site: Site) -> list[ledger.Attempt]:
-    """The attempts, when all is over."""
+    """Wait for the end of the run; return its attempts."""
     run = run_of(site)
     wait(lambda: (last := ledger.last(run)) is not None and last.action == "none")
     return ledger.attempts(run)
@@ -105,7 +105,7 @@ def run_of(site: Site) -> RunDir:
 def test_a_task_that_is_preempted_while_it_stages_comes_back(
     site: Site, pets: Path, gate: Path, command: Command
 ) -> None:
-    """Each node has its own copy, which all of its ranks read, and which goes when all is done."""
+    """Each node has its own copy. All its ranks read that copy; it is removed at the end."""
     site.job("toy", JOB, READS)
     command("submit", "--nodes", "2", "--gpus", "2", "--detach")
     held(site, 2)
@@ -121,7 +121,7 @@ def test_a_task_that_is_preempted_while_it_stages_comes_back(
     folders = {Path(root).parent for root, _ in read}
     assert len(folders) == 2 and {text for _, text in read} == {"meow"}
     assert {folder.parent.parent for folder in folders} == {pets} and not any(pets.iterdir())
-    assert out.count("staged 4B in") == 2
+    assert out.count("staged 4 B in") == 2
 
 
 def test_a_task_whose_source_is_not_there_fails_once(
@@ -130,8 +130,8 @@ def test_a_task_whose_source_is_not_there_fails_once(
     site.job("toy", JOB.replace("proj/pets", "proj/dogs/pets"), READS)
     done = command("submit", "--nodes", "2", "--gpus", "2")
     assert done.code == 1
-    assert "proj/dogs/pets is not here; the nodes must have it" in done.err
-    assert "cannot be staged: No such file or directory" in done.err
+    assert "proj/dogs/pets does not exist on this machine, but must exist on the nodes" in done.err
+    assert "cannot stage: No such file or directory" in done.err
     assert "Traceback" not in done.text
     assert [a.cause for a in ledger.attempts(run_of(site))] == ["mistake"]
 
@@ -145,11 +145,11 @@ def submit(command: Command, nodes: int, launcher: str, *more: str) -> Outcome:
 def test_a_program_finds_what_was_staged(
     site: Site, pets: Path, gate: Path, command: Command
 ) -> None:
-    """Preempted while it staged, it comes back."""
+    """A run that is preempted during staging is requeued."""
     site.write("train.py", TELL)
     submit(command, 2, "spawn", "--detach")
     held(site, 2)
-    assert run_of(site).attempt(1).staging.exists()  # nobody counts the time in which ranks meet
+    assert run_of(site).attempt(1).staging.exists()  # without a limit on the time to the rendezvous
     command("preempt", "last")
     wait(lambda: len(run_of(site).all_attempts()) == 2)
     gate.unlink()
@@ -185,18 +185,18 @@ def test_a_program_whose_source_is_not_there_fails_once(
     site.write("train.py", TELL)
     words = ("--set", "data.stage=nowhere/pets", "--", sys.executable, "train.py")
     done = command("submit", "--gpus", "2", "--no-snapshot", *words)
-    assert done.code == 1 and "cannot be staged: No such file" in done.text
+    assert done.code == 1 and "cannot stage: No such file" in done.text
     assert "Traceback" not in done.text
     assert [a.cause for a in ledger.attempts(run_of(site))] == ["mistake"]
 
 
 def test_nobody_waits_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(StageError, match="nobody began"):
+    with pytest.raises(StageError, match="local rank 0 did not start to stage"):
         node_wait._follow(tmp_path, "1-5", 0.0, lambda: True)
-    gone = f"{os.getpid()}-0"  # the id of a process that was another one
+    gone = f"{os.getpid()}-0"  # the PID of another process
     write_json(tmp_path / ".owner", {"who": gone, "turn": "1-5"})
     monkeypatch.setattr(node_wait, "SILENT", 0.0)
-    with pytest.raises(StageError, match="is gone"):
+    with pytest.raises(StageError, match="local rank 0 ended"):
         node_wait._follow(tmp_path, "1-5", 9.0, lambda: True)
     write_json(tmp_path / ".owner", {"who": claims.mark(), "turn": "1-5"})
     late = time.monotonic() + 0.5
@@ -210,10 +210,10 @@ def test_what_contradicts_is_refused_before_it_is_submitted(
     site: Site, hpcddp: Callable[..., Outcome]
 ) -> None:
     for text, what in (
-        (JOB.replace('data.stage = "proj/pets"\n', ""), "nothing is staged"),
-        (JOB.replace('"proj/pets"', '["a/pets", "s3://b/pets"]'), "are both called pets"),
-        (JOB + 'data.cache = "much"\n', "'much' is no size of a cache"),
-        (JOB + 'data.cache = ""\n', "'' is no size of a cache"),
+        (JOB.replace('data.stage = "proj/pets"\n', ""), "data.stage is empty"),
+        (JOB.replace('"proj/pets"', '["a/pets", "s3://b/pets"]'), "have the same name 'pets'"),
+        (JOB + 'data.cache = "much"\n', "invalid cache size 'much'"),
+        (JOB + 'data.cache = ""\n', "invalid cache size ''"),
     ):
         site.job("toy", text, READS)
         done = hpcddp("submit", "--dry-run")
@@ -237,7 +237,7 @@ def test_a_store_that_is_away_is_no_hang(
     site.job("toy", text, READS)
     done = hpcddp("submit", "--dry-run")
     assert done.code == 0, done.text
-    assert ("set it to 270 or more" in done.text) == warned
+    assert ("set train.hang_seconds to 270 or more" in done.text) == warned
     defaults = spec.JobSpec("x")
     assert caches.WAIT < defaults.train.hang_seconds > defaults.data.retry_seconds
 

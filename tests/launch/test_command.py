@@ -81,7 +81,11 @@ def test_status_tells_when_it_comes_back(site: Site, command: Command) -> None:
     command("submit", "--detach", "--set", "requeue.crashes=7", *words)
     until(command, lambda s: s["state"] == "RUNNING")
     policy = next(x for x in command("status").out.splitlines() if x.startswith("policy"))
-    assert "7 crashes" in policy and "3 time limits" in policy and policy.endswith("begins anew")
+    assert (
+        "7 crashes" in policy
+        and "3 time limits" in policy
+        and policy.endswith("its command starts again")
+    )
     command("cancel", "last")
     until(command, lambda s: s["state"] == "CANCELLED")
     assert "policy" not in command("status").out
@@ -106,8 +110,8 @@ def test_after_a_preemption_it_begins_again_as_the_job_says(site: Site, command:
 @pytest.mark.parametrize(
     ("words", "what"),
     [
-        (["no-such-program"], "there is no program 'no-such-program'"),
-        ([], "there is no command after --"),
+        (["no-such-program"], "program 'no-such-program' not found"),
+        ([], "no command after --"),
     ],
 )
 def test_what_cannot_be_found_is_told_before(
@@ -140,7 +144,7 @@ def test_a_job_that_submits_another_leaves_it_nothing_of_its_own(
 def test_a_program_is_nothing_for_a_debugger(site: Site, command: Command) -> None:
     Path(site.folder, "jobs/mine.toml").write_text(f"command = [{sys.executable!r}]\n")
     done = command("run", "mine")
-    assert done.code == 2 and "the job has a command, and no task" in done.err
+    assert done.code == 2 and "requires a task, and the job has a command" in done.err
 
 
 def test_a_job_file_may_name_a_program(site: Site, command: Command) -> None:
@@ -162,6 +166,66 @@ def test_a_job_has_a_task_or_a_program(site: Site) -> None:
         jobfile.file_layer(path)
 
 
+FILE = "hpcddp.py"
+
+
+def started(site: Site, command: Command, make: str) -> tuple[str, list[str | None]]:
+    """Break a script after its submission; the job's output, and the attempts' causes."""
+    site.write("train.py", "#!/bin/sh\nexit 0\n").chmod(0o755)
+    site.write("jobs/mine.toml", 'command = ["./train.py"]\ngpus = 2\n[env]\nX = "1"\n')
+    site.write("mine.sh.j2", "{% extends 'local.sh.j2' %}{% block setup %}{{ super() }}\n"
+               f"{make}\n{{% endblock %}}")  # fmt: skip
+    done = command("submit", "mine", "--no-snapshot", "--set", "template=mine.sh.j2")
+    assert done.code == 1, done.text
+    (path,) = site.runs.iterdir()
+    return command("logs").out, [a.cause for a in ledger.attempts(RunDir(path))]
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        ("/bin/chmod -x train.py",
+         "cannot start ./train.py: Permission denied|chmod +x ./train.py`; or: -- python "),
+        ("echo true >train.py", "./train.py: Exec format error|its first line must name"),
+        ("echo '#!/no/such' >train.py", "No such file or directory|interpreter in its first line"),
+        ("/bin/rm train.py", "No such file or directory|is the file there on every node?"),
+    ],
+)  # fmt: skip
+def test_a_script_that_cannot_be_executed_is_a_user_error(
+    site: Site, command: Command, make: str, words: str
+) -> None:
+    """./train.py without its x bit, and its like."""
+    said, causes = started(site, command, make)
+    assert all(word in said for word in words.split("|")), said
+    assert causes == ["mistake"] and "Traceback" not in said
+
+
+@pytest.mark.parametrize("launcher", ["spawn", "fork"])
+def test_a_file_hpcddp_py_of_a_users_own_breaks_no_job(
+    site: Site, command: Command, launcher: str
+) -> None:
+    """torch calls hpcddp as it is imported, and would look for it in that file."""
+    site.write(FILE, "raise RuntimeError('not the package')\n")
+    site.write("train.py", "import torch\nprint('torch is here')\n")
+    size = ("--gpus", "2", "--no-snapshot", "--launcher", launcher)
+    done = command("submit", *size, "--", sys.executable, "train.py")
+    assert done.code == 0 and done.text.count("torch is here") == 2, done.text
+    assert done.text.count(f"{FILE} hides the package hpcddp") >= 1
+    assert "Traceback" not in done.text
+
+
+def test_python_m_hpcddp_runs_a_file_of_that_name(site: Site, command: Command) -> None:
+    """Python's own rule; the command `hpcddp`, and python -P, do not look there."""
+    site.write(FILE, "print('a file of my own')\n")
+    for words, code in (([], "a file of my own\n"), (["-P"], "")):
+        done = subprocess.run(
+            [sys.executable, *words, "-m", "hpcddp", "ls"], capture_output=True, text=True,
+            check=False,
+        )  # fmt: skip
+        assert (done.returncode, done.stdout) == (0, code)
+    assert command("ls").code == 0
+
+
 @pytest.mark.parametrize(
     ("words", "name"),
     [
@@ -169,6 +233,8 @@ def test_a_job_has_a_task_or_a_program(site: Site) -> None:
         (["bash", "../x/run.sh", "a.py"], "run"),
         (["nvidia-smi"], "nvidia-smi"),
         (["/usr/bin/--"], "job"),
+        (["bash", "-lc", "cd /some/where && python train.py"], "bash"),
+        (["x" * 200], "x" * 40),
     ],
 )
 def test_a_run_is_named_after_its_program(words: list[str], name: str) -> None:

@@ -172,9 +172,9 @@ def test_ranks_do_not_outlive_the_process_they_come_from(site: Site, command: Co
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (("bash", "train.sh"), "fork runs `python SCRIPT"),
-        ((sys.executable, "-c", "pass"), "fork runs `python SCRIPT"),
-        ((sys.executable, "-O", "train.py"), "fork runs `python SCRIPT"),
+        (("bash", "train.sh"), "fork requires `python SCRIPT`"),
+        ((sys.executable, "-c", "pass"), "fork requires `python SCRIPT`"),
+        ((sys.executable, "-O", "train.py"), "fork requires `python SCRIPT`"),
         (("/usr/bin/python3", "train.py"), "the Python of hpcddp"),
     ],
 )
@@ -198,7 +198,7 @@ def test_words_of_python_are_read_as_python_reads_them() -> None:
 
 
 def test_what_is_read_when_a_python_starts_cannot_be_given_to_a_fork() -> None:
-    with pytest.raises(UserError, match="PYTHONPATH is read when") as caught:
+    with pytest.raises(UserError, match="PYTHONPATH has no effect") as caught:
         Script(["env", "A=1", "PYTHONPATH=src", "python", "train.py"])
     assert "--env PYTHONPATH=" in caught.value.hint
 

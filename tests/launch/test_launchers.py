@@ -52,7 +52,7 @@ def test_an_mpi_that_the_site_has_not_is_told(
         return
     with pytest.raises(UserError, match="no PMIx plugin") as caught:
         site.plan(flags)
-    assert caught.value.hint == "srun works"
+    assert caught.value.hint == "use --launcher srun"
 
 
 @pytest.mark.parametrize("launcher", ["fork", "torchrun"])
@@ -65,7 +65,7 @@ def test_a_launcher_that_imports_torch_where_it_is_not(
     )
     flags = Layer()
     flags.put("launcher", launcher, "--launcher")
-    with pytest.raises(UserError, match="there is no package torch in"):
+    with pytest.raises(UserError, match="has no package torch"):
         site.plan(flags)
 
 

@@ -84,7 +84,7 @@ def test_ctrl_c_saves_and_stops(toy: Site, command: Command) -> None:
     terminal.until("step 1 ")
     terminal.press(b"\x03")
     assert terminal.end() == 130
-    assert "saving and stopping" in terminal.seen
+    assert "saving a checkpoint and stopping" in terminal.seen
     found = status(command)
     assert found["state"] == "STOPPED"
     assert (Path(found["path"]) / f"checkpoints/step-{found['step']}/COMPLETE").exists()
@@ -94,7 +94,7 @@ def test_second_ctrl_c_kills(toy: Site, command: Command) -> None:
     terminal = Terminal("submit", *LONG, "--set", "dataset.pause=5")
     terminal.until("gloo on CPU")
     terminal.press(b"\x03")
-    terminal.until("Ctrl-C again kills")
+    terminal.until("press Ctrl-C again to kill")
     terminal.press(b"\x03")
     assert terminal.end() == 130
     assert status(command)["state"] == "CANCELLED"
@@ -114,9 +114,9 @@ def test_a_resume_of_another_model_leaves_the_run_as_it_was(toy: Site, command: 
     assert "could not be compared with the checkpoint here (RuntimeError: no GPU)" in done.err
     found = status(command)
     assert (found["state"], found["step"], found["attempt"]) == ("COMPLETED", 6, 2)
-    assert "model.weight is [2, 4] there and [16, 4] here" in found["reason"]
+    assert "model.weight is [2, 4] in the checkpoint and [16, 4] in the model" in found["reason"]
     why = command("why").out
-    assert "refused" in why and "submit a new run for another model" in why
+    assert "refused" in why and "or submit a new run" in why
     assert command("resume", "last", "--set", "max_steps=9").code == 0
     assert status(command)["step"] == 9
 

@@ -183,8 +183,8 @@ def test_a_job_whose_disk_is_away_is_queued_again(
 @pytest.mark.parametrize(
     ("row", "what"),
     [
-        ("RUNNING||[hpcddp: try 12 of 12, restart 3]", "given up after 12 tries"),
-        ("COMPLETING||(null)", "the run directory cannot be used"),  # somebody cancels it
+        ("RUNNING||[hpcddp: try 12 of 12, restart 3]", "giving up after 12 tries"),
+        ("COMPLETING||(null)", "the run folder cannot be read or written"),  # somebody cancels it
     ],
 )
 def test_a_job_whose_disk_is_away_ends(
@@ -217,7 +217,7 @@ def test_a_node_without_python_is_left_while_enough_others_are_there(
     rows = "[[ $* == *%x* ]] && echo 'RUNNING|n9|(null)' || echo PENDING"
     site.program("squeue", rows)
     code, said, _ = lost(site, run, python="/nowhere")
-    assert code == 0 and "no Python answers on n1; the job is queued again, try 1 of 3" in said
+    assert code == 0 and "no Python starts on n1; requeuing the job, try 1 of 3" in said
     want = f"update JobId=7 StartTime=now ExcNodeList={exclude}"
     deadline = time.monotonic() + 20
     while want not in (site.folder / "requests").read_text().splitlines():
@@ -301,7 +301,7 @@ def test_a_follow_up_goes_on_only_where_the_run_waits_for_it(
     done = start(run, "1")
     assert done.returncode == 0
     assert len(ledger.attempts(run)) == 1 + newer + begins
-    assert ("to be followed" in done.stderr) is not begins
+    assert ("nothing follows attempt" in done.stderr) is not begins
 
 
 def test_a_job_does_not_take_the_place_of_one_that_waits_to_come_back(
@@ -312,7 +312,7 @@ def test_a_job_does_not_take_the_place_of_one_that_waits_to_come_back(
     ledger.end(run, 1, 85, decision.PREEMPTED, decision.AGAIN)
     site.program("squeue", f"echo '6|PENDING|BeginTime|x|x|||{run.name}'")
     done = start(run)
-    assert done.returncode == 1 and "job 6 waits to come back" in done.stderr
+    assert done.returncode == 1 and "job 6 waits to continue" in done.stderr
     site.program("squeue", f"echo '6|CANCELLED|None|x|x||{run.name}'")
     assert start(run).returncode == 0
     assert len(ledger.attempts(run)) == 2
@@ -368,7 +368,7 @@ def test_a_run_that_others_can_write_to_is_not_started(script: Callable[..., Run
     run.path.chmod(0o770)
     done = start(run)
     assert done.returncode == 1
-    assert "others can write to it" in done.stderr
+    assert "writable by another user" in done.stderr
     assert ledger.attempts(run) == [] and not (run.path / "started").exists()
 
 

@@ -92,5 +92,5 @@ def test_a_run_that_goes_away_says_so(site: Site) -> None:
     poll = StatusPoll(run)
     assert poll.look().state == "RUNNING"
     run.job.write_text("{")
-    with pytest.raises(RunError, match="cannot be read"):
+    with pytest.raises(RunError, match="is damaged"):
         poll.look()

@@ -220,7 +220,7 @@ def test_a_folder_of_another_form_is_an_error_in_words(tmp_path: Path) -> None:
     run = made_run(tmp_path, cause=None, last=300)
     path = run.attempt(3).facts
     write_json(path, json.loads(path.read_text()) | {"began": "x", "ended": []})
-    with pytest.raises(RunError, match="not of hpcddp's form"):
+    with pytest.raises(RunError, match="cannot read the records of this run"):
         Viewer(run).look()
 
 

@@ -39,7 +39,7 @@ def test_a_save_that_cannot_fit_is_told_and_nothing_is_refused(
         assert done.code == 0
         warned = [line for line in done.err.splitlines() if line.startswith("warning: ")]
         assert len(warned) == 1
-        assert "saves take 95 s" in warned[0] and "this partition gives 30 s" in warned[0]
+        assert "a preemption leaves 30 s, but a save takes 95 s" in warned[0]
         assert run.name in warned[0]
         assert "warning" not in done.out
 
@@ -50,7 +50,7 @@ def test_resume_goes_by_the_run_itself(site: Site, hpcddp: Callable[..., Outcome
     earlier_run(site, save=1, run="toy-newer")
     assert "warning" not in hpcddp("submit", "--dry-run", "toy", "--cluster", "slurm").err
     done = hpcddp("resume", slow.name, "--detach")
-    assert "saves take 95 s" in done.err
+    assert "but a save takes 95 s" in done.err
 
 
 def test_other_jobs_and_other_machines_say_nothing(
@@ -79,7 +79,7 @@ FAST, SLOW = Measured(0.5, 3, 20, "r"), Measured(0.5, 95, 20, "r")
     [
         (AdviceInputs(LOW, FAST), ()),
         (AdviceInputs(LOW, SLOW), ("95 s", "30 s", "checkpoint.every below 100")),
-        (AdviceInputs(LOW, Measured(29, 2, 20, "r")), ("saves take 2 s", "steps 29 s", "30 s")),
+        (AdviceInputs(LOW, Measured(29, 2, 20, "r")), ("save takes 2 s", "step 29 s", "30 s")),
         (AdviceInputs(sites.Site(preempt_mode="OFF"), SLOW), ()),
         (AdviceInputs(sites.Site(preempt_mode="SUSPEND"), SLOW), ()),
         (AdviceInputs(sites.Site(preempt_mode="CANCEL"), SLOW), ("95 s", "30 s")),
@@ -133,14 +133,12 @@ def test_the_time_that_a_preemption_leaves_is_said(
 ) -> None:
     slurm(site)
     asked = ("submit", "toy", "--nodes", "1", "--gpus", "1", "--cluster", "slurm", "--dry-run")
-    note = (
-        "note: a preemption leaves 30 s for a step and a save (5 s of grace and 25 s of KillWait)"
-    )
+    note = "note: a preemption leaves 30 s for a step and a save (GraceTime 5 s + KillWait 25 s)"
     assert note in hpcddp(*asked).err
     earlier_run(site, save=3.0, run="toy-20260101-0000-a")
-    assert f"{note}; measured in toy-20260101-0000-a: 4 s" in hpcddp(*asked).err
+    assert f"{note}; toy-20260101-0000-a needed 4 s" in hpcddp(*asked).err
     site.job("toy", "", TOY)
     planned = hpcddp("plan", "toy", "--nodes", "1", "--gpus", "1", "--cluster", "slurm")
-    assert f"{note}; measured in toy-20260101-0000-a: 4 s" in planned.err
+    assert f"{note}; toy-20260101-0000-a needed 4 s" in planned.err
     slurm(site, partition="PartitionName=gpu Default=YES PreemptMode=OFF MaxTime=1:00:00")
     assert "preemption" not in hpcddp(*asked).err

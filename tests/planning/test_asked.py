@@ -18,10 +18,10 @@ def ask(*pairs: tuple[str, Any], notes: tuple[str, ...] = ()) -> Asked:
 @pytest.mark.parametrize(
     ("name", "value", "what"),
     [
-        ("nodes", "0", "begins below 1 node"),
+        ("nodes", "0", "is less than 1 node"),
         ("nodes", "-1", "not a number of nodes"),
         ("nodes", "two", "not a number of nodes"),
-        ("nodes", "4-1", "goes down"),
+        ("nodes", "4-1", "is reversed"),
         ("cluster", "slrum", "unknown cluster"),
     ],
 )
@@ -36,10 +36,28 @@ def test_a_cluster_or_a_size_that_there_is_not(
 def test_auto_is_slurm_where_sbatch_answers_and_here_elsewhere(site: Site) -> None:
     here = ask(("cluster", "auto"), notes=("one",))
     assert (here.backend, here.spec.cluster, here.profile.name) == ("local", "local", "local")
-    assert here.notes[0] == "one" and "running on this machine" in here.notes[1]
+    assert here.notes == ("one",) and here.slurm_missing
     site.program("sbatch", "exit 0")
     there = ask(("cluster", "auto"))
     assert (there.backend, there.spec.cluster, there.notes) == ("slurm", "slurm", ())
+    assert not there.slurm_missing and not ask(("cluster", "local")).slurm_missing
+
+
+@pytest.mark.parametrize("option", ["--partition", "--account", "--time", "--qos", "--sbatch"])
+def test_options_for_slurm_are_refused_where_no_slurm_is_found(site: Site, option: str) -> None:
+    name = {"--sbatch": "constraint"}.get(option, option[2:])
+    layer = flags((f"slurm.{name}", "5"), where=option)
+    with pytest.raises(UserError, match="requires Slurm, which was not found") as caught:
+        Asked.read([layer], [], os.environ)
+    assert caught.value.where == option and "--cluster local" in caught.value.hint
+    layer.put("cluster", "local", "--cluster")
+    assert Asked.read([layer], [], os.environ).backend == "local"
+
+
+def test_variables_and_job_files_for_slurm_are_ignored_without_slurm(site: Site) -> None:
+    for source in ("SBATCH_PARTITION", str(site.folder / "jobs" / "toy.toml")):
+        asked = Asked.read([flags(("slurm.partition", "gpu"), where=source)], [], os.environ)
+        assert asked.backend == "local" and asked.slurm_missing
 
 
 def test_a_profile_says_what_nobody_above_it_has_said(site: Site) -> None:

@@ -17,37 +17,37 @@ from hpcddp.strategy import Layout
 @pytest.mark.parametrize(
     ("name", "value", "what"),
     [
-        ("name", "a b", "name is 'a b'"),
-        ("name", "$(touch x)", "name is"),
-        ("name", "../up", "name is"),
-        ("name", "-rf", "name is"),
-        ("name", "a\nb", "name is"),
-        ("name", "ä" * 51, "name is"),
+        ("name", "a b", "invalid name 'a b'"),
+        ("name", "$(touch x)", "invalid name"),
+        ("name", "../up", "invalid name"),
+        ("name", "-rf", "invalid name"),
+        ("name", "a\nb", "invalid name"),
+        ("name", "ä" * 51, "invalid name"),
         ("global_batch", 97, "global_batch 97 does not divide over 2 x 4 = 8 ranks"),
         ("nodes", "1-5", "does not divide over 5 x 4 = 20 ranks"),
-        ("env.A-B", "1", "no variable name"),
-        ("env.RANK", "1", "belongs to the launcher"),
-        ("env.SLURM_CONF", "1", "belongs to the launcher"),
-        ("env.COMMAND", "1", "the script"),
-        ("slurm.ntasks", 8, "ntasks=8 contradicts the map"),
-        ("slurm.ntasks_per_node", 8, "contradicts the map"),
-        ("slurm.nodes", 2, "contradicts the map"),
-        ("slurm.G", 2, "contradicts the map"),
-        ("slurm.gres", "gpu:4", "contradicts the map"),
-        ("slurm.job-name", "x", "contradicts the map"),
-        ("slurm.array", "1-3", "contradicts the map"),
+        ("env.A-B", "1", "invalid variable name 'A-B' in env"),
+        ("env.RANK", "1", "which the launcher, the shell or the script sets"),
+        ("env.SLURM_CONF", "1", "which the launcher, the shell or the script sets"),
+        ("env.COMMAND", "1", "env sets COMMAND, which"),
+        ("slurm.ntasks", 8, "ntasks=8 conflicts with the options of hpcddp"),
+        ("slurm.ntasks_per_node", 8, "conflicts with the options of hpcddp"),
+        ("slurm.nodes", 2, "conflicts with the options of hpcddp"),
+        ("slurm.G", 2, "conflicts with the options of hpcddp"),
+        ("slurm.gres", "gpu:4", "conflicts with the options of hpcddp"),
+        ("slurm.job-name", "x", "conflicts with the options of hpcddp"),
+        ("slurm.array", "1-3", "conflicts with the options of hpcddp"),
         ("slurm.Time", "1", "not the long name"),
         ("slurm.a=b", "1", "not the long name"),
-        ("slurm.time", "abc", "time is 'abc'"),
-        ("slurm.time", "1:2:3:4", "time is"),
-        ("slurm.time", "-5", "time is"),
+        ("slurm.time", "abc", "invalid time limit 'abc'"),
+        ("slurm.time", "1:2:3:4", "invalid time limit"),
+        ("slurm.time", "-5", "invalid time limit"),
         ("strategy", "fspd", "unknown strategy 'fspd'"),
-        ("strategy", "dp", "dp is one process on one node"),
-        ("strategy", "single", "single is one process, but there are 2 x 4 = 8 ranks"),
+        ("strategy", "dp", "dp uses one process on one node"),
+        ("strategy", "single", "single uses one process, but there are 2 x 4 = 8 ranks"),
         ("strategy", "pp=3,ddp", "pp=3 = 3, but there are 2 x 4 = 8 ranks"),
         ("slurm.qos", "", "qos is empty"),
-        ("slurm.signal", "B:USR1@60", "signal is 'B:USR1@60'"),
-        ("slurm.signal", "KILL", "signal is 'KILL'"),
+        ("slurm.signal", "B:USR1@60", "invalid signal 'B:USR1@60'"),
+        ("slurm.signal", "KILL", "invalid signal 'KILL'"),
         ("slurm.requeue", "maybe", "requeue is 'maybe', but must be true or false"),
         ("data.cache", "much", "'much'"),
     ],
@@ -105,6 +105,17 @@ def test_a_batch_divides_over_the_ranks_that_have_samples_of_their_own(
     assert caught.value.where == "--set"
 
 
+def test_cpus_per_gpu_beside_cpus_per_task_is_a_conflict(site: Site) -> None:
+    for more in ((), (("slurm.cpus-per-task", 8),)):
+        with pytest.raises(UserError) as caught:
+            site.plan(flags(("slurm.cpus-per-gpu", 4), *more, where="--sbatch"))
+        assert caught.value.what == (
+            "cpus-per-gpu=4 conflicts with cpus-per-task, which hpcddp sets"
+        )
+        assert "use --sbatch cpus-per-task=4" in caught.value.hint
+        assert caught.value.where == "--sbatch"
+
+
 def test_any_number_of_nodes_of_a_range_has_a_mesh(site: Site) -> None:
     site.job("wide", "global_batch = 96\nnodes = '1-3'\nstrategy = 'pp=4,ddp'\n")
     with pytest.raises(UserError) as caught:
@@ -138,7 +149,7 @@ def test_a_variable_of_sbatch_that_contradicts_the_map(
     site: Site, monkeypatch: pytest.MonkeyPatch, variable: str
 ) -> None:
     monkeypatch.setenv(variable, "1")
-    with pytest.raises(UserError, match="contradicts the map") as caught:
+    with pytest.raises(UserError, match="conflicts with the options of hpcddp") as caught:
         site.plan()
     assert caught.value.where == variable
     assert site.plan(flags(("cluster", "local"))).backend == "local"
@@ -146,7 +157,7 @@ def test_a_variable_of_sbatch_that_contradicts_the_map(
 
 def test_a_variable_of_a_profile_may_not_hide_the_scripts_own(site: Site) -> None:
     path = site.profile("mine", "[variables]\nRUN = '/'")
-    with pytest.raises(UserError, match="variables name RUN") as caught:
+    with pytest.raises(UserError, match="variables sets RUN") as caught:
         site.plan(flags(("cluster", "mine")))
     assert caught.value.where == str(path)
 
@@ -165,12 +176,12 @@ def command(*words: str, **more: Any) -> Layer:
 @pytest.mark.parametrize(
     ("words", "what"),
     [
-        (["no-such-program"], "there is no program 'no-such-program'"),
-        (["./train.sh"], "there is no program './train.sh'"),
-        ([PYTHON, "no_such.py"], "there is no script 'no_such.py'"),
-        ([PYTHON, "-u", "-BP", "no_such.py"], "there is no script 'no_such.py'"),
-        (["env", "A=1", PYTHON, "no_such.py"], "there is no script 'no_such.py'"),
-        (["env", "A=1", "no-such-program"], "there is no program 'no-such-program'"),
+        (["no-such-program"], "program 'no-such-program' not found"),
+        (["./train.sh"], "'./train.sh' is not executable"),
+        ([PYTHON, "no_such.py"], "script 'no_such.py' not found"),
+        ([PYTHON, "-u", "-BP", "no_such.py"], "script 'no_such.py' not found"),
+        (["env", "A=1", PYTHON, "no_such.py"], "script 'no_such.py' not found"),
+        (["env", "A=1", "no-such-program"], "program 'no-such-program' not found"),
     ],
 )
 def test_a_program_or_script_that_is_not_there(site: Site, words: list[str], what: str) -> None:
@@ -180,6 +191,20 @@ def test_a_program_or_script_that_is_not_there(site: Site, words: list[str], wha
         with pytest.raises(UserError, match=re.escape(what)) as caught:
             site.plan(layer, job=None)
         assert caught.value.where == "--set"
+
+
+@pytest.mark.parametrize(
+    ("name", "start"),
+    [("train.py", "python ./train.py --lr 1"), ("train.sh", "bash ./train.sh --lr 1"), ("a", "")],
+)
+def test_a_script_without_its_x_bit_is_refused_with_what_to_do(
+    site: Site, name: str, start: str
+) -> None:
+    site.write(name, "")
+    with pytest.raises(UserError, match=f"'./{name}' is not executable") as caught:
+        site.plan(command(f"./{name}", "--lr", "1"), job=None)
+    assert f"`chmod +x ./{name}`" in caught.value.hint
+    assert f"start it with `{start}`" in caught.value.hint or not start
 
 
 @pytest.mark.parametrize(
@@ -206,7 +231,7 @@ def test_where_the_job_has_programs_of_its_own_none_is_looked_for(site: Site) ->
 
 def test_a_command_spreads_its_model_itself(site: Site) -> None:
     site.program("true", "exit 0")
-    with pytest.raises(UserError, match="but a command spreads its model") as caught:
+    with pytest.raises(UserError, match="but a command distributes its model") as caught:
         site.plan(command("true", strategy="fsdp"), job=None)
     assert caught.value.where == "--set"
 
@@ -221,17 +246,17 @@ def test_the_code_is_checked_last_and_against_the_jobs_own_limit(site: Site) -> 
     with pytest.raises(UserError, match="unknown launcher"):
         site.plan(command("true", snapshot_mb=1, launcher="spam"), job=None, runs=site.runs)
     site.write("server.pem", "x")
-    with pytest.raises(UserError, match="looks like a secret"):
+    with pytest.raises(UserError, match="may be a secret"):
         site.plan(command("true", snapshot_mb=2), job=None, runs=site.runs)
 
 
 def test_weights_are_a_file_until_a_run_has_begun(site: Site) -> None:
     asked = Asked.read([flags(("name", "toy"), ("start_from", "w.pt"))], [], {})
-    with pytest.raises(UserError, match=re.escape(f"'{site.folder}/w.pt', which is not there")):
+    with pytest.raises(UserError, match=re.escape(f"'{site.folder}/w.pt', which does not exist")):
         checks.check(asked, {}, site.folder, begun=False)
     checks.check(asked, {}, site.folder, begun=True)
     site.write("w.pt", "")
     checks.check(asked, {}, site.folder, begun=False)
     site.program("true", "exit 0")
-    with pytest.raises(UserError, match="start_from is for a task"):
+    with pytest.raises(UserError, match="start_from requires a task"):
         site.plan(command("true", start_from="w.pt"), job=None)

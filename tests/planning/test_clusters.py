@@ -53,7 +53,7 @@ def test_an_unknown_cluster_names_the_nearest_and_where_one_goes(site: Site) -> 
         ("node = 3", "unknown key 'node'"),
         ("nodes = -1", "nodes is -1, but must be at least 0"),
         ("gpu_option = 'gpus'", "one of gpus-per-node, gres, none"),
-        ("modules = 'cuda'", "a list of texts"),
+        ("modules = 'cuda'", "a list of strings"),
         ("nodes = ", "is not TOML"),
         ("[variables]\nA = [1]", "variables.A"),
         ('[slurm]\nqos = "a\\u001b[0m"', "control character"),

@@ -58,5 +58,5 @@ def test_what_git_does_not_say_is_not_taken_for_nothing(
         code_files.find(root, tmp_path / "runs")
     assert "--no-snapshot" in caught.value.hint
     program.unlink()
-    with pytest.raises(UserError, match="git is not here"):
+    with pytest.raises(UserError, match="git is not installed"):
         code_files.find(root, tmp_path / "runs")

@@ -15,9 +15,9 @@ def test_without_a_name_the_only_job_is_taken(site: Site) -> None:
 
 def test_of_several_jobs_one_must_be_named(site: Site) -> None:
     site.job("other", "epochs = 1")
-    with pytest.raises(UserError, match=r"2 jobs in \./jobs: other, toy") as caught:
+    with pytest.raises(UserError, match=r"\./jobs has 2 jobs: other, toy") as caught:
         jobfile.find(None, site.folder)
-    assert "hpcddp submit other" in caught.value.hint
+    assert caught.value.hint.endswith("such as other")
 
 
 def test_without_jobs_the_shipped_one_is_taken_and_that_is_said(tmp_path: Path) -> None:
@@ -36,6 +36,14 @@ def test_an_unknown_job_names_the_nearest(site: Site) -> None:
     with pytest.raises(JobFileError, match="unknown job 'digit'") as caught:
         jobfile.find("digit", site.folder)
     assert caught.value.hint == "did you mean digits?"
+
+
+def test_a_program_in_the_place_of_a_job_has_the_whole_command_as_a_hint(site: Site) -> None:
+    line = ("submit", "--gpus", "2", "train.py")
+    for words, hint in ((line, "use: hpcddp submit --gpus 2 -- python train.py"), ((), "write --")):
+        with pytest.raises(JobFileError, match=r"unknown job 'train\.py'") as caught:
+            jobfile.find("train.py", site.folder, words)
+        assert caught.value.hint.startswith(hint)
 
 
 @pytest.mark.parametrize("job", ["jobs/toy.toml", "./jobs/toy.toml", "toy", None])
@@ -68,10 +76,10 @@ def test_a_task_named_in_the_file_lies_beside_it(site: Site) -> None:
         ("epochs = '3'", "epochs is '3', but must be a whole number"),
         ("[train]\nschedule = 'linear'", "one of constant, cosine"),
         ("[train]\nlr = -1", "train.lr is -1.0, but must be at least 0"),
-        ("task = 'gone.py'", "gone.py is not a file"),
+        ("task = 'gone.py'", "gone.py does not exist"),
         ("[dataset]\nday = 2030-01-01", "dataset.day"),
         ('[slurm]\npartition = "a\\nb"', "slurm.partition .* control character"),
-        ("nodes = true", "nodes is True"),
+        ("nodes = true", "nodes is true"),
     ],
 )
 def test_what_a_job_file_cannot_say(site: Site, text: str, what: str) -> None:
@@ -81,19 +89,37 @@ def test_what_a_job_file_cannot_say(site: Site, text: str, what: str) -> None:
     assert caught.value.where == str(path)
 
 
+def test_a_task_that_does_not_exist_has_a_hint(site: Site) -> None:
+    path = site.job("bad", "task = 'nowhere.py'")
+    with pytest.raises(
+        JobFileError, match=r"task is 'nowhere.py', but .* does not exist"
+    ) as caught:
+        jobfile.file_layer(path)
+    assert "fix the path" in caught.value.hint and "package.module:object" in caught.value.hint
+
+
+def test_an_unknown_variable_does_not_list_all_variables() -> None:
+    with pytest.raises(UserError) as caught:
+        jobfile.environment_layer({"HPCDDP_QQQQQQQQQQZZZ": "1"})
+    assert (
+        caught.value.hint.startswith("unset HPCDDP_QQQQQQQQQQZZZ, or")
+        and len(caught.value.hint) < 120
+    )
+
+
 def test_a_file_that_is_no_text_is_no_toml(site: Site) -> None:
     path = site.folder / "jobs" / "toy.toml"
     path.write_bytes(b"name = '\xff'")
     with pytest.raises(JobFileError, match="is not TOML"):
         jobfile.read_toml(path)
-    with pytest.raises(JobFileError, match="cannot be read"):
+    with pytest.raises(JobFileError, match="cannot read the file"):
         jobfile.read_toml(path.parent)
 
 
 def test_a_job_without_a_task_says_where_one_goes(tmp_path: Path) -> None:
     path = tmp_path / "a.toml"
     path.write_text("epochs = 1")
-    with pytest.raises(JobFileError, match="names no task") as caught:
+    with pytest.raises(JobFileError, match="has neither a task nor a command") as caught:
         jobfile.file_layer(path)
     assert "a.py" in caught.value.hint
 

@@ -174,6 +174,7 @@ def test_a_template_is_looked_for_where_it_was_named(site: Site) -> None:
 
 def test_a_plan_is_whole_and_what_was_asked_stays(site: Site) -> None:
     layer = flags(("name", "toy"), ("start_from", "w.pt"), ("slurm.no-requeue", True))
+    layer.put("cluster", "local", "--cluster")
     asked = Asked.read([layer], [], {})
     site.write("w.pt", "")
     made = plan.make(asked, environ={}, folder=site.folder)
@@ -185,3 +186,14 @@ def test_a_plan_is_whole_and_what_was_asked_stays(site: Site) -> None:
 
 def test_the_current_folder_is_where_the_job_works(site: Site) -> None:
     assert site.plan().workdir == site.folder == Path.cwd()
+
+
+def test_where_slurm_was_not_found_a_start_says_so(site: Site) -> None:
+    """`config` and `plan` start nothing, and so print no such note."""
+    size = (("nodes", "2"), ("gpus", 4))
+    made = site.plan(flags(("cluster", "auto"), *size))
+    assert made.start_note == "Slurm not found; running 8 ranks on this machine"
+    assert made.notes == ()
+    one = site.plan(flags(("cluster", "auto"))).start_note
+    assert one.startswith("Slurm not found; running 1 rank on")
+    assert site.plan(flags(("cluster", "local"), *size)).start_note == ""

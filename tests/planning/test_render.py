@@ -61,8 +61,8 @@ def test_an_option_is_quoted_as_sbatch_reads_it(value: Any, line: str) -> None:
         ("x", "\udcff", "control character"),
         ("x y", "1", "not the long name"),
         ("X", "1", "not the long name"),
-        ("job-name", "x" * 1025, "1025 bytes long, more than 1024"),
-        ("output", "数" * 1400, "4200 bytes long, more than 4090"),
+        ("job-name", "x" * 1025, "1025 bytes long, but sbatch accepts 1024"),
+        ("output", "数" * 1400, "4200 bytes long, but sbatch accepts 4090"),
     ],
 )
 def test_what_no_option_can_hold(name: str, value: str, what: str) -> None:
@@ -85,7 +85,7 @@ def test_a_variable_is_read_only_and_has_a_name() -> None:
     done = subprocess.run(["bash", "-c", render.variable("A", "1") + "\nA=2\necho $A"],
                           capture_output=True, text=True, check=False)  # fmt: skip
     assert "A: readonly variable" in done.stderr and done.stdout == "1\n"
-    with pytest.raises(TemplateError, match="not a name"):
+    with pytest.raises(TemplateError, match="is not a shell variable's name"):
         render.variable("A B", "1")
     with pytest.raises(TemplateError, match="control character"):
         render.variable("A", ["x", "a\nb"])
@@ -107,7 +107,7 @@ def test_a_variable_is_read_only_and_has_a_name() -> None:
     ],
 )
 def test_a_raw_value_is_an_error_that_names_the_line(tmp_path: Path, line: str) -> None:
-    with pytest.raises(TemplateError, match="a raw value") as caught:
+    with pytest.raises(TemplateError, match="is not allowed here") as caught:
         rendered(tmp_path, f"\n\n{line}\n", directives=[("x", "y")])
     assert caught.value.where == f"{tmp_path}/site.sh.j2:4"
     assert "variables()" in caught.value.hint

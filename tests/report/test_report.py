@@ -218,7 +218,7 @@ def test_long_texts_everywhere_fit_or_an_error_says_so(tmp_path: Path) -> None:
     ]
     with pytest.raises(UserError, match="12 runs would be larger than 300 kB") as error:
         page([data] * 12)
-    assert error.value.hint == "show fewer runs on one page"
+    assert error.value.hint == "put fewer runs on one page"
 
 
 def test_what_was_set_stays_where_a_configuration_is_long(tmp_path: Path) -> None:
@@ -245,7 +245,7 @@ def test_a_thousand_ranks_become_rows_that_keep_the_worst(tmp_path: Path) -> Non
 
 def test_a_run_that_has_not_begun(site: Site, command: Callable[..., Outcome]) -> None:
     assert command("render", "toy").code == 0
-    done = command("report", "last", "-o", "-")
+    done = command("report", "toy", "-o", "-")
     assert done.code == 0, done.text
     (run,) = held(done.out)["runs"]
     assert run["status"]["state"] == "RENDERED" and run["attempts"] == [] and run["curves"] == {}
@@ -287,7 +287,7 @@ def test_names_that_are_no_text(site: Site, command: Callable[..., Outcome]) -> 
         done = command("report", *asked, "-o", "-")
         assert done.code == 0 and held(done.out)["runs"][0]["status"]["run"] == name, done.text
     missing = command("report", name, "-o", f"{name}/x.html")
-    assert missing.code == 2 and "cannot be written" in missing.err, missing.text
+    assert missing.code == 2 and "cannot write the report" in missing.err, missing.text
 
 
 def test_what_is_no_report_is_not_overwritten(site: Site, command: Callable[..., Outcome]) -> None:
@@ -298,7 +298,7 @@ def test_what_is_no_report_is_not_overwritten(site: Site, command: Callable[...,
     assert thesis.read_text() == "<h1>mine</h1>"
     assert command("report", "mine", "-o", "thesis.html", "--force").code == 0
     assert MARK in thesis.read_text()
-    for place, word in (("runs", "a folder"), ("/dev/null", "no plain file")):
+    for place, word in (("runs", "a folder"), ("/dev/null", "not a regular file")):
         done = command("report", "mine", "--force", "-o", place)
         assert done.code == 2 and word in done.err
 
@@ -326,7 +326,7 @@ def test_a_damaged_run_is_named_and_the_others_are_shown(
     odd = made_run(Path("runs"), "odd")
     odd.attempt(3).metrics.write_text('{"event": "ranks", "ranks": [{"rank": []}]}\n')
     done = command("report", "whole", "broken", "odd", "-o", "-")
-    assert done.code == 4 and "broken is left out" in done.err
+    assert done.code == 4 and "leaves out broken" in done.err
     assert "odd" not in done.err  # a record of another form is passed over
     assert [r["status"]["run"] for r in held(done.out)["runs"]] == ["whole", "odd"]
     done = command("report", "broken")
@@ -335,7 +335,7 @@ def test_a_damaged_run_is_named_and_the_others_are_shown(
 
 def test_the_page_holds_nothing_that_it_does_not_show(tmp_path: Path) -> None:
     (run,) = held(page([looked(made_run(tmp_path))]))["runs"]
-    parts = {r"runs?(?:\[0\])?": run, "status": run["status"], "life": run["attempts"][0]}
+    parts = {r"runs?(?:\[0\])?": run, "status": run["status"], "attempt": run["attempts"][0]}
     for part, values in (parts | {"r(?:ow)?": run["ranks"]["rows"][0]}).items():
         used = {*re.findall(rf"\b{part}\.(\w+)", script())}
         # What stands in all runs is taken by its name: run[name].

@@ -51,8 +51,8 @@ def test_words_are_those_of_all_points_and_attempts(
     file.write_text(page([spiky]))
     tab = seen.open(file)
     tab.locator(".chart canvas").first.wait_for()
-    assert tile("loss")[0] == "1" and tile("samples/s") == ["64", "500 ms a step, median"]
-    assert "training: 1 in the end" in str(tab.locator(".plot").first.get_attribute("aria-label"))
+    assert tile("loss")[0] == "1" and tile("samples/s") == ["64", "median, 500 ms per step"]
+    assert "training: last 1, lowest" in str(tab.locator(".plot").first.get_attribute("aria-label"))
     # What is drawn of the loss: its points, and the average over them.
     tab.evaluate(
         "() => { const join = uPlot.join; uPlot.join = (all) => { window.drawn = all; "
@@ -99,7 +99,7 @@ def test_several_runs_lie_over_each_other(tmp_path: Path, look: Callable[..., Se
         tab.locator(".chart canvas").first.wait_for()
         assert seen.blank() == [] and seen.too_wide() == 0
         keys = tab.locator(".chart").first.locator(".keys button")
-        assert [keys.nth(i).locator("span").inner_text() for i in range(3)] == [
+        assert [keys.nth(i).locator("span").first.inner_text() for i in range(3)] == [
             "run-0", "run-1", "run-2",
         ]  # fmt: skip
         assert tab.locator("tr.differs th").all_inner_texts() == ["≠ lr"]
@@ -120,7 +120,7 @@ def test_the_versions_that_matter_stand_first_and_no_name_runs_into_another(
         tab = (seen := look(width)).open(file)
         rows = tab.locator(".versions > .columns th")
         assert rows.all_inner_texts() == ["python", "torch", "numpy", "hpcddp", "executable"]
-        tab.get_by_text("60 packages more").click()
+        tab.get_by_text("60 more packages").click()
         names = tab.locator(".versions th")
         assert names.last.inner_text().endswith("-name-9") and names.last.is_visible()
         assert seen.too_wide() == 0
@@ -151,8 +151,12 @@ def test_a_run_without_attempts_has_a_page_too(tmp_path: Path, look: Callable[..
     seen = look(WIDTHS[0])
     seen.open(file).locator(".chart canvas").first.wait_for()
     tab = seen.open(single)
-    assert tab.locator(".chip").inner_text() == "rendered"
-    assert tab.locator(".story").inner_text().startswith("Has not begun.")
+    assert tab.locator(".chip").inner_text() == "RENDERED"
+    assert tab.locator(".story").inner_text().startswith("Not submitted.")
+    assert tab.locator("#curves .none").inner_text() == "No metrics yet: the run has not started."
+    assert tab.locator("nav a:visible").all_inner_texts() == [
+        "Curves", "Attempts", "Events", "Configuration",
+    ]  # fmt: skip
     assert tab.locator("#curves .none").is_visible() and not tab.locator("#ranks").is_visible()
     assert seen.too_wide() == 0
     seen.clean()
@@ -210,11 +214,11 @@ def test_it_works_by_keyboard_and_is_drawn_again_in_place(
         tab.keyboard.press("ArrowLeft")
     tab.keyboard.press("+")
     assert chart.locator(".readout").inner_text() == "step 297"
-    assert tab.get_by_role("button", name="whole run").is_visible()
+    assert tab.get_by_role("button", name="reset zoom").is_visible()
     tab.locator(".heat canvas").focus()
     tab.keyboard.press("ArrowDown")
     assert tab.locator(".heat .readout").inner_text().startswith("rank 1 on n1")
-    tab.locator("summary", has_text="Newest figures").press("Enter")
+    tab.locator("summary", has_text="Last values").press("Enter")
     tab.evaluate("scrollTo(0, 500)")
 
     late = looked(made_run(tmp_path, "late", cause=None, last=390))
@@ -222,7 +226,7 @@ def test_it_works_by_keyboard_and_is_drawn_again_in_place(
     tab.evaluate("(data) => hpcddp.draw(document.getElementById('page'), data)", shown([late]))
     assert "step 390" in tab.locator(".story").inner_text()
     assert chart.locator("button", has_text="log").get_attribute("aria-pressed") == "true"
-    assert tab.get_by_role("button", name="whole run").is_visible()  # still zoomed
+    assert tab.get_by_role("button", name="reset zoom").is_visible()  # still zoomed
     assert tab.evaluate("scrollY") == 500
     assert tab.locator(".figures details").get_attribute("open") is not None
     assert seen.blank() == []

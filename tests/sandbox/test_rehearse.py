@@ -116,9 +116,9 @@ def test_the_order_is_equal_however_a_run_was_cut(tmp_path: Path) -> None:
     [
         ([two(1, 50), [steps(51, 60), steps(51, 60, 2)]], "other samples in step 51 of rank 1"),
         ([two(1, 50), [steps(41, 60, 0, 0.25), two(41, 60)[1]]], "loss .* in step 41 of rank 0"),
-        ([two(1, 50), two(52, 60)], "rank 0 never took step 51"),
-        ([two(1, 61)], "no such step: in step 61"),
-        ([[steps(1, 60)]], "rank 1 never took step 1"),
+        ([two(1, 50), two(52, 60)], "rank 0 has no step 51"),
+        ([two(1, 61)], "no such step in the run without faults: in step 61"),
+        ([[steps(1, 60)]], "rank 1 has no step 1"),
     ],
 )  # fmt: skip
 def test_any_other_order_is_found(tmp_path: Path, attempts: Any, word: str) -> None:
@@ -129,7 +129,7 @@ def test_any_other_order_is_found(tmp_path: Path, attempts: Any, word: str) -> N
 
 def test_without_any_trace_nothing_is_equal(tmp_path: Path) -> None:
     empty = [RunDir(tmp_path / name) for name in "ab"]
-    assert compare.difference(*empty, 1) == "rank 0 left no trace"
+    assert compare.difference(*empty, 1) == "rank 0 recorded no steps"
 
 
 def test_the_digest_is_of_weights_and_optimizer(tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ def test_what_belongs_to_a_cluster_is_left_out_and_said() -> None:
     assert "slurm.account" not in values
     assert (values["slurm.signal"], values["global_batch"]) == ("USR1@60", 8)
     assert values["train.trace"] is True and values["cluster"].startswith("/home/")
-    assert said == ["left out, for a cluster's own: cluster, slurm.account"]
+    assert said == ["keys of a cluster, not used here: cluster, slurm.account"]
 
 
 @pytest.mark.parametrize(
@@ -179,10 +179,10 @@ def test_a_hang_is_found_soon_unless_the_job_says_when(
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [
-        ([], "no fault is asked for"),
-        (["--preempt", "-1"], "--preempt: -1 is below 0"),
-        (["--crash", "1", "--nodes", "1-2"], "1-2 is a range"),
-        (["--crash", "1", "--watch", "-1"], "--watch: -1 is below 0"),
+        ([], "a rehearsal needs at least one fault"),
+        (["--preempt", "-1"], "--preempt: must be at least 0, not -1"),
+        (["--crash", "1", "--nodes", "1-2"], "expected a number of nodes, got the range 1-2"),
+        (["--crash", "1", "--watch", "-1"], "--watch: must be at least 0, not -1"),
         (["--crash", "1", "--set", "train.nothing=1"], "train.nothing"),
     ],
 )
@@ -216,14 +216,14 @@ def test_only_what_leaves_no_time_to_save_may_cost_steps(
     rehearsed, fault = hit(run, kind)
     (row,) = outcome.outcomes(rehearsed, [fault])
     assert (row.survived, row.steps_lost, row.seconds_lost) == (survived, 10, 30.0)
-    assert row.reason == ("" if survived else "10 steps more than it must cost")
+    assert row.reason == ("" if survived else "10 steps lost without need")
 
 
 def test_what_could_not_be_played_was_not_survived(tmp_path: Path) -> None:
     run = run_of(tmp_path / "r", two(1, 50), two(41, 60))
     rehearsed, _ = hit(run, "crash")
     (row,) = outcome.outcomes(rehearsed, [Fault("hang", 55, 0.0, 0.5)])
-    assert not row.survived and row.reason == "the run had ended before"
+    assert not row.survived and row.reason == "the run ended before this fault"
 
 
 def test_a_limit_that_the_start_up_used_up_has_come(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import signal
 import stat
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from click.testing import CliRunner
 
 from hpcddp.cli.sandbox import sandbox
 from hpcddp.errors import SandboxError, UserError
-from hpcddp.sandbox import config, hosts, own_processes, state
+from hpcddp.sandbox import config, daemons, hosts, own_processes, shell, state
 from hpcddp.sandbox.cluster import Sandbox, Settings
 
 SITE = config.SandboxSite(
@@ -163,7 +164,7 @@ def test_a_record_that_others_can_write_is_not_believed(tmp_path: Path) -> None:
     record.save(tmp_path)
     assert state.load(tmp_path) == record
     (tmp_path / state.NAME).chmod(stat.S_IRUSR | stat.S_IWUSR | stat.S_IWOTH)
-    with pytest.raises(SandboxError, match="somebody else"):
+    with pytest.raises(SandboxError, match="another user can write it"):
         state.load(tmp_path)
 
 
@@ -184,6 +185,82 @@ def test_a_folder_with_other_things_is_neither_used_nor_removed(tmp_path: Path) 
 
 
 # --- commands
+
+
+def run(*words: str, folder: Path) -> str:
+    """What `hpcddp sandbox` prints to stdout and stderr."""
+    done = CliRunner().invoke(sandbox, [*words, "--folder", str(folder)])
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def test_down_without_up_says_so(tmp_path: Path) -> None:
+    assert run("down", folder=tmp_path / "no") == f"no sandbox to end in {tmp_path / 'no'}\n"
+    assert "sandbox up" in run("status", folder=tmp_path / "no")
+
+
+def test_env_without_up_says_how_to_start_it(tmp_path: Path) -> None:
+    with pytest.raises(SandboxError, match="the sandbox is not up") as caught:
+        Sandbox(tmp_path / "no").environ()
+    assert caught.value.hint == f"start it with `hpcddp sandbox up --folder {tmp_path / 'no'}`"
+
+
+def recorded(folder: Path, *, ready: bool = True) -> config.SandboxSite:
+    """The record of a sandbox with one daemon, which is this Python."""
+    site = replace(SITE, home=str(folder))
+    folder.mkdir()
+    (own,) = own_processes.of_pids([os.getppid()])
+    state.State(Settings(nodes=1, gpus=1), site, {"munged": own}, ready).save(folder)
+    return site
+
+
+def test_a_shell_that_does_not_use_the_sandbox_is_reminded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "a folder"
+    monkeypatch.setenv("HPCDDP_SANDBOX", str(folder))
+    assert shell.reminder({}) == ""
+    site = recorded(folder)
+    line = f"""eval "$(hpcddp sandbox env --folder '{folder}')\""""
+    assert shell.reminder({}) == f"a sandbox is up, but this shell does not use it: run {line}"
+    assert shell.reminder({"SLURM_CONF": site.slurm_conf}) == ""
+    monkeypatch.delenv("HPCDDP_SANDBOX")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    assert shell.command(shell.usual_folder(), "up") == "hpcddp sandbox up"
+    assert shell.reminder({}) == ""
+
+
+def test_down_says_what_to_unset_in_a_shell_that_uses_it(tmp_path: Path) -> None:
+    folder = tmp_path / "box"
+    site = recorded(folder)
+    environ = {"SLURM_CONF": site.slurm_conf, "HPCDDP_SANDBOX": str(folder)}
+    line = "unset SLURM_CONF HPCDDP_SANDBOX"
+    assert shell.leaving(environ, folder) == line
+    assert shell.leaving({"SLURM_CONF": "/etc/slurm/slurm.conf"}, folder) == ""
+    (folder / state.NAME).unlink()
+    assert shell.leaving(environ, folder) == line  # a second `down`
+    assert shell.leaving(environ, tmp_path / "other") == ""
+
+
+def test_status_says_what_to_do_with_a_broken_one(tmp_path: Path) -> None:
+    folder = tmp_path / "box"
+    recorded(folder, ready=False)
+    text = run("status", folder=folder)
+    assert text.startswith(f"broken  {folder}\n  n1  1 GPU  unknown\n")
+    assert f"`hpcddp sandbox up --folder {folder}` starts it again" in text
+    assert f"`hpcddp sandbox down --folder {folder}` removes it" in text
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_an_ordinary_user_learns_all_that_it_needs(
+    monkeypatch: pytest.MonkeyPatch, installed: bool
+) -> None:
+    monkeypatch.setattr(daemons.os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(daemons.shutil, "which", lambda name, path: name if installed else None)
+    with pytest.raises(SandboxError, match="the sandbox needs root") as caught:
+        daemons.require(accounting=True)
+    assert ("apt-get install" in caught.value.hint) == (not installed)
+    assert "--cluster local" in caught.value.hint
 
 
 def test_status_of_none(tmp_path: Path) -> None:

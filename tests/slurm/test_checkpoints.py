@@ -53,14 +53,14 @@ def test_what_was_saved_is_not_removed_because_it_cannot_be_read(desk: Desk) -> 
         file.write_bytes(content[:-1])
     desk("resume", run)
     ended = desk.until(lambda s: s["state"] == "FAILED", run)
-    assert "no checkpoint of this run is whole; the newest of 3, " in ended["reason"]
+    assert "all checkpoints of this run are damaged; the newest of 3, " in ended["reason"]
     assert [a.cause for a in desk.attempts(run)] == ["stopped", "mistake"]
     for file, content in zip(files, before, strict=True):
         file.write_bytes(file.read_bytes() + content[-1:])
     assert checkpoint.complete(folder.checkpoints) == there
     with unreadable([path / "COMPLETE" for path in there]):
         desk("resume", run)
-        wait_for(lambda: "all ranks read again" in desk("logs", run))
+        wait_for(lambda: "all ranks retry" in desk("logs", run))
     finished(desk, run)
     assert resumed(folder, 3) == checkpoint.step_of(there[0]) and lost(folder) == 0
     assert [a.cause for a in desk.attempts(run)] == ["stopped", "mistake", "done"]

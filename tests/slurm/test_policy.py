@@ -5,6 +5,7 @@ import os
 import tempfile
 import time
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -39,8 +40,7 @@ def test_a_save_that_cannot_fit_is_told_before_submitting(desk: Desk) -> None:
     metrics.write_text("".join(f"{json.dumps(line)}\n" for line in slow))
     told = desk.result(*asked)
     assert told.returncode == 0
-    assert "warning: saves take 95 s" in told.stderr
-    assert "this partition gives 20 s" in told.stderr
+    assert "warning: a preemption leaves 20 s, but a save takes 95 s" in told.stderr
     assert "warning" not in desk.result(*asked, "--partition", "high").stderr
     refuses = desk.result(*asked, "--set", "requeue.enabled=false").stderr
     assert "requeue.enabled is false" in refuses
@@ -50,9 +50,9 @@ def let_go(desk: Desk, run: str, words: str) -> str:
     """Wait until a job is told to be held, and run the command that is told; the job's id."""
     found = desk.until(lambda s: words in s["reason"], run)
     assert found["state"] == "PENDING"
-    since = time.mktime(time.strptime(found["since"], "%Y-%m-%dT%H:%M:%S"))
+    since = datetime.fromisoformat(found["since"]).timestamp()
     assert abs(time.time() - since) < 100
-    command = found["reason"].rpartition(" run ")[2].split()
+    command = found["reason"].rpartition(" with ")[2].split()
     assert command == ["scontrol", "release", found["job_id"]]
     assert f"({found['reason']})" in desk("status", run)
     desk.slurm.run(*command, check=True)
@@ -63,7 +63,7 @@ def let_go(desk: Desk, run: str, words: str) -> str:
 def test_a_job_that_is_held_tells_what_lets_it_go(desk: Desk) -> None:
     run = desk.submit("--sbatch", "begin=now+1hour")
     job = desk.status(run)["job_id"]
-    for act, words in (("hold", "an administrator holds it"), ("uhold", "it is held until you")):
+    for act, words in (("hold", "held by an administrator"), ("uhold", "held by you")):
         desk.slurm.run("scontrol", act, job, check=True)
         assert let_go(desk, run, words) == job
     desk("cancel", run)
@@ -80,7 +80,7 @@ def test_a_job_that_a_node_cannot_start_is_held_too(tmp_path: Path) -> None:
             make_toy(tmp_path)
             desk = Desk(tmp_path, Slurm(sandbox, clean_environ(sandbox)))
             run = desk.submit()
-            job = let_go(desk, run, "its start failed on a node")
+            job = let_go(desk, run, "it failed to start on a node")
             works.touch()
             desk.slurm.run("scontrol", "update", f"JobId={job}", "StartTime=now", check=True)
             assert desk.until(lambda s: s["state"] == "COMPLETED", run)["step"] == 12

@@ -70,9 +70,9 @@ def test_an_sbatch_that_failed_though_the_job_exists_is_not_repeated(site: Site)
 @pytest.mark.parametrize(
     ("squeue", "hint"),
     [
-        (AWAY, "do not submit again"),  # whether there is a job is unknown
-        ("exit 0", "there is no job; submit again later"),
-        (SAME_NAME.replace("STATE", "COMPLETED"), "there is no job; submit again later"),
+        (AWAY, "do not submit it again"),  # whether there is a job is unknown
+        ("exit 0", "no job was submitted; try again later"),
+        (SAME_NAME.replace("STATE", "COMPLETED"), "no job was submitted; try again later"),
     ],
 )
 @pytest.mark.parametrize("sbatch", [AWAY, TIMED_OUT, "exit 1"])
@@ -82,7 +82,9 @@ def test_where_nobody_answers_nothing_is_claimed(
     run, go = submit(site, sbatch, squeue)
     with pytest.raises(SlurmUnreachable) as caught:
         go()
-    assert hint in caught.value.hint and caught.value.where == str(run.script)
+    assert hint in caught.value.hint
+    unknown = caught.value.where == str(run.script)
+    assert unknown == (squeue == AWAY)
 
 
 def test_a_job_of_slurm_is_looked_up_by_its_id_and_its_runs_name(site: Site) -> None:
@@ -182,7 +184,7 @@ def test_an_attempt_on_another_machine_is_not_called_lost(site: Site) -> None:
     run = begun(submitted(run_of(site, backend="local")), slurm=False, host="elsewhere")
     with pytest.raises(SlurmUnreachable, match="the run is on elsewhere") as caught:
         LOCAL.look(run, "7")
-    assert caught.value.hint == "ask there: ssh elsewhere"
+    assert caught.value.hint == "run the command there: ssh elsewhere"
     seen = status.status(run)
     assert (seen.state, seen.stale) == ("RUNNING", True)
     assert "elsewhere" in seen.reason

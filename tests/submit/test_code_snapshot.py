@@ -93,7 +93,7 @@ def test_what_cannot_be_copied_leaves_no_run(site: Site, command: Command) -> No
     (site.runs / ".code").parent.mkdir(exist_ok=True)
     (site.runs / ".code").write_text("in the way")
     done = command("submit", "--", sys.executable, "train.py")
-    assert done.code == 2 and "the code cannot be copied" in done.err
+    assert done.code == 2 and "cannot copy the code" in done.err
     assert not list(site.runs.glob("train-*"))
 
 
@@ -156,7 +156,7 @@ def test_what_is_installed_is_recorded_and_a_change_is_told(site: Site, command:
     recorded["packages"] |= {"torch": "0.1", "gone": "7"}
     run.versions.write_text(json.dumps(recorded))
     assert command("resume", "last", "--follow").code == 0
-    assert "changed since it was submitted: gone 7 -> -, torch 0.1 ->" in command("logs").out
+    assert "changed since submission: gone 7 -> -, torch 0.1 ->" in command("logs").out
 
 
 def test_versions_are_those_of_the_jobs_environment(site: Site, command: Command) -> None:

@@ -50,13 +50,14 @@ def refused(hpcddp: Command, run: RunDir, *values: str) -> str:
 
 def test_another_model_is_refused_with_its_names(hpcddp: Command, run: RunDir) -> None:
     said = refused(hpcddp, run, "model.width=16")
-    assert "step-2: it is of another model: model.0.bias is [8] there and [16] here" in said
-    assert "\n  submit a new run for another model, or leave model.* and its code" in said
+    assert "step-2: the checkpoint is of another model: model.0.bias is [8] in the" in said
+    assert "in the checkpoint and [16] in the model" in said
+    assert "\n  restore the model's code and the keys of [model], or submit a new run" in said
 
 
 def test_code_that_changed_since_is_another_model(hpcddp: Command, run: RunDir) -> None:
     rewrite(run, WIDE.replace("nn.Linear(width, 2)", "nn.Linear(width, 2, bias=False)"))
-    assert "model.3.bias is [2] there and missing here" in refused(hpcddp, run)
+    assert "model.3.bias is [2] in the checkpoint and missing in the model" in refused(hpcddp, run)
 
 
 def test_a_key_that_the_model_does_not_take_is_refused(hpcddp: Command, run: RunDir) -> None:
@@ -69,7 +70,7 @@ def test_another_format_is_refused(hpcddp: Command, run: RunDir) -> None:
     text = meta.read_text()
     assert text.count('"format": 1,') == 1
     meta.write_text(text.replace('"format": 1,', '"format": 2,'))
-    assert "format 2, but this version reads format 1" in refused(hpcddp, run)
+    assert "the checkpoint has format 2, expected format 1" in refused(hpcddp, run)
 
 
 def test_the_same_model_goes_on_with_other_values(hpcddp: Command, run: RunDir) -> None:
@@ -87,7 +88,7 @@ def test_the_same_model_goes_on_with_other_values(hpcddp: Command, run: RunDir) 
             "def model(**o): return nn.Linear(2, int(torch.ones(2).sum()))",
             "DataDependentOutputException",
         ),
-        ("import os; os._exit(3)", "it says nothing"),
+        ("import os; os._exit(3)", "the process printed nothing"),
         ("import time; time.sleep(60)", "no answer in 2 s"),
     ],
 )
@@ -99,7 +100,7 @@ def test_where_it_cannot_be_compared_the_job_does_it(
     done = resume(hpcddp, "model.width=16")
     assert done.code == 0 and "job     42" in done.out, done.text
     assert f"could not be compared with the checkpoint here ({why}" in done.err
-    assert "; the first attempt compares them" in done.err
+    assert "; the next attempt compares them" in done.err
 
 
 def test_what_cannot_be_read_now_is_compared_later(hpcddp: Command, run: RunDir) -> None:

@@ -12,7 +12,7 @@ from hpcddp.errors import RunError
 from hpcddp.observe import history
 from hpcddp.rundir import write_json
 from hpcddp.slurm import commands as slurm
-from hpcddp.submit import status, submission
+from hpcddp.submit import status, submission, times
 
 
 def asked(site: Site) -> int:
@@ -33,7 +33,7 @@ def test_a_pending_job_tells_why_it_waits_and_since_when(site: Site) -> None:
     assert (now.state, now.reason, now.since) == (
         "PENDING",
         "Resources",
-        "2030-01-01T10:00:00",
+        times.iso(times.seconds("2030-01-01T10:00:00")),
     )
     assert (now.nodes, now.gpus_per_node, now.job_id, now.final) == ("1-2", 4, "7", False)
 
@@ -41,12 +41,12 @@ def test_a_pending_job_tells_why_it_waits_and_since_when(site: Site) -> None:
 @pytest.mark.parametrize(
     ("reason", "words"),
     [
-        ("JobHeldUser", "it is held until you run scontrol release 7"),
-        ("JobHeldAdmin", "an administrator holds it, and one has to run scontrol release 7"),
-        ("launch failed requeued held", "its start failed on a node, until you run scontrol"),
-        ("launch_failed_requeued_held", "its start failed on a node, until you run scontrol"),
-        ("job requeued in held state", "Slurm holds it until you run scontrol release 7"),
-        ("JobHoldMaxRequeue", "its start failed too often, until you run scontrol release 7"),
+        ("JobHeldUser", "held by you; release it with scontrol release 7"),
+        ("JobHeldAdmin", "held by an administrator, who can release it with scontrol release 7"),
+        ("launch failed requeued held", "it failed to start on a node; release it with scontrol"),
+        ("launch_failed_requeued_held", "it failed to start on a node; release it with scontrol"),
+        ("job requeued in held state", "held by Slurm; release it with scontrol release 7"),
+        ("JobHoldMaxRequeue", "it failed to start too often; release it with scontrol release 7"),
     ],
 )
 def test_a_job_that_is_held_tells_what_lets_it_go(site: Site, reason: str, words: str) -> None:
@@ -72,7 +72,7 @@ def test_a_running_job_tells_where_and_how_far(site: Site) -> None:
     queue(site, "7|RUNNING|None|2030-01-01T10:00:00|2030-01-01T11:00:00|n[1-2]||toy-1")
     now = status.status(run)
     assert (now.state, now.reason, now.hosts, now.attempt) == ("RUNNING", "", "n[1-2]", 1)
-    assert now.since == "2030-01-01T11:00:00"
+    assert now.since == times.iso(times.seconds("2030-01-01T11:00:00"))
     assert (now.step, now.total_steps, now.epoch, now.loss) == (100, 200, 2, 2.0)
     assert now.metrics == {"accuracy": 0.5}
 
@@ -189,7 +189,7 @@ def test_a_job_whose_id_sbatch_never_told_is_found_by_its_name(site: Site) -> No
     now = status.status(run, slurm.queue)
     assert (now.state, now.job_id, now.reason) == ("PENDING", "7", "Resources")
     queue(site, f"7|PENDING|Resources|x|x||{run.script}|toy-1")
-    with pytest.raises(RunError, match="the run is PENDING as job 7"):
+    with pytest.raises(RunError, match="the run has not ended: job 7 is PENDING"):
         submission.check_ended(run)
 
 

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 from ranks import wait_for
-from sites import Site
+from sites import Outcome, Site
 from submitted import planned
 
 from hpcddp import processes
 from hpcddp.attempt import claim, decision, ledger
 from hpcddp.attempt.ledger import Attempt
-from hpcddp.errors import HpcddpError, RunError, SlurmUnreachable, SubmissionRefused
+from hpcddp.errors import RunError, SlurmUnreachable, SubmissionRefused
 from hpcddp.rundir import RunDir, read_json, write_json
 from hpcddp.submit import prepare, status, submission
 
@@ -72,15 +72,38 @@ def test_a_refusal_is_told_in_slurms_words_and_kept(site: Site) -> None:
     assert refused.state == "REFUSED" and "invalid partition" in refused.reason
 
 
-def test_where_nobody_answers_no_job_id_is_recorded(site: Site) -> None:
-    away = 'echo "x: error: Unable to contact slurm controller" >&2; exit 1'
-    sbatch(site, away)
-    site.program("squeue", away)
+AWAY = 'echo "x: error: Unable to contact slurm controller (REASON)" >&2; exit 1'
+LOST, UNSENT = AWAY.replace("REASON", "receive failure"), AWAY.replace("REASON", "connect failure")
+
+
+def test_a_job_that_may_exist_keeps_its_run(site: Site) -> None:
+    sbatch(site, LOST)
+    site.program("squeue", LOST)
     made = planned(site)
     run = prepare.new_run(made, site.runs)
-    with pytest.raises(SlurmUnreachable):
+    with pytest.raises(SlurmUnreachable, match="may have been submitted or not") as caught:
         submission.submit(made, run)
+    assert f"hpcddp status {run.name}" in caught.value.hint
     assert (read_json(run.submission) or {})["job_id"] is None
+
+
+def test_an_unreachable_slurm_leaves_no_run(site: Site, hpcddp: Callable[..., Outcome]) -> None:
+    site.slurm(sbatch=f"[ $1 != --version ] || exit 0; {UNSENT}", squeue="touch asked")
+    done = hpcddp("submit", "toy", "--nodes", "2", "--gpus", "4")
+    assert done.code == 3 and not [*site.runs.iterdir()], done.text
+    assert done.err.count("Unable to contact") == 1 and "no job was submitted" in done.err
+    assert not Path("asked").exists()  # it is certain already
+
+
+@pytest.mark.parametrize("words", [UNSENT, LOST])
+def test_an_unreachable_slurm_leaves_a_resumed_run_as_it_was(site: Site, words: str) -> None:
+    run = pending(site)
+    before = read_json(run.submission)
+    sbatch(site, words)
+    site.program("squeue", "exit 0")
+    with pytest.raises(SlurmUnreachable, match="Unable to contact"):
+        submission.submit(planned(site), run)
+    assert read_json(run.submission) == before and run.script.exists()
 
 
 def pending(site: Site, job_id: str = "7", state: str = "PENDING") -> RunDir:
@@ -137,7 +160,7 @@ def test_a_request_lies_in_the_folder_and_reaches_slurm(
 
 def test_nothing_is_asked_of_what_ended_or_cannot_be_seen(site: Site) -> None:
     rendered = prepare.new_run(planned(site), site.runs)
-    with pytest.raises(RunError, match="the run is RENDERED: there is nothing to stop"):
+    with pytest.raises(RunError, match="cannot stop a run that is RENDERED"):
         submission.request(rendered, "stop")
     run = pending(site)
     site.program("squeue", "echo 'Unable to contact x' >&2; exit 1")
@@ -150,7 +173,7 @@ def test_nothing_is_asked_of_what_ended_or_cannot_be_seen(site: Site) -> None:
 
 def test_a_run_that_lives_cannot_be_resumed(site: Site) -> None:
     run = pending(site)
-    with pytest.raises(RunError, match="the run is PENDING as job 7") as caught:
+    with pytest.raises(RunError, match="the run has not ended: job 7 is PENDING") as caught:
         submission.check_ended(run)
     assert f"hpcddp stop {run.name}" in caught.value.hint
 
@@ -165,6 +188,24 @@ def test_a_local_run_ends_with_its_outcome(site: Site, local: Callable[[str], Ru
     assert attempt.job_id == (read_json(run.submission) or {})["job_id"]
     assert "hello\n" in run.log.read_text()
     assert status.status(run).state == "FAILED"
+
+
+@pytest.mark.parametrize("block", ["setup", "finish"])
+@pytest.mark.parametrize("backend", ["local", "slurm"])
+def test_a_sites_profile_may_read_unset_variables(site: Site, backend: str, block: str) -> None:
+    """The template of README's example; what the blocks are followed by runs with set -u again."""
+    site.write("profile.sh", 'echo "site $SITE_FLAGS end"; SITE_LEVEL=$((SITE_LEVEL + 1))\n')
+    lines = f"source {site.folder}/profile.sh\n{{{{ super() }}}}\n"
+    launch = "{% block launch %}echo $- &\n{% endblock %}"
+    text = f"{{% block {block} %}}\n{lines}{{% endblock %}}{launch}"
+    site.write("mine.sh.j2", f"{{% extends '{backend}.sh.j2' %}}{text}")
+    made = planned(site, "local", template="mine.sh.j2")
+    run = prepare.new_run(made, site.runs)
+    submission.submit(made, run)
+    assert ended(run).cause == "done"
+    said = "".join(path.read_text() for path in (run.job_log("local"), run.log))
+    assert "site  end\n" in said and "unbound" not in said
+    assert "\nhuB\n" in f"\n{said}"  # the flags of the shell that starts the ranks
 
 
 def test_a_local_run_in_a_job_of_slurm_is_not_taken_for_it(
@@ -222,7 +263,7 @@ def test_a_run_is_a_name_a_prefix_a_job_id_last_or_a_path(site: Site) -> None:
         "d": "digits-1",
         "77": "toy-12",
         "5": "toy-1",
-        "last": "digits-1",
+        "last": "toy-12",  # digits-1 was only rendered
         "runs/toy-1": "toy-1",
         str(site.runs / "toy-12"): "toy-12",
     }.items():
@@ -231,7 +272,12 @@ def test_a_run_is_a_name_a_prefix_a_job_id_last_or_a_path(site: Site) -> None:
 
 @pytest.mark.parametrize(
     ("token", "what"),
-    [("toy", "'toy' means 2 runs"), ("7", "no run '7'"), ("", "means 3 runs"), ("../x", "no run")],
+    [
+        ("toy", "'toy' matches 2 runs: toy-12, toy-1"),
+        ("7", "no run '7'"),
+        ("", "matches 3 runs"),
+        ("../x", "no run"),
+    ],
 )
 def test_a_word_that_means_no_run_or_several(site: Site, token: str, what: str) -> None:
     runs(site, "toy-1", "toy-12", "digits-1")
@@ -239,7 +285,46 @@ def test_a_word_that_means_no_run_or_several(site: Site, token: str, what: str) 
         submission.find(site.runs, token)
 
 
-def test_where_there_are_no_runs(tmp_path: Path) -> None:
-    with pytest.raises(HpcddpError, match="no run 'last'") as caught:
-        submission.find(tmp_path, "last")
-    assert caught.value.hint == "there is no run yet"
+def test_last_is_the_run_that_was_submitted_last(site: Site) -> None:
+    runs(site, "toy-1", "toy-2", "toy-3", "toy-4")
+    for name in ("toy-1", "toy-2"):
+        write_json(site.runs / name / "submission.json", {"job_id": "5"})
+    assert submission.find(site.runs, "last").name == "toy-2"
+    facts = Attempt(0, "77", "n1", 1, "1", True, "n1", 1.0)  # by plain sbatch
+    ledger.begin(RunDir(site.runs / "toy-3"), facts, lambda earlier: False)
+    assert submission.find(site.runs, "last").name == "toy-3"
+
+
+def test_last_of_runs_that_were_only_rendered_is_none(site: Site) -> None:
+    runs(site, "toy-1", "toy-2")
+    with pytest.raises(RunError, match="no run was submitted from here yet") as caught:
+        submission.find(site.runs, "last")
+    assert "start one: `hpcddp submit`" in caught.value.hint
+
+
+@pytest.mark.parametrize("token", ["last", "toy-1"])
+def test_a_folder_without_runs_says_how_to_start_one(site: Site, token: str) -> None:
+    for root in (site.folder, site.folder / "missing"):
+        with pytest.raises(RunError, match="no runs yet") as caught:
+            submission.find(root, token)
+        assert caught.value.where == str(root) and caught.value.exit_code == 2
+        assert "start one: `hpcddp submit`" in caught.value.hint
+
+
+def test_runs_that_is_no_folder_is_a_plain_error(
+    site: Site, hpcddp: Callable[..., Outcome]
+) -> None:
+    for words in (["ls"], ["status"], ["stop", "last"]):
+        done = hpcddp(*words, "--runs", "/etc/passwd")
+        assert done.code == 2 and "/etc/passwd: not a folder" in done.err, words
+    done = hpcddp("submit", "toy", "--cluster", "local", "--runs", "/etc/passwd")
+    assert done.code == 2 and "/etc/passwd" in done.err and "--runs" in done.err
+
+
+def test_runs_that_does_not_exist_is_a_plain_error(
+    site: Site, hpcddp: Callable[..., Outcome]
+) -> None:
+    assert status.status_all(Path("/nonexistent")) == []
+    for words in (["ls"], ["status"]):  # the command line checks it too
+        done = hpcddp(*words, "--runs", "/nonexistent")
+        assert done.code == 2 and done.err.startswith("error: /nonexistent: no such folder"), words

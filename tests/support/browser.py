@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, sync_playwright
 
 # It asks nobody for anything by itself.
@@ -45,11 +46,43 @@ class Seen:
         found: list[int] = self.page.evaluate(BLANK)
         return found
 
+    def violations(self) -> list[str]:
+        """Violations of the rules of accessibility, by axe-core."""
+        found = Axe().run(self.page).response["violations"]
+        return [
+            f"{rule['id']}: {node['target']} {node['failureSummary']}"
+            for rule in found
+            for node in rule["nodes"]
+        ]
+
+    def stops(self) -> list[str]:
+        """The stops of the Tab key over the whole page, in its order; each with a visible focus."""
+        self.page.evaluate("() => { document.activeElement.blur(); scrollTo(0, 0); }")
+        stops: list[str] = []
+        while True:
+            self.page.keyboard.press("Tab")
+            name, outline, visible = self.page.evaluate(STOP)
+            if not name or name in stops:
+                return stops
+            assert outline >= 2 and visible, name
+            stops.append(name)
+
     def clean(self) -> None:
         """Nothing went wrong."""
         assert not self.errors and not self.failed
 
 
+# The focused element's role and name, the width of its outline, and whether it is in the window.
+STOP = """() => {
+  const node = document.activeElement;
+  if (node === document.body || !node) return ["", 0, false];
+  const { outlineStyle, outlineWidth } = getComputedStyle(node);
+  const { top, bottom } = node.getBoundingClientRect();
+  const words = (node.getAttribute("aria-label") || node.innerText).split("\\n")[0];
+  const kind = node.getAttribute("role") || node.tagName.toLowerCase();
+  const width = outlineStyle === "none" ? 0 : parseFloat(outlineWidth);
+  return [`${kind} ${words}`, width, bottom > 0 && top < innerHeight];
+}"""
 BLANK = """
 [...document.querySelectorAll("canvas")].map((canvas, i) => {
   const data = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;

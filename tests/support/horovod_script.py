@@ -5,10 +5,11 @@ import re
 import socket
 import time
 
+import pages
 import pytest
 from sites import CHECKOUT
 
-PAGE = CHECKOUT / "docs" / "horovod.md"
+PAGE = CHECKOUT / "docs" / "howto" / "horovod.md"
 
 RESULT = re.compile(r"ranks (\d+), loss ([\d.]+), weights ([\d.]+)")
 
@@ -46,9 +47,8 @@ time.sleep(60)
 
 def script(mark: str) -> str:
     """The page's script, in Horovod (-) or in DDP (+)."""
-    (diff,) = re.findall(r"```diff\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    lines = [line[1:] for line in diff.splitlines() if line[:1] in ("", " ", mark)]
-    return "\n".join(lines) + "\n"
+    (diff,) = (block for block in pages.blocks(PAGE) if block.language == "diff")
+    return diff.side(mark)
 
 
 def same(found: list[tuple[str, ...]]) -> None:

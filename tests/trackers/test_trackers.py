@@ -1,7 +1,10 @@
-"""Trackers: one run over all attempts, and each step once, read back from what they keep."""
+"""Trackers: one run for all attempts, and each step once, read back from their files."""
 
 import json
+import re
+import shutil
 import subprocess
+import sys
 import time
 import warnings
 from collections.abc import Callable
@@ -15,10 +18,10 @@ from sites import COMMAND, Outcome, Site
 from trackers_told import files_of, history, scalars, text
 from trackers_told import made as made
 
-from hpcddp.errors import JobFileError
+from hpcddp.errors import JobFileError, UserError
 from hpcddp.planning.jobfile import Layer
 from hpcddp.rundir import RunDir, read_json, write_json
-from hpcddp.trackers import __main__
+from hpcddp.trackers import __main__, module
 from hpcddp.trackers.send import Sender
 from hpcddp.trackers.step_values import StepReader
 from hpcddp.trackers.to_wandb import mode
@@ -75,7 +78,7 @@ def test_a_step_waits_for_what_may_still_be_told_of_it(tmp_path: Path) -> None:
     write_lines(
         run, 2, {"event": "start", "step": 2}, {"event": "log", "step": 2, "metrics": {"x": 1}}
     )
-    (step,) = reader.new(over=True)  # of a step that is known there is more to tell
+    (step,) = reader.new(over=True)  # a known step has new values
     assert (step.step, step.values) == (2, {"loss": 5.0, "log/x": 1.0})
 
 
@@ -92,7 +95,7 @@ def test_lines_that_hold_nonsense_tell_nothing(tmp_path: Path) -> None:
 def test_tensorboard_has_each_step_once_with_its_later_value(
     made: Callable[..., RunDir], command: Command
 ) -> None:
-    """Told while the second attempt worked, and again when all was over."""
+    """Sent during the second attempt, and again after the end."""
     run = made()
     third = run.attempt(3).path.rename(run.path / "later")
     assert command("track", run.name, "--to", "tensorboard").code == 0
@@ -107,15 +110,22 @@ def test_tensorboard_has_each_step_once_with_its_later_value(
     assert files_of(run).Scalars("lr")[0].wall_time > BEGAN
     config, attempts = text(run, "config"), text(run, "attempts")
     assert "| train.lr | 0.5 |" in config and "a-secret" not in config
-    assert "attempt 2 on n[1-2]: preempted" in attempts and "10 of them taken again" in attempts
+    assert "attempt 2 on n[1-2]: preempted" in attempts and "10 of them repeated" in attempts
     before = sorted(run.tensorboard.iterdir())
     command("track", run.name, "--to", "tensorboard")
-    assert sorted(run.tensorboard.iterdir()) == before  # there is nothing new to tell
+    assert sorted(run.tensorboard.iterdir()) == before  # nothing new to send
     for path in before:
         path.unlink()
     run.tensorboard.rmdir()
     command("track", run.name, "--to", "tensorboard")
     assert len(scalars(run, "loss")) == 400
+
+
+def told(err: str) -> list[tuple[str, int]]:
+    """The trackers of the lines that `hpcddp track` ends with, and the steps that each got."""
+    lines = [re.fullmatch(r"(\w+): sent (\d+) steps to .+", line) for line in err.splitlines()]
+    assert all(lines), err
+    return [(line[1], int(line[2])) for line in lines if line]
 
 
 def test_mlflow_has_one_run_with_each_step_once(
@@ -125,9 +135,9 @@ def test_mlflow_has_one_run_with_each_step_once(
     third = run.attempt(3).path.rename(run.path / "later")
     assert command("track", run.name, "--to", "mlflow").code == 0
     third.rename(run.attempt(3).path)
-    run.trackers.unlink()  # killed before it wrote down what it had sent
+    run.trackers.unlink()  # as if killed before it recorded what it had sent
     done = command("track", run.name, "--to", "mlflow", MLFLOW_EXPERIMENT_NAME="pets")
-    assert (done.code, done.err) == (0, "")
+    assert done.code == 0 and told(done.err) == [("mlflow", 400)]
     client, (one,) = mlflow_runs(run)
     for name, steps in (("loss", range(1, 401)), ("eval/accuracy", range(100, 401, 100))):
         points = client.get_metric_history(one.info.run_id, name)
@@ -143,9 +153,9 @@ def test_wandb_has_one_run_with_each_step_once(
     run = made()
     third = run.attempt(3).path.rename(run.path / "later")
     first = command("track", run.name, "--to", "wandb")
-    assert (first.code, first.err) == (0, "")
+    assert first.code == 0 and told(first.err) == [("wandb", 260)]
     third.rename(run.attempt(3).path)
-    run.trackers.unlink()  # killed before it wrote down what it had sent
+    run.trackers.unlink()  # as if killed before it recorded what it had sent
     assert command("track", run.name, "--to", "wandb").code == 0
     lines = history(run)
     assert {name for name, _ in lines} == {run.name}
@@ -153,7 +163,7 @@ def test_wandb_has_one_run_with_each_step_once(
     assert lines[99][1]["eval/accuracy"] == 0.25
     assert lines[0][1]["_timestamp"] == pytest.approx(BEGAN + 10.5)
     kept = b"".join(p.read_bytes() for p in run.path.glob("wandb/offline-run-*/*.wandb"))
-    assert b"taken again" in kept and b"a-secret" not in kept
+    assert b"of them repeated" in kept and b"a-secret" not in kept
 
 
 def test_a_loss_that_is_no_number_is_told(made: Callable[..., RunDir], command: Command) -> None:
@@ -176,12 +186,12 @@ def following(run: RunDir) -> subprocess.Popen[bytes]:
 
 
 def heard(run: RunDir) -> object:
-    """How far MLflow knows the run; nothing at first."""
+    """The recorded progress of MLflow; None at first."""
     return (read_json(run.trackers) or {}).get("mlflow", {}).get("told")
 
 
 def tell_more(run: RunDir, step: int) -> int:
-    """The next step of a run that trains."""
+    """Write the next step of a running run."""
     write_lines(run, 1, point(step + 1, step + 1.0))
     time.sleep(0.02)
     return step + 1
@@ -195,7 +205,7 @@ def test_a_follower_that_is_killed_loses_nothing_and_tells_nothing_twice(
     with following(run) as follower:
         while not (heard(run) and history(run)):
             step = tell_more(run, step)
-        time.sleep(0.2)  # in the middle of whatever it does next
+        time.sleep(0.2)  # at any point of its work
         follower.kill()
     before = heard(run)
     with following(run) as follower:
@@ -204,7 +214,8 @@ def test_a_follower_that_is_killed_loses_nothing_and_tells_nothing_twice(
         facts = read_json(run.attempt(1).facts) or {}
         write_json(run.attempt(1).facts, facts | {"cause": "done", "ended": time.time()})
         output, _ = follower.communicate(timeout=60)
-    assert (follower.returncode, output) == (0, b"")
+    assert follower.returncode == 0
+    assert [name for name, _ in told(output.decode())] == ["tensorboard", "mlflow", "wandb"]
     steps = list(range(1, step + 1))
     assert [s for s, _ in scalars(run, "loss")] == steps
     client, (one,) = mlflow_runs(run)
@@ -229,8 +240,48 @@ def test_what_is_not_installed_is_named_with_what_to_do(
     run = made()
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     done = hpcddp("track", run.name, "--to", "mlflow")
-    assert done.code == 2 and "pip install 'hpcddp[mlflow]'" in done.err
+    assert done.code == 2 and "install the extra `mlflow` of hpcddp" in done.err
     assert not run.trackers.exists()
+
+
+def test_a_tracker_without_its_package_or_of_another_name_is_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delitem(sys.modules, "hpcddp.trackers.to_tensorboard", raising=False)
+    monkeypatch.setitem(sys.modules, "tensorboard.summary.writer.event_file_writer", None)
+    with pytest.raises(UserError, match="cannot load the package tensorboard") as caught:
+        module("tensorboard")
+    assert caught.value.hint == "install the extra `tensorboard` of hpcddp"
+    with pytest.raises(UserError, match="unknown tracker 'tensorbored'") as caught:
+        module("tensorbored")
+    assert caught.value.hint == "use one of tensorboard, mlflow, wandb"
+
+
+def test_a_run_without_metrics_is_not_opened_at_a_tracker(made: Callable[..., RunDir]) -> None:
+    run = made()
+    shutil.rmtree(run.path / "attempts")
+    sender = Sender(run, ["tensorboard", "mlflow"], lambda name, error: pytest.fail(str(error)))
+    sender.send()
+    sender.close()
+    empty = "the run has no metrics yet"
+    assert sender.outcomes() == [f"tensorboard: {empty}", f"mlflow: {empty}"]
+    assert not run.tensorboard.exists() and not run.trackers.exists()
+
+
+def test_the_outcome_names_the_steps_that_were_sent_and_their_place(
+    made: Callable[..., RunDir],
+) -> None:
+    run = made()
+    sent = []
+    for _ in range(2):
+        sender = Sender(run, ["tensorboard"], lambda name, error: pytest.fail(str(error)))
+        sender.send(over=True)
+        sender.close()
+        sent += sender.outcomes()
+    assert sent == [
+        f"tensorboard: sent 400 steps to {run.tensorboard}",
+        "tensorboard: no new steps",
+    ]
 
 
 def test_a_tracker_that_fails_does_not_keep_the_others_from_being_told(
@@ -244,7 +295,7 @@ def test_a_tracker_that_fails_does_not_keep_the_others_from_being_told(
 
 
 def test_words_are_said_again_only_when_there_are_others(made: Callable[..., RunDir]) -> None:
-    """However many steps are taken; attempts that have ended are read once."""
+    """Not for new steps; attempts that have ended are read once."""
     run = made(cause=None, last=300)
     sender = Sender(run, ["tensorboard"], pytest.fail)
     sender.send()
@@ -253,7 +304,7 @@ def test_words_are_said_again_only_when_there_are_others(made: Callable[..., Run
     sender.send()
     said = files_of(run).Tensors("attempts/text_summary")
     assert len(said) == 1 and scalars(run, "loss")[-1][0] == 309
-    assert "attempt 3 on n[1-2]: works, from step 250\n" in text(run, "attempts")
+    assert "attempt 3 on n[1-2]: running, from step 250\n" in text(run, "attempts")
     facts = read_json(run.attempt(3).facts) or {}
     write_json(run.attempt(3).facts, facts | {"cause": "done", "ended": BEGAN})
     sender.send()
@@ -270,7 +321,8 @@ def test_passwords_in_urls_are_neither_kept_nor_told(
     there = f"file://{login}localhost{site.folder}/there"
     to = ("--to", "mlflow")
     done = command("track", run.name, *to, "--to", "tensorboard", MLFLOW_TRACKING_URI=there)
-    assert (done.code, done.err) == (0, "")
+    assert done.code == 0 and "secret" not in done.err
+    assert told(done.err) == [("mlflow", 400), ("tensorboard", 400)]
     assert "told" in (read_json(run.trackers) or {})["mlflow"]
     assert "secret" not in run.trackers.read_text()
     assert "| command | ['train.py', 'https://***@there/pets'] |" in text(run, "config")
@@ -288,7 +340,7 @@ def test_a_run_whose_job_tells_a_tracker_is_not_told_twice(
 ) -> None:
     run = made(cause=None, last=300, metrics={"trackers": ["wandb"]})
     done = command("track", run.name, "--to", "wandb")
-    assert done.code == 2 and "its job tells wandb itself" in done.err
+    assert done.code == 2 and "sends to wandb itself" in done.err
     assert command("track", run.name, "--to", "tensorboard").code == 0
 
 

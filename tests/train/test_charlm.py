@@ -112,7 +112,7 @@ def test_pieces_that_the_text_has_not_are_refused(context):
 
 
 def test_pieces_longer_than_the_models_context_are_refused(small):
-    with pytest.raises(JobFileError, match="13 characters, but the model looks at 12"):
+    with pytest.raises(JobFileError, match=r"13 characters, but model\.context is 12"):
         small(characters(length=13))
 
 

@@ -78,7 +78,7 @@ def test_outside_of_a_job_it_is_a_plain_loop(tmp_path: Path, told: dict[str, str
         cwd=tmp_path, env={**os.environ, **told}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert "over 26 [0]" in done.stdout and "nothing is saved" in done.stderr
+    assert "over 26 [0]" in done.stdout and "checkpoints and stop requests are off" in done.stderr
     assert not list(tmp_path.iterdir())
 
 
@@ -95,7 +95,7 @@ def test_ranks_that_are_not_the_planned_ones_leave_a_record_of_who_it_was(tmp_pa
     assert done.returncode == 1 and "RankMapError" in done.stderr
     error = json.loads(run.attempt(1).error.read_text())
     assert (error["rank"], error["type"], error["kind"]) == (0, "RankMapError", "crash")
-    assert "not on the map" in error["message"] and error["host"]
+    assert "does not fit" in error["message"] and error["host"]
 
 
 MANY = """
@@ -146,7 +146,9 @@ def test_a_resume_of_another_model_leaves_a_programs_run_as_it_was(
     site.write("wide.py", WIDE)
     assert command("submit", "--", sys.executable, "wide.py").code == 0
     done = command("resume", "last", "--env", "WIDTH=5")
-    assert done.code == 1 and "model.bias is [1] there and [5] here" in done.text
+    assert (
+        done.code == 1 and "model.bias is [1] in the checkpoint and [5] in the model" in done.text
+    )
     found = until(command, lambda s: s["attempt"] == 2)
     assert (found["state"], found["step"], found["refused"]) == ("COMPLETED", 3, True)
     (run,) = runs(site)
@@ -174,7 +176,7 @@ def test_numbers_of_a_loops_own_are_recorded(site: Site, command: Command) -> No
     assert (line["step"], line["metrics"]) == (1, {"accuracy": 0.5, "count": 3.0})
     told = command("logs").out
     assert "step 1  epoch 0  accuracy 0.5000  count 3.0000" in told
-    assert "refused Run.log: accuracy is a Tensor, and not one number" in told
+    assert "refused Run.log: accuracy is a Tensor, expected one number" in told
     done = subprocess.run([sys.executable, "log.py"], cwd=site.folder, check=False)
     assert done.returncode == 0  # outside of a job
 
@@ -253,10 +255,10 @@ held = iter(loader)
     ("more", "told"),
     [
         ("print('end')", "0: end"),
-        ("next(run.batches(loader)); next(run.batches(loader))", "epoch 3 was read already"),
+        ("next(run.batches(loader)); next(run.batches(loader))", "epoch 3 was already read"),
         (
             "run.state['x'] = model.weight; run.save()",
-            "run.state['x'] is a Parameter, and not plain",
+            "run.state['x'] is a Parameter, expected plain",
         ),
     ],
 )
@@ -351,6 +353,6 @@ def test_at_its_end_it_waits_for_room_and_hears_a_stop(
 ) -> None:
     site.write("end.py", AT_THE_END.format(stop=stop))
     done = command("submit", "--", sys.executable, "end.py")
-    assert "the last step, 1, could not be saved; all ranks try again, for 300 s" in done.text
+    assert "cannot save the last step, 1; all ranks retry for up to 300 s" in done.text
     assert told in done.text
     assert json.loads(command("status", "last", "--json").out)["state"] == state

@@ -57,7 +57,7 @@ def model():
         input=json.dumps(ask._asdict()), capture_output=True, text=True, timeout=60, check=True,
     )  # fmt: skip
     told = json.loads(done.stdout)
-    assert not [note for note in told["notes"] if "made on the CPU" in note], told["notes"]
+    assert not [note for note in told["notes"] if "built on the CPU" in note], told["notes"]
     assert [(w["name"], w["state"]) for w in told["weights"]][:2] == [
         ("0.weight", 16),
         ("0.bias", 16),
@@ -91,7 +91,7 @@ def test_an_optimizer_that_cannot_be_tried_is_taken_for_adamw(tmp_path: Path) ->
     own = "\ndef optimizer(model, train):\n    return torch.optim.LBFGS(model.parameters())\n"
     found = facts(tmp_path, own)
     assert found.weights[0].state == 16
-    assert any("taken for an AdamW" in note for note in found.notes)
+    assert any("for AdamW" in note for note in found.notes)
 
 
 # Inputs of [4] float64 and targets: Linear and Tanh keep [8] each, cross entropy [2] twice.
@@ -119,13 +119,13 @@ def test_one_of_the_ranks_of_tp_has_its_share_of_the_layers(tmp_path: Path) -> N
 def test_what_strategies_ask_too_much_of_the_model(tmp_path: Path) -> None:
     found = facts(tmp_path, meshes=[list(Layout(tp=3)), list(Layout(pp=4))], pp=4)
     assert "divide 0 over 3 ranks" in str(found.views[3])
-    assert "4 stages of 2 parts" in str(found.stages[4])
+    assert "4 stages from 2 parts" in str(found.stages[4])
     assert found.micros == {"tp=3": (8, 1), "pp=4": (2, 4)}
 
 
 def test_no_parts_are_one(tmp_path: Path) -> None:
     found = facts(tmp_path, "def model():\n    return nn.Bilinear(4, 4, 2)\n", pp=2)
-    assert "nothing says what follows what" in str(found.stages[2])
+    assert "the order of its parts is unknown" in str(found.stages[2])
     assert found.stages[1] == [[0]]
     assert "forward pass fails: TypeError" in view(found).unknown  # it takes two inputs
 
@@ -140,7 +140,7 @@ def test_without_data_activations_are_not_known(tmp_path: Path) -> None:
 def test_a_model_that_reads_its_numbers_is_made_on_the_cpu(tmp_path: Path) -> None:
     own = "def model():\n    nn.Linear(4, 2).bias.tolist()\n    return nn.Linear(4, 2).double()\n"
     found = facts(tmp_path, own)
-    assert "made on the CPU" in found.notes[0]
+    assert "built on the CPU" in found.notes[0]
     assert [amount.each > 0 for amount in view(found).saved] == [True]
 
 
@@ -149,7 +149,7 @@ def test_a_model_that_reads_its_numbers_is_made_on_the_cpu(tmp_path: Path) -> No
     [
         ("import nowhere\n", "cannot be imported: ModuleNotFoundError: No module named 'nowhere'"),
         ("def model():\n    return nn.Linear()\n", "model() fails: TypeError"),
-        ("model = 3\n", "there is no function model"),
+        ("model = 3\n", "function model is missing"),
     ],
 )
 def test_what_is_wrong_with_a_task_is_said(tmp_path: Path, extra: str, what: str) -> None:

@@ -102,7 +102,7 @@ def test_an_attempt_that_is_superseded_leaves(run: RunDir, clock) -> None:
     assert not vote.agreed(1)
     run.attempt(2).path.mkdir(parents=True)
     clock.now += 2.0
-    with pytest.raises(LeaseLost, match="a newer one has begun"):
+    with pytest.raises(LeaseLost, match="a newer attempt owns this run"):
         vote.agreed(2)
 
 

@@ -1,5 +1,6 @@
-"""The means to draw on a terminal, which several commands share.
+"""Output on a terminal, which several commands share.
 
-It imports ``observe`` and what is below.
-Others use ``screen`` (a live page), ``picture``, ``progress``, ``shown`` and ``log_lines``.
+It imports ``submit``, ``observe`` and what is below.
+Others use ``screen`` (a live page), ``picture``, ``progress``, ``follow``, ``failure``, ``say``,
+``sections``, ``shown``, ``tables`` and ``log_lines``.
 """

@@ -1,7 +1,7 @@
-"""The ranks of a run in few rows: slow and dead ones are marked, and explained in words.
+"""The ranks of a run in few rows: slow and dead ranks are marked, and explained in words.
 
-The form follows from the room: a row for each node, cells with numbers, a sign for each rank, or,
-where not even that fits, the worst ranks first and a count of the others.
+The form depends on the space: a row for each node, cells with numbers, a sign for each rank, or
+only the worst ranks and a count of the others.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from rich.text import Text
 from hpcddp.attempt.joblog import STEP
 from hpcddp.cli.terminal.pen import Pen
 from hpcddp.observe.view import RankView, View
+from hpcddp.sizes import counted
 
 MARKS = {"dead": ("X", "bold red"), "slow": ("S", "bold yellow")}  # not by colour alone
 WELL = (".", "green")
@@ -24,12 +25,12 @@ WORDS = 5  # ranks that are explained in words, at most
 
 
 def ranks(pen: Pen, view: View, width: int, rows: int) -> list[Text]:
-    """The ranks in at most so many rows, the title among them."""
+    """The ranks in at most this many rows, with the title."""
     bad = [rank for rank in _worst(view) if rank.state][:WORDS]
     words = [line for rank in bad for line in _words(pen, rank, width)]
     words = words[: min(max(2, (rows - 1) // 3), max(0, rows - 2))]
     room = rows - 1 - len(words)
-    title = f"ranks {len(view.ranks)}"
+    title = counted(len(view.ranks), "rank")
     for state, (mark, _) in MARKS.items():
         count = sum(rank.state == state for rank in view.ranks)
         title += f", {count} {state} ({mark})" if count else ""
@@ -41,7 +42,7 @@ def ranks(pen: Pen, view: View, width: int, rows: int) -> list[Text]:
 
 
 def _worst(view: View) -> list[RankView]:
-    """The ranks: dead ones, slow ones, then the others, by how far they are behind."""
+    """The ranks: dead ones, slow ones, then the others, the slowest first."""
 
     def behind(rank: RankView) -> float:
         newest = view.heat[rank.rank][-1:] if rank.rank < len(view.heat) else []
@@ -51,7 +52,7 @@ def _worst(view: View) -> list[RankView]:
 
 
 def _cells(ranks: list[RankView], numbers: int) -> Iterator[tuple[str, str]]:
-    """Ranks by sign, with the number before it where that has a width."""
+    """Each rank's sign, with its number before it if numbers have a width."""
     for rank in ranks:
         mark, style = MARKS.get(rank.state, WELL)
         yield (f"{rank.rank:>{numbers}}{mark} " if numbers else mark), style
@@ -76,7 +77,7 @@ def _by_node(pen: Pen, view: View, width: int, rows: int) -> list[Text] | None:
 
 
 def _numbers(pen: Pen, view: View, width: int, rows: int) -> list[Text] | None:
-    """Cells with numbers, a node's side by side where they fit."""
+    """Cells with numbers; those of a node side by side if they fit."""
     cell = _digits(view) + 2
     columns = width // cell
     node = sum(rank.node == view.ranks[0].node for rank in view.ranks)
@@ -104,17 +105,17 @@ def _signs(pen: Pen, view: View, width: int, rows: int) -> list[Text] | None:
 
 
 def _some(pen: Pen, view: View, width: int, rows: int) -> list[Text]:
-    """The worst ranks, as many as fit, and how many more there are."""
+    """The worst ranks, as many as fit, and the number of the others."""
     if rows < 1:
         return []
     cell = _digits(view) + 2
     columns = max(1, width // cell)
-    longest = f"+{len(view.ranks)}"  # the count of the others, at most
+    longest = f"+{len(view.ranks)} not slow"  # the count of the others, at most
     size = max(0, rows * columns - -(-(len(longest) + 1) // cell))
     worst = _worst(view)
     cells = list(_cells(worst[:size], cell - 2))
     rest = worst[size:]
-    well = "" if any(r.state for r in rest) else " well"
+    well = "" if any(r.state for r in rest) else " not slow"
     lines = [pen.text(*cells[i : i + columns]) for i in range(0, len(cells), columns)]
     lines = lines or [Text()]
     lines[-1] = lines[-1] + pen.text((f"+{len(rest)}{well}", "dim"))
@@ -122,11 +123,11 @@ def _some(pen: Pen, view: View, width: int, rows: int) -> list[Text]:
 
 
 def _words(pen: Pen, rank: RankView, width: int) -> list[Text]:
-    """A slow or dead rank in words, in as many lines as they take."""
+    """A slow or dead rank in words."""
     mark, style = MARKS[rank.state]
     note = STEP.sub("", rank.note.strip().partition("\n")[0])
     if rank.state == "slow" and not note and rank.busy_s is not None:
-        note = f"{rank.busy_s:.3g} s of its own work a step"
+        note = f"{rank.busy_s:.3g} s of own work per step"
     who = f"rank {rank.rank} on {rank.host}"
     text = note if f"rank {rank.rank} " in note else f"{who}: {note or rank.state}"
     first, *rest = textwrap.wrap(pen.safe(text), max(10, width - 2)) or [""]

@@ -10,13 +10,16 @@ from typing import TextIO
 
 from hpcddp.errors import RunError
 from hpcddp.rundir import RunDir
+from hpcddp.sizes import counted
 
 
 def paths(run: RunDir, attempt: int | None) -> Iterator[Path]:
-    """The logs: those of before the claims, then each attempt's; or one attempt's alone."""
+    """The logs: those from before the attempts, then those of the attempts; or only that of one."""
     if attempt:
         if not run.attempt(attempt).path.is_dir():
-            raise RunError(f"there is no attempt {attempt}", where=run.name)
+            made = len(run.all_attempts())
+            hint = f"the run has {counted(made, 'attempt')}; `hpcddp why {run.name}` lists them"
+            raise RunError(f"no attempt {attempt}", where=run.name, hint=hint)
         yield run.attempt(attempt).log
         return
     yield from sorted(run.path.glob("job-*.log"))
@@ -25,7 +28,8 @@ def paths(run: RunDir, attempt: int | None) -> Iterator[Path]:
 
 
 def put(line: bytes, out: TextIO | None = None) -> None:
-    """One line of a log, on stdout by default, made safe for a terminal."""
+    """Print a line of a log, to stdout by default. On a terminal its control characters are
+    escaped."""
     out = out or sys.stdout
     if out.isatty():
         line = re.sub(rb"[\x00-\x08\x0b-\x1f\x7f]", lambda m: b"\\x%02x" % m[0][0], line)

@@ -1,4 +1,4 @@
-"""The means to draw a run on a terminal: safe text, rules, bars and curves of a width in cells."""
+"""Parts of the picture of a run: safe text, rules, bars and curves, with widths in cells."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.text import Text
 
 from hpcddp.cli.terminal.shown import shown
 
-BRAILLE = 0x2800  # the character without a dot; each bit is one
+BRAILLE = 0x2800  # the character without dots; each bit adds one
 UPPER, LOWER = 0x1B, 0xE4  # dots of the upper and of the lower half
 
 
@@ -18,7 +18,7 @@ class Pen:
     """Draws on a terminal.
 
     Args:
-        plain: in ASCII alone.
+        plain: only ASCII.
     """
 
     def __init__(self, plain: bool) -> None:
@@ -26,7 +26,7 @@ class Pen:
         self.full, self.empty, self.line, self.cut = "#.-~" if plain else "█░─…"
 
     def safe(self, text: str) -> str:
-        """One line without anything that a terminal obeys."""
+        """One line without control characters."""
         return shown(text, self.plain)
 
     def text(self, *pieces: str | tuple[str, str]) -> Text:
@@ -38,12 +38,12 @@ class Pen:
         return line
 
     def rule(self, title: str, width: int) -> Text:
-        """The line above a part."""
+        """The line above a part of the picture."""
         head = self.text((self.line + " ", "dim"), (title, "bold"), " ")
         return head.append(self.line * max(0, width - head.cell_len), "dim")
 
     def fit(self, text: Text, width: int, pad: int = 0) -> Text:
-        """A line that is not wider, with a sign where it was cut; then spaces up to a column."""
+        """A line of at most a width, with a mark where it was cut, then spaces up to a column."""
         if text.cell_len > width:
             text = text.copy()
             text.truncate(max(0, width - 1), overflow="crop")
@@ -54,11 +54,11 @@ class Pen:
         return text
 
     def folded(self, text: str, width: int) -> list[str]:
-        """A name in as many lines as it takes: it is not cut."""
+        """A name over several lines, so that nothing of it is cut."""
         return chop_cells(self.safe(text), max(2, width)) or [""]
 
     def curve(self, points: Sequence[tuple[int, float]], width: int, rows: int) -> list[str]:
-        """A curve in dots, or in the ASCII characters nearest to them."""
+        """A curve in braille dots, or in similar ASCII characters."""
         canvas = Canvas(width, rows, 0, 0, 2 * width, 4 * rows)
         dots = list(_dots(points, 2 * width - 1, 4 * rows - 1))
         for a, b in zip(dots, dots[1:] or dots, strict=False):
@@ -72,7 +72,7 @@ class Pen:
 def _dots(
     points: Sequence[tuple[int, float]], width: int, height: int
 ) -> Iterator[tuple[float, float]]:
-    """Points in dots. Halves, so that the greatest numbers have a difference."""
+    """Points in dots. The values are halved: so the differences of the largest are finite."""
     steps = [step for step, _ in points]
     values = [value / 2 for _, value in points]
     low, high = min(values), max(values)
@@ -85,7 +85,7 @@ def _dots(
 
 
 def _near(character: str) -> str:
-    """Braille in ASCII."""
+    """The ASCII character that resembles a braille character."""
     dots = ord(character) - BRAILLE if character != " " else 0
     return {(False, False): " ", (True, False): "'", (False, True): "."}.get(
         (bool(dots & UPPER), bool(dots & LOWER)), ":"
@@ -93,7 +93,7 @@ def _near(character: str) -> str:
 
 
 def span(seconds: float) -> str:
-    """A time as Slurm writes it: m:s, h:m:s, d-h:m:s; seconds alone have a unit."""
+    """A duration as Slurm writes it: m:s, h:m:s or d-h:m:s; below a minute with a unit, 12 s."""
     whole = int(seconds)
     minutes, rest = divmod(whole, 60)
     hours, minutes = divmod(minutes, 60)

@@ -1,45 +1,47 @@
-"""A run's view as lines of a terminal, as many and as wide as it has.
+"""A run's view as lines that fit a terminal.
 
-``picture`` gives what rich prints; also for a script that records it, as an SVG image for instance.
+``picture`` returns an object that rich prints; a script may record it, for example as an SVG image.
 """
 
 from __future__ import annotations
 
 import math
 import textwrap
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rich.console import Group
 from rich.text import Text
 
+from hpcddp.cli.terminal import say
 from hpcddp.cli.terminal.grid import ranks
 from hpcddp.cli.terminal.pen import Pen, span
 from hpcddp.observe.view import AttemptView, View
+from hpcddp.sizes import counted
+from hpcddp.submit import times
+from hpcddp.submit.status import Status
 
 WIDE = 120  # columns from which curve and ranks stand side by side
-SKIP = ("lr", "samples_per_s", "step_s", "wait_s", "grad_norm")  # curves that are not drawn
+SKIP = ("lr", "samples_per_s", "step_s", "wait_s", "grad_norm")  # not drawn as curves
 LABEL = 9  # columns for the numbers beside a curve
-STYLES = {"RUNNING": "green", "COMPLETED": "green", "PENDING": "yellow", "STOPPED": "yellow"}
 
 
 @dataclass
 class Part:
-    """A part of the picture, which gets some rows between its least and its most."""
+    """A part of the picture with a number of rows between least and most."""
 
     draw: Callable[[int, int], list[Text]]  # of columns and rows
     least: int
     most: int
-    weight: int  # of its share in the rows that are left
+    weight: int  # of its share in the remaining rows
 
 
 def picture(view: View, width: int, height: int, *, plain: bool = False, hint: str = "") -> Group:
-    """A run as a person sees it, in at most so many lines, none of them wider.
+    """A picture of a run with at most this width and height.
 
     Args:
         plain: in ASCII alone.
-        hint: how to leave, where there is a key.
+        hint: the key that quits, where there is one.
     """
     pen = Pen(plain)
     lines = _head(pen, view, width, hint)
@@ -58,6 +60,8 @@ def picture(view: View, width: int, height: int, *, plain: bool = False, hint: s
 def _parts(pen: Pen, view: View, width: int) -> list[Part]:
     """The parts that have anything to show: attempts, curve, ranks, log."""
     parts = []
+    if not view.attempts and not view.log:
+        parts.append(Part(lambda w, h: _waiting(pen, view, w), 1, 2, 1))
     if view.attempts:
         most = len(view.attempts) + 1
         parts.append(Part(lambda w, h: _attempts(pen, view, w, h), 2, most, 2))
@@ -74,7 +78,7 @@ def _parts(pen: Pen, view: View, width: int) -> list[Part]:
 
 
 def stacked(parts: Sequence[Part], width: int, rows: int) -> list[Text]:
-    """Parts one above the other; the last ones are left out where there is no room for them."""
+    """Parts one above the other; the last ones are left out if they do not fit."""
     parts = list(parts)
     while parts and sum(part.least for part in parts) > rows:
         parts.pop()
@@ -92,7 +96,7 @@ def stacked(parts: Sequence[Part], width: int, rows: int) -> list[Text]:
 
 
 def _beside(pen: Pen, left: list[Part], right: Part, at: int) -> Part:
-    """Parts on the left of a column, and one on the right of it."""
+    """Parts to the left of a column, and one to the right of it."""
 
     def draw(width: int, rows: int) -> list[Text]:
         mine, other = stacked(left, at - 2, rows), right.draw(width - at, rows)[:rows]
@@ -108,36 +112,41 @@ def _beside(pen: Pen, left: list[Part], right: Part, at: int) -> Part:
 def _head(pen: Pen, view: View, width: int, hint: str) -> list[Text]:
     """The run's name, state, place, progress and speed."""
     status = view.status
-    since = status.since.partition("T")[2] if _today(view) else status.since.replace("T", " ")
+    since = times.shown(status.since)
+    today = times.shown(view.now)[:11]
+    since = since.removeprefix(today)
     name = [Text(part, "bold") for part in pen.folded(status.run, width)]
-    state = pen.text((status.state, STYLES.get(status.state, "red") + " bold"), "  ")
-    state += pen.text((f"since {since}" if since else "", "dim"))
+    state = pen.text((status.state, f"{_colour(status)} bold".strip()))
+    state += pen.text((f"  since {since}" if since else "", "dim"))
     if name[-1].cell_len + 2 + state.cell_len <= width:
         name[-1] = name[-1] + Text("  ") + state
     else:
         name.append(state)
-    room = width - name[-1].cell_len - len(hint)
-    if hint and room > 1:
-        name[-1] = name[-1] + Text(" " * room) + pen.text((hint, "dim"))
     job = f"job {status.job_id} on {status.backend}, " if status.job_id else ""
-    size = f"{status.nodes} nodes x {status.gpus_per_node} GPUs"
+    nodes = "1 node" if status.nodes == "1" else f"{status.nodes} nodes"  # it may be a range
+    size = f"{nodes} x {counted(status.gpus_per_node, 'GPU')}"
     where = pen.text((f"{job}{size}" + (f", {status.hosts}" if status.hosts else ""), "dim"))
-    why = {"PENDING": "waits: "}.get(status.state, "") + status.reason if status.reason else ""
+    why = {"PENDING": "waiting: "}.get(status.state, "") + status.reason if status.reason else ""
     why = f"last known state: {status.reason}" if status.stale else why
     reason = [pen.text((text, "yellow")) for text in textwrap.wrap(pen.safe(why), width)[:2]]
     rows = [_progress(pen, view, width), _figures(pen, view)]
     rows += [pen.text((text, "yellow")) for text in textwrap.wrap(pen.safe(view.hint), width)[:2]]
+    for row in (name[-1], where) if hint else ():  # at the end of the first line with room for it
+        if (room := width - row.cell_len - len(hint)) > 1:
+            row.append(" " * room).append(hint, "dim")
+            break
     return [*name, where, *reason, *(row for row in rows if row.cell_len)]
 
 
-def _today(view: View) -> bool:
-    return view.status.since.startswith(time.strftime("%Y-%m-%d", time.localtime(view.now)))
+def _colour(status: Status) -> str:
+    return say.STATES.get(status.state, "red" if status.final else "yellow")
 
 
 def _progress(pen: Pen, view: View, width: int) -> Text:
     status = view.status
     if not status.total_steps:
-        return pen.text(f"step {status.step}" if status.step else "")
+        none = "" if status.final or not view.attempts else "no step recorded yet"
+        return pen.text(f"step {status.step}" if status.step else none)
     share = min(1.0, status.step / status.total_steps)
     text = f" {status.step}/{status.total_steps}  {share:.0%}"
     text += f"  epoch {status.epoch}" if status.epoch else ""
@@ -155,22 +164,22 @@ def _figures(pen: Pen, view: View) -> Text:
         if name in new:
             texts.append(form.format(new[name]))
     if step := new.get("step_s"):
-        texts.append(f"{step:.3g} s a step")
+        texts.append(f"{step:.3g} s per step")
         if "wait_s" in new:
-            texts.append(f"{new['wait_s'] / step:.0%} of it waits for data")
+            texts.append(f"{new['wait_s'] / step:.0%} of it waiting for data")
     used = [rank.gpu for rank in view.ranks if rank.gpu is not None]
-    texts += [f"GPUs {sum(used) / len(used):.0f} %"] if used else []
+    texts += [f"GPU use {sum(used) / len(used):.0f} %"] if used else []
     texts += [f"{n.replace('/', ' ')} {v:.4g}" for n, v in new.items() if n.startswith("eval/")]
     return pen.text("  ".join(texts))
 
 
 def _attempts(pen: Pen, view: View, width: int, rows: int) -> list[Text]:
     """The newest attempts, and the cost of all of them."""
-    title = f"attempts {len(view.attempts)}, {view.lost_steps} steps lost"
+    title = f"{counted(len(view.attempts), 'attempt')}, {counted(view.lost_steps, 'step')} lost"
     if view.efficiency is not None:
         title += f", {view.efficiency:.0%} of {span(view.held_s)} useful"
     left_out = max(0, len(view.attempts) - (rows - 1))
-    title += f"; the newest {rows - 1}" if left_out else ""
+    title += f"; newest {rows - 1}" if left_out else ""
     cells = [_cells(view, attempt) for attempt in view.attempts[left_out:]]
     widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))] if cells else []
     lines = [
@@ -186,17 +195,24 @@ def _cells(view: View, attempt: AttemptView) -> list[str]:
     steps = f"steps {summary.first + 1}-{summary.last}"
     return [
         f" {summary.attempt}",
-        summary.cause or "works",
+        summary.cause or "running",
         steps if summary.last > summary.first else "no steps",
         f"{summary.lost} lost",
         f"ran {span(ran)}",
         f"waited {span(attempt.waited_s)}",
-        summary.hosts or "here",
+        summary.hosts or "this machine",
     ]
 
 
+def _waiting(pen: Pen, view: View, width: int) -> list[Text]:
+    """The line in place of the parts of a run that has not started."""
+    submitted = view.status.state != "RENDERED"
+    text = "no attempt has started yet" if submitted else "not submitted: this is only its script"
+    return [pen.rule("attempts", width), pen.text((text, "dim"))]
+
+
 def _drawn(view: View) -> str:
-    """The curve that is drawn: the loss, or the first one of a user's own program."""
+    """The name of the curve to draw: the loss, or the first curve of another program."""
     known = [name for name, (_, values) in view.curves.items() if any(map(math.isfinite, values))]
     usual = (name for name in ("loss", "log/loss", "eval/loss") if name in known)
     return next(usual, next(iter(known), ""))

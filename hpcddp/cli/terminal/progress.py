@@ -1,4 +1,4 @@
-"""A progress bar on a terminal, from the records that rank 0 writes; nothing elsewhere."""
+"""A progress bar on a terminal, from the records of rank 0. A file or a pipe gets none."""
 
 from __future__ import annotations
 
@@ -12,12 +12,17 @@ from hpcddp.submit.status import whole
 
 
 class Progress:
-    """A context in which `show` moves the bar, and `write` prints a line above it."""
+    """A context in which `show` moves the bar, and `write` prints a line above it.
 
-    def __init__(self) -> None:
+    Args:
+        after: the attempt whose records, and those before, are not shown.
+    """
+
+    def __init__(self, after: int = 0) -> None:
         self.bar: Any = None
-        self.of = ""  # "/" and the steps of the whole training, where they are known
-        self.attempt = self.read = 0  # of the file that is followed: its attempt, and bytes
+        self.of = ""  # "/" and the steps of the whole training, if they are known
+        self.after = after
+        self.attempt = self.read = 0  # the attempt that is followed, and the bytes read of it
 
     def __enter__(self) -> Progress:
         if sys.stdout.isatty():
@@ -39,12 +44,14 @@ class Progress:
             self.bar.stop()
 
     def show(self, record: dict[str, Any]) -> None:
-        """Take in one record."""
+        """Show one record."""
         if not self.bar:
             return
         step = whole(record.get("step"))
         if record.get("event") == "start":
-            total = whole(record.get("total_steps"))  # a loop of one's own does not know it
+            total = whole(
+                record.get("total_steps")
+            )  # 0 if a loop of the user's own does not know it
             self.of = f"/{total}" if total else ""
             self.bar.columns = self.columns if total else self.columns[:3:2]
             self.bar.reset(self.task, total=total or None, completed=step, description="")
@@ -55,13 +62,15 @@ class Progress:
         self.bar.update(self.task, place=f"step {step}{self.of}")
 
     def follow(self, run: RunDir) -> None:
-        """Take in the new records of the newest attempt."""
+        """Show the new records of the newest attempt."""
         folders = run.all_attempts()
         if not self.bar or not folders:
             return
         from hpcddp.observe.curves import whole_lines
 
         newest = folders[-1]
+        if newest.number <= self.after:
+            return
         if newest.number != self.attempt:
             self.attempt, self.read = newest.number, 0
         for data in whole_lines(newest.metrics, self.read):
@@ -70,15 +79,15 @@ class Progress:
                 self.show(record)
 
     def write(self, line: bytes) -> None:
-        """Print a line of a log above the bar, as text that the terminal does not obey."""
+        """Print a line of a log above the bar, without control characters."""
         if self.bar:
             text = line.decode("utf-8", "replace").rstrip("\r\n")
-            text = REDRAWN.sub(r"\1", text)  # a bar of the program's own: its last state
+            text = REDRAWN.sub(r"\1", text)  # of a progress bar of the program's own the last state
             self.bar.console.out(shown(text), highlight=False)
 
 
 def _figures(record: dict[str, Any]) -> str:
-    """The newest figures that are known."""
+    """The known figures of a record."""
     forms = {"loss": "loss {:.4g}", "samples_per_s": "{:.0f} samples/s"}
     known = {n: v for n in forms if isinstance(v := record.get(n), float)}
     return "  ".join(forms[name].format(value) for name, value in known.items())

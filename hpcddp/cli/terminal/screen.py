@@ -1,6 +1,6 @@
-"""The terminal while a run is watched on it: taken over, and given back as it was.
+"""The terminal during `watch`: changed at the start, and restored at the end.
 
-Every end gives it back: a key, Ctrl-C, TERM, HUP, QUIT, an error. So does Ctrl-Z, until the shell
+It is restored after a key, Ctrl-C, TERM, HUP, QUIT or an error, and after Ctrl-Z until the shell
 continues the command.
 """
 
@@ -17,17 +17,17 @@ import tty
 from collections.abc import Iterator, Sequence
 from types import FrameType
 
-# Another screen, no cursor, and no line that goes on in the next one; and all of that undone.
+# Switch to another screen, hide the cursor, do not wrap lines; and undo all of that.
 ENTER = b"\x1b[?1049h\x1b[?25l\x1b[?7l\x1b[H\x1b[2J"
 LEAVE = b"\x1b[0m\x1b[?7h\x1b[?25h\x1b[?1049l"
 ENDS = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 def size(default: tuple[int, int] = (80, 24)) -> tuple[int, int]:
-    """Columns and lines: those of COLUMNS and LINES, but not more than the terminal has.
+    """Columns and lines: those of COLUMNS and LINES, but at most the terminal's.
 
     Args:
-        default: where there is no terminal.
+        default: without a terminal.
     """
     asked = shutil.get_terminal_size(default)
     with contextlib.suppress(OSError, ValueError):
@@ -38,7 +38,7 @@ def size(default: tuple[int, int] = (80, 24)) -> tuple[int, int]:
 
 
 class Screen:
-    """A terminal that shows one picture after the other, and takes keys."""
+    """A terminal that shows one picture after the other, and reads keys."""
 
     def __init__(self) -> None:
         self._out, self._in = sys.stdout.fileno(), sys.stdin.fileno()
@@ -48,10 +48,10 @@ class Screen:
 
     @contextlib.contextmanager
     def taken(self) -> Iterator[Screen]:
-        """Take the terminal over for a block.
+        """Use the terminal for a block.
 
         Raises:
-            SystemExit: TERM, HUP or QUIT came; 128 and its number, as a shell says it.
+            SystemExit: TERM, HUP or QUIT arrived; the code is 128 plus its number, as in a shell.
         """
         self._wake, wake = os.pipe()
         os.set_blocking(wake, False)
@@ -66,7 +66,7 @@ class Screen:
             yield self
         finally:
             for number in handlers:
-                signal.signal(number, signal.SIG_IGN)  # nothing comes between
+                signal.signal(number, signal.SIG_IGN)  # no signal interrupts the clean-up
             self._give_back()
             for number, handler in handlers.items():
                 signal.signal(number, handler)
@@ -81,14 +81,14 @@ class Screen:
         self._write(ENTER)
 
     def _give_back(self) -> None:
-        with contextlib.suppress(OSError):  # the terminal has gone
+        with contextlib.suppress(OSError):  # the terminal is gone
             self._write(LEAVE)
         if self._mode is not None:
             with contextlib.suppress(termios.error):
                 termios.tcsetattr(self._in, termios.TCSANOW, self._mode)
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
-        """Ctrl-Z: the shell gets its terminal, until it says to go on."""
+        """Ctrl-Z: give the terminal to the shell until it continues this command."""
         self._give_back()
         signal.signal(signal.SIGTSTP, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGTSTP)
@@ -96,7 +96,7 @@ class Screen:
         self._enter()
 
     def show(self, lines: Sequence[str]) -> None:
-        """A picture: only the lines that have changed are written."""
+        """Show a picture: write only the changed lines."""
         if size() != self._size:
             self._size, self._shown = size(), []
         lines = lines[: self._size[1]]
@@ -109,7 +109,7 @@ class Screen:
         self._write("".join(changes).encode("utf-8", "replace"))
 
     def key(self, seconds: float) -> bytes:
-        """The keys that come within that time; nothing where none does, or the size changes."""
+        """The keys pressed within this time; nothing if there are none, or the size changes."""
         ready, _, _ = select.select([self._in] * self._keys + [self._wake], [], [], seconds)
         if self._wake in ready:
             os.read(self._wake, 4096)

@@ -1,4 +1,4 @@
-"""Text of a run on a terminal: names, logs and metrics are not trusted to leave it alone."""
+"""Names, logs and metrics as text that is safe for a terminal."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import os
 import re
 import sys
 
-COLOUR = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")  # and the rest of what ECMA-48 calls CSI
-SELECTORS = re.compile(r"[\ufe00-\ufe0f]")  # terminals disagree on how wide they make a character
+COLOUR = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")  # and all other CSI sequences of ECMA-48
+SELECTORS = re.compile(r"[\ufe00-\ufe0f]")  # terminals disagree on the width of such a character
 
 
 def shown(text: str, plain: bool = False) -> str:
-    """One line that is safe for a terminal: a control character is shown by its number.
+    """One line that is safe for a terminal: control characters are shown by their numbers.
 
     Args:
-        plain: in ASCII alone.
+        plain: only ASCII.
     """
     text = SELECTORS.sub("", COLOUR.sub("", text)).expandtabs()
     if not text.isprintable():
@@ -30,9 +30,9 @@ def _visible(character: str) -> str:
 
 
 def only_ascii() -> bool:
-    """Whether the terminal, or the reader of the output, may know nothing but ASCII.
+    """Whether the terminal, or the reader of the output, may support only ASCII.
 
-    Python takes C.UTF-8 for the locale C on its own; that says nothing of the terminal.
+    Python replaces the locale C by C.UTF-8; that says nothing about the terminal.
     """
     every, ctype, lang = (os.environ.get(name, "") for name in ("LC_ALL", "LC_CTYPE", "LANG"))
     coerced = ctype == "C.UTF-8" and every == "" and lang in ("", "C", "POSIX")

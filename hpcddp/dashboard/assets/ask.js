@@ -1,12 +1,12 @@
-// Asks the dashboard again and again while the tab is seen, and says whether it answers.
+// Asks the dashboard every two seconds while the tab is visible, and shows whether it answers.
 "use strict";
 
 const EVERY = 2000; // milliseconds
-const LONGEST = 15000; // between two tries while there is no answer, and for one
+const LONGEST = 15000; // for one answer, and between two tries while there is none
 const TOKEN = "hpcddp-token";
 
-// The token stands in the address behind #, which is sent to nobody. It is kept for this port
-// alone, where a cookie would go to all ports of the host, whoever listens there.
+// The token follows # in the address: a browser never sends that part. localStorage keeps it for this
+// port alone; a cookie would go to all ports of the host, also to those of other users.
 function takeToken() {
   const [, token] = location.hash.match(/^#token=(.+)$/) || [];
   if (!token) return;
@@ -26,7 +26,7 @@ function warn(words) {
   if (note.textContent !== words) note.textContent = words;
 }
 
-// Calls draw(data) whenever there is something new.
+// Calls draw(data) with all new data.
 function follow(path, draw) {
   let tag = "", timer = 0, asking = false, pause = EVERY;
 
@@ -37,7 +37,8 @@ function follow(path, draw) {
     const answer = await fetch(path, { headers, signal, cache: "no-store" });
     if (answer.status === 304) return;
     if (answer.status === 401) {
-      throw new Error("This needs the token: open the whole address that the dashboard printed.");
+      throw new Error("The access token is missing or wrong: open the full address that " +
+        "`hpcddp dashboard` printed.");
     }
     const json = answer.headers.get("Content-Type")?.includes("json");
     const data = json ? await answer.json() : { error: await answer.text() };
@@ -60,8 +61,9 @@ function follow(path, draw) {
       pause = Math.min(2 * pause, LONGEST);
       tag = "";
       const silent = error instanceof TypeError || error.name === "TimeoutError";
-      say("off", silent ? "no answer" : "not shown");
-      warn(silent ? "The dashboard does not answer: it has ended, or the ssh that leads to it has." : error.message);
+      say("off", silent ? "no answer" : "error");
+      warn(silent ? "The dashboard does not answer: it has ended, or the SSH tunnel to it is closed. " +
+        "Start it again; this page then goes on by itself." : error.message);
     }
     asking = false;
     timer = setTimeout(look, pause);

@@ -1,12 +1,6 @@
-// The list of runs. A row stays while its run does: its cells change in place.
+// The list of runs. Each run keeps its row; the cells change in place.
 "use strict";
 
-const KINDS = {
-  RUNNING: "live", COMPLETING: "live", COMPLETED: "good", STOPPED: "good",
-  PENDING: "wait", CONFIGURING: "wait", REQUEUED: "wait", REQUEUE_HOLD: "wait", SUSPENDED: "wait",
-  RENDERED: "calm", CANCELLED: "calm",
-};
-const kind = (state) => KINDS[state] || "bad";
 const number = (value) => (typeof value === "number" ? value : null);
 const rows = new Map(); // name -> its row
 let data = { runs: [] };
@@ -21,7 +15,7 @@ function set(node, words) {
 }
 
 function cell(label, name) {
-  return el("td", { "data-label": label, class: name });
+  return el("td", { role: name === "name" ? "rowheader" : "cell", "data-label": label, class: name });
 }
 
 function newRow(name) {
@@ -29,7 +23,7 @@ function newRow(name) {
   const parts = {
     link, why: el("p", { class: "why" }), state: el("span"),
     since: el("p"), done: el("i"), step: el("span"), left: el("span"),
-    loss: cell("Loss", "n"), rate: cell("Samples/s", "n"), size: cell("Size", "n"),
+    loss: cell("Loss", "n"), rate: cell("Samples/s", "n"), size: cell("Nodes × GPUs", "n"),
     attempts: cell("Attempts", "n"), slow: cell("Slow ranks", "n"),
   };
   parts.bar = el("div", { class: "share", role: "progressbar", "aria-label": "steps", "aria-valuemin": 0 }, parts.done);
@@ -39,7 +33,7 @@ function newRow(name) {
   state.append(parts.state, parts.since);
   const progress = cell("Progress", "far");
   progress.append(parts.bar, el("p", { class: "steps" }, parts.step, parts.left));
-  const row = el("tr", {}, first, state, progress, parts.loss, parts.rate, parts.size, parts.attempts, parts.slow);
+  const row = el("tr", { role: "row" }, first, state, progress, parts.loss, parts.rate, parts.size, parts.attempts, parts.slow);
   return { row, parts };
 }
 
@@ -49,22 +43,23 @@ function update({ row, parts }, run) {
   parts.why.title = run.reason || "";
   set(parts.state, run.state);
   parts.state.className = `chip ${kind(run.state)}`;
-  parts.state.title = run.stale ? "the last known state: Slurm does not answer" : "";
+  parts.state.title = run.stale ? "last known state: Slurm does not answer" : "";
   parts.state.classList.toggle("stale", run.stale);
-  const since = run.since || (run.created ? when(run.created) : "");
-  set(parts.since, since.replace("T", " ").slice(0, 16));
+  const since = run.since ? Date.parse(run.since) / 1000 : run.created;
+  set(parts.since, since ? when(since) : "");
   const total = number(run.total_steps) || 0, step = number(run.step) || 0;
   const share = total ? Math.min(1, step / total) : 0;
   parts.done.style.width = `${100 * share}%`;
   parts.bar.classList.toggle("unknown", !total && !step);
-  parts.bar.setAttribute("aria-valuemax", total);
+  if (total) parts.bar.setAttribute("aria-valuemax", total);
   parts.bar.setAttribute("aria-valuenow", step);
+  parts.bar.setAttribute("aria-valuetext", `step ${count(step)}${total ? ` of ${count(total)}` : ""}`);
   set(parts.step, total ? `${count(step)} / ${count(total)}` : step ? count(step) : "");
   set(parts.left, run.to_go_s !== null ? `${span(run.to_go_s)} to go` : total && share < 1 && step ? percent(share) : "");
   set(parts.loss, num(number(run.loss)));
   set(parts.rate, num(number(run.samples_per_s)));
   set(parts.size, run.nodes ? `${run.nodes} × ${run.gpus_per_node}` : "–");
-  parts.size.title = `${run.nodes} nodes of ${run.gpus_per_node} GPUs${run.hosts ? `: ${run.hosts}` : ""}`;
+  parts.size.title = `${size(run.nodes, run.gpus_per_node)}${run.hosts ? `: ${run.hosts}` : ""}`;
   set(parts.attempts, run.attempt || "–");
   set(parts.slow, run.slow || "–");
   parts.slow.classList.toggle("warn", run.slow > 0);
@@ -112,21 +107,32 @@ function show() {
   document.getElementById("filter").hidden = !data.runs.length;
   const empty = document.getElementById("empty");
   empty.hidden = found.length > 0;
-  set(empty, data.runs.length ? "No run matches the filter." : "There is no run yet. hpcddp submit JOB starts one, and it shows up here.");
+  set(empty, data.runs.length ? "No run matches the filter."
+    : "No runs in this folder yet. `hpcddp submit JOB` starts one; it appears here by itself.");
+  const filtered = wanted || text.value.trim();
+  set(document.getElementById("found"),
+    filtered ? `${found.length} of ${plural(data.runs.length, "run")} shown` : "");
+}
+
+function clear(event) {
+  if (event.key !== "Escape") return;
+  text.value = wanted = "";
+  show();
 }
 
 text.addEventListener("input", show);
+document.getElementById("filter").addEventListener("keydown", clear);
 document.getElementById("filter").addEventListener("submit", (event) => event.preventDefault());
 
-follow("/api/runs", (told) => {
-  data = told;
-  set(document.getElementById("folder"), told.folder);
-  const works = told.runs.filter((run) => run.state === "RUNNING").length;
-  document.title = `${works ? `(${works}) ` : ""}Runs · hpcddp`;
+follow("/api/runs", (newest) => {
+  data = newest;
+  set(document.getElementById("folder"), data.folder);
+  const running = data.runs.filter((run) => run.state === "RUNNING").length;
+  document.title = `${running ? `(${running}) ` : ""}Runs · hpcddp`;
   const outside = document.getElementById("outside");
   const notes = [];
-  if (told.away) notes.push(`Slurm does not answer (${told.away}): states are the last known ones.`);
-  if (told.outside) notes.push(`Not shown: ${plural(told.outside, "link")} to runs outside of this folder.`);
+  if (data.away) notes.push(`Slurm does not answer (${data.away}). The states are the last known ones.`);
+  if (data.outside) notes.push(`Not shown: ${plural(data.outside, "link")} to runs outside this folder.`);
   outside.hidden = !notes.length;
   set(outside, notes.join(" "));
   show();

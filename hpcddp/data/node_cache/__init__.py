@@ -1,5 +1,5 @@
-"""Samples that a node keeps on its own disk, for all jobs that run there.
+"""Data that a node keeps on its own disk, for all jobs that run there.
 
-It imports what is below ``data``, and never torch.
+It imports the rooms below ``data``, and never torch.
 Others use ``cache``, ``disk`` and ``leftovers``.
 """

@@ -1,16 +1,16 @@
-"""A node's cache: an object that was fetched once need not come over the network again.
+"""A node's cache: an object is fetched over the network once, and then read from the node's disk.
 
     FOLDER/                  hpcddp-cache-UID on the node's own disk, mode 0700
       00/ .. ff/             by the key's hash
         HASH                 content, renamed into place
         HASH.claim           the process that fetches it now
         .HASH.WHO.TOKEN.part its first bytes
-      usage                  how many bytes there are in all (usage.py)
+      usage                  number of bytes in the cache (usage.py)
       sweep.claim            the process that makes room now
 
-All processes of the node share it, those of other jobs of this user too, and it outlives the job
-where the folder does. There are no locks: a process may be killed anywhere. Nothing here is the
-truth; after any failure the caller reads from the data's own place.
+All processes of the node share the cache, also those of the user's other jobs. It lasts as long as
+its folder, so it can outlive the job. There are no locks, because a process may be killed at any
+point. After any failure the caller reads the data from its source.
 """
 
 from __future__ import annotations
@@ -32,41 +32,41 @@ from hpcddp.rundir import RunDir, read_json, token
 from hpcddp.sizes import bytes_of
 from hpcddp.spec import DataSpec
 
-SPARE = 0.05  # of the disk that stays free
-SLACK = 0.1  # of the limit that goes at once: to look at all files for each new one would be slow
-TOUCH = 60.0  # seconds between two notes that a file was used
+SPARE = 0.05  # part of the disk that stays free
+SLACK = 0.1  # part of the limit that one sweep frees: a sweep for each new file would be slow
+TOUCH = 60.0  # seconds between two updates of a file's last use
 RECOUNT = 3600.0  # seconds between two counts of the files
-WAIT = 200.0  # seconds that a process waits for another one that fetches; less than a hang's
-PAUSE = 30.0  # seconds without new files when the disk took none
-QUIET = 600.0  # seconds between two lines about that, of all processes of the node
-FIRST_LOOK, LAST_LOOK = 0.001, 0.05  # seconds between two looks at one that fetches
+WAIT = 200.0  # seconds to wait for another process that fetches; less than train.hang_seconds
+PAUSE = 30.0  # seconds without new files after the disk was full
+QUIET = 600.0  # seconds between two lines about a full disk, over all processes of the node
+FIRST_LOOK, LAST_LOOK = 0.001, 0.05  # seconds between two checks of a process that fetches
 
 Fetch = Callable[[BinaryIO], None]
 
 
 class Cache:
-    """Files by key, of which the least recently used go first.
+    """Files by key; the least recently used are evicted first.
 
     Args:
-        folder: where they are.
-        limit: bytes; 0 keeps nothing.
+        folder: the cache's folder.
+        limit: bytes; 0 turns the cache off.
     """
 
     def __init__(self, folder: Path, limit: int) -> None:
         self.folder, self.limit = folder, limit
         self._usage = Usage(folder / "usage")
-        self._pause = 0.0  # until then, by the monotonic clock, nothing new is taken in
+        self._pause = 0.0  # no new files until this time of the monotonic clock
 
     def get(self, key: str, size: int, fetch: Fetch) -> BinaryIO | None:
-        """A file with the content for a key, to read; None where it cannot be cached.
+        """Open the content of a key for reading; None where it cannot be cached.
 
-        It stays whole when it is evicted. Errors of `fetch` go to the caller, except an OSError:
-        that is one of the cache's disk.
+        The open file stays readable when it is evicted. Errors of `fetch` are raised, except an
+        OSError, which counts as an error of the cache's disk.
 
         Args:
-            key: names the content and its version.
-            size: bytes of it; other content is dropped.
-            fetch: writes the content into the file that it is given.
+            key: the content's name and version.
+            size: bytes of the content; content of another size is dropped.
+            fetch: writes the content into the given file.
         """
         if not 0 <= size <= self.limit or not self.limit:
             return None
@@ -84,7 +84,7 @@ class Cache:
             return None
 
     def read(self, key: str, size: int) -> bytes | None:
-        """The content for a key, if it is there now: `get` for small files, some times as fast."""
+        """The content of a key if it is cached, else None. Faster than `get` for small files."""
         try:
             fd = os.open(self._path(key), os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
@@ -123,8 +123,7 @@ class Cache:
             claims.drop(claim, text)
 
     def _claim(self, claim: Path, size: int) -> str:
-        """Take the claim on a key. The rest of a killed process goes, except a file that is whole:
-        that stays counted."""
+        """Claim a key. Parts that a killed process left are removed; a complete file stays."""
         killed, left = claims.holder(claim)
         if killed and claims.lives(killed, claim):
             return ""
@@ -137,7 +136,7 @@ class Cache:
         return text
 
     def _take(self, path: Path, size: int, fetch: Fetch) -> BinaryIO | None:
-        """Fetch the content for a claimed key, if there is room."""
+        """Fetch the content of a claimed key, if there is room."""
         file = None
         self._usage.add(size)
         try:
@@ -149,7 +148,7 @@ class Cache:
                 self._usage.add(-size)
 
     def _room(self, size: int) -> bool:
-        """Whether a file that is counted already may come; others go for it."""
+        """Make room for a file that is already counted; return whether there is room."""
         if self._fits(size) and self._usage.age() < RECOUNT:
             return True
         self._sweep(size, 0)
@@ -167,10 +166,11 @@ class Cache:
         )
 
     def _sweep(self, size: int, more: int) -> None:
-        """Count the files, and make room; or wait until another process has.
+        """Count the files and make room, or wait until another process has done so.
 
         Args:
-            more: bytes that must go in any case.
+            size: bytes of the file that needs room.
+            more: bytes to free in any case.
         """
         claim, text, waited = self.folder / "sweep.claim", "", False
         for _ in _looks():
@@ -180,7 +180,7 @@ class Cache:
             except OSError as error:
                 if error.errno not in disk.FULL:
                     raise
-                break  # no room for the claim: two that sweep do no harm
+                break  # no space for the claim: two sweeps at once do no harm
             waited = True
         else:
             return
@@ -198,14 +198,14 @@ class Cache:
         self._usage.renew(held - files.evict(least), since)
 
     def _refuse(self, error: OSError | None) -> None:
-        """Take in nothing new for a while, and say so."""
+        """Cache no new files for a while, and print a line about it."""
         self._pause = time.monotonic() + PAUSE
         why = (error and error.strerror) or f"less than {SPARE:.0%} of the disk would stay free"
-        _tell(self.folder, f"not all of the data can be cached in {self.folder}: {why}")
+        _tell(self.folder, f"cannot cache all data in {self.folder}: {why}")
 
 
 def _tell(folder: Path, line: str) -> None:
-    """Say a line once, of all processes of the node."""
+    """Print a line from one process of the node only."""
     mark = folder / "told"
     with contextlib.suppress(OSError):
         if time.time() - mark.stat().st_mtime < QUIET:
@@ -216,7 +216,7 @@ def _tell(folder: Path, line: str) -> None:
 
 
 def _looks() -> Iterator[bool]:
-    """Looks at the work of another process, ever more seldom; False when it took too long."""
+    """Yield True at growing intervals while another process works, and False after WAIT."""
     deadline, pause = time.monotonic() + WAIT, FIRST_LOOK
     yield True
     while time.monotonic() < deadline:
@@ -227,7 +227,7 @@ def _looks() -> Iterator[bool]:
 
 
 def _open(path: Path, size: int) -> BinaryIO | None:
-    """The content, if it is there; an incomplete file of a lost machine is dropped."""
+    """Open the content if it exists. A file of another size, after a power loss, is removed."""
     try:
         file = path.open("rb")
     except FileNotFoundError:
@@ -243,7 +243,7 @@ def _open(path: Path, size: int) -> BinaryIO | None:
 
 
 def _fetch(path: Path, size: int, fetch: Fetch) -> BinaryIO | None:
-    """Fetch content aside and put it into its place; None if it is of another size."""
+    """Fetch content aside and rename it into place; None if it has another size."""
     aside = path.with_name(f".{path.name}.{claims.mark()}.{token(4)}.part")
     try:
         with aside.open("xb") as file:
@@ -258,7 +258,7 @@ def _fetch(path: Path, size: int, fetch: Fetch) -> BinaryIO | None:
 
 
 def _lack(folder: Path, size: int) -> int:
-    """Bytes that must go from the disk before so many come; 0 or less if none."""
+    """Bytes to free on the disk before ``size`` more bytes are written; 0 or less if none."""
     free, whole = disk.free(folder)
     return int(SPARE * whole) + size - free
 
@@ -267,7 +267,7 @@ _shared: Cache | None = None
 
 
 def shared() -> Cache:
-    """This process's cache, as its run has it. It holds no file and no lock: a fork may use it."""
+    """This process's cache, as its run's job asks. It has no open file or lock: fork is safe."""
     global _shared
     if _shared is None:
         _shared = of_run(os.environ)
@@ -275,17 +275,17 @@ def shared() -> Cache:
 
 
 def of_run(environ: Mapping[str, str]) -> Cache:
-    """The cache of a rank, by its environment; one that takes nothing where there can be none."""
+    """The cache of a rank, by its environment. It is off where there can be none."""
     wanted = DataSpec().cache
     try:
         if run := environ.get("HPCDDP_RUN_DIR"):
             job = read_json(RunDir(run).job) or {}
             wanted = job.get("spec", {}).get("data", {}).get("cache", wanted)
-        limit = bytes_of(wanted, "data.cache", what="a cache", zero=True)
+        limit = bytes_of(wanted, "data.cache", what="cache", zero=True, bare=True)
         folder = disk.own_folder(environ, "cache") if limit else Path()
         if wanted == DataSpec().cache and limit and disk.in_memory(folder):
-            _tell(folder, f"no cache: {folder} is in the job's memory; set TMPDIR to a folder on a "
-                  "disk, or data.cache to how much of the memory it may have")  # fmt: skip
+            _tell(folder, f"no cache: {folder} is in memory; set TMPDIR to a folder on a disk, or "
+                  "data.cache to the memory that the cache may use")  # fmt: skip
             limit = 0
         return Cache(folder, limit)
     except HpcddpError as error:

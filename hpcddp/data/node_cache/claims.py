@@ -1,8 +1,8 @@
-"""A claim on a file, beside it: its process works on the file, and may be killed at any time.
+"""A claim on a file: one process works on the file, and may be killed at any time.
 
-A claim is a small file that names the process that made it, and how many bytes it is about to
-write. It holds while that process lives; that of a killed one counts for nothing. A process of
-another machine or container cannot be seen from here: it counts as alive while its file is young.
+A claim is a small file beside the claimed one. It names its process and the number of bytes that
+the process is about to write. It is valid while that process is alive. A process of another machine
+or PID namespace cannot be checked: it counts as alive while its file is young.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from pathlib import Path
 from hpcddp.processes import start_of
 from hpcddp.rundir import token
 
-YOUNG = 600.0  # seconds; longer than a store may be silent by default
+YOUNG = 600.0  # seconds; longer than the default of data.retry_seconds
 MACHINE, SPACE = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid")
 
 
 def mark() -> str:
-    """This process, as the name of a part file says it: its id alone is no identity."""
+    """This process's mark in claims and part files: PID, start time and PID namespace."""
     return _mark(os.getpid())
 
 
@@ -32,7 +32,7 @@ def _mark(pid: int) -> str:
 
 
 def _space() -> str:
-    """The machine and the PID namespace, in which the id of a process is its own."""
+    """The machine and the PID namespace, in which a PID is unique."""
     words = [os.uname().nodename]
     with contextlib.suppress(OSError):
         words = [MACHINE.read_text(), str(SPACE.readlink())]
@@ -40,11 +40,13 @@ def _space() -> str:
 
 
 def lives(who: str, file: Path, young: float = YOUNG) -> bool:
-    """Whether a process by its mark is still there.
+    """Whether the process with a mark is alive.
 
     Args:
-        file: one that the process writes.
-        young: seconds since its last write for which a process that cannot be seen from here lives.
+        who: the mark.
+        file: a file that the process writes.
+        young: seconds since its last write for which a process of another PID namespace counts as
+            alive.
     """
     pid, _, rest = who.partition("-")
     start, _, space = rest.partition("-")
@@ -56,7 +58,7 @@ def lives(who: str, file: Path, young: float = YOUNG) -> bool:
 
 
 def holder(claim: Path) -> tuple[str, int]:
-    """The process that holds a claim, and for how many bytes; "" if it is not there."""
+    """The mark of a claim's process and its number of bytes; "" and 0 without a claim."""
     with contextlib.suppress(OSError, ValueError):
         who, size, _ = claim.read_text().split()
         return who, int(size)
@@ -64,18 +66,18 @@ def holder(claim: Path) -> tuple[str, int]:
 
 
 def held(claim: Path) -> bool:
-    """Whether a living process holds it."""
+    """Whether a living process holds the claim."""
     return lives(holder(claim)[0], claim)
 
 
 def take(claim: Path, size: int = 0) -> str:
-    """Make a claim; its text, or "" while a living process holds it.
+    """Make a claim and return its text, or "" while another living process holds it.
 
-    Two processes that see the claim of a killed one at once may both get it: their work must be
-    right also if it is done twice.
+    Two processes that replace a killed process's claim at once may both get it: their work must be
+    correct also if it is done twice.
 
     Raises:
-        OSError: nothing can be written there.
+        OSError: the claim cannot be written.
     """
     if held(claim):
         return ""
@@ -84,7 +86,7 @@ def take(claim: Path, size: int = 0) -> str:
     try:
         aside.write_text(text)
         try:
-            os.link(aside, claim)  # with its text in it from the first instant on
+            os.link(aside, claim)  # atomic: no reader sees an empty claim
         except FileExistsError:
             if held(claim):
                 return ""
@@ -95,7 +97,7 @@ def take(claim: Path, size: int = 0) -> str:
 
 
 def drop(claim: Path, text: str) -> None:
-    """Give a claim back, if it is still this one."""
+    """Remove a claim if it still has this text."""
     with contextlib.suppress(OSError):
         if claim.read_text() == text:
             claim.unlink()

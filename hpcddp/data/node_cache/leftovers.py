@@ -1,4 +1,4 @@
-"""Staged data of earlier runs on a node. It goes when its run is done, or when another stages."""
+"""Staged data of ended runs on a node is removed at their end, or when another run stages."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from hpcddp.data.node_cache import claims
 from hpcddp.errors import HpcddpError
 from hpcddp.rundir import RunDir, read_json
 
-OLD = 86400.0  # seconds after which a folder goes whose run is missing
-LONG = 7 * OLD  # the same, where its owner may be a process that cannot be seen from here
+OLD = 86400.0  # seconds after which a folder without its run is removed
+LONG = 7 * OLD  # the same, where its owner may be a process of another PID namespace
 
 
 def leave(folder: Path) -> None:
-    """Remove the data that a run has staged on this node, when the run is done."""
+    """Remove the data that an ended run has staged on this node."""
     with contextlib.suppress(OSError):
         remove(folder)
-        if not any(path.is_dir() for path in folder.parent.iterdir()):  # of virtual nodes the last
+        if not any(path.is_dir() for path in folder.parent.iterdir()):  # the last virtual node
             remove(folder.parent)
 
 
@@ -36,9 +36,11 @@ def clear(base: Path, own: Path) -> None:
 
 
 def _over(folder: Path) -> bool:
-    """Whether a folder is not needed any more: its run will not come back by itself. A run that is
-    missing here may be seen by another node or container: then its copying process must be gone
-    too."""
+    """Whether a folder is no longer needed, because its run will not continue by itself.
+
+    A run that is missing here may exist on another node or in a container. Then its copying process
+    must have ended too.
+    """
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         run = RunDir((folder / "run").read_text())
         run.job.stat()

@@ -1,5 +1,8 @@
-"""The files in a cache's folder, and the order in which they go. A look at a million files takes
-seconds and little memory: their names are not kept, and are read again where some must go."""
+"""The files in a cache's folder, and the order of their eviction.
+
+A scan of a million files takes seconds and little memory: names are not stored, and are read again
+for an eviction.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +16,13 @@ from pathlib import Path
 from hpcddp.data.node_cache import claims
 
 FOLDERS = 256
-UNUSED = 14 * 86400.0  # seconds after which an unused file goes
+UNUSED = 14 * 86400.0  # seconds after which an unused file is removed
 
 
 class Files:
-    """A look at all files. Those of killed processes, and long unused ones, go at once.
+    """A scan of all files. It removes parts of killed processes and files unused for long.
 
-    ``held`` are the bytes of whole files, ``claimed`` those on their way.
+    ``held`` are the bytes of complete files, ``claimed`` those of files being fetched.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -42,7 +45,7 @@ class Files:
         self.held = sum(self._sizes)
 
     def evict(self, least: int) -> int:
-        """Remove the least recently used, so many bytes of them at least; how many it were."""
+        """Remove the least recently used files, at least ``least`` bytes; return their bytes."""
         last, rest = self._until(least)
         gone = 0
         for entry in self._entries() if least > 0 else ():
@@ -59,7 +62,7 @@ class Files:
         return gone
 
     def _until(self, least: int) -> tuple[float, int]:
-        """The last use of the newest file that goes, and the bytes that must go of that time."""
+        """The last use of the newest file to remove, and the bytes to remove of that time."""
         last, rest = -1.0, 0
         for number in sorted(range(len(self._times)), key=self._times.__getitem__):
             if least <= 0:
@@ -70,7 +73,7 @@ class Files:
         return last, rest
 
     def _entries(self) -> Iterator[os.DirEntry[str]]:
-        """All files, in no order."""
+        """All files, in any order."""
         for number in range(FOLDERS):
             folder = self._folder / f"{number:02x}"
             with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
@@ -78,9 +81,9 @@ class Files:
 
 
 def _claimed(claim: Path) -> int:
-    """Bytes that are on their way; the claim of a killed process goes."""
+    """Bytes of a file being fetched; the claim of a killed process is removed."""
     who, size = claims.holder(claim)
-    if not who and not claim.exists():  # given back: its file may have come after the look
+    if not who and not claim.exists():  # dropped: its file may have appeared after the scan
         with contextlib.suppress(OSError):
             return claim.with_suffix("").stat().st_size
         return 0
@@ -92,7 +95,7 @@ def _claimed(claim: Path) -> int:
 
 
 def clear(part: Path) -> None:
-    """Remove the part of a file, if its process is gone. Its name ends with WHO.TOKEN.part."""
+    """Remove a part file if its process has ended. Its name ends with WHO.TOKEN.part."""
     if not claims.lives(part.name.split(".")[-3], part):
         with contextlib.suppress(OSError):
             part.unlink()

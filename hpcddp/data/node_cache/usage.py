@@ -1,8 +1,8 @@
-"""How many bytes a cache holds, known to all its processes without a look at each file.
+"""The number of bytes in a cache, which all its processes share without a scan of the files.
 
-A journal beside the files: a header, then 8 bytes for each change, appended in one piece. A process
-reads the changes since its last look. Errors that killed processes leave in it go when the journal
-is written anew, from a count of the files.
+It is a journal beside the files: a header, then 8 bytes for each change, appended in one write. A
+process reads the changes since its last read. A killed process may leave errors in the journal,
+which a later rewrite from a count of the files corrects.
 """
 
 from __future__ import annotations
@@ -17,38 +17,38 @@ from typing import BinaryIO
 
 from hpcddp.rundir import token
 
-HEADER = struct.Struct("<qq")  # nanoseconds since the epoch, bytes held then
+HEADER = struct.Struct("<qq")  # time in nanoseconds since the epoch, bytes at that time
 CHANGE = struct.Struct("<q")
 
 
 class Usage:
-    """Plain data, and no open file: it may be forked, pickled, and used by several threads."""
+    """Plain data without an open file: it may be forked, pickled, and used by several threads."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._seen = (0, 0, 0)  # the journal's time, bytes of it that were read, their sum
+        self._seen = (0, 0, 0)  # the journal's time, its bytes read so far, their sum
 
     @property
     def known(self) -> bool:
-        """Whether there is a journal."""
+        """Whether the journal exists."""
         return self._path.exists()
 
     def age(self) -> float:
-        """Seconds since it was written anew."""
+        """Seconds since the journal was rewritten."""
         return time.time() - self._read()[0] / 1e9
 
     def total(self) -> int:
-        """Bytes held."""
+        """Bytes in the cache."""
         return self._read()[2]
 
     def add(self, change: int) -> None:
-        """Note a change. A disk that takes half of it leaves no journal."""
+        """Append a change. If the disk writes only a part of it, the journal is removed."""
         with contextlib.suppress(OSError):
             while not self._append(change) and change > 0:
-                pass  # rather noted twice than in a journal that has been replaced
+                pass  # better appended twice than to a replaced journal
 
     def _append(self, change: int) -> bool:
-        """Whether the journal was still the one that is read, afterwards."""
+        """Append; return whether the journal was not replaced meanwhile."""
         file = os.open(self._path, os.O_WRONLY | os.O_APPEND)
         try:
             if os.write(file, CHANGE.pack(change)) < CHANGE.size:
@@ -59,24 +59,26 @@ class Usage:
             os.close(file)
 
     def position(self) -> tuple[int, int]:
-        """Where the journal ends now; see `renew`."""
+        """The present end of the journal, for `renew`."""
         began, offset, _ = self._read()
         return began, offset
 
     def renew(self, total: int, since: tuple[int, int]) -> None:
-        """Write it anew.
+        """Rewrite the journal.
 
         Args:
-            total: bytes that the look counted.
-            since: where the journal ended when the look began. Later changes may be in the total
-                too: rather too much than too little.
+            total: bytes that the scan counted.
+            since: the end of the journal when the scan began. Later changes may be in the total
+                too: too large a number is safer than too small.
         """
         aside = self._path.with_name(f".{self._path.name}.{token(4)}")
         with contextlib.suppress(OSError), self._open() as old:
             total += max(0, _sum_after(old, *since))
             aside.write_bytes(HEADER.pack(time.time_ns(), total))
             aside.replace(self._path)
-            if (late := sum(_changes(old.read()))) > 0:  # its writers may not have seen this
+            if (
+                late := sum(_changes(old.read()))
+            ) > 0:  # their writers may not have noticed the replacement
                 self.add(late)
             return
         aside.unlink(missing_ok=True)
@@ -88,7 +90,7 @@ class Usage:
             return io.BytesIO()
 
     def _read(self) -> tuple[int, int, int]:
-        """Read on. The state is replaced as a whole: threads that read at once get the same one."""
+        """Read the new changes. The state is replaced as a whole, which is safe for threads."""
         try:
             with self._path.open("rb") as file:
                 began, total = HEADER.unpack(file.read(HEADER.size))
@@ -104,8 +106,10 @@ class Usage:
 
 
 def _sum_after(journal: BinaryIO, began: int, offset: int) -> int:
-    """The sum of a journal's changes after an offset; 0 if it is another than the one that began
-    then. Only changes that come from now on are left to read."""
+    """The sum of a journal's changes after an offset; 0 if the journal was replaced.
+
+    Afterwards only later changes are left to read.
+    """
     head = journal.read(HEADER.size)
     if len(head) < HEADER.size or HEADER.unpack(head)[0] != began:
         journal.read()

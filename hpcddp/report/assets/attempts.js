@@ -1,45 +1,45 @@
-// The attempts: a bar by wall clock, what the time on the nodes went into, and what each end cost.
+// The attempts: a bar over wall-clock time, the use of the time on the nodes, the cost of each end.
 
 const KINDS = [
-  ["wait", "waiting"], ["start", "starting"], ["train", "training"], ["lost", "taken again"],
+  ["wait", "waiting"], ["start", "starting"], ["train", "training"], ["lost", "lost steps, repeated later"],
 ];
 
 // The pieces of an attempt: [kind, from, to, words].
-function pieces(life, now) {
-  const ended = life.ended || now;
-  const trains = life.last > life.first;
-  const begun = trains ? Math.min(ended, life.began + life.started_s) : ended;
-  const kept = Math.max(begun, ended - (trains ? life.lost_s : 0));
-  const name = `attempt ${life.attempt}`;
+function pieces(attempt, now) {
+  const ended = attempt.ended || now;
+  const trains = attempt.last > attempt.first;
+  const begun = trains ? Math.min(ended, attempt.began + attempt.started_s) : ended;
+  const kept = Math.max(begun, ended - (trains ? attempt.lost_s : 0));
+  const name = `attempt ${attempt.attempt}`;
   return [
-    ["wait", life.began - life.waited_s, life.began, `waiting for ${name}`],
-    ["start", life.began, begun, `${name} starting`],
-    ["train", begun, kept, `${name} training, steps ${life.first + 1} to ${life.last}`],
-    ["lost", kept, ended, `${plural(life.lost, "step")} of ${name} taken again`],
+    ["wait", attempt.began - attempt.waited_s, attempt.began, `waiting for ${name}`],
+    ["start", attempt.began, begun, `${name} starting`],
+    ["train", begun, kept, `${name} training, steps ${attempt.first + 1} to ${attempt.last}`],
+    ["lost", kept, ended, `${name}: ${plural(attempt.lost, "lost step")}, repeated later`],
   ].filter(([, from, to]) => to > from);
 }
 
-const bad = (life) => life.cause !== null && !life.calm;
+const bad = (attempt) => attempt.cause !== null && !attempt.calm;
 
 function timeline(run) {
-  const lives = run.attempts;
-  const first = lives[0].began - lives[0].waited_s;
-  const last = Math.max(...lives.map((life) => life.ended || run.now));
+  const all = run.attempts;
+  const first = all[0].began - all[0].waited_s;
+  const last = Math.max(...all.map((attempt) => attempt.ended || run.now));
   const share = (t) => `${(100 * (t - first)) / Math.max(last - first, 1e-9)}%`;
-  const bar = el("div", { class: "bar", role: "img", "aria-label": lives.map(lifeInWords).join(" ") });
-  for (const life of lives)
-    for (const [kind, from, to, words] of pieces(life, run.now)) {
+  const bar = el("div", { class: "bar", role: "img", "aria-label": all.map(attemptInWords).join(" ") });
+  for (const attempt of all)
+    for (const [kind, from, to, words] of pieces(attempt, run.now)) {
       const part = el("i", { class: kind, title: `${words}: ${span(to - from)}` });
       part.style.left = share(from);
       part.style.width = `calc(${share(to)} - ${share(from)})`;
       bar.append(part);
     }
   const causes = el("div", { class: "causes", "aria-hidden": "true" });
-  for (const life of lives) {
-    if (!life.ended) continue;
-    const mark = el("span", { class: bad(life) ? "bad" : "" },
-      `${life.attempt} ${life.cause || "ended"}`);
-    mark.style.right = `calc(100% - ${share(life.ended)})`;
+  for (const attempt of all) {
+    if (!attempt.ended) continue;
+    const mark = el("span", { class: bad(attempt) ? "bad" : "" },
+      `${attempt.attempt} ${attempt.cause || "ended"}`);
+    mark.style.right = `calc(100% - ${share(attempt.ended)})`;
     causes.append(mark);
   }
   const day = new Date(1000 * first).toDateString() !== new Date(1000 * last).toDateString();
@@ -47,7 +47,7 @@ function timeline(run) {
     el("span", {}, when(first)), el("span", {}, span(last - first)), el("span", {}, when(last, day))));
 }
 
-// Of causes that would lie over each other, the later one stays.
+// Where two causes would overlap, the later one stays.
 function uncover(root) {
   for (const causes of root.querySelectorAll(".causes")) {
     let free = Infinity;
@@ -64,18 +64,18 @@ function uncover(root) {
   }
 }
 
-function lifeInWords(life) {
-  const how = life.cause ? `ended: ${life.cause}` : "works";
-  return `Attempt ${life.attempt} waited ${span(life.waited_s)}, took the steps ` +
-    `${life.first + 1} to ${life.last} and ${how}.`;
+function attemptInWords(attempt) {
+  const steps = attempt.last > attempt.first ? `steps ${attempt.first + 1} to ${attempt.last}` : "no steps";
+  return `Attempt ${attempt.attempt}: waited ${span(attempt.waited_s)}, ${steps}, ` +
+    `${attempt.cause ? `ended by ${attempt.cause}` : "running"}.`;
 }
 
-// What the time on the nodes went into.
+// The use of the time on the nodes.
 function budget(run) {
   const rest = Math.max(0, run.held_s - run.useful_s - run.started_s - run.lost_s);
   return [
-    ["train", "steps that count", run.useful_s], ["start", "starting", run.started_s],
-    ["lost", "steps taken again", run.lost_s], ["rest", "evaluating, saving, ending", rest],
+    ["train", "useful steps", run.useful_s], ["start", "starting", run.started_s],
+    ["lost", "lost steps", run.lost_s], ["rest", "evaluation, checkpoints, shutdown", rest],
   ];
 }
 
@@ -92,53 +92,52 @@ function budgetBar(run) {
       ` ${span(seconds)}`))));
 }
 
-// What the end of each attempt cost: its steps again, the wait for the next, and its start.
+// The cost of the end of each attempt: its lost steps, the wait for the next one, and its start.
 function costs(run) {
-  return run.attempts.map((life, i) => {
+  return run.attempts.map((attempt, i) => {
     const next = run.attempts[i + 1];
     const waits = next ? next.waited_s + next.started_s : 0;
-    return { steps: life.lost, seconds: life.lost_s + waits, ended: Boolean(next) || life.lost > 0 };
+    return { steps: attempt.lost, seconds: attempt.lost_s + waits, ended: Boolean(next) || attempt.lost > 0 };
   });
 }
 
-function attemptTable(run) {
+function attemptTable(run, name) {
   const cost = costs(run);
-  const rows = run.attempts.map((life, i) => {
-    const then = (life.action || "") + (life.reason ? ` (${life.reason})` : "");
+  const rows = run.attempts.map((attempt, i) => {
+    const then = (attempt.action || "") + (attempt.reason ? ` (${attempt.reason})` : "");
     return [
-      [String(life.attempt), "n"], when(life.began), [span(life.waited_s), "n"],
-      [span((life.ended || run.now) - life.began), "n"],
-      [life.last > life.first ? `${count(life.first + 1)}–${count(life.last)}` : "–", "n"],
-      [(life.cause || "works") + (life.by ? ` by ${life.by}` : ""), bad(life) ? "bad" : ""],
-      [life.safe_s === null ? "–" : span(life.safe_s), "n"],
+      [String(attempt.attempt), "n"], when(attempt.began), [span(attempt.waited_s), "n"],
+      [span((attempt.ended || run.now) - attempt.began), "n"],
+      [attempt.last > attempt.first ? `${count(attempt.first + 1)}–${count(attempt.last)}` : "–", "n"],
+      [(attempt.cause || "running") + (attempt.by ? ` by ${attempt.by}` : ""), bad(attempt) ? "bad" : ""],
+      [attempt.safe_s === null ? "–" : span(attempt.safe_s), "n"],
       [cost[i].ended ? count(cost[i].steps) : "–", "n"],
       [cost[i].ended ? span(cost[i].seconds) : "–", "n"],
-      then || "–", life.hosts || "–",
+      then || "–", attempt.hosts || "–",
     ];
   });
-  const heads = [["#", "n"], "began", ["waited", "n"], ["ran", "n"], ["steps", "n"], "ended",
-    ["saved within", "n"], ["cost, steps", "n"], ["cost, time", "n"], "then", "nodes"];
-  const tall = rows.length > 16 ? "scroll tall" : "scroll";
-  return table(heads, rows, { class: tall, "aria-label": "attempts" });
+  const heads = [["attempt", "n"], "began", ["waited", "n"], ["ran", "n"], ["steps", "n"], "end",
+    ["time to save", "n"], ["steps lost", "n"], ["time lost", "n"], "then", "nodes"];
+  return table(name, heads, rows, rows.length > 16 ? "scroll tall" : "scroll");
 }
 
 const barLegend = () => el("ul", { class: "legend" }, KINDS.map(([kind, words]) =>
   el("li", {}, el("i", { class: kind }), words)));
 
-function attempts(run) {
-  if (!run.attempts.length) return [el("p", { class: "none" }, "No attempt has begun yet.")];
-  const errors = run.attempts.filter((life) => life.error).slice(-3);
-  const earlier = run.earlier ? `${plural(run.earlier, "earlier attempt")} left out here.` : "";
-  const told = known(run.efficiency); // else no step has said how long it took
+function attempts(run, name) {
+  if (!run.attempts.length) return [el("p", { class: "none" }, "No attempt has started yet.")];
+  const errors = run.attempts.filter((attempt) => attempt.error).slice(-3);
+  const earlier = run.earlier ? `${plural(run.earlier, "earlier attempt")} not shown.` : "";
+  const timed = known(run.efficiency); // some step has recorded how long it took
   return [
     timeline(run),
     el("h3", {}, `Time on the nodes: ${span(run.held_s)}` +
-      (told ? `, ${percent(run.efficiency)} useful` : "")),
-    told ? budgetBar(run) : "", attemptTable(run), earlier && el("p", { class: "note" }, earlier),
-    errors.map((life) => el("details", { class: "error", open: life === errors[errors.length - 1] },
-      el("summary", {}, `Attempt ${life.attempt}: error of ` +
-        (known(life.error.rank) ? `rank ${life.error.rank}` : "a rank") +
-        (known(life.error.rank) && life.error.host ? ` on ${life.error.host}` : "")),
-      el("pre", { tabindex: "0" }, life.error.text))),
+      (timed ? `, ${percent(run.efficiency)} useful` : "")),
+    timed ? budgetBar(run) : "", attemptTable(run, name), earlier && el("p", { class: "note" }, earlier),
+    errors.map((attempt) => el("details", { class: "error", open: attempt === errors[errors.length - 1] },
+      el("summary", {}, `Attempt ${attempt.attempt}: error of ` +
+        (known(attempt.error.rank) ? `rank ${attempt.error.rank}` : "a rank") +
+        (known(attempt.error.rank) && attempt.error.host ? ` on ${attempt.error.host}` : "")),
+      el("pre", { "data-name": `error of attempt ${attempt.attempt}` }, attempt.error.text))),
   ].flat().filter(Boolean);
 }

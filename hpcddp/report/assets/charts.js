@@ -1,17 +1,17 @@
-// Curves, drawn by uPlot. All charts of a page share the zoom and the cursor; each has its own
-// switches for a logarithmic scale and for smoothing.
+// Curves, drawn by uPlot. All charts of a page share zoom and cursor; each has its own switches for a
+// logarithmic scale and for smoothing. For a screen reader a chart is a slider over the steps.
 
 const HEIGHT = 190;
-const REACH = 1 / 40; // of the width, what an average reaches over
+const REACH = 1 / 40; // of the width, over which an average reaches
 
-// A chart: its node, and update(lines, marks). A line is {label, short, colour, dash, curve}.
+// A chart: its node, and update(lines, marks). A line is {label, colour, dash, curve, means}.
 function chart(board, title, options = {}) {
   const own = { log: false, smooth: options.smooth || false, hidden: new Set(), lines: [], marks: [] };
   let plot = null, signature = "", idle = true;
   const value = el("span", { class: "readout" });
   const keys = el("div", { class: "keys" });
   const button = (name, text, help) => el("button", {
-    type: "button", "aria-pressed": String(own[name]), title: help,
+    type: "button", "aria-pressed": String(own[name]), title: help, "aria-label": `${text}: ${title}`,
     click: (event) => {
       own[name] = !own[name];
       event.currentTarget.setAttribute("aria-pressed", String(own[name]));
@@ -19,8 +19,9 @@ function chart(board, title, options = {}) {
     },
   }, text);
   const log = button("log", "log", "logarithmic scale");
-  const smooth = button("smooth", "smooth", "a moving average over the curve");
-  const area = el("div", { class: "plot", tabindex: "0", role: "img", keydown: press });
+  const smooth = button("smooth", "smooth", "moving average");
+  const area = el("div", { class: "plot", tabindex: "0", role: "slider", keydown: press,
+    "aria-valuemin": 0, "aria-valuenow": 0, "aria-valuetext": "no value" });
   const node = el("figure", { class: options.wide ? "chart wide" : "chart" },
     el("figcaption", {}, el("b", {}, title), value,
       el("span", { class: "switches" }, options.plain ? null : [log, smooth])),
@@ -103,7 +104,7 @@ function chart(board, title, options = {}) {
     };
   }
 
-  // On a logarithmic axis only powers of ten and their halves have a name.
+  // On a logarithmic axis only 1, 2 and 5 times a power of ten are labelled.
   const shownTick = (v) =>
     !own.log || [1, 2, 5].includes(Math.round(v / 10 ** Math.floor(Math.log10(v) + 1e-9)));
 
@@ -124,7 +125,7 @@ function chart(board, title, options = {}) {
     board.look({ min: a, max: b });
   }
 
-  // What stands under the cursor, or at the end.
+  // Shows the values under the cursor, or the last ones.
   function read(index) {
     if (!plot) return;
     idle = !known(index);
@@ -141,6 +142,11 @@ function chart(board, title, options = {}) {
     const single = own.lines.length === 1;
     value.textContent = single ? `${unit(at(0))} at step ${count(step)}` : `step ${count(step)}`;
     [...keys.children].forEach((key, i) => { key.lastChild.textContent = unit(at(i)); });
+    area.setAttribute("aria-valuemin", steps[0]);
+    area.setAttribute("aria-valuemax", steps[steps.length - 1]);
+    area.setAttribute("aria-valuenow", step);
+    area.setAttribute("aria-valuetext", `step ${count(step)}: ` +
+      own.lines.map(({ label }, i) => `${label} ${unit(at(i))}`).join(", "));
   }
 
   function drawKeys() {
@@ -151,7 +157,7 @@ function chart(board, title, options = {}) {
       return el("button", {
         type: "button", "aria-pressed": String(!own.hidden.has(line.label)),
         title: `show or hide ${line.label}`, click: () => toggle(line, i),
-      }, mark, el("span", {}, line.label), el("output", {}));
+      }, mark, el("span", {}, line.label), el("span", { class: "value" }));
     }));
   }
 
@@ -209,7 +215,7 @@ function chart(board, title, options = {}) {
 const FONT = "11px system-ui, sans-serif";
 const moves = (type) => type === "mousemove" || type === "mouseleave";
 
-// What the charts of a page have in common.
+// The common state of all charts of a page.
 function newBoard(onZoom) {
   const board = { charts: [], zoom: null, key: `steps-${Math.random()}` };
   board.look = (zoom) => {
@@ -220,7 +226,7 @@ function newBoard(onZoom) {
   return board;
 }
 
-// Where attempts begin.
+// Draws a line where an attempt begins.
 function drawMarks(u, marks) {
   const { ctx } = u, { left, top, width, height } = u.bbox;
   ctx.save();
@@ -242,10 +248,10 @@ function drawMarks(u, marks) {
   ctx.restore();
 }
 
-// Few points are no noise; a long curve's points are its peaks, and come with means.
+// Short curves are not smoothed. The points of a long curve are its peaks; it comes with means.
 const noisy = ({ curve, means }) => Boolean(means) || curve[0].length > 60;
 
-// The mean of what is near, by the distance in steps: a sum from each side.
+// The mean of the near values, weighted by the distance in steps: a sum from each side.
 function averaged(steps, values, share) {
   const reach = Math.max(1, (steps[steps.length - 1] - steps[0]) * share);
   const total = values.map(() => 0), weight = values.map(() => 0);
@@ -270,6 +276,6 @@ function averaged(steps, values, share) {
 function inWords({ label, curve }) {
   const { low, high } = ends(curve);
   if (!low) return `${label}: no values.`;
-  return `${label}: ${num(curve[1][curve[1].length - 1])} in the end, least ${num(low.value)} at step ` +
-    `${count(low.step)}, greatest ${num(high.value)} at step ${count(high.step)}.`;
+  return `${label}: last ${num(curve[1][curve[1].length - 1])}, lowest ${num(low.value)} at step ` +
+    `${count(low.step)}, highest ${num(high.value)} at step ${count(high.step)}.`;
 }

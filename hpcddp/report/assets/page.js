@@ -1,11 +1,11 @@
-// The page: draw(root, data) draws it, and again with newer data in place: what the reader has
-// opened, zoomed, switched and scrolled stays as it is.
+// The page: draw(root, data) draws it. With newer data it changes the page in place and keeps what
+// the reader has opened, zoomed, switched and scrolled.
 
-const pages = new WeakMap(); // root -> what stands in it
+const pages = new WeakMap(); // root -> its parts
 
 const PARTS = [
   ["curves", "Curves"], ["speed", "Throughput"], ["attempts", "Attempts"], ["ranks", "Ranks"],
-  ["events", "Events"], ["config", "Configuration"], ["script", "Script and log"],
+  ["events", "Events"], ["config", "Configuration"], ["script", "Log and script"],
 ];
 
 function draw(root, data) {
@@ -19,22 +19,32 @@ function draw(root, data) {
   part(page, "top", runs, (all) => (all.length === 1 ? single(all[0]) : several(all)));
   drawCharts(page, runs);
   runs.forEach((run, i) => {
-    part(page, `attempts-${i}`, [run.attempts, budget(run), run.interruptions], () => attempts(run));
+    const of = (name) => (runs.length > 1 ? `${name} of ${run.status.run}` : name);
+    part(page, `attempts-${i}`, [run.attempts, budget(run), run.interruptions],
+      () => attempts(run, of("attempts")));
     page.maps[i].update(run);
     part(page, `found-${i}`, [run.ranks, run.heat], () => [rankList(run)].filter(Boolean));
-    part(page, `figures-${i}`, run.ranks, () => [rankTable(run)].filter(Boolean));
+    part(page, `figures-${i}`, run.ranks, () => [rankTable(run, of("ranks"))].filter(Boolean));
   });
   part(page, "events", runs.map((run) => run.events), () => events(runs));
   part(page, "config", runs.map((run) => run.config), () => compared(runs, "config"));
   part(page, "versions", runs.map((run) => run.versions), () => compared(runs, "versions"));
-  part(page, "script", runs.map((run) => run.script), () => texts(runs, "script", "Script", false));
+  part(page, "script", runs.map((run) => run.script), () => texts(runs, "script", "Batch script", false));
   part(page, "log", runs.map((run) => run.log), () => texts(runs, "log", "Last lines of the log", true));
-  page.sections.ranks.hidden = runs.every((run) => !run.ranks.count && !run.heat.rows.length);
-  page.sections.speed.hidden = !page.sections.speed.querySelector(".chart");
+  page.legend.hidden = runs.every((run) => !run.attempts.length);
+  hide(page, "ranks", runs.every((run) => !run.ranks.count && !run.heat.rows.length));
+  hide(page, "speed", !page.sections.speed.querySelector(".chart"));
+  hide(page, "script", runs.every((run) => !run.script && !run.log.length));
   uncover(root);
+  reachable(root);
 }
 
-// Draws a part anew if its data is new; what is open or scrolled in it stays so.
+// Hides a section that has nothing to show, and the link to it.
+function hide(page, name, hidden) {
+  page.sections[name].hidden = page.links[name].hidden = hidden;
+}
+
+// Draws a part again if its data is new, and keeps what is open or scrolled in it.
 function part(page, name, data, build) {
   const box = page.boxes[name], text = JSON.stringify(data);
   if (box.text === text) return;
@@ -52,14 +62,19 @@ function part(page, name, data, build) {
     node.scrollTop = last && (!old || old.end) ? node.scrollHeight : old ? old.top : 0;
     node.scrollLeft = old ? old.left : 0;
   });
-  if (focused >= 0) [...box.node.querySelectorAll("*")][focused]?.focus({ preventScroll: true });
+  if (focused < 0) return;
+  reachable(box.node);
+  [...box.node.querySelectorAll("*")][focused]?.focus({ preventScroll: true });
 }
 
-// The frame of the page, with nothing in it.
+// The frame of the page, without its data.
 function begin(root, runs, names) {
-  const page = { names, boxes: {}, charts: {}, maps: runs.map(heatMap), sections: {} };
-  const reset = el("button", { type: "button", hidden: true, click: () => page.board.look(null) },
-    "whole run");
+  const page = { names, boxes: {}, charts: {}, maps: runs.map(heatMap), sections: {}, links: {} };
+  const whole = () => {
+    page.board.look(null);
+    page.curves.querySelector(".plot").focus(); // the button is hidden now
+  };
+  const reset = el("button", { type: "button", hidden: true, click: whole }, "reset zoom");
   page.board = newBoard((zoom) => { reset.hidden = !zoom; });
   const box = (name) => {
     const node = el("div", { class: `part ${name.replace(/-\d+$/, "")}` });
@@ -69,28 +84,31 @@ function begin(root, runs, names) {
   const each = (build) => runs.map((run, i) => el("div", { class: "one" }, runs.length > 1
     ? el("h3", { class: "run" }, swatch(i), run.status.run) : null, build(i)));
   const inside = {
-    curves: [page.curves = el("div", { class: "grid" }), el("p", { class: "note hint" },
-      runs.length > 1 ? "" : "Dotted: an attempt began. ",
-      "Drag to zoom, double-click for all; with the keyboard: arrows, + and –, 0.")],
+    curves: [page.curves = el("div", { class: "grid" }), page.hint = el("p", { class: "note hint" },
+      runs.length > 1 ? "" : "A dotted line marks the start of an attempt. ",
+      "Drag to zoom, double-click to reset. Keyboard, on a chart: ← and → move, + and – zoom, ",
+      "0 or Esc resets.")],
     speed: [page.speed = el("div", { class: "grid" })],
-    attempts: [barLegend(), each((i) => box(`attempts-${i}`))],
+    attempts: [page.legend = barLegend(), each((i) => box(`attempts-${i}`))],
     ranks: each((i) => [box(`found-${i}`), page.maps[i].node, box(`figures-${i}`)]),
     events: [box("events")],
     config: [box("config"), el("h3", {}, "Versions"), box("versions")],
     script: [box("log"), box("script")],
   };
-  const sections = PARTS.map(([name, title]) => page.sections[name] = el("section", { id: name },
-    el("h2", {}, title, name === "curves" ? reset : null), inside[name]));
-  const links = el("nav", { "aria-label": "parts of the page" },
-    PARTS.map(([name, title]) => el("a", { href: `#${name}` }, title)));
+  const sections = PARTS.map(([name, title]) => page.sections[name] = el("section",
+    { id: name, "aria-labelledby": `${name}-title` },
+    el("h2", {}, el("span", { id: `${name}-title` }, title), name === "curves" ? reset : null),
+    inside[name]));
+  const links = el("nav", { "aria-label": "Sections" }, PARTS.map(([name, title]) =>
+    page.links[name] = el("a", { href: `#${name}` }, title)));
   root.replaceChildren(el("header", { id: "top" }, box("top")), links, ...sections);
   watch(page, root);
   return page;
 }
 
-const QUICK = { smooth: true, reach: 1 / 200 }; // how fast it is changes at once
+const QUICK = { smooth: true, reach: 1 / 200 }; // speed changes at once
 
-// Which charts there are: [where, key, title, lines, options].
+// The charts: [where, key, title, lines, options].
 function chartsOf(runs) {
   const one = runs.length === 1;
   const lines = (name, more = {}) => runs.flatMap((run, i) => {
@@ -110,17 +128,17 @@ function chartsOf(runs) {
     ["curves", "lr", "learning rate", lines("lr"), {}],
     ["curves", "grad_norm", "gradient norm", lines("grad_norm"), { smooth: true }],
     ["speed", "samples_per_s", "samples/s", lines("samples_per_s"), QUICK],
-    ["speed", "step_s", one ? "seconds of a step" : "seconds of a step, and of these for data",
-      [...lines("step_s", { label: "step" }),
-        ...lines("wait_s", { label: "of these, for data", also: "for data", colour: "--c1", dash: true })],
+    ["speed", "step_s", "time per step, in seconds",
+      [...lines("step_s", { label: "whole step" }),
+        ...lines("wait_s", { label: "waiting for data", also: "waiting for data", colour: "--c1", dash: true })],
       { ...QUICK, unit: span }],
   ];
   return found.filter(([, , , found]) => found.length);
 }
 
 function drawCharts(page, runs) {
-  const marks = runs.length > 1 ? [] : runs[0].attempts.slice(1).filter((life) => life.first)
-    .map((life) => ({ step: life.first, label: String(life.attempt) }));
+  const marks = runs.length > 1 ? [] : runs[0].attempts.slice(1).filter(({ first }) => first)
+    .map(({ first, attempt }) => ({ step: first, label: String(attempt) }));
   const found = chartsOf(runs);
   for (const [where, key, title, lines, options] of found) {
     if (!page.charts[key]) {
@@ -129,10 +147,20 @@ function drawCharts(page, runs) {
     }
     page.charts[key].update(lines, marks);
   }
-  const none = page.curves.querySelector(".none");
-  if (found.length && none) none.remove();
-  if (!found.length && !none)
-    page.curves.append(el("p", { class: "none" }, "No step was told yet."));
+  page.hint.hidden = !found.length;
+  page.curves.querySelector(".none")?.remove();
+  if (!found.length) page.curves.append(el("p", { class: "none" }, noCurves(runs)));
+}
+
+// The reason why there is no curve yet.
+function noCurves(runs) {
+  if (runs.length > 1) return "None of these runs has recorded metrics.";
+  const { status, attempts, config, defaults } = runs[0];
+  if (!attempts.length) return "No metrics yet: the run has not started.";
+  if (config.command && !defaults.includes("command"))
+    return "No metrics recorded. A program of your own records them with hpcddp.attach.";
+  return status.state === "RUNNING" ? "No metrics yet: they appear after the first recorded step."
+    : "No metrics recorded: no attempt came to its first recorded step.";
 }
 
 // Colours and widths follow the window, the reader's colour scheme, and paper.
@@ -149,9 +177,13 @@ function watch(page, root) {
   };
   const listening = new AbortController(), { signal } = listening;
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", again, { signal });
+  root.addEventListener("toggle", () => reachable(root), { capture: true, signal });
   addEventListener("beforeprint", () => paper(true), { signal });
   addEventListener("afterprint", () => paper(false), { signal });
-  const sizes = new ResizeObserver(() => uncover(root));
+  const sizes = new ResizeObserver(() => {
+    uncover(root);
+    reachable(root);
+  });
   sizes.observe(root);
   page.end = () => {
     listening.abort();

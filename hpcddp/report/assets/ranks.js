@@ -1,8 +1,8 @@
-// Ranks over time: each one's own work beside the median of all, as a map of colours and in words.
+// Ranks over time: the time of each compared with the median rank, as a map of colours and in words.
 
 const STOPS = [[0.5, "--heat-low"], [1, "--heat-mid"], [1.5, "--heat-high"], [2.5, "--heat-top"]];
-const SLOW = 1.5; // times the median: worth a word
-const TALL = 400; // pixels of a map, about
+const SLOW = 1.5; // times the median: named in words
+const TALL = 400; // pixels: about the height of a map
 
 function rgb(hex) {
   return [1, 3, 5].map((i) => parseInt(hex.slice(i, i + 2), 16));
@@ -27,7 +27,7 @@ function hostOf(run, rank) {
   return found;
 }
 
-// A rank's name and where it is, if it has told.
+// A rank's name and its host, if known.
 const placed = (name, host, word = " on ") => (host ? `${name}${word}${host}` : name);
 
 function rowName(run, row) {
@@ -36,7 +36,7 @@ function rowName(run, row) {
   return last > first ? `ranks ${first}–${last}` : `rank ${first}`;
 }
 
-// The longest stretch of columns in which a row is slow: their places. One by one, chance is enough.
+// The longest stretch of columns in which a row is slow. Single slow columns come by chance.
 function longest(text, slow) {
   let best = [], now = [];
   [...text].forEach((c, i) => {
@@ -60,16 +60,16 @@ function slowRows(run) {
   return found.sort((a, b) => b.worst * b.share - a.worst * a.share);
 }
 
-// What is to be said of the ranks: [kind, text].
+// The findings on the ranks: [kind, name, text].
 function rankWords(run) {
   const named = run.ranks.rows.filter((row) => row.state);
   const said = new Set(named.map((row) => Math.floor(row.rank / run.heat.each)));
   const words = named.map((row) => {
     const who = `ank ${row.rank} on ${row.host}`;
-    const told = row.note.replace(/^step \d+\s+/, "");
-    if (told.startsWith(`r${who} `)) return [row.state, `R${who}`, told.slice(who.length + 1)];
+    const note = row.note.replace(/^step \d+\s+/, "");
+    if (note.startsWith(`r${who} `)) return [row.state, `R${who}`, note.slice(who.length + 1)];
     const slow = slowRows(run).find(({ row: r }) => r === Math.floor(row.rank / run.heat.each));
-    return [row.state, `R${who}: `, told || (slow ? `slow since about step ${count(slow.from)}` : "slow")];
+    return [row.state, `R${who}: `, note || (slow ? `slow since about step ${count(slow.from)}` : "slow")];
   });
   for (const { row, worst, from, to, still } of slowRows(run).filter(({ row }) => !said.has(row)))
     words.push(["was", `${placed(rowName(run, row).replace("r", "R"), hostOf(run, row * run.heat.each))}: `,
@@ -81,52 +81,54 @@ function rankWords(run) {
 function rankList(run) {
   const words = rankWords(run);
   if (!words.length) {
-    const even = run.heat.rows.length ? "All ranks took about as long as each other." : "";
-    return even ? el("p", { class: "note" }, even) : "";
+    const compared = run.heat.rows.length > 1;
+    return compared ? el("p", { class: "note" }, "No rank is or was slow.") : "";
   }
   const rest = words.length > 8 ? el("li", {}, `and ${words.length - 8} more`) : "";
   return el("ul", { class: "findings" }, words.slice(0, 8).map(([kind, who, text]) =>
     el("li", { class: kind }, el("b", {}, who), text)), rest);
 }
 
-function rankTable(run) {
+function rankTable(run, name) {
   const { rows, count: all } = run.ranks;
   if (!rows.length) return "";
-  const heads = [["rank", "n"], "host", "device", ["own work", "n"], ["data wait", "n"],
-    ["samples/s", "n"], ["memory", "n"], ["GPU", "n"], "state"];
-  const shown = rows.length < all ? ` (${rows.length} of ${all}, the slowest)` : "";
-  return el("details", {}, el("summary", {}, `Newest figures of each rank${shown}`),
-    table(heads, rows.map((r) => [[String(r.rank), "n"], r.host, r.device, [span(r.busy_s), "n"],
+  const heads = [["rank", "n"], "host", "device", ["own work", "n"], ["waiting for data", "n"],
+    ["samples/s", "n"], ["memory", "n"], ["GPU use", "n"], "state"];
+  const title = rows.length < all ? `Last values of the ${rows.length} slowest of ${all} ranks`
+    : "Last values of each rank";
+  return el("details", {}, el("summary", {}, title),
+    table(name, heads, rows.map((r) => [[String(r.rank), "n"], r.host, r.device, [span(r.busy_s), "n"],
       [span(r.wait_s), "n"], [num(r.samples_per_s), "n"], [bytes(r.memory), "n"],
-      [known(r.gpu) ? `${num(r.gpu)} %` : "–", "n"], [r.state || "–", r.state ? "bad" : ""]]),
-    { "aria-label": "ranks" }));
+      [known(r.gpu) ? `${num(r.gpu)} %` : "–", "n"], [r.state || "–", r.state ? "bad" : ""]])));
 }
 
 // The map: its node, update(run) and redraw().
 function heatMap() {
   let run = null, at = null, text = "";
   const canvas = el("canvas", {
-    tabindex: "0", role: "img", pointermove: point, pointerdown: point, keydown: press,
+    tabindex: "0", role: "slider", "aria-valuemin": 0, "aria-valuenow": 0, pointermove: point, pointerdown: point, keydown: press,
     pointerleave: () => look(null),
   });
   const labels = el("div", { class: "labels" });
-  const said = el("output", { class: "readout" });
+  const said = el("span", { class: "readout" });
   const scale = el("div", { class: "scale" });
   const first = el("span"), last = el("span");
   const body = el("div", { class: "map" }, labels, el("div", {}, canvas,
     el("div", { class: "clock" }, first, last)));
   const node = el("div", { class: "heat" },
     el("div", { class: "heading" }, el("span", { class: "note" },
-      "own work and data wait of each rank, beside the median"), said), body, scale);
+      "Time per step of each rank (own work and waiting for data), compared with the median rank"),
+      said), body, scale);
 
   function update(next) {
     const now = JSON.stringify([next.heat, next.hosts, next.ranks]);
     if (now === text) return;
     [run, text] = [next, now];
-    node.hidden = !run.heat.rows.length;
+    node.hidden = run.heat.rows.length < 2; // one rank has no other to compare it with
     if (node.hidden) return;
-    canvas.setAttribute("aria-label", `Map of ${run.ranks.count} ranks over the steps ` +
-      `${run.heat.steps[0]} to ${run.heat.steps[run.heat.steps.length - 1]}. ` +
+    canvas.setAttribute("aria-valuemax", run.heat.steps.length - 1);
+    canvas.setAttribute("aria-label", "Map of the ranks over steps " +
+      `${run.heat.steps[0]} to ${run.heat.steps[run.heat.steps.length - 1]}; arrow keys move. ` +
       rankWords(run).map((words) => words.slice(1).join("")).join(". "));
     first.textContent = `step ${count(run.heat.steps[0])}`;
     last.textContent = `step ${count(run.heat.steps[run.heat.steps.length - 1])}`;
@@ -177,7 +179,7 @@ function heatMap() {
     ctx.strokeRect(at.x * wide, at.y * tall, Math.max(wide, 3), Math.max(tall, 3));
   }
 
-  // Names of rows: as many as there is room for, and of those that are slow in any case.
+  // Names of rows: as many as fit, and always those of slow ranks.
   function drawLabels(height) {
     const tall = rowHeight(), rows = run.heat.rows.length;
     const marked = new Map(run.ranks.rows.filter((row) => row.state)
@@ -207,7 +209,7 @@ function heatMap() {
       const part = el("i");
       part.style.background = `rgb(${colours[Math.round(ratio / cell)].join(",")})`;
       return el("span", {}, part, i % 2 ? "" : ratio === 1 ? "1 ×" : `${ratio}`);
-    }), "the median's time, and more");
+    }), "times the median, or more");
   }
 
   function point(event) {
@@ -220,6 +222,7 @@ function heatMap() {
 
   function press(event) {
     const move = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[event.key];
+    if (event.key === "Escape") look(null);
     if (!move) return;
     const { steps, rows } = run.heat;
     const from = at || { x: steps.length - 1, y: 0 };
@@ -231,10 +234,12 @@ function heatMap() {
   function look(next) {
     at = next;
     const c = at && run.heat.rows[at.y] ? run.heat.rows[at.y][at.x] : null;
-    const ratio = !c || c === " " ? "not told"
+    const ratio = !c || c === " " ? "no value"
       : `${(run.heat.code.indexOf(c) * run.heat.cell).toFixed(2)} × the median`;
     said.textContent = at ? `${placed(rowName(run, at.y), hostOf(run, at.y * run.heat.each))}, ` +
       `step ${count(run.heat.steps[at.x])}: ${ratio}` : "";
+    canvas.setAttribute("aria-valuenow", at ? at.x : 0);
+    canvas.setAttribute("aria-valuetext", said.textContent || "no cell chosen");
     redraw();
   }
 

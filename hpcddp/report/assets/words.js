@@ -20,12 +20,16 @@ const known = (value) => value !== null && value !== undefined;
 const sum = (values) => values.reduce((a, b) => a + (b || 0), 0);
 const plural = (n, what) => `${count(n)} ${what}${n === 1 ? "" : "s"}`;
 
+// 2 nodes × 4 GPUs; the nodes may be a range, such as 1-4.
+const size = (nodes, gpus) =>
+  `${nodes} ${String(nodes) === "1" ? "node" : "nodes"} × ${plural(gpus, "GPU")}`;
+
 // 12,345
 function count(value) {
   return known(value) ? Math.round(value).toLocaleString("en-US") : "–";
 }
 
-// Four digits at most.
+// At most four digits.
 function num(value) {
   if (!known(value)) return "–";
   const size = Math.abs(value);
@@ -35,7 +39,7 @@ function num(value) {
   return String(Number(value.toPrecision(4)));
 }
 
-// For an axis: as short as it can be.
+// A number on an axis, in its shortest form.
 function tick(value) {
   const size = Math.abs(value);
   if (size >= 1e6) return `${Number((value / 1e6).toPrecision(4))}M`;
@@ -49,7 +53,7 @@ function percent(share) {
   return `${share >= 0.0995 || share === 0 ? Math.round(100 * share) : (100 * share).toFixed(1)} %`;
 }
 
-// Seconds in words: two units.
+// A duration with at most two units.
 function span(seconds) {
   if (!known(seconds)) return "–";
   if (seconds === 0) return "0 s";
@@ -71,17 +75,31 @@ function bytes(value) {
 }
 
 const pad = (n) => String(n).padStart(2, "0");
-const clock = (d) => `${pad(d.getHours())}:${pad(d.getMinutes())}:${pad(d.getSeconds())}`;
+const zones = new Intl.DateTimeFormat("en-GB", { timeZoneName: "short" });
 
-// Local time of seconds since the epoch.
+// The zone of the reader's browser at a time, such as UTC or CET.
+function zone(d) {
+  return zones.formatToParts(d).find((part) => part.type === "timeZoneName").value;
+}
+
+// Seconds since the epoch as a time in the reader's zone, which it names.
 function when(seconds, day = true) {
   if (!seconds) return "–";
   const d = new Date(1000 * seconds);
+  const clock = [d.getHours(), d.getMinutes(), d.getSeconds()].map(pad).join(":");
   const date = `${d.getFullYear()}-${pad(d.getMonth() + 1)}-${pad(d.getDate())}`;
-  return day ? `${date} ${clock(d)}` : clock(d);
+  return `${day ? `${date} ` : ""}${clock} ${zone(d)}`;
 }
 
-// The newest value of a curve; what is no number came as null.
+// A state, as the command line prints it -> its kind, which has a colour.
+const STATES = {
+  RUNNING: "live", COMPLETING: "live", COMPLETED: "good",
+  PENDING: "wait", CONFIGURING: "wait", REQUEUED: "wait", REQUEUE_HOLD: "wait", SUSPENDED: "wait",
+  STOPPED: "calm", RENDERED: "calm", CANCELLED: "calm",
+};
+const kind = (state) => STATES[state] || "bad";
+
+// The newest value of a curve. NaN and infinity came as null.
 function newest(run, name) {
   return run.newest[name] === null ? "not finite" : num(run.newest[name]);
 }
@@ -102,17 +120,31 @@ function ends(curve) {
   return { low, high };
 }
 
-// A table; a cell is text, a node, or [text or node, class].
-function table(heads, rows, attributes) {
+// A table with a name; a cell is text, a node, or [text or node, class].
+function table(name, heads, rows, box = "scroll") {
   const cell = (tag, value) => {
-    const [content, kind] = Array.isArray(value) ? value : [value, null];
-    return el(tag, { class: kind, scope: tag === "th" ? "col" : null }, content);
+    const [content, look] = Array.isArray(value) ? value : [value, null];
+    return el(tag, { class: look, scope: tag === "th" ? "col" : null }, content);
   };
-  return el("div", { class: "scroll", tabindex: "0", role: "region", ...attributes },
-    el("table", {},
+  return el("div", { class: box, "data-name": name },
+    el("table", { "aria-label": name },
       el("thead", {}, el("tr", {}, heads.map((head) => cell("th", head)))),
       el("tbody", {}, rows.map((row) =>
         row instanceof Node ? row : el("tr", {}, row.map((value) => cell("td", value)))))));
+}
+
+// Boxes that scroll can be reached with the keyboard; the others are no stop on its way.
+function reachable(root) {
+  for (const box of root.querySelectorAll(".scroll, pre")) {
+    const scrolls = box.scrollWidth > box.clientWidth || box.scrollHeight > box.clientHeight;
+    if (!scrolls) {
+      for (const name of ["tabindex", "role", "aria-label"]) box.removeAttribute(name);
+      continue;
+    }
+    box.setAttribute("tabindex", "0");
+    box.setAttribute("role", "group");
+    box.setAttribute("aria-label", `${box.dataset.name}, scrollable`);
+  }
 }
 
 // The colour of one of several runs.

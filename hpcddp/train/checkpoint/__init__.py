@@ -1,6 +1,6 @@
-"""How a state is written whole, found again, and read by another number of ranks.
+"""Checkpoints: written completely or not at all, and read by any number of ranks.
 
 It imports ``parallel`` and the rooms below.
-Others use ``snapshot`` (what is saved), ``checkpoint`` (what lies where), ``lease``, ``newest``,
+Others use ``snapshot`` (the saved state), ``checkpoint`` (the files), ``lease``, ``newest``,
 ``disk_retry`` and ``plainfile``.
 """

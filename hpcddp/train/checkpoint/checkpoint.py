@@ -1,14 +1,14 @@
-"""Step 10: checkpoints that are there wholly or not at all.
+"""Step 10: checkpoints that are complete or do not exist.
 
     checkpoints/step-N/
       __R_0.distcp     rank R's tensors, written by torch.distributed.checkpoint
-      .metadata        which tensor lies where
+      .metadata        the index of the tensors
       meta.json        step, epoch, samples consumed, world, seed, schedule, versions
       COMPLETE         the files' sizes and SHA-256, written last
 
-All of it is written into a hidden folder beside, fsynced, and renamed (publish.py). A folder
-without COMPLETE, or whose files have other sizes, is damaged (damage.py): no training goes on from
-it, and none removes it. newest.py chooses one to go on from.
+A save writes a hidden folder beside, fsyncs it, and renames it (publish.py). A folder without
+COMPLETE, or with other file sizes, is damaged (damage.py): no training uses or removes it.
+newest.py chooses the checkpoint to resume from.
 """
 
 from __future__ import annotations
@@ -30,32 +30,32 @@ from hpcddp.train.checkpoint.disk_retry import DiskRetry
 if TYPE_CHECKING:
     from hpcddp.train.checkpoint import dcp_files
 
-NAMED = 3  # tensors that an error names
+NAMED = 3  # most tensors named in an error
 
 
 def old(folder: Path) -> Path:
-    """The name of a checkpoint while another takes its place."""
+    """The name of a checkpoint while another one replaces it."""
     return folder.with_name(f".{folder.name}.old")
 
 
 def steps(checkpoints: Path) -> list[int]:
-    """The steps of a run's checkpoints, newest first, whole or not.
+    """The steps of a run's checkpoints, newest first, damaged ones included.
 
     Raises:
-        OSError: that cannot be read.
+        OSError: the folder cannot be read.
     """
     numbers = {step for path in step_folders(checkpoints) if (step := step_of(path)) is not None}
     return sorted(numbers, reverse=True)
 
 
 def find(checkpoints: Path, step: int) -> tuple[Path, str]:
-    """The folder of a step's checkpoint, and its damage as its sizes show it.
+    """The folder of a step's checkpoint, and its damage by the file sizes, or "".
 
     Raises:
-        OSError: that cannot be read.
+        OSError: the folder cannot be read.
     """
     folder, wrong = checkpoints / f"step-{step}", ""
-    for path in (folder, old(folder), folder):  # once more: it may be replaced since the first look
+    for path in (folder, old(folder), folder):  # twice: it may be replaced meanwhile
         reason = damage.of_sizes(path)
         if not reason:
             return path, ""
@@ -67,7 +67,7 @@ def complete(checkpoints: Path) -> list[Path]:
     """The complete checkpoints of a run, newest first.
 
     Raises:
-        OSError: one cannot be read: whether it is complete is not known.
+        OSError: one cannot be read, so it is unknown whether it is complete.
     """
     judged = (find(checkpoints, step) for step in steps(checkpoints))
     return [path for path, wrong in judged if not wrong]
@@ -82,11 +82,11 @@ def read_meta(folder: Path) -> dict[str, Any]:
     """
     meta = damage.meta(folder)
     if meta.get("format") != FORMAT:
-        damaged = type(meta.get("format")) is not int  # since it was judged
+        damaged = type(meta.get("format")) is not int  # it was damaged after the check
         raise (CheckpointError if damaged else CheckpointForeign)(
-            f"format {meta.get('format')}, but this version reads format {FORMAT}",
+            f"the checkpoint has format {meta.get('format')}, expected format {FORMAT}",
             where=str(folder),
-            hint="use the hpcddp that wrote it",
+            hint="use the version of hpcddp that wrote it",
         )
     return meta
 
@@ -102,11 +102,11 @@ def load(folder: Path, tensors: Mapping[str, Tensor], retry: DiskRetry) -> None:
 def check_names(
     folder: Path, sizes: Mapping[str, torch.Size], shapes: dcp_files.Shapes | None = None
 ) -> set[str]:
-    """All names in a checkpoint; CheckpointForeign when its model is not this one.
+    """All names in a checkpoint; CheckpointForeign if it is of another model.
 
     Args:
-        sizes: of all the model's tensors, by name.
-        shapes: the folder's, where they were read before.
+        sizes: the sizes of all the model's tensors, by name.
+        shapes: those of the checkpoint, if they were read before.
     """
     from hpcddp.train.checkpoint import dcp_files
 
@@ -115,14 +115,15 @@ def check_names(
     differ = [n for n in sorted(sizes.keys() | theirs.keys()) if sizes.get(n) != theirs.get(n)]
     if differ:
         differences = [
-            f"{n} is {_shape(theirs.get(n))} there and {_shape(sizes.get(n))} here"
+            f"{n} is {_shape(theirs.get(n))} in the checkpoint "
+            f"and {_shape(sizes.get(n))} in the model"
             for n in differ[:NAMED]
         ]
         more = f"; and {len(differ) - NAMED} more" if len(differ) > NAMED else ""
         raise CheckpointForeign(
-            f"it is of another model: {'; '.join(differences)}{more}",
+            f"the checkpoint is of another model: {'; '.join(differences)}{more}",
             where=str(folder),
-            hint="submit a new run for another model, or leave model.* and its code as they were",
+            hint="restore the model's code and the keys of [model], or submit a new run",
         )
     return set(shapes)
 

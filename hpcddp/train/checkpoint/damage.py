@@ -1,11 +1,11 @@
-"""The damage of a checkpoint: what shows that it is not as it was written.
+"""Detects damaged checkpoints.
 
-    of_sizes    COMPLETE is missing or torn, or a file has another size; quick
-    of_content  a file's SHA-256 is another one; reads all of it
-    of_format   the files are as they were written, and yet no checkpoint
+    of_sizes    COMPLETE is missing or incomplete, or a file has another size; quick
+    of_content  a file has another SHA-256; reads all of it
+    of_format   the files are as they were written, but are not a checkpoint
 
-No training goes on from a damaged checkpoint, and none removes it. One that cannot be read is not
-damaged: an OSError says so (disk_retry.py).
+No training resumes from a damaged checkpoint or removes it. One that cannot be read is not damaged:
+that is an OSError (disk_retry.py).
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ FORMAT = 1
 COMPLETE = "COMPLETE"
 META = "meta.json"
 CHUNK = 1 << 20  # bytes hashed at a time
-# What every meta.json has, and of which kind.
+# The required entries of meta.json, by type.
 NUMBERS = ("step", "epoch", "samples_consumed")
 OBJECTS = ("optimizer", "scheduler", "scaler")
 
 
 def of_sizes(folder: Path) -> str:
-    """The damage of a checkpoint by COMPLETE and the sizes of its files; "" if it is whole.
+    """The damage of a checkpoint by COMPLETE and the sizes of its files; "" for none.
 
     Raises:
-        OSError: that cannot be read, which is no damage.
+        OSError: a file cannot be read, which is not damage.
     """
     try:
         files = _marked(folder)
@@ -52,31 +52,31 @@ def of_sizes(folder: Path) -> str:
 
 
 def of_content(folder: Path, share: int = 0, shares: int = 1) -> str:
-    """The first file whose content is not what was written, or "".
+    """The first file whose content has changed, or "".
 
     Args:
-        share, shares: look at every ``shares``-th file only; ranks divide the reading.
+        share, shares: check only every ``shares``-th file; ranks divide the reading.
 
     Raises:
-        OSError: one cannot be read, which is no damage.
+        OSError: a file cannot be read, which is not damage.
     """
     try:
         for name, entry in sorted(_marked(folder).items())[share::shares]:
             if digest(folder / name)["sha256"] != entry.get("sha256"):
-                return f"{name} is not what was written"
+                return f"{name} has changed since it was written"
     except FileNotFoundError as error:
         return _missing(error)
     return ""
 
 
 def of_format(folder: Path) -> str:
-    """The damage inside of files that have their sizes and checksums, or "".
+    """The damage inside of files with the right sizes and checksums, or "".
 
-    Nothing that they hold is run. A checkpoint of another format is not damaged: ``read_meta``
-    says whose it is.
+    None of their content is run. A checkpoint of another format is not damaged: ``read_meta``
+    reports the format.
 
     Raises:
-        OSError: one cannot be read, which is no damage.
+        OSError: a file cannot be read, which is not damage.
     """
     from hpcddp.train.checkpoint import dcp_files
 
@@ -85,7 +85,7 @@ def of_format(folder: Path) -> str:
         if type(facts.get("format")) is int and facts["format"] != FORMAT:
             return ""
         if not _is_sound(facts) or facts["step"] != step_of(folder):
-            return f"{META} is not a checkpoint's"
+            return f"{META} has missing or wrong entries"
         dcp_files.read_metadata(folder)
     except FileNotFoundError as error:
         return _missing(error)
@@ -95,7 +95,7 @@ def of_format(folder: Path) -> str:
 
 
 def digest(path: Path) -> dict[str, Any]:
-    """A file's size in bytes and its SHA-256, as COMPLETE has them."""
+    """A file's size in bytes and its SHA-256, as in COMPLETE."""
     digest, size = hashlib.sha256(), 0
     with naming(path), path.open("rb") as f:
         while chunk := f.read(CHUNK):
@@ -105,7 +105,7 @@ def digest(path: Path) -> dict[str, Any]:
 
 
 def meta(folder: Path) -> dict[str, Any]:
-    """The content of meta.json; empty if it is no JSON object."""
+    """The content of meta.json; empty if it is not a JSON object."""
     with contextlib.suppress(ValueError, RecursionError):
         facts = json.loads(_text(folder / META))
         return facts if isinstance(facts, dict) else {}
@@ -113,10 +113,10 @@ def meta(folder: Path) -> dict[str, Any]:
 
 
 def _marked(folder: Path) -> dict[str, dict[str, Any]]:
-    """The files that COMPLETE names, with size and sha256; none if it is torn.
+    """The files listed in COMPLETE, with size and sha256; none if it is incomplete.
 
     Raises:
-        OSError: it is missing, or cannot be read.
+        OSError: COMPLETE is missing or cannot be read.
     """
     with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
         files: dict[str, dict[str, Any]] = json.loads(_text(folder / COMPLETE))["files"]

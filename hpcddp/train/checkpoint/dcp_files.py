@@ -1,10 +1,10 @@
-"""Tensors in torch.distributed.checkpoint's files, read without running anything that they hold.
+"""Tensors in the files of torch.distributed.checkpoint (DCP), read without running their content.
 
-DCP's ``.metadata`` is a pickle. It is read through an unpickler that knows the few classes such a
-file needs, by their exact names; tensors are read with ``weights_only``. Byte entries, which DCP
-would unpickle freely, are not among those classes.
+DCP's ``.metadata`` is a pickle. This module reads it with an unpickler that allows only the few
+classes that such a file needs, by their exact names; it reads tensors with ``weights_only``. Byte
+entries, which DCP would unpickle without limits, are not among those classes.
 
-Imported when a checkpoint is saved or read, not before: a first step does not wait for DCP.
+Import this module only to save or read a checkpoint: its import would delay the first step.
 """
 
 from __future__ import annotations
@@ -66,9 +66,9 @@ ALLOWED: dict[tuple[str, str], Any] = {
 
 
 class Slice(Tensor):
-    """A rank's part of a tensor, as DCP reads and writes it: in place, by its offsets.
+    """A rank's part of a tensor, which DCP reads and writes in place, by its offsets.
 
-    It has the memory of the part, and the size of the whole.
+    It has the memory of the part and the size of the whole tensor.
     """
 
     part: Tensor
@@ -77,7 +77,7 @@ class Slice(Tensor):
 
     @staticmethod
     def of(part: Tensor, whole: torch.Size, offsets: Sequence[int]) -> Tensor:
-        """The part itself where it is the whole."""
+        """The slice; the part itself if it is the whole tensor."""
         part = part.detach()
         if part.shape == whole:
             return part
@@ -88,7 +88,7 @@ class Slice(Tensor):
     def size(self) -> torch.Size:  # type: ignore[override]
         return self.whole
 
-    # torch.distributed._checkpointable: what DCP asks of a tensor that ranks have parts of.
+    # torch.distributed._checkpointable: DCP's interface for a tensor that is divided over ranks.
 
     def __create_chunk_list__(self) -> list[metadata.ChunkStorageMetadata]:
         return [metadata.ChunkStorageMetadata(self.offsets, self.part.shape)]
@@ -113,15 +113,15 @@ class _Unpickler(pickle.Unpickler):
         try:
             return ALLOWED[module, name]
         except KeyError:
-            raise pickle.UnpicklingError(f"it names {module}.{name}") from None
+            raise pickle.UnpicklingError(f"it refers to {module}.{name}") from None
 
 
 def read_metadata(folder: Path) -> metadata.Metadata:
-    """The metadata of a checkpoint's folder: its tensors and their places.
+    """The metadata of a checkpoint's folder: its tensors and where they lie.
 
     Raises:
-        CheckpointError: the file is damaged, or asks for more than tensors.
-        OSError: it cannot be read.
+        CheckpointError: the file is damaged, or refers to more than tensors.
+        OSError: the file cannot be read.
     """
     path = folder / METADATA
     with naming(path):
@@ -131,29 +131,29 @@ def read_metadata(folder: Path) -> metadata.Metadata:
         _check(index)
     except Exception as error:  # a damaged pickle raises anything
         raise CheckpointError(
-            f"not a checkpoint's metadata: {error}",
+            f"cannot read the checkpoint's metadata: {error}",
             where=str(path),
-            hint="nothing in it was run; remove this checkpoint, an older one is used then",
+            hint="remove this checkpoint to use an older one; hpcddp ran no code from it",
         ) from None
     return index  # type: ignore[no-any-return]
 
 
 def _check(index: Any) -> None:
-    """Only tensors, only in files of the folder itself."""
+    """Allow only tensors, in files of the folder itself."""
     if type(index) is not metadata.Metadata:
-        raise ValueError("it holds something else")
+        raise ValueError("it is not an index of tensors")
     for name, entry in index.state_dict_metadata.items():
         if type(name) is not str or type(entry) is not metadata.TensorStorageMetadata:
             raise ValueError(f"{name!r:.80} is not a tensor")
     for info in index.storage_data.values():
         if Path(info.relative_path).name != info.relative_path:
-            raise ValueError(f"{info.relative_path!r:.80} is outside of the folder")
+            raise ValueError(f"{info.relative_path!r:.80} is outside of the checkpoint folder")
         if getattr(info, "transform_descriptors", None):
             raise ValueError("its tensors are transformed")
 
 
 class _Reader(FileSystemReader):
-    """Reads by metadata that were read before; DCP's own reader would unpickle them freely."""
+    """Uses metadata that were read before; DCP's own reader would unpickle them without limits."""
 
     def __init__(self, folder: Path, index: metadata.Metadata) -> None:
         super().__init__(folder)
@@ -166,11 +166,11 @@ class _Reader(FileSystemReader):
 
 class _TensorFiles(FileSystem):
     def mkdir(self, path: Any) -> None:
-        """Nothing: a folder that is gone was taken away, and must not come back."""
+        """Do nothing: a newer attempt removed the missing folder, and it must not reappear."""
 
 
 class _Writer(FileSystemWriter):
-    """Writes what lies in host memory, into a folder that is there."""
+    """Writes tensors in host memory into an existing folder."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, sync_files=True, per_thread_copy_ahead=0)
@@ -197,9 +197,9 @@ def empty(there: Shapes, prefix: str) -> dict[str, Tensor]:
 
 
 def write(folder: Path, tensors: Mapping[str, Tensor], group: dist.ProcessGroup | None) -> None:
-    """Write all ranks' tensors and slices into a folder that is there, fsynced; a collective.
+    """Write all ranks' tensors and slices into an existing folder, with fsync; a collective.
 
-    What several ranks bring is written once.
+    A tensor of several ranks is written once.
 
     Raises:
         CheckpointError: on all ranks, with the first rank's reason.
@@ -240,7 +240,7 @@ def read(
 
 
 def read_all(folder: Path, prefix: str = "") -> dict[str, Tensor]:
-    """The tensors whose names begin so, on the CPU; no process group needed."""
+    """The tensors whose names have the prefix, on the CPU; needs no process group."""
     tensors = empty(shapes(folder), prefix)
     read(folder, read_metadata(folder), tensors, None, alone=True)
     return tensors
@@ -248,8 +248,8 @@ def read_all(folder: Path, prefix: str = "") -> dict[str, Tensor]:
 
 @contextlib.contextmanager
 def _errors(folder: Path, *, reading: bool = False) -> Iterator[None]:
-    """DCP's exceptions as ours, with the first rank's reason; its logs, which repeat them and
-    tell of every tensor, are silent."""
+    """Convert DCP's exceptions, with the first rank's reason. Silence its logs, which repeat them
+    and list every tensor."""
     logs = [logging.getLogger(name) for name in _LOGS]
     levels = [log.level for log in logs]
     for log in logs:

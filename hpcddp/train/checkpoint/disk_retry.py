@@ -1,9 +1,8 @@
-"""A disk that may be away for a while: all ranks try again together, and then leave together.
+"""Retries on a disk that may be away for a while: all ranks retry together, and fail together.
 
-An I/O error does not say what is on the disk: a server restarts, a mount is missing, a permission
-changes. The saved files are still there a minute later, so the ranks look again. A training at its
-end waits for the disk too: without its last save, the next attempt takes all steps since the newest
-checkpoint again.
+An I/O error may pass: a server restarts, a mount is missing, a permission changes. The saved files
+are still there a minute later, so the ranks retry. A training at its end waits for the disk too:
+without its last save, the next attempt repeats all steps since the newest checkpoint.
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ from hpcddp.attempt.error_record import host
 from hpcddp.errors import CheckpointUnreadable
 from hpcddp.train.rank.world import World
 
-SECONDS = 300.0  # of looking again
-PAUSE = 5.0  # seconds between two looks
+SECONDS = 300.0  # of retries
+PAUSE = 5.0  # seconds between two tries
 
 T = TypeVar("T")
 
 
 class ElsewhereError(OSError):
-    """An I/O error of another rank, which all ranks heard of."""
+    """An I/O error of another rank, known to all ranks."""
 
     def __init__(self, rank: int, error: OSError) -> None:
         super().__init__(error.errno or errno.EIO, error.strerror or str(error), error.filename)
@@ -43,12 +42,12 @@ class _ReadFailure(NamedTuple):
 
 
 class DiskRetry:
-    """How long the ranks look again.
+    """Retries on all ranks for a limited time.
 
     Args:
-        touch: a sign of life: a look is no hang.
-        seconds: until they give up, by rank 0's clock.
-        pause: seconds between two looks.
+        touch: called at each try, since retries are not a hang.
+        seconds: until the ranks give up, by rank 0's clock.
+        pause: seconds between two tries.
     """
 
     def __init__(
@@ -64,16 +63,16 @@ class DiskRetry:
         self._pause = PAUSE if pause is None else pause
 
     def read(self, work: Callable[[], T]) -> T:
-        """This rank's result; a collective. While the work meets an OSError on any rank, all ranks
-        do theirs again.
+        """This rank's result; a collective. While ``work`` raises an OSError on any rank, all ranks
+        repeat it.
 
         Raises:
-            CheckpointUnreadable: on all ranks, when the time is over.
+            CheckpointUnreadable: on all ranks, after the time limit.
         """
         began, printed = 0.0, False
         while True:
             result, trouble = self._try(work)
-            began = began or time.monotonic()  # the first look may take long, and be a good one
+            began = began or time.monotonic()  # the first try may take long and succeed
             reports = self.world.gather((trouble, time.monotonic() - began))
             first = next((trouble for trouble, _ in reports if trouble), None)
             if first is None:
@@ -83,25 +82,25 @@ class DiskRetry:
             if self.world.is_main and not printed:
                 say(
                     f"rank {first.rank} on {first.host} cannot read {first.file}: {first.why}; "
-                    f"all ranks read again, for {self._seconds:g} s at most"
+                    f"all ranks retry for up to {self._seconds:g} s"
                 )
             printed = True
             self._touch()
             time.sleep(self._pause)
 
     def until(self, done: Callable[[], bool], failure: str) -> bool:
-        """Whether this is done at last; a collective. It is tried again for as long as a read is.
+        """Retry until done or the time limit; whether it is done. A collective.
 
         Args:
-            done: tries; the result is the same on all ranks.
-            failure: for the line that rank 0 prints once.
+            done: one try; the result is the same on all ranks.
+            failure: the text of the line that rank 0 prints once.
         """
         began, printed = time.monotonic(), False
         while not done():
             if self.world.gather(time.monotonic() - began >= self._seconds)[0]:
                 return False
             if self.world.is_main and not printed:
-                say(f"{failure}; all ranks try again, for {self._seconds:g} s at most")
+                say(f"{failure}; all ranks retry for up to {self._seconds:g} s")
             printed = True
             self._touch()
             time.sleep(self._pause)
@@ -119,19 +118,18 @@ class DiskRetry:
 
     def _given_up(self, first: _ReadFailure) -> CheckpointUnreadable:
         return CheckpointUnreadable(
-            f"cannot be read by rank {first.rank} on {first.host}: {first.why}",
+            f"rank {first.rank} on {first.host} cannot read it: {first.why}",
             {"rank": first.rank, "host": first.host},
             where=first.file,
-            hint=f"all ranks have tried for {self._seconds:g} s; nothing was changed",
+            hint=f"check the file system; all ranks retried for {self._seconds:g} s",
         )
 
 
 def alone(work: Callable[[], T], seconds: float = SECONDS) -> T:
-    """One rank's result, while the others wait for it; the work is tried again while it meets an
-    OSError.
+    """One rank's result, while the others wait for it; an OSError is retried.
 
     Raises:
-        OSError: for so many seconds.
+        OSError: after so many seconds.
     """
     began = time.monotonic()
     while True:
@@ -144,14 +142,14 @@ def alone(work: Callable[[], T], seconds: float = SECONDS) -> T:
 
 
 def say(text: str) -> None:
-    """Print a line; under some launchers that goes to the very disk that is away."""
+    """Print a line; under some launchers, the output goes to the disk that is away."""
     with contextlib.suppress(OSError):
         print(text, flush=True)
 
 
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """An OSError raised within names the file: that of a read does not."""
+    """Add the file to an OSError raised within: that of a read names none."""
     try:
         yield
     except OSError as error:

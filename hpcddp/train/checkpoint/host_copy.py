@@ -1,4 +1,4 @@
-"""The state of one instant, copied to host memory while the training goes on."""
+"""Copies the state of one instant to host memory while the training continues."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from torch import Tensor
 
 
 class HostCopies:
-    """Host copies of tensors, in memory that is kept from one save to the next.
+    """Host copies of tensors, in memory that is reused from one save to the next.
 
-    ``take`` and ``join`` are for the loop's thread, ``copy`` and ``ready`` for the saving one, in
-    the order take, copy, ready; join may come at any time after take. A take follows a ready.
+    The loop's thread calls ``take`` and ``join``, the saving thread ``copy`` and ``ready``, in the
+    order take, copy, ready; join may come at any time after take. A take follows a ready.
 
     On a GPU only the saving thread waits for a copy. Tensors that the next forward pass changes are
-    copied in the training's own queue, the rest in another queue, both into pinned memory. ``join``
-    makes the training's queue wait for that one, and the host goes on.
+    copied in the training's own stream, the rest in another stream, both into pinned memory.
+    ``join`` makes the training's stream wait for the other one; the host does not wait.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -40,7 +40,7 @@ class HostCopies:
             self._taken = torch.cuda.current_stream(self._device).record_event()
 
     def copy(self) -> None:
-        """Copy the rest; on a GPU, put the copy into its queue."""
+        """Copy the rest; on a GPU, add the copy to its stream."""
         try:
             if self._stream is None or self._taken is None:
                 self._copy(self._later)
@@ -55,7 +55,7 @@ class HostCopies:
             self._copied.set()
 
     def release(self) -> None:
-        """Let ``join`` return, also where the copy has failed."""
+        """Let ``join`` return, even if the copy has failed."""
         self._copied.set()
 
     def join(self) -> None:
@@ -65,7 +65,7 @@ class HostCopies:
             torch.cuda.current_stream(self._device).wait_event(self._done)
 
     def ready(self) -> dict[str, Tensor]:
-        """The copies, once they are all there. They hold until the next take."""
+        """The copies, once all are complete. They are valid until the next take."""
         if self._done is not None:
             self._done.synchronize()
         return self._buffers
@@ -76,7 +76,7 @@ class HostCopies:
             self._buffer(name, tensor).copy_(tensor, non_blocking=True)
 
     def _buffer(self, name: str, tensor: Tensor) -> Tensor:
-        """Memory for a tensor's copy, as it was for the last save if it fits."""
+        """Memory for a tensor's copy: that of the last save if it fits."""
         buffer = self._buffers.get(name)
         if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
             buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)

@@ -1,8 +1,8 @@
-"""The right to write in a run dir: it is the newest attempt's, also while an older one still runs.
+"""The right to write in a run folder: only the newest attempt has it, even while an older one runs.
 
-A node that lost touch with Slurm trains on while the next attempt begins. The disk decides
-(fence.py): an attempt publishes out of a folder of its own, which the next one takes away.
-By looks at the run dir a superseded attempt learns besides that it must leave.
+A node that lost contact with Slurm may train while the next attempt starts. The disk decides
+(fence.py): an attempt publishes from a folder of its own, which the next attempt removes. A
+superseded attempt also checks the run folder, sees the newer attempt, and exits.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from hpcddp.rundir import RunDir
 from hpcddp.train.checkpoint import disk_retry
 from hpcddp.train.rank.world import World
 
-LOOK_SECONDS = 1.0  # between two looks at the run dir in the loop
+LOOK_SECONDS = 1.0  # between two checks of the run folder in the loop
 
 
 class Lease:
-    """One rank's knowledge of whether its attempt owns the run dir; rank 0 looks, and tells.
+    """Whether this rank's attempt still owns the run folder; rank 0 checks and tells the others.
 
-    ``lost`` never becomes false again.
+    ``lost`` never becomes False again.
     """
 
     def __init__(self, run: RunDir, attempt: int) -> None:
@@ -33,16 +33,16 @@ class Lease:
         self._next_look = 0.0
 
     def take(self, world: World) -> None:
-        """Make the folder to publish from, once in an attempt; a collective.
+        """Make the folder to publish from, once per attempt; a collective.
 
         Raises:
-            LeaseLost: on all ranks, if a newer attempt has begun.
-            OSError: on rank 0; the disk is away, and the folder was made in its place.
+            LeaseLost: on all ranks, if a newer attempt owns the run folder.
+            OSError: on rank 0, if the run's disk is missing.
         """
         if world.is_main:
             disk_retry.alone(self._make)
-            # Looked at afterwards: a newer attempt comes before this look, or its fence comes
-            # after the folder.
+            # This check comes after the folder: a newer attempt starts before the check, or its
+            # fence comes after the folder and removes it.
             if self.run.outlived(self.attempt):
                 self.drop()
                 self.lost = True
@@ -54,34 +54,35 @@ class Lease:
             raise self.error()
 
     def _make(self) -> None:
-        self.run.job.stat()  # else another file system lies over the run's
+        self.run.job.stat()  # fails if another file system is mounted over the run's
         fence(self.run, self.attempt)
         self.folder.mkdir(parents=True, exist_ok=True)
         self.run.job.stat()
 
     def held(self) -> bool:
-        """Look at the run dir whether the attempt may still publish; rank 0 only. A file system
-        that is out of reach for a moment, or has another one in its place, takes nothing away: a
-        newer attempt is there before it takes the folder."""
+        """Check in the run folder whether the attempt may still publish; rank 0 only. A file
+        system that is missing for a moment changes nothing: a newer attempt first shows in the
+        run folder, then removes the folder of this one."""
         with contextlib.suppress(OSError):
             self.lost = self.lost or self.run.outlived(self.attempt)
         return not self.lost
 
     def look(self, clock: float) -> bool:
-        """``held``, on disk once a second at most; by the monotonic clock."""
+        """``held``, which reads the disk at most once a second of the monotonic clock."""
         if clock >= self._next_look:
             self._next_look = clock + LOOK_SECONDS
             self.held()
         return not self.lost
 
     def drop(self) -> None:
-        """Leave nothing behind, where all is published."""
+        """Remove the folder if everything is published."""
         with contextlib.suppress(OSError):
             self.folder.rmdir()
 
     def error(self) -> LeaseLost:
-        """The error of a rank that must leave."""
+        """The error of a superseded attempt."""
         return LeaseLost(
-            f"attempt {self.attempt} may not write here any more: a newer one has begun",
+            f"attempt {self.attempt} is superseded: a newer attempt owns this run",
             where=str(self.run.path),
+            hint="no action is needed: the newer attempt continues the run",
         )

@@ -1,7 +1,7 @@
-"""The checkpoint that a training goes on from: the newest that is whole.
+"""Chooses the checkpoint to resume from: the newest undamaged one.
 
-A damaged one is passed over for an older one, and stays where it is. Where all are damaged, or one
-cannot be read, the training fails: to begin at step 0 is the user's decision.
+A damaged one is skipped for an older one, and kept. If all are damaged, or one cannot be read, the
+training fails: starting over at step 0 is left to the user.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ T = TypeVar("T")
 
 
 def find(run: RunDir, retry: DiskRetry) -> Path | None:
-    """The newest undamaged checkpoint, the same on all ranks; None if there is none at all. A
+    """The newest undamaged checkpoint, the same on all ranks; None if the run has none. A
     collective.
 
     Raises:
-        CheckpointsDamaged: there are some, and none of them is whole.
-        CheckpointUnreadable: whether one is whole could not be read.
+        CheckpointsDamaged: the run has checkpoints, and all are damaged.
+        CheckpointUnreadable: a checkpoint cannot be read.
     """
     world = retry.world
 
@@ -40,17 +40,17 @@ def find(run: RunDir, retry: DiskRetry) -> Path | None:
     newest, passed = _choose(of_main(lambda: checkpoint.steps(run.checkpoints), []), judged)
     if world.is_main and newest:
         for name, wrong in passed:
-            say(f"{name} is damaged ({wrong}): passed over, and kept")
+            say(f"{name} is damaged ({wrong}): using an older checkpoint, keeping this one")
     if passed and not newest:
         raise _none_whole(run, passed)
     return newest
 
 
 def alone(run: RunDir) -> Path | None:
-    """``find`` in one process, which does not wait.
+    """``find`` in one process, without retries.
 
     Raises:
-        CheckpointsDamaged: there are some, and none of them is whole.
+        CheckpointsDamaged: the run has checkpoints, and all are damaged.
         OSError: one cannot be read.
     """
 
@@ -67,8 +67,8 @@ def alone(run: RunDir) -> Path | None:
 def _choose(
     steps: list[int], judged: Callable[[int], tuple[Path, str]]
 ) -> tuple[Path | None, list[tuple[str, str]]]:
-    """The first whole one, and what is wrong with those before it, by name. Older ones are not
-    looked at: one may be unreadable, and nothing depends on it."""
+    """The newest undamaged one, and the damage of newer ones, by name. Older ones are not checked:
+    one may be unreadable, which does no harm."""
     passed: list[tuple[str, str]] = []
     for step in steps:
         path, wrong = judged(step)
@@ -82,18 +82,18 @@ def _none_whole(run: RunDir, passed: list[tuple[str, str]]) -> CheckpointsDamage
     (name, wrong), *more = passed
     which = f"the newest of {len(passed)}, {name}" if more else name
     return CheckpointsDamaged(
-        f"no checkpoint of this run is whole; {which}: {wrong}",
+        f"all checkpoints of this run are damaged; {which}: {wrong}",
         where=str(run.checkpoints),
-        hint="to train from the beginning, move this folder away, and resume the run",
+        hint="to train from the beginning, move this folder away and resume the run",
     )
 
 
 def _looked(run: RunDir, look: Callable[[], T]) -> T:
-    """The result of a look at a run that is there: where its disk is away, files only seem to be
-    missing.
+    """The result of ``look``, if the run folder exists: without its disk, all files would seem to
+    be missing.
 
     Raises:
-        OSError: the run is not there, or the look failed.
+        OSError: the run folder is missing, or ``look`` failed.
     """
     result = look()
     run.job.stat()
@@ -101,7 +101,7 @@ def _looked(run: RunDir, look: Callable[[], T]) -> T:
 
 
 def _judged(run: RunDir, folder: Path, retry: DiskRetry) -> str:
-    """What is wrong with a checkpoint, as the first rank that saw it says; a collective."""
+    """The damage of a checkpoint as the first rank reports it, or ""; a collective."""
     world = retry.world
 
     def look() -> str:

@@ -1,7 +1,7 @@
-"""Plain files of weights, {name: tensor}: exported from a run, and the start of another.
+"""Plain files of weights, {name: tensor}: exported from a run, or the start of another one.
 
-Two forms: torch's own, and safetensors. Nothing that a file holds is run when it is read: of a
-pickle, torch takes tensors and plain containers, and refuses everything else.
+There are two forms: torch's own, and safetensors. Reading a file runs none of its content: from a
+pickle, torch reads only tensors and plain containers.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from hpcddp.spec import JobSpec
 
 SUFFIX = ".safetensors"
 PACKED = ("state_dict", "model", "model_state_dict")  # where training programs put the weights
-REPLICATED = "module."  # before all names: DistributedDataParallel, DataParallel
+REPLICATED = "module."  # prefix of all names: DistributedDataParallel, DataParallel
 COMPILED = "_orig_mod"  # anywhere in a name: torch.compile
-SHOWN = 3  # differences that an error names
+SHOWN = 3  # most differences named in an error
 
 ALONE = "save the weights alone: torch.save(model.state_dict(), FILE)"
 
 
 def start(module: torch.nn.Module, spec: JobSpec) -> None:
-    """Give a new run's model the weights that its job starts from, if it names any.
+    """Load the weights that the job starts from (``start_from``), if any, into a new run's model.
 
     Raises:
         CheckpointError: the file cannot be read, or is of another model.
@@ -43,8 +43,8 @@ def start(module: torch.nn.Module, spec: JobSpec) -> None:
 def export(run: RunDir, target: Path) -> int:
     """Write {parameter name: tensor} of the newest complete checkpoint, without a process group.
 
-    ``model.load_state_dict(torch.load(target, weights_only=True))`` reads it, or for a target that
-    ends in .safetensors ``model.load_state_dict(safetensors.torch.load_file(target))``.
+    To read it: ``model.load_state_dict(torch.load(target, weights_only=True))``, or for the suffix
+    .safetensors ``model.load_state_dict(safetensors.torch.load_file(target))``.
 
     Returns: the checkpoint's step.
 
@@ -57,21 +57,21 @@ def export(run: RunDir, target: Path) -> int:
     try:
         folder = newest.alone(run)
         tensors = dcp_files.read_all(folder, "model.") if folder else {}
-    except OSError as error:  # an older one is not what was asked for
+    except OSError as error:  # exporting an older one instead would mislead
         what = f"cannot be read: {error.strerror}"
         raise CheckpointError(what, where=str(error.filename or run.checkpoints)) from None
     if folder:
         write({name.removeprefix("model."): t for name, t in tensors.items()}, target)
         return checkpoint.step_of(folder) or 0
     raise CheckpointError(
-        "there is no complete checkpoint",
+        "the run has no complete checkpoint",
         where=str(run.checkpoints),
-        hint="the first one is saved after checkpoint.every steps, or at the end",
+        hint="wait for the first one: after checkpoint.every steps, or at the end",
     )
 
 
 def write(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Write a file of weights, which is there wholly or not at all; its suffix says the form.
+    """Write a file of weights, completely or not at all; the suffix selects the form.
 
     Raises:
         UserError: the file cannot be written, or the package safetensors is missing.
@@ -81,7 +81,7 @@ def write(tensors: Mapping[str, Tensor], path: Path) -> None:
     try:
         try:
             aside.touch()
-            mode = aside.stat().st_mode  # as the user's umask says; safetensors takes 0600
+            mode = aside.stat().st_mode  # by the user's umask; safetensors would use 0600
             save(dict(tensors), aside)
             aside.chmod(mode)
             with aside.open("rb") as f:
@@ -89,7 +89,7 @@ def write(tensors: Mapping[str, Tensor], path: Path) -> None:
             aside.replace(path)
         finally:
             aside.unlink(missing_ok=True)
-    except Exception as error:  # each form has its own for a missing folder or an unknown dtype
+    except Exception as error:  # of each form, for a missing folder or an unknown dtype
         raise UserError(f"cannot be written: {error}", where=str(path)) from None
 
 
@@ -97,7 +97,7 @@ def _safetensors_writer() -> Callable[[dict[str, Tensor], Path], None]:
     save = _safetensors().save_file
 
     def write(tensors: dict[str, Tensor], path: Path) -> None:
-        """The form knows neither shared memory nor strides: such tensors become copies."""
+        """Write; the form has neither shared memory nor strides, so such tensors are copied."""
         seen: set[int] = set()
         for name, tensor in tensors.items():
             memory = tensor.untyped_storage().data_ptr()
@@ -116,7 +116,7 @@ def _safetensors() -> Any:
         raise UserError(
             "the package safetensors is not installed",
             where=SUFFIX,
-            hint="pip install 'hpcddp[safetensors]' brings it; other suffixes are torch's own form",
+            hint="install the extra `safetensors` of hpcddp, or use another suffix",
         ) from None
     return safetensors.torch
 
@@ -124,22 +124,26 @@ def _safetensors() -> Any:
 def read(path: Path) -> dict[str, Tensor]:
     """The tensors of a file, on the CPU, by their names in the bare model.
 
-    A file's content says its form, not its suffix. Its tensors may be mapped into memory: they
-    are read from the file where they are used.
+    The form follows from the content, not from the suffix. The tensors may be mapped into memory:
+    then they are read from the file when they are used.
 
     Raises:
-        CheckpointError: the file is missing, damaged, or holds something else than tensors.
+        CheckpointError: the file is missing or damaged, or contains more than tensors.
         UserError: the package safetensors is missing.
     """
     try:
         with path.open("rb") as f:
             head = f.read(9)
     except OSError as error:
-        hint = "hpcddp export writes one file of a run's weights" if path.is_dir() else ""
+        hint = (
+            "name a file: `hpcddp export RUN FILE` writes one from a run" if path.is_dir() else ""
+        )
         what = f"cannot be read: {error.strerror}"
         raise CheckpointError(what, where=str(path), hint=hint) from None
     if not head:
-        raise CheckpointError("it is empty", where=str(path), hint="was it copied wholly?")
+        raise CheckpointError(
+            "the file is empty", where=str(path), hint="check that it was copied completely"
+        )
     # safetensors begins with its header's length in 8 bytes, and that is JSON.
     content = _safetensors_file(path) if head[8:] == b"{" else _torch_file(path, head)
     return _bare(_tensors(content, str(path)), str(path))
@@ -156,39 +160,40 @@ def _safetensors_file(path: Path) -> Any:
 def _torch_file(path: Path, head: bytes) -> Any:
     try:
         with warnings.catch_warnings(), path.open("rb") as f:
-            warnings.simplefilter("ignore")  # of old forms; an unreadable file is an error
-            # Files from before torch 1.6 are no zip, and cannot be mapped. Torch takes a path's
-            # suffix for the form, and maps nothing but paths.
+            warnings.simplefilter("ignore")  # about old forms; an unreadable file is an error
+            # Files from before torch 1.6 are not zip files and cannot be mapped. Torch infers the
+            # form from a path's suffix, and maps only paths.
             mapped = head.startswith(b"PK\x03\x04") and path.suffix != SUFFIX
             source = path if mapped else f
             return torch.load(source, map_location="cpu", weights_only=True, mmap=mapped)
     except Exception as error:  # a damaged pickle raises anything
         if named := re.search(r"GLOBAL ([\w.]+)", str(error)):
-            what = f"it names {named[1]}, which is no tensor; nothing in it was run"
+            what = f"it contains {named[1]}, which is not a tensor; hpcddp ran no code from it"
             raise CheckpointError(what, where=str(path), hint=ALONE) from None
         raise _damaged(path, error) from None
 
 
 def _damaged(path: Path, error: Exception) -> CheckpointError:
-    """torch's message goes on with advice, such as to run the file's code: its first line is
-    enough."""
+    """The error. It has only the first sentence of torch's message: the rest is advice, such as to
+    run the file's code."""
     reason = re.split(r"\. |\.?\n", str(error) or type(error).__name__, maxsplit=1)[0]
     if isinstance(error, pickle.UnpicklingError):
-        reason = "it holds no tensors by name"
+        reason = "it contains no named tensors"
     return CheckpointError(
-        f"no file of weights, or a damaged one: {reason:.200}",
+        f"not a weights file, or a damaged one: {reason:.200}",
         where=str(path),
-        hint="was it copied wholly? It is torch.save's, or safetensors'",
+        hint="check that it was copied completely; supported are torch.save and safetensors files",
     )
 
 
 def _tensors(content: Any, where: str) -> dict[str, Tensor]:
-    """The {name: tensor} in a file's content; programs often put more around it."""
+    """The {name: tensor} in a file's content, which often has more around it."""
     if isinstance(content, Mapping):
         inner = (content.get(name) for name in PACKED)
         content = next((packed for packed in inner if isinstance(packed, Mapping)), content)
     if not isinstance(content, Mapping) or not content:
-        what = f"it holds {type(content).__name__}, and no tensors by name"
+        got = "an empty one" if isinstance(content, Mapping) else type(content).__name__
+        what = f"expected a dictionary of named tensors, got {got}"
         raise CheckpointError(what, where=where, hint=ALONE)
     for name, tensor in content.items():
         if type(name) is not str or not _plain(tensor):
@@ -206,11 +211,11 @@ def _plain(tensor: object) -> bool:
 
 
 def _bare(tensors: Mapping[str, Tensor], where: str) -> dict[str, Tensor]:
-    """The same tensors without what DistributedDataParallel and torch.compile put into names."""
+    """The tensors without the prefixes of DistributedDataParallel and torch.compile in names."""
     bare: dict[str, Tensor] = {}
     for name, tensor in zip(_bare_names(tensors), tensors.values(), strict=True):
         if name in bare:
-            what = f"{name} is there twice, once without {COMPILED}"
+            what = f"{name} occurs twice, once without {COMPILED}"
             raise CheckpointError(what, where=where, hint=ALONE)
         bare[name] = tensor
     return bare
@@ -228,13 +233,13 @@ def _bare_names(names: Iterable[str]) -> list[str]:
 def load_into(module: torch.nn.Module, tensors: Mapping[str, Tensor], where: str) -> None:
     """Copy tensors into a model's own, which keep their dtype and device.
 
-    Where a model uses one tensor under several names, one of them is enough.
+    If a model uses one tensor under several names, one of them is enough.
 
     Args:
         where: the file they come from.
 
     Raises:
-        CheckpointError: names or shapes differ; the model is as it was.
+        CheckpointError: names or shapes differ; the model is unchanged.
     """
     state = module.state_dict(keep_vars=True)  # one object where two names share a tensor
     ours = _bare({n: t for n, t in state.items() if isinstance(t, Tensor)}, where)
@@ -251,14 +256,14 @@ def load_into(module: torch.nn.Module, tensors: Mapping[str, Tensor], where: str
 
 def _check_same(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor], where: str) -> None:
     wrong = [
-        f"{name} is {_shape(theirs, name)} there and {_shape(ours, name)} here"
+        f"{name} is {_shape(theirs, name)} in the file and {_shape(ours, name)} in the model"
         for name in {**ours, **theirs}
         if _shape(theirs, name) != _shape(ours, name)
     ]
     if wrong:
         more = f"; {len(wrong) - SHOWN} more" if len(wrong) > SHOWN else ""
         raise CheckpointForeign(
-            f"it is of another model: {', '.join(wrong[:SHOWN])}{more}",
+            f"the file is of another model: {', '.join(wrong[:SHOWN])}{more}",
             where=where,
             hint=_advice(ours.keys(), theirs.keys()),
         )
@@ -271,9 +276,9 @@ def _shape(tensors: Mapping[str, Tensor], name: str) -> str:
 def _advice(ours: Iterable[str], theirs: Iterable[str]) -> str:
     here, there = set(ours), set(theirs)
     if here == there:
-        return "the names are the same: set the job's [model] as it was for this file"
-    for longer, shorter, place in ((there, here, "there"), (here, there, "here")):
+        return "the names match, the sizes differ: set [model] as it was for this file"
+    for longer, shorter, place in ((there, here, "in the file"), (here, there, "in the model")):
         prefix = min(longer, default="").partition(".")[0] + "."
         if {prefix + name for name in shorter} == longer:
-            return f"the names are the same, but {place} each begins with {prefix!r}: rename them"
-    return "the task's model() must make the model that the file is of"
+            return f"rename them: {place} each name begins with {prefix!r}, the rest is the same"
+    return "change model() or [model] so that it makes the model of the file"

@@ -1,11 +1,11 @@
-"""A written checkpoint appears under its name, whole, and old ones go: those alone that are whole
-themselves, and only when the new one was read back.
+"""Gives a complete checkpoint its name, then removes old ones: only undamaged ones, and only after
+the new one was read back.
 
 Names in ``checkpoints/`` that begin with a dot:
 
-    .saving-N/       what attempt N writes, ``step-S`` inside; published by renaming
+    .saving-N/       attempt N writes here, in ``step-S``; published by renaming
     .step-S.old/     a step-S being replaced, until the new one is read back
-    .gone-*/         on its way out
+    .gone-*/         being removed
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from hpcddp.train.checkpoint.damage import COMPLETE, FORMAT, META, digest
 
 
 def mark(aside: Path, files: dict[str, dict[str, Any]], meta: dict[str, Any]) -> int:
-    """Finish a folder that holds all tensors: meta.json, then COMPLETE, all of it on disk.
+    """Finish a folder that holds all tensors: write meta.json, then COMPLETE, and fsync.
 
     Args:
-        files: the ranks' files, as ``digest`` gives them.
+        files: the ranks' files, as ``digest`` returns them.
 
     Returns: its size in bytes, without COMPLETE.
     """
@@ -43,14 +43,14 @@ def mark(aside: Path, files: dict[str, dict[str, Any]], meta: dict[str, Any]) ->
 
 
 def publish(aside: Path, target: Path) -> None:
-    """Rename a marked folder to its name, and read it back. One that has the name is replaced, and
-    removed when that has gone well.
+    """Rename a marked folder to its name, and read it back. An older one of that name is replaced,
+    and removed after success.
 
-    At every instant the one or the other is there whole, and if `aside` is not there (a newer
-    attempt has taken it away) nothing is changed.
+    At every instant one of the two exists completely. If `aside` is missing (a newer attempt has
+    removed it), nothing changes.
 
     Raises:
-        OSError: `aside` is not there, or the file system refuses.
+        OSError: `aside` is missing, or the file system fails.
         CheckpointError: the published files differ from the written ones.
     """
     kept = _make_way(target) if target.exists() else None
@@ -63,21 +63,20 @@ def publish(aside: Path, target: Path) -> None:
         raise
     _fsync(target.parent)
     if wrong := damage.of_sizes(target):
-        raise CheckpointError(f"written, but {wrong} when it is read back", where=str(target))
+        raise CheckpointError(f"reading it back failed: {wrong}", where=str(target))
     if kept:
         with contextlib.suppress(OSError):  # `tidy` tries again
             remove(kept)
 
 
 def _make_way(target: Path) -> Path | None:
-    """Rename the checkpoint that has the name. A whole one is used under its other name until the
-    new one is read back. A damaged or unreadable one is put aside for good: a person may know more
-    of it.
+    """Rename the checkpoint that has the name. An undamaged one is used under its other name until
+    the new one is read back. A damaged or unreadable one is kept under a new name for the user.
 
-    Returns: the folder that may be removed then.
+    Returns: the folder to remove afterwards, if any.
 
     Raises:
-        OSError: one of an earlier life has that other name, and may be the only whole one.
+        OSError: one of an earlier attempt has that other name, and may be the only undamaged one.
     """
     kept = old(target)
     try:
@@ -105,15 +104,15 @@ def empty(folder: Path) -> None:
     """Remove a folder's content; the folder stays.
 
     Raises:
-        FileNotFoundError: it is not there.
+        FileNotFoundError: the folder is missing.
     """
     for path in list(folder.iterdir()):
         shutil.rmtree(path, ignore_errors=True)
 
 
 def tidy(checkpoints: Path) -> None:
-    """Remove what was on its way out when an earlier life ended; rank 0 only."""
-    with contextlib.suppress(OSError):  # one that cannot be judged stays
+    """Complete the removals that an earlier attempt did not finish; rank 0 only."""
+    with contextlib.suppress(OSError):  # an unreadable one stays
         for path in checkpoints.glob(".gone-*"):
             sweep(path)
         for path in checkpoints.glob(".step-*"):
@@ -123,12 +122,13 @@ def tidy(checkpoints: Path) -> None:
 
 
 def prune(checkpoints: Path, keep: int, best: int | None, passed: set[int]) -> None:
-    """Of the whole checkpoints, keep the newest `keep` and the best; rank 0 only.
+    """Of the undamaged checkpoints, keep the newest `keep` and the best; rank 0 only.
 
-    A damaged or unreadable one stays: a person may know more of it.
+    A damaged or unreadable one stays for the user.
 
     Args:
-        passed: steps whose checkpoints were passed over: they stay too, and count for nothing.
+        passed: steps of newer checkpoints that this training did not use: they stay too, and do
+            not count.
     """
     whole: list[Path] = []
     with contextlib.suppress(OSError):

@@ -1,8 +1,8 @@
-"""One save in a thread of its own, beside the training: the tensors written and published.
+"""One save in a background thread: writes and publishes the tensors.
 
 The thread writes with torch.distributed.checkpoint on a process group of its own, hashes, marks,
-publishes, and removes old checkpoints. The ranks agree after each of these acts: one that fails on
-one rank fails on all, and then they remove what was written.
+publishes, and removes old checkpoints. The ranks agree after each of these acts: an act that fails
+on one rank fails on all, and then they remove the written files.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _Known = tuple[dict[tuple[int, ...], int], dict[str, dict[str, Any]]]
 
 
 class _SaveFailed(Exception):
-    """The save failed, on all ranks together; the text is the first reason.
+    """The save failed, on all ranks together; the message is the first reason.
 
     Args:
-        again: another try may succeed: it may be the disk.
+        again: a retry may succeed: the disk may be the cause.
     """
 
     def __init__(self, reason: str, again: bool = True) -> None:
@@ -41,7 +41,7 @@ class _SaveFailed(Exception):
 
 @dataclass
 class RunningSave:
-    """One save, from the request to its end."""
+    """One save, from its start to its end."""
 
     step: int
     meta: dict[str, Any]
@@ -50,19 +50,19 @@ class RunningSave:
     blocked: float = 0.0  # seconds that the loop's thread waited
     seconds: float = 0.0
     size: int = 0  # bytes
-    reason: str = ""  # why it failed
-    again: bool = True  # another try may succeed
-    error: BaseException | None = None  # another rank is gone
+    reason: str = ""  # reason of the failure
+    again: bool = True  # a retry may succeed
+    error: BaseException | None = None  # another rank has ended
 
 
 class SaveWriter:
     """One rank's part in writing a checkpoint.
 
     Args:
-        staging: has the copies of the tensors that this rank writes.
-        keep: newest checkpoints that are kept.
+        staging: the copies of the tensors that this rank writes.
+        keep: number of checkpoints to keep, the newest.
 
-    ``passed`` has the steps of newer checkpoints that the training passed over: they stay.
+    ``passed`` has the steps of newer checkpoints that the training did not use: they stay.
     """
 
     def __init__(self, lease: Lease, world: World, staging: HostCopies, keep: int) -> None:
@@ -71,10 +71,10 @@ class SaveWriter:
         self.passed: set[int] = set()
 
     def run(self, save: RunningSave) -> None:
-        """Save, and put the outcome into it."""
+        """Save, and store the outcome in ``save``."""
         try:
             self._write(save)
-        except BaseException as error:  # a collective failed: the loop's thread shall say so
+        except BaseException as error:  # a collective failed: the loop's thread raises it
             save.error = error
         finally:
             self._staging.release()
@@ -116,7 +116,7 @@ class SaveWriter:
         return [result for result, _ in outcomes]
 
     def _prepare(self, aside: Path, save: RunningSave) -> _Known:
-        """Make the folder, if this attempt may write; which tensors this rank has."""
+        """Make the folder, if this attempt may write; the tensors of this rank."""
         if self._world.is_main:
             if not self._lease.held():
                 raise self._lease.error()
@@ -125,18 +125,18 @@ class SaveWriter:
         return _names(save.parts), save.parts.plain
 
     def _alike(self, known: list[_Known], save: RunningSave) -> None:
-        """Take in the numbers of all ranks' optimizers.
+        """Add the numbers of all ranks' optimizers to the meta.
 
         Raises:
-            _SaveFailed: holders of the same tensors have different ones: a rank might leave one out
-                that it takes for another rank's.
+            _SaveFailed: holders of the same part have different lists of tensors: a rank might skip
+                one that no other rank writes.
         """
         sums: dict[tuple[int, ...], int] = {}
         for names, plain in known:
             save.meta["optimizer"]["state"].update(plain)
             for holders, checksum in names.items():
                 if sums.setdefault(holders, checksum) != checksum:
-                    reason = "the ranks' models or optimizers have not the same tensors"
+                    reason = "the models or optimizers of the ranks have different tensors"
                     raise _SaveFailed(reason, again=False)
 
     def _write_share(self, aside: Path, save: RunningSave) -> None:
@@ -159,7 +159,7 @@ class SaveWriter:
     def _publish(
         self, aside: Path, save: RunningSave, files: list[dict[str, dict[str, Any]]]
     ) -> int:
-        """Rank 0: the checkpoint's size in bytes, once it is there."""
+        """Publish, on rank 0; the checkpoint's size in bytes."""
         if not self._world.is_main:
             return 0
         all_files = {name: entry for part in files for name, entry in part.items()}
@@ -173,7 +173,7 @@ class SaveWriter:
         return size
 
     def _undo(self) -> bool:
-        """Rank 0: remove what was written; whether the attempt still owns the run dir."""
+        """Remove the written files, on rank 0; whether the attempt still owns the run folder."""
         if not self._world.is_main:
             return True
         with contextlib.suppress(OSError):
@@ -182,7 +182,7 @@ class SaveWriter:
 
 
 def _names(parts: state_dict.Parts) -> dict[tuple[int, ...], int]:
-    """A checksum of the tensors' names and places, by their holders."""
+    """A checksum of the tensors' names and offsets, by their holders."""
     sums: dict[tuple[int, ...], int] = {}
     for name in sorted(parts.where):
         size, offsets, holders = parts.where[name]

@@ -1,15 +1,15 @@
-"""Saving beside the training: a thread of every rank copies, writes and publishes.
+"""Saves in the background: a thread of every rank copies, writes and publishes.
 
-1. ``save``, between two steps, copies at once all that the next forward pass changes (buffers,
-   random generators, the scheduler's and the scaler's numbers, the position).
-2. The thread copies the tensors that only the optimizer changes, during the next forward and
-   backward pass; ``join`` waits for that copy before the optimizer's step.
+1. ``save``, between two steps, copies at once the state that the next forward pass changes
+   (buffers, random generators, numbers of scheduler and scaler, the position).
+2. During the next forward and backward pass, the thread copies the tensors that only the optimizer
+   changes; ``join`` waits for that copy before the optimizer's step.
 3. The thread writes and publishes the checkpoint (save_writer.py).
 
-A save that fails on one rank fails on all: what was written goes, older checkpoints stay, the
-training goes on, and the next save tries again. A save that cannot be read back has failed. One
-save runs at a time. A save that is asked for while one runs waits for it, and is never left out:
-where saves take longer than the steps between them, the training waits for the disk.
+A save that fails on one rank fails on all: its files are removed, older checkpoints stay, the
+training continues, and the next save tries again. A save that cannot be read back has failed. One
+save runs at a time. A save that is due while another one runs waits for it, and is never skipped:
+if saves take longer than the steps between them, the training waits for the disk.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from hpcddp.train.monitor.metrics import Recorder, earlier_saves
 from hpcddp.train.parallel import state_dict
 from hpcddp.train.rank.spread import Spread
 
-FIRST = 5.0  # seconds that a save is thought to take before the first one of a run
-LATEST = 10  # saves whose time counts
-GRACE = 5.0  # seconds that a running save gets when the training failed
+FIRST = 5.0  # seconds assumed for a save before the first one of a run
+LATEST = 10  # number of saves whose times are kept
+GRACE = 5.0  # seconds to wait for a running save after the training failed
 
 
 class Saver:
     """One rank's part in saving. All methods but ``poll``, ``join`` and ``close`` are collectives.
 
     Args:
-        keep: newest checkpoints that are kept.
-        saved: the step that the attempt began from, if it was resumed.
+        keep: number of checkpoints to keep, the newest.
+        saved: the step at which the attempt resumed; None for a new run.
 
     Raises:
         CheckpointUnreadable: the list of checkpoints could not be read.
@@ -74,31 +74,31 @@ class Saver:
         self._thread: threading.Thread | None = None
         self._current: RunningSave | None = None
         self._joined = True
-        self._again = True  # after a save that failed: another try may succeed
+        self._again = True  # after a failed save: a retry may succeed
 
     @property
     def took(self) -> float:
-        """Seconds that a save may take: the slowest of the latest. Those of the attempt before
-        count on rank 0 alone, which alone looks at the time limit."""
+        """Seconds that a save may take: the slowest of the latest saves. Those of earlier attempts
+        are known on rank 0 only, which alone checks the time limit."""
         return max(self._times, default=FIRST)
 
     def begin_from(self, saved: int | None) -> None:
-        """The training goes on from this step: newer checkpoints were passed over."""
-        self.saved = saved  # the newest step that is on disk
+        """Note that the training continues from this step; newer checkpoints are unused."""
+        self.saved = saved  # the newest step on disk
         steps = self._retry.read(
             lambda: checkpoint.steps(self._folder) if self._world.is_main else []
         )
         self._writer.passed = {step for step in steps if saved is None or step > saved}
 
     def save(self, at: Position, facts: dict[str, Any], looked: float = 0.0) -> None:
-        """Begin to save this step, unless it is saved.
+        """Start to save this step, unless it is saved.
 
         Args:
-            facts: more plain data for meta.json.
-            looked: seconds that the loop has waited for this save already.
+            facts: further plain data for meta.json.
+            looked: seconds that the loop has already waited for this save.
 
         Raises:
-            LeaseLost: a newer attempt owns the run dir.
+            LeaseLost: a newer attempt owns the run folder.
         """
         self.wait()
         if self.saved == at.step:
@@ -110,16 +110,16 @@ class Saver:
         self._staging.take(self._now(parts), state_dict.share(parts.stepped, parts.where, rank))
         meta = json.loads(json.dumps(meta, default=Tensor.tolist))
         self._current = RunningSave(at.step, meta, parts, began)
-        _ = self._world.saving  # made by all ranks in the same place
+        _ = self._world.saving  # all ranks create this group here together
         self._thread = threading.Thread(target=self._writer.run, args=(self._current,), daemon=True)
         self._thread.start()
         self._joined = False
         self._current.blocked = looked + time.monotonic() - began
 
     def _now(self, parts: state_dict.Parts) -> dict[str, Tensor]:
-        """This rank's share of the tensors that the next forward pass changes. Ranks that draw the
-        same random numbers have one writer. Where buffers differ between holders, the first holder
-        writes its own."""
+        """This rank's share of the tensors that the next forward pass changes. Of ranks with the
+        same random numbers, one writes them. If buffers differ between their holders, the first
+        holder's are written."""
         rank, place = self._world.rank.world_rank, self._spread.place
         tensors = {n: t for n, t in parts.loose.items() if parts.where[n].holders[0] == rank}
         if place.tp == 0:
@@ -138,15 +138,15 @@ class Saver:
             self._joined = True
 
     def poll(self) -> None:
-        """Record a save that has ended."""
+        """Record a save that has ended, if any."""
         if self._thread and not self._thread.is_alive():
             self._end()
 
     def wait(self) -> None:
-        """Wait for the save that runs, if one does.
+        """Wait for a running save, if any.
 
         Raises:
-            LeaseLost: a newer attempt owns the run dir.
+            LeaseLost: a newer attempt owns the run folder.
         """
         if self._thread:
             with self._blocked():
@@ -156,32 +156,32 @@ class Saver:
             raise self._lease.error()
 
     def finish(self, at: Position, facts: dict[str, Any]) -> bool:
-        """Save this step if it is not saved, and wait; whether it is saved now."""
+        """Save this step, unless it is saved, and wait; whether it is saved now."""
         self.save(at, facts)
         self.wait()
         return self.saved == at.step
 
     def last(self, at: Position, facts: dict[str, Any], asked: Callable[[], bool]) -> bool:
-        """Save the training's last step; False if all ranks are asked to stop before it is saved.
+        """Save the training's last step; False at a stop request before it is saved.
 
         Args:
-            asked: whether they are; it is called when a save has failed.
+            asked: whether all ranks agree to stop; called after a failed save.
 
         Raises:
             CheckpointError: no save succeeds.
         """
-        failure = f"the last step, {at.step}, could not be saved"
+        failure = f"cannot save the last step, {at.step}"
 
         def over() -> bool:
             return self.finish(at, facts) or not self._again or asked()
 
         if not self._retry.until(over, failure) or (self.saved != at.step and not self._again):
-            hint = "make room; the run comes back, and goes on from the newest checkpoint"
+            hint = "make room; the run is requeued and continues from the newest checkpoint"
             raise CheckpointError(failure, where=str(self._folder), hint=hint)
         return self.saved == at.step
 
     def close(self) -> None:
-        """Let a running save end, for a short time: the training may have failed."""
+        """Wait a short time for a running save: the training may have failed."""
         if self._thread:
             self._thread.join(GRACE)
 
@@ -199,7 +199,7 @@ class Saver:
         if done.error:
             raise done.error
         self._times.append(done.seconds)
-        # A save that was waited for took until the loop went on.
+        # If the loop waited for the save, the time until the loop continued counts.
         times = {"seconds": max(done.seconds, done.blocked), "blocked_s": done.blocked}
         if done.reason:
             self._again = done.again

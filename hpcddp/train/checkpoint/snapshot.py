@@ -1,4 +1,4 @@
-"""Training state to a checkpoint and back: tensors, position and random numbers."""
+"""Converts the training state to a checkpoint and back: tensors, position, random numbers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Position:
-    """Where the training is: optimizer steps, complete epochs, samples of the epoch begun."""
+    """The position of a training: optimizer steps, complete epochs, samples of this epoch."""
 
     step: int = 0
     epoch: int = 0
@@ -37,14 +37,14 @@ class Position:
 
 @dataclass
 class Live:
-    """The objects that change in training."""
+    """The objects that change during training."""
 
     module: nn.Module
     optimizer: Optimizer
     scheduler: Any  # an LRScheduler, or another object with its state_dict
     scaler: Any  # a GradScaler, likewise
     more: Any = None  # another object whose state_dict is tensors and plain data
-    hook: Hook | None = None  # how gradients travel
+    hook: Hook | None = None  # the DDP communication hook
 
 
 def meta(
@@ -57,7 +57,7 @@ def meta(
     """The content of meta.json, as plain data, without the numbers in the optimizer's state.
 
     Args:
-        facts: more of it.
+        facts: further entries.
     """
     return {
         **vars(at),
@@ -79,28 +79,30 @@ def meta(
 
 
 def require_plain(state: dict[str, Any]) -> None:
-    """Refuse data of a loop's own that a checkpoint cannot hold.
+    """Check the user's own data for a checkpoint.
 
     Raises:
-        UserError: it is not plain data.
+        UserError: a value is not plain data.
     """
     for name, value in state.items():
         try:
             json.dumps({name: value}, allow_nan=True)
         except TypeError:
             raise UserError(
-                f"run.state[{name!r}] is a {type(value).__name__}, and not plain data",
+                f"run.state[{name!r}] is a {type(value).__name__}, expected plain data",
                 where="Run.state",
-                hint="put numbers, texts, lists and dictionaries there: tensor.item()",
+                hint="use numbers, strings, lists and dictionaries, such as tensor.item()",
             ) from None
 
 
 def position(meta: dict[str, Any], where: Path) -> Position:
-    """Where a checkpoint's training was."""
+    """The position in a checkpoint's meta."""
     try:
         return Position(*(int(meta[name]) for name in Position.__dataclass_fields__))
     except (KeyError, TypeError, ValueError):
-        raise CheckpointError("meta.json says no position", where=str(where)) from None
+        raise CheckpointError(
+            "meta.json has no step, epoch or samples_consumed", where=str(where)
+        ) from None
 
 
 def restore(
@@ -113,15 +115,15 @@ def restore(
     optimizer: bool = False,
     schedule: bool = False,
 ) -> None:
-    """Put a checkpoint's state into the live objects; a collective.
+    """Load a checkpoint into the live objects; a collective.
 
-    Where optimizer or schedule are a person's own, options come back as they were: a schedule sets
-    the learning rate only when it steps. Ours follow from the job file and the step, so a value
-    changed for the rest of the run counts. A rank that the checkpoint did not have keeps the random
-    numbers that its seed gave it. The model may have been spread differently when it was saved.
+    For a user's own optimizer or schedule, the options are loaded too, since a schedule sets the
+    learning rate only when it steps. The options of hpcddp's optimizer and schedule follow from the
+    job file and the step, so a changed value applies to the rest of the run. A rank that did not
+    exist at the save keeps the random numbers of its seed. The strategy may have changed.
 
     Args:
-        optimizer, schedule: whether it is a person's own.
+        optimizer, schedule: whether it is the user's own.
     """
     from hpcddp.train.checkpoint import dcp_files
 
@@ -148,7 +150,7 @@ def restore(
 def _load(
     folder: Path, spread: Spread, live: Live, retry: DiskRetry, empty: dict[str, Tensor]
 ) -> None:
-    """Fill the live tensors of module and optimizer, and empty ones; a collective."""
+    """Load the live tensors of module and optimizer, and the empty ones; a collective."""
     from hpcddp.train.checkpoint import dcp_files
 
     parts = state_dict.parts(live.module, live.optimizer, spread.holders)
@@ -158,14 +160,14 @@ def _load(
         if not parts.where[name].nothing(tensor)
     }
     checkpoint.load(folder, {**slices, **empty}, retry)
-    live.module.load_state_dict(parts.module)  # a module may have more to do then
+    live.module.load_state_dict(parts.module)  # a module may have hooks there
 
 
 def _schedule(live: Live, meta: dict[str, Any], *, own: bool) -> None:
-    """Put the schedule where it was.
+    """Restore the position of the schedule.
 
     Args:
-        own: it is a person's own.
+        own: whether it is the user's own.
     """
     if own:
         rates = optim.by_new_groups(meta["scheduler"], live.optimizer.param_groups)
@@ -175,8 +177,8 @@ def _schedule(live: Live, meta: dict[str, Any], *, own: bool) -> None:
 
 
 def _check(folder: Path, live: Live, spread: Spread, saved: dcp_files.Shapes) -> set[str]:
-    """All names in a checkpoint; CheckpointError on all ranks when its model is not this one. A
-    collective where ranks have different tensors."""
+    """All names in a checkpoint; CheckpointError on all ranks if it is of another model. A
+    collective if ranks have different tensors."""
     where = state_dict.parts(live.module, live.optimizer, spread.holders).where
     sizes = {name: part.size for name, part in where.items() if name.startswith("model.")}
     if spread.layout.pp > 1:

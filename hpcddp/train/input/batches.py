@@ -1,6 +1,6 @@
 """The training set as optimizer steps: micro-batches of this rank, and their weights.
 
-A step takes ``global_batch`` samples, whatever the world size: this rank's share goes through the
+A step has ``global_batch`` samples, whatever the world size. This rank's share goes through the
 model in as few equal micro-batches as ``train.micro_batch`` allows.
 """
 
@@ -27,30 +27,30 @@ from hpcddp.train.rank.spread import Spread
 
 
 class Micro(NamedTuple):
-    """One forward pass: samples in it, and how many of them are real and not padding."""
+    """One forward pass: its number of samples, and how many of them are not padding."""
 
     size: int
     real: int
 
 
 class Step(NamedTuple):
-    """One optimizer step: samples over all ranks, and this rank's micro-batches."""
+    """One optimizer step: number of samples over all ranks, and this rank's micro-batches."""
 
     samples: int
     micros: tuple[Micro, ...]
 
 
 def split(share: int, limit: int, least: int = 1, multiple: int = 1) -> int:
-    """Micro-batches of a rank's share: the fewest that are equal and at most ``limit`` samples.
+    """Number of micro-batches of a rank's share: the least with equal sizes of at most ``limit``.
 
     Args:
         share: samples of a rank in a step.
-        limit: 0 for none.
-        least: at least so many, if there are.
-        multiple: so many or a multiple of it.
+        limit: most samples of a micro-batch; 0 for no limit.
+        least: lower bound of the result, if the share has as many samples.
+        multiple: the result is a multiple of it.
 
     Raises:
-        JobFileError: there is no such number.
+        JobFileError: no such number exists.
     """
     least = min(least, share)
     for count in range(least, share + 1):
@@ -58,16 +58,15 @@ def split(share: int, limit: int, least: int = 1, multiple: int = 1) -> int:
         if share % count == 0 and count % multiple == 0 and small:
             return count
     raise JobFileError(
-        f"a rank's share of {share} samples cannot be cut into a multiple of {multiple} "
-        "micro-batches",
+        f"cannot divide the {share} samples of a rank into a multiple of {multiple} micro-batches",
         where="global_batch",
-        hint="take another global_batch, or another pp.schedule than interleaved",
+        hint="change global_batch, or use another pp.schedule than interleaved",
     )
 
 
 def chunks(spec: JobSpec, layout: Layout) -> tuple[int, int]:
-    """Fewest micro-batches of a step, and of what their number is a multiple: a pipeline without
-    one for each stage stands still, and an interleaved one has rounds of as many as ranks."""
+    """The least number of micro-batches of a step, and a divisor of that number: a pipeline needs
+    one micro-batch for each stage, and an interleaved one rounds of as many as ranks."""
     if layout.pp == 1:
         return 1, 1
     return spec.pp.chunks or layout.pp, layout.pp if spec.pp.schedule == "interleaved" else 1
@@ -77,7 +76,7 @@ class TrainData:
     """The training set, seen from one rank.
 
     Args:
-        clock: counts the time in which the training waits for it.
+        clock: measures the time in which the training waits for data.
     """
 
     def __init__(
@@ -103,14 +102,14 @@ class TrainData:
         )
         self._batches = _Batches(self._sampler, self.samples)
         self.cut(spec.train.micro_batch)
-        # A generator of its own: an iterator draws a seed, and drawn from the default generator
-        # that would change dropout after a resume.
+        # A generator of its own, since an iterator draws a seed: drawn from the default generator
+        # it would change dropout after a resume.
         self._generator = torch.Generator()
         self._prefetch = spec.data.prefetch
         self.load(max(0, spec.data.workers))
 
     def load(self, workers: int) -> None:
-        """Read with so many processes, from the next ``batches`` on; before the first."""
+        """Set the number of reading processes; call it before the first ``batches``."""
         self._loader: DataLoader[Any] = make_loader(
             Samples(self.dataset, self._seed),
             workers,
@@ -121,15 +120,14 @@ class TrainData:
         )
 
     def first(self, count: int) -> list[list[int]]:
-        """The indices of this rank's first micro-batches, so many if there are."""
+        """The indices of this rank's first micro-batches, at most ``count``."""
         self._sampler.set_position(0, 0)
         indices = iter(self._sampler)
         batches = [list(islice(indices, self.micro_batch)) for _ in range(count)]
         return [batch for batch in batches if batch]
 
     def cut(self, limit: int) -> None:
-        """Let a micro-batch have at most so many samples, 0 for no limit, from the next ``batches``
-        on."""
+        """Limit the samples of a micro-batch (0: no limit) from the next ``batches`` on."""
         share = self._global_batch // self._ranks
         self.accumulation = split(share, limit, *self._chunks)
         self.micro_batch = self._batches.size = share // self.accumulation
@@ -141,7 +139,7 @@ class TrainData:
         return left // self._global_batch if self._drop_last else -(-left // self._global_batch)
 
     def total_steps(self, spec: JobSpec, step: int, epoch: int, samples_consumed: int) -> int:
-        """The step at which the training ends, counted on from where it is."""
+        """The step at which the training ends, from its current position."""
         limits = [spec.max_steps] if spec.max_steps else []
         if epochs := spec.epochs or (0 if limits else 1):
             limits.append(step + self._steps_to(epochs, epoch, samples_consumed))
@@ -155,7 +153,7 @@ class TrainData:
 
     def batches(self, epoch: int, consumed: int) -> Iterator[tuple[list[int], Any]]:
         """This rank's micro-batches of an epoch after ``consumed`` of its samples, in order: the
-        samples' numbers, padding last, and the batch."""
+        sample indices, padding last, and the batch."""
         self._sampler.set_position(epoch, consumed)
         self._generator.manual_seed(mix(self._seed, epoch, self._rank))
         for batch in self._clock.reading(read(self._loader)):
@@ -165,8 +163,8 @@ class TrainData:
         end_workers(self._loader)
 
     def step_at(self, consumed: int) -> Step:
-        """The shape of the step after ``consumed`` samples of the epoch. Under ``ddp.join`` without
-        micro-batches of padding alone, so that a rank may have none."""
+        """The shape of the step after ``consumed`` samples of the epoch. With ``ddp.join``, without
+        micro-batches of padding only, so a rank may have none."""
         left = self.samples - consumed
         if left >= self._global_batch:
             return Step(self._global_batch, self._full)
@@ -182,16 +180,16 @@ class TrainData:
         return Step(left, tuple(micro for micro in micros if micro.real or not self._join))
 
     def place(self, batch: Any, micro: Micro) -> Any:
-        """A micro-batch on the device, without its padding (unless there is nothing else)."""
+        """A micro-batch on the device, without its padding (unless it is all padding)."""
         if 0 < micro.real < micro.size:
             batch = _map(batch, lambda t: t[: micro.real])
         return placed(batch, self.device, double=self._double)
 
 
 class _Batches:
-    """The sampler's indices in micro-batches, as ``Samples`` wants them.
+    """The sampler's indices in micro-batches, in the form that ``Samples`` expects.
 
-    ``taken`` has the indices of those that the loader took and that have not arrived yet.
+    ``taken`` has the indices of micro-batches that the loader requested and has not delivered yet.
     """
 
     def __init__(self, sampler: ResumableSampler, samples: int) -> None:
@@ -212,12 +210,12 @@ class _Batches:
 
 
 def _check(dataset: Any, spec: JobSpec, world_size: int) -> int:
-    """The dataset's size; JobFileError when it does not make one step, or the batch no shares."""
+    """The dataset's size; JobFileError if it is too small, or the batch not divisible."""
     if spec.global_batch % world_size:
         raise JobFileError(
-            f"global_batch is {spec.global_batch}, which {world_size} ranks cannot share equally",
+            f"global_batch {spec.global_batch} is not divisible by {world_size} ranks",
             where="global_batch",
-            hint=f"take a multiple of {world_size}, such as "
+            hint=f"use a multiple of {world_size}, such as "
             f"{max(1, round(spec.global_batch / world_size)) * world_size}",
         )
     try:
@@ -234,16 +232,16 @@ def _check(dataset: Any, spec: JobSpec, world_size: int) -> int:
             f"the training set has {size} samples, fewer than "
             + (f"one global batch of {needed}" if spec.train.drop_last else f"{needed} ranks"),
             where=spec.task,
-            hint="take more data, or fewer ranks and a smaller global_batch",
+            hint="use more data, or fewer ranks and a smaller global_batch",
         )
     return size
 
 
 def placed(batch: Any, device: torch.device, *, double: bool = False) -> Any:
-    """A batch, or what holds tensors, on the device; on the CPU it is there already.
+    """A batch, or another container of tensors, on the device.
 
     Args:
-        double: numbers with a fraction become float64.
+        double: convert floating-point tensors to float64.
     """
     if double:
         batch = _map(batch, lambda t: t.double() if t.is_floating_point() else t)
@@ -253,7 +251,7 @@ def placed(batch: Any, device: torch.device, *, double: bool = False) -> Any:
 
 
 def _map(value: Any, change: Any) -> Any:
-    """Tensors inside lists, tuples and dicts, changed; the rest as it is."""
+    """The value with all tensors inside of lists, tuples and dicts changed."""
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""The processes that read for a rank: a DataLoader of our own, its errors, and its end."""
+"""The processes that read for a rank: hpcddp's DataLoader, its errors, and its end."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from torch.utils.data._utils import signal_handling
 from hpcddp.errors import HpcddpError
 from hpcddp.preempt import held_back, ignore_stop_signals
 
-PIN_SECONDS = 5.0  # that the thread which pins memory gets to end
+PIN_SECONDS = 5.0  # to wait for the thread that pins memory
 
 
 def make_loader(
     dataset: Any, workers: int, device: torch.device, *, prefetch: int = 2, **options: Any
 ) -> DataLoader[Any]:
-    """A DataLoader whose worker processes leave stopping to the rank; for ``read``.
+    """A DataLoader whose worker processes ignore stop signals, for ``read``.
 
     Args:
         prefetch: batches that each process reads ahead.
@@ -44,9 +44,9 @@ def read(loader: DataLoader[Any]) -> Iterator[Any]:
     """The batches of a ``make_loader``.
 
     Raises:
-        HpcddpError: as it was raised, also in a worker process: torch brings its traceback alone.
+        HpcddpError: the original error, even of a worker process, where torch raises another one.
     """
-    with held_back():  # processes begin here
+    with held_back():  # processes start here
         batches = iter(loader)
     for batch in batches:
         if isinstance(batch, HpcddpError):
@@ -55,7 +55,7 @@ def read(loader: DataLoader[Any]) -> Iterator[Any]:
 
 
 class _Telling(Dataset[Any]):
-    """A dataset whose own errors stand in the place of a batch."""
+    """A dataset that returns an HpcddpError in place of a batch."""
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
@@ -78,14 +78,14 @@ def _collated(samples: Any) -> Any:
 
 @functools.cache
 def leave_garbage() -> None:
-    """Let forked processes collect nothing of their parent's: the destructor of a process group
-    would wait there for threads that only the parent has. Memory stays shared, too."""
+    """Keep forked processes from collecting their parent's garbage: the destructor of a process
+    group would wait for threads that exist only in the parent. It also keeps memory shared."""
     os.register_at_fork(before=gc.freeze, after_in_parent=gc.unfreeze)
 
 
 def end_workers(loader: DataLoader[Any]) -> None:
-    """End a loader's processes now. They have nothing to lose; garbage collection, in whatever
-    thread, would wait seconds for each that is busy."""
+    """End a loader's processes at once. They have no state to save; garbage collection would wait
+    seconds for each busy one."""
     iterator: Any = loader._iterator
     if iterator is None or not getattr(iterator, "_workers", None):
         return
@@ -99,8 +99,8 @@ def end_workers(loader: DataLoader[Any]) -> None:
 
 
 def _end_pinning(iterator: Any) -> None:
-    """End the thread that pins the processes' batches, as torch does, but not for ever: a process
-    killed in the middle of a batch would leave it reading."""
+    """End the thread that pins batches, as torch does, but with a time limit: a process killed in
+    the middle of a batch would leave the thread reading."""
     if not hasattr(iterator, "_pin_memory_thread"):
         return
     iterator._pin_memory_thread_done_event.set()

@@ -1,8 +1,8 @@
-"""A shuffled order that keeps to a few groups of samples at a time, such as the shards of a store.
+"""A shuffled order that uses a few groups of samples at a time, such as the shards of a store.
 
-The groups are shuffled and taken some at a time; their samples are shuffled among one another. So a
-node needs some shards at once and not all of them, and an epoch still mixes what lies together. Any
-place of the order is computed where it is needed; only a few numbers are kept for each group.
+The groups are shuffled and used a few at a time; the samples of these few are shuffled together. So
+a node needs only some shards at once, and an epoch still mixes neighbouring samples. Any position
+of the order is computed on demand, from a few numbers for each group.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from numpy.typing import NDArray
 from hpcddp.train.input.permutation import Order, shuffled
 from hpcddp.train.input.seeding import mix
 
-TOGETHER = 4  # groups whose samples are mixed
+TOGETHER = 4  # groups that are mixed at a time
 
 
 class GroupedOrder:
-    """The order of an epoch, an ``Order`` as permutation.py has it.
+    """The order of an epoch: an ``Order`` of permutation.py.
 
     Args:
-        groups: sizes of consecutive runs of samples, which together are all samples.
-        together: groups that are mixed.
+        groups: sizes of consecutive runs of samples, together all samples.
+        together: number of groups that are mixed.
     """
 
     def __init__(
@@ -32,8 +32,8 @@ class GroupedOrder:
         groups = np.asarray(groups, np.int64)
         order = shuffled(len(groups), mix(seed, epoch), 0)(np.arange(len(groups)))
         starts = np.cumsum(groups) - groups
-        self._starts = starts[order]  # of each group in its turn: its first sample
-        self._ends = np.cumsum(groups[order])  # and the place in the order where it would end
+        self._starts = starts[order]  # first sample of each group, in shuffled order
+        self._ends = np.cumsum(groups[order])  # position in the order where each would end unmixed
         self._begins = self._ends - groups[order]
         self._mixed = np.append(self._begins[::together], self._ends[-1])
         self._seed = seed, epoch
@@ -52,7 +52,7 @@ class GroupedOrder:
         return indices
 
     def _order(self, number: int) -> Order:
-        """How the samples of some groups are mixed; the last one is kept, as it comes again."""
+        """The order within a set of mixed groups; the last one is cached for the next call."""
         if self._last is None or self._last[0] != number:
             size = int(self._mixed[number + 1] - self._mixed[number])
             self._last = number, shuffled(size, mix(*self._seed, number), 0)

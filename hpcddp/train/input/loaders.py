@@ -1,7 +1,7 @@
-"""A person's own DataLoader, put at a place in an epoch: a resume reads what would have come.
+"""Sets a user's own DataLoader to a position in an epoch, so that a resume reads the same batches.
 
 The random numbers that a loader draws itself, for its order and its processes' seeds, follow from
-the script's seed and the epoch, and no longer from the number of iterators made.
+the script's seed and the epoch, no longer from the number of earlier iterators.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from hpcddp.train.input.seeding import mix
 
 
 class _Deaf:
-    """Lets the rank decide when its data workers end, before a loop's own ``worker_init_fn``."""
+    """Makes data workers ignore stop signals, then calls the user's own ``worker_init_fn``."""
 
     def __init__(self, own: Callable[[int], object] | None) -> None:
         self.own = own
@@ -38,7 +38,7 @@ class _Deaf:
 
 @functools.cache
 def _end_workers_at_exit() -> None:
-    """multiprocessing would send them TERM, which they ignore, and wait for ever."""
+    """Kill data workers at exit: multiprocessing would send TERM, which they ignore, and hang."""
     atexit.register(_end_workers)
 
 
@@ -49,31 +49,31 @@ def _end_workers() -> None:
 
 
 def batch_size(loader: Any) -> int:
-    """Samples of one batch on one rank; 1 where a loader does not say."""
+    """Samples of one batch on one rank; 1 if the loader does not know."""
     batches = getattr(loader, "batch_sampler", None)
     return getattr(loader, "batch_size", None) or getattr(batches, "batch_size", None) or 1
 
 
 class LoaderPosition:
-    """Where a rank's loaders stand.
+    """The position of a rank's loaders.
 
     Args:
-        seed: the script's own, on this rank.
+        seed: the script's seed on this rank.
         rank: global rank.
     """
 
     def __init__(self, seed: int, rank: int) -> None:
         self._own = mix(seed, rank)
-        self._reads = 0  # epochs that were begun
-        self._workers, self._dataset = 0, None  # of the loader that was read last
+        self._reads = 0  # epochs started
+        self._workers, self._dataset = 0, None  # those of the last loader
 
     def begin(self, loader: Any, epoch: int, consumed: int, each: int) -> Iterator[Any]:
-        """The loader's batches after the epoch's samples that were seen. Its processes, if it has
-        any, leave stopping to the rank from their first instant on.
+        """The loader's batches after the seen samples of the epoch. Its processes, if any, ignore
+        stop signals from their start.
 
         Args:
-            consumed: samples that were seen, over all ranks.
-            each: samples of a batch over all ranks.
+            consumed: seen samples, over all ranks.
+            each: samples of a batch, over all ranks.
         """
         skip = self._go_to(loader, epoch, consumed, each)
         deaf = isinstance(getattr(loader, "worker_init_fn", None), _Deaf)
@@ -87,7 +87,7 @@ class LoaderPosition:
         return batches
 
     def hint(self, count: int) -> str:
-        """Advice for a loop that waits for its data.
+        """Advice if the loop waits for its data.
 
         Args:
             count: the rank's CPUs.
@@ -96,12 +96,12 @@ class LoaderPosition:
         return loading.hint(self._workers, count, key="num_workers", far=far)
 
     def _go_to(self, loader: Any, epoch: int, consumed: int, each: int) -> int:
-        """Put a loader behind the epoch's samples that were seen.
+        """Set a loader to the position after the seen samples.
 
-        Returns: batches that are still to be read and dropped.
+        Returns: number of batches still to read and drop.
         """
         batches = getattr(loader, "batch_sampler", None)
-        while inner := getattr(batches, "batch_sampler", None):  # Accelerate puts a shard around it
+        while inner := getattr(batches, "batch_sampler", None):  # Accelerate wraps it in a shard
             batches = inner
         sampler = getattr(batches, "sampler", None) or getattr(loader, "sampler", None)
         self._keep_workers(loader)
@@ -116,8 +116,8 @@ class LoaderPosition:
         return consumed // each
 
     def _seed(self, owners: Iterable[Any], epoch: int) -> None:
-        """Seed the generators of a loader and its sampler, which may be one. Without one of its
-        own either draws from the default generator, and changes the numbers drawn afterwards."""
+        """Seed the generators of a loader and its sampler, which may share one. Without its own,
+        either would draw from the default generator and change later random numbers."""
         owners = [owner for owner in owners if hasattr(owner, "generator")]
         for owner in owners:
             if owner.generator is None:

@@ -1,10 +1,10 @@
-"""How many processes read a rank's data (``data.workers``), and what to do where that is too slow.
+"""Chooses the number of processes that read a rank's data (``data.workers``), and gives advice.
 
-Data that is in memory anyway gets no processes: a batch would cost more on its way than it does to
-read. Whether it is so is seen by a look at a micro-batch, in a process of its own: whatever a
-dataset opens, draws or counts there, the training does not see. As many threads compute either way:
-sums on a CPU depend on that in their last bit, and must not depend on a stopwatch. The ranks agree
-on the answer, and it goes into the checkpoints: a run that comes back reads as it did.
+Data in memory gets no processes: the transfer of a batch would cost more than reading it. To know,
+a separate process reads a few micro-batches and measures the time, so that the training does not
+see files or random numbers that the dataset uses there. The number of computing threads is the same
+either way: the last bit of sums on a CPU depends on it, and must not depend on a measurement. The
+ranks agree on the result, and save it in the checkpoints, so a resumed run reads in the same way.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from hpcddp.train.rank import cpus
 from hpcddp.train.rank.cpus import Division
 from hpcddp.train.rank.world import World
 
-QUICK = 2e-3  # seconds in which a micro-batch is read that needs no process
-TRIES = 6  # micro-batches of which the quickest counts: each of samples that were not read yet
-LOOK_SECONDS = 0.5  # after which there is no other try
-PATIENCE = 60.0  # seconds that a look may take
+QUICK = 2e-3  # seconds: a micro-batch read faster needs no process
+TRIES = 6  # measured micro-batches, of unread samples; the fastest one counts
+LOOK_SECONDS = 0.5  # time limit of the measurement, after which no further try starts
+PATIENCE = 60.0  # seconds after which the measurement is given up
 
 
 def settle(
@@ -36,10 +36,10 @@ def settle(
     """Divide this rank's CPUs, and set its threads; a collective if ``data.workers`` is -1.
 
     Args:
-        known: the second result when the checkpoint was written, or None.
+        known: the second result as saved in the checkpoint, or None.
 
     Returns:
-        the division, and the result of the look for the checkpoint, None without a look.
+        the division, and the measured result for the checkpoint, None without a measurement.
     """
     count, device = cpus.share(world.reports, world.rank.world_rank), world.device.type
     division = cpus.divide(count, device, spec.data.workers)
@@ -55,12 +55,11 @@ def settle(
 
 
 def is_quick(dataset: Any, batches: list[list[int]], seed: int) -> bool:
-    """Whether a micro-batch is read in next to no time. Also where none can be read in another
-    process at all; never of what reads ahead by itself, from a store, nor of what takes too long
-    for a look.
+    """Whether reading a micro-batch takes almost no time, or is impossible in another process.
+    Never for a dataset that fetches ahead itself, or one that exceeds the time of a measurement.
 
     Args:
-        batches: the samples' indices.
+        batches: the sample indices.
     """
     if prefetch_of(dataset):
         return False
@@ -70,15 +69,15 @@ def is_quick(dataset: Any, batches: list[list[int]], seed: int) -> bool:
     began = time.monotonic()
     try:
         return float(next(read(loader))) < QUICK
-    except Exception:  # whatever else than time it is, the training meets it and tells of it
+    except Exception:  # other errors will occur and be reported in the training
         return time.monotonic() - began < PATIENCE
     finally:
         end_workers(loader)
 
 
 class _Look(Dataset[float]):
-    """One item: the seconds in which a micro-batch was read, or a single sample that takes too
-    long."""
+    """A dataset of one item: the seconds to read a micro-batch, or a single sample if that takes
+    too long."""
 
     def __init__(self, samples: Samples, batches: list[list[int]]) -> None:
         self._samples, self._batches = samples, batches
@@ -88,13 +87,13 @@ class _Look(Dataset[float]):
 
     def __getitem__(self, index: int) -> float:
         first, *rest = self._batches
-        self._seconds(first[:1])  # opens files, notes which generators are drawn from
+        self._seconds(first[:1])  # opens files and finds the generators in use
         end = time.monotonic() + LOOK_SECONDS
         alone = self._best([[code] for code in (first * TRIES)[1:TRIES]], end)
         return alone if alone > QUICK else self._best(rest or [first] * TRIES, end)
 
     def _best(self, batches: list[list[int]], end: float) -> float:
-        """The seconds of the quickest, until one is quick or the time is over."""
+        """The least seconds, until one is quick or the time is over."""
         best = math.inf
         for codes in batches:
             best = min(best, self._seconds(codes))
@@ -109,35 +108,34 @@ class _Look(Dataset[float]):
 
 
 def is_far(dataset: Any, *, again: bool) -> bool:
-    """Whether samples come over a network, as a dataset's method ``far`` tells.
+    """Whether samples come over a network, by the dataset's method ``far``.
 
     Args:
-        again: all of them were read before.
+        again: all samples were read before.
     """
     far = getattr(dataset, "far", None)
     return callable(far) and bool(far(again=again))
 
 
 def hint(workers: int, count: int, *, key: str = "data.workers", far: bool = False) -> str:
-    """Advice for a training that waits for its data.
+    """Advice if the training waits for its data.
 
     Args:
-        workers: processes that read for a rank.
-        count: its CPUs.
-        key: what sets the first.
-        far: the data comes from a store, and not from the node's cache.
+        workers: reading processes of a rank.
+        count: CPUs of a rank.
+        key: the name of the setting for ``workers``.
+        far: the data comes from a store, not from the node's cache.
     """
     more = f"ask for more CPUs, such as --sbatch cpus-per-task={max(4, 2 * count)}"
     if count == 1:
-        return f"one CPU reads and computes: {more}"
+        return f"one CPU both reads and computes: {more}"
     if not workers:
         best = max(1, min(count // 2, cpus.MOST))
-        return f"the training reads by itself: {key} = {best} gives that to other processes"
+        return f"the training process reads the data itself: set {key} to {best}"
     if far:
         return (
-            "the data comes from a store: data.stage copies it to the node before the training, "
-            "a data.cache that is large enough keeps it there once it was read, tar shards take "
-            "fewer requests"
+            "the data comes from a store: copy it to the nodes with data.stage, enlarge "
+            "data.cache, or pack the data into tar shards"
         )
     if workers < count - 1:
         return f"{key} is {workers} of {count} CPUs: try {min(2 * workers, count - 1)}"

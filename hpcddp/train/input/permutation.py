@@ -1,13 +1,13 @@
-"""A shuffled order that is computed and not stored: any place in it in constant time and memory.
+"""A shuffled order that is computed, not stored: any position in constant time and memory.
 
 Above ``SMALL`` samples it is a Feistel network, the construction that makes a permutation of any
 function (Luby and Rackoff, "How to construct pseudorandom permutations from pseudorandom
 functions", 1988), over pairs (high, low) as in the generalised network of Black and Rogaway
 ("Ciphers with arbitrary finite domains", 2002): the halves change in turn by a hash of the other
-one. The pairs are a few more than the samples; a position that lands on one too many is sent on
-until it does not (their cycle walking), which keeps it a permutation.
+one. There are a few more pairs than samples; a position that maps to a pair beyond the samples is
+mapped again until it does not (their cycle walking), so the result is a permutation.
 
-It shuffles well, by the tests in test_permutation.py; it hides nothing from an adversary.
+It shuffles well by the tests in test_permutation.py; it is not secure against an adversary.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ SMALL = 4096  # samples; a network over few pairs is not uniform, and a table of
 ROUNDS = 6
 
 Order = Callable[[NDArray[np.int64]], NDArray[Any]]
-"""Positions of an epoch to the indices of the samples there, both integers of shape [n]."""
+"""Maps positions of an epoch to sample indices; both are integers of shape [n]."""
 
 
 def shuffled(size: int, seed: int, epoch: int) -> Order:
     """The order of an epoch of ``size`` samples.
 
-    Up to ``SMALL`` samples it is the one that DistributedSampler has (Fisher and Yates' shuffle).
+    Up to ``SMALL`` samples it is the order of DistributedSampler (Fisher and Yates' shuffle).
     """
     if size > SMALL:
         return Permutation(size, seed, epoch)
@@ -45,7 +45,7 @@ class Permutation:
         size: up to 2**62. The pairs are rows of 2**bits: the low half changes by XOR, which needs
             no reduction, and the high half by addition modulo the number of rows. That number is
             even, since with an odd one all permutations would be even ones.
-        rounds: of the network.
+        rounds: number of rounds of the network.
     """
 
     def __init__(self, size: int, seed: int, epoch: int, rounds: int = ROUNDS) -> None:
@@ -74,7 +74,7 @@ class Permutation:
         return indices
 
     def _network(self, pairs: NDArray[Any]) -> NDArray[Any]:
-        """All rounds, for each pair as one number."""
+        """Apply all rounds; each pair is one number."""
         high, low = pairs >> self._bits, pairs & self._mask
         mixed = np.empty_like(pairs)
         for number, (factor, summand) in enumerate(self._keys):
@@ -96,7 +96,7 @@ class Permutation:
 
 
 def _hash(values: NDArray[Any], factor: Any, summand: Any, out: NDArray[Any]) -> None:
-    """A hash whose upper half is good, by multiplication and squaring modulo the word size."""
+    """A hash with a good upper half, by multiplication and squaring modulo the word size."""
     np.multiply(values, factor, out=out)
     out += summand
     out *= out

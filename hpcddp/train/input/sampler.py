@@ -1,11 +1,10 @@
-"""Which rank reads which samples, from any place in an epoch and on any world size.
+"""Assigns samples to ranks, from any position of an epoch and for any world size.
 
-The epoch's order is one permutation for all ranks, and a rank takes every world-size-th index of
-it. So the samples of an optimizer step depend on the position alone: samples [c, c + global batch)
-of the order, however many ranks share them. The order is computed where it is needed (see
-permutation.py): neither memory nor the time to the first index grows with the dataset. A dataset
-that lies in shards says so by ``groups``, and the order keeps to a few of them at a time (see
-grouped.py).
+The epoch's order is one permutation for all ranks; a rank reads every world-size-th index of it. So
+the samples of an optimizer step depend only on the position: samples [c, c + global batch) of the
+order, whatever the number of ranks. The order is computed on demand (permutation.py): neither
+memory nor the time to the first index grows with the dataset. A dataset in shards has ``groups``;
+then the order reads a few shards at a time (grouped.py).
 """
 
 from __future__ import annotations
@@ -21,26 +20,26 @@ from torch.utils.data import DistributedSampler
 from hpcddp.train.input.grouped import GroupedOrder
 from hpcddp.train.input.permutation import Order, shuffled
 
-FIRST_CHUNK = 1 << 10  # indices computed at a time, in the beginning
-CHUNK = 1 << 17  # indices that are computed at once afterwards
+FIRST_CHUNK = 1 << 10  # indices in the first chunks
+CHUNK = 1 << 17  # indices in later chunks
 
 
 class ResumableSampler(DistributedSampler[Any]):
     """A DistributedSampler that starts after ``start`` samples of the epoch, in constant memory.
 
-    Its order is another one than torch's where there are more than ``permutation.SMALL`` samples.
+    For more than ``permutation.SMALL`` samples, its order differs from torch's.
 
     Args:
         dataset: its length is used, and its ``groups`` if it has them: sizes of consecutive runs of
-            samples that are best read together, in an array of whole numbers. Whatever else has
-            that name is the dataset's own matter.
+            samples that are best read together, as an integer array. An attribute ``groups`` of
+            another form is ignored.
         num_replicas: world size.
         rank: global rank.
-        seed: of the order, together with the epoch.
-        shuffle: a new order in every epoch (``set_epoch``).
-        drop_last: leave out the tail that does not fill ``multiple``; else the tail is padded
-            with the epoch's first samples until every rank has as many.
-        multiple: samples of all ranks that belong together, the global batch.
+        seed: seeds the order, together with the epoch.
+        shuffle: use a new order in every epoch (``set_epoch``).
+        drop_last: drop the tail that does not fill ``multiple``; otherwise pad it with the epoch's
+            first samples, so that all ranks have the same number.
+        multiple: number of samples of all ranks in one step, the global batch.
     """
 
     def __init__(
@@ -68,12 +67,12 @@ class ResumableSampler(DistributedSampler[Any]):
         self.total_size = self.num_samples * self.num_replicas
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the epoch: to its beginning, unless it is the one where ``set_position`` went."""
+        """Go to the start of the epoch, unless ``set_position`` has set a position in it."""
         if epoch != self.epoch:
             self.set_position(epoch, 0)
 
     def set_position(self, epoch: int, start: int) -> None:
-        """Go to the epoch, after ``start`` of its samples counted over all ranks."""
+        """Go to the position after ``start`` samples of the epoch, counted over all ranks."""
         super().set_epoch(epoch)
         self.start = start
 
@@ -98,7 +97,7 @@ class ResumableSampler(DistributedSampler[Any]):
 
 
 def _are_runs(groups: Any, size: int) -> TypeGuard[NDArray[np.int64]]:
-    """Whether these are sizes of consecutive runs of so many samples."""
+    """Whether these are sizes of consecutive runs of ``size`` samples."""
     return (
         isinstance(groups, np.ndarray)
         and groups.ndim == 1
@@ -109,7 +108,7 @@ def _are_runs(groups: Any, size: int) -> TypeGuard[NDArray[np.int64]]:
 
 
 def _chunks(positions: range, size: int, order: Order | None) -> Iterator[NDArray[Any]]:
-    """The indices at these positions, in arrays; positions after the end begin anew."""
+    """The indices at these positions, in arrays; positions after the end wrap around."""
     done, length = 0, FIRST_CHUNK
     while some := positions[done : done + length]:
         places = np.arange(some.start, some.stop, some.step)

@@ -1,18 +1,17 @@
-"""Samples whose random numbers follow from the job's seed, the epoch and their index alone.
+"""Samples whose random numbers follow only from the job's seed, the epoch and their index.
 
-What ``__getitem__`` draws from torch's default generator, from ``random`` and from ``numpy.random``
-is the same in every worker process, on every rank and world size, and after every resume. The epoch
-comes with the index, in one number, since persistent workers hear of nothing else.
+The numbers that ``__getitem__`` draws from torch's default generator, from ``random`` and from
+``numpy.random`` are the same in every worker process, on every rank and world size, and after every
+resume. One number holds the epoch and the index, since persistent workers receive nothing else.
 
-Seeding costs time, so a generator is seeded only after a dataset was seen to draw from it: a batch
-is read, and if one has moved, it is read again with that one seeded for each sample, and so are all
-later batches. A batch is read again three times in a process at most.
+Seeding costs time, so a generator is seeded only after a dataset has drawn from it. If a generator
+has changed after a batch was read, the batch is read again with that generator seeded for each
+sample, as for all later batches. A process reads a batch again at most three times.
 
-A dataset's own ``__getitems__`` gets whole batches as long as it draws nothing; after that it gets
-lists of one index, because the numbers drawn for a whole batch depend on its other samples. A
-dataset with a method ``prefetch`` gets the indices of all coming samples, and an empty list when it
-may forget them. Generators that a dataset keeps for itself are not seen here: it has to seed
-them by the index.
+A dataset's own ``__getitems__`` gets whole batches until it draws a number; after that it gets
+lists of one index, because numbers drawn for a whole batch depend on its other samples. A dataset
+with a method ``prefetch`` gets the indices of all coming samples, and an empty list when it can
+forget them. Generators of the dataset itself are not handled: it must seed them by the index.
 """
 
 from __future__ import annotations
@@ -26,17 +25,17 @@ from hpcddp.train.input.seeding import Generators, seed_sample
 
 
 class Samples(Dataset[Any]):
-    """A dataset by ``epoch * size + index``; the generators of this process stay as they are.
+    """A dataset indexed by ``epoch * size + index``; it leaves the process's generators unchanged.
 
     Args:
-        dataset: with __len__ and __getitem__ or __getitems__.
-        seed: of the random numbers, together with epoch and index.
+        dataset: has __len__, and __getitem__ or __getitems__.
+        seed: seeds the random numbers, together with epoch and index.
     """
 
     def __init__(self, dataset: Any, seed: int) -> None:
         self._dataset, self._seed = dataset, seed
         self._size = len(dataset)
-        self._drawn: set[str] = set()  # the generators that it draws from
+        self._drawn: set[str] = set()  # the generators that the dataset draws from
 
     def __len__(self) -> int:
         return self._size
@@ -45,7 +44,7 @@ class Samples(Dataset[Any]):
         return self.__getitems__([code])[0]
 
     def __getitems__(self, codes: list[int]) -> list[Any]:
-        """The samples of one batch; a DataLoader calls this once for it."""
+        """The samples of one batch; a DataLoader calls this once per batch."""
         before = Generators()
         prefetch = prefetch_of(self._dataset) or _nothing
         prefetch([code % self._size for code in codes])
@@ -60,7 +59,7 @@ class Samples(Dataset[Any]):
         return samples
 
     def _draw(self, codes: list[int]) -> list[Any]:
-        """The samples; the generators known to be drawn from are seeded for each."""
+        """The samples; generators in use are seeded for each one."""
         if not self._drawn:
             return self._read([code % self._size for code in codes])
         samples = []
@@ -79,10 +78,10 @@ class Samples(Dataset[Any]):
 
 
 def prefetch_of(dataset: Any) -> Callable[[list[int]], object] | None:
-    """A dataset's method that fetches ahead; None without. A number of that name is its own."""
+    """A dataset's method to fetch samples ahead, or None."""
     method = getattr(dataset, "prefetch", None)
     return method if callable(method) else None
 
 
 def _nothing(indices: list[int]) -> None:
-    """Stands for the method of a dataset that fetches nothing ahead."""
+    """The method of a dataset that does not fetch ahead."""

@@ -35,7 +35,7 @@ def seed_all(seed: int) -> None:
 
 
 class Generators:
-    """The states of this process's default generators on the CPU, as they were."""
+    """The states of this process's default CPU generators at construction."""
 
     def __init__(self) -> None:
         self._torch = torch.default_generator.get_state()
@@ -43,11 +43,11 @@ class Generators:
         self._numpy = _numpy_state()
 
     def moved(self, besides: Collection[str]) -> set[str]:
-        """Those of torch, python and numpy that were drawn from since then, besides some."""
+        """The names of the generators that were used since then, except ``besides``."""
         return {name for name, same in _SAME.items() if name not in besides and not same(self)}
 
     def restore(self, names: Collection[str]) -> None:
-        """Put some of them back."""
+        """Restore some of them."""
         if "torch" in names:
             torch.default_generator.set_state(self._torch)
         if "python" in names:
@@ -75,22 +75,22 @@ _SAME = {
     "python": Generators.same_python,
     "numpy": Generators.same_numpy,
 }
-MT_BYTES = 624 * 4 + 4  # of a Mersenne Twister in memory: its words and the place among them
+MT_BYTES = 624 * 4 + 4  # of a Mersenne Twister in memory: its words and the position
 _PYTHON: Any = random.random.__self__  # type: ignore[attr-defined]  # behind random's functions
 _HEAD = object.__basicsize__
-_known: dict[str, tuple[Any, Any]] = {}  # by generator: its words when last read, and its state
+_known: dict[str, tuple[Any, Any]] = {}  # by generator: its words at the last read, and its state
 
 
 def _state(name: str, words: Any, read: Callable[[], Any]) -> Any:
-    """The state, read anew if the words in memory changed: to look at these takes 2 us, to make
-    a state of Python's or NumPy's 20 us and more."""
+    """The state, read again if the words in memory have changed: comparing words takes 2 us,
+    reading a state of Python or NumPy 20 us and more."""
     if name not in _known or _known[name][0] != words:
         _known[name] = words, read()
     return _known[name][1]
 
 
 def _python_state() -> Any:
-    """The result of random.getstate(). The C object's own part is its words and the place there."""
+    """The result of random.getstate(). The C object's own part is the words and the position."""
     words = ctypes.string_at(id(_PYTHON) + _HEAD, _random.Random.__basicsize__ - _HEAD)
     return _state("python", (words, _PYTHON.gauss_next), random.getstate)
 
@@ -98,7 +98,7 @@ def _python_state() -> Any:
 def _numpy_state() -> Any:
     """The result of numpy.random.get_state(); None if it is not imported, or replaced.
 
-    A second Gaussian that waits is drawn without the words: they do not show that.
+    Drawing a cached second Gaussian does not change the words, so a cached one is read again.
     """
     numpy = sys.modules.get("numpy.random")
     bits: Any = numpy.get_bit_generator() if numpy else None
@@ -111,7 +111,7 @@ def _numpy_state() -> Any:
 
 
 def seed_sample(names: Collection[str], seed: int, epoch: int, index: int) -> None:
-    """Seed some of the default generators for one sample; unlike ``seed_all`` no GPU's."""
+    """Seed some of the default generators for one sample; unlike ``seed_all``, not the GPU's."""
     first, second, third = struct.unpack_from(">IQI", _digest((seed, epoch, index)))
     if "torch" in names:
         torch.default_generator.manual_seed(first)
@@ -122,7 +122,7 @@ def seed_sample(names: Collection[str], seed: int, epoch: int, index: int) -> No
 
 
 def rng_state(device: torch.device) -> dict[str, Tensor]:
-    """All generators' states of this process, as uint8 tensors: a checkpoint holds only tensors."""
+    """The states of all generators of this process, as uint8 tensors for a checkpoint."""
     state = {"torch": torch.get_rng_state(), "python": _pack(random.getstate())}
     if "numpy" in sys.modules:
         _, keys, *rest = sys.modules["numpy"].random.get_state(legacy=True)
@@ -133,7 +133,7 @@ def rng_state(device: torch.device) -> dict[str, Tensor]:
 
 
 def set_rng_state(state: dict[str, Tensor], device: torch.device) -> None:
-    """Put back what ``rng_state`` gave."""
+    """Restore the result of ``rng_state``."""
     torch.set_rng_state(state["torch"])
     version, internal, gauss = _unpack(state["python"])
     random.setstate((version, tuple(internal), gauss))
@@ -145,7 +145,7 @@ def set_rng_state(state: dict[str, Tensor], device: torch.device) -> None:
 
 @contextlib.contextmanager
 def untouched(device: torch.device) -> Iterator[None]:
-    """Random numbers drawn within do not change those drawn afterwards."""
+    """Restore all generators afterwards: numbers drawn within do not change later ones."""
     state = rng_state(device)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Reports of a rank on itself: signs of life, times, metrics.
+"""A rank's reports: progress, hangs, times, metrics.
 
 It imports ``rank`` and the rooms below.
 Others use ``heartbeat``, ``watchdog``, ``metrics``, ``slow_ranks`` and ``timing``.

@@ -1,9 +1,9 @@
-"""The evidence of a hang: stacks, the state of processes, and the rank to blame.
+"""The evidence of a hang: stacks, the state of processes, and the rank at fault.
 
-Every rank writes its threads' stacks into its own file. The first rank of a node that sees the
-hang also sends a signal to its siblings there, which faulthandler answers in C: a thread that
-never gives Python's lock away is shown as well. For a sibling that cannot answer it writes the
-facts of /proc. The first rank of all puts it together: hang.json, and error.json for `status`.
+Every rank writes its threads' stacks into its own file. The first rank of a node that detects the
+hang also sends a signal to the node's other ranks, which faulthandler handles in C: it shows even a
+thread that holds Python's lock. For a rank that does not respond it writes the facts of /proc. The
+first rank of all writes the summary: hang.json, and error.json for `status`.
 
 All files are synced: other nodes must see them at once, and the process is about to end.
 """
@@ -25,13 +25,13 @@ from hpcddp.train.monitor.rank_stacks import blame, read_sign, sentence, speak_f
 from hpcddp.train.rank.world import World
 
 SIGNAL = signal.SIGRTMIN + 4
-SETTLE = 0.5  # seconds that a rank has to answer the signal
-WAIT = 3.0  # seconds that all ranks have to leave their stacks
+SETTLE = 0.5  # seconds for a rank to handle the signal
+WAIT = 3.0  # seconds for all ranks to write their stacks
 LOOK = 0.1
 
 
 class Evidence:
-    """One rank's part in it; `open` comes before the training, in the main thread."""
+    """One rank's part in it; call `open` before the training, in the main thread."""
 
     def __init__(self, world: World, attempt: AttemptDir) -> None:
         self._attempt = attempt
@@ -39,21 +39,21 @@ class Evidence:
         self._mine = world.reports[world.rank.world_rank]
         self._path = attempt.stack(self._mine["rank"])
         self._fd: int | None = None
-        self._answers = False  # to the signal
-        # An attempt's folder may see a second life, when somebody starts the ranks by hand.
+        self._answers = False  # this rank handles the signal
+        # An attempt's folder may be used twice, if the user starts the ranks by hand.
         main = world.reports[0]
         self._life = f"{main['pid']}-{main['start']}"
 
     @property
     def begun(self) -> bool:
-        """Whether a rank has seen the hang."""
+        """Whether a rank has detected the hang."""
         return self._mark("all").exists()
 
     def _mark(self, name: str) -> Path:
         return self._attempt.stacks / f".{name}-{self._life}"
 
     def open(self) -> None:
-        """Have the file ready: there may be no way to open it in a hang."""
+        """Open the file before the training: that may be impossible in a hang."""
         self._attempt.stacks.mkdir(parents=True, exist_ok=True)
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
         self._fd = os.open(self._path, flags, 0o644)
@@ -62,7 +62,7 @@ class Evidence:
             self._answers = True
 
     def close(self) -> None:
-        """Leave no empty file behind."""
+        """Close the file, and remove it if empty."""
         if self._fd is None:
             return
         if self._answers:
@@ -77,7 +77,7 @@ class Evidence:
                 self._attempt.stacks.rmdir()
 
     def gather(self, step: int, seconds: float) -> None:
-        """Write all that this rank can tell of a hang.
+        """Write all evidence that this rank has of a hang.
 
         Args:
             step: the last optimizer step taken.
@@ -99,21 +99,21 @@ class Evidence:
             os.close(os.open(self._mark(name), os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
         except FileExistsError:
             return False
-        except OSError:  # no folder, or a full disk: what can be said is said
+        except OSError:  # no folder, or a full disk: write as much as possible
             return True
         return True
 
     def _dump(self) -> None:
         with contextlib.suppress(OSError):
             if self._fd is not None and os.fstat(self._fd).st_size == 0:
-                if self._answers:  # as to a sibling: two at once would write into each other
+                if self._answers:  # by signal, as from another rank: two dumps at once would mix
                     signal.raise_signal(SIGNAL)
                 else:
                     faulthandler.dump_traceback(self._fd, all_threads=True)
                 os.fsync(self._fd)
 
     def _written(self, ranks: Sequence[dict[str, Any]]) -> Callable[[], bool]:
-        """Whether the stacks of all these are there, and have stopped growing."""
+        """A test whether the stacks of these ranks exist and no longer grow."""
         before: list[int] = []
 
         def look() -> bool:
@@ -125,7 +125,7 @@ class Evidence:
         return look
 
     def _look_after_node(self) -> None:
-        """Make the siblings on this node show their stacks; for those that cannot, write why."""
+        """Make the node's other ranks write their stacks; for those that cannot, write why."""
         siblings = [r for r in self._reports if r != self._mine and self._near(r)]
         for report in siblings:
             if state_of(report) != "gone" and not _text(self._attempt.stack(report["rank"])):
@@ -137,11 +137,11 @@ class Evidence:
                 self._speak_for(report)
 
     def _near(self, report: dict[str, Any]) -> bool:
-        """Whether its process id means the same process here."""
+        """Whether its process id is valid here: same host, same namespace."""
         return all(report[name] == self._mine[name] for name in ("host", "space"))
 
     def _speak_for(self, report: dict[str, Any]) -> None:
-        """Sync a sibling's stacks, or write what /proc says of it."""
+        """Sync another rank's stacks, or write the facts of /proc."""
         fd = os.open(
             self._attempt.stack(report["rank"]), os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644
         )
@@ -179,7 +179,7 @@ class Evidence:
             "traceback": signs[suspect].stack if suspect is not None else "", "time": time.time(),
         }  # fmt: skip
         error_record.claim(self._attempt, record)
-        os.write(2, f"rank {self._mine['rank']}: {message}\n".encode())  # print() may be locked
+        os.write(2, f"rank {self._mine['rank']}: {message}\n".encode())  # print() may block
 
 
 def _text(path: Path) -> str:
@@ -191,7 +191,7 @@ def _text(path: Path) -> str:
 
 
 def _wait(condition: Callable[[], bool], seconds: float) -> bool:
-    """Whether it came true within so many seconds."""
+    """Whether the condition became true in time."""
     end = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > end:

@@ -1,4 +1,4 @@
-"""A rank's signs of life: given by the training, read by the watchdog (no torch)."""
+"""A rank's heartbeat: the training counts, the watchdog reads (no torch)."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from collections.abc import Iterator
 
 
 class Heartbeat:
-    """Counters that the training thread alone writes; a beat costs a tenth of a microsecond."""
+    """Counters that only the training thread writes; a beat costs 0.1 us."""
 
     def __init__(self) -> None:
         self.step = 0  # the newest optimizer step of the run
         self.taken = 0  # optimizer steps in this process
-        self.beats = 0  # signs of life
+        self.beats = 0  # grows with any progress
         self.patient = 0  # more than 0 within `patience`
 
     def beat(self, step: int) -> None:
-        """An optimizer step was taken."""
+        """Count an optimizer step."""
         self.step = step
         self.taken += 1
         self.beats += 1
 
     def touch(self) -> None:
-        """Something else went on, such as a batch of an evaluation."""
+        """Count other progress, such as a batch of an evaluation."""
         self.beats += 1
 
     @contextlib.contextmanager
     def patience(self) -> Iterator[None]:
-        """The work within may take as long as a start."""
+        """Allow the work within to take as long as a start."""
         self.patient += 1
         self.beats += 1
         try:

@@ -1,7 +1,7 @@
-"""attempts/N/metrics.jsonl: one record a line, written by rank 0 (standard library only).
+"""attempts/N/metrics.jsonl: one record per line, written by rank 0 (standard library only).
 
-Every record has event, attempt, time and, where it has one, step; joblog.py says the same to a
-person.
+Every record has event, attempt and time, and step if it belongs to one; joblog.py makes its line
+for people.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from hpcddp.rundir import STEP, AttemptDir, RunDir, last_lines
 if TYPE_CHECKING:
     from hpcddp.train.checkpoint.lease import Lease
 
-QUICK = 5.0  # seconds: the time of a save that failed sooner does not count
+QUICK = 5.0  # seconds; a save that failed sooner is ignored
 TAIL = 1 << 16  # bytes of an earlier attempt's metrics that are read
 OnRecord = Callable[[dict[str, Any]], None]
 
 
 class Recorder:
-    """Rank 0's pen. On other ranks it does nothing."""
+    """Writes the records of rank 0; does nothing on other ranks."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class Recorder:
         self._file: IO[bytes] | None = None
         self._step: IO[bytes] | None = None
         self._ranks: IO[bytes] | None = None
-        self._torn: set[str] = set()  # files whose last line stands there in part
+        self._torn: set[str] = set()  # files whose last line is incomplete
         if active:
             attempt.path.mkdir(parents=True, exist_ok=True)
             self._file = attempt.metrics.open("ab", buffering=0)
@@ -50,10 +50,10 @@ class Recorder:
             self._step = _opened(attempt.step)
 
     def __call__(self, event: str, **values: Any) -> None:
-        """Write one record: who follows the run sees it at once. Print its line.
+        """Write one record, unbuffered, and print its line.
 
-        A record that a full disk does not take is lost, and the training goes on. Nothing is
-        written once the lease is lost.
+        On a full disk the record is lost and the training continues. A superseded attempt writes
+        nothing.
         """
         if self._file is None or (self._lease and self._lease.lost):
             return
@@ -66,21 +66,21 @@ class Recorder:
             self._on_record(record)
 
     def ranks(self, **values: Any) -> None:
-        """One line of each rank's own figures, lists by rank."""
+        """Write a line with each rank's own figures, as lists by rank."""
         if self._ranks is not None and not (self._lease and self._lease.lost):
             self._write("ranks", self._ranks, {**values, "time": time.time()})
 
     def took(self, step: int) -> None:
-        """Note a step that was taken, in 1 to 2 microseconds; it outlives a killed process.
+        """Store the number of a completed step, in 1 to 2 microseconds; a killed process keeps it.
 
-        A map of the file would be quicker, and end the rank by SIGBUS where the disk is full.
+        A memory map would be faster, but SIGBUS would end the rank on a full disk.
         """
         if self._step is not None:
             with contextlib.suppress(OSError):
                 os.pwrite(self._step.fileno(), STEP.pack(step, time.time()), 0)
 
     def _write(self, name: str, file: IO[bytes], values: dict[str, Any]) -> None:
-        """One line in one piece, below a part of an earlier one that a full disk left."""
+        """Write one line at once, on a new line if a full disk left an incomplete one."""
         data = json.dumps(values).encode() + b"\n"
         torn = name in self._torn
         if torn:
@@ -94,21 +94,21 @@ class Recorder:
     def close(self) -> None:
         for file in (self._file, self._ranks, self._step):
             if file is not None:
-                with contextlib.suppress(OSError):  # a network's disk tells here that it was full
+                with contextlib.suppress(OSError):  # a network disk reports here that it is full
                     file.close()
         self._file = self._ranks = self._step = None
 
 
 def _opened(path: Path) -> IO[bytes] | None:
-    """The file for the last step; none where it cannot be made."""
+    """The file for the last step; None if it cannot be made."""
     with contextlib.suppress(OSError):
         return path.open("wb", buffering=0)
     return None
 
 
 def earlier_saves(run: RunDir, attempt: int) -> list[float]:
-    """Seconds of the last saves of the newest attempt before this one that tells of any; of failed
-    ones those that took longer. One that the time limit cut tells nothing."""
+    """Seconds of the last saves, from the newest earlier attempt that has any. A failed save counts
+    if it took longer than the others; one that the time limit ended left no record."""
     with contextlib.suppress(OSError):
         for folder in reversed(run.all_attempts()):
             tail = last_lines(folder.metrics, TAIL) if folder.number < attempt else []

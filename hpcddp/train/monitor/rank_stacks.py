@@ -13,14 +13,14 @@ from typing import Any, NamedTuple
 import torch
 
 STATES = {"T": "stopped", "t": "stopped", "D": "disk", "Z": "gone", "X": "gone", "x": "gone"}
-# Words for a rank that runs no more; the first of them is to blame.
+# States of a rank that does not run; a rank in the first of them is the suspect.
 AWAY = {
     "stopped": "is stopped (SIGSTOP)",
-    "gone": "is gone",
+    "gone": "has ended",
     "disk": "waits for its disk",
-    "silent": "gives no sign of life",
+    "silent": "does not respond",
 }
-# A rank whose innermost frame is here waits for others, or for its GPU, which waits for theirs.
+# A rank with its innermost frame here waits for other ranks, or for its GPU, which waits for them.
 _TORCH = Path(torch.__file__).parent
 WAITS = tuple(
     str(path) + os.sep
@@ -57,21 +57,21 @@ def state_of(report: Mapping[str, Any]) -> str:
 
 
 def speak_for(report: Mapping[str, Any], by: int) -> str:
-    """The file of a rank that cannot write it."""
+    """The file of a rank that cannot write it itself."""
     state, pid = state_of(report), report["pid"]
     head = f"rank {report['rank']} on {report['host']}, process {pid}: {state}"
     lines = [f"{head} (written by rank {by})"]
     with contextlib.suppress(OSError):
         status = Path(f"/proc/{pid}/status").read_text().splitlines()
         lines += [line for line in status if line.startswith(("State:", "Threads:", "VmRSS:"))]
-    for name in ("wchan", "syscall", "stack"):  # as far as this user may read them
+    for name in ("wchan", "syscall", "stack"):  # if this user may read them
         with contextlib.suppress(OSError):
             lines.append(f"{name}: {Path(f'/proc/{pid}/{name}').read_text().strip()}")
     return "\n".join(lines) + "\n"
 
 
 def read_sign(text: str) -> Sign:
-    """A rank's file. faulthandler writes the oldest thread last, which is the main one."""
+    """The sign in a rank's file. faulthandler writes the main thread, the oldest, last."""
     if not text.strip():
         return Sign("silent")
     if match := _SPOKEN_FOR.match(text):
@@ -85,8 +85,8 @@ def read_sign(text: str) -> Sign:
 
 
 def blame(signs: Mapping[int, Sign]) -> int | None:
-    """The rank that the others wait for, if one stands out: it does not run, or it alone does
-    something else than wait."""
+    """The rank that the others wait for, if one stands out: it does not run, or it is the only one
+    that does not wait."""
     for state in AWAY:
         for rank, sign in signs.items():
             if sign.state == state:
@@ -101,10 +101,10 @@ def sentence(
     reports: Sequence[Mapping[str, Any]],
     signs: Mapping[int, Sign],
 ) -> str:
-    """A hang in one line."""
+    """The message of a hang, in one line."""
     text = f"no step for {seconds:.0f} s"
     if suspect is None:
-        return f"{text}; no rank stands out: their stacks are in the attempt's folder"
+        return f"{text}; no rank stands out; see the stacks in the attempt's folder"
     sign = signs[suspect]
-    what = AWAY.get(sign.state) or (f"is at {sign.where}" if sign.where else "runs")
+    what = AWAY.get(sign.state) or (f"is at {sign.where}" if sign.where else "is running")
     return f"{text}; rank {suspect} on {reports[suspect]['host']} {what}"

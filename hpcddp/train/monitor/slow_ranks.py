@@ -1,8 +1,8 @@
-"""Rank 0 looks at every rank's figures: which ranks are slow, and whether the data is.
+"""Finds slow ranks and slow data, on rank 0, from the figures of all ranks.
 
-A rank is slow when it takes ``metrics.slow`` times as long as the median of the other ranks of its
-pipeline stage, and a twentieth of a step and a millisecond more, in three records in a row. It is
-said once when it begins, and once when it is over.
+A rank is slow if, in three records in a row, it takes ``metrics.slow`` times as long as the median
+of the other ranks of its pipeline stage, and longer by at least 5% of a step and 1 ms. One record
+reports the start, another one the end.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from hpcddp.train.monitor.metrics import Recorder
 from hpcddp.train.monitor.timing import RankFigures
 
 IN_A_ROW = 3  # records
-LEAST = 1e-3  # seconds a step that are worth a record,
-PART = 0.05  # and of a step's time
-NOTHING = 1e-4  # seconds; a ratio to less means nothing
-SHARE = 0.2  # of a step's time that waiting for data may take
+LEAST = 1e-3  # smallest difference worth a record: seconds a step,
+PART = 0.05  # and part of a step's time
+NOTHING = 1e-4  # seconds; smallest denominator of a ratio
+SHARE = 0.2  # part of a step's time that may pass in waiting for data
 WORSE = 1.5  # times the share that was reported
 WHAT = {"compute": RankFigures._fields.index("busy_s"), "data": RankFigures._fields.index("wait_s")}
 
 
 @dataclass
 class _Streak:
-    """Records in a row in which a rank was slow, or, once that was reported, no longer was."""
+    """Records in a row in which a rank was slow or, after the report, no longer was."""
 
     since: int
     since_time: float
@@ -39,10 +39,10 @@ class SlowRanks:
     """Compares the figures of all ranks.
 
     Args:
-        hosts: of each rank.
-        stages: of each rank, its stage of the pipeline.
+        hosts: the host of each rank.
+        stages: the pipeline stage of each rank.
         slow: ``metrics.slow``.
-        hint: what to change where training waits for its data.
+        hint: advice if the training waits for its data.
     """
 
     def __init__(
@@ -59,21 +59,21 @@ class SlowRanks:
         ]
         self._least = LEAST  # seconds a step by which a rank must be slower in this record
         self._streaks: dict[tuple[str, int], _Streak] = {}
-        self._before: tuple[int, float] | None = None  # the last record's step, and when
+        self._before: tuple[int, float] | None = None  # step and time of the last record
         self._waits = 0  # records in a row
-        self._share = 0.0  # that was reported
+        self._share = 0.0  # the reported share
 
     def look(self, step: int, values: Mapping[str, Any], ranks: Sequence[Sequence[float]]) -> None:
-        """The figures of one record; where ``values`` is empty all its steps were left out.
+        """Check the figures of one record; ``values`` is empty if all its steps were skipped.
 
         Args:
-            values: those of the train record.
-            ranks: each rank's ``RankFigures``, or only their first.
+            values: the values of the train record.
+            ranks: each rank's ``RankFigures``, or only the first figure.
         """
         if len(ranks[0]) > 1:
             columns = dict(zip(RankFigures._fields, zip(*ranks, strict=True), strict=True))
             self._record.ranks(step=step, **{n: _column(n, c) for n, c in columns.items()})
-        if self._before is not None:  # the first record has the start in its time
+        if self._before is not None:  # the time of the first record includes the start
             if len(ranks[0]) > 1:
                 self._least = max(LEAST, PART * max(columns["step_s"]))
                 for what, place in WHAT.items():
@@ -83,19 +83,19 @@ class SlowRanks:
         self._before = step, time.time()
 
     def _compare(self, step: int, what: str, values: Sequence[float]) -> None:
-        """Each rank beside the others of its stage."""
+        """Compare each rank with the others of its stage."""
         for group in self._groups:
             ranked = sorted((values[rank], rank) for rank in group if not math.isnan(values[rank]))
             if len(ranked) > 1:
                 self._rank(step, what, ranked)
 
     def _rank(self, step: int, what: str, ranked: Sequence[tuple[float, int]]) -> None:
-        """Look at the slowest ranks, and at those that were slow; of a thousand that is few.
+        """Check the slowest ranks and those that were slow: few of a thousand.
 
         Args:
-            ranked: the group's values, from the least on, with their ranks.
+            ranked: the group's values in ascending order, with their ranks.
         """
-        least = ranked[(len(ranked) - 2) // 2][0]  # no median of others is less
+        least = ranked[(len(ranked) - 2) // 2][0]  # the smallest possible median of others
         for place in range(len(ranked) - 1, -1, -1):
             own, rank = ranked[place]
             if own - least < 0.5 * self._least and not self._streaks:
@@ -142,7 +142,7 @@ class SlowRanks:
         )
 
     def _wait(self, step: int, values: Mapping[str, Any]) -> None:
-        """Whether the training as a whole waits for data: all wait for the rank that does."""
+        """Check whether the training waits for data: all ranks wait for the slowest one."""
         wait = values.get("wait_s", 0.0)
         share = min(1.0, wait / values["step_s"])
         self._waits = self._waits + 1 if share > SHARE and wait >= LEAST else 0
@@ -159,10 +159,10 @@ def _column(name: str, values: Sequence[float]) -> list[float | None]:
 
 
 def median_of_others(ranked: Sequence[tuple[float, int]], place: int) -> float:
-    """The median of all values but the one at a place.
+    """The median of all values except the one at ``place``.
 
     Args:
-        ranked: two at least, from the least on, with their ranks.
+        ranked: at least two values in ascending order, with their ranks.
     """
     count = len(ranked) - 1
     low, high = (ranked[n + (n >= place)][0] for n in ((count - 1) // 2, count // 2))

@@ -1,9 +1,9 @@
-"""Where the time of one rank's steps goes: to its data, its own work, and the rest.
+"""Measures how one rank spends the time of its steps: waiting for data, its own work, the rest.
 
-Its own work is the forward pass of its part of the model. In a backward pass ranks wait for one
-another, and so they do in a forward pass that gathers parameters (fsdp, tp) or statistics
-(SyncBatchNorm): there it is unknown. On a GPU a rank waits for its data while the GPU has nothing
-to do, and not while the host, which is ahead of it, asks. Nothing here waits for the device.
+Its own work is the forward pass of its part of the model. Ranks wait for one another in a backward
+pass, and in a forward pass that gathers parameters (fsdp, tp) or statistics (SyncBatchNorm): there
+the own work is unknown. On a GPU, waiting for data is the time in which the GPU is idle, not the
+time in which the host, which is ahead, asks for data. Nothing here waits for the device.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from torch import nn
 
 T = TypeVar("T")
 
-PAIRS = 64  # of events that a GPU has not come to yet: what begins then is not timed
-DIGITS = 7  # behind the point that tell something
-LOOK_SECONDS = 5.0  # between two questions to a GPU's driver
+PAIRS = 64  # most pairs of pending GPU events; further passes are not timed
+DIGITS = 7  # decimal places of the figures
+LOOK_SECONDS = 5.0  # between two queries to a GPU's driver
 STATM, PAGE = Path("/proc/self/statm"), os.sysconf("SC_PAGE_SIZE")
 
 
 class RankFigures(NamedTuple):
-    """Of one rank, means over the steps since the last record; nan is unknown."""
+    """Means of one rank over the steps since the last record; nan is unknown."""
 
     wait_s: float
     step_s: float = math.nan
     busy_s: float = math.nan
     samples_per_s: float = math.nan
-    memory: float = math.nan  # bytes: resident on the CPU, the most so far on a GPU
+    memory: float = math.nan  # bytes: resident on the CPU, the peak so far on a GPU
     gpu: float = math.nan  # percent of the time
 
 
 class Clock:
-    """Counts between two records.
+    """Measures between two records.
 
     Args:
-        whole: not only the time in which the training waits for its data.
+        whole: measure all figures, not only the time of waiting for data.
     """
 
     def __init__(self, device: torch.device, *, whole: bool = True) -> None:
@@ -53,11 +53,11 @@ class Clock:
 
     @property
     def width(self) -> int:
-        """How many figures ``take`` gives; the same on all ranks."""
+        """Number of figures of ``take``; the same on all ranks."""
         return len(RankFigures._fields) if self._whole else 1
 
     def watch(self, modules: Iterable[nn.Module]) -> None:
-        """Count these modules' forward passes as this rank's work, where they are."""
+        """Count these modules' forward passes as this rank's work, unless they wait for others."""
         modules = list(modules)
         if self._whole and all(map(_alone, modules)):
             self._busy = _watch(self._device)
@@ -66,7 +66,7 @@ class Clock:
                 module._compiled_call_impl = _Timed(inner, self._busy)
 
     def reading(self, batches: Iterator[T]) -> Iterator[T]:
-        """These batches; the time until each is there counts."""
+        """Pass on the batches, and measure the time until each arrives."""
         self._reads = True
         while True:
             self._wait.start()
@@ -79,24 +79,24 @@ class Clock:
             yield batch
 
     def count(self, samples: int) -> None:
-        """So many samples go through the model."""
+        """Count samples that go through the model."""
         self._samples += samples
 
     def take(self, steps: int, seconds: float) -> list[float]:
-        """The figures, in the order of ``RankFigures``; ``forget`` counts afresh.
+        """The figures, in the order of ``RankFigures``; ``forget`` restarts the count.
 
         Args:
-            steps: since the last time, in so many seconds.
+            steps, seconds: those since ``forget``.
         """
         figures = [self._wait.take() / steps if self._reads else math.nan]
         if self._whole:
             busy = self._busy.take() / steps if self._busy and self._busy.calls else math.nan
             speed = self._samples / seconds
             figures += [seconds / steps, busy, speed, _memory(self._device), self._use.look()]
-        return [round(value, DIGITS) for value in figures]  # here, and not at rank 0 for all
+        return [round(value, DIGITS) for value in figures]  # here: rank 0 would round for all ranks
 
     def forget(self) -> None:
-        """Count afresh."""
+        """Restart the count."""
         self._samples = 0
         self._wait.forget()
         if self._busy:
@@ -110,18 +110,17 @@ def _alone(module: nn.Module) -> bool:
 
 
 class _Timed:
-    """A module's call, timed where it trains.
+    """A module's call, timed in training.
 
-    It stands where torch.compile puts its own: between what torch puts around a module and the
-    module, so that DDP, which shares buffers first, is outside; and in no copy of the module, no
-    file of it, and nothing that is compiled or scripted of it.
+    It replaces the attribute that torch.compile uses, so it lies inside of DDP, which first shares
+    buffers. It is not part of a copied, saved, compiled or scripted module.
     """
 
     def __init__(self, call: Callable[..., Any], watch: _Cpu | _Cuda) -> None:
         self._call, self._watch = call, watch
 
     def __call__(self, *args: Any, **options: Any) -> Any:
-        if torch.compiler.is_compiling() or not torch.is_grad_enabled():  # an evaluation's
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled():  # an evaluation
             return self._call(*args, **options)
         self._watch.start()
         result = self._call(*args, **options)
@@ -129,7 +128,7 @@ class _Timed:
         return result
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """None, for the few modules that copy it."""
+        """Pickle as None, for the few modules that copy the attribute."""
         return getattr, (None, "", None)
 
 
@@ -155,8 +154,8 @@ class _Cpu:
 
 
 class _Cuda:
-    """The same on a GPU: from when it has done what was asked before a start, by events that are
-    read when they are over. The last before a record may count in the next one."""
+    """The same on a GPU, from the end of earlier work to the end of the pass, by events that are
+    read once complete. The last ones before a record may count in the next record."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -168,7 +167,7 @@ class _Cuda:
 
     def start(self) -> None:
         self._begun = None
-        if torch.cuda.is_current_stream_capturing():  # into a graph, which does not run now
+        if torch.cuda.is_current_stream_capturing():  # a captured graph does not run now
             return
         if len(self._pairs) == PAIRS:
             self._read()
@@ -184,7 +183,7 @@ class _Cuda:
             self._begun = None
 
     def _read(self) -> None:
-        """Read the events that the GPU has come to."""
+        """Read the completed events."""
         while self._pairs and self._pairs[0][1].query():
             pair = self._pairs.popleft()
             self._passes.append(pair[0].elapsed_time(pair[1]) / 1000)
@@ -219,10 +218,10 @@ def _memory(device: torch.device) -> float:
 
 
 class _Use:
-    """How busy a GPU is, as its driver says, asked for now and then; nan without an answer.
+    """The utilisation of a GPU from its driver, queried every few seconds; nan without an answer.
 
     Args:
-        ask: the percent of the time that a device has worked of late.
+        ask: the percentage of the recent time in which a device was busy.
     """
 
     def __init__(
@@ -237,7 +236,7 @@ class _Use:
             return self._last
         try:
             self._last = float(self._ask(self._device))
-        except ModuleNotFoundError:  # what torch asks the driver with
+        except ModuleNotFoundError:  # the package that torch needs for it
             self._device, self._last = None, math.nan
         except Exception:  # no answer this time
             self._last = math.nan

@@ -1,4 +1,4 @@
-"""Bytes that this rank sends to others (``train.measure``), as the kernel counts them."""
+"""Counts the bytes that this rank sends to others (``train.measure``), from the kernel."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ SENT = struct.Struct("=200xQQ")
 class Traffic:
     """Bytes through this process's TCP sockets since the last reading, loopback included.
 
-    That is all that gloo sends, and the few bytes for the ranks' store. NCCL uses other ways,
-    which the kernel does not count.
+    These are all bytes of gloo, and a few for the ranks' store. The kernel does not count the
+    traffic of NCCL.
 
     Args:
-        backend: of the process group.
+        backend: the backend of the process group.
     """
 
     def __init__(self, backend: str) -> None:
@@ -31,13 +31,13 @@ class Traffic:
         self._counted = 0
 
     def take(self) -> float:
-        """Bytes since the last time; nan where they cannot be known."""
+        """Bytes since the last call; nan if unknown."""
         self._count()
         counted, self._counted = self._counted, 0
         return counted if self._known else math.nan
 
     def forget(self) -> None:
-        """Begin afresh."""
+        """Restart the count."""
         self._seen, self._counted = self._look(), 0
 
     @contextlib.contextmanager
@@ -62,14 +62,14 @@ class Traffic:
 
 
 def _sockets() -> Iterator[tuple[str, int]]:
-    """Name and bytes, without what was sent again, of each TCP socket of this process.
+    """Name and sent bytes, without retransmissions, of each TCP socket of this process.
 
     Raises:
-        OSError: this is not Linux.
-        NotImplementedError: it is too old a one.
+        OSError: the system is not Linux.
+        NotImplementedError: the kernel is too old.
     """
     for link in FDS.iterdir():
-        with contextlib.suppress(OSError):  # closed meanwhile, or no TCP
+        with contextlib.suppress(OSError):  # closed meanwhile, or not TCP
             name = str(link.readlink())
             if not name.startswith("socket:"):
                 continue

@@ -1,13 +1,13 @@
-"""A thread beside the training that sees when it stands still.
+"""A thread that detects when the training hangs.
 
-A rank that waits for ever raises nothing: a sibling that is stopped or asleep leaves all others in
-a collective. So each rank's watchdog counts the seconds since the last sign of life (heartbeat.py).
-At the limit it calls the node's ranks as witnesses (hang_report.py) and ends the process.
+A rank that waits forever raises no error: one stopped rank leaves all others in a collective. So
+each rank's watchdog counts the seconds since the last heartbeat (heartbeat.py). At the limit it
+collects evidence from the node's ranks (hang_report.py) and ends the process.
 
-The limit is ``train.hang_seconds`` or ten times the longest silence between two signs of life so
-far, whichever is longer. A start (until two steps are taken, so that one has been timed), a save
-and the start of an evaluation may take six times as long: half an hour by default. The time-outs of
-torch's own groups are longer where it watches (World.connect).
+The limit is ``train.hang_seconds`` or ten times the longest time between two heartbeats so far,
+whichever is longer. A start (until two steps, so that one has been timed), a save and the start of
+an evaluation may take six times as long: half an hour by default. With a watchdog, the time-outs of
+torch's own groups are lifted (World.connect).
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from hpcddp.train.monitor.hang_report import Evidence
 from hpcddp.train.monitor.heartbeat import Heartbeat
 from hpcddp.train.rank.world import World
 
-SLOWEST = 10  # times the longest silence
-PATIENCE = 6  # times the limit
-LOOKS = 20  # in the least limit
-LONGEST_LOOK = 1.0  # seconds between two looks
-GATHER = 20.0  # seconds after which a rank leaves without its evidence: the disk may be what hangs
+SLOWEST = 10  # times the longest time between two heartbeats
+PATIENCE = 6  # times the limit, for a start, a save, an evaluation's start
+LOOKS = 20  # checks within the shortest limit
+LONGEST_LOOK = 1.0  # seconds between two checks
+GATHER = 20.0  # seconds after which a rank ends without evidence: the disk itself may hang
 
 
 class Watchdog:
     """Watches a heartbeat.
 
     Args:
-        floor: least limit, in seconds.
+        floor: shortest limit, in seconds.
         leave: ends the process; called in the watchdog's thread.
     """
 
@@ -47,7 +47,7 @@ class Watchdog:
         self._slowest = 0.0
         self._over = threading.Event()
         self._doubt = threading.Event()  # half of the limit has passed
-        self._called = False  # another rank has seen the hang
+        self._called = False  # another rank has detected the hang
         self._thread = threading.Thread(target=self._watch, name="hpcddp watchdog", daemon=True)
 
     def start(self) -> None:
@@ -59,7 +59,7 @@ class Watchdog:
 
     @property
     def limit(self) -> float:
-        """Seconds of silence that count as a hang now."""
+        """Seconds without a heartbeat that count as a hang now."""
         limit = max(self._floor, SLOWEST * self._slowest)
         return limit * PATIENCE if self._patient else limit
 
@@ -68,8 +68,8 @@ class Watchdog:
         return self._heartbeat.taken < 2 or self._heartbeat.patient > 0
 
     def _watch(self) -> None:
-        """Count silence by the time that this thread ran: a job that was suspended as a whole has
-        not hung, and a machine too busy for this thread is too busy for the training."""
+        """Count only time in which this thread ran: a suspended job does not hang, and a machine
+        too busy for this thread is too busy for the training."""
         clock, silent = time.monotonic(), 0.0
         beats, timed = self._heartbeat.beats, False
         while not self._over.wait(self._look):
@@ -91,14 +91,14 @@ class Watchdog:
                 threading.Thread(target=self._listen, daemon=True).start()
 
     def _listen(self) -> None:
-        """Look whether another rank calls, in a thread: the file system may be what hangs."""
+        """Check for a hang on another rank, in a thread: the file system itself may hang."""
         while self._doubt.is_set() and not self._over.wait(self._look):
             if self._evidence.begun:
                 self._called = self._doubt.is_set()
                 return
 
     def _hung(self, silent: float) -> None:
-        """Tell, and leave within a bounded time, whatever hangs."""
+        """Report the hang, and end the process within a limited time, whatever hangs."""
         work = threading.Thread(
             target=self._evidence.gather, args=(self._heartbeat.step, silent), daemon=True
         )
@@ -115,7 +115,7 @@ def watching(
     floor: float,
     leave: Callable[[], object] | None,
 ) -> Iterator[None]:
-    """Look for a hang within; not without a limit or a way to leave."""
+    """Watch for hangs within; do nothing without a limit or ``leave``."""
     if not floor or leave is None:
         yield
         return
@@ -123,7 +123,7 @@ def watching(
     try:
         evidence.open()
     except OSError as error:
-        print(f"hangs will leave no stacks: {error}", file=sys.stderr, flush=True)
+        print(f"hpcddp: cannot record stacks if a rank hangs: {error}", file=sys.stderr, flush=True)
     watchdog = Watchdog(heartbeat, evidence, floor, leave)
     watchdog.start()
     try:

@@ -1,6 +1,6 @@
-"""How a model is cut: into blocks for fsdp and recomputation, and into stages for pp.
+"""Divides a model: into blocks for fsdp and recomputation, and into stages for pp.
 
-A task's own functions come first (task.CUTS); else the model's structure says it, where it can.
+A task's own functions come first (task.CUTS); otherwise the model's structure decides, if possible.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from hpcddp.train.rank.task_module import Task
 
 
 def blocks(task: Task, module: nn.Module) -> list[str]:
-    """Names of the model's repeated parts: the task's, or the members of the largest list of
-    modules. None if there is no such list."""
+    """Names of the model's repeated parts: from the task, or the members of the largest list of
+    modules. Empty if there is no such list."""
     own = task.cut("blocks", module)
     if own is not None:
         names = known(own, module, task, "blocks")
         for name in names:
             if not _has_forward(module.get_submodule(name)):
                 raise JobFileError(
-                    f"blocks() names {name}, which is never called: it has no forward",
+                    f"blocks() names {name}, which has no forward()",
                     where=task.name,
-                    hint="name the modules in it",
+                    hint="name the modules inside it",
                 )
         return names
     lists = {
@@ -46,7 +46,7 @@ def blocks(task: Task, module: nn.Module) -> list[str]:
 
 
 def _called(group: nn.Module, path: str) -> list[str]:
-    """Names of a group's members; a list among them is not called itself, but its members are."""
+    """Names of a group's members; for a list among them, which has no forward, its members."""
     names: list[str] = []
     for name, part in group.named_children():
         full = f"{path}.{name}" if path else name
@@ -59,18 +59,18 @@ def _has_forward(part: nn.Module) -> bool:
 
 
 def parts(task: Task, module: nn.Module) -> list[str]:
-    """Names of modules that called one after the other are the model.
+    """Names of modules that, called in this order, are the model.
 
     Raises:
-        JobFileError: neither the task nor the model's structure says it; or they are not all.
+        JobFileError: the order is unknown, or a parameter is in none of the modules.
     """
     own = task.cut("parts", module)
     if own is None and not isinstance(module, nn.Sequential):
         raise JobFileError(
-            f"pp cannot cut a {type(module).__name__}: nothing says what follows what in it",
+            f"pp cannot divide a {type(module).__name__}: the order of its parts is unknown",
             where=task.name,
-            hint="give an nn.Sequential, or define parts(model): names of modules that called one "
-            "after the other are the model",
+            hint="use an nn.Sequential, or define parts(model): names of modules that, called in "
+            "this order, are the model",
         )
     names = [n for n, _ in members(module)]
     names = names if own is None else known(own, module, task, "parts")
@@ -78,20 +78,20 @@ def parts(task: Task, module: nn.Module) -> list[str]:
     for name, tensor in _named_tensors(module):
         if id(tensor) not in inside:
             raise JobFileError(
-                f"{name} is in none of the model's parts",
+                f"parts() leaves out {name}",
                 where=task.name,
-                hint="parts(model) names modules that hold everything between them",
+                hint="return modules that together contain all parameters and buffers",
             )
     return names
 
 
 def members(module: nn.Module) -> list[tuple[str, nn.Module]]:
-    """A module's own modules; named_children leaves out the second use of one."""
+    """A module's children; unlike named_children, with the second use of one."""
     return [(name, part) for name, part in module._modules.items() if part is not None]
 
 
 def known(names: Any, module: nn.Module, task: Task, function: str) -> list[str]:
-    """The names that a task's function gives.
+    """The names that a task's function returns.
 
     Raises:
         JobFileError: the model has no such module.
@@ -100,27 +100,27 @@ def known(names: Any, module: nn.Module, task: Task, function: str) -> list[str]
     for name in names:
         if name not in modules:
             raise JobFileError(
-                f"{function}() names {name!r}, which the model has not",
+                f"{function}() names {name!r}, which is not in the model",
                 where=task.name,
-                hint="names are those of model.named_modules()",
+                hint="use names from model.named_modules()",
             )
     return list(names)
 
 
 def stages(task: Task, module: nn.Module, count: int) -> list[list[str]]:
-    """The parts of each of so many stages, of about equal size.
+    """The parts of each of ``count`` stages, of about equal size.
 
     Raises:
-        JobFileError: there are fewer parts with parameters than stages, or one stands in two.
+        JobFileError: there are fewer parts with parameters than stages, or two stages share one.
     """
     names = parts(task, module)
     sizes = [_size(module.get_submodule(name)) for name in names]
     full = sum(size > 0 for size in sizes)
     if full < count:
         raise JobFileError(
-            f"pp cannot make {count} stages of {full} parts: {', '.join(names)}",
+            f"pp cannot make {count} stages from {full} parts: {', '.join(names)}",
             where=task.name,
-            hint="take fewer stages, or cut the model into smaller parts",
+            hint="use fewer stages, or divide the model into smaller parts",
         )
     stages = [[names[i] for i in piece] for piece in divide(sizes, count)]
     owner: dict[int, int] = {}
@@ -131,18 +131,18 @@ def stages(task: Task, module: nn.Module, count: int) -> list[list[str]]:
                     raise JobFileError(
                         f"a parameter of {name} is shared with another stage of the pipeline",
                         where=task.name,
-                        hint="let each stage have its own, or take fsdp",
+                        hint="give each stage its own parameter, or use fsdp",
                     )
     return stages
 
 
 def divide(sizes: Sequence[int], count: int) -> list[range]:
-    """Neighbours into so many groups, each with something in it, the largest as small as can be;
-    of two such divisions the one whose first groups are larger."""
+    """Divide neighbours into ``count`` groups, none of size 0, with the largest as small as
+    possible; of equal divisions, the one with larger first groups."""
 
     @functools.cache
     def best(begin: int, groups: int) -> tuple[int, int]:
-        """The largest group's size from here on, and where the first one ends."""
+        """The size of the largest group from ``begin`` on, and the end of the first one."""
         if groups == 1:
             return sum(sizes[begin:]) or _NEVER, len(sizes)
         least = (_NEVER, begin)
@@ -163,7 +163,7 @@ _NEVER = 1 << 62
 class Chain(nn.Module):
     """Some parts of a model under their own names, called one after the other.
 
-    Args of a call: the tensors of its input, which is of the form ``form``; None is one tensor.
+    A call gets the tensors of its input, whose structure is ``form``; None is one tensor.
     """
 
     form: Any = None
@@ -188,7 +188,7 @@ class Chain(nn.Module):
 
 
 def tied(module: nn.Module, name: str) -> str:
-    """A parameter of another module that is also one of this one; "" if there is none."""
+    """The name of a parameter elsewhere that is tied to one of this module, or ""."""
     part = module.get_submodule(name)
     inside, parameters = {id(m) for m in part.modules()}, {id(p) for p in part.parameters()}
     others = ((n, m) for n, m in module.named_modules() if id(m) not in inside)
@@ -197,7 +197,7 @@ def tied(module: nn.Module, name: str) -> str:
 
 
 def held(module: nn.Module, names: Iterable[str]) -> list[str]:
-    """Those of the whole model's modules that a stage has."""
+    """Those of the names that exist in this stage."""
     modules = dict(module.named_modules(remove_duplicate=False))
     return [name for name in names if name in modules]
 
@@ -206,10 +206,10 @@ def shard(module: nn.Module, names: Iterable[str], mesh: DeviceMesh) -> None:
     """Divide parameters over the ranks of a mesh (fully_shard): block by block, then the rest.
 
     Args:
-        mesh: of one dimension, or of two, along the first of which parameters are copied.
+        mesh: has one dimension, or two; along the first of two, parameters are replicated.
 
     Raises:
-        JobFileError: fully_shard does not take the model.
+        JobFileError: fully_shard does not support the model.
     """
     parts = [module.get_submodule(name) for name in names if not tied(module, name)]
     try:
@@ -219,13 +219,13 @@ def shard(module: nn.Module, names: Iterable[str], mesh: DeviceMesh) -> None:
         raise JobFileError(
             f"fsdp cannot divide the model: {error}",
             where="strategy",
-            hint="take ddp or zero1, or change the model",
+            hint="use ddp or zero1, or change the model",
         ) from None
 
 
 def recompute(module: nn.Module, names: Sequence[str]) -> None:
-    """Keep no activations inside of these blocks, but compute them again in the backward pass
-    (Chen et al., 2016). Random numbers are drawn the same."""
+    """Recompute the activations inside of these blocks in the backward pass (Chen et al., 2016),
+    with the same random numbers."""
     for name in names:
         block = module.get_submodule(name)
         block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)

@@ -1,7 +1,7 @@
-"""One optimizer step's forward and backward passes, by how the model is spread.
+"""Runs the forward and backward passes of an optimizer step, depending on the strategy.
 
-``Plain`` calls the model for each micro-batch. ``Pipeline`` hands all of a step's micro-batches to
-a schedule of torch.distributed.pipelining. After either, each gradient is the mean over the step's
+``Plain`` calls the model for each micro-batch. ``Pipeline`` passes all micro-batches of a step to a
+schedule of torch.distributed.pipelining. After either, each gradient is the mean over the step's
 samples.
 """
 
@@ -24,7 +24,7 @@ from hpcddp.train.rank.spread import Spread
 from hpcddp.train.rank.task_module import Task
 
 Batches = Iterator[tuple[list[int], Any]]
-# Gets sample numbers, the micro-batch and its mean loss, of each that this rank has a loss of.
+# Called with sample indices, micro-batch and mean loss, if this rank computes the loss.
 OnLoss = Callable[[list[int], Micro, Tensor], None]
 
 
@@ -35,17 +35,17 @@ class Engine(Protocol):
         """Forward and backward over a step's micro-batches; a collective."""
 
     def infer(self, inputs: Any) -> Any:
-        """The output, on ranks that have it; None on others. A collective where ranks need each
-        other for one pass. Only inside of ``evaluating``."""
+        """The output, on ranks that have it; None on others. A collective if a pass needs several
+        ranks. Only within ``evaluating``."""
 
     def evaluating(self) -> contextlib.AbstractContextManager[None]:
-        """The model as an evaluation wants it, and afterwards as it was."""
+        """Set the model to evaluation within, and back afterwards."""
 
     def share_buffers(self) -> None:
         """Give all ranks the buffers that are saved; a collective."""
 
     def close(self) -> None:
-        """Drop what must be gone before the process group."""
+        """Delete objects that must not outlive the process group."""
 
 
 class Plain:
@@ -53,7 +53,7 @@ class Plain:
 
     Args:
         module: the model, plain or divided.
-        hook: how gradients travel.
+        hook: the DDP communication hook.
     """
 
     def __init__(
@@ -69,13 +69,13 @@ class Plain:
         self._spread, self._data = spread, data
         self._model: nn.Module = model.wrap(module, spec, spread, hook)
         self._buffers = [] if spread.layout.plain else model.saved_buffers([module])
-        self._first = True  # no step was taken yet in this process
+        self._first = True  # before the first step of this process
 
     def run(self, batches: Batches, step: Step, scaler: Any, on_loss: OnLoss) -> None:
         if not self._spread.layout.plain:
             self.share_buffers()
         last = len(step.micros) - 1
-        # A static graph is learned in a first backward that synchronises, or DDP fails.
+        # DDP learns a static graph in a first backward pass, which must synchronise.
         always = self._spec.ddp.static_graph and self._first
         for i, micro in enumerate(step.micros):
             with self._synchronised(i == last or always):
@@ -85,7 +85,7 @@ class Plain:
         self._first = False
 
     def _synchronised(self, yes: bool) -> contextlib.AbstractContextManager[Any]:
-        """Whether the ranks average gradients in this backward pass."""
+        """Average gradients over ranks in this backward pass, or do not."""
         if isinstance(self._model, FSDPModule):
             self._model.set_requires_gradient_sync(yes)
             self._model.set_is_last_backward(yes)
@@ -126,11 +126,11 @@ class Plain:
 
 @contextlib.contextmanager
 def evaluating(modules: Sequence[nn.Module], *, plain: bool) -> Iterator[None]:
-    """No gradients, and each module in its mode for evaluation.
+    """Disable gradients, and set each module to evaluation.
 
     Args:
-        plain: the modules are whole. fully_shard keeps what it gathers in a forward pass until
-            there is a backward one, which could not use tensors of an inference mode.
+        plain: the modules are not divided. fully_shard keeps gathered parameters until a backward
+            pass, which cannot use tensors of the inference mode.
     """
     training = [module.training for module in modules]
     for module in modules:

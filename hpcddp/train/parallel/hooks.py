@@ -1,20 +1,20 @@
-"""How gradients travel under DDP (``ddp.hook``), bucket by bucket.
+"""Communication hooks of DDP (``ddp.hook``), which send gradients bucket by bucket.
 
-    fp16, bf16   they travel in half the bytes
-    powersgd     after ``ddp.after`` steps a matrix travels as two thin ones, of ``ddp.rank``
-                 columns; the remainder is added to the next gradient (Vogels et al., 2019)
-    local_sgd    after ``ddp.after`` steps they travel within a node only, and every ``ddp.period``
+    fp16, bf16   send gradients in half the bytes
+    powersgd     after ``ddp.after`` steps, send a matrix as two thin ones, of ``ddp.rank`` columns;
+                 the remainder is added to the next gradient (Vogels et al., 2019)
+    local_sgd    after ``ddp.after`` steps, send gradients within a node only; every ``ddp.period``
                  steps all ranks average their weights (post-local SGD, Lin et al., 2020)
 
-PowerSGD's memory is training state, of each rank its own, and as large as the gradients. A save has
-it as ``hook.<rank>.<bucket>.<what>``; a resume goes on to the last bit. On another number of ranks,
-or with another rank or size of buckets, it starts afresh.
+PowerSGD's memory is training state of each rank, as large as the gradients. A checkpoint has it as
+``hook.<rank>.<bucket>.<what>``, so a resume is exact to the last bit. With another number of ranks,
+``ddp.rank`` or bucket size, the memory starts empty.
 
-Under local_sgd the nodes' weights differ. Before each evaluation and each save all ranks average
-weights and optimizer state, and go on from there: one model is evaluated and saved, and a resume
-goes on as the run that saved did. So a save at another step changes the training.
+With local_sgd the nodes have different weights. Before each evaluation and each save, all ranks
+average weights and optimizer state, and continue from there: one model is evaluated and saved, and
+a resumed run continues like the run that saved. So a save at another step changes the training.
 """
-# No deferred annotations here: DDP wants to see those of its hooks.
+# No deferred annotations here: DDP reads the annotations of its hooks.
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -31,13 +31,13 @@ from hpcddp.train.parallel import state_dict
 from hpcddp.train.rank.spread import Spread
 
 PREFIX = "hook"
-# PowerSGD's, by their content: numbers by bucket.
+# PowerSGD's attributes by name in a checkpoint; each maps a bucket to a tensor.
 MEMORIES = {"error": "error_dict", "p": "p_memory_dict", "q": "q_memory_dict"}
-TINY = 1e-12  # added to the norm of a column, which may be 0
+TINY = 1e-12  # added to a column's norm, which may be 0
 
 
 def half(state: torch.dtype, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-    """Average in a type of fewer bits. torch's own for bfloat16 is for NCCL only."""
+    """Average in a shorter type. torch's own hook for bfloat16 supports only NCCL."""
     buffer = bucket.buffer()
     short = buffer.div_(dist.get_world_size()).to(state)
     sent: torch.futures.Future[Any] = dist.all_reduce(short, async_op=True).get_future()
@@ -53,9 +53,9 @@ def _powersgd(spec: JobSpec, spread: Spread) -> tuple[Any, Any]:
 
     if spread.world.device.type == "cpu" and torch.cuda.is_available():
         raise JobFileError(
-            "powersgd waits for the GPU where it sees one, and the ranks are on the CPU",
+            "powersgd does not work for ranks on the CPU where a GPU is visible",
             where="ddp.hook",
-            hint="take as many ranks as GPUs, or set CUDA_VISIBLE_DEVICES to nothing in [env]",
+            hint='use as many ranks as GPUs, or set CUDA_VISIBLE_DEVICES = "" in [env]',
         )
     memory = powersgd.PowerSGDState(
         process_group=None,
@@ -74,7 +74,7 @@ def _local_sgd(spec: JobSpec, spread: Spread) -> tuple[Any, Any]:
     return local_sgd.PostLocalSGDState(None, node, spec.ddp.after), local_sgd.post_localSGD_hook
 
 
-# Each gives the hook's state and the hook; collectives.
+# Each returns the hook's state and the hook; collectives.
 HOOKS: dict[str, Callable[[JobSpec, Spread], tuple[Any, Any]]] = {
     "none": lambda spec, spread: (None, None),
     "fp16": _half(torch.float16),
@@ -85,10 +85,10 @@ HOOKS: dict[str, Callable[[JobSpec, Spread], tuple[Any, Any]]] = {
 
 
 class Hook:
-    """A rank's hook, and what belongs to it outside of DDP; made by all ranks together.
+    """A rank's hook and its state; made by all ranks together.
 
     Raises:
-        JobFileError: on all ranks, where it cannot work.
+        JobFileError: on all ranks, if the hook does not work there.
     """
 
     def __init__(self, spec: JobSpec, spread: Spread) -> None:
@@ -98,7 +98,7 @@ class Hook:
         self._state, self._hook = HOOKS[self._name](spec, spread)
         self._local = self._name == "local_sgd" and world.rank.local_size < world.size
         self._apart = False  # whether ranks have different weights or optimizer states
-        # The job's settings that a memory fits to, as plain data; None for a hook without memory.
+        # The keys that a saved memory must match, as plain data; None for a hook without memory.
         self.fits: list[Any] | None = None
         if self._name == "powersgd":
             ddp, precision = spec.ddp, spec.train.precision
@@ -106,10 +106,10 @@ class Hook:
             self.fits = [self._name, world.size, *facts]
 
     def register(self, model: DistributedDataParallel) -> None:
-        """Let it have the buckets from the next backward pass on.
+        """Use the hook from the next backward pass on.
 
         Raises:
-            JobFileError: a layer gives sparse gradients, which lie in no bucket.
+            JobFileError: a layer has sparse gradients, which are in no bucket.
         """
         if self._hook is None:
             return
@@ -117,12 +117,12 @@ class Hook:
         model.register_comm_hook(self._state, self._hook)
 
     def begin(self, step: int) -> None:
-        """A step begins, after so many."""
-        if hasattr(self._state, "iter"):  # counted by DDP's passes, of which a step may have more
+        """Note the start of a step, after ``step`` steps."""
+        if hasattr(self._state, "iter"):  # the hook counts backward passes; a step may have several
             self._state.iter = step
 
     def end(self, step: int, module: nn.Module) -> None:
-        """So many steps are taken; a collective."""
+        """Note the end of step number ``step``; a collective."""
         local = step - self._ddp.after
         if not self._local or local <= 0:
             return
@@ -131,7 +131,7 @@ class Hook:
             _average(p for p in module.parameters() if p.requires_grad)
 
     def level(self, module: nn.Module, optimizer: Optimizer) -> None:
-        """Let all ranks have one model, and one optimizer state; a collective."""
+        """Give all ranks the same model and optimizer state; a collective."""
         if self._apart:
             tensors = state_dict.parts(module, optimizer).stepped.values()
             _average(t for t in tensors if t.is_floating_point() and t.device == self._device)
@@ -143,11 +143,11 @@ class Hook:
             f"{PREFIX}.{self._rank}.{bucket}.{what}": tensor
             for what, name in MEMORIES.items()
             for bucket, tensor in getattr(self._state, name, {}).items()
-            if tensor.numel()  # a bucket of vectors alone has no thin matrices
+            if tensor.numel()  # a bucket of vectors only has no thin matrices
         }
 
     def remember(self, tensors: Mapping[str, Tensor]) -> None:
-        """Put back what ``memory`` gave, and nothing else."""
+        """Replace the memory by a result of ``memory``."""
         self._apart = False
         self.forget()
         for full, tensor in tensors.items():
@@ -155,29 +155,29 @@ class Hook:
             getattr(self._state, MEMORIES[what])[int(bucket)] = tensor.to(self._device)
 
     def forget(self) -> None:
-        """Begin afresh: a step with bad numbers was left out."""
+        """Clear the memory, after a skipped step with bad numbers."""
         for name in MEMORIES.values():
             getattr(self._state, name, {}).clear()
 
 
 def check_dense(module: nn.Module, key: str) -> None:
-    """Refuse a model with layers of sparse gradients.
+    """Refuse a model with sparse gradients.
 
     Raises:
-        JobFileError: it has one.
+        JobFileError: a layer has sparse gradients.
     """
     for name, part in module.named_modules():
         if getattr(part, "sparse", False):
             raise JobFileError(
-                f"the gradient of {name or type(part).__name__} is sparse",
+                f"does not support the sparse gradient of {name or type(part).__name__}",
                 where=key,
-                hint=f"leave {key} out, or make the layer with sparse=False",
+                hint=f"remove {key}, or make the layer with sparse=False",
             )
 
 
 @torch.no_grad()
 def _average(tensors: Iterable[Tensor]) -> None:
-    """Give all ranks the means over all ranks; takes as much memory again."""
+    """Average the tensors over all ranks, in place; needs the same memory again."""
     kinds: dict[torch.dtype, list[Tensor]] = {}
     for tensor in tensors:
         kinds.setdefault(tensor.dtype, []).append(tensor)

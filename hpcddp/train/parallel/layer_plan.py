@@ -1,4 +1,4 @@
-"""Which layers tp divides, and how: by the task's ``tp_plan``, or pairs of linear layers."""
+"""The layers that tp divides, and how: the task's ``tp_plan``, or pairs of linear layers."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from hpcddp.train.parallel.cut import held, known, members, tied
 from hpcddp.train.rank.task_module import Task
 
 STYLES = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
-# What changes each number by itself keeps a row of them divided as it is.
+# These change each number on its own, so a divided row stays divided.
 ELEMENTWISE = (nn.ReLU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.LeakyReLU, nn.ELU, nn.Dropout,
                nn.Identity)  # fmt: skip
 
 
 def tp_plan(task: Task, module: nn.Module, ranks: int) -> dict[str, ParallelStyle]:
-    """How layers are divided over so many ranks: the task's plan, or ``pairs``.
+    """The layers to divide over ``ranks`` ranks, and how: the task's plan, or ``pairs``.
 
     Raises:
         JobFileError: there is nothing to divide, or the plan names a missing layer.
@@ -45,13 +45,13 @@ def tp_plan(task: Task, module: nn.Module, ranks: int) -> dict[str, ParallelStyl
             raise JobFileError(
                 f"tp cannot divide {name}: {twin} is the same parameter",
                 where=task.name,
-                hint="leave it out of tp_plan(), or let each have its own",
+                hint="remove it from tp_plan(), or use separate parameters",
             )
     return styles
 
 
 def share_layers(module: nn.Module, plan: dict[str, ParallelStyle], mesh: DeviceMesh) -> None:
-    """Divide those layers of a plan that a stage has."""
+    """Divide the layers of a plan that are in this stage."""
     for name in held(module, plan):
         parallelize_module(module.get_submodule(name), mesh, plan[name])
 
@@ -61,9 +61,9 @@ def _style(style: Any, name: str, task: Task) -> ParallelStyle:
         return style
     if style not in STYLES:
         raise JobFileError(
-            f"tp_plan() says {style!r} for {name}",
+            f"tp_plan() has an unknown style for {name}: {style!r}",
             where=task.name,
-            hint=f"say {' or '.join(STYLES)}, or give a ParallelStyle of torch's",
+            hint=f"use {' or '.join(STYLES)}, or a ParallelStyle of torch",
         )
     return STYLES[style]()
 
@@ -76,13 +76,13 @@ def _divisible(part: nn.Module, style: Any, name: str, count: int, task: Task) -
                 f"tp cannot divide {name} over {count} ranks: it has {size} "
                 f"{'outputs' if style == 'colwise' else 'inputs'}",
                 where=task.name,
-                hint=f"take a size that {count} divides",
+                hint=f"use a size divisible by {count}",
             )
 
 
 def pairs(module: nn.Module) -> dict[str, str]:
-    """A plan for two linear layers with nothing but functions of each number between them: the
-    first by its outputs, the second by its inputs (Shoeybi et al., 2019)."""
+    """A plan for pairs of linear layers with only elementwise functions between them: the first
+    divided by its outputs, the second by its inputs (Shoeybi et al., 2019)."""
     plan: dict[str, str] = {}
     for prefix, part in module.named_modules():
         if not isinstance(part, nn.Sequential):

@@ -1,4 +1,4 @@
-"""The model as the loop runs it: under DDP, in its precision, with its loss scaling."""
+"""Prepares the model for the loop: DDP, precision, loss scaling."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 def wrap(
     module: torch.nn.Module, spec: JobSpec, spread: Spread, hook: Hook | None = None
 ) -> torch.nn.Module:
-    """The model with its gradients averaged over replicas, if there are any that fully_shard does
-    not look after; the module itself stays plain.
+    """The model in DistributedDataParallel, if there are replicas that fully_shard does not
+    handle; the module itself stays plain.
 
     Args:
-        hook: how gradients travel; plain averages without one.
+        hook: the communication hook; None for plain averages.
 
     Raises:
-        JobFileError: on all ranks, where sparse gradients cannot travel so.
+        JobFileError: on all ranks, if sparse gradients are not supported there.
     """
     layout, device = spread.layout, spread.world.device
     if layout.threads and device.type == "cuda":
@@ -54,13 +54,13 @@ def wrap(
 
 
 def settle_buckets(model: DistributedDataParallel) -> None:
-    """Let DDP lay its buckets out before the first step.
+    """Make DDP choose its buckets before the first step.
 
-    It lays them out anew after a process's first backward pass. The sum over four or more ranks
-    depends on the layout in its last bit, so the first step after a resume would not be the one
-    that the uninterrupted run took. A backward pass over the bare parameters comes first instead,
-    in the same order in every life. A static graph would take it for the one to learn, and sparse
-    gradients have another form: with these a resume differs in the last bit.
+    DDP rebuilds its buckets after a process's first backward pass. The sum over four or more ranks
+    depends on the buckets in its last bit, so the first step after a resume would differ from that
+    of an undisturbed run. So a backward pass over the bare parameters comes first, in the same
+    order in every attempt. It is not possible with a static graph, which DDP would learn from it,
+    and with sparse gradients: there a resume differs in the last bit.
     """
     weights = [p for p in model.module.parameters() if p.requires_grad]
     if model.static_graph or model.find_unused_parameters:
@@ -74,16 +74,16 @@ def settle_buckets(model: DistributedDataParallel) -> None:
 
 
 def _touched(model: DistributedDataParallel) -> Tensor:
-    """A number that each parameter has a part in."""
+    """A number that depends on each parameter."""
     weights = [p for p in model.module.parameters() if p.requires_grad]
     return torch.stack([p.reshape(-1)[:1].sum().to(torch.float32) for p in weights]).sum()
 
 
 def answer(model: DistributedDataParallel, scaler: Any) -> None:
-    """Take part in the one backward pass of a step in which this rank has no sample: its share of
-    the averages is 0, and it gets them as all do. A collective with the others' passes.
+    """Join the backward pass of a step in which this rank has no sample: it adds 0 to the averaged
+    gradients, and receives them. A collective with the passes of the other ranks.
 
-    Ranks that have left torch's Join do not get them: their optimizers would miss the step.
+    torch's Join would not give them to this rank, so its optimizer would miss the step.
     """
     model._pre_forward(torch.zeros(()))
     nothing = model._post_forward(_touched(model) * 0)
@@ -91,7 +91,7 @@ def answer(model: DistributedDataParallel, scaler: Any) -> None:
 
 
 def saved_buffers(modules: Iterable[torch.nn.Module]) -> list[Tensor]:
-    """Those of the buffers that go into a checkpoint."""
+    """The buffers that go into a checkpoint, except DTensors."""
     buffers = []
     for module in modules:
         saved = module.state_dict(keep_vars=True)
@@ -100,9 +100,9 @@ def saved_buffers(modules: Iterable[torch.nn.Module]) -> list[Tensor]:
 
 
 def share_buffers(model: DistributedDataParallel) -> None:
-    """Give all ranks rank 0's buffers, which are those that are saved; a collective.
+    """Give all ranks rank 0's buffers, which are the saved ones; a collective.
 
-    DDP does so at the start of the next forward pass, so the training does not see it.
+    DDP does the same at the start of the next forward pass, so the training does not change.
     """
     if dist.get_world_size() > 1 and model.will_sync_module_buffers():
         model._sync_buffers()
@@ -114,8 +114,8 @@ def autocast(
     """The context of a forward pass.
 
     Args:
-        divided: ranks gather parameters block by block. torch's cache of converted parameters, for
-            a second use, would keep the whole model.
+        divided: ranks gather parameters block by block. Then torch's cache of converted parameters
+            is off: it would keep the whole model.
     """
     if precision not in DTYPES:
         return contextlib.nullcontext()
@@ -123,9 +123,9 @@ def autocast(
 
 
 def grad_scaler(spread: Spread, spec: JobSpec) -> Scaler:
-    """Loss scaling for fp16 (Micikevicius et al., 2018); for the rest it passes things through."""
+    """Loss scaling for fp16 (Micikevicius et al., 2018); disabled for other precisions."""
     enabled = spec.train.precision == "fp16"
-    if enabled or spec.train.on_divergence != "stop":  # a first step left out is remarked on
+    if enabled or spec.train.on_divergence != "stop":  # torch warns if the first step is skipped
         warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
     alike = spread.layout.plain and spec.ddp.hook != "local_sgd"
     return Scaler(spread.world.device.type, enabled=enabled, alike=alike)

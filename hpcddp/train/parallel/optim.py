@@ -1,4 +1,4 @@
-"""The optimizer and the learning rate: the task's own, or AdamW with warm-up and cosine."""
+"""The optimizer and the learning rate: from the task, or AdamW with warm-up and cosine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hpcddp.train.rank.task_module import Task
 
 
 def make_optimizer(task: Task, model: nn.Module, train: TrainSpec) -> Optimizer:
-    """AdamW (Loshchilov and Hutter, 2019), unless the task has an optimizer of its own."""
+    """The task's own optimizer, or AdamW (Loshchilov and Hutter, 2019)."""
     if task.has("optimizer"):
         own: Optimizer = task.optimizer(model)
         return own
@@ -30,7 +30,7 @@ def make_optimizer(task: Task, model: nn.Module, train: TrainSpec) -> Optimizer:
     )
 
 
-GROUP = "group"  # in a param group: which one it was before it was split
+GROUP = "group"  # in a param group: its index before the split
 
 
 # Attributes of a schedule that have one value for each param group.
@@ -39,8 +39,8 @@ PER_GROUP = ("base_lrs", "max_lrs", "min_lrs", "_last_lr", "lr_lambdas", "base_m
 
 
 def split_groups(optimizer: Optimizer, scheduler: Any) -> None:
-    """Put parameters that lie on different meshes into groups of their own: torch's fast
-    optimizers take one kind at a time. The schedule, made before, has the new ones then."""
+    """Split groups whose parameters lie on different meshes: torch's fast optimizers support only
+    one mesh at a time. Adapt the schedule, which was made before."""
     groups: list[dict[str, Any]] = []
     for i, group in enumerate(optimizer.param_groups):
         kinds: dict[Any, list[Any]] = {}
@@ -62,14 +62,14 @@ def _split_schedule(scheduler: Any, groups: Sequence[dict[str, Any]]) -> None:
 
 
 def by_new_groups(state: dict[str, Any], groups: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """A schedule's state for the groups that there are after a split."""
+    """A schedule's state for the groups after a split."""
     before = [group.get(GROUP, i) for i, group in enumerate(groups)]
     regrouped: dict[str, Any] = _per_group(state, before, max(before) + 1)
     return regrouped
 
 
 def by_old_groups(state: dict[str, Any], groups: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """A schedule's state for the groups that there were before a split."""
+    """A schedule's state for the groups before a split."""
     before = [group.get(GROUP, i) for i, group in enumerate(groups)]
     firsts = [before.index(number) for number in sorted(set(before))]
     regrouped: dict[str, Any] = _per_group(state, firsts, len(groups))
@@ -77,7 +77,7 @@ def by_old_groups(state: dict[str, Any], groups: Sequence[dict[str, Any]]) -> di
 
 
 def _per_group(state: Any, which: Sequence[int], count: int) -> Any:
-    """The state with lists of so many groups' values changed to those of other ones."""
+    """The state with each list of ``count`` groups' values replaced by the values at ``which``."""
     if isinstance(state, list):
         return [_per_group(item, which, count) for item in state]
     if type(state) is not dict:
@@ -92,15 +92,15 @@ def _per_group(state: Any, which: Sequence[int], count: int) -> Any:
 
 def divided(optimizer: Optimizer, group: dist.ProcessGroup) -> Optimizer:
     """An optimizer whose state is divided over the ranks of a group (Rajbhandari et al., 2020,
-    stage 1): each steps some of the parameters, and gives them to the others.
+    stage 1): each rank updates some of the parameters and sends them to the others.
 
     Raises:
-        JobFileError: it cannot be made again with another list of parameters.
+        JobFileError: the optimizer cannot be built for another list of parameters.
     """
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
     kind = type(optimizer)
-    takes = inspect.signature(kind).parameters  # AdamW's defaults hold more than it takes
+    takes = inspect.signature(kind).parameters  # AdamW's defaults have more entries than parameters
     defaults = {name: value for name, value in optimizer.defaults.items() if name in takes}
     try:
         return ZeroRedundancyOptimizer(
@@ -113,12 +113,12 @@ def divided(optimizer: Optimizer, group: dist.ProcessGroup) -> Optimizer:
         raise JobFileError(
             f"zero1 cannot divide a {kind.__name__}: {error}",
             where="optimizer()",
-            hint="take one of torch.optim's, or fsdp, which divides any optimizer's state",
+            hint="use an optimizer of torch.optim, or fsdp, which divides any optimizer's state",
         ) from None
 
 
 def own(optimizer: Optimizer) -> Optimizer:
-    """The optimizer of this rank's parameters, where a ZeroRedundancyOptimizer divides them."""
+    """The optimizer of this rank's parameters inside of a ZeroRedundancyOptimizer."""
     inner: Optimizer = getattr(optimizer, "optim", optimizer)
     return inner if isinstance(inner, Optimizer) else optimizer
 
@@ -152,8 +152,8 @@ def shape(train: TrainSpec, total_steps: int) -> Callable[[int], float]:
 
 
 def go_to_step(scheduler: LambdaLR, step: int) -> None:
-    """Put our own schedule, a function of the step alone, to a step. The job file as it is now
-    counts for the next steps."""
+    """Set hpcddp's own schedule, a function of the step alone, to a step. The current job file
+    applies to the next steps."""
     scheduler.last_epoch = step
     for group, base, factor in zip(
         scheduler.optimizer.param_groups, scheduler.base_lrs, scheduler.lr_lambdas, strict=True

@@ -1,7 +1,7 @@
-"""An optimizer's state, from a checkpoint and for a look ahead: its options and numbers.
+"""The options and numbers of an optimizer's state, for checkpoints and for memory trials.
 
 state_dict.py names its tensors, with those of the model. ``begin`` makes the tensors that a restore
-fills; ``apply`` puts in the numbers that came as JSON.
+fills; ``apply`` sets the numbers from meta.json.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ def groups(optimizer: Optimizer) -> list[dict[str, Any]]:
 
 @torch.no_grad()
 def begin(module: nn.Module, optimizer: Optimizer, names: set[str]) -> None:
-    """Let the optimizer have the state that a checkpoint holds tensors of, and no other.
+    """Make exactly the optimizer state of which a checkpoint has tensors.
 
-    A step with a learning rate and gradients of 0 makes it; it is overwritten next.
+    A step with a learning rate and gradients of 0 creates the state, which is overwritten next.
 
     Args:
-        names: of the checkpoint's tensors.
+        names: the names of the checkpoint's tensors.
     """
     inner, name_of = own(optimizer), naming(module)
     saved = {name.removeprefix("optim.").rpartition(".")[0] for name in names if "optim." in name}
@@ -58,8 +58,8 @@ def begin(module: nn.Module, optimizer: Optimizer, names: set[str]) -> None:
 
 @contextlib.contextmanager
 def reserved(optimizer: Optimizer) -> Iterator[None]:
-    """Within, the optimizer has all the state that it will have after a step. Afterwards it has its
-    earlier state again."""
+    """Within, the optimizer has the full state that it has after a step; afterwards, its earlier
+    state."""
     inner = own(optimizer)
     options = [{k: v for k, v in g.items() if k != "params"} for g in inner.param_groups]
     trainable = [p for group in inner.param_groups for p in group["params"] if p.requires_grad]
@@ -94,11 +94,11 @@ def _step_nowhere(optimizer: Optimizer, parameters: list[nn.Parameter]) -> None:
 def apply(
     module: nn.Module, optimizer: Optimizer, meta: Mapping[str, Any], *, options: bool
 ) -> None:
-    """Put the numbers of a checkpoint into an optimizer whose tensors were read.
+    """Set the numbers of an optimizer whose tensors were read.
 
     Args:
-        meta: what ``groups`` and ``Parts.plain`` were when it was saved.
-        options: restore the optimizer's options too; without, the job file's count.
+        meta: the saved results of ``groups`` and ``Parts.plain``.
+        options: restore the optimizer's options too; otherwise those of the job file apply.
     """
     inner, name_of = own(optimizer), naming(module)
     stepped = {id(p) for group in inner.param_groups for p in group["params"]}
@@ -117,8 +117,8 @@ def _plain(value: Any) -> Any:
 
 
 def like(value: Any, live: Any) -> Any:
-    """A value from JSON in the types that the live one has, whatever lies in it: JSON knows no
-    tensors, tuples or Counters, and no keys but text."""
+    """A value from JSON, converted to the types of the live one, at any depth: JSON has no tensors,
+    tuples or Counters, and only strings as keys."""
     if isinstance(live, Tensor):
         return torch.as_tensor(value, dtype=live.dtype, device=live.device)
     if isinstance(value, dict) and isinstance(live, dict):

@@ -1,4 +1,4 @@
-"""The model in stages: micro-batches go through them one behind the other.
+"""The model in stages: micro-batches pass through them one after the other.
 
 Stage s is on the rank with pp = s modulo the number of ranks in a pipeline; the first stage has
 the inputs, the last one the losses. Schedules: GPipe (Huang et al., 2019), 1F1B and interleaved
@@ -33,19 +33,19 @@ from hpcddp.train.rank.spread import Spread
 from hpcddp.train.rank.task_module import Task
 
 SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B, "interleaved": ScheduleInterleaved1F1B}
-PER_RANK = {"interleaved": 2}  # stages of one rank, where there is more than one
+PER_RANK = {"interleaved": 2}  # stages of one rank, if more than one
 
 
 def stages_of(spec: JobSpec, ranks: int) -> int:
-    """How many stages a pipeline of so many ranks has."""
+    """Number of stages of a pipeline of ``ranks`` ranks."""
     return ranks * PER_RANK.get(spec.pp.schedule, 1)
 
 
 class Pipeline:
-    """This rank's stages.
+    """Runs this rank's stages.
 
     Args:
-        chains: their modules, in order.
+        chains: the modules of the stages, in order.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Pipeline:
         self._targets = [targets for _, targets in placed]
         first, last = self._spread.place.pp == 0, self._spread.last
         if not last:
-            scaler.scale(torch.zeros((), device=device))  # it begins with the first loss
+            scaler.scale(torch.zeros((), device=device))  # initialises the scaler
         with model.autocast(device, precision, divided=self._spread.divided):
             self._schedule.step(
                 *(_joined([inputs for inputs, _ in placed]) if first else []),
@@ -94,17 +94,17 @@ class Pipeline:
                 on_loss(ids, micro, loss)
 
     def _loss(self, output: Any, number: Tensor) -> Tensor:
-        """Of a micro-batch, whose targets may be of any form: torch passes its number on."""
+        """The loss of a micro-batch. torch passes its number, as targets have any structure."""
         loss: Tensor = self._task.loss(output, self._targets[int(number)])
         self._losses.append(loss.detach())
         scaled: Tensor = self._scaler.scale(loss if self._weight == 1 else loss * self._weight)
         return scaled
 
     def _make_schedule(self, inputs: Any, count: int) -> Any:
-        """The schedule for so many micro-batches like this one; a collective.
+        """The schedule for ``count`` micro-batches like this one; a collective.
 
-        A forward pass of our own gives the shapes: torch's takes a training pass on memory without
-        values, which changes a BatchNorm.
+        A forward pass here finds the shapes: torch would run a training pass on uninitialised
+        memory, which changes a BatchNorm.
         """
         seen: list[tuple[tuple[Tensor, ...], Any]] = []
         with (
@@ -137,8 +137,8 @@ class Pipeline:
         return evaluating(self._chains, plain=False)
 
     def _forward(self, value: Any, seen: list[tuple[tuple[Tensor, ...], Any]]) -> Any:
-        """One forward pass through all stages, the output on the last one's rank; a collective of
-        the pipeline's ranks. ``seen`` gets what goes into and comes out of this rank's stages."""
+        """One forward pass through all stages, with the output on the last one's rank; a collective
+        of the pipeline's ranks. The inputs and outputs of this rank's stages go into ``seen``."""
         rank = self._spread.place.pp
         for i, chain in enumerate(self._chains):
             if rank > 0 or i > 0:
@@ -156,9 +156,9 @@ class Pipeline:
     def _send(self, value: Any, to: int) -> None:
         if not isinstance(value, Tensor):
             raise JobFileError(
-                f"a part of the model gives a {type(value).__name__} to the next one",
+                f"a stage of the pipeline returned a {type(value).__name__}, expected one tensor",
                 where=self._task.name,
-                hint="between the stages of a pipeline goes one tensor",
+                hint="return one tensor from each of the model's parts",
             )
         peer = dist.get_global_rank(self._group, to)
         control = self._spread.world.control
@@ -182,12 +182,12 @@ class Pipeline:
 
 
 def _joined(values: Sequence[Any]) -> list[Tensor]:
-    """The tensors of micro-batches of one size as one batch's, which the schedule takes apart."""
+    """Concatenate micro-batches of equal size; the schedule divides them again."""
     leaves = [pytree.tree_leaves(value) for value in values]
     return [torch.cat(parts) for parts in zip(*leaves, strict=True)]
 
 
 def _like(value: Tensor, *, grad: bool) -> Tensor:
-    """A tensor's shape and dtype, and nothing in it."""
+    """A tensor of the same shape and dtype, without values."""
     empty = torch.empty_like(value, device="meta")
     return empty.requires_grad_(grad and empty.is_floating_point())

@@ -1,13 +1,13 @@
-"""The tensors of a checkpoint: every one of the training, under a plain name.
+"""The tensors of a checkpoint: all of the training, under plain names.
 
-    model.<name>                 parameters and buffers, named as the plain module names them
-    optim.<name>.<state>         the optimizer's tensors, by the parameter they belong to
-    rng.<stream>.<generator>     the random generators of every rank; ranks of a tp group are one
-    more                         another object of a loop's, as torch.save wrote it
-    hook.<rank>.<bucket>.<what>  what PowerSGD remembers
+    model.<name>                 parameters and buffers, with the names of the plain module
+    optim.<name>.<state>         the optimizer's tensors, by the name of the parameter
+    rng.<stream>.<generator>     the random generators of every rank; a tp group shares them
+    more                         the user's further object, as written by torch.save
+    hook.<rank>.<bucket>.<what>  PowerSGD's memory
 
-The names are the same however the model is spread; a rank has some of the tensors, or parts of
-them. ``parts`` gives the live ones, in a millisecond: a save copies them, a restore fills them.
+The names do not depend on the strategy; a rank has some of the tensors, or parts of them. ``parts``
+returns the live ones, in a millisecond: a save copies them, a restore fills them.
 """
 
 from __future__ import annotations
@@ -33,29 +33,29 @@ MORE = "more"
 
 
 class Where(NamedTuple):
-    """Of which tensor a rank has which part, and who else has it."""
+    """The part of a tensor that a rank has, and the ranks that have the same part."""
 
     size: torch.Size
     offsets: tuple[int, ...]
     holders: tuple[int, ...]  # global ranks, this one among them
 
     def nothing(self, part: Tensor) -> bool:
-        """Whether this rank has none of it: there were more ranks than rows."""
+        """Whether this rank has none of it, as with more ranks than rows."""
         return part.numel() == 0 and self.size.numel() > 0
 
 
-Holders = Callable[[Tensor, bool], tuple[int, ...]]  # of a tensor; whether it is the optimizer's
+Holders = Callable[[Tensor, bool], tuple[int, ...]]  # True: the optimizer's tensor
 
 
 @dataclass
 class Parts:
-    """A rank's tensors, live, by what changes them; and the numbers in the optimizer's state.
+    """A rank's live tensors, and the numbers in the optimizer's state.
 
     Args:
-        stepped: only an optimizer step: parameters that the optimizer has, and its own tensors.
-        loose: also a forward pass: buffers, and parameters that the optimizer has not.
-        where: of each tensor.
-        plain: by parameter and name.
+        stepped: tensors that only an optimizer step changes: the optimizer's parameters and state.
+        loose: tensors that a forward pass may change: buffers and other parameters.
+        where: the part of each tensor.
+        plain: the optimizer's numbers, by parameter and name.
         module: the module's state_dict, which has the same tensors.
     """
 
@@ -84,7 +84,7 @@ def parts(module: nn.Module, optimizer: Optimizer, holders: Holders = alone) -> 
     """The tensors of a module and its optimizer, without a copy.
 
     Raises:
-        CheckpointError: the module's state holds something else than tensors.
+        CheckpointError: the module's state has an entry that is not a tensor.
     """
     parts, name_of, inner = Parts(module=module.state_dict()), naming(module), own(optimizer)
     trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
@@ -107,14 +107,14 @@ def sizes(module: nn.Module) -> dict[str, torch.Size]:
     """The sizes of a whole model's tensors, by their names in a checkpoint.
 
     Raises:
-        CheckpointError: the module's state holds something else than tensors.
+        CheckpointError: the module's state has an entry that is not a tensor.
     """
     name_of = naming(module)
     return {f"model.{name_of(n)}": _tensor(n, v).size() for n, v in module.state_dict().items()}
 
 
 def _offsets(tensor: Tensor) -> tuple[int, ...]:
-    """Where a rank's part begins in the whole tensor."""
+    """The offsets of a rank's part in the whole tensor."""
     if hasattr(tensor, "placements"):
         (chunk,) = tensor.__create_chunk_list__()  # type: ignore[attr-defined]
         return tuple(chunk.offsets)
@@ -122,8 +122,8 @@ def _offsets(tensor: Tensor) -> tuple[int, ...]:
 
 
 def naming(module: nn.Module) -> Callable[[str], str]:
-    """A function from a parameter's name to its plain one, without the prefixes of torch.compile
-    and of DDP around a part."""
+    """A function from a parameter's name to its plain name, without the prefixes of torch.compile
+    and of DDP inside of the model."""
     inner = [
         f"{name}.module."
         for name, part in module.named_modules()
@@ -143,7 +143,7 @@ def _tensor(name: str, value: Any) -> Tensor:
     if not isinstance(value, Tensor):
         raise CheckpointError(
             f"the model's state {name} is not a tensor",
-            hint="checkpoints hold tensors only: register it as a buffer",
+            hint="register it as a buffer: checkpoints hold only tensors",
         )
     return value
 
@@ -151,8 +151,8 @@ def _tensor(name: str, value: Any) -> Tensor:
 def share(
     tensors: Mapping[str, Tensor], where: Mapping[str, Where], rank: int
 ) -> dict[str, Tensor]:
-    """The tensors that this rank writes, of those that other ranks hold as well; all write about as
-    much. Every holder comes to the same division: the largest first, to the rank with least."""
+    """The tensors that this rank writes, of those that several ranks hold. All write about the same
+    amount; every holder computes the same division: largest first, to the rank with least."""
     loads: dict[tuple[int, ...], list[tuple[int, int]]] = {}
     written = {}
     for name in sorted(tensors, key=lambda n: (-tensors[n].nbytes, n)):
@@ -173,16 +173,16 @@ def rng_tensors(stream: int, device: torch.device) -> dict[str, Tensor]:
 
 
 def set_rng(tensors: Mapping[str, Tensor], device: torch.device) -> None:
-    """Put back what ``rng_tensors`` gave."""
+    """Restore the result of ``rng_tensors``."""
     state = {name.rsplit(".", 1)[1]: tensor for name, tensor in tensors.items()}
     seeding.set_rng_state(state, device)
 
 
 def pack(more: Any) -> dict[str, Tensor]:
-    """The state of a loop's other object, as one tensor of bytes.
+    """The state of the user's further object, as one tensor of bytes.
 
     Raises:
-        CheckpointError: its state cannot be read without running code.
+        CheckpointError: reading the state would need to run code.
     """
     file = io.BytesIO()
     torch.save(more.state_dict(), file)
@@ -193,12 +193,12 @@ def pack(more: Any) -> dict[str, Tensor]:
         first = str(error).strip().splitlines()[0]
         raise CheckpointError(
             f"the state of {type(more).__name__} cannot be saved: {first}",
-            hint="checkpoints hold tensors, numbers, texts, lists and dictionaries",
+            hint="use only tensors, numbers, strings, lists and dictionaries in it",
         ) from None
     return {MORE: tensor}
 
 
 def unpack(tensors: Mapping[str, Tensor]) -> Any:
-    """The state that ``pack`` took; nothing in it is run."""
+    """The state from a result of ``pack``; none of its content is run."""
     data = io.BytesIO(bytes(tensors[MORE].numpy()))
     return torch.load(data, map_location="cpu", weights_only=True)

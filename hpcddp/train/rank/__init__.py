@@ -1,6 +1,6 @@
-"""A rank: its device, its cores, its task, its place in the world.
+"""A rank: its device, its cores, its task, its position in the world.
 
 It imports no other room of the train half.
-Others use ``world`` (the process group), ``spread`` (its place in the mesh), ``cpus``
+Others use ``world`` (the process group), ``spread`` (its position in the mesh), ``cpus``
 and ``task_module``.
 """

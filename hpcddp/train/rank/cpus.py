@@ -1,7 +1,7 @@
 """The CPUs that a rank really has, and how it divides them between computing and reading.
 
-Slurm, taskset or a cpuset say which CPUs a process may run on, a cgroup's quota how much of them.
-Ranks without a binding share those of their node.
+Slurm, taskset or a cpuset limit the CPUs of a process; a cgroup's quota limits its CPU time. Ranks
+without a binding share the CPUs of their node.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import torch
 
 from hpcddp import cgroups
 
-MOST_BESIDE_GPU, MOST = 8, 4  # processes that read for one rank
+MOST_BESIDE_GPU, MOST = 8, 4  # most reading processes of one rank
 
 
 class Division(NamedTuple):
-    """The use of a rank's CPUs: ``workers`` processes of one thread each read, and the training
+    """The use of a rank's CPUs: ``workers`` processes with one thread each read, and the training
     computes with ``threads``."""
 
     cpus: int
@@ -28,14 +28,14 @@ class Division(NamedTuple):
 
 
 def divide(cpus: int, device: str, asked: int = -1) -> Division:
-    """So many CPUs between reading and computing.
+    """Divide CPUs between reading and computing.
 
-    Beside a GPU most of them have nothing else to do. Where the model computes on them too, a
-    quarter reads. A rank with one CPU reads in its own process.
+    With a GPU, most CPUs read. If the model computes on the CPU, a quarter reads. A rank with one
+    CPU reads in its own process.
 
     Args:
         device: cuda or cpu.
-        asked: processes that somebody wants; -1 chooses.
+        asked: requested reading processes; -1 to choose.
     """
     workers = asked
     if asked < 0:
@@ -44,8 +44,8 @@ def divide(cpus: int, device: str, asked: int = -1) -> Division:
 
 
 def limit_threads(most: int) -> int:
-    """Let torch compute with so many threads at most; how many it takes. What somebody has set
-    lower, with OMP_NUM_THREADS say, stays."""
+    """Limit torch's threads; the resulting number. A lower setting of the user stays, such as
+    OMP_NUM_THREADS."""
     threads = min(torch.get_num_threads(), most)
     if threads < torch.get_num_threads():
         torch.set_num_threads(threads)
@@ -56,8 +56,8 @@ def share(reports: Sequence[Mapping[str, Any]], rank: int) -> int:
     """CPUs of a rank of this machine, at least 1.
 
     Args:
-        reports: what all ranks showed at the start (world.py); may be empty.
-        rank: this one's global rank.
+        reports: the reports of all ranks at the start (world.py); may be empty.
+        rank: this rank's global rank.
     """
     report = reports[rank] if reports else {}
     neighbours = [r for r in reports if r.get("host") == report.get("host")] or [report]
@@ -72,7 +72,7 @@ def share(reports: Sequence[Mapping[str, Any]], rank: int) -> int:
 
 
 def quota(proc: Path = cgroups.PROC, root: Path = cgroups.CGROUPS) -> list[Any] | None:
-    """The cgroup that limits this process most, and to how many CPUs' time; None without a limit.
+    """The cgroup with the tightest limit, and that limit in CPUs; None without a limit.
 
     Sources: kernel documentation, cgroup-v2.rst (cpu.max) and sched-bwc.rst (cfs_quota_us).
     """
@@ -83,12 +83,12 @@ def quota(proc: Path = cgroups.PROC, root: Path = cgroups.CGROUPS) -> list[Any] 
 
 
 def _max(folder: Path) -> float:
-    """cpu.max of cgroup v2: microseconds of CPU time in a period, or "max"; 0 for no limit."""
+    """CPUs by cpu.max of cgroup v2 (microseconds in a period, or "max"); 0 for no limit."""
     most, period = (folder / "cpu.max").read_text().split()
     return 0.0 if most == "max" else int(most) / int(period)
 
 
 def _cfs(folder: Path) -> float:
-    """The same of cgroup v1, where -1 is no limit."""
+    """The same for cgroup v1, where -1 is no limit."""
     most = int((folder / "cpu.cfs_quota_us").read_text())
     return most / int((folder / "cpu.cfs_period_us").read_text())

@@ -1,8 +1,8 @@
-"""Each rank's device, and whether a node has lost its GPUs.
+"""Chooses each rank's device, and finds nodes that have lost a GPU.
 
-A node whose GPU driver is gone looks like a node without GPUs: its ranks would train on the CPU
+A node without a working GPU driver looks like a node without GPUs: its ranks would train on the CPU
 beside GPUs, or wait for a process group that never starts. So each rank reports the GPUs that it
-sees and those that Slurm gave it, and the last rank to come compares all reports.
+sees and those that Slurm allocated, and the last rank to arrive compares all reports.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ import torch
 
 from hpcddp.attempt.error_record import host
 from hpcddp.errors import RankMapError
+from hpcddp.sizes import counted
 from hpcddp.topology import Rank
 
-# The GPUs of a process, as indices or names; of several variables the shortest list counts.
+# Variables that list a process's GPUs, as indices or names; the shortest list counts.
 VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 NVIDIA = "0x10de"  # the PCI vendor
-HINT = "its driver or a GPU may be lost: nvidia-smi there tells; the next attempt leaves it out"
+HINT = "run nvidia-smi there: a GPU or its driver may be lost; the next attempt avoids the node"
 
 
 def seen() -> int:
@@ -32,13 +33,13 @@ def seen() -> int:
 
 
 def given(environ: Mapping[str, str]) -> int:
-    """GPUs that Slurm gave this process; 0 where it gave none, or does not say."""
+    """GPUs that Slurm allocated to this process; 0 if none or unknown."""
     count = environ.get("SLURM_GPUS_ON_NODE", "")
     counts = [int(count) if count.isdecimal() else 0]
     for name in VISIBLE:
         if name in environ:
             words = [word.strip() for word in environ[name].split(",")]
-            # A process sees one slice of a GPU at most, however many are named (CUDA's MIG).
+            # A process sees at most one slice of a GPU, even of a longer list (CUDA's MIG).
             slices = any(word.startswith("MIG") for word in words)
             named = sum(word.isdecimal() or word.startswith("GPU-") for word in words)
             counts.append(1 if slices else named)
@@ -46,10 +47,10 @@ def given(environ: Mapping[str, str]) -> int:
 
 
 def broken() -> bool:
-    """Whether this node, where torch sees no GPU, has one of NVIDIA's and its driver's library.
+    """Whether this node has an NVIDIA GPU and its driver's library, although torch sees no GPU.
 
-    torch's build alone says nothing: the usual one is for CUDA on machines without a GPU too, where
-    the sandbox claims to have some.
+    torch's build proves nothing: machines without a GPU usually have the build for CUDA too, and
+    the sandbox claims GPUs on them.
     """
     if torch.version.cuda is None:
         return False
@@ -61,7 +62,7 @@ def broken() -> bool:
 
 
 def pick(rank: Rank, count: int, environ: Mapping[str, str], *, local: bool) -> torch.device:
-    """This rank's device: its own GPU, or the CPU where there are none or, locally, too few.
+    """This rank's device: its own GPU, or the CPU if there are none or, locally, too few.
 
     Args:
         count: GPUs that this process sees.
@@ -72,17 +73,17 @@ def pick(rank: Rank, count: int, environ: Mapping[str, str], *, local: bool) -> 
     """
     if count == 0 or (local and count < rank.world_size):
         return torch.device("cpu")
-    if local:  # virtual nodes share the machine, so their ranks count on
+    if local:  # virtual nodes share the machine: use the global rank
         return torch.device("cuda", rank.world_rank)
     if count == 1:
         return torch.device("cuda", 0)
     if rank.local_rank < count:
         return torch.device("cuda", rank.local_rank)
     if count < (promised := given(environ)):
-        what = f"sees {count} of the {promised} GPUs that it was given"
+        what = f"sees {count} of the {promised} GPUs allocated to it"
         raise _lost(rank.world_rank, host(), what)
     raise RankMapError(
-        f"local rank {rank.local_rank} sees only {count} GPUs",
+        f"local rank {rank.local_rank} sees only {counted(count, 'GPU')}",
         where=f"rank {rank.world_rank} on {host()}",
         hint="ask Slurm for as many GPUs as ranks with --gpus-per-node",
         rank=rank.world_rank,
@@ -99,14 +100,14 @@ def report(
         count: GPUs that this process sees.
 
     Raises:
-        RankMapError: its GPU does not answer.
+        RankMapError: its GPU does not respond.
     """
     uuid = ""
     if device.type == "cuda":
         try:
             uuid = str(torch.cuda.get_device_properties(device).uuid)
         except RuntimeError as error:
-            what = f"has no answer from {device} ({str(error).splitlines()[0]})"
+            what = f"gets no answer from {device} ({str(error).splitlines()[0]})"
             raise _lost(rank.world_rank, host(), what) from None
     promised = given(environ)
     dead = promised > 0 and count == 0 and broken()
@@ -117,22 +118,22 @@ def check_lost(reports: Sequence[Mapping[str, Any]]) -> None:
     """Find a node that has lost a GPU, by the reports of all ranks.
 
     Raises:
-        RankMapError: a rank sees fewer GPUs than it was given, or its device is of another type
-            than the others'.
+        RankMapError: a rank sees fewer GPUs than allocated, or its device is of another type than
+            the others'.
     """
-    # Fewer than any other rank too: a list of devices that is too long everywhere is no loss.
+    # Also fewer than another rank: a list of devices that is too long everywhere is no loss.
     most = max(report["sees"] for report in reports)
     short = [r for r in reports if r["broken"] or r["sees"] < min(r["given"], most)]
     if short:
         worst = min(short, key=lambda r: int(r["sees"] - r["given"]))
-        what = f"sees {worst['sees']} of the {worst['given']} GPUs that it was given"
+        what = f"sees {worst['sees']} of the {worst['given']} GPUs allocated to it"
         raise _lost(worst["rank"], worst["host"], what)
     types = Counter(_type(report) for report in reports)
-    if len(types) > 1:  # of as many on either side the CPU is the loss
+    if len(types) > 1:  # at a tie, the CPU is the loss
         odd = min(types, key=lambda name: (types[name], name))
         first = next(report for report in reports if _type(report) == odd)
         others = " and ".join(f"{n} have {name}" for name, n in types.items() if name != odd)
-        what = f"has the device {first['device']}, and of {len(reports)} ranks {others}"
+        what = f"uses {first['device']}, but of {len(reports)} ranks {others}"
         raise _lost(first["rank"], first["host"], what)
 
 
@@ -141,16 +142,16 @@ def _type(report: Mapping[str, Any]) -> str:
 
 
 def _lost(rank: int, name: str, what: str) -> RankMapError:
-    """A node is to blame: error.json names it, whichever rank writes it."""
+    """The error of a node: error.json names the node, whichever rank writes it."""
     text = f"rank {rank} on {name} {what}"
     return RankMapError(text, hint=HINT, rank=rank, host=name, bad_host=True)
 
 
 def check_shared(reports: Sequence[Mapping[str, Any]]) -> None:
-    """Two ranks on one GPU halve its memory, and NCCL hangs or refuses much later.
+    """Check that no two ranks share a GPU: memory would be short, and NCCL would hang or fail.
 
     Raises:
-        RankMapError: two do.
+        RankMapError: two ranks share one.
     """
     seen: dict[str, int] = {}
     for report in reports:

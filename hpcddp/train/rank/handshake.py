@@ -1,7 +1,7 @@
-"""How the ranks meet: each shows who and where it is, and all hear the same verdict.
+"""The rendezvous of the ranks: each sends a report on itself, and all read the same verdict.
 
-They meet in one store, hosted by rank 0 and used by the process group as well. The last one to come
-judges the map, and all train or none.
+They use one store, which rank 0 hosts and the process group uses too. The last rank to arrive
+checks all reports; then all ranks train, or none.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from hpcddp.train.rank.cpus import quota
 
 
 def open_store(rank: Rank, address: tuple[str, int] | None, timeout: float) -> Store:
-    """The store where ranks meet; rank 0 hosts it, or torch's agent that started it.
+    """The store of the rendezvous, hosted by rank 0 or by the agent of torchrun.
 
     Raises:
         RankMapError: rank 0 cannot listen, or cannot be reached.
@@ -53,10 +53,10 @@ def open_store(rank: Rank, address: tuple[str, int] | None, timeout: float) -> S
     except dist.DistError as error:
         if main:
             what = f"cannot listen on port {port}: {_first_line(error)}"
-            hint = "another process has the port, or two processes are rank 0"
+            hint = "free the port, or start only one process as rank 0"
         else:
             what = f"cannot reach rank 0 at {name}:{port} within {timeout:g} s"
-            hint = "rank 0 did not start, or a firewall is between the nodes"
+            hint = "see the log of rank 0, and look for a firewall between the nodes"
         raise RankMapError(what, where=where, hint=hint) from None
 
 
@@ -68,7 +68,7 @@ def report(rank: Rank, shown: Mapping[str, Any]) -> dict[str, Any]:
     """A rank's report on itself.
 
     Args:
-        shown: of its device.
+        shown: the report on its device.
     """
     return {
         "rank": rank.world_rank,
@@ -83,7 +83,7 @@ def report(rank: Rank, shown: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _identity() -> dict[str, Any]:
-    """A process's identity: its id is unique in its namespace, as long as it lives."""
+    """A process's identity: its id is unique within its namespace and lifetime."""
     space = ""
     with contextlib.suppress(OSError):
         space = str(Path("/proc/self/ns/pid").readlink())
@@ -102,13 +102,13 @@ def ranges(numbers: Iterable[int]) -> str:
 
 
 def meet(store: Store, rank: Rank, report: dict[str, Any], timeout: float) -> list[dict[str, Any]]:
-    """Hand in this rank's report and wait for the verdict on all of them."""
+    """Send this rank's report and wait for the verdict on all reports."""
     number, size = rank.world_rank, rank.world_size
     if store.add(f"hpcddp/claim/{number}", 1) > 1:
         raise RankMapError(
             f"two processes are rank {number}; the second is on {report['host']}, "
             f"process {report['pid']}",
-            hint="each process needs a rank of its own: start them with the run's script",
+            hint="start the ranks with the run's script, which gives each process its own rank",
         )
     store.set(f"hpcddp/rank/{number}", json.dumps(report))
     if store.add("hpcddp/arrived", 1) == size:
@@ -129,7 +129,7 @@ def meet(store: Store, rank: Rank, report: dict[str, Any], timeout: float) -> li
 
 
 def refuse(store: Store, error: RankMapError) -> None:
-    """Tell the ranks that wait; the first to refuse is the one they hear."""
+    """Send the error to the waiting ranks; the first error counts."""
     facts = {"what": error.what, "where": error.where, "hint": error.hint, **error.facts}
     text = json.dumps({"error": facts})
     store.compare_set("hpcddp/verdict", "", text)
@@ -138,6 +138,6 @@ def refuse(store: Store, error: RankMapError) -> None:
 def _missing(store: Store, size: int, timeout: float) -> RankMapError:
     absent = ranges(n for n in range(size) if not store.check([f"hpcddp/rank/{n}"]))
     return RankMapError(
-        f"of {size} ranks, {absent} did not come within {timeout:g} s",
-        hint="their logs say why; HPCDDP_START_TIMEOUT sets the seconds to wait",
+        f"of {size} ranks, {absent} did not reach the rendezvous within {timeout:g} s",
+        hint="see the logs of these ranks; HPCDDP_START_TIMEOUT sets the seconds to wait",
     )

@@ -1,4 +1,4 @@
-"""How this attempt's ranks share the model: the mesh, and which ranks hold the same numbers."""
+"""The mesh of this attempt's ranks, and which ranks hold the same part of a tensor."""
 
 from __future__ import annotations
 
@@ -16,31 +16,44 @@ from torch.optim import Optimizer
 from hpcddp import strategy
 from hpcddp.spec import JobSpec
 from hpcddp.strategy import FACTORS, Layout, MeshPosition
+from hpcddp.train.rank.own_mesh import OwnMeshes
 from hpcddp.train.rank.world import World
 
 
 def of(spec: JobSpec, world: World) -> Spread:
-    """The spread that a job asks for, on the ranks that are there; a collective."""
+    """The spread of a job's strategy over the actual ranks; a collective."""
     rank = world.rank
     return Spread(
         strategy.layout(spec.strategy, rank.world_size // rank.local_size, rank.local_size), world
     )
 
 
-def replicas(world: World) -> Spread:
-    """The spread where each rank has all of it."""
-    return Spread(Layout(ddp=world.size), world)
+def replicas(world: World, module: nn.Module | None = None) -> Spread:
+    """The spread in which each rank has the whole model; a collective.
+
+    Args:
+        module: a script's own model; the script may have divided its parameters over the ranks.
+
+    Raises:
+        UserError: on all ranks, if the script divided it in an unsupported way.
+    """
+    layout = Layout(ddp=world.size)
+    if module is None:
+        return Spread(layout, world)
+    tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    return Spread(layout, world, OwnMeshes(world, tensors))
 
 
 class Spread:
-    """One rank's place in the mesh.
+    """One rank's position in the mesh.
 
     Args:
         layout: the sizes of the mesh; they multiply to the world size.
+        own: the meshes of a model that a script has divided itself.
     """
 
-    def __init__(self, layout: Layout, world: World) -> None:
-        self.layout, self.world = layout, world
+    def __init__(self, layout: Layout, world: World, own: OwnMeshes | None = None) -> None:
+        self.layout, self.world, self._own = layout, world, own
         self.place: MeshPosition = layout.place(world.rank.world_rank)
         self._holders: dict[frozenset[str], tuple[int, ...]] = {}  # by how a tensor is cut
 
@@ -52,7 +65,7 @@ class Spread:
         )
 
     def group(self, name: str) -> dist.ProcessGroup:
-        """The ranks that differ from this one in a dimension alone."""
+        """The ranks that differ from this one only in one dimension."""
         return self.mesh[name].get_group()
 
     @property
@@ -65,7 +78,7 @@ class Spread:
 
     @property
     def stream(self) -> int:
-        """Which random numbers this rank draws."""
+        """The number of this rank's random stream."""
         return self.layout.stream(self.world.rank.world_rank)
 
     @property
@@ -75,22 +88,24 @@ class Spread:
 
     @property
     def last(self) -> bool:
-        """Whether this rank computes losses, of which each sample has one."""
+        """Whether this rank is in the last pipeline stage, which computes losses."""
         return self.place.pp == self.layout.pp - 1
 
     @property
     def speaks(self) -> bool:
-        """Whether this rank's losses are counted: each of a batch's shares has one such rank."""
+        """Whether this rank's losses count: one rank for each share of a batch."""
         return self.last and self.place.tp == 0
 
     def holders(self, tensor: Tensor, optim: bool = False) -> tuple[int, ...]:
         """The global ranks, this one among them, that hold the same part of a tensor.
 
         Args:
-            optim: it is the optimizer's.
+            optim: whether it is the optimizer's.
         """
         if optim and self.layout.zero:
             return (self.world.rank.world_rank,)
+        if self._own and (holders := self._own.holders(tensor)):
+            return holders
         cut = _cut_dims(tensor)
         if cut not in self._holders:
             own = self.place._asdict()
@@ -103,8 +118,8 @@ class Spread:
         return self._holders[cut]
 
     def share(self, buffers: Sequence[Tensor]) -> None:
-        """Give all ranks that have the same part of the model the first one's buffers, which are
-        those that are saved; a collective. DDP does so by itself."""
+        """Give all ranks with the same part of the model the first one's buffers, which are the
+        saved ones; a collective. DDP does this itself."""
         for name in FACTORS[1:] if buffers else ():
             if self.layout[FACTORS.index(name)] > 1:
                 group = self.group(name)
@@ -112,7 +127,7 @@ class Spread:
                     dist.broadcast(buffer, group_src=0, group=group)
 
     def clip(self, module: nn.Module, most: float) -> Tensor:
-        """Scale gradients down to a norm over all ranks; that norm. A collective."""
+        """Limit the norm of the gradients over all ranks; the norm before. A collective."""
         parameters = list(module.parameters())
         if self.layout.plain:
             return clip_grad_norm_(parameters, most)
@@ -123,7 +138,7 @@ class Spread:
             total += own.double().square().sum() / len(self.holders(gradient))
         dist.all_reduce(total)
         norm = total.sqrt()
-        factor = (most / (norm + 1e-6)).clamp(max=1.0)  # as torch's own
+        factor = (most / (norm + 1e-6)).clamp(max=1.0)  # as in torch
         for gradient in gradients:
             own = local(gradient)
             own.mul_(factor.to(own.dtype))
@@ -131,7 +146,7 @@ class Spread:
 
 
 def _cut_dims(tensor: Tensor) -> frozenset[str]:
-    """The mesh dimensions along which the ranks hold different parts."""
+    """The mesh dimensions along which a tensor is divided."""
     mesh = getattr(tensor, "device_mesh", None)
     if mesh is None:
         return frozenset()
@@ -145,10 +160,10 @@ def local(tensor: Tensor) -> Tensor:
 
 
 class Scaler(torch.amp.GradScaler):
-    """Loss scaling whose steps all ranks take or none.
+    """Loss scaling in which all ranks take a step, or none.
 
     Args:
-        alike: all ranks have the same gradients. Where they have not, each looks at its own.
+        alike: all ranks have the same gradients; otherwise each checks its own.
     """
 
     def __init__(self, device: str, *, enabled: bool, alike: bool) -> None:

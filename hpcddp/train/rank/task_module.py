@@ -1,18 +1,18 @@
-"""The user's task module: model, dataset and loss, imported on the nodes only.
+"""The user's task module: model, dataset and loss, imported only on the nodes.
 
-A task is a .py file beside the job file, or ``package.module:object``. It gives
+A task is a .py file beside the job file, or ``package.module:object``. It defines
 
     model(**[model]) -> nn.Module
     dataset(split, **[dataset]) -> a map-style Dataset of (input, target); split is train or eval
     loss(output, target) -> the mean over the batch, a scalar
     optimizer(model, train) -> Optimizer                 optional; train is the job's TrainSpec
     scheduler(optimizer, total_steps) -> LRScheduler     optional; stepped after every step
-    metrics(output, target) -> {name: one value per sample}        optional; truth values count
+    metrics(output, target) -> {name: one value per sample}      optional; booleans are counted
 
-and how the model is cut, where its own structure does not say it:
+and how to divide the model, if its structure does not show it:
 
-    blocks(model) -> names of the modules that fsdp divides and train.recompute computes again
-    parts(model) -> names of modules that called one after the other are the model, for pp
+    blocks(model) -> names of the modules that fsdp divides and train.recompute recomputes
+    parts(model) -> names of modules that, called in this order, are the model, for pp
     tp_plan(model) -> {name of a module: "colwise", "rowwise" or a ParallelStyle}, for tp
 """
 
@@ -50,19 +50,19 @@ _NODE_FOLDERS = re.compile(
 
 
 class Task:
-    """A task's functions, with the job's options put in."""
+    """A task's functions, called with the job's options."""
 
     def __init__(self, source: object, name: str, spec: JobSpec) -> None:
         self.name = name
-        self.held_out = True  # whether there are samples to evaluate on, if the task has them
+        self.held_out = True  # False to ignore the task's held-out samples
         self._spec = spec
         self._functions = {f: getattr(source, f, None) for f in REQUIRED + OPTIONAL}
         for function, defined in self._functions.items():
             if not callable(defined) and (function in REQUIRED or defined is not None):
                 raise JobFileError(
-                    f"there is no function {function}",
+                    f"function {function} is missing",
                     where=name,
-                    hint=f"define {SIGNATURES[function]} there",
+                    hint=f"define {SIGNATURES[function]}",
                 )
         self.loss = self._get("loss")
         self.metrics = self._functions["metrics"]
@@ -78,7 +78,7 @@ class Task:
         return self._get("model")(**self._spec.model)
 
     def dataset(self, split: str) -> Any:
-        """The dataset of a split; None when the task has no such split."""
+        """The dataset of a split; None if the task has no such split."""
         if split == "eval" and not self.held_out:
             return None
         stage = self._spec.data.stage
@@ -95,7 +95,7 @@ class Task:
         return self._get("scheduler")(optimizer, total_steps)
 
     def cut(self, name: str, model: Any) -> Any:
-        """What the task says of the model's structure, None if nothing; see CUTS."""
+        """The result of a function of CUTS for the model; None if the task has no such function."""
         if not self.has(name):
             return None
         self._check(name, model)
@@ -106,7 +106,7 @@ class Task:
         return defined
 
     def _check(self, function: str, *args: Any, **options: Any) -> None:
-        """Say which argument does not fit before Python says it in a traceback."""
+        """Check the arguments, for a plain error in place of a traceback."""
         if not self.has(function):
             return
         try:
@@ -115,15 +115,15 @@ class Task:
             raise JobFileError(
                 f"{function}() cannot be called with the job's options: {error}",
                 where=self.name,
-                hint=f"it is called as {SIGNATURES[function]}, with the job file's [{function}]",
+                hint=f"define it as {SIGNATURES[function]}; [model] and [dataset] hold the options",
             ) from None
         except ValueError:  # a builtin without a signature
             return
 
 
 def _expand(key: str, value: Any, stage: Sequence[str]) -> Any:
-    """Fill the node's own folders in: they are known only there. Where nothing is staged, as in an
-    estimate before the job, it is read from where it lies."""
+    """Insert the node's own folders, which are known only there. Without staging, as in an estimate
+    before the job, data is read from its source."""
     if not isinstance(value, str):
         return value
     if "HPCDDP_STAGE" not in os.environ:
@@ -136,9 +136,9 @@ def _expand(key: str, value: Any, stage: Sequence[str]) -> Any:
             raise JobFileError(
                 f"${name} is not set on this node",
                 where=f"dataset.{key}",
-                hint="name what the nodes copy: [data] stage"
+                hint="list the data to copy in data.stage"
                 if name == "STAGE"
-                else "set it in the job file's [env], or write the path out",
+                else "set it in the job file's [env], or write the path itself",
             )
         return value
 
@@ -149,10 +149,10 @@ def load(spec: JobSpec, workdir: str) -> Task:
     """Import the job's task.
 
     Args:
-        workdir: the folder of submission, where ``package.module`` is looked for.
+        workdir: the folder of submission, where ``package.module`` is searched.
 
     Raises:
-        JobFileError: the file, module, object or a function is not there.
+        JobFileError: the file, module, object or a function is missing.
     """
     module, colon, attribute = spec.task.partition(":")
     if spec.task.endswith(".py") or not colon:
@@ -163,17 +163,19 @@ def load(spec: JobSpec, workdir: str) -> Task:
 def _import_file(path: Path) -> object:
     if not path.is_file():
         raise JobFileError(
-            "the task file is not there",
+            "task file not found",
             where=str(path),
-            hint="it must lie where all nodes can read it",
+            hint="put it where all nodes can read it",
         )
     _put_on_path(path.parent)
-    # Under its own name, so that DataLoader workers and pickles find it; not over a module that
-    # is loaded already: a task named types.py must not replace Python's.
+    # Under its own name, so that DataLoader workers and pickles find it, unless such a module is
+    # loaded: a task named types.py must not replace Python's.
     name = path.stem if path.stem not in sys.modules else f"hpcddp_task_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        raise JobFileError("the task file cannot be imported", where=str(path))
+        raise JobFileError(
+            "the task file cannot be imported", where=str(path), hint="use a .py file"
+        )
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     spec.loader.exec_module(module)
@@ -186,15 +188,19 @@ def _import_object(module: str, attribute: str, workdir: str) -> object:
         target: object = importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name is None or not (module + ".").startswith(error.name + "."):
-            raise  # the task's module is there; what it imports is not
+            raise  # the task's module exists, but a module that it imports does not
         raise JobFileError(
-            f"there is no module {error.name}",
+            f"no module named {error.name!r}",
             where=f"{module}:{attribute}",
-            hint=f"it is looked for in {workdir} and in the Python that runs the job",
+            hint=f"put it in {workdir}, or install it for the Python that runs the job",
         ) from None
     for name in attribute.split("."):
         if not hasattr(target, name):
-            raise JobFileError(f"{module} has no {attribute}", where=f"{module}:{attribute}")
+            raise JobFileError(
+                f"module {module} has no {attribute}",
+                where=f"{module}:{attribute}",
+                hint="fix the name after the colon",
+            )
         target = getattr(target, name)
     return target
 

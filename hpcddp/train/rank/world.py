@@ -1,4 +1,4 @@
-"""Step 8: the ranks meet, show who they are (handshake.py), and become a process group."""
+"""Step 8: the rendezvous of the ranks (handshake.py), and their process group."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from hpcddp.train.rank import descriptors, devices, handshake
 
 T = TypeVar("T")
 
-# Longer than any silence that a watchdog allows or a suspension takes, and the longest that poll(2)
-# and torch's monitor of NCCL can count, in milliseconds of 32 bits.
+# Longer than any limit of the watchdog and any suspension, and near the maximum of poll(2) and of
+# torch's NCCL monitor, which count milliseconds in 32 bits.
 NO_TIMEOUT = timedelta(days=24)
 
 
 @dataclass
 class World:
-    """The ranks of this attempt, and this one's place among them."""
+    """The ranks of this attempt, as one rank sees them."""
 
-    rank: Rank
-    device: torch.device
+    rank: Rank  #: global rank, local rank and node (hpcddp.topology.Rank)
+    device: torch.device  #: device of this rank
     backend: str
     reports: list[dict[str, Any]]
     store: Store
@@ -36,33 +36,35 @@ class World:
 
     @property
     def size(self) -> int:
+        """World size: number of ranks."""
         return self.rank.world_size
 
     @property
     def is_main(self) -> bool:
+        """Whether this is global rank 0."""
         return self.rank.world_rank == 0
 
     @property
     def hosts(self) -> list[str]:
-        """Where each rank is."""
+        """The host of each rank."""
         return [str(report.get("host", "")) for report in self.reports] or [""] * self.size
 
     @property
     def control(self) -> dist.ProcessGroup | None:
-        """A gloo group for votes, restores and barriers, beside the gradients' one."""
+        """A gloo group for votes, restores and barriers, separate from that of the gradients."""
         return self._group("control")
 
     @property
     def saving(self) -> dist.ProcessGroup | None:
-        """A gloo group for the threads that save; nothing else may use it."""
+        """A gloo group for the saving threads only."""
         return self._group("saving")
 
     def connect(self, *, watched: bool = False) -> None:
-        """Start the process group, unless the program has, and make the groups beside it, which
-        connect all ranks with each other: at the start, where a limit shows. A collective.
+        """Start the process group, unless the program has, and the gloo groups beside it. They
+        connect all ranks at once, so a limit shows at the start. A collective.
 
         Args:
-            watched: a watchdog ends a rank that hangs, so no time-out of torch's is to do it.
+            watched: a watchdog ends a hanging rank, so torch's time-outs are lifted.
         """
         if watched:
             _leave_to_watchdog(self.store)
@@ -77,7 +79,7 @@ class World:
         return self._groups[name]
 
     def gather(self, value: T, group: dist.ProcessGroup | None = None) -> list[T]:
-        """Every rank's value, by rank; a collective of ``control`` or another gloo group."""
+        """The values of all ranks, by rank; a collective of ``control`` or another gloo group."""
         if self.size == 1:
             return [value]
         everyone: list[Any] = [None] * self.size
@@ -90,7 +92,7 @@ class World:
 
 
 def leave() -> None:
-    """End the process group. DDP wrappers must be gone: their destructor needs it."""
+    """End the process group. Delete DDP wrappers before: their destructor needs it."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
@@ -104,20 +106,20 @@ def join(
     address: tuple[str, int] | None = None,
     timeout: float = 600.0,
 ) -> World:
-    """Meet the other ranks and check the map. ``World.connect`` starts the process group.
+    """Join the other ranks and check the rank map. ``World.connect`` starts the process group.
 
     Args:
-        nodes: fewest and most nodes that the plan allows.
-        local: all ranks are on this machine, whatever nodes they belong to.
-        address: host and port of rank 0's store; not needed for a world of one.
+        nodes: least and greatest number of nodes that the plan allows.
+        local: all ranks are on this machine, whatever their node numbers.
+        address: host and port of rank 0's store; not needed for one rank.
         timeout: seconds to wait for the other ranks.
 
     Raises:
-        RankMapError: a rank is wrong, doubled or missing, has lost its GPU or shares it.
-        TopologyError: this process may not open as many connections as there are ranks.
+        RankMapError: a rank is wrong, duplicated or missing, has lost its GPU or shares it.
+        TopologyError: the limit on file descriptors is too low for the number of ranks.
     """
     count = devices.seen()
-    descriptors.provide(rank, groups=2 if count else 3)  # the gradients' own one is NCCL's
+    descriptors.provide(rank, groups=2 if count else 3)  # the gradients' group is NCCL's
     store = handshake.open_store(rank, address, timeout)
     try:
         check_map(rank, nodes, gpus_per_node)
@@ -131,7 +133,7 @@ def join(
 
 
 def _start(world: World) -> None:
-    """Start the process group of the ranks that have met."""
+    """Start the process group after the rendezvous."""
     gpu = world.device if world.device.type == "cuda" else None
     if gpu:
         torch.cuda.set_device(gpu)
@@ -145,45 +147,45 @@ def _start(world: World) -> None:
 
 
 def _leave_to_watchdog(store: Store) -> None:
-    """Let no time-out of torch's end what our watchdog lets live: a long start or save, a job that
-    is suspended. They are 10 minutes for NCCL and 30 for gloo, and count the time suspended.
+    """Lift torch's time-outs, so that only hpcddp's watchdog ends a rank. They are 10 minutes for
+    NCCL and 30 for gloo, would end a long start or save, and count the time of a suspension.
 
-    These are torch's defaults for all groups of the process, those of a device mesh and of a task's
-    own too: a mesh takes no time-out (torch 2.6).
+    This changes torch's defaults for all groups of the process, also those of device meshes and of
+    the task: a mesh has no parameter for it (torch 2.6).
     """
     distributed_c10d.default_pg_timeout = NO_TIMEOUT
     distributed_c10d.default_pg_nccl_timeout = NO_TIMEOUT
-    store.set_timeout(NO_TIMEOUT)  # NCCL's communicators wait there for each other
-    # torch's monitor aborts a process whose NCCL thread has stood still for 8 minutes, such as one
-    # that waits for Python's lock or a driver that compiles. A person's own value stays.
+    store.set_timeout(NO_TIMEOUT)  # NCCL's communicators use it to find each other
+    # torch's monitor aborts a process whose NCCL thread made no progress for 8 minutes, as while it
+    # waits for Python's lock or a compiling driver. A value set by the user stays.
     os.environ.setdefault("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", f"{NO_TIMEOUT.total_seconds():.0f}")
 
 
 def adopt(device: torch.device) -> World:
-    """The world of a program that has its process group already.
+    """The world of a program that has started its process group.
 
     Raises:
-        RankMapError: its ranks are not those of the environment, or one has lost its GPU.
-        TopologyError: this process may not open as many connections as there are ranks.
+        RankMapError: its ranks differ from those of the environment, or one has lost its GPU.
+        TopologyError: the limit on file descriptors is too low for the number of ranks.
     """
     size = dist.get_world_size()
     if "HPCDDP_RUN_DIR" in os.environ:
         rank = Rank.from_env(os.environ)
-    else:  # its launcher may have set no environment
+    else:  # the launcher may not have set an environment
         rank = Rank(dist.get_rank(), size, dist.get_rank(), size, 0)
     if (dist.get_rank(), size) != (rank.world_rank, rank.world_size):
         raise RankMapError(
-            f"the process group says rank {dist.get_rank()}({size}), the environment {rank}",
+            f"the process group has rank {dist.get_rank()}({size}), the environment {rank}",
             where=f"rank {rank.world_rank} on {host()}",
-            hint="take rank and world size from RANK and WORLD_SIZE",
+            hint="start the process group with the values of RANK and WORLD_SIZE",
         )
     backend = dist.get_backend()
     descriptors.provide(rank, groups=3 if backend == "gloo" else 2)
     world = World(rank, device, backend, [{}] * rank.world_size, HashStore())
     shown = devices.report(rank, device, devices.seen(), os.environ)
-    # Over gloo: NCCL would open on the current device, which a script need not have set.
+    # Over gloo: NCCL would use the current device, which the script may not have set.
     dist.all_gather_object(world.reports, handshake.report(rank, shown), group=world.control)
     devices.check_lost(world.reports)
-    if "HPCDDP_RUN_DIR" in os.environ:  # else nothing is saved
+    if "HPCDDP_RUN_DIR" in os.environ:  # without a run, nothing is saved
         world.connect()
     return world

@@ -139,3 +139,20 @@ def test_an_attached_loop_is_followed_to_its_end(site: Site) -> None:
         terminal.until("step ", "loss 0.25")
         assert terminal.left() == 0
         assert "COMPLETED" in terminal.text and b"Traceback" not in terminal.raw
+
+
+def test_a_resumed_run_shows_no_records_of_its_earlier_attempts(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "run")
+    for folder in (run, run.attempt(1)):
+        folder.path.mkdir(parents=True)
+    run.attempt(1).metrics.write_text(json.dumps(train(7)) + "\n")
+    screen = Screen()
+    with contextlib.redirect_stdout(screen), Progress(after=1) as progress:
+        progress.follow(run)
+        progress.bar.refresh()
+        assert "starting" in screen.text and "step 7" not in screen.text
+        run.attempt(2).path.mkdir()
+        run.attempt(2).metrics.write_text(json.dumps(train(8)) + "\n")
+        progress.follow(run)
+        progress.bar.refresh()
+        assert "step 8" in screen.text

@@ -1,4 +1,4 @@
-"""The node's cache, used by real processes that are killed, starved and refused."""
+"""The node's cache, used by real processes that are killed or get no space."""
 
 import errno
 import hashlib
@@ -23,7 +23,7 @@ from hpcddp.errors import ObjectMissing
 from hpcddp.rundir import RunDir
 
 K = 1024
-# A process that gets keys 0 to COUNT - 1, and notes each fetch by a line in the file `fetched`.
+# A process that gets keys 0 to COUNT - 1, and appends a line to the file `fetched` for each fetch.
 READER = """
 import os, sys, time
 from pathlib import Path
@@ -61,7 +61,7 @@ def start(
 
 
 def go(processes: list[subprocess.Popen[str]]) -> None:
-    """Let them begin, all at once."""
+    """Let all processes start at once."""
     for process in processes:
         assert process.stdin
         process.stdin.write("go\n")
@@ -80,12 +80,12 @@ def fetched(folder: Path) -> list[str]:
 
 
 def files(folder: Path) -> list[Path]:
-    """All that lies in a cache but its own accounts."""
+    """All files of a cache except its journal."""
     return [path for path in folder.glob("[0-9a-f][0-9a-f]/*") if path.is_file()]
 
 
 def put(cache: Cache, key: str, size: int = K) -> bytes | None:
-    """What a key comes to: its first character, again and again."""
+    """The content of a key: its first character, repeated."""
 
     def fetch(file: BinaryIO) -> None:
         file.write(key[:1].encode() * size)
@@ -120,7 +120,9 @@ def test_of_many_processes_one_fetches(tmp_path: Path) -> None:
     folder = tmp_path / "cache"
     end([start(GO + ALL, folder, count=200) for _ in range(6)])
     assert sorted(map(int, fetched(folder))) == list(range(200))
-    assert {path.stat().st_size for path in files(folder)} == {K}  # no claim, no part is left
+    assert {path.stat().st_size for path in files(folder)} == {
+        K
+    }  # neither a claim nor a part is left
 
 
 def test_what_a_killed_process_left_is_taken_over(tmp_path: Path) -> None:
@@ -130,7 +132,7 @@ def test_what_a_killed_process_left_is_taken_over(tmp_path: Path) -> None:
     waits = start(READER + "print('begins', flush=True)" + ALL, folder)
     assert waits.stdout and waits.stdout.readline() == "begins\n"
     time.sleep(0.3)
-    assert fetched(folder) == ["0"] and waits.poll() is None  # it waits for the one that lives
+    assert fetched(folder) == ["0"] and waits.poll() is None  # it waits for the living process
     killed.send_signal(signal.SIGKILL)
     killed.communicate()
     end([waits])
@@ -142,7 +144,7 @@ def test_what_a_killed_process_left_is_taken_over(tmp_path: Path) -> None:
 
 
 def test_what_another_container_fetches_stays_while_it_is_young(tmp_path: Path) -> None:
-    """Its processes cannot be seen from here, and their ids mean others."""
+    """The other container's processes are not visible here, and PIDs there are other processes."""
     cache, key = Cache(tmp_path, 10 * K), tmp_path / name("a")
     theirs = f"{os.getpid()}-1-00000000"
     for number in (0, 1):
@@ -218,8 +220,8 @@ def test_the_limit_holds_whoever_writes(tmp_path: Path) -> None:
 def test_accounts_are_put_right_by_what_is_there(tmp_path: Path, monkeypatch) -> None:
     cache = Cache(tmp_path, 100 * K)
     assert put(cache, "a") and put(cache, "b")
-    (tmp_path / name("a")).unlink()  # by a cleaner of /tmp
-    cache._usage.add(98 * K)  # of processes that were killed
+    (tmp_path / name("a")).unlink()  # removed by a cleaner of /tmp
+    cache._usage.add(98 * K)  # of killed processes
     assert put(cache, "c")
     assert cache._usage.total() == 2 * K
     with (tmp_path / "usage").open("ab") as journal:
@@ -232,14 +234,14 @@ def test_accounts_are_put_right_by_what_is_there(tmp_path: Path, monkeypatch) ->
 def test_what_comes_while_the_accounts_are_put_right_is_counted(
     tmp_path: Path, monkeypatch
 ) -> None:
-    """Rather twice than not at all."""
+    """A duplicated entry is better than a missing one."""
     mine, other = (usage.Usage(tmp_path / "usage") for _ in range(2))
     mine.renew(0, mine.position())
     since, real = mine.position(), time.time_ns
     other.add(3)
 
     def late() -> int:
-        """The new journal is about to be written, and another process sees the old one."""
+        """While the journal is rewritten, another process reads the old one."""
         monkeypatch.setattr(time, "time_ns", real)
         other.add(5)
         return real()
@@ -251,7 +253,7 @@ def test_what_comes_while_the_accounts_are_put_right_is_counted(
     cache = Cache(folder, 10 * K)
     assert put(cache, "a")
     path = cache.folder / name("a")
-    # Claims that are given back, or left, when their file is whole already.
+    # Claims that are dropped, or left, when their file is already complete.
     assert sweep._claimed(path.with_suffix(".claim")) == K
     path.with_suffix(".claim").write_text(f"1-1-{claims.mark().rpartition('-')[2]} {K} x")
     assert cache._claim(path.with_suffix(".claim"), K) and cache._usage.total() == K
@@ -262,7 +264,7 @@ def test_content_of_another_size_is_dropped(tmp_path: Path) -> None:
     assert read(cache, "a", lambda file: file.write(b"x" * 5)) is None
     assert not files(tmp_path) and cache._usage.total() == 0
     assert put(cache, "a")
-    os.truncate(tmp_path / name("a"), 7)  # a machine that lost its power
+    os.truncate(tmp_path / name("a"), 7)  # a machine after a power loss
     assert put(cache, "a") == b"a" * K
 
 
@@ -284,7 +286,7 @@ def test_what_is_too_big_or_switched_off_is_not_fetched(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-# In a mount of its own, or where that is not allowed in a process that may write small files only.
+# In its own mount, or, where that is not allowed, in a process with a limit on the size of files.
 FULL = """
 import os, resource, subprocess, sys
 from pathlib import Path
@@ -324,7 +326,7 @@ def test_a_full_disk_is_no_error(tmp_path: Path) -> None:
                           capture_output=True, text=True, check=False)  # fmt: skip
     assert done.stdout == "full\nwent on\n", done.stderr
     (line,) = done.stderr.splitlines()
-    assert line.startswith("hpcddp: not all of the data can be cached in ")
+    assert line.startswith("hpcddp: cannot cache all data in ")
     assert ("No space left" if within else "File too large") in line
 
 
@@ -344,7 +346,7 @@ def of(environ: dict[str, str], folder: Path, **keys: object) -> Cache:
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.EROFS])
 def test_a_disk_that_breaks_is_no_error(tmp_path: Path, number: int, capfd) -> None:
-    """The caller reads from where the data lies."""
+    """The caller reads from the data's source."""
 
     def broken(file: BinaryIO) -> None:
         raise OSError(number, os.strerror(number))
@@ -369,7 +371,7 @@ def test_each_run_has_the_cache_that_it_asks_for(tmp_path: Path, capfd) -> None:
 
 @pytest.mark.parametrize("kind", ["tmpfs", "ramfs"])
 def test_memory_is_no_disk(tmp_path: Path, kind: str, monkeypatch, capfd) -> None:
-    """A job that says how much of its memory may be a cache gets it."""
+    """A job can set the size of a cache in memory."""
     place = tmp_path / "the node"
     place.mkdir()
     escaped = str(place).replace(" ", r"\040")

@@ -73,13 +73,13 @@ def test_the_newest_and_the_best_are_kept(tmp_path):
 
 def test_best_of_a_metric_that_is_not_there_is_a_clear_error(tmp_path):
     run = make_run(tmp_path, checkpoint__best="acuracy")
-    with pytest.raises(JobFileError, match="the evaluation gives accuracy, loss"):
+    with pytest.raises(JobFileError, match="the evaluation has accuracy, loss"):
         one_rank(run)
 
 
 SAID = {
     "truncate": "__0_0.distcp has ",
-    "flip": "__0_0.distcp is not what was written",
+    "flip": "__0_0.distcp has changed since it was written",
     "unmark": "COMPLETE is missing",
     "tear mark": "COMPLETE is damaged",
     "remove file": "__0_0.distcp is missing",
@@ -170,10 +170,10 @@ def test_loading_executes_nothing(tmp_path, kind):
         pickle.loads(payload)  # the payload works
         marker.rmdir()
     malicious(folder, payload)
-    with pytest.raises(CheckpointError, match="not a checkpoint's metadata"):
+    with pytest.raises(CheckpointError, match="cannot read the checkpoint's metadata"):
         plainfile.export(run, tmp_path / "out.pt")
     again(run, max_steps=3)
-    with pytest.raises(CheckpointError, match="not a checkpoint's metadata"):
+    with pytest.raises(CheckpointError, match="cannot read the checkpoint's metadata"):
         one_rank(run, 2)  # it is the only one: a restart from the beginning is a person's decision
     assert names(run) == ["step-2"] and not marker.exists()
 
@@ -304,7 +304,9 @@ def test_a_checkpoint_of_another_model_is_refused_by_name(tmp_path):
     one_rank(run)
     task = TASK.replace("nn.Linear(8, 2)", "nn.Linear(8, 2, bias=False)")
     (tmp_path / "small_task.py").write_text(task)
-    with pytest.raises(CheckpointError, match=r"3\.bias is \[2\] there and missing here"):
+    with pytest.raises(
+        CheckpointError, match=r"3\.bias is \[2\] in the checkpoint and missing in the model"
+    ):
         one_rank(run, 2)
 
 

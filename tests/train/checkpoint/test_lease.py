@@ -39,9 +39,7 @@ def test_of_two_lives_at_once_the_older_publishes_nothing_and_leaves(tmp_path):
         with Ranks.of(run, 2, attempt=2) as new:
             ends = old.wait()
             assert [code for code, _, _ in ends] == [88, 88]
-            assert all(
-                "may not write here any more: a newer one has begun" in err for _, _, err in ends
-            )
+            assert all("is superseded: a newer attempt owns this run" in err for _, _, err in ends)
             size = run.attempt(1).metrics.stat().st_size
             wait_for(lambda: any(n == 2 for _, n in published(run)), "a checkpoint of the second")
             new.processes[0].send_signal(signal.SIGTERM)

@@ -102,15 +102,15 @@ def test_a_parameter_named_model_is_a_parameter(tmp_path):
 @pytest.mark.parametrize(
     ("found", "what"),
     [
-        ({}, "it holds dict, and no tensors by name"),
-        ([torch.ones(1)], "it holds list"),
-        (torch.ones(1), "it holds Tensor"),
+        ({}, "expected a dictionary of named tensors, got an empty one"),
+        ([torch.ones(1)], "named tensors, got list"),
+        (torch.ones(1), "named tensors, got Tensor"),
         ({"a": torch.ones(1), "epoch": 3}, "'epoch' is int, not a plain tensor"),
         ({3: torch.ones(1)}, "3 is Tensor"),
-        ({"state_dict": {}}, "no tensors by name"),
+        ({"state_dict": {}}, "named tensors, got an empty one"),
         ({"a": torch.ones(2).to_sparse()}, "'a' is Tensor, not a plain tensor"),
         ({"a": torch.ones(2, device="meta")}, "'a' is Tensor, not a plain tensor"),
-        ({"a": torch.ones(1), "_orig_mod.a": torch.ones(1)}, "a is there twice"),
+        ({"a": torch.ones(1), "_orig_mod.a": torch.ones(1)}, "a occurs twice"),
     ],
 )
 def test_what_is_no_table_of_tensors_is_refused(tmp_path, found, what):
@@ -143,7 +143,7 @@ def test_a_file_that_is_cut_off_is_refused_wherever_it_ends(tmp_path, form):
         path.write_bytes(whole[:size])
         with pytest.raises(CheckpointError) as caught:
             plainfile.read(path)
-        assert "copied wholly" in caught.value.hint, size
+        assert "copied completely" in caught.value.hint, size
         assert "weights_only" not in str(caught.value)  # no advice to run what it holds
 
 
@@ -153,7 +153,9 @@ def test_a_file_that_is_cut_off_is_refused_wherever_it_ends(tmp_path, form):
 ])  # fmt: skip
 def test_any_other_file_is_refused(tmp_path, content):
     (tmp_path / "weights").write_bytes(content)
-    with pytest.raises(CheckpointError, match=r"no file of weights|it names|no tensors") as caught:
+    with pytest.raises(
+        CheckpointError, match=r"not a weights file|it contains|named tensors"
+    ) as caught:
         plainfile.read(tmp_path / "weights")
     assert caught.value.where and caught.value.hint
 
@@ -193,8 +195,8 @@ def test_pickled_code_is_refused_and_never_run(tmp_path, save, place):
         plainfile.read(path)
     assert not marker.exists()
     if save is not save_pickle:
-        assert "it names posix.mkdir" in caught.value.what
-        assert "nothing in it was run" in caught.value.what
+        assert "it contains posix.mkdir" in caught.value.what
+        assert "hpcddp ran no code from it" in caught.value.what
     assert "weights_only" not in str(caught.value)
 
 
@@ -242,36 +244,39 @@ def test_one_name_is_enough_for_a_tensor_that_has_two():
         given = torch.randn(5, 3)
         plainfile.load_into(tied, {name: given}, "weights.safetensors")
         assert torch.equal(tied["embed"].weight, given)
-    with pytest.raises(CheckpointError, match=r"embed\.weight is missing there and \[5, 3\] here"):
+    with pytest.raises(
+        CheckpointError, match=r"embed\.weight is missing in the file and \[5, 3\] in the model"
+    ):
         plainfile.load_into(tied, {}, "weights.safetensors")
 
 
 DIFFERENT = {
     "shape": (
         lambda t: t | {"2.weight": torch.zeros(10, 64)},
-        "2.weight is [10, 64] there and [1, 3] here",
-        "the names are the same: set the job's [model]",
+        "2.weight is [10, 64] in the file and [1, 3] in the model",
+        "the names match, the sizes differ: set [model]",
     ),
     "missing": (
         lambda t: {n: v for n, v in t.items() if n != "2.bias"},
-        "2.bias is missing there and [1] here",
-        "must make the model that the file is of",
+        "2.bias is missing in the file and [1] in the model",
+        "change model() or [model]",
     ),
     "unexpected": (
         lambda t: t | {"3.bias": torch.zeros(4, 2)},
-        "3.bias is [4, 2] there and missing here",
-        "must make the model that the file is of",
+        "3.bias is [4, 2] in the file and missing in the model",
+        "change model() or [model]",
     ),
     "number and list": (
         lambda t: t | {"2.bias": torch.tensor(1.0)},
-        "2.bias is [] there and [1] here",
-        "the names are the same",
+        "2.bias is [] in the file and [1] in the model",
+        "the names match",
     ),
     "prefix": (
         lambda t: {f"net.{n}": v for n, v in t.items()},
-        "0.weight is missing there and [3, 2] here, 0.bias is missing there and [3] here, "
-        "1.weight is missing there and [3] here; 15 more",
-        "there each begins with 'net.'",
+        "0.weight is missing in the file and [3, 2] in the model, "
+        "0.bias is missing in the file and [3] in the model, "
+        "1.weight is missing in the file and [3] in the model; 15 more",
+        "in the file each name begins with 'net.'",
     ),
 }
 
@@ -284,7 +289,7 @@ def test_another_models_weights_are_refused_by_name(kind):
     theirs = {name: torch.ones_like(tensor) for name, tensor in before.items()}
     with pytest.raises(CheckpointError) as caught:
         plainfile.load_into(ours, change(theirs), "weights.pt")
-    assert caught.value.what == f"it is of another model: {what}"
+    assert caught.value.what == f"the file is of another model: {what}"
     assert caught.value.where == "weights.pt" and hint in caught.value.hint
     assert same(ours.state_dict(), before)
 
@@ -293,7 +298,7 @@ def test_the_hint_says_when_the_job_has_the_longer_names():
     ours = nn.ModuleDict({"net": model()})
     with pytest.raises(CheckpointError) as caught:
         plainfile.load_into(ours, model().state_dict(), "weights.pt")
-    assert "here each begins with 'net.'" in caught.value.hint
+    assert "in the model each name begins with 'net.'" in caught.value.hint
 
 
 def test_a_new_run_starts_from_the_file_that_its_job_names(tmp_path):
@@ -305,7 +310,9 @@ def test_a_new_run_starts_from_the_file_that_its_job_names(tmp_path):
     plainfile.start(untouched, spec.JobSpec())
     assert torch.equal(ours[0].weight, model(3)[0].weight)
     assert not untouched[0].weight.any()
-    with pytest.raises(CheckpointError, match=r"0\.weight is \[3, 2\] there and \[4, 2\] here"):
+    with pytest.raises(
+        CheckpointError, match=r"0\.weight is \[3, 2\] in the file and \[4, 2\] in the model"
+    ):
         plainfile.start(model(4), spec.JobSpec(start_from=str(tmp_path / "weights.pt")))
 
 
@@ -359,7 +366,7 @@ def test_without_the_package_only_its_form_is_refused(tmp_path, monkeypatch):
     for act in (lambda: plainfile.read(path), lambda: plainfile.write({}, path)):
         with pytest.raises(UserError, match="safetensors is not installed") as caught:
             act()
-        assert "pip install 'hpcddp[safetensors]'" in caught.value.hint
+        assert "install the extra `safetensors`" in caught.value.hint
     plainfile.write({"a": torch.ones(2)}, tmp_path / "weights.pt")
     assert plainfile.read(tmp_path / "weights.pt").keys() == {"a"}
 

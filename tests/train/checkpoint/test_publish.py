@@ -74,7 +74,9 @@ def test_a_save_that_cannot_be_read_back_has_failed_and_removes_nothing(two):
     target, aside = two
     before = (target / "meta.json").read_bytes()
     (aside / "meta.json").write_bytes(b"{}")  # as a server that lost what it had acknowledged
-    with pytest.raises(CheckpointError, match=r"meta.json has 2 of \d+ bytes when it is read back"):
+    with pytest.raises(
+        CheckpointError, match=r"reading it back failed: meta.json has 2 of \d+ bytes"
+    ):
         publish.publish(aside, target)
     publish.prune(target.parent, 1, None, set())
     assert (checkpoint.old(target) / "meta.json").read_bytes() == before

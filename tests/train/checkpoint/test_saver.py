@@ -180,10 +180,10 @@ def test_a_training_whose_end_cannot_be_saved_is_not_done(small_disk, monkeypatc
     fill(ballast)
     monkeypatch.setattr(disk_retry, "PAUSE", 0.1)
     monkeypatch.setattr(disk_retry, "SECONDS", 0.5)
-    with pytest.raises(CheckpointError, match="the last step, 3, could not be saved"):
+    with pytest.raises(CheckpointError, match="cannot save the last step, 3"):
         one_rank(run, max_steps=3)
     assert records(run, "end") == []
-    line = "the last step, 3, could not be saved; all ranks try again, for 0.5 s at most"
+    line = "cannot save the last step, 3; all ranks retry for up to 0.5 s"
     assert capsys.readouterr().out.count(line) == 1
     assert len(records(run, "checkpoint_failed")) > 3
 
@@ -362,5 +362,5 @@ def test_a_tensor_that_only_one_rank_has_is_an_error_and_not_left_out(tmp_path):
     run = make_run(tmp_path, extra=extra, gpus=2, max_steps=2)
     with Ranks.of(run, 2) as ranks:
         (code, out, _), (other, _, _) = ranks.wait()
-    assert (code, other) == (1, 1) and "have not the same tensors" in out
+    assert (code, other) == (1, 1) and "have different tensors" in out
     assert steps(run) == []

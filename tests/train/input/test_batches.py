@@ -15,7 +15,7 @@ from hpcddp.train.rank.world import World
 @pytest.mark.parametrize(
     "job, world, message",
     [
-        ({"global_batch": 8}, 3, "3 ranks cannot share equally"),
+        ({"global_batch": 8}, 3, "is not divisible by 3 ranks"),
         ({"global_batch": 40}, 2, "37 samples, fewer than one global batch of 40"),
         ({"global_batch": 40, "train": TrainSpec(drop_last=False)}, 40, "fewer than 40 ranks"),
     ],
@@ -45,7 +45,7 @@ def test_a_pipeline_has_a_micro_batch_for_each_stage(share, limit, least, multip
 
 
 def test_a_share_that_makes_no_rounds_is_refused():
-    with pytest.raises(JobFileError, match="share of 5 samples cannot be cut into a multiple of 2"):
+    with pytest.raises(JobFileError, match="the 5 samples of a rank into a multiple of 2"):
         split(5, 0, 2, 2)
 
 

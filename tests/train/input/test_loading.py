@@ -163,7 +163,7 @@ def test_a_run_chooses_and_goes_on_with_its_choice_and_as_many_threads_compute_w
 
 def test_the_hint_follows_from_the_facts() -> None:
     assert "cpus-per-task=4" in hint(0, 1)
-    assert hint(0, 2).endswith("data.workers = 1 gives that to other processes")
+    assert hint(0, 2).endswith("set data.workers to 1")
     assert "data.workers is 2 of 8 CPUs: try 4" in hint(2, 8)
     assert "num_workers is 6 of 8 CPUs: try 7" in hint(6, 8, key="num_workers")
     full = hint(7, 8)

@@ -112,7 +112,7 @@ def test_a_rank_with_slow_data_is_told_apart_and_nobody_is_slow_who_waits_for_it
     run = runs["data"]
     assert told(run, "slow", "data") == [(0, "h0")]
     waiting, *_ = records(run, "waiting")
-    assert waiting["share"] > 0.2 and "data.workers = 1" in waiting["hint"]
+    assert waiting["share"] > 0.2 and "set data.workers to 1" in waiting["hint"]
     for own in zip(*(line["busy_s"] for line in lines(run)), strict=True):
         assert min(own) < 0.02
     for record in records(run, "train")[2:]:

@@ -34,7 +34,7 @@ def test_what_cannot_be_shared_is_said() -> None:
     assert "define tp_plan(model)" in str(caught.value)
     for plan, message in (
         ({"c": "colwise"}, "tp_plan\\(\\) names 'c'"),
-        ({"a": "columns"}, "tp_plan\\(\\) says 'columns' for a"),
+        ({"a": "columns"}, "tp_plan\\(\\) has an unknown style for a: 'columns'"),
         ({"b": "colwise"}, "cannot divide b over 3 ranks: it has 2 outputs"),
         ({"b": "rowwise"}, "cannot divide b over 3 ranks: it has 4 inputs"),
     ):

@@ -31,7 +31,7 @@ def test_fewer_gpus_than_slurm_gave_are_a_loss_of_the_node():
     rank = Rank(7, 8, 3, 4, 1)
     with pytest.raises(RankMapError, match="sees only 2 GPUs") as asked:
         devices.pick(rank, 2, {"SLURM_GPUS_ON_NODE": "2"}, local=False)
-    with pytest.raises(RankMapError, match="sees 3 of the 4 GPUs that it was given") as lost:
+    with pytest.raises(RankMapError, match="sees 3 of the 4 GPUs allocated to it") as lost:
         devices.pick(rank, 3, {"SLURM_GPUS_ON_NODE": "4"}, local=False)
     assert asked.value.facts["host"] == lost.value.facts["host"] != ""
     assert [error.value.facts.get("bad_host", False) for error in (asked, lost)] == [False, True]
@@ -76,13 +76,13 @@ GPU, GONE, CPU = ("cuda", 2, 2), ("cpu", 0, 2), ("cpu", 0, 0)
 @pytest.mark.parametrize(
     ("ranks", "told"),
     [
-        ([GPU, GPU, GONE, GONE], "rank 2 on n1 sees 0 of the 2 GPUs that it was given"),
+        ([GPU, GPU, GONE, GONE], "rank 2 on n1 sees 0 of the 2 GPUs allocated to it"),
         # Most of them have lost theirs, and still it is they who have.
         ([GPU, GPU, GONE, GONE, GONE, GONE], "rank 2 on n1 sees 0 of the 2"),
         # Where Slurm says nothing, the one that differs from most; of two, the CPU.
-        ([("cuda", 2, 0)] * 4 + [CPU, CPU], "rank 4 on n2 has the device cpu, and of 6 ranks 4"),
-        ([CPU] * 4 + [("cuda", 2, 0)] * 2, "rank 4 on n2 has the device cuda:0, and of 6 ranks 4"),
-        ([("cuda", 2, 0)] * 2 + [CPU, CPU], "rank 2 on n1 has the device cpu"),
+        ([("cuda", 2, 0)] * 4 + [CPU, CPU], "rank 4 on n2 uses cpu, but of 6 ranks 4"),
+        ([CPU] * 4 + [("cuda", 2, 0)] * 2, "rank 4 on n2 uses cuda:0, but of 6 ranks 4"),
+        ([("cuda", 2, 0)] * 2 + [CPU, CPU], "rank 2 on n1 uses cpu"),
         # One GPU of two is lost, and each rank here needs one.
         ([GPU, GPU, ("cuda", 1, 2), GPU], "rank 2 on n1 sees 1 of the 2"),
         # All of a node that is alone: its driver's library is there, and its hardware.

@@ -68,7 +68,7 @@ def test_a_rank_without_its_gpu_ends_all_and_every_one_of_them_blames_its_host(t
     gpu = {"device": "cuda:0", "sees": 4, "given": 4}
     ends = meeting([(0, "a", gpu), (1, "b", gpu), (2, "", {"given": 4}), (3, "d", gpu)])
     assert {str(end).split("\n")[0] for end in ends} == {
-        "rank 2 on n2 sees 0 of the 4 GPUs that it was given"
+        "rank 2 on n2 sees 0 of the 4 GPUs allocated to it"
     }
     for rank, end in enumerate(ends):
         attempt = RunDir(tmp_path / str(rank)).attempt(1)
@@ -87,7 +87,7 @@ def test_a_rank_without_its_gpu_ends_all_and_every_one_of_them_blames_its_host(t
 
 def test_missing_ranks_are_named():
     ends = meeting([(0, ""), (4, "")], size=6, timeout=2)
-    assert "1-3,5 did not come within 2 s" in str(ends[0])
+    assert "1-3,5 did not reach the rendezvous within 2 s" in str(ends[0])
     assert isinstance(ends[1], RankMapError)
 
 
@@ -110,7 +110,7 @@ def test_slurm_may_give_fewer_nodes_of_a_range_and_no_other_number(size, allowed
     if allowed:
         topology.check_map(rank, (1, 2), 2)
     else:
-        with pytest.raises(RankMapError, match="not on the map"):
+        with pytest.raises(RankMapError, match="does not fit"):
             topology.check_map(rank, (1, 2), 2)
 
 

@@ -53,7 +53,7 @@ def test_a_neighbour_of_the_task_can_be_imported(load, tmp_path):
 def test_a_missing_function_is_named_with_the_file_and_its_form(load, function):
     with pytest.raises(JobFileError) as error:
         load(WHOLE.replace(f"def {function}", "def other"))
-    assert f"no function {function}" in str(error.value)
+    assert f"function {function} is missing" in str(error.value)
     assert "a_task.py" in str(error.value) and f"{function}(" in error.value.hint
 
 

@@ -1,4 +1,4 @@
-"""Following a run: its log as it grows, until its end. The same for every backend."""
+"""Follow the log of a run until the run ends, on every backend."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from types import FrameType
 import click
 
 from hpcddp import record
+from hpcddp.cli.terminal import say
 from hpcddp.cli.terminal.log_lines import paths, put
 from hpcddp.cli.terminal.progress import Progress
 from hpcddp.observe.poll import StatusPoll
@@ -19,19 +20,29 @@ from hpcddp.rundir import RunDir
 from hpcddp.submit import submission
 from hpcddp.submit.status import Status
 
-TICK = 0.2  # seconds between two looks at the run dir
+TICK = 0.2  # seconds between two reads of the run folder
 
 
 class Tail:
-    """The logs of all attempts, or of one, as they grow."""
+    """The logs of all attempts, or of one, as they grow.
 
-    def __init__(self, run: RunDir, attempt: int | None = None) -> None:
+    Args:
+        behind: begin behind the lines that are there now.
+    """
+
+    def __init__(
+        self, run: RunDir, attempt: int | None = None, *, behind: bool = False
+    ) -> None:  # fmt: skip
         self.run = run
         self.attempt = attempt
         self.read: dict[str, int] = {}
+        self.earlier = run.all_attempts()[-1:] if behind else []
+        if behind:
+            logs = (path for path in paths(run, attempt) if path.exists())
+            self.read = {str(path): path.stat().st_size for path in logs}
 
     def lines(self) -> list[bytes]:
-        """The whole lines that are new."""
+        """The complete lines since the last call."""
         new: list[bytes] = []
         for path in paths(self.run, self.attempt):
             start = self.read.get(str(path), 0)
@@ -44,7 +55,7 @@ class Tail:
 
 
 def wait(run: RunDir, each: Callable[[], None]) -> Status:
-    """Wait until the run has ended, and call `each` again and again."""
+    """Wait until the run has ended, and call `each` between two looks at its state."""
     poll = StatusPoll(run)
     while True:
         state = poll.look()
@@ -55,7 +66,7 @@ def wait(run: RunDir, each: Callable[[], None]) -> Status:
 
 
 def follow_log(run: RunDir, wanted: Callable[[bytes], bool], attempt: int | None) -> int:
-    """Print the log until the run ends; its outcome as exit code."""
+    """Print the log until the run ends; the exit code follows from its state."""
     tail = Tail(run, attempt)
 
     def each() -> None:
@@ -71,16 +82,16 @@ def follow_log(run: RunDir, wanted: Callable[[bytes], bool], attempt: int | None
 
 
 def outcome(state: Status) -> int:
-    """The exit code of a command that has seen a run's end."""
+    """The exit code of a command that has followed a run to its end."""
     well = state.state in ("COMPLETED", "STOPPED", "RENDERED") and not state.refused
     return 0 if well else 1
 
 
 class Interrupts:
-    """Ctrl-C, and a terminal that goes away, while a run is followed.
+    """Ctrl-C, or the end of the terminal, while a run is followed.
 
-    On Slurm they detach. Here the first asks the run to save and stop, the second kills it. The
-    handler only counts: `act` does the rest.
+    On Slurm both detach. On this machine the first signal asks the run to save and stop, and the
+    second kills it. The handler only counts; `act` does the rest.
     """
 
     def __init__(self, run: RunDir) -> None:
@@ -104,22 +115,28 @@ class Interrupts:
             raise KeyboardInterrupt
 
     def act(self) -> None:
-        """Answer the signals since the last call."""
+        """Act on the signals since the last call."""
         if self.count <= self.answered:
             return
         first, self.answered = not self.answered, self.count
         if first and self.count == 1:
             submission.request(self.run, "stop")
-            click.echo("saving and stopping; Ctrl-C again kills", err=True)
+            click.echo(
+                "saving a checkpoint and stopping; press Ctrl-C again to kill the run", err=True
+            )
         else:
             submission.kill_local(self.run)
             click.echo("killed", err=True)
 
 
-def follow_run(run: RunDir, *, as_json: bool) -> int:
-    """Follow a run that was just submitted, to its end or to a Ctrl-C."""
-    tail = Tail(run)
-    progress = Progress()
+def follow_run(run: RunDir, *, as_json: bool, tail: Tail | None = None) -> int:
+    """Follow a run that was just submitted, until its end or Ctrl-C.
+
+    Args:
+        tail: the log of a run that had attempts before, from the new one on.
+    """
+    tail = tail or Tail(run)
+    progress = Progress(after=max((folder.number for folder in tail.earlier), default=0))
 
     def each() -> None:
         interrupts.act()
@@ -135,18 +152,19 @@ def follow_run(run: RunDir, *, as_json: bool) -> int:
             state = wait(run, each)
             each()
     except KeyboardInterrupt:
-        click.echo(f"detached: the run goes on; hpcddp logs -f {run.name} comes back", err=True)
+        say.note(f"the run continues; `hpcddp logs -f {run.name}` follows it again")
+        say.release()
         return 130
     return finish(run, state, as_json=as_json, interrupted=interrupts.answered > 0)
 
 
 def finish(run: RunDir, state: Status, *, as_json: bool, interrupted: bool) -> int:
-    """Say how the run ended; the exit code of the command."""
+    """Print how the run ended; the exit code of the command."""
     if as_json:
         click.echo(json.dumps(state.to_dict()))
     else:
         reason = f": {state.reason}" if state.reason else ""
-        click.echo(f"{state.state} {run.name}{reason}", err=True)
+        click.echo(f"{say.paint_state(state.state, sys.stderr)} {run.name}{reason}", err=True)
     sys.stdout.flush()
     if interrupted:
         return 130

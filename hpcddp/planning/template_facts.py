@@ -1,0 +1,49 @@
+"""The reference of templates: blocks, facts and shell variables, each with one line of text.
+
+render.py gives the facts, plan.py the variables; the blocks are those of templates/*.j2.
+"""
+
+# Blocks of the shipped templates that a site's template may fill; {{ super() }} keeps the text.
+BLOCKS = {
+    "directives": "the #SBATCH lines",
+    "setup": "the environment of the ranks: modules, variables, a virtual environment",
+    "launch": "the start of the ranks, in the background (`&`)",
+    "finish": "commands after the ranks have ended; $code is their exit code",
+}
+# Blocks that differ between the shipped templates only.
+INNER_BLOCKS = ("arrive", "knowing", "begun", "requeue")
+# The names that a template can use.
+FACTS = {
+    "directives": "list of (name, value): the sbatch options in order; True is an option without "
+    "a value",
+    "sbatch": "sbatch(name, value): one #SBATCH line, quoted as sbatch requires",
+    "variables": "variables(): all shell variables of the script, quoted",
+    "launcher": "the template of the commands that start the ranks",
+    "ending": "the template of the commands after their end; empty for none",
+    "modules": "whether the cluster profile has modules",
+    "program": "whether the ranks run a command, not a task",
+    "trackers": "whether trackers get the metrics during training",
+    "backend": "slurm or local",
+    "returns": "whether the job may be requeued",
+}
+# Read-only shell variables of each script, besides those of [variables] in the cluster profile.
+VARIABLES = {
+    "RUN": "the run folder",
+    "WORKDIR": "the folder where the job works",
+    "PYTHON": "the Python of hpcddp",
+    "NODES": "the largest number of nodes",
+    "GPUS_PER_NODE": "ranks per node: one per GPU, or one that uses all GPUs (strategy dp)",
+    "CPUS_PER_TASK": "CPUs per rank",
+    "MODULES": "array: the environment modules of the profile; only if it has some",
+    "ENVIRONMENT": "array of NAME=VALUE: the variables of [env], and some of hpcddp",
+    "COMMAND": "array: the command that starts a rank",
+    "TRACKERS": "array: the trackers of metrics.trackers; only if the job has some",
+}
+# Variables that the script exports when its attempt begins: for the blocks launch and finish.
+ATTEMPT_VARIABLES = {
+    "HPCDDP_ATTEMPT": "the number of the attempt, from 1",
+    "MASTER_ADDR": "the host name of rank 0, with host_suffix",
+    "MASTER_PORT": "a free port on that host, new in each attempt",
+    "HPCDDP_DEADLINE": "the end of the time limit, in seconds since the epoch; 0 without one",
+    "HPCDDP_RUN_DIR": "the run folder of this attempt; of an array element that of the element",
+}
