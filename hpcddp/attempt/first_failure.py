@@ -46,13 +46,14 @@ def kind(
     """The kind of an attempt's failure, for the decision; see error_record.py.
 
     A mistake would recur. It counts as one only if no ranks have reached the rendezvous since the
-    run was last submitted, and if all ranks failed in the same way: else it is a crash. A program
-    has no record: the last lines of its ranks are compared.
+    run was last submitted, and if all ranks failed in the same way: else it is a crash. One that is
+    recorded for all ranks may follow their own rendezvous. A program has no record: the last lines
+    of its ranks are compared.
     """
     written = str(failure.get("kind", "crash")) if failure else ""
     program = bool(job.spec.get("command"))
     whole = bool(failure) and failure.get("rank") is None  # about all of them
-    if whole and written == "mistake" and rendezvous.met_since(run, mine, program=program):
+    if whole and written == "mistake" and rendezvous.met_since(run, mine, program=False):
         return "crash"
     if not code or whole or written not in ("mistake", *([""] if program else [])):
         return written

@@ -18,7 +18,8 @@ from torch.optim import Optimizer
 from hpcddp import gloo
 from hpcddp import record as records
 from hpcddp.attempt import error_record
-from hpcddp.errors import CheckpointError, RankMapError, UserError
+from hpcddp.attempt.rank_exit import share_failure
+from hpcddp.errors import CheckpointError, HpcddpError, RankMapError, TopologyError, UserError
 from hpcddp.preempt import Preemption, ignore_stop_signals
 from hpcddp.rundir import RunDir
 from hpcddp.topology import Rank
@@ -55,15 +56,24 @@ class _Nothing:
 
 @contextlib.contextmanager
 def _written_down() -> Iterator[None]:
-    """Record the host at fault if the ranks cannot start together."""
+    """Record an error that keeps the ranks from starting: the host at fault, or a user error that
+    all ranks share."""
     try:
         yield
-    except RankMapError as error:
+    except (RankMapError, CheckpointError, UserError) as error:
         if folder := os.environ.get("HPCDDP_RUN_DIR"):
-            attempt = RunDir(folder).attempt(int(os.environ.get("HPCDDP_ATTEMPT", "1")))
-            rank = Rank.from_env(os.environ).world_rank
-            error_record.report(error, attempt, rank, stepped=False)
+            with contextlib.suppress(TopologyError):  # the variables of the rank are the error
+                _write_down(error, RunDir(folder), Rank.from_env(os.environ))
         raise
+
+
+def _write_down(error: HpcddpError, run: RunDir, rank: Rank) -> None:
+    attempt = run.attempt(int(os.environ.get("HPCDDP_ATTEMPT", "1")))
+    who: int | None = rank.world_rank
+    if error.kind == "mistake":
+        share_failure(error, attempt, rank.world_rank, rank.world_size)
+        who = None if error_record.is_shared(attempt) else who
+    error_record.report(error, attempt, who, stepped=False)
 
 
 @_written_down()
@@ -143,9 +153,7 @@ def _device(module: nn.Module) -> torch.device:
 
 def _meet(module: nn.Module) -> World:
     """The world of the script's process group; without a group, ``init`` starts it."""
-    device = _device(module)
-    with _written_down():
-        world = worlds.adopt(device) if dist.is_initialized() else init()
+    world = worlds.adopt(_device(module)) if dist.is_initialized() else init()
     atexit.register(gloo.rest)
     return world
 
@@ -185,16 +193,12 @@ def _run(world: World, live: Live, compiled: bool, **options: Any) -> Run:
         print("hpcddp: not in a job: checkpoints and stop requests are off", file=sys.stderr)
     if folder and not compiled:  # the clock's hooks do not run inside of a compiled model
         clock.watch([live.module])
-    try:
-        if folder:
-            session = _session(world, RunDir(folder), spec, clock, preemption, live.module)
-        return Run(world, live, clock, preemption, session, **options)
-    except CheckpointError as error:  # on all ranks
-        attempt = RunDir(folder or "").attempt(int(os.environ.get("HPCDDP_ATTEMPT", "1")))
-        error_record.report(error, attempt, world.rank.world_rank)
-        raise
+    if folder:
+        session = _session(world, RunDir(folder), spec, clock, preemption, live.module)
+    return Run(world, live, clock, preemption, session, **options)
 
 
+@_written_down()
 def attach(
     model: nn.Module, optimizer: Optimizer, *,
     scheduler: Any = None, scaler: Any = None, more: Any = None,

@@ -146,6 +146,20 @@ def test_what_all_ranks_fail_of_before_any_progress_is_a_mistake(
     )
 
 
+@pytest.mark.parametrize(("before", "found"), [(False, "mistake"), (True, "crash")])
+def test_a_mistake_of_all_ranks_may_follow_their_rendezvous(
+    site: Site, before: bool, found: str
+) -> None:
+    """hpcddp.attach refuses a model after the script has started its process group."""
+    run, mine = failing(site, command=["train.py"])
+    if before:
+        run.attempt(1).met.touch()
+        mine = attempted(run, 2)
+    run.attempt(mine.number).met.touch()
+    error = {**MISTAKE, "rank": None}
+    assert first_failure.kind(run, mine, record.read(run), error, 1) == found
+
+
 @pytest.mark.parametrize(
     ("log", "met", "found"),
     [

@@ -6,6 +6,7 @@ from local_runs import Command, until
 from own_loops import both, runs, said, start
 from sites import SUPPORT, Site
 
+from hpcddp.attempt import ledger
 from hpcddp.sandbox import compare
 from hpcddp.train.checkpoint import dcp_files
 
@@ -111,3 +112,14 @@ def test_a_model_that_no_checkpoint_can_hold_is_refused(site: Site, command: Com
         "refused hpcddp.attach: weight is on the meta device and has no values": 2,
         "refused hpcddp.attach: ranks 0 and 1 have different models": 2,
     }
+
+
+def test_a_model_that_is_refused_ends_the_run(site: Site, command: Command) -> None:
+    """The ranks have met by then; the next attempt would fail in the same way."""
+    script = REFUSED.partition("for model")[0] + "hpcddp.attach(empty, None)"
+    site.write("own.py", script)
+    start(command, script="own.py")
+    until(command, lambda s: s["state"] == "FAILED")
+    (run,) = runs(site)
+    assert [a.cause for a in ledger.attempts(run)] == ["mistake"]
+    assert "weight is on the meta device and has no values" in command("why").out
