@@ -62,5 +62,10 @@ def share_failure(error: BaseException, attempt: AttemptDir, rank: int, size: in
     with contextlib.suppress(OSError):
         with attempt.failures.open("a", encoding="utf-8") as f:
             f.write(f"{rank} {size} {what}\n")
-        while attempt.failures.read_text().count("\n") < size and time.monotonic() < deadline:
+        while _recorded(attempt) < size and time.monotonic() < deadline:
             time.sleep(0.05)
+
+
+def _recorded(attempt: AttemptDir) -> int:
+    """The number of ranks that have recorded a failure: a rank may run several processes."""
+    return len({line.split(" ")[0] for line in attempt.failures.read_text().splitlines()})

@@ -1,9 +1,10 @@
 """The rendezvous of an attempt's ranks: a free port, at which the first rank of a program listens.
 
 A script that never starts a process group trains a copy in each rank, without any error. ``watch``
-warns in the log, and ends the ranks if the job has a limit. It runs on the batch script's host,
-which is the first rank's. The rendezvous cannot be seen if a launcher listens at the port itself,
-or if ranks use Horovod or run functions of a Dask program.
+warns in the log, and ends the ranks if the job has a limit, or if each of them waits in a launcher
+of its own. It runs on the batch script's host, which is the first rank's. The rendezvous cannot be
+seen if a launcher listens at the port itself, or if ranks use Horovod or run functions of a Dask
+program.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ SAY = 300.0  # seconds until the warning
 LIVES = 60.0  # seconds after which ranks with an unseen rendezvous count as started
 LOOK = 1.0  # seconds between two looks
 TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
-NESTED = ("srun", "mpirun", "mpiexec")  # no Python: hpcddp.gloo cannot notice them
+NESTED = ("mpirun", "mpiexec", "mpiexec.hydra", "srun")  # no Python: they do not load hpcddp.gloo
+WORLDS = ("SLURM_STEP_ID", "PMIX_NAMESPACE", "PMI_SIZE")  # set anew for what they start, see there
 LISTENS = "0A"  # Linux, include/net/tcp_states.h
 
 
@@ -92,13 +94,14 @@ def _await_listener(attempt: AttemptDir, launched: int, port: int, limit: float,
             began = time.monotonic()
         waited = time.monotonic() - began
         if limit and waited >= limit:
-            _end(attempt, launched, port, limit)
+            _end(attempt, launched, _not_met(port, limit))
             return False
         if waited >= LIVES and not looked:
             looked = True
-            if name := nested(attempt.path.parents[1], here):
-                print(f"hpcddp: {name} runs in each rank. Each rank runs the command itself: leave "
-                      f"{name} out, if the ranks do not start", flush=True)  # fmt: skip
+            name, started = nested(attempt.path.parents[1], here)
+            if name and not started:
+                _end(attempt, launched, _stuck(name))
+                return False
         if waited >= SAY and not said:
             said = True
             print(f"hpcddp: no process group after {SAY:g} s (nothing listens at MASTER_PORT "
@@ -108,28 +111,47 @@ def _await_listener(attempt: AttemptDir, launched: int, port: int, limit: float,
     return True
 
 
-def nested(run: Path, here: int) -> str:
-    """The launcher that runs in each of the ranks on this host, or "" (proc(5), /proc/pid)."""
-    ranks: set[bytes] = set()
-    name = ""
+def nested(run: Path, here: int) -> tuple[str, bool]:
+    """The launcher that runs in each of the ranks on this host, or ""; and whether one of them has
+    started processes (proc(5), /proc/pid).
+
+    srun waits, without end, for CPUs that the rank itself has; Open MPI's mpirun calls srun.
+    """
+    ranks, names, started = set(), set(), False
     for path in Path("/proc").glob("[0-9]*/comm"):
         with suppress(OSError):
-            if (comm := path.read_text().strip()) in NESTED:
-                words = path.with_name("environ").read_bytes().split(b"\0")
-                if f"HPCDDP_RUN_DIR={run}".encode() in words:
-                    worlds = [w for w in words if w.startswith(b"HPCDDP_WORLD=")]
-                    ranks.update(w.partition(b";")[0] for w in worlds)
-                    name = comm
-    return name if len(ranks) >= here else ""
+            comm = path.read_text().strip()
+            words = path.with_name("environ").read_text(errors="replace").split("\0")
+            environ = dict(word.partition("=")[::2] for word in words)
+            if environ.get("HPCDDP_RUN_DIR") == str(run) and "HPCDDP_WORLD" in environ:
+                rank, _, *outer = environ["HPCDDP_WORLD"].split(";")
+                inner = [*map(environ.get, WORLDS, outer)]
+                started = started or inner != outer
+                if comm in NESTED:
+                    ranks.add(rank)
+                    names.add(comm)
+    name = next(name for name in NESTED if name in names) if len(ranks) >= here else ""
+    return name, started
 
 
-def _end(attempt: AttemptDir, launched: int, port: int, limit: float) -> None:
-    """End ranks without a rendezvous in time; record the reason as the attempt's error."""
-    error = UserError(
+def _stuck(name: str) -> UserError:
+    return UserError(
+        f"{name} runs in each rank, and has started nothing for {LIVES:g} s",
+        where="command",
+        hint=f"each rank runs the command itself: leave {name} out",
+    )
+
+
+def _not_met(port: int, limit: float) -> UserError:
+    return UserError(
         f"no process group after {limit:g} s: nothing listens at MASTER_PORT {port}",
         where="start_seconds",
         hint="call torch.distributed.init_process_group in the script, or use one rank",
     )
+
+
+def _end(attempt: AttemptDir, launched: int, error: UserError) -> None:
+    """End the ranks, and record the reason as the attempt's error."""
     print(f"hpcddp: {error_record.report(error, attempt, None)}", flush=True)
     with suppress(ProcessLookupError):
         os.kill(launched, signal.SIGTERM)

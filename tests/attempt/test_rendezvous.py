@@ -1,6 +1,8 @@
 """Where the ranks of an attempt meet."""
 
+import json
 import os
+import signal
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -47,27 +49,37 @@ def started(site: Site) -> Iterator[list[subprocess.Popen[bytes]]]:
         process.wait()
 
 
-@pytest.mark.parametrize(("ranks", "seen"), [((0, 1), True), ((0, 0), False)])
-def test_a_launcher_that_waits_in_each_rank_is_named(
+WAITS = "srun runs in each rank, and has started nothing"
+LATE = "no process group after 2 s"
+
+
+@pytest.mark.parametrize(
+    ("ranks", "inner", "why"),
+    [((0, 1), False, WAITS), ((0, 0), False, LATE), ((0, 1), True, LATE)],
+    ids=["in each rank", "in one", "has started a step"],
+)
+def test_ranks_that_wait_in_a_launcher_end_with_the_reason(
     site: Site,
     started: list[subprocess.Popen[bytes]],
     monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
     ranks: tuple[int, int],
-    seen: bool,
+    inner: bool,
+    why: str,
 ) -> None:
-    """srun in a rank waits for the CPUs that the rank itself has, and says so only in its words."""
+    """srun in a rank waits for the CPUs that the rank itself has."""
     monkeypatch.setattr(rendezvous, "LIVES", 0.5)
     monkeypatch.setattr(rendezvous, "LOOK", 0.2)
     run = RunDir(site.runs / "program")
     run.path.mkdir(parents=True)
     record_run(run, gpus=2, spec={"command": ["bash", "x.sh"], "start_seconds": 2})
     run.attempt(1).path.mkdir(parents=True)
-    site.program("srun", "read -t 60 <><(:)")
-    for rank in ranks:
-        words = {"HPCDDP_RUN_DIR": str(run.path), "HPCDDP_WORLD": f"{rank};4;;;"}
-        srun = site.bin / "srun"
-        started.append(subprocess.Popen([srun], env={**os.environ, **words}))
+    programs = [(rank, "0", "srun") for rank in ranks] + [(0, "1", "train")] * inner
+    for rank, step, name in programs:
+        site.program(name, "read -t 60 <><(:)")
+        words = {"HPCDDP_RUN_DIR": str(run.path), "HPCDDP_WORLD": f"{rank};4;0;;"}
+        environ = {**os.environ, **words, "SLURM_STEP_ID": step}
+        started.append(subprocess.Popen([site.bin / name], env=environ))
     rendezvous.watch(run, 1, started[0].pid, {"MASTER_PORT": "9"})
-    assert ("srun runs in each rank." in capfd.readouterr().out) is seen
-    assert run.attempt(1).error.exists()  # of start_seconds
+    error = json.loads(run.attempt(1).error.read_text())
+    assert error["message"].split(": ", 1)[1].startswith(why) and error["kind"] == "mistake"
+    assert started[0].wait() == -signal.SIGTERM

@@ -3,6 +3,8 @@
 import json
 import sys
 
+import pytest
+
 from hpcddp.attempt import ledger
 
 from .desk import Desk, wait_for
@@ -82,3 +84,33 @@ def test_one_that_saves_and_leaves_well_is_not_taken_for_done(desk: Desk) -> Non
     desk.take_all_nodes()
     desk.until(lambda s: s["state"] == "COMPLETED", run)
     assert [(a.cause, a.exit_code) for a in desk.attempts(run)] == [("preempted", 0), ("done", 0)]
+
+
+WORLD = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+print("a world of", dist.get_world_size(), flush=True)
+"""
+INNER = [
+    pytest.param("srun --overlap", "2", "starts processes of its own in each of the 4 ranks"),
+    pytest.param("mpirun --allow-run-as-root -np 2", "1",
+                 "starts processes of its own in each of the 2 ranks"),
+    pytest.param("srun", "2", "runs in each rank, and has started nothing for 60 s",
+                 marks=pytest.mark.full),
+    pytest.param("mpirun --allow-run-as-root -np 2", "2",
+                 "runs in each rank, and has started nothing for 60 s", marks=pytest.mark.full),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("launcher", "nodes", "why"), INNER)
+def test_a_launcher_inside_the_ranks_ends_the_run_with_the_remedy(
+    desk: Desk, launcher: str, nodes: str, why: str
+) -> None:
+    """srun waits for the CPUs of the ranks unless it may share them; mpirun calls it for others."""
+    (desk.folder / "train.py").write_text(WORLD)
+    size = ("--nodes", nodes, "--gpus", "2", "--no-snapshot", "--follow")
+    shell = f"{launcher} {sys.executable} train.py"
+    out = desk("submit", *size, "--", "bash", "-c", shell, code=1)
+    name = launcher.split()[0]
+    assert f"{name} {why}" in out and f"leave {name} out" in out and "a world of" not in out
+    assert [a.cause for a in desk.attempts()] == ["mistake"]
