@@ -42,8 +42,12 @@ WORLDS = {
 }
 # Programs and modules that start ranks through torch's elastic agent.
 PROGRAMS = {"torchrun", "accelerate", "accelerate-launch", "fabric"}
-MODULES = {"torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch"}
+MODULES = {
+    "torch.distributed.run", "torch.distributed.launch",
+    "accelerate.commands.launch", "accelerate.commands.accelerate_cli",
+}  # fmt: skip
 AGENT = "torch.distributed.launcher.api"
+ENDS = 90  # the exit code by which inner_world.py ends a rank; that of a traceback is 1
 
 
 def watch_over() -> None:
@@ -108,7 +112,9 @@ def own_launcher(argv: Sequence[str], whole: Sequence[str]) -> str:
         argv: sys.argv: of `python -m MODULE` the first word is `-m` until the module runs.
         whole: sys.orig_argv, which has the name of the module then.
     """
-    name = whole[-len(argv)] if argv[:1] == ["-m"] else "".join(argv[:1]).rpartition("/")[2]
+    name = "".join(argv[:1]).rpartition("/")[2]
+    if name == "-m":
+        name = whole[-len(argv)].removeprefix("-m")
     return name if name in PROGRAMS or name in MODULES else ""
 
 
@@ -132,6 +138,6 @@ def ask(launcher: str, command: Sequence[str]) -> None:
     import subprocess
 
     words = [sys.executable, "-P", "-m", "hpcddp.launch.inner_world", launcher, *command]
-    if subprocess.run(words, stdin=subprocess.DEVNULL, check=False).returncode == 1:
+    if subprocess.run(words, stdin=subprocess.DEVNULL, check=False).returncode == ENDS:
         sys.stdout.flush()
         os._exit(1)

@@ -60,7 +60,7 @@ def share_failure(error: BaseException, attempt: AttemptDir, rank: int, size: in
     what = f"{type(error).__name__}: {what}".replace("\n", " ")
     deadline = time.monotonic() + LINGER
     with contextlib.suppress(OSError):
-        with attempt.failures.open("a", encoding="utf-8") as f:
+        with attempt.failures.open("a", encoding="utf-8", errors="backslashreplace") as f:
             f.write(f"{rank} {size} {what}\n")
         while _recorded(attempt) < size and time.monotonic() < deadline:
             time.sleep(0.05)
@@ -68,4 +68,4 @@ def share_failure(error: BaseException, attempt: AttemptDir, rank: int, size: in
 
 def _recorded(attempt: AttemptDir) -> int:
     """The number of ranks that have recorded a failure: a rank may run several processes."""
-    return len({line.split(" ")[0] for line in attempt.failures.read_text().splitlines()})
+    return len({line.split(b" ")[0] for line in attempt.failures.read_bytes().splitlines()})

@@ -28,8 +28,10 @@ from hpcddp.rundir import AttemptDir, RunDir, read_json, read_lines
 SAY = 300.0  # seconds until the warning
 LIVES = 60.0  # seconds after which ranks with an unseen rendezvous count as started
 LOOK = 1.0  # seconds between two looks
+LOOK_ALL = 5.0  # seconds between two looks at all processes of this host
 TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
-NESTED = ("mpirun", "mpiexec", "mpiexec.hydra", "srun")  # no Python: they do not load hpcddp.gloo
+# Launchers that are no Python: hpcddp.gloo cannot notice them.
+NESTED = ("mpirun", "mpiexec", "mpiexec.hydra", "prterun", "orterun", "srun")
 WORLDS = ("SLURM_STEP_ID", "PMIX_NAMESPACE", "PMI_SIZE")  # set anew for what they start, see there
 LISTENS = "0A"  # Linux, include/net/tcp_states.h
 
@@ -88,7 +90,8 @@ def _await_listener(attempt: AttemptDir, launched: int, port: int, limit: float,
         limit: seconds that they have; 0: no limit.
         here: number of ranks on this host.
     """
-    began, looked, said = time.monotonic(), False, False
+    began, said = time.monotonic(), False
+    inner = InnerLauncher(attempt.path.parents[1], here)
     while alive(launched) and not listening(port):
         if attempt.staging.exists():  # before the ranks start
             began = time.monotonic()
@@ -96,12 +99,9 @@ def _await_listener(attempt: AttemptDir, launched: int, port: int, limit: float,
         if limit and waited >= limit:
             _end(attempt, launched, _not_met(port, limit))
             return False
-        if waited >= LIVES and not looked:
-            looked = True
-            name, started = nested(attempt.path.parents[1], here)
-            if name and not started:
-                _end(attempt, launched, _stuck(name))
-                return False
+        if name := inner.stuck():
+            _end(attempt, launched, _waits(name))
+            return False
         if waited >= SAY and not said:
             said = True
             print(f"hpcddp: no process group after {SAY:g} s (nothing listens at MASTER_PORT "
@@ -111,30 +111,53 @@ def _await_listener(attempt: AttemptDir, launched: int, port: int, limit: float,
     return True
 
 
-def nested(run: Path, here: int) -> tuple[str, bool]:
-    """The launcher that runs in each of the ranks on this host, or ""; and whether one of them has
-    started processes (proc(5), /proc/pid).
+class InnerLauncher:
+    """Notices ranks that wait in a launcher of their own, which has started nothing yet.
 
     srun waits, without end, for CPUs that the rank itself has; Open MPI's mpirun calls srun.
+
+    Args:
+        run: the run's folder.
+        here: number of ranks on this host.
     """
-    ranks, names, started = set(), set(), False
-    for path in Path("/proc").glob("[0-9]*/comm"):
-        with suppress(OSError):
-            comm = path.read_text().strip()
-            words = path.with_name("environ").read_text(errors="replace").split("\0")
-            environ = dict(word.partition("=")[::2] for word in words)
-            if environ.get("HPCDDP_RUN_DIR") == str(run) and "HPCDDP_WORLD" in environ:
+
+    def __init__(self, run: Path, here: int) -> None:
+        self.run, self.here = run, here
+        self.next_look = self.since = 0.0
+        self.seen: dict[str, str] = {}
+
+    def stuck(self) -> str:
+        """The launcher that has waited in each rank on this host for LIVES seconds; "" for none."""
+        now = time.monotonic()
+        if now >= self.next_look:
+            self.next_look = now + LOOK_ALL
+            waiting = self._waiting()
+            if waiting != self.seen:
+                self.seen, self.since = waiting, now
+        if not self.seen or now - self.since < LIVES:
+            return ""
+        return next(name for name in NESTED if name in self.seen.values())
+
+    def _waiting(self) -> dict[str, str]:
+        """Process id -> name of the launchers in the ranks; none if one has started a process, or
+        if a rank has none (proc(5), /proc/pid)."""
+        ranks, waiting = set(), {}
+        for path in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                words = (path / "environ").read_text(errors="replace").split("\0")
+                environ = dict(word.partition("=")[::2] for word in words)
+                if environ.get("HPCDDP_RUN_DIR") != str(self.run) or "HPCDDP_WORLD" not in environ:
+                    continue
                 rank, _, *outer = environ["HPCDDP_WORLD"].split(";")
-                inner = [*map(environ.get, WORLDS, outer)]
-                started = started or inner != outer
-                if comm in NESTED:
+                if [*map(environ.get, WORLDS, outer)] != outer:
+                    return {}
+                if (name := (path / "comm").read_text().strip()) in NESTED:
                     ranks.add(rank)
-                    names.add(comm)
-    name = next(name for name in NESTED if name in names) if len(ranks) >= here else ""
-    return name, started
+                    waiting[path.name] = name
+        return waiting if len(ranks) >= self.here else {}
 
 
-def _stuck(name: str) -> UserError:
+def _waits(name: str) -> UserError:
     return UserError(
         f"{name} runs in each rank, and has started nothing for {LIVES:g} s",
         where="command",

@@ -90,7 +90,7 @@ def carry_out(plan: Plan, runs: str | None, *, follow: bool | None, dry_run: boo
     if plan.start_note:
         note_local(plan.start_note)
     run = prepare.new_run(plan, root)
-    job_id = submission.submit(plan, run)
+    job_id = submission.submit(plan, run, new=True)
     announce(run, job_id, as_json=as_json, parsable=parsable)
     if follow is None:
         follow = plan.backend == "local" and not parsable

@@ -7,7 +7,7 @@ would have a world of its own, and train a copy. If all ranks do this before the
 rendezvous, the attempt ends as a user error. One rank alone may evaluate or prepare something in
 that way: it goes on.
 
-Exit codes: 1, the attempt ends; 0, the launcher may go on.
+Exit codes: ENDS, the attempt ends; 0, the launcher may go on.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from hpcddp import record
 from hpcddp.attempt import exit_codes
 from hpcddp.attempt.error_record import is_shared, report
 from hpcddp.attempt.rank_exit import share_failure
-from hpcddp.errors import UserError
-from hpcddp.gloo import WORLD
+from hpcddp.errors import HpcddpError, UserError
+from hpcddp.gloo import ENDS, WORLD
 from hpcddp.record import JobRecord
 from hpcddp.rundir import RunDir
 
@@ -41,7 +41,7 @@ def main(args: list[str]) -> int:
     if not is_shared(folder):
         return exit_codes.DONE
     print(report(error, folder, None), file=sys.stderr, flush=True)
-    return exit_codes.FAILED
+    return ENDS
 
 
 def refusal(job: JobRecord, launcher: str, size: int, command: Sequence[str]) -> UserError:
@@ -66,4 +66,7 @@ def plain(command: Sequence[str]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except (HpcddpError, OSError):  # a run folder that does not answer now is no reason to end
+        sys.exit(exit_codes.DONE)

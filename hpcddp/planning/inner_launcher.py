@@ -17,7 +17,6 @@ from typing import NamedTuple
 
 from hpcddp.errors import UserError
 from hpcddp.planning import launcher_options as known
-from hpcddp.planning.jobfile import is_program
 from hpcddp.planning.launcher_options import LAUNCHERS, MODULES, WRAPPERS, ForeignLauncher
 from hpcddp.sizes import NodeRange, counted, whole
 
@@ -117,6 +116,8 @@ def _unwrapped(rest: list[str]) -> tuple[list[str], list[str]]:
         while end < len(rest) and (
             rest[end].startswith("-") or (row.variables and "=" in rest[end])
         ):
+            if row.module and rest[end] in ("-m", "--module"):
+                return front + rest[:end], ["python", "-m", *rest[end + 1 :]]
             end += 2 if rest[end] in row.valued else 1
         end += row.arguments
         front, rest = front + rest[:end], rest[end:]
@@ -153,7 +154,7 @@ def _python_of(program: str) -> str:
 def _options(rest: list[str], row: ForeignLauncher) -> tuple[list[Option], list[str]]:
     """The options of a launcher, and the words behind them."""
     options = []
-    while rest and rest[0].startswith("-"):
+    while rest and rest[0].startswith("-") and rest[0] != "-":
         word = rest.pop(0)
         if word == "--":
             break
@@ -163,11 +164,20 @@ def _options(rest: list[str], row: ForeignLauncher) -> tuple[list[Option], list[
         if not known_key and word[1] != "-" and (word[1] in row.options or word[1] in row.flags):
             key, equals, value = word[1], "=", word[2:]  # -n8
         count = 0 if equals or key in row.flags else row.values.get(key, 1)
-        if not known_key and rest and is_program(rest[0]):
+        if not known_key and rest and _is_script(rest[0]):
             count = 0
         taken, rest = rest[:count], rest[count:]
         options.append(Option(" ".join([word, *taken]), key, value if equals else " ".join(taken)))
     return options, rest
+
+
+def _is_script(word: str) -> bool:
+    """Whether a word behind an unknown option is its script rather than its value."""
+    name = Path(word).name
+    return bool(
+        re.search(r"\.(py|sh|bash)$|^(python[\d.]*|bash|sh)$", name)
+        or ("/" in word and shutil.which(word))
+    )
 
 
 def _problem(option: Option, row: ForeignLauncher, size: AskedSize) -> str:
@@ -191,10 +201,13 @@ def _problem(option: Option, row: ForeignLauncher, size: AskedSize) -> str:
 
 def _correction(inner: Invocation, key: str, size: AskedSize, line: Sequence[str]) -> str:
     """The whole command that does what was meant, as a hint."""
-    words = inner.words or ["python", "train.py"]
-    named, given = _sizes(inner, size), size.sources
+    levels, named, more, lost = [inner], _sizes(inner, size), *_translated(inner, size)
+    while deeper := find(levels[-1].words):  # srun torchrun train.py
+        levels.append(deeper)
+        named |= _sizes(deeper, size)
+        more, lost = (a + b for a, b in zip((more, lost), _translated(deeper, size), strict=True))
+    words, given = levels[-1].words or ["python", "train.py"], size.sources
     sizes = {k: v for k, v in named.items() if not given.get(k, "").startswith("--")}
-    more, lost = _translated(inner, size)
     left = "; N is the number of GPUs per node" if "N" in sizes.values() else ""
     left += "".join(f"; or change to --{k} {v}" for k, v in named.items() if k not in sizes)
     left += f"; without equivalent: {', '.join(lost)}" if lost else ""
@@ -217,9 +230,12 @@ def _sizes(inner: Invocation, size: AskedSize) -> dict[str, str | int]:
     by_meaning: dict[str, str] = {}
     for option in inner.options:
         meaning = inner.row.options.get(option.key, "")
-        number = re.search(r"[0-9]+(?:[:-][0-9]+)?$", option.value)
-        if number:
+        number = re.search(r"(?:[0-9]+[:-])?[0-9]+$", option.value)
+        if number and meaning == known.NODES:
             by_meaning.setdefault(meaning, number[0].replace(":", "-"))
+        elif number:  # srun's tasks are as many as GPUs, or one for torchrun
+            values = (by_meaning.get(meaning, "0"), re.split("[:-]", number[0])[-1])
+            by_meaning[meaning] = max(values, key=int)
     nodes = by_meaning.get(known.NODES, str(size.nodes.max))
     gpus, ranks = whole(by_meaning.get(known.GPUS)), whole(by_meaning.get(known.RANKS))
     count = whole(nodes)

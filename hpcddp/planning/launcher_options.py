@@ -52,12 +52,14 @@ class Wrapper(NamedTuple):
         arguments: words before the other program.
         verb: its command that starts a program.
         variables: whether NAME=VALUE words may come before the program.
+        module: whether -m starts a module of Python, as python's own option does.
     """
 
     valued: Collection[str] = ()
     arguments: int = 0
     verb: str = ""
     variables: bool = False
+    module: bool = False
 
 
 _CONTAINER = Wrapper(
@@ -78,7 +80,7 @@ WRAPPERS = {
     "time": Wrapper(("-f", "-o")),
     "uv": Wrapper(
         ("--with", "-p", "--python", "--extra", "--group", "--project", "--directory", "--env-file",
-         "--package"), verb="run",
+         "--package"), verb="run", module=True,
     ),
     "apptainer": _CONTAINER, "singularity": _CONTAINER,
     "conda": _CONDA, "mamba": _CONDA, "micromamba": _CONDA,

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from hpcddp import record
-from hpcddp.errors import UserError
 from hpcddp.planning import plan as plans
 from hpcddp.planning.asked import Asked
 from hpcddp.planning.earlier_runs import Measured
@@ -30,8 +29,8 @@ def new_run(plan: Plan, root: Path) -> RunDir:
             code_snapshot.copy(plan.code, root, run.work)
         _record_versions(plan, run)
         _fill(plan, run, text)
-    except UserError:
-        shutil.rmtree(run.path)
+    except BaseException:  # also of a full disk, and of Ctrl-C
+        shutil.rmtree(run.path, ignore_errors=True)
         raise
     return run
 

@@ -25,13 +25,16 @@ from hpcddp.submit.run_list import START, last_submitted, runs_of
 from hpcddp.submit.status import Status, status
 
 
-def submit(plan: Plan, run: RunDir) -> str:
+def submit(plan: Plan, run: RunDir, *, new: bool = False) -> str:
     """Hand a run to its backend; the job id. A refusal is recorded in the run folder.
+
+    Args:
+        new: the caller has just made the run, and nothing else knows it.
 
     Raises:
         SubmissionRefused: sbatch refused the job.
         SlurmUnreachable: Slurm does not answer. If there is certainly no job, a new run is removed;
-            a resumed one is as before.
+            any other is as before.
     """
     before = read_json(run.submission)
     run.request.unlink(missing_ok=True)
@@ -44,18 +47,19 @@ def submit(plan: Plan, run: RunDir) -> str:
         raise
     except SlurmUnreachable:
         if not run.submission.exists():  # the backend says by this that there is no job
-            undo(run, before)
+            undo(run, before, new=new)
         raise
     write_json(run.submission, facts)
     show_log(run, plan.backend, str(facts["job_id"]))
     return str(facts["job_id"])
 
 
-def undo(run: RunDir, before: dict[str, Any] | None) -> None:
-    """Leave a run as it was before a submission that made no job: a new one is removed."""
+def undo(run: RunDir, before: dict[str, Any] | None, *, new: bool) -> None:
+    """Leave a run as it was before a submission that made no job: a new one is removed. A rendered
+    one stays, as its script may be in Slurm's queue."""
     if before is not None:
         write_json(run.submission, before)
-    elif not run.all_attempts():
+    elif new:
         shutil.rmtree(run.path, ignore_errors=True)
 
 

@@ -69,6 +69,7 @@ def test_ranks_that_wait_in_a_launcher_end_with_the_reason(
     """srun in a rank waits for the CPUs that the rank itself has."""
     monkeypatch.setattr(rendezvous, "LIVES", 0.5)
     monkeypatch.setattr(rendezvous, "LOOK", 0.2)
+    monkeypatch.setattr(rendezvous, "LOOK_ALL", 0.2)
     run = RunDir(site.runs / "program")
     run.path.mkdir(parents=True)
     record_run(run, gpus=2, spec={"command": ["bash", "x.sh"], "start_seconds": 2})

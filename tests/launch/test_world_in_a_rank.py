@@ -158,6 +158,7 @@ def test_srun_and_mpirun_are_seen_by_their_variables(
         (["/x/torchrun", "a.py"], ["python", "/x/torchrun", "a.py"], "torchrun"),
         (["-m", "a.py"], ["python", "-P", "-m", "torch.distributed.run", "a.py"],
          "torch.distributed.run"),
+        (["-m", "a.py"], ["python", "-mtorch.distributed.run", "a.py"], "torch.distributed.run"),
         (["-m", "torch.distributed.run"], ["python", "-m", "mine", "torch.distributed.run"], ""),
         (["train.py", "torchrun"], ["python", "train.py", "torchrun"], ""),
         (["-c"], ["python", "-c", "import torch"], ""),
@@ -185,10 +186,20 @@ def test_a_rank_alone_does_not_wait_for_long(
     for rank in (0, 2, 3):
         monkeypatch.setenv(gloo.WORLD, f"{rank};4;;;")
         code = inner_world.main(["srun", sys.executable, "-u", "a.py"])
-    assert code == 1
+    assert code == gloo.ENDS
     error = json.loads(run.attempt(1).error.read_text())
     assert (error["kind"], error["rank"]) == ("mistake", None)
     assert "--nodes 1-2 --gpus 2 -- python a.py" in capfd.readouterr().err
+
+
+def test_a_failure_of_the_question_ends_no_rank(
+    site: Site, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = {"HPCDDP_RUN_DIR": str(site.runs / "gone"), "HPCDDP_ATTEMPT": "1", gloo.WORLD: "0;2;;;"}
+    for name, value in words.items():
+        monkeypatch.setenv(name, value)
+    gloo.ask("srun", ["python", "a.py"])  # else this process has ended
+    assert capfd.readouterr() == ("", "")
 
 
 def test_it_costs_a_program_nothing(tmp_path: Path) -> None:

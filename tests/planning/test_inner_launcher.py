@@ -49,6 +49,8 @@ def ask(text: str, *pairs: tuple[str, Any], line: str = "", source: str = "comma
         ("env -u B A=b torchrun train.py", "env -u B A=b python train.py"),
         ("uv run torchrun train.py", "uv run python train.py"),
         ("uv run --with x torchrun train.py", "uv run --with x python train.py"),
+        ("uv run -m torch.distributed.run train.py", "uv run python train.py"),
+        ("uv run --module accelerate.commands.launch t.py", "uv run python t.py"),
         ("timeout -k 5 60 torchrun train.py", "timeout -k 5 60 python train.py"),
         ("nice -n 5 torchrun train.py", "nice -n 5 python train.py"),
         ("nohup nice torchrun train.py", "nohup nice python train.py"),
@@ -91,6 +93,10 @@ def test_a_launcher_that_only_repeats_nodes_and_gpus_becomes_its_script(
         ("horovodrun -np 8 -H a:4,b:4 python t.py", "horovodrun would", "--launcher horovod -- py"),
         ("deepspeed --num_gpus 4 t.py --zero 1", "deepspeed would", "-- python t.py --zero 1"),
         ("timeout 60 srun ./a", "srun would start ranks", "-- timeout 60 ./a"),
+        ("torchrun --log-dir test t.py", "has no effect", "-- python t.py; without"),
+        ("srun torchrun --max-restarts 3 t.py", "srun would start",
+         "-- python t.py; without equivalent: --max-restarts 3"),
+        ("srun -", "srun would start ranks", "-- -"),
     ],
 )  # fmt: skip
 def test_any_other_option_or_launcher_is_refused_with_the_whole_command(
@@ -121,6 +127,10 @@ def test_a_size_that_only_the_launcher_names_is_in_the_corrected_command(site: S
     assert refused("torchrun --nnodes 2 --nproc_per_node 4 t.py") == both
     assert refused("accelerate launch --num_machines 2 --num_processes 8 t.py") == both
     assert refused("srun -N 2 -n 8 python t.py") == both
+    assert refused("srun -N 2 --gres=gpu:a100:4 --ntasks-per-node=4 python t.py") == both
+    agents = "srun --nodes=2 --ntasks-per-node=1 --gres=gpu:4 torchrun --nnodes 2"
+    assert refused(f"{agents} --nproc-per-node=4 t.py") == both
+    assert refused("srun -N 1-2 --gres=gpu:4 python t.py") == both.replace("2", "1-2")
     assert refused("mpirun -np 4 python t.py") == f"{start} --gpus 4 -- python t.py"
     some = refused("torchrun --nproc_per_node gpu t.py")
     assert some.startswith(f"{start} --gpus N -- python t.py; N is the number")

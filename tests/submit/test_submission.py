@@ -106,6 +106,16 @@ def test_an_unreachable_slurm_leaves_a_resumed_run_as_it_was(site: Site, words: 
     assert read_json(run.submission) == before and run.script.exists()
 
 
+def test_an_unreachable_slurm_leaves_a_rendered_run(site: Site) -> None:
+    """Its script may be in Slurm's queue, from plain sbatch."""
+    made = planned(site)
+    run = prepare.new_run(made, site.runs)
+    sbatch(site, UNSENT)
+    with pytest.raises(SlurmUnreachable, match="Unable to contact"):
+        submission.submit(made, run)
+    assert run.script.exists() and not run.submission.exists()
+
+
 def pending(site: Site, job_id: str = "7", state: str = "PENDING") -> RunDir:
     run = prepare.new_run(planned(site), site.runs)
     write_json(run.submission, {"job_id": job_id, "submitted": time.time()})
