@@ -96,7 +96,8 @@ def find(root: Path, token: str) -> RunDir:
         raise RunError(what, where=str(root), hint="write more of the name")
     if token == "last" or not runs:
         what = "no run was submitted from here yet" if runs else "no runs yet"
-        raise RunError(what, where=str(root), hint=START)
+        rendered = f"name the rendered run, {runs[0].name}; or " if runs else ""
+        raise RunError(what, where=str(root), hint=f"{rendered}{START}")
     hint = nearest(token, [run.name for run in runs[:20]], what="run")
     raise RunError(f"no run {token!r}", where=str(root), hint=hint)
 

@@ -81,6 +81,11 @@ class Desk:
         line = json.loads(self("submit", "toy", *args, "--json").splitlines()[0])
         return str(line["run"])
 
+    def render(self, *args: str) -> RunDir:
+        """A run with a script for plain sbatch."""
+        line = next(x for x in self("render", "toy", *args).splitlines() if "readonly RUN=" in x)
+        return RunDir(line.partition("=")[2])
+
     def run(self, name: str = "last") -> RunDir:
         return RunDir(self.status(name)["path"])
 

@@ -126,9 +126,8 @@ def test_without_the_environment_the_decision_is_made_all_the_same(desk: Desk) -
     """Its Python is gone when the ranks leave; the system's decides."""
     python = desk.folder / "python"
     python.symlink_to(shutil.which("python") or "")
-    desk("render", "toy", *STEADY)
-    run = desk.status()["run"]
-    script = desk.run(run).script
+    rendered = desk.render(*STEADY)
+    run, script = rendered.name, rendered.script
     text = script.read_text()
     line = next(x for x in text.splitlines() if x.startswith("readonly PYTHON="))
     script.write_text(text.replace(line, f"readonly PYTHON={python}"))

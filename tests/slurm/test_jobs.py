@@ -20,7 +20,7 @@ def test_submit_and_render_run_the_same_job(desk: Desk, pytestconfig: pytest.Con
     size, last_rank = ("--nodes", "2", "--gpus", str(gpus)), 2 * gpus - 1
     out = desk("submit", "toy", *size, "--follow", "--json").splitlines()
     first, last = json.loads(out[0]), json.loads(out[-1])
-    assert set(first) == {"run", "job_id", "path"}
+    assert set(first) == {"run", "job_id", "path", "schema_version"}
     assert (last["state"], last["step"], last["hosts"]) == ("COMPLETED", 12, desk.hosts(2))
     lines = desk("logs", first["run"], "--rank", str(last_rank)).splitlines()
     assert lines
@@ -29,11 +29,13 @@ def test_submit_and_render_run_the_same_job(desk: Desk, pytestconfig: pytest.Con
         assert f"rank {last_rank}({2 * gpus}), node 1(2), local {gpus - 1}({gpus})" in line
         assert f"on {desk.nodes[1]}" in line
 
-    script = desk("render", "toy", *size)
+    rendered = desk.render(*size)
+    script = rendered.script.read_text()
     job = desk.slurm.run("sbatch", "--parsable", input=script, cwd=desk.folder).stdout.strip()
-    ended = desk.until(lambda s: s["state"] not in ("PENDING", "RUNNING", "RENDERED", "COMPLETING"))
+    waits = ("PENDING", "RUNNING", "RENDERED", "COMPLETING")
+    ended = desk.until(lambda s: s["state"] not in waits, rendered.name)
     assert (ended["state"], ended["job_id"], ended["step"]) == ("COMPLETED", job, 12)
-    assert ended["run"] != first["run"]
+    assert desk.status()["run"] == rendered.name != first["run"]
     submitted = (Path(first["path"]) / "job.sbatch").read_text().replace(first["run"], "RUN")
     assert submitted == script.replace(ended["run"], "RUN")
 
@@ -63,10 +65,10 @@ def test_wrong_distribution_is_refused(desk: Desk) -> None:
 
 
 def test_second_sbatch_leaves_while_the_first_lives_and_continues_after_it(desk: Desk) -> None:
-    desk("render", "toy", *LONG, "--set", "checkpoint.every=5", "--gpus", "1")
-    script = Path(desk.status()["path"]) / "job.sbatch"
+    rendered = desk.render(*LONG, "--set", "checkpoint.every=5", "--gpus", "1")
+    script = rendered.script
     first = desk.sbatch(script)
-    desk.until(lambda s: s["state"] == "RUNNING" and s["step"] >= 5)
+    desk.until(lambda s: s["state"] == "RUNNING" and s["step"] >= 5, rendered.name)
     second = desk.sbatch(script)
     log = script.with_name(f"job-{second}.log")
     while not (log.exists() and "is already running this run" in log.read_text()):

@@ -309,7 +309,7 @@ def test_last_of_runs_that_were_only_rendered_is_none(site: Site) -> None:
     runs(site, "toy-1", "toy-2")
     with pytest.raises(RunError, match="no run was submitted from here yet") as caught:
         submission.find(site.runs, "last")
-    assert "start one: `hpcddp submit`" in caught.value.hint
+    assert "name the rendered run, toy-2; or start one: `hpcddp submit`" in caught.value.hint
 
 
 @pytest.mark.parametrize("token", ["last", "toy-1"])
