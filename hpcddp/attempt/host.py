@@ -62,10 +62,11 @@ def end(run: RunDir, number: int, code: int) -> str:
         verdict = decision.decide(gather(run, mine, job, code), requeue.past(run), policy)
         if verdict.cause == decision.REFUSED:
             refused_resume.put_back(run, number)
-        written = _ended(run, mine, code, verdict)
         next_ = verdict.action + (f" ({verdict.reason})" if verdict.reason else "")
+        # Before the record: who follows the log leaves once the run has ended.
         print(f"hpcddp: attempt {number} ended after {took:.0f} s: {verdict.cause}, "
               f"exit code {code}; next: {next_}", flush=True)  # fmt: skip
+        written = _ended(run, mine, code, verdict)
         if written is None or verdict.action not in (decision.AGAIN, decision.FOLLOW):
             _drop(run, mine, verdict, job.name)
             if verdict.action == decision.NONE:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import TYPE_CHECKING
 
 import click
@@ -94,4 +95,8 @@ def warn_stale(states: list[Status]) -> int:
     stale = [state for state in states if state.stale]
     if stale and not say.json_asked():
         say.warning(f"{stale[0].reason}: this is the last known state")
+        from hpcddp.sandbox import shell
+
+        if text := shell.reminder(os.environ):
+            say.note(text)
     return 3 if stale else 0

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hpcddp import record
 from hpcddp.cli.options import complete_runs, json_option, runs_option, runs_root
 from hpcddp.cli.runs import warn_stale
 from hpcddp.cli.terminal import say, tables
@@ -33,7 +34,9 @@ def why(run: str, runs: str | None, as_json: bool) -> int:
     folder = submission.find(runs_root(runs), run)
     state = status(folder)
     attempts = history.summaries(folder, over=state.final)
-    lost = sum(attempt.lost for attempt in attempts)
+    lost: int | None = sum(attempt.lost for attempt in attempts)
+    if record.read(folder).spec.get("command") and not any(attempt.last for attempt in attempts):
+        lost = None  # the program records no steps
     if as_json:
         facts: dict[str, Any] = {"schema_version": 1, "run": folder.name, "state": state.state}
         facts |= {"reason": state.reason, "steps_lost": lost}
@@ -42,8 +45,8 @@ def why(run: str, runs: str | None, as_json: bool) -> int:
     reason = f": {state.reason}" if state.reason else ""
     click.echo(f"{state.run} is {say.paint_state(state.state)}{reason}")
     if attempts:
-        click.echo("\n".join(table(attempts)))
-        click.echo(f"steps lost: {lost}")
+        click.echo("\n".join(table(attempts, steps=lost is not None)))
+        click.echo(f"steps lost: {'unknown' if lost is None else lost}")
     if failed := next((attempt for attempt in reversed(attempts) if attempt.error), None):
         click.echo(words(failed))
     return warn_stale([state])
@@ -52,12 +55,16 @@ def why(run: str, runs: str | None, as_json: bool) -> int:
 COLUMNS = ("attempt", "began", "ran", "hosts", "cause", "signal", "steps", "lost", "safe", "next")
 
 
-def table(attempts: list[AttemptSummary]) -> Iterator[str]:
-    """The attempts as a table."""
-    return tables.table([COLUMNS, *(tuple(_cells(attempt)) for attempt in attempts)])
+def table(attempts: list[AttemptSummary], *, steps: bool = True) -> Iterator[str]:
+    """The attempts as a table.
+
+    Args:
+        steps: the steps of the run are known.
+    """
+    return tables.table([COLUMNS, *(tuple(_cells(attempt, steps)) for attempt in attempts)])
 
 
-def _cells(attempt: AttemptSummary) -> list[str]:
+def _cells(attempt: AttemptSummary, known: bool) -> list[str]:
     from hpcddp.submit import times
 
     steps = f"{attempt.first + 1}-{attempt.last}" if attempt.last > attempt.first else "-"
@@ -69,7 +76,7 @@ def _cells(attempt: AttemptSummary) -> list[str]:
         attempt.cause or "runs",
         attempt.by or "-",
         steps,
-        str(attempt.lost),
+        str(attempt.lost) if known else "-",
         f"{attempt.safe_s:.1f} s" if attempt.safe_s is not None else "-",
         (attempt.action or "-") + (f" ({attempt.reason})" if attempt.reason else ""),
     ]

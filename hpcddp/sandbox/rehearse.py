@@ -63,7 +63,7 @@ def rehearse(
     with _kept(runs, say) as root, own_sandbox(nodes + SPARE, gpus) as sandbox:
         changed = sandboxed(layers, counts, sandbox.folder.parent, say)
         checked = _plan(changed, folder, root)
-        say(f"the sandbox is up with {nodes + SPARE} nodes; seed {seed}")
+        say(f"the sandbox is up with {nodes} + {SPARE} spare nodes; seed {seed}")
         say("run 1 of 2: without faults")
         report = _Rehearsal(sandbox, checked, root, say, watch).play(counts, seed)
         report.seconds = time.monotonic() - begun

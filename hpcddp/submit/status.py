@@ -200,7 +200,11 @@ def policy(job: JobRecord) -> str:
     if not job.spec.get("command"):
         return returns
     own = job.spec.get("resume_command")
-    again = "later attempts run resume_command" if own else "its command starts again"
+    again = (
+        "later attempts run resume_command"
+        if own
+        else "its command runs again, from its last save if it has one"
+    )
     return f"{returns}; {again}"
 
 

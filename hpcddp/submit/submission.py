@@ -98,7 +98,7 @@ def find(root: Path, token: str) -> RunDir:
         what = "no run was submitted from here yet" if runs else "no runs yet"
         rendered = f"name the rendered run, {runs[0].name}; or " if runs else ""
         raise RunError(what, where=str(root), hint=f"{rendered}{START}")
-    hint = nearest(token, [run.name for run in runs[:20]], what="run")
+    hint = nearest(token, ["last", *(run.name for run in runs[:20])], what="run")
     raise RunError(f"no run {token!r}", where=str(root), hint=hint)
 
 

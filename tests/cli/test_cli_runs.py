@@ -66,6 +66,16 @@ def test_a_waiting_job_and_a_slurm_that_is_gone(site: Site, hpcddp: Command) -> 
         assert hpcddp(asking, "toy").code == 3
 
 
+def test_who_follows_a_waiting_run_reads_why_it_waits(site: Site, hpcddp: Command) -> None:
+    submitted(site)
+    once = "[ -e asked ] && exit; touch asked"
+    pending = "echo '7|PENDING|PartitionConfig|x|x|||toy-1'"
+    site.slurm(squeue=f"{once}; {pending}", sacct="echo '7|CANCELLED|0:0|x'")
+    done = hpcddp("logs", "toy", "-f")
+    assert (done.code, done.out) == (1, "")
+    assert done.err == "note: toy-1 is PENDING: PartitionConfig\n"
+
+
 def test_a_damaged_run_is_listed_and_named(site: Site, hpcddp: Command) -> None:
     submitted(site).job.write_text('{"format": 1')
     done = hpcddp("ls")

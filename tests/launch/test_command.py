@@ -84,7 +84,7 @@ def test_status_tells_when_it_comes_back(site: Site, command: Command) -> None:
     assert (
         "7 crashes" in policy
         and "3 time limits" in policy
-        and policy.endswith("its command starts again")
+        and policy.endswith("its command runs again, from its last save if it has one")
     )
     command("cancel", "last")
     until(command, lambda s: s["state"] == "CANCELLED")
@@ -258,6 +258,8 @@ def test_a_script_that_never_meets_ends_with_the_reason(site: Site, command: Com
     assert done.code == 1
     told = command("why").out
     assert "no process group after 10 s" in told and "init_process_group" in told
+    assert "steps lost: unknown" in told  # such a script does not say what it does
+    assert json.loads(command("why", "--json").out)["steps_lost"] is None
     assert "mistake" in told and "I am alone" in command("logs").out
 
 

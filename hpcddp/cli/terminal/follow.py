@@ -54,11 +54,18 @@ class Tail:
         return new
 
 
-def wait(run: RunDir, each: Callable[[], None]) -> Status:
-    """Wait until the run has ended, and call `each` between two looks at its state."""
+def wait(
+    run: RunDir, each: Callable[[], None], seen: Callable[[Status], None] = lambda state: None
+) -> Status:
+    """Wait until the run has ended, and call `each` between two looks at its state.
+
+    Args:
+        seen: called with each state.
+    """
     poll = StatusPoll(run)
     while True:
         state = poll.look()
+        seen(state)
         each()
         if state.final:
             return state
@@ -67,14 +74,22 @@ def wait(run: RunDir, each: Callable[[], None]) -> Status:
 
 def follow_log(run: RunDir, wanted: Callable[[bytes], bool], attempt: int | None) -> int:
     """Print the log until the run ends; the exit code follows from its state."""
-    tail = Tail(run, attempt)
+    tail, waits = Tail(run, attempt), ""
 
     def each() -> None:
         for line in filter(wanted, tail.lines()):
             put(line)
 
+    def seen(state: Status) -> None:
+        nonlocal waits
+        pending = state.state == "PENDING" and state.reason not in ("", "None")
+        now = f"{run.name} is PENDING: {state.reason}" if pending else ""
+        if now and now != waits:
+            say.note(now)
+        waits = now
+
     try:
-        state = wait(run, each)
+        state = wait(run, each, seen)
     except KeyboardInterrupt:
         return 130
     each()

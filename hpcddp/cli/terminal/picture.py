@@ -175,7 +175,9 @@ def _figures(pen: Pen, view: View) -> Text:
 
 def _attempts(pen: Pen, view: View, width: int, rows: int) -> list[Text]:
     """The newest attempts, and the cost of all of them."""
-    title = f"{counted(len(view.attempts), 'attempt')}, {counted(view.lost_steps, 'step')} lost"
+    title = counted(len(view.attempts), "attempt")
+    if any(attempt.summary.last for attempt in view.attempts):  # a plain program records no steps
+        title += f", {counted(view.lost_steps, 'step')} lost"
     if view.efficiency is not None:
         title += f", {view.efficiency:.0%} of {span(view.held_s)} useful"
     left_out = max(0, len(view.attempts) - (rows - 1))
