@@ -163,7 +163,7 @@ class Diverged(HpcddpError):
     kind = "diverged"
 
     def __init__(self, what: str, facts: dict[str, Any]) -> None:
-        hint = "use a lower train.lr or train.clip_norm, or "
+        hint = "lower train.lr, set train.clip_norm (or lower it), or set "
         hint += 'train.on_divergence = "skip" or "rollback" to omit such steps'
         super().__init__(what, hint=hint)
         self.facts = facts

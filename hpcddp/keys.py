@@ -115,7 +115,8 @@ def nearest(word: str, known: Iterable[str], *, what: str = "key", many: str = "
         return f"did you mean {close[0]}?"
     if many and len(names) > MOST:
         return many
-    return f"known {what}s: {', '.join(names)}" if names else f"there is no {what} yet"
+    plural = f"{what[:-1]}ies" if what.endswith("y") and what != "key" else f"{what}s"
+    return f"known {plural}: {', '.join(names)}" if names else f"there is no {what} yet"
 
 
 class Keys(Generic[T]):

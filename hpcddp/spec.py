@@ -156,7 +156,9 @@ class RequeueSpec:
     )
     hangs: int = key(3, "hangs in a row without progress after which the job stays ended", least=1)
     timeouts: int = key(
-        0, "reached time limits after which the job stays ended; 0 for any number", least=0
+        0,
+        "time limits after which the job stays ended; 0: three in a row without progress",
+        least=0,
     )
     exclude_bad_nodes: bool = key(False, "keep the job off nodes that failed")
 

@@ -181,15 +181,15 @@ def _within(action: str, why: str, end: End, history: Sequence[Past], policy: Po
     if row.idle and not end.progress and not asked:
         idle = _in_a_row({why}, end, history)
         if idle >= row.idle:
-            more = "; requeue.timeouts allows more" if why == TIMEOUT else ""
+            more = "; raise requeue.timeouts to allow more" if why == TIMEOUT else ""
             return Decision(why, NONE, f"{idle} such attempts in a row without progress{more}")
     return Decision(why, action)
 
 
 def _spent(why: str, used: int) -> str:
-    if why == TIMEOUT:
-        return f"{used} time limits reached; requeue.timeouts allows no more"
     times = "once" if used == 1 else f"{used} times"
+    if why == TIMEOUT:
+        return f"time limit reached {times}; requeue.timeouts allows no more"
     return f"{times} without progress; requeue.{CAUSES[why].budget} allows no more"
 
 

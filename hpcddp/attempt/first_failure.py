@@ -195,7 +195,7 @@ def left(text: str) -> Failed | None:
     match = log_reader.EXITED.search(text)
     if not match:
         return None
-    what = f" left with exit code {match[3]}{_last(text, match[2])}"
+    what = f" ended with exit code {match[3]}{_last(text, match[2])}"
     return Failed(int(match[2]), match[1], what)
 
 

@@ -64,7 +64,8 @@ def _start(r: Mapping[str, Any]) -> str:
     batch = f"global batch {r['global_batch']}"
     if r["accumulation"] > 1:
         batch += f" ({r['accumulation']} micro-batches of {r['micro_batch']} per rank)"
-    text = f"{r['total_steps']} steps, {r['steps_per_epoch']} per epoch, {batch}, seed {r['seed']}"
+    steps = f"{r['total_steps']} step{'s' * (r['total_steps'] != 1)}"
+    text = f"{steps}, {r['steps_per_epoch']} per epoch, {batch}, seed {r['seed']}"
     if r.get("workers"):
         text += f"\n{r['workers']} of {r['cpus']} CPUs read data"
     return f"{text}\nresumed from {r['resumed']}, step {r['step']}" if r["resumed"] else text

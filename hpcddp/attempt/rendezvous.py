@@ -161,7 +161,7 @@ def _waits(name: str) -> UserError:
     return UserError(
         f"{name} runs in each rank, and has started nothing for {LIVES:g} s",
         where="command",
-        hint=f"each rank runs the command itself: leave {name} out",
+        hint=f"each rank runs the command itself; leave {name} out",
     )
 
 

@@ -31,8 +31,9 @@ def dashboard(runs: str | None, path: str | None, port: int | None) -> int:
     if path is not None and port is not None:
         raise click.UsageError("--socket and --port cannot be used together")
     if not root.is_dir():
-        hint = "start a run with `hpcddp submit`, or name the folder of the runs with --runs"
-        raise UserError("no such folder", where=str(root), hint=hint)
+        from hpcddp.submit import run_list
+
+        raise UserError("no such folder", where=str(root), hint=run_list.START)
     try:
         from hpcddp.dashboard import app
     except ModuleNotFoundError as error:

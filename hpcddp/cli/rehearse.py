@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 FAULTS = {
     "preempt": "Number of preemptions by a job of higher priority.",
     "kill-node": "Number of nodes that fail with all their processes.",
-    "timeout": "Number of time limits that end.",
+    "timeout": "Number of time limits that the job reaches.",
     "crash": "Number of ranks that are killed.",
     "hang": "Number of ranks that stop making progress.",
     "cancel": "Number of cancels, after which the run must stay ended until it is resumed.",

@@ -26,7 +26,7 @@ REFUSED = {
     **dict.fromkeys(("--time", "--partition", "--account", "--qos", "--sbatch"), HERE),
     **dict.fromkeys(("--cluster", "--template"), HERE),
     "--env": ("`run` trains in this process", "set the variable before: NAME=VALUE hpcddp run"),
-    "--no-snapshot": ("only a command works on a copy of the code", "leave it out"),
+    "--no-snapshot": ("only jobs with a command have a code snapshot", "leave --no-snapshot out"),
 }
 
 

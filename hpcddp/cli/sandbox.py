@@ -63,7 +63,7 @@ def sandbox() -> None:
     show_default=True, metavar="MODE",
     help="REQUEUE, CANCEL or OFF: what a job in partition high does to jobs in partition low.",
 )  # fmt: skip
-@_number("--grace", 0, 5, "Time between the notice of a preemption and its end.", metavar="SECONDS")
+@_number("--grace", 0, 5, "Time between the notice of a preemption and SIGTERM.", metavar="SECONDS")
 @_number("--kill-wait", 0, 5, "Time between SIGTERM and SIGKILL.", metavar="SECONDS")
 @click.option("--set", "extra", multiple=True, callback=_pairs, metavar="KEY=VALUE",
               help="Line of slurm.conf.")  # fmt: skip

@@ -24,7 +24,7 @@ SUFFIXES = {
 }
 # Option -> why `import` refuses it, and a hint.
 REFUSED = {
-    "--no-snapshot": ("only a command works on a copy of the code", "leave --no-snapshot out"),
+    "--no-snapshot": ("only jobs with a command have a code snapshot", "leave --no-snapshot out"),
 }
 
 

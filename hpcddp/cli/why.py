@@ -26,6 +26,7 @@ def why(run: str, runs: str | None, as_json: bool) -> int:
     """Show why each attempt of RUN (the last one by default) ended, its steps, and what followed.
 
     "lost" counts the steps since the last checkpoint, which the next attempt took again.
+    "safe" is the time from the first stop signal to a complete checkpoint.
     """
     from hpcddp.observe import history
     from hpcddp.submit import submission
@@ -73,7 +74,7 @@ def _cells(attempt: AttemptSummary, known: bool) -> list[str]:
         times.shown(attempt.began),
         f"{attempt.ended - attempt.began:.0f} s" if attempt.ended else _since(attempt),
         attempt.hosts or "this machine",
-        attempt.cause or "runs",
+        attempt.cause or "running",
         attempt.by or "-",
         steps,
         str(attempt.lost) if known else "-",

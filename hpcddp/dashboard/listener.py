@@ -78,7 +78,9 @@ def on_socket(path: Path) -> Iterator[Listener]:
     """
     path = _settled(path.parent) / path.name
     if len(os.fsencode(path)) > LONGEST:
-        message = f"the path of a socket may have {LONGEST} bytes, not {len(os.fsencode(path))}"
+        message = (
+            f"the path of a socket must be at most {LONGEST} bytes, got {len(os.fsencode(path))}"
+        )
         raise UserError(message, where=str(path), hint="choose a shorter path with --socket")
     with socket.socket(socket.AF_UNIX) as listener:
         try:

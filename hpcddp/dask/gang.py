@@ -201,7 +201,7 @@ class Member:
                                   hint="its error is in the log, before this line")  # fmt: skip
             await asyncio.sleep(LOOK)
         raise HpcddpError(f"Dask's scheduler did not start within {START:.0f} s",
-                          where=str(self.gang.file), hint="see the log of rank 0")  # fmt: skip
+                          where=str(self.gang.file), hint="see `hpcddp logs --rank 0`")  # fmt: skip
 
 
 def main(args: list[str]) -> None:

@@ -109,7 +109,7 @@ def _named(place: Place, pattern: str) -> list[StoreObject]:
     if missing:
         more = len(missing) - 1
         raise UserError(
-            "shard not found" + f" ({more} more are missing)" * bool(more),
+            "shard not found" + f" ({more} more missing)" * bool(more),
             where=place.at(missing[0]),
             hint=f"check the {'numbers in the braces' if '{' in pattern else 'name'}",
         )

@@ -102,10 +102,10 @@ def _follow(folder: Path, turn: str, patience: float, wanted: Callable[[], bool]
         if (read_json(owner) or {}).get("turn") == turn:
             if not _alive(owner):
                 raise StageError("local rank 0 ended while it staged the data", where=host(),
-                                 hint="see its log for the cause")  # fmt: skip
+                                 hint="see its lines in `hpcddp logs`")  # fmt: skip
         elif time.monotonic() > late:
             raise StageError(f"local rank 0 did not start to stage within {patience:g} s",
-                             where=host(), hint="see its log for the cause")  # fmt: skip
+                             where=host(), hint="see its lines in `hpcddp logs`")  # fmt: skip
         time.sleep(LOOK)
 
 

@@ -183,7 +183,7 @@ def _error(trouble: Trouble, where: str, patience: float) -> HpcddpError:
     reason = f": {trouble.reason}" if trouble.reason else ""
     if passes:
         what = f"{what} for {patience:g} s{reason}"
-        hint += "; data.retry_seconds is the time to retry"
+        hint += "; raise data.retry_seconds to retry for longer"
         return StoreUnreachable(what, where=where, hint=hint)
     kind = ObjectUnreadable if alone else UserError
     return (ObjectMissing if trouble.missing else kind)(what + reason, where=where, hint=hint)

@@ -179,8 +179,9 @@ class Group:
             self.late = time.monotonic() + self.wait
         if time.monotonic() > self.late and self.deadline == float("inf"):
             rest = ", ".join(str(rank) for rank, code in codes.items() if code is None)
-            since = f"{self.wait:.0f} s after another rank left"
-            text = f"hpcddp: rank {rest} on {host()} still ran {since}: ending it"
+            since = f"{self.wait:.0f} s after another rank ended"
+            who, them = ("ranks", "them") if "," in rest else ("rank", "it")
+            text = f"hpcddp: {who} {rest} on {host()} still ran {since}: ending {them}"
             self._write(f"{text}\n".encode())
             self.end()
 

@@ -67,7 +67,7 @@ def missing(job: JobSpec, profile: Profile) -> str:
     given = {name: str(value) for name, value in job.env.items()}
     report = versions.ask(program, LOOK, {**os.environ, **given})
     if report and not report["there"]:
-        return f"{report['python']} has no package horovod\n{HELP}"
+        return f"horovod is not installed in {report['python']}\n{HELP}"
     built, torch = report.get("built"), report.get("torch", "")
     if built and _release(built.get("pytorch", "")) != _release(torch):
         was = built.get("pytorch", "none")

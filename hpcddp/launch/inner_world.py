@@ -52,7 +52,7 @@ def refusal(job: JobRecord, launcher: str, size: int, command: Sequence[str]) ->
     return UserError(
         f"{launcher} starts processes of its own in each of the {size} ranks",
         where="command",
-        hint=f"each rank runs the command itself: leave {launcher} out: {instead}",
+        hint=f"each rank runs the command itself; leave {launcher} out: {instead}",
     )
 
 

@@ -56,7 +56,7 @@ def no_torch(job: JobSpec, profile: Profile) -> str:
     """Whether the Python of hpcddp has torch, for a launcher that imports it."""
     from importlib.util import find_spec
 
-    return "" if find_spec("torch") else f"{sys.executable} has no package torch"
+    return "" if find_spec("torch") else f"torch is not installed in {sys.executable}"
 
 
 def no_agent(job: JobSpec, profile: Profile) -> str:
@@ -75,8 +75,8 @@ def no_dask(job: JobSpec, profile: Profile) -> str:
     from importlib.util import find_spec
 
     missing = [name for name in ("distributed", "cryptography") if not find_spec(name)]
-    names = " and ".join(missing)
-    return f"not installed: {names}\ninstall the extra `dask` of hpcddp" if missing else ""
+    names = f"{' and '.join(missing)} {'are' if len(missing) > 1 else 'is'} not installed"
+    return f"{names}\ninstall the extra `dask` of hpcddp" if missing else ""
 
 
 BOTH = ("slurm", "local")

@@ -30,7 +30,10 @@ def check(code: CodeFiles, limit: int) -> None:
     Raises:
         UserError: names the files.
     """
-    aside = "add it to .gitignore, so that it is linked, not copied; or use --no-snapshot"
+    aside = (
+        "let git ignore these files: they are then linked, not copied (.gitignore; `git rm "
+        "--cached FILE` if git tracks one; `git init` without a repository); or use --no-snapshot"
+    )
     secrets = [path for path in code.files if _is_secret(PurePath(path).name)]
     if secrets:
         what = f"{_some(secrets)} may be a secret, which is not allowed in a code snapshot"

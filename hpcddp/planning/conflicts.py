@@ -39,7 +39,7 @@ CLASHES = (
     Clash(DDP, lambda job, mesh: not mesh.plain, "fsdp and tp average gradients without DDP",
           "use ddp or zero1"),
     Clash(PP, lambda job, mesh: mesh.pp == 1, "the strategy has no pipeline",
-          "use one with pp, such as pp=2,ddp"),
+          "use a strategy with pp, such as pp=2,ddp"),
     Clash(("train.recompute", "train.compile"), lambda job, mesh: mesh.threads,
           "dp does not support it", "use ddp"),
     # keys that a pipeline excludes
@@ -52,7 +52,7 @@ CLASHES = (
           "set train.micro_batch"),
     # keys that conflict with another key
     Clash(("train.find_micro_batch",), lambda job, mesh: job.train.micro_batch > 0,
-          "train.micro_batch sets its size", "remove train.micro_batch"),
+          "train.micro_batch already sets the size", "remove train.micro_batch"),
     Clash(("ddp.hook",), lambda job, mesh: job.ddp.hook == "local_sgd" and mesh.zero,
           "zero1 divides each update over the ranks, which local_sgd does not average in each step",
           "use ddp"),
@@ -76,7 +76,7 @@ CLASHES = (
     Clash(("ddp.join",), lambda job, mesh: job.train.drop_last,
           "train.drop_last drops the uneven last batch", "set train.drop_last=false"),
     Clash(("ddp.rank",), lambda job, mesh: job.ddp.hook != "powersgd",
-          "only PowerSGD uses it", "set ddp.hook=powersgd"),
+          "only powersgd uses it", "set ddp.hook=powersgd"),
     Clash(("ddp.after",), lambda job, mesh: job.ddp.hook not in ("powersgd", "local_sgd"),
           "only powersgd and local_sgd use it",
           "set ddp.hook to powersgd or local_sgd"),

@@ -125,7 +125,8 @@ def find(job: str | None, folder: Path, line: Sequence[str] = ()) -> tuple[Path 
     """The job file that a word means, or the task itself for `package.module:object`.
 
     Args:
-        job: a name, a path, `package.module:object`, or None for the only job of ./jobs.
+        job: a name, a path, `package.module:object`, or None for the only job of ./jobs. There,
+            copies of the shipped jobs do not count: a clone of hpcddp has them.
         folder: the current folder.
         line: the words of the command line, without the program.
 
@@ -133,7 +134,9 @@ def find(job: str | None, folder: Path, line: Sequence[str] = ()) -> tuple[Path 
         The file or the task, and notes for the user.
     """
     if job is None:
+        shipped = {path.read_bytes() for path in _named(resources.folder("jobs")).values()}
         local = _named(folder / "jobs")
+        local = {name: p for name, p in local.items() if p.read_bytes() not in shipped}
         if len(local) > 1:
             raise UserError(
                 f"./jobs has {len(local)} jobs: {', '.join(local)}",
@@ -141,7 +144,7 @@ def find(job: str | None, folder: Path, line: Sequence[str] = ()) -> tuple[Path 
             )
         if local:
             return next(iter(local.values())), []
-        note = "no job given and ./jobs has none; using the shipped job digits"
+        note = "no job given and ./jobs has none of yours; using the shipped job digits"
         return resources.folder("jobs") / "digits.toml", [note]
     if job.endswith(".toml") or "/" in job:
         return folder / job, []

@@ -33,7 +33,9 @@ def require(accounting: bool) -> None:
         message = "the sandbox needs root"
         hint = "run it as root, for example in a container"
         hint += f", after `{PACKAGES}`" if missing else ""
-        raise SandboxError(message, hint=f"{hint}; `--cluster local` trains without Slurm")
+        raise SandboxError(
+            message, hint=f"{hint}; `hpcddp submit --cluster local` trains without Slurm"
+        )
     if missing:
         message = f"Slurm is not completely installed here: no {', '.join(missing)}"
         raise SandboxError(message, hint=f"`{PACKAGES}`")

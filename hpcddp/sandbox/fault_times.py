@@ -76,11 +76,17 @@ def draw(counts: Mapping[str, int], seed: int, timeline: Timeline) -> list[Fault
     room = 1 + math.ceil(ROOM / timeline.per_step)
     last = int(LATEST * timeline.steps)
     if last < room * len(drawn):
+        least = math.ceil(room * len(drawn) / LATEST)
+        number = counted(len(drawn), "fault")
+        if timeline.clock:
+            raise UserError(
+                f"a run of {timeline.seconds:.1f} s is too short for {number}",
+                hint=f"use a program that runs for at least {least * timeline.per_step:.0f} s",
+            )
         steps = f"{counted(timeline.steps, 'step')} in {timeline.per_step * timeline.steps:.1f} s"
         raise UserError(
-            f"{steps} are too few for {counted(len(drawn), 'fault')}",
-            hint=f"use at least {math.ceil(room * len(drawn) / LATEST)} steps, "
-            "with --set epochs=N or --set max_steps=N",
+            f"{steps} are too few for {number}",
+            hint=f"use at least {least} steps, with --set epochs=N or --set max_steps=N",
         )
     faults = []
     for left, (share, aim, kind) in zip(range(len(drawn) - 1, -1, -1), drawn, strict=True):

@@ -33,7 +33,7 @@ def check(plan: Plan, run: RunDir) -> str:
     if newest is None:
         return "the checkpoints cannot be read now"
     if importlib.util.find_spec("torch") is None:
-        return "this Python has no torch"
+        return "torch is not installed in this Python"
     asked = {"run": str(run.path)}
     try:
         answer = model_query.ask(

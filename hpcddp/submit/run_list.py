@@ -8,7 +8,7 @@ from hpcddp.errors import RunError
 from hpcddp.rundir import RunDir, runs_in
 
 ELSEWHERE = "name the folder of the runs with --runs or HPCDDP_RUNS"
-START = "start one: `hpcddp submit`, or name another folder with --runs or HPCDDP_RUNS"
+START = "start a run with `hpcddp submit`, or name another folder with --runs or HPCDDP_RUNS"
 
 
 def runs_of(root: Path) -> list[RunDir]:

@@ -18,6 +18,7 @@ from hpcddp.attempt.decision import Policy
 from hpcddp.errors import RunError, SlurmUnreachable
 from hpcddp.record import JobRecord
 from hpcddp.rundir import RunDir, last_lines, read_json, read_lines
+from hpcddp.sizes import counted
 from hpcddp.slurm import commands as slurm
 from hpcddp.slurm.commands import QueuedJob
 from hpcddp.submit import times
@@ -203,7 +204,7 @@ def policy(job: JobRecord) -> str:
     again = (
         "later attempts run resume_command"
         if own
-        else "its command runs again, from its last save if it has one"
+        else "later attempts run the same command, which must load its own checkpoint"
     )
     return f"{returns}; {again}"
 
@@ -213,10 +214,10 @@ def in_words(policy: Policy) -> str:
     if not policy.enabled:
         return "is never requeued: requeue.enabled is false"
     idle = decision.CAUSES[decision.TIMEOUT].idle
-    limits = [f"{policy.crashes} crashes", f"{policy.hangs} hangs"]
+    limits = [counted(policy.crashes, "crash", "crashes"), counted(policy.hangs, "hang")]
     limits += [] if policy.timeouts else [f"{idle} time limits in a row"]
     ends = " or ".join(limits) + " without progress"
-    ends += f", or {policy.timeouts} time limits" if policy.timeouts else ""
+    ends += f", or {counted(policy.timeouts, 'time limit')}" if policy.timeouts else ""
     return f"is requeued after preemptions, node failures and time limits; ends after {ends}"
 
 

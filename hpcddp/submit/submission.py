@@ -95,7 +95,7 @@ def find(root: Path, token: str) -> RunDir:
         what = f"{token!r} matches {len(matches)} runs: {names}"
         raise RunError(what, where=str(root), hint="write more of the name")
     if token == "last" or not runs:
-        what = "no run was submitted from here yet" if runs else "no runs yet"
+        what = "no run in this folder was submitted yet" if runs else "no runs yet"
         rendered = f"name the rendered run, {runs[0].name}; or " if runs else ""
         raise RunError(what, where=str(root), hint=f"{rendered}{START}")
     hint = nearest(token, ["last", *(run.name for run in runs[:20])], what="run")
@@ -125,7 +125,9 @@ def request(run: RunDir, want: str) -> Status:
     ends = before.final and not (returns and want != "preempt")
     if ends or not before.job_id or (want == "preempt" and before.state != "RUNNING"):
         what = f"cannot {want} a run that is {before.state}"
-        raise RunError(what, where=run.name, hint=f"`hpcddp status {run.name}` shows its state")
+        hint = "the run has no pending or running job"
+        hint = "only a RUNNING run can be preempted" if want == "preempt" else hint
+        raise RunError(what, where=run.name, hint=hint)
     if want == "preempt" and not (last and last.live):  # a starting attempt would miss it
         hint = "try again when its attempt has started"
         raise RunError("the run is still starting", where=run.name, hint=hint)

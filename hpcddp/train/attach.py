@@ -138,7 +138,7 @@ def _check(module: nn.Module) -> None:
         raise UserError(
             f"{meta} is on the meta device and has no values",
             where="hpcddp.attach",
-            hint="call model.to_empty(device=...) and initialise the weights before attach",
+            hint="call model.to_empty(device=...) and initialize the weights before attach",
         )
 
 

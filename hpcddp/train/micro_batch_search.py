@@ -22,6 +22,7 @@ from torch import nn
 
 from hpcddp.attempt.error_record import kind_of
 from hpcddp.errors import JobFileError
+from hpcddp.sizes import amount
 from hpcddp.spec import JobSpec
 from hpcddp.train.checkpoint.snapshot import Live
 from hpcddp.train.input import seeding
@@ -91,11 +92,12 @@ def _search(fits: Callable[[int], bool], share: int) -> tuple[int, list[int]]:
 
 def _nothing_fits(devices: list[list[Any]]) -> JobFileError:
     name, size = min(devices, key=lambda device: device[1])
-    memory = f"the {size / 2**30:.0f} GiB of {name}" if size else "memory"
+    memory = f"the {amount(size)} of {name}" if size else "memory"
     return JobFileError(
         f"a forward and backward pass of one sample does not fit into {memory}",
         where="train.find_micro_batch",
-        hint="set train.recompute = true or train.precision = 'bf16', use fsdp, or a smaller model",
+        hint="set train.recompute = true or train.precision = 'bf16', use a smaller model, or use "
+        "fsdp with train.micro_batch in place of this key",
     )
 
 

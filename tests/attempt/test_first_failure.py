@@ -72,7 +72,7 @@ FULL = (3, "n2", "rank 3 on n2 was ended by SIGBUS: is a disk or /dev/shm full?"
         ("srun", traceback(0, GONE) + SRUN.replace("Killed", "Bus error (core dumped)"), FULL),
         ("spawn", traceback(0, GONE) + OURS.replace("SIGKILL", "SIGBUS"), FULL),
         ("srun", traceback(0, GONE) + "srun: error: n2: task 3: Exited with exit code 7\n",
-         (3, "n2", "rank 3 on n2 left with exit code 7")),
+         (3, "n2", "rank 3 on n2 ended with exit code 7")),
         ("srun", traceback(0, GONE) + traceback(3, "ValueError: boom"),
          (3, "", "rank 3: ValueError: boom")),
         # It ends the others then, which are not to blame.
@@ -86,7 +86,7 @@ FULL = (3, "n2", "rank 3 on n2 was ended by SIGBUS: is a disk or /dev/shm full?"
          KILLED),
         ("srun", traceback(0, GONE) + "3: no\nsrun: error: n1: task 1: Exited with exit code 1\n"
          + "srun: error: n2: task 3: Exited with exit code 7\nsrun: error: n1: task 0: Killed\n",
-         (1, "n1", "rank 1 on n1 left with exit code 1")),
+         (1, "n1", "rank 1 on n1 ended with exit code 1")),
         ("spawn", traceback(3, "ValueError: boom") + OURS.replace("rank 3", "rank 1"),
          (3, "", "rank 3: ValueError: boom")),
     ],

@@ -132,7 +132,10 @@ def test_what_cannot_be_listened_on(tmp_path: Path, command: Command, site: Site
         taken.listen()
         port = str(taken.getsockname()[1])
         wrong = {
-            ("--socket", str(tmp_path / ("x" * 107))): "the path of a socket may have 107 bytes",
+            (
+                "--socket",
+                str(tmp_path / ("x" * 107)),
+            ): "the path of a socket must be at most 107 bytes",
             ("--socket", str(tmp_path / "file")): "this file is not a socket",
             ("--socket", str(tmp_path / "open" / "a.sock")): "other users can write to this folder",
             (

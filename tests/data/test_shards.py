@@ -293,7 +293,7 @@ def test_one_shard_and_patterns_of_shards_are_roots(packed):
     assert len(ImageFolder(packed / "shard-000002.tar")) == each[2]
     some = ImageFolder(f"{packed}/shard-{{000001..000003}}.tar")
     assert some.groups.tolist() == each[1:4]
-    with pytest.raises(UserError, match=r"shard not found \(3 more are missing\)") as error:
+    with pytest.raises(UserError, match=r"shard not found \(3 more missing\)") as error:
         ImageFolder(f"{packed}/shard-{{000001..{len(each) + 3:06}}}.tar")
     assert error.value.where == f"{packed}/shard-{len(each):06}.tar"
 

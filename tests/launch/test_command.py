@@ -84,7 +84,9 @@ def test_status_tells_when_it_comes_back(site: Site, command: Command) -> None:
     assert (
         "7 crashes" in policy
         and "3 time limits" in policy
-        and policy.endswith("its command runs again, from its last save if it has one")
+        and policy.endswith(
+            "later attempts run the same command, which must load its own checkpoint"
+        )
     )
     command("cancel", "last")
     until(command, lambda s: s["state"] == "CANCELLED")

@@ -64,7 +64,10 @@ def test_what_only_the_nodes_can_tell_is_not_asked(site: Site) -> None:
 
 @pytest.mark.parametrize(
     ("built", "what"),
-    [("", f"{sys.executable} has no package horovod"), ("1.13.1+cu117", "built for torch 1.13.1")],
+    [
+        ("", f"horovod is not installed in {sys.executable}"),
+        ("1.13.1+cu117", "built for torch 1.13.1"),
+    ],
 )
 def test_a_horovod_that_is_not_there_is_told(site: Site, built: str, what: str) -> None:
     if built:

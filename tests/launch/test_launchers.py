@@ -65,7 +65,7 @@ def test_a_launcher_that_imports_torch_where_it_is_not(
     )
     flags = Layer()
     flags.put("launcher", launcher, "--launcher")
-    with pytest.raises(UserError, match="has no package torch"):
+    with pytest.raises(UserError, match="torch is not installed in"):
         site.plan(flags)
 
 

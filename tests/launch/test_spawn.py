@@ -152,7 +152,7 @@ def test_a_rank_that_stays_when_another_has_left_is_ended(tmp_path: Path) -> Non
         group.selector.close()
     told = (tmp_path / "out").read_text()
     assert re.search(
-        r"^hpcddp: rank 1 on \S+ still ran 1 s after another rank left: ending it$", told, re.M
+        r"^hpcddp: rank 1 on \S+ still ran 1 s after another rank ended: ending it$", told, re.M
     )
     assert re.search(r"^hpcddp: rank 1 on \S+ was ended by SIGTERM$", told, re.M)
 

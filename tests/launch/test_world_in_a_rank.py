@@ -54,7 +54,7 @@ def test_a_launcher_in_each_rank_is_a_user_error(
     why = command("why").out
     assert f"{name} starts processes of its own in each of the 2 ranks" in why
     instead = "hpcddp submit --nodes 1 --gpus 2 -- python train.py --lr '0.1 x'"
-    assert f"each rank runs the command itself: leave {name} out: {instead}" in done.text
+    assert f"each rank runs the command itself; leave {name} out: {instead}" in done.text
 
 
 def test_one_in_a_script_of_the_ranks_is_one_too(site: Site, command: Command) -> None:

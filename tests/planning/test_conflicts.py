@@ -68,7 +68,7 @@ REFUSED = {
         "train.find_micro_batch",
     ): "would make the others wait forever",
     ("ddp", 4, "train.find_micro_batch=true train.micro_batch=4", "train.find_micro_batch"): (
-        "train.micro_batch sets its size"
+        "train.micro_batch already sets the size"
     ),
     ("zero1", 4, "ddp.hook=local_sgd", "ddp.hook"): "divides each update over the ranks",
     ("ddp", 4, "ddp.hook=fp16 train.precision=fp64", "ddp.hook"): "train.precision is fp64",
@@ -81,8 +81,8 @@ REFUSED = {
         "which parameters were used"
     ),
     ("ddp", 4, "ddp.join=true", "ddp.join"): "drops the uneven last batch",
-    ("ddp", 4, "ddp.rank=2", "ddp.rank"): "only PowerSGD uses it",
-    ("ddp", 4, "ddp.rank=2 ddp.hook=bf16", "ddp.rank"): "only PowerSGD uses it",
+    ("ddp", 4, "ddp.rank=2", "ddp.rank"): "only powersgd uses it",
+    ("ddp", 4, "ddp.rank=2 ddp.hook=bf16", "ddp.rank"): "only powersgd uses it",
     ("ddp", 4, "ddp.after=5", "ddp.after"): "only powersgd and local_sgd use it",
     ("ddp", 4, "ddp.after=5 ddp.hook=bf16", "ddp.after"): "only powersgd and local_sgd use it",
     ("ddp", 4, "ddp.period=5 ddp.hook=powersgd", "ddp.period"): "only local_sgd uses it",

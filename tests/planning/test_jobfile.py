@@ -1,3 +1,4 @@
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,14 @@ def test_without_jobs_the_shipped_one_is_taken_and_that_is_said(tmp_path: Path) 
     path, notes = jobfile.find(None, tmp_path)
     assert path == resources.folder("jobs") / "digits.toml"
     assert "digits" in notes[0]
+
+
+def test_in_a_clone_of_hpcddp_the_shipped_one_is_taken(tmp_path: Path) -> None:
+    shutil.copytree(resources.folder("jobs"), tmp_path / "jobs")
+    assert jobfile.find(None, tmp_path)[0] == resources.folder("jobs") / "digits.toml"
+    mine = tmp_path / "jobs/mine.toml"
+    mine.write_text("epochs = 1")
+    assert jobfile.find(None, tmp_path) == (mine, [])
 
 
 def test_a_job_of_ones_own_hides_a_shipped_one(site: Site) -> None:

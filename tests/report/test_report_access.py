@@ -152,3 +152,16 @@ def test_little_data_is_said_in_words(tmp_path: Path, look: Callable[..., Seen])
     }  # fmt: skip
     assert tab.locator(".facts").inner_text().split("\n")[2:4] == ["size", "1 node × 1 GPU"]
     assert not tab.locator(".heat").is_visible()  # one rank has no other beside it
+
+
+def test_of_a_plain_program_no_lost_steps_are_claimed(
+    tmp_path: Path, look: Callable[..., Seen]
+) -> None:
+    run = made_run(tmp_path, "program", command=["python", "train.py"])
+    for attempt in run.all_attempts():
+        for file in (attempt.metrics, attempt.step):
+            file.unlink()
+    tab = look().open(drawn(tmp_path, run))
+    tab.locator("h1").wait_for()
+    assert re.search(r"2 interruptions \(preempted\) cost \d", tab.locator(".story").inner_text())
+    assert "0 step" not in tab.locator("main").inner_text()

@@ -63,7 +63,7 @@ def test_the_rank_that_fails_first_gives_the_exit_code(desk: Desk) -> None:
     desk("submit", "--no-snapshot", *size, "--", sys.executable, "train.py", code=1)
     assert [(a.cause, a.exit_code) for a in desk.attempts()] == [("crash", 7)] * 2
     told = desk("why")
-    left = f"rank 3 on {desk.nodes[1]} left with exit code 7"
+    left = f"rank 3 on {desk.nodes[1]} ended with exit code 7"
     assert "requeue.crashes" in told and left in told
 
 

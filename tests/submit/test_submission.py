@@ -307,9 +307,9 @@ def test_last_is_the_run_that_was_submitted_last(site: Site) -> None:
 
 def test_last_of_runs_that_were_only_rendered_is_none(site: Site) -> None:
     runs(site, "toy-1", "toy-2")
-    with pytest.raises(RunError, match="no run was submitted from here yet") as caught:
+    with pytest.raises(RunError, match="no run in this folder was submitted yet") as caught:
         submission.find(site.runs, "last")
-    assert "name the rendered run, toy-2; or start one: `hpcddp submit`" in caught.value.hint
+    assert "name the rendered run, toy-2; or start a run with `hpcddp submit`" in caught.value.hint
 
 
 @pytest.mark.parametrize("token", ["last", "toy-1"])
@@ -318,7 +318,7 @@ def test_a_folder_without_runs_says_how_to_start_one(site: Site, token: str) -> 
         with pytest.raises(RunError, match="no runs yet") as caught:
             submission.find(root, token)
         assert caught.value.where == str(root) and caught.value.exit_code == 2
-        assert "start one: `hpcddp submit`" in caught.value.hint
+        assert "start a run with `hpcddp submit`" in caught.value.hint
 
 
 def test_runs_that_is_no_folder_is_a_plain_error(

@@ -111,7 +111,7 @@ function attemptTable(run, name) {
       [attempt.last > attempt.first ? `${count(attempt.first + 1)}–${count(attempt.last)}` : "–", "n"],
       [(attempt.cause || "running") + (attempt.by ? ` by ${attempt.by}` : ""), bad(attempt) ? "bad" : ""],
       [attempt.safe_s === null ? "–" : span(attempt.safe_s), "n"],
-      [cost[i].ended ? count(cost[i].steps) : "–", "n"],
+      [cost[i].ended && run.status.step ? count(cost[i].steps) : "–", "n"],
       [cost[i].ended ? span(cost[i].seconds) : "–", "n"],
       then || "–", attempt.hosts || "–",
     ];

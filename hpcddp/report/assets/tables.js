@@ -11,10 +11,12 @@ function taken(run) {
   return (last.ended || run.now) - run.status.created;
 }
 
-// The cost of the interruptions; the steps that the newest attempt lost do not count.
+// The cost of the interruptions; the steps that the newest attempt lost do not count. A plain program
+// records no steps.
 function price(run) {
   const last = run.attempts[run.attempts.length - 1];
-  return [plural(run.lost_steps - (last ? last.lost : 0), "step"), span(run.interrupted_s)];
+  const lost = run.lost_steps - (last ? last.lost : 0);
+  return [run.status.step ? plural(lost, "step") : "", span(run.interrupted_s)].filter(Boolean);
 }
 
 // The progress of a run in words.
@@ -120,7 +122,7 @@ function several(runs) {
       [num(medians.samples_per_s), "n"], [span(medians.step_s), "n"],
       [percent(run.efficiency), "n"], [span(run.held_s), "n"],
       [count(run.attempts.length + run.earlier), "n"],
-      [plural(run.lost_steps, "step"), "n"],
+      [status.step ? plural(run.lost_steps, "step") : "–", "n"],
       [[count(run.ranks.count), unwell(run)].filter(Boolean).join(": "), unwell(run) ? "n bad" : "n"]];
   });
   return [el("div", { class: "title" }, el("h1", {}, plural(runs.length, "run"))),

@@ -176,7 +176,7 @@ class Saver:
             return self.finish(at, facts) or not self._again or asked()
 
         if not self._retry.until(over, failure) or (self.saved != at.step and not self._again):
-            hint = "make room; the run is requeued and continues from the newest checkpoint"
+            hint = "free space; the next attempt continues from the newest checkpoint"
             raise CheckpointError(failure, where=str(self._folder), hint=hint)
         return self.saved == at.step
 

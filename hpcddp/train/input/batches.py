@@ -213,9 +213,9 @@ def _check(dataset: Any, spec: JobSpec, world_size: int) -> int:
     """The dataset's size; JobFileError if it is too small, or the batch not divisible."""
     if spec.global_batch % world_size:
         raise JobFileError(
-            f"global_batch {spec.global_batch} is not divisible by {world_size} ranks",
+            f"global_batch {spec.global_batch} does not divide over {world_size} ranks",
             where="global_batch",
-            hint=f"use a multiple of {world_size}, such as "
+            hint=f"set global_batch to a multiple of {world_size}, such as "
             f"{max(1, round(spec.global_batch / world_size)) * world_size}",
         )
     try:

@@ -44,8 +44,8 @@ def provide(rank: Rank, groups: int) -> None:
             f"{rank.world_size} ranks need {need} file descriptors in this process, and the hard "
             f"limit is {hard}",
             where=f"rank {rank.world_rank} on {host()}",
-            hint="raise LimitNOFILE of slurmd on the node, or run `ulimit -n` before submitting "
-            "(Slurm passes it on with PropagateResourceLimits)",
+            hint=f"raise LimitNOFILE of slurmd on the node, or run `ulimit -n {need}` before "
+            "submitting (Slurm passes it on with PropagateResourceLimits)",
         )
     wanted = max(need, PLENTY) if hard == unlimited else min(max(need, PLENTY), hard)
     if soft != unlimited and soft < wanted:

@@ -24,6 +24,10 @@ from hpcddp.topology import Rank
 # Variables that list a process's GPUs, as indices or names; the shortest list counts.
 VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 NVIDIA = "0x10de"  # the PCI vendor
+FEWER = (
+    "ask Slurm for as many GPUs as ranks: set gpu_option in the cluster profile, or write "
+    "--gpus-per-node into a script of your own"
+)
 HINT = "run nvidia-smi there: a GPU or its driver may be lost; the next attempt avoids the node"
 
 
@@ -85,7 +89,7 @@ def pick(rank: Rank, count: int, environ: Mapping[str, str], *, local: bool) -> 
     raise RankMapError(
         f"local rank {rank.local_rank} sees only {counted(count, 'GPU')}",
         where=f"rank {rank.world_rank} on {host()}",
-        hint="ask Slurm for as many GPUs as ranks with --gpus-per-node",
+        hint=FEWER,
         rank=rank.world_rank,
         host=host(),
     )
@@ -160,6 +164,6 @@ def check_shared(reports: Sequence[Mapping[str, Any]]) -> None:
             raise RankMapError(
                 f"ranks {seen[uuid]} and {report['rank']} share one GPU, {uuid}",
                 where=f"rank {report['rank']} on {report['host']}",
-                hint="ask Slurm for as many GPUs as ranks with --gpus-per-node",
+                hint=FEWER,
             )
         seen[uuid] = report["rank"]

@@ -56,7 +56,7 @@ def open_store(rank: Rank, address: tuple[str, int] | None, timeout: float) -> S
             hint = "free the port, or start only one process as rank 0"
         else:
             what = f"cannot reach rank 0 at {name}:{port} within {timeout:g} s"
-            hint = "see the log of rank 0, and look for a firewall between the nodes"
+            hint = "see `hpcddp logs --rank 0`, and look for a firewall between the nodes"
         raise RankMapError(what, where=where, hint=hint) from None
 
 
@@ -137,7 +137,9 @@ def refuse(store: Store, error: RankMapError) -> None:
 
 def _missing(store: Store, size: int, timeout: float) -> RankMapError:
     absent = ranges(n for n in range(size) if not store.check([f"hpcddp/rank/{n}"]))
+    word = "rank" if absent.isdecimal() else "ranks"
     return RankMapError(
-        f"of {size} ranks, {absent} did not reach the rendezvous within {timeout:g} s",
-        hint="see the logs of these ranks; HPCDDP_START_TIMEOUT sets the seconds to wait",
+        f"of {size} ranks, {word} {absent} did not reach the rendezvous within {timeout:g} s",
+        hint="see their lines with `hpcddp logs --rank N`; to wait longer, export "
+        "HPCDDP_START_TIMEOUT=SECONDS before you submit",
     )

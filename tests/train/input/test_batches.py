@@ -15,7 +15,7 @@ from hpcddp.train.rank.world import World
 @pytest.mark.parametrize(
     "job, world, message",
     [
-        ({"global_batch": 8}, 3, "is not divisible by 3 ranks"),
+        ({"global_batch": 8}, 3, "does not divide over 3 ranks"),
         ({"global_batch": 40}, 2, "37 samples, fewer than one global batch of 40"),
         ({"global_batch": 40, "train": TrainSpec(drop_last=False)}, 40, "fewer than 40 ranks"),
     ],
