@@ -48,17 +48,22 @@ def end_children() -> None:
         child.kill()
 
 
-def share_failure(error: BaseException, attempt: AttemptDir, rank: int, size: int) -> None:
-    """Record a failure that may be a user error, and wait up to LINGER seconds until the others
-    have done so: when the first rank leaves, its launcher ends them. A failure that all ranks share
-    is a user error; any other is a crash of a node.
+def share_failure(
+    error: BaseException, attempt: AttemptDir, rank: int, size: int, linger: float = LINGER
+) -> None:
+    """Record a failure that may be a user error, and wait until the others have done so: when the
+    first rank leaves, its launcher ends them. A failure that all ranks share is a user error; any
+    other is a crash of a node.
+
+    Args:
+        linger: seconds to wait at most.
     """
     from hpcddp.errors import HpcddpError
 
     # `where` may name the rank.
     what = error.what if isinstance(error, HpcddpError) else str(error)
     what = f"{type(error).__name__}: {what}".replace("\n", " ")
-    deadline = time.monotonic() + LINGER
+    deadline = time.monotonic() + linger
     with contextlib.suppress(OSError):
         with attempt.failures.open("a", encoding="utf-8", errors="backslashreplace") as f:
             f.write(f"{rank} {size} {what}\n")

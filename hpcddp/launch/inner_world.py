@@ -27,6 +27,8 @@ from hpcddp.gloo import ENDS, WORLD
 from hpcddp.record import JobRecord
 from hpcddp.rundir import RunDir
 
+LATE = 20.0  # seconds between the first and the last rank that start one: they import torch first
+
 
 def main(args: list[str]) -> int:
     """Compare with the other ranks; report the error if all of them start a launcher."""
@@ -37,7 +39,7 @@ def main(args: list[str]) -> int:
     if folder.met.exists():
         return exit_codes.DONE
     error = refusal(record.read(run), launcher, size, command)
-    share_failure(error, folder, rank, size)
+    share_failure(error, folder, rank, size, LATE)
     if not is_shared(folder):
         return exit_codes.DONE
     print(report(error, folder, None), file=sys.stderr, flush=True)

@@ -174,7 +174,7 @@ def test_a_rank_alone_does_not_wait_for_long(
     site: Site, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Others that start no launcher are not waited for, and nothing is reported."""
-    monkeypatch.setattr("hpcddp.attempt.rank_exit.LINGER", 0.1)
+    monkeypatch.setattr(inner_world, "LATE", 0.1)
     run = RunDir(site.runs / "program")
     run.attempt(1).path.mkdir(parents=True)
     record_run(run, nodes=(1, 2), gpus=2, spec={"command": ["bash", "x.sh"]})
