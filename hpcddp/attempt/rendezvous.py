@@ -32,7 +32,7 @@ LOOK_ALL = 5.0  # seconds between two looks at all processes of this host
 TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
 # Launchers that are no Python: hpcddp.gloo cannot notice them.
 NESTED = ("mpirun", "mpiexec", "mpiexec.hydra", "prterun", "orterun", "srun")
-WORLDS = ("SLURM_STEP_ID", "PMIX_NAMESPACE", "PMI_SIZE")  # set anew for what they start, see there
+WORLDS = ("SLURM_STEP_ID", "PMIX_NAMESPACE", "PMI_SIZE")  # the keys of hpcddp.gloo.WORLDS
 LISTENS = "0A"  # Linux, include/net/tcp_states.h
 
 
