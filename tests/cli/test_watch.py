@@ -178,6 +178,16 @@ def test_one_of_each_is_counted_as_one(site: Site, command: Callable[..., Outcom
     assert "1 node x 1 GPU, " in text and "1 attempt, 0 steps lost" in text and "1 rank " in text
 
 
+def test_a_program_without_steps_loses_none(site: Site, command: Callable[..., Outcome]) -> None:
+    run = made_run(site.runs, ends=((0, 0, "preempted"),))
+    for attempt in run.all_attempts():
+        attempt.step.unlink()
+        attempt.metrics.write_text("")
+    text = command("watch", "last", LC_ALL="C.UTF-8").out
+    assert "2 attempts" in text and "preempted  ran" in text
+    assert "lost" not in text and "no steps" not in text
+
+
 def test_a_slurm_that_hangs_holds_nobody(site: Site, watch: Callable[..., Terminal]) -> None:
     made_run(site.runs, cause=None, last=300)
     site.slurm(squeue="sleep 5")

@@ -176,13 +176,14 @@ def _figures(pen: Pen, view: View) -> Text:
 def _attempts(pen: Pen, view: View, width: int, rows: int) -> list[Text]:
     """The newest attempts, and the cost of all of them."""
     title = counted(len(view.attempts), "attempt")
-    if any(attempt.summary.last for attempt in view.attempts):  # a plain program records no steps
+    steps = _records_steps(view)
+    if steps:
         title += f", {counted(view.lost_steps, 'step')} lost"
     if view.efficiency is not None:
         title += f", {view.efficiency:.0%} of {span(view.held_s)} useful"
     left_out = max(0, len(view.attempts) - (rows - 1))
     title += f"; newest {rows - 1}" if left_out else ""
-    cells = [_cells(view, attempt) for attempt in view.attempts[left_out:]]
+    cells = [_cells(view, attempt, steps=steps) for attempt in view.attempts[left_out:]]
     widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))] if cells else []
     lines = [
         "  ".join(v.ljust(w) for v, w in zip(row, widths, strict=True)).rstrip() for row in cells
@@ -190,16 +191,21 @@ def _attempts(pen: Pen, view: View, width: int, rows: int) -> list[Text]:
     return [pen.rule(title, width), *map(pen.text, lines)]
 
 
-def _cells(view: View, attempt: AttemptView) -> list[str]:
-    """An attempt's row of the table."""
+def _records_steps(view: View) -> bool:
+    """Whether the program records its steps: a plain program does not."""
+    return any(attempt.summary.last for attempt in view.attempts)
+
+
+def _cells(view: View, attempt: AttemptView, *, steps: bool) -> list[str]:
+    """An attempt's row of the table; without ``steps``, the columns about them are left out."""
     summary = attempt.summary
     ran = (summary.ended or view.now) - summary.began
-    steps = f"steps {summary.first + 1}-{summary.last}"
+    taken = f"steps {summary.first + 1}-{summary.last}"
+    taken = taken if summary.last > summary.first else "no steps"
     return [
         f" {summary.attempt}",
         summary.cause or "running",
-        steps if summary.last > summary.first else "no steps",
-        f"{summary.lost} lost",
+        *([taken, f"{summary.lost} lost"] if steps else []),
         f"ran {span(ran)}",
         f"waited {span(attempt.waited_s)}",
         summary.hosts or "this machine",
