@@ -95,10 +95,12 @@ def table(report: Report) -> str:
     order = _yes(report.order_equal) + (f" ({report.difference})" if report.difference else "")
     needless = f" ({report.steps_needless} without need)" if report.steps_needless else ""
     reason = f": {report.reason}" if report.reason else ""
+    known = report.steps_lost is not None
+    lost = f"{report.steps_lost} of {report.steps}" if known else "unknown"
     return "\n".join([
         *lines,
         f"the run is {report.state}{reason}",
-        f"steps lost     {report.steps_lost} of {report.steps}{needless}",
+        f"steps lost     {lost}{needless}",
         f"weights equal  {_yes(report.weights_equal)}",
         f"order equal    {order}",
         f"seed           {report.seed}",
@@ -113,7 +115,7 @@ def _cells(fault: FaultOutcome, *, clock: bool) -> tuple[str, ...]:
         str(fault.attempt or "-"),
         fault.cause or "-",
         _yes(fault.survived) + (f": {fault.reason}" if fault.reason else ""),
-        str(fault.steps_lost),
+        "-" if fault.steps_lost is None else str(fault.steps_lost),
         "-" if fault.seconds_lost is None else f"{fault.seconds_lost:.1f}",
     )
 

@@ -23,7 +23,7 @@ class FaultOutcome:
     attempt: int  # that it hit; 0 if it could not happen
     cause: str  # of the attempt's end, as the run recorded it
     survived: bool
-    steps_lost: int
+    steps_lost: int | None  # None: unknown, since no attempt with steps followed
     seconds_lost: float | None  # from the last step before it to the first one after it
     reason: str = ""  # why the run did not survive it
 
@@ -40,7 +40,7 @@ class Report:
     faults: list[FaultOutcome] = field(default_factory=list)
     state: str = ""  # of the run with the faults
     reason: str = ""
-    steps_lost: int = 0
+    steps_lost: int | None = None  # None: unknown, without steps or an end
     steps_needless: int = 0  # of these, more than the faults explain
     weights_equal: bool | None = False  # None: the program does not record them
     order_equal: bool | None = False
@@ -74,7 +74,7 @@ def _outcome(
 ) -> FaultOutcome:
     if not fault.attempt:
         reason = "the run ended before this fault"
-        return FaultOutcome(fault.kind, fault.step, 0, "", False, 0, None, reason)
+        return FaultOutcome(fault.kind, fault.step, 0, "", False, None, None, reason)
     hit = attempts[fault.attempt]
     later = [n for n in run.first_steps if n > fault.attempt]
     done = any(each.cause == "done" for n, each in attempts.items() if n >= fault.attempt)
@@ -85,8 +85,8 @@ def _outcome(
     elif lost > allowed:
         reason = reason or f"{counted(lost - allowed, 'step')} lost without need"
     return FaultOutcome(
-        fault.kind, fault.at, fault.attempt, hit.cause or "", not reason, lost,
-        _seconds(run, fault, later), reason,
+        fault.kind, fault.at, fault.attempt, hit.cause or "", not reason,
+        None if run.clock or not (later or done) else lost, _seconds(run, fault, later), reason,
     )  # fmt: skip
 
 

@@ -159,10 +159,11 @@ class _Rehearsal:
 
     def _compare(self, reference: RunDir, run: RunDir, report: Report) -> None:
         """Fill in the comparison of both runs."""
-        report.steps_lost = compare.repeated(run)
+        lost = compare.repeated(run)
+        report.steps_lost = lost if report.state == "COMPLETED" else None
         survived = [fault for fault in report.faults if KINDS[fault.fault] and fault.survived]
-        cost = sum(fault.steps_lost for fault in survived)
-        report.steps_needless = max(0, report.steps_lost - cost)
+        cost = sum(fault.steps_lost or 0 for fault in survived)
+        report.steps_needless = max(0, lost - cost)
         report.difference = compare.difference(reference, run, self.plan.topology.world_size)
         report.order_equal = not report.difference
         weights = compare.digest(reference)

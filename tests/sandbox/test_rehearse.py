@@ -16,7 +16,7 @@ from hpcddp.attempt import ledger
 from hpcddp.cli import rehearse as command
 from hpcddp.errors import UserError
 from hpcddp.planning.jobfile import Layer
-from hpcddp.rundir import STEP, RunDir, write_json
+from hpcddp.rundir import STEP, RunDir, read_json, write_json
 from hpcddp.sandbox import compare, fault_times, outcome, rehearsal_sandbox, rehearse
 from hpcddp.sandbox.cluster import Sandbox
 from hpcddp.sandbox.fault_times import KINDS, Fault, Timeline
@@ -226,6 +226,16 @@ def test_what_could_not_be_played_was_not_survived(tmp_path: Path) -> None:
     assert not row.survived and row.reason == "the run ended before this fault"
 
 
+def test_steps_after_which_nothing_trained_are_not_counted_as_kept(tmp_path: Path) -> None:
+    run = run_of(tmp_path / "r", two(1, 50), [])
+    rehearsed, fault = hit(run, "crash")
+    facts = read_json(run.attempt(2).facts)
+    write_json(run.attempt(2).facts, facts | {"cause": "crash"})
+    rehearsed.first_steps.pop(2)
+    (row,) = outcome.outcomes(rehearsed, [fault])
+    assert (row.survived, row.steps_lost, row.seconds_lost) == (False, None, None)
+
+
 def test_a_limit_that_the_start_up_used_up_has_come(tmp_path: Path) -> None:
     """Else it would be waited for in a life that has no limit."""
     run = run_of(tmp_path / "r", two(1, 50), [])
@@ -256,6 +266,13 @@ def test_the_table() -> None:
     assert lines[1].split() == ["crash", "217", "3", "crash", "yes", "9", "8.2"]
     assert "weights equal  yes" in lines and "seed           7" in lines
     assert "steps lost     9 of 400" in lines
+
+
+def test_lost_steps_of_a_run_that_failed_are_unknown() -> None:
+    row = FaultOutcome("crash", 217, 3, "crash", survived=False, steps_lost=None, seconds_lost=None)
+    lines = command.table(report(state="FAILED", steps_lost=None, faults=[row])).splitlines()
+    assert lines[1].split() == ["crash", "217", "3", "crash", "NO", "-", "-"]
+    assert "steps lost     unknown" in lines
 
 
 @pytest.mark.parametrize(
