@@ -64,3 +64,11 @@ def test_run_refuses_a_job_with_a_command(site: Site, hpcddp: Command) -> None:
     done = hpcddp("run", "script")
     assert done.code == 2 and "`run` requires a task" in done.err
     assert not site.runs.exists()
+
+
+def test_an_unknown_command_of_a_small_group_lists_those_there_are(
+    hpcddp: Callable[..., Outcome],
+) -> None:
+    done = hpcddp("sandbox", "uo")
+    assert done.code == 2 and "no such command 'uo'" in done.err
+    assert "use one of up, down, status, env" in done.err

@@ -13,6 +13,7 @@ from hpcddp.errors import HpcddpError, UserError
 
 SCHEMA_VERSION = 1
 INTERRUPTED = 130
+FEW = 8  # commands that an error lists; more are in the help
 
 
 class Failure(NamedTuple):
@@ -70,6 +71,9 @@ def _usage(error: click.ClickException) -> UserError:
     what = message[:1].lower() + message[1:].rstrip(".")
     where = ctx.command_path if ctx else ""
     hint = hint.strip() or (f"did you mean {close[0]}?" if close else "")
+    if ctx and not hint and isinstance(ctx.command, click.Group):
+        names = ctx.command.commands
+        hint = f"use one of {', '.join(names)}" if len(names) <= FEW else ""
     if ctx and not hint:
         usage = " ".join(ctx.get_usage().split())
         hint = f"{usage[:1].lower()}{usage[1:]} (`{where} --help` explains it)"
