@@ -101,7 +101,8 @@ def asked(
 
 def _seen(status: Status, row: QueuedJob) -> Status:
     """The status, completed from the job's row."""
-    status.state, status.hosts, status.job_id = row.state, row.hosts or status.hosts, row.job_id
+    status.state, status.job_id = row.state, row.job_id
+    status.hosts = row.hosts or ("" if row.state == "PENDING" else status.hosts)
     status.reason = "" if row.reason == "None" or row.state == "CANCELLED" else explained(row)
     since = row.submitted if row.state == "PENDING" else row.start
     status.since = stamp(since) if since else status.since
@@ -186,6 +187,7 @@ def known(run: RunDir) -> Status:
     elif last and ends and job_id in (last.job_id, last.successor):
         status.state, status.reason = ended(run, last, ends)
         status.since = stamp(ends.ended or ends.began)
+        status.hosts = "" if status.state == "PENDING" else status.hosts  # the next may differ
     elif job_id:
         status.state, status.since = "PENDING", stamp(submitted["submitted"])
     elif submitted:
@@ -204,7 +206,7 @@ def policy(job: JobRecord) -> str:
     again = (
         "later attempts run resume_command"
         if own
-        else "later attempts run the same command, which must load its own checkpoint"
+        else "later attempts run the same command, which must load its checkpoint (attach does)"
     )
     return f"{returns}; {again}"
 
@@ -230,7 +232,7 @@ def ended(run: RunDir, last: ledger.Attempt, ends: ledger.Attempt) -> tuple[str,
     if last.cause is None:
         return "RUNNING", ""
     if last.action in decision.RETURNS:
-        return "PENDING", f"requeued after {last.cause}"
+        return "PENDING", f"requeued ({last.cause})"
     state, why = _over(run, ends)
     if ends is not last:
         why = "; ".join(

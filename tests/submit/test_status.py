@@ -244,3 +244,13 @@ def test_a_policy_is_one_line() -> None:
     assert "3 crashes or 5 hangs without progress, or 9 time limits" in line
     assert "3 time limits in a row" in status.in_words(Policy())
     assert "false" in status.in_words(Policy(enabled=False))
+
+
+def test_a_run_that_waits_to_start_again_has_no_hosts(site: Site) -> None:
+    run = submitted(run_of(site))
+    begun(run, cause="preempted", action=decision.AGAIN, nodes="n[1-2]")
+    assert (status.known(run).state, status.known(run).hosts) == ("PENDING", "")
+    queue(site, "7|PENDING|BeginTime|1893456000|N/A|||toy-1")
+    assert status.status(run).hosts == ""
+    queue(site, "7|RUNNING|None|1893456000|1893456000|n[3-4]||toy-1")
+    assert status.status(run).hosts == "n[3-4]"
