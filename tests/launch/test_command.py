@@ -85,7 +85,7 @@ def test_status_tells_when_it_comes_back(site: Site, command: Command) -> None:
         "7 crashes" in policy
         and "3 time limits" in policy
         and policy.endswith(
-            "later attempts run the same command, which must load its own checkpoint"
+            "later attempts run the same command, which must load its checkpoint (attach does)"
         )
     )
     command("cancel", "last")
