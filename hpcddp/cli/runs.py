@@ -72,9 +72,12 @@ def lines(state: Status) -> list[tuple[str, str]]:
 
     nodes = counted(int(state.nodes), "node") if state.nodes.isdigit() else f"{state.nodes} nodes"
     reason = "last known" if state.stale else state.reason
+    waits = state.state == "PENDING" and not state.stale
     rows = [
         ("run", state.run),
-        ("state", say.paint_state(state.state) + (f" ({reason})" if reason else "")),
+        ("state", say.paint_state(state.state) + (f" ({reason})" if reason and not waits else "")),
+        ("waits", reason if waits else ""),
+        ("starts", f"{times.shown(state.expected)}, as Slurm expects" if state.expected else ""),
         ("since", times.shown(state.since)),
         ("job", f"{state.job_id} on {state.backend}" if state.job_id else ""),
         ("size", f"{nodes} x {counted(state.gpus_per_node, 'GPU')}"),

@@ -10,19 +10,10 @@ from hpcddp.attempt import ledger
 from hpcddp.rundir import RunDir, read_json
 from hpcddp.slurm import commands as slurm
 from hpcddp.slurm.commands import QueuedJob
+from hpcddp.slurm.pending_reasons import sentence
 from hpcddp.submit.backends import BACKENDS
 
 ELEMENT = re.compile(r"_\d+$")  # at the end of an id: the job is an element of an array
-
-# Slurm's reason for a held job -> what it means, before the command that releases it; squeue writes
-# some with spaces, scontrol with underscores. The first match counts.
-HELD = (
-    ("JobHeldAdmin", "held by an administrator, who can release it with"),
-    ("JobHeldUser", "held by you; release it with"),
-    ("JobHoldMaxRequeue", "held by Slurm, as it failed to start too often; release it with"),
-    ("launch.failed.*held", "held by Slurm, as it failed to start on a node; release it with"),
-    (".*held.*", "held by Slurm; release it with"),
-)
 
 
 def current(run: RunDir) -> str | None:
@@ -75,6 +66,6 @@ def find_row(
 
 
 def explained(row: QueuedJob) -> str:
-    """Slurm's reason for a job's state; for a held job also the command that releases it."""
-    why = next((words for pattern, words in HELD if re.fullmatch(pattern, row.reason)), "")
-    return f"{row.reason}: {why} scontrol release {row.job_id}" if why else row.reason
+    """Why a job waits, and what to change; Slurm's reason for another state."""
+    waits = row.state == "PENDING" or "HOLD" in row.state or row.state == "SPECIAL_EXIT"
+    return sentence(row.reason, row.job_id) if waits else row.reason

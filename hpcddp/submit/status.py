@@ -53,6 +53,7 @@ class Status:
     hosts: str = ""
     reason: str = ""  # Slurm's reason for waiting, or why the run ended
     since: str = ""  # when the state began: ISO 8601 with its offset
+    expected: str = ""  # when Slurm expects a pending job to start, likewise
     step: int = 0
     total_steps: int = 0
     epoch: int = 0
@@ -106,6 +107,8 @@ def _seen(status: Status, row: QueuedJob) -> Status:
     status.reason = "" if row.reason == "None" or row.state == "CANCELLED" else explained(row)
     since = row.submitted if row.state == "PENDING" else row.start
     status.since = stamp(since) if since else status.since
+    if row.state == "PENDING" and row.start:
+        status.expected = stamp(row.start)
     return status
 
 

@@ -9,6 +9,7 @@ from sites import Outcome, Site, record_run
 from hpcddp.attempt import decision, ledger
 from hpcddp.attempt.ledger import Attempt
 from hpcddp.rundir import RunDir, write_json
+from hpcddp.submit import times
 
 Command = Callable[..., Outcome]
 
@@ -51,10 +52,14 @@ def submitted(site: Site, job_id: str = "7") -> RunDir:
 
 def test_a_waiting_job_and_a_slurm_that_is_gone(site: Site, hpcddp: Command) -> None:
     submitted(site)
-    site.slurm(squeue="echo '7|PENDING|Resources|2030-01-01T10:00:00|x|||toy-1'")
+    site.slurm(squeue="echo '7|PENDING|Resources|1893456000|1893459600|||toy-1'")
     done = hpcddp("status", "7")
     assert done.code == 0
-    assert "PENDING (Resources)" in done.out
+    assert "state     PENDING\n" in done.out
+    assert f"starts    {times.shown(1893459600)}, as Slurm expects\n" in done.out
+    assert (
+        "waits     Resources: the nodes that it needs are busy: wait, or ask for less" in done.out
+    )
     site.slurm(squeue="echo 'squeue: error: Unable to contact slurm' >&2; exit 1")
     for command in (["status", "toy"], ["ls"]):
         done = hpcddp(*command)
@@ -73,7 +78,10 @@ def test_who_follows_a_waiting_run_reads_why_it_waits(site: Site, hpcddp: Comman
     site.slurm(squeue=f"{once}; {pending}", sacct="echo '7|CANCELLED|0:0|x'")
     done = hpcddp("logs", "toy", "-f")
     assert (done.code, done.out) == (1, "")
-    assert done.err == "note: toy-1 is PENDING: PartitionConfig\n"
+    assert done.err == (
+        "note: toy-1 is PENDING: PartitionConfig: the partition can never run it as requested: use "
+        "fewer --nodes or --gpus, or another partition (-p)\n"
+    )
 
 
 def test_a_damaged_run_is_listed_and_named(site: Site, hpcddp: Command) -> None:

@@ -54,7 +54,7 @@ def let_go(desk: Desk, run: str, words: str) -> str:
     assert abs(time.time() - since) < 100
     command = found["reason"].rpartition(" with ")[2].split()
     assert command == ["scontrol", "release", found["job_id"]]
-    assert f"({found['reason']})" in desk("status", run)
+    assert f"waits     {found['reason']}\n" in desk("status", run)
     desk.slurm.run(*command, check=True)
     desk.until(lambda s: "release" not in s["reason"], run)
     return str(found["job_id"])

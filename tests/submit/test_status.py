@@ -32,7 +32,7 @@ def test_a_pending_job_tells_why_it_waits_and_since_when(site: Site) -> None:
     now = status.status(run)
     assert (now.state, now.reason, now.since) == (
         "PENDING",
-        "Resources",
+        "Resources: the nodes that it needs are busy: wait, or ask for less",
         times.iso(times.seconds("2030-01-01T10:00:00")),
     )
     assert (now.nodes, now.gpus_per_node, now.job_id, now.final) == ("1-2", 4, "7", False)
@@ -187,7 +187,7 @@ def test_a_job_whose_id_sbatch_never_told_is_found_by_its_name(site: Site) -> No
     run = submitted(run_of(site), None)
     queue(site, "8|PENDING|Priority|x|x|||another", f"7|PENDING|Resources|x|x||{run.script}|toy-1")
     now = status.status(run, slurm.queue)
-    assert (now.state, now.job_id, now.reason) == ("PENDING", "7", "Resources")
+    assert (now.state, now.job_id) == ("PENDING", "7") and now.reason.startswith("Resources: ")
     queue(site, f"7|PENDING|Resources|x|x||{run.script}|toy-1")
     with pytest.raises(RunError, match="the run has not ended: job 7 is PENDING"):
         submission.check_ended(run)
