@@ -17,7 +17,6 @@ from pathlib import Path
 from benchmarks import (
     against,
     agree,
-    detect,
     goodput,
     help,
     leave,
@@ -45,7 +44,6 @@ BENCHMARKS: dict[str, Callable[[Site], Iterator[Row]]] = {
     "help": help.rows,
     "render": render.rows,
     "submit": submit.rows,
-    "detect": detect.rows,
     "ranks": ranks.rows,
     "sampler": sampler.rows,
     "start": start.rows,
