@@ -106,7 +106,8 @@ def test_five_cancellations_are_kept(busy: tuple[Desk, str]) -> None:
             if done.returncode != 3:
                 break
         told = moment.__name__ + done.stdout + done.stderr
-        assert done.returncode == 0, told
+        # One whose answer was lost may have been carried out: then there is nothing left to cancel.
+        assert done.returncode == 0 or "a run that is CANCELLED" in told, told
         desk.until(lambda s: s["state"] == "CANCELLED", name)
         no_job_is_left(desk)
         run = desk.run(name)

@@ -1,10 +1,13 @@
 """The blocks of README and of the site's pages that need a Slurm, on the tests' own sandbox."""
 
+import subprocess
+import tempfile
 from pathlib import Path
 
 import pages
 import pytest
 from page_reader import BIN, CHEAP, Reader
+from sites import COMMAND
 
 from .desk import Desk
 
@@ -34,7 +37,18 @@ def test_the_blocks_of_a_page_do_what_it_says(
     environ = desk.slurm.environ | CHEAP
     environ["PATH"] = f"{BIN}:{environ['PATH']}"
     del environ["HPCDDP_LAUNCHER"]
-    reader = Reader(
-        desk.folder / "page", {pages.SANDBOX: environ}, patient=pytestconfig.getoption("--full")
-    )
-    reader.follow(pages.blocks(page))
+    if own := "hpcddp sandbox up" in page.read_text():  # it must not end the one of the tests
+        for name in ("HPCDDP_SANDBOX", "SLURM_CONF"):
+            del environ[name]
+    # A sandbox's sockets need a short path.
+    with tempfile.TemporaryDirectory(prefix="hpcddp-", dir="/tmp") as parent:
+        folder = Path(parent, "page") if own else desk.folder / "page"
+        patient = pytestconfig.getoption("--full")
+        reader = Reader(folder, {pages.SANDBOX: environ}, patient=patient)
+        try:
+            reader.follow(pages.blocks(page))
+        finally:
+            if own:
+                home = environ | {"HOME": str(reader.home)}
+                down = [COMMAND, "sandbox", "down"]
+                subprocess.run(down, env=home, check=False, timeout=120)

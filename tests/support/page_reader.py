@@ -117,8 +117,9 @@ class Reader:
         """Run a command, and look at what it prints."""
         marks = block.marks if last else {}
         until, most = marks.get("until", ""), float(marks.get("for", "0").split()[0])
-        # What is long trains as a reader would: with all its steps.
-        command = f"env -u HPCDDP_MAX_STEPS {step.command}" if "long" in marks else step.command
+        # A rehearsal needs all steps of its job.
+        whole = "long" in marks and step.command.startswith("hpcddp rehearse ")
+        command = f"env -u HPCDDP_MAX_STEPS {step.command}" if whole else step.command
         shown, code = self.shell.run(command, block.where, until=until, most=most)
         said = f"{block}: $ {step.command}\n{shown}"
         codes = CTRL_C if until or most else (int(marks.get("exit", "0")),)
