@@ -1,7 +1,8 @@
 """Why a job waits, as a sentence with what to change, for each reason that Slurm gives.
 
-The names are those of job_reason_string in Slurm's own library, from 20.11 to 26.05. The limits of
-accounts and QOS have names made of parts, such as AssocGrpCPUMinutesLimit; a pattern reads them.
+The names are those of job_reason_string in Slurm's own library; a test reads them from the library
+of the machine. The limits of accounts and QOS have names made of parts, such as
+AssocGrpCPUMinutesLimit; a pattern reads them.
 """
 
 from __future__ import annotations
