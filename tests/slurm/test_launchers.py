@@ -171,11 +171,10 @@ def test_mpirun_starts_them_where_slurm_has_no_pmix(desk: Desk, gpus: int) -> No
     own.write_text(f'#!/bin/sh\ncase "$*" in *--mpi=pmix*) exit 1; esac\nexec {srun} "$@"\n')
     own.chmod(0o755)
     # As on a busy node: what labels the lines comes after the ranks' end.
-    slow = own.with_name("sed")
-    slow.write_text(f'#!/bin/sh\nsleep 4\nexec {shutil.which("sed")} "$@"\n')
-    slow.chmod(0o755)
+    slow = "import sys, time\nif 'hpcddp.launch.mpirun_output' in sys.orig_argv: time.sleep(4)\n"
+    own.with_name("sitecustomize.py").write_text(slow)
     path = f"PATH={own.parent}:{os.environ['PATH']}"
-    how = ("--launcher", "mpi", "--env", path)
+    how = ("--launcher", "mpi", "--env", path, "--env", f"PYTHONPATH={own.parent}")
     desk(
         "submit",
         "--no-snapshot",
