@@ -21,7 +21,7 @@ LOOPS = {
 }
 
 
-FEW = ("--preempt", "2", "--cancel", "1")
+FEW = ("--preempt", "1", "--cancel", "1")
 ALL = ("--preempt", "3", "--timeout", "1", "--cancel", "1", "--kill-node", "1")
 
 
@@ -51,7 +51,7 @@ def test_it_loses_no_step_and_ends_as_if_undisturbed(
 @pytest.mark.parametrize(
     "faults",
     [
-        {"preempt": 2, "cancel": 1},
+        {"preempt": 1, "cancel": 1},
         pytest.param(
             {"preempt": 2, "timeout": 1, "cancel": 1, "kill-node": 1, "crash": 1},
             marks=pytest.mark.full,

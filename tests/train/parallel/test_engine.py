@@ -39,16 +39,19 @@ LAYOUTS = [
     ("hsdp=2", {}),
     ("tp", {}),
     ("pp", {"pp.schedule": "1f1b"}),
-    ("pp", {"pp.schedule": "gpipe", "pp.chunks": 8}),
     ("pp=2,ddp=2", {"pp.schedule": "interleaved"}),
-    ("pp=2,fsdp=2", {}),
-    ("pp=2,zero1=2", {}),
     ("pp=2,tp=2", {}),
     ("fsdp=2,tp=2", {}),
-    ("ddp=2,tp=2", {}),
     # Two micro-batches, and activations computed again.
-    ("ddp", {"train.micro_batch": 1, "train.recompute": True}),
     ("fsdp", {"train.micro_batch": 1, "train.recompute": True}),
+]
+# What --full adds: each part of these is in one of those above.
+MORE_LAYOUTS = [
+    ("pp", {"pp.schedule": "gpipe", "pp.chunks": 8}),
+    ("pp=2,fsdp=2", {}),
+    ("pp=2,zero1=2", {}),
+    ("ddp=2,tp=2", {}),
+    ("ddp", {"train.micro_batch": 1, "train.recompute": True}),
     ("pp=2,ddp=2", {"train.recompute": True}),
 ]
 COMPILED = ["pp=2,fsdp=2"]
@@ -115,7 +118,7 @@ def scheduler(optimizer, total_steps):
     return torch.optim.lr_scheduler.LambdaLR(optimizer, [lambda s: 1 / (1 + s), lambda s: 0.9**s])
 """
 )
-# The groups that train all layouts take a minute and a half on two cores.
+# The groups that train all layouts take a minute and a half on two cores, with --full.
 pytestmark = pytest.mark.timeout(900)
 OWN_CHAIN = ["fsdp=2,tp=2", "ddp", "tp", "fsdp", "ddp=2,tp=2"]
 # Save under one, go on under the next, two steps each.
@@ -152,10 +155,17 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
 
 
 @pytest.fixture(scope="module")
-def spread(tmp_path_factory: pytest.TempPathFactory) -> list[RunDir]:
+def layouts(pytestconfig: pytest.Config) -> list[tuple[str, dict[str, object]]]:
+    return [*LAYOUTS, *(MORE_LAYOUTS if pytestconfig.getoption("--full") else [])]
+
+
+@pytest.fixture(scope="module")
+def spread(
+    tmp_path_factory: pytest.TempPathFactory, layouts: list[tuple[str, dict[str, object]]]
+) -> list[RunDir]:
     """All layouts, and last a run that changes its strategy again and again."""
     folder = tmp_path_factory.mktemp("spread")
-    made = [make(folder / f"run{i}", text, **more) for i, (text, more) in enumerate(LAYOUTS)]
+    made = [make(folder / f"run{i}", text, **more) for i, (text, more) in enumerate(layouts)]
     chain = make(folder / "chain", "ddp", max_steps=2 * len(CHAIN))
     lives = [(chain, i + 1, 2 * (i + 1), text) for i, text in enumerate(CHAIN)]
     train_all(folder, SIZE, [*((run, 1, 0, "") for run in made), *lives])
@@ -199,10 +209,11 @@ DROPOUT = {"model.dropout": 0.3}
 
 
 def test_however_a_model_is_spread_it_trains_the_same(
-    alone: RunDir, spread: list[RunDir], tmp_path: Path
-) -> None:
+    alone: RunDir, spread: list[RunDir], layouts: list[tuple[str, dict[str, object]]],
+    tmp_path: Path,
+) -> None:  # fmt: skip
     """One test, since what it looks at takes a while to make."""
-    for run, (text, more) in zip(spread[:-1], LAYOUTS, strict=True):
+    for run, (text, more) in zip(spread[:-1], layouts, strict=True):
         print(f"--- {text} {more}")
         it_trains_as_one_process(run, alone)
     for text in ("pp=2,ddp=2", "fsdp=2,tp=2"):
