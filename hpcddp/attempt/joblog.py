@@ -79,10 +79,9 @@ def _micro_batch(r: Mapping[str, Any]) -> str:
 def _train(r: Mapping[str, Any]) -> str:
     rate = f"  lr {r['lr']:.3g}" if "lr" in r else ""
     norm = f"  grad norm {r['grad_norm']:.3g}" if "grad_norm" in r else ""
-    return (
-        f"step {r['step']}  epoch {r['epoch']}  loss {r['loss']:.4f}"
-        f"{rate}{norm}  {r['samples_per_s']:.0f} samples/s"
-    )
+    text = f"step {r['step']}  epoch {r['epoch']}  loss {r['loss']:.4f}{rate}{norm}"
+    # The first step after a start is slower than any other: its time is no rate.
+    return text if r.get("first") else f"{text}  {r['samples_per_s']:.0f} samples/s"
 
 
 def _slow(r: Mapping[str, Any]) -> str:

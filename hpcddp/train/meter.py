@@ -162,6 +162,7 @@ class Meter:
             **({} if math.isnan(sums.lr) else {"lr": sums.lr}),
             "samples_per_s": (samples + mute) / sums.seconds,
             "step_s": sums.seconds / sums.steps,
+            **({"first": True} if self.first else {}),
         }
         waits = [figures[0] for figures in self.ranks if not math.isnan(figures[0])]
         if waits:
