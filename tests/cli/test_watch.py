@@ -175,7 +175,11 @@ def test_why_it_waits(site: Site, watch: Callable[..., Terminal]) -> None:
 def test_one_of_each_is_counted_as_one(site: Site, command: Callable[..., Outcome]) -> None:
     single_run(site.runs)
     text = command("watch", "last", LC_ALL="C.UTF-8").out
-    assert "1 node x 1 GPU, " in text and "1 attempt, 0 steps lost" in text and "1 rank " in text
+    assert (
+        "1 node x 1 GPU, " in text
+        and "1 attempt, 0 steps lost" in text
+        and "1 rank, 1 ended (.) " in text
+    )
 
 
 def test_a_program_without_steps_loses_none(site: Site, command: Callable[..., Outcome]) -> None:

@@ -31,9 +31,11 @@ def ranks(pen: Pen, view: View, width: int, rows: int) -> list[Text]:
     words = words[: min(max(2, (rows - 1) // 3), max(0, rows - 2))]
     room = rows - 1 - len(words)
     title = counted(len(view.ranks), "rank")
-    for state, (mark, _) in MARKS.items():
+    ended = bool(view.attempts and view.attempts[-1].summary.cause)
+    for state, (mark, _) in {**MARKS, "": WELL}.items():
         count = sum(rank.state == state for rank in view.ranks)
-        title += f", {count} {state} ({mark})" if count else ""
+        word = state or ("ended" if ended else "ok")
+        title += f", {count} {word} ({mark})" if count else ""
     forms: tuple[Callable[..., list[Text] | None], ...] = (_by_node, _numbers, _signs)
     grid = next((g for form in forms if (g := form(pen, view, width, room)) is not None), None)
     if grid is None:

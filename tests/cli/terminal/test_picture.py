@@ -48,7 +48,11 @@ def test_a_thousand_ranks(tmp_path: Path) -> None:
     run = made_run(tmp_path, cause=None, last=300, ranks=1000, slow=777)
     write_json(run.attempt(3).error, {"rank": 5, "host": "n3", "message": "gone"})
     narrow, wide = lines_of(run, 80, 24), lines_of(run, 160, 50)
-    title = next(i for i, line in enumerate(narrow) if "1000 ranks, 1 dead (X), 1 slow (S)" in line)
+    title = next(
+        i
+        for i, line in enumerate(narrow)
+        if "1000 ranks, 1 dead (X), 1 slow (S), 998 ok (.)" in line
+    )
     assert narrow[title + 1].split()[:2] == ["5X", "777S"]  # the worst first
     shown_ = sum(len(line.split()) for line in narrow[title + 1 : title + 30] if ". " in line)
     assert any(line.endswith("not slow") for line in narrow) and shown_ < 1000
