@@ -2,5 +2,6 @@
 
 It imports the root: the standard library alone, for Python 3.9 and later.
 Others use ``commands`` (one function a program), ``rules`` of a site, its ``partitions``,
-``sbatch`` before a submission, the ``environment`` of a job, its ``time_limit`` and ``hostlist``.
+``sbatch`` before a submission, the ``environment`` of a job, its ``time_limit``, ``hostlist``
+and ``pending_reasons``.
 """

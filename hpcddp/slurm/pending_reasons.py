@@ -80,6 +80,12 @@ REASONS: dict[str, tuple[str, str]] = {
     "QOSTimeLimit": ("longer than the QOS allows", "use a shorter --time, or another QOS (-q)"),
 }  # fmt: skip
 
+# A job with one of these starts only when someone changes the job, or the partition.
+NEVER = {
+    "AccountNotAllowed", "BadConstraints", "InvalidAccount", "InvalidQOS", "MaxMemPerLimit",
+    "PartitionConfig", "PartitionNodeLimit", "PartitionTimeLimit", "QOSNotAllowed", "QOSTimeLimit",
+}  # fmt: skip
+
 # Parts of the names of limits, the longer ones first -> what is limited.
 _LIMITED = {
     "CPU|Cpu": "CPUs", "Memory|Mem": "memory", "Node": "nodes", "GRES": "GPUs or other resources",
@@ -105,9 +111,18 @@ _SENTENCES = (
 )  # fmt: skip
 
 
+def never(reason: str) -> bool:
+    """Whether a job that waits for this reason never starts as it is."""
+    return _name(reason) in NEVER
+
+
+def _name(reason: str) -> str:
+    return re.split(r"[,:(\s]", reason, maxsplit=1)[0]
+
+
 def sentence(reason: str, job_id: str) -> str:
     """The reason with its meaning and what to do; a reason that is not known as Slurm said it."""
-    name = re.split(r"[,(\s]", reason, maxsplit=1)[0]
+    name = _name(reason)
     known, change = REASONS.get(name, ("", ""))
     if not known and (match := _LIMIT.fullmatch(name)):
         known, change = _limit(match)

@@ -100,6 +100,14 @@ def test_commands_in_every_state(desk: Desk) -> None:
     desk("stop", pending)
     desk.until(lambda s: s["state"] in ("CANCELLED", "STOPPED"), pending)
 
+    more = len(desk.nodes) + 1
+    never = desk.result("submit", "--json", "--no-snapshot", "--nodes", str(more), "--", "true")
+    assert never.returncode == 0 and never.stderr.count("PENDING") == 0  # as a program reads it
+    said = desk.result("submit", "--no-snapshot", "--nodes", str(more), "--", "true").stderr
+    assert " is PENDING: Partition" in said and "--nodes" in said, said
+    for run in ("last", json.loads(never.stdout)["run"]):
+        desk("cancel", run)
+
     cancelled = desk.submit("--sbatch", "hold=true")
     desk("cancel", cancelled, "--json")
     desk.until(lambda s: s["state"] == "CANCELLED", cancelled)
