@@ -116,7 +116,9 @@ def look(browser: Browser) -> Iterator[Callable[..., Seen]]:
         page = context.new_page()
         seen = Seen(page)
         page.on("request", lambda request: seen.requests.append(request.url))
-        page.on("requestfailed", lambda request: seen.failed.append(request.url))
+        # A page that is left ends its own requests.
+        page.on("requestfailed", lambda request: request.failure == "net::ERR_ABORTED"
+                or seen.failed.append(request.url))  # fmt: skip
         page.on("pageerror", lambda error: seen.errors.append(str(error)))
         page.on(
             "console",
