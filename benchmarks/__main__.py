@@ -17,6 +17,7 @@ from pathlib import Path
 from benchmarks import (
     against,
     agree,
+    detect,
     goodput,
     help,
     leave,
@@ -44,6 +45,7 @@ BENCHMARKS: dict[str, Callable[[Site], Iterator[Row]]] = {
     "help": help.rows,
     "render": render.rows,
     "submit": submit.rows,
+    "detect": detect.rows,
     "ranks": ranks.rows,
     "sampler": sampler.rows,
     "start": start.rows,

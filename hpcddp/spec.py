@@ -183,7 +183,16 @@ class JobSpec:
     snapshot: bool = key(True, "run a command on a code snapshot, made at submission")
     snapshot_mb: int = key(100, "largest code snapshot, in MB", least=1)
     nodes: str = key("1", "number of nodes, or a range such as 1-4")
-    gpus: int = key(1, "GPUs per node, one rank each", least=1)
+    gpus: int = key(
+        1, "GPUs per node, one rank each; without GPUs, the processes per node", least=1
+    )
+    total_gpus: int = key(
+        0, "GPUs of the whole job, divided over its nodes; 0 to set gpus instead", least=0
+    )
+    gpu_type: str = key("", "GPU type to request, such as a100; by default that of the cluster")
+    device: str = key(
+        "auto", "device of the ranks: their GPUs if there are any, or CPUs", choices=("auto", "cpu")
+    )
     cluster: str = key(
         "auto", "cluster: auto, local, slurm, or the name or path of a cluster profile"
     )

@@ -24,6 +24,13 @@ def test_slurms_programs_get_a_clean_environment(
     assert slurm.call("sbatch").stdout == "gone /etc/slurm.conf gone\n"  # the job would have it
 
 
+def test_a_users_filters_hide_no_job(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    site.program("squeue", 'echo "${SQUEUE_PARTITION-gone} ${SINFO_STATES-gone}"')
+    monkeypatch.setenv("SQUEUE_PARTITION", "other")
+    monkeypatch.setenv("SINFO_STATES", "down")
+    assert slurm.call("squeue").stdout == "gone gone\n"
+
+
 def test_a_queue_is_read_by_fields(site: Site) -> None:
     site.program(
         "squeue",

@@ -41,6 +41,7 @@ class Row(NamedTuple):
 # A name that is a Python keyword has "_" at the end of its function's name.
 COMMANDS = {
     "submit": Row("submit", "Start", "Submit a training job, or run it on this machine."),
+    "init": Row("cluster.init_command", "Start", "Write a job file for the script in this folder."),
     "run": Row("run", "Start", "Train in this process, for a debugger."),
     "render": Row("show", "Start", "Print the script of a job, for sbatch."),
     "resume": Row("control", "Start", "Continue an ended run."),
@@ -61,6 +62,7 @@ COMMANDS = {
     "ranks": Row("ranks", "Prepare", "Print the map of nodes, GPUs and ranks."),
     "config": Row("show", "Prepare", "Print or explain the keys of a job."),
     "strategies": Row("strategies", "Prepare", "Train with each strategy for a few steps."),
+    "cluster": Row("cluster.cluster_command", "Cluster", "Describe a Slurm cluster in a profile."),
     "sandbox": Row("sandbox", "Cluster", "Start and stop a Slurm on this machine."),
     "rehearse": Row("rehearse", "Cluster", "Test how a job survives preemptions and failures."),
 }

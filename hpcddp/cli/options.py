@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 # Parameter -> the key it sets.
 SHORTCUTS = {
     "nodes": "nodes",
-    "gpus": "gpus",
     "strategy": "strategy",
     "name": "name",
     "cluster": "cluster",
@@ -34,6 +33,8 @@ SHORTCUTS = {
     "partition": "slurm.partition",
     "account": "slurm.account",
     "qos": "slurm.qos",
+    "constraint": "slurm.constraint",
+    "mem": "slurm.mem",
 }
 STARTERS = "srun, spawn, fork, mpi, torchrun, horovod, dask"  # to import the table takes time
 # Parameter -> the prefix of the keys that its KEY=VALUE pairs set.
@@ -50,12 +51,18 @@ SET: Settings = {"metavar": "KEY=VALUE", "multiple": True, "shell_complete": com
 JOB_OPTIONS: tuple[tuple[str, tuple[str, ...], Settings], ...] = (
     (RESOURCES, ("-N", "--nodes"),
      {"metavar": "N", "help": "Number of nodes, or a range such as 1-4."}),
-    (RESOURCES, ("--gpus",), {"metavar": "N", "help": "GPUs per node."}),
+    (RESOURCES, ("--gpus",), {"metavar": "GPUS", "help": "GPUs per node: 4, or a100:4."}),
+    (RESOURCES, ("-G", "--total-gpus"),
+     {"metavar": "GPUS", "help": "GPUs of the whole job, in place of --gpus."}),
+    (RESOURCES, ("--procs",),
+     {"metavar": "N", "help": "Processes per node, on CPUs, in place of --gpus."}),
+    (RESOURCES, ("--mem",), {"metavar": "SIZE", "help": "Memory per node, such as 64G."}),
     (RESOURCES, ("-t", "--time"),
      {"metavar": "TIME", "help": "Time limit, such as 30 (minutes), 1:30:00 or 2-12:00:00."}),
     (SLURM, ("-p", "--partition"), {"metavar": "NAME", "help": "Slurm partition."}),
     (SLURM, ("-A", "--account"), {"metavar": "NAME", "help": "Slurm account."}),
     (SLURM, ("-q", "--qos"), {"metavar": "NAME", "help": "Slurm quality of service."}),
+    (SLURM, ("-C", "--constraint"), {"metavar": "NAME", "help": "Features of the nodes."}),
     (SLURM, ("--sbatch",), {"metavar": "KEY=VALUE", "multiple": True,
      "help": "Option of sbatch by its long name: mem=64G.  [repeatable]"}),
     (SLURM, ("--cluster",), CLUSTER),
@@ -180,10 +187,28 @@ def flags(given: dict[str, Any]) -> Layer:
             layer.put(prefix + name, text, where, text=True)
     for parameter, name in SHORTCUTS.items():
         if given.get(parameter) is not None:
-            layer.put(name, given[parameter], f"--{parameter}", text=name == "gpus")
+            layer.put(name, given[parameter], f"--{parameter}")
+    _put_size(layer, given)
     if given.get("start_from"):
         layer.put("start_from", given["start_from"], "command line")
     return layer
+
+
+def _put_size(layer: Layer, given: dict[str, Any]) -> None:
+    """Add the processes of a node or of the job: one of three options says how many."""
+    asked = [(n, given[n]) for n in ("gpus", "total_gpus", "procs") if given.get(n) is not None]
+    options = [f"--{name.replace('_', '-')}" for name, _ in asked]
+    if len(asked) > 1:
+        hint = "--gpus and --procs count per node, --total-gpus those of the whole job"
+        raise UserError(f"conflicts with {options[1]}", where=options[0], hint=hint)
+    for (name, text), where in zip(asked, options, strict=True):
+        kind, _, number = str(text).rpartition(":")
+        if number == "0":
+            raise UserError("must be at least 1", where=where, hint="use --procs N for CPUs")
+        layer.put("device", "cpu" if name == "procs" else "auto", where)
+        if kind:
+            layer.put("gpu_type", kind, where)
+        layer.put("gpus" if name == "procs" else name, number, where, text=True)
 
 
 def runs_root(runs: str | None, *, new: bool = False) -> Path:
@@ -213,11 +238,17 @@ def _root(runs: str | None) -> Path:
     return Path(runs or os.environ.get("HPCDDP_RUNS") or "runs").absolute()
 
 
-def ask(job: str | None, given: dict[str, Any]) -> Asked:
-    """The values of a job with the given options."""
+def ask(job: str | None, given: dict[str, Any], auto: str = "") -> Asked:
+    """The values of a job with the given options.
+
+    Args:
+        auto: the cluster of a job that names none.
+    """
     from hpcddp.planning.asked import Asked
 
     layers, notes = jobfile.load(job, flags(given), os.environ, Path.cwd())
+    if auto and jobfile.merge(layers)[0].cluster == "auto":
+        layers[0].put("cluster", auto, "default")
     return Asked.read(layers, notes, os.environ)
 
 
@@ -248,11 +279,15 @@ def advise(plan: Any) -> None:
         say.warning(text)
 
 
-def plan_run(job: str | None, given: dict[str, Any], root: Path) -> Any:
-    """The checked plan of a new run in a folder, with advice from earlier runs of the job."""
+def plan_run(job: str | None, given: dict[str, Any], root: Path, auto: str = "") -> Any:
+    """The checked plan of a new run in a folder, with advice from earlier runs of the job.
+
+    Args:
+        auto: the cluster of a job that names none.
+    """
     from hpcddp.planning import earlier_runs
 
-    asked = ask(job, given)
+    asked = ask(job, given, auto)
     measured = earlier_runs.of_job(asked.spec.name, asked.backend, root)
     plan = plan_asked(asked, measured=measured, runs=root)
     if plan.code:

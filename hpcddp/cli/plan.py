@@ -124,7 +124,7 @@ def _room(asked: Asked) -> list[str]:
     """How long a preemption leaves, if Slurm says so, beside the times of an earlier run."""
     from hpcddp.planning import advice, earlier_runs
 
-    rules = asked.site()
+    rules = asked.now().site
     if not rules or not rules.preempts:
         return []
     measured = earlier_runs.of_job(asked.spec.name, asked.backend, runs_root(None))

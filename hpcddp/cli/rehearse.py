@@ -76,7 +76,7 @@ def rehearse(job: str | None, seed: int | None, watch: float, runs: str | None, 
 
 
 # Options of a job on a cluster: a command line of `submit` works here, but these have no effect.
-UNUSED = ("time", "partition", "account", "qos", "cluster")
+UNUSED = ("time", "partition", "account", "qos", "constraint", "mem", "cluster")
 for _param in rehearse.params:
     if isinstance(_param, click.Option):
         _param.hidden = _param.name in UNUSED

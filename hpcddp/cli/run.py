@@ -22,8 +22,9 @@ ONE = ("`run` uses one process", "use `hpcddp submit --cluster local` for severa
 HERE = ("`run` trains in this process", "use `hpcddp submit` for a job of Slurm")
 # Option -> why `run` refuses it, and a hint.
 REFUSED = {
-    **dict.fromkeys(("--nodes", "--gpus", "--launcher"), ONE),
+    **dict.fromkeys(("--nodes", "--gpus", "--total-gpus", "--procs", "--launcher"), ONE),
     **dict.fromkeys(("--time", "--partition", "--account", "--qos", "--sbatch"), HERE),
+    **dict.fromkeys(("--mem", "--constraint"), HERE),
     **dict.fromkeys(("--cluster", "--template"), HERE),
     "--env": ("`run` trains in this process", "set the variable before: NAME=VALUE hpcddp run"),
     "--no-snapshot": ("only jobs with a command have a code snapshot", "leave --no-snapshot out"),

@@ -43,16 +43,18 @@ def render(job: str | None, runs: str | None, **given: Any) -> None:
     """
     from hpcddp.submit import prepare
 
-    given["cluster"] = given.get("cluster") or default_cluster()
     root = runs_root(runs, new=True)
-    run = prepare.new_run(plan_run(job, given, root), root)
+    run = prepare.new_run(plan_run(job, given, root, auto=script_cluster()), root)
     click.echo(f"folder  {run.path}", err=True)
     click.echo(run.script.read_text(encoding="utf-8"), nl=False)
 
 
-def default_cluster() -> str | None:
-    """Slurm, also if there is no sbatch, unless the environment names another cluster."""
-    return None if os.environ.get("HPCDDP_CLUSTER") else "slurm"
+def script_cluster() -> str:
+    """The cluster of a job that names none: that of this shell, or Slurm if there is no sbatch."""
+    from hpcddp.planning.asked import resolve
+
+    name, _ = resolve("auto", os.environ)
+    return "slurm" if name == "local" else name
 
 
 @click.command(cls=JobCommand)

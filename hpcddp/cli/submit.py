@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -23,6 +24,7 @@ from hpcddp.cli.options import (
 )
 from hpcddp.cli.terminal import say
 from hpcddp.cli.terminal.sections import F, option
+from hpcddp.sizes import counted
 
 if TYPE_CHECKING:
     from hpcddp.planning.plan import Plan
@@ -168,20 +170,25 @@ def show(plan: Plan, folder: RunDir, as_json: bool, **more: Any) -> int:
         more: further facts for the JSON.
     """
     from hpcddp.cli import ranks
+    from hpcddp.planning import advice
     from hpcddp.slurm import sbatch
 
     text = plan.render(folder, plan.worker_command(folder))
     if not as_json:
         click.echo(text)
         click.echo("".join(ranks.table(plan.topology, mesh=plan.layout)), nl=False)
-    on_slurm = plan.backend == "slurm"
+    on_slurm, hours = plan.backend == "slurm", advice.gpu_hours(plan)
     accepted, answer = sbatch.verdict(text) if on_slurm else (True, "")
     if as_json:
         facts = ranks.facts(plan.topology, mesh=plan.layout, gpus=plan.gpus)
         facts |= {"backend": plan.backend, "script": text}
+        facts["gpu_hours"] = hours if math.isfinite(hours) else None
         facts["verdict"] = {"accepted": accepted, "message": answer} if on_slurm else None
         click.echo(json.dumps({**facts, **more}))
     elif on_slurm:
         word = "accepted" if accepted else "refused"
         click.echo(f"sbatch --test-only: {word}: {answer}", err=True)
+        if 0 < hours < math.inf:
+            gpus = counted(plan.nodes.max * plan.gpus, "GPU")
+            say.note(f"an attempt uses up to {hours:.4g} GPU hours, of {gpus}")
     return 0 if accepted else 1

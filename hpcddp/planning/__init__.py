@@ -2,5 +2,6 @@
 
 It imports ``launch`` and the rooms below, and never torch.
 Others use ``jobfile.load``, ``asked.Asked.read`` and ``plan.make``, in this order, and
-``earlier_runs``, ``code_files`` and ``advice``.
+``clusters``, ``earlier_runs``, ``code_files`` and ``advice``. Its folders `site` and
+`project` say what a Slurm cluster is, and what a user's folder holds.
 """

@@ -83,6 +83,13 @@ def _s(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.2g} s"
 
 
+def gpu_hours(plan: Plan) -> float:
+    """GPU hours that one attempt can use; infinity without a time limit, 0 without GPUs."""
+    limit = str(plan.spec.slurm.get("time", "")) or (plan.site.limit if plan.site else "")
+    gpus = plan.nodes.max * plan.gpus if plan.gpu_request.option else 0
+    return gpus * time_limit.seconds(limit or "0", "time") / 3600 if gpus else 0.0
+
+
 def advise(plan: Plan) -> list[str]:
     """Warnings for the user of a plan."""
     if plan.backend != "slurm":

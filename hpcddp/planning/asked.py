@@ -9,13 +9,14 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from hpcddp.errors import SlurmUnreachable, UserError
-from hpcddp.planning import clusters, jobfile
+from hpcddp.planning import clusters, gpu_request, jobfile
 from hpcddp.planning.clusters import Profile
 from hpcddp.planning.jobfile import Layer
-from hpcddp.sizes import NodeRange, parse_gpus, parse_nodes
+from hpcddp.planning.site import cluster_now
+from hpcddp.planning.site.cluster_now import ClusterNow
+from hpcddp.sizes import NodeRange, parse_nodes
 from hpcddp.slurm import rules as site_rules
 from hpcddp.slurm import sbatch
-from hpcddp.slurm.rules import Site
 from hpcddp.spec import JobSpec
 
 
@@ -26,6 +27,7 @@ class Asked(NamedTuple):
         gpus: per node.
         notes: for the user.
         slurm_missing: the cluster is this machine because Slurm was not found.
+        config: Slurm's configuration, if it was read to find the profile.
     """
 
     spec: JobSpec
@@ -35,6 +37,7 @@ class Asked(NamedTuple):
     gpus: int
     notes: tuple[str, ...] = ()
     slurm_missing: bool = False
+    config: dict[str, str] | None = None
 
     @classmethod
     def read(cls, layers: list[Layer], notes: list[str], environ: Mapping[str, str]) -> Asked:
@@ -45,18 +48,21 @@ class Asked(NamedTuple):
                 found, or the command begins with a launcher of its own.
         """
         above, _ = jobfile.merge(layers)
-        backend = _resolve(above.cluster)
-        missing = above.cluster == "auto" and backend == "local"
+        name, config = resolve(above.cluster, environ)
+        missing = above.cluster == "auto" and name == "local"
         if missing:
             _refuse_slurm_options(layers)
-        profile = clusters.load(backend, environ)
+        profile = clusters.load(name, environ)
         job, sources = jobfile.merge([*layers, profile.layer()])
         sources.setdefault("nodes", "default")
         sources.setdefault("gpus", "default")
         job.cluster = profile.name if above.cluster in ("auto", profile.name) else str(profile.path)
         nodes = parse_nodes(job.nodes, where=sources["nodes"])
-        gpus = parse_gpus(job.gpus, where=sources["gpus"])
-        asked = cls(job, sources, profile, nodes, gpus, tuple(notes), missing)
+        if job.total_gpus:
+            sources["gpus"] = sources["total_gpus"]
+        job.gpus, job.total_gpus = gpu_request.per_node(job, nodes, sources), 0
+        gpus = job.gpus
+        asked = cls(job, sources, profile, nodes, gpus, tuple(notes), missing, config)
         return asked._without_launcher(layers[0].line if layers else ())
 
     def _without_launcher(self, line: Sequence[str]) -> Asked:
@@ -77,21 +83,32 @@ class Asked(NamedTuple):
     def backend(self) -> str:
         return self.profile.cluster.backend
 
-    def site(self) -> Site | None:
-        """Ask Slurm for its rules and those of the job's partition; None without an answer."""
-        if self.backend != "slurm":
-            return None
-        try:
-            return site_rules.read(str(self.spec.slurm.get("partition", "")).partition(",")[0])
-        except SlurmUnreachable:
-            return None
+    def now(self) -> ClusterNow:
+        """What Slurm says of the cluster; nothing for a job on this machine."""
+        return cluster_now.read(self.spec, self.config) if self.backend == "slurm" else ClusterNow()
 
 
-def _resolve(cluster: str) -> str:
-    """The cluster in place of `auto`: Slurm if sbatch works here, otherwise this machine."""
+def resolve(cluster: str, environ: Mapping[str, str]) -> tuple[str, dict[str, str] | None]:
+    """The profile's name in place of `auto`, and Slurm's configuration if it was asked for it.
+
+    It is this machine if sbatch does not work here; otherwise the user's profile that has the name
+    of the cluster, if there is one.
+    """
     if cluster != "auto":
-        return cluster
-    return "slurm" if sbatch.answers() else "local"
+        return cluster, None
+    if not sbatch.answers():
+        return "local", None
+    own = clusters.own(environ)
+    if not own:
+        return "slurm", None
+    try:
+        config = site_rules.config()
+    except SlurmUnreachable:
+        if len(own) > 1:  # one of them must not be taken for another
+            raise
+        return next(iter(own)), None
+    name = config.get("ClusterName", "")
+    return name if name in own else "slurm", config
 
 
 def _refuse_slurm_options(layers: Sequence[Layer]) -> None:

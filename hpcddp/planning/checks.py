@@ -81,7 +81,7 @@ def check(asked: Asked, environ: Mapping[str, str], folder: Path, *, begun: bool
         weights(job, sources, folder, begun=begun)
     data(job, sources)
     environment(job, sources, profile)
-    options(job, sources)
+    options(job, sources, gpus=profile.cluster.gpu_option != "none" and job.device != "cpu")
     limits(job, nodes, gpus, profile)
     if asked.backend == "slurm":
         variables(environ)
@@ -238,11 +238,15 @@ def variables(environ: Mapping[str, str]) -> None:
             raise UserError(what, where=name, hint=f"unset {name}")
 
 
-def options(job: JobSpec, sources: Mapping[str, str]) -> None:
-    """No sbatch option conflicts with those that hpcddp sets, and each value is valid."""
+def options(job: JobSpec, sources: Mapping[str, str], *, gpus: bool) -> None:
+    """No sbatch option conflicts with those that hpcddp sets, and each value is valid.
+
+    Args:
+        gpus: hpcddp requests GPUs.
+    """
     for name, value in job.slurm.items():
         where = sources.get(f"slurm.{name}", "slurm")
-        _set_by_hpcddp(name, value, where)
+        _set_by_hpcddp(name, value, where, gpus=gpus)
         if not re.fullmatch(r"[a-z][a-z-]+", name):
             hint = "use the long name without dashes, such as constraint"
             raise UserError(f"{name!r} is not the long name of an sbatch option", where=where,
@@ -261,10 +265,10 @@ def options(job: JobSpec, sources: Mapping[str, str]) -> None:
         time_limit.seconds(str(job.slurm["time"]), sources["slurm.time"])
 
 
-def _set_by_hpcddp(name: str, value: object, where: str) -> None:
+def _set_by_hpcddp(name: str, value: object, where: str, *, gpus: bool) -> None:
     """Refuse an sbatch option that hpcddp sets, or that excludes one of those."""
     text, hint = f"{name}={toml_text(value) if isinstance(value, bool) else value}", ""
-    if name in ("gres", "tres-per-node") and "gpu" in str(value):
+    if gpus and name in ("gres", "tres-per-node") and "gpu" in str(value):
         hint = "use --gpus; gpu_option in a cluster profile says how GPUs are requested"
     elif name == "cpus-per-gpu":
         what = f"{text} conflicts with cpus-per-task, which hpcddp sets"

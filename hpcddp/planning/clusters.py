@@ -1,8 +1,9 @@
 """Cluster profiles: the facts of a site, one TOML file each, with a child template if needed.
 
 A cluster's name is a path, or a profile in the user's folder ($XDG_CONFIG_HOME/hpcddp/clusters), or
-a shipped one (templates/clusters), in this order. HPCDDP_SITE_CONFIG is the path of the profile
-that a site uses for `auto` and `slurm`.
+a shipped one (templates/clusters), in this order. `auto` is the user's profile that has the name of
+the cluster at Slurm, or else `slurm`. HPCDDP_SITE_CONFIG is the path of the profile that a site has
+for `slurm`.
 """
 
 from __future__ import annotations
@@ -83,6 +84,19 @@ def folders(environ: Mapping[str, str]) -> list[Path]:
     return [Path(home, "hpcddp", "clusters"), resources.folder("templates") / "clusters"]
 
 
+def known(environ: Mapping[str, str]) -> dict[str, Path]:
+    """The profiles by name: the user's, and the shipped ones that they do not replace."""
+    files: dict[str, Path] = {}
+    for folder in reversed(folders(environ)):
+        files |= {path.stem: path for path in sorted(folder.glob("*.toml"))}
+    return files
+
+
+def own(environ: Mapping[str, str]) -> set[str]:
+    """The names of the user's profiles."""
+    return {path.stem for path in folders(environ)[0].glob("*.toml")}
+
+
 def load(name: str, environ: Mapping[str, str] = os.environ) -> Profile:
     """The profile of a name or path.
 
@@ -94,16 +108,14 @@ def load(name: str, environ: Mapping[str, str] = os.environ) -> Profile:
         return read(Path(site))
     if name.endswith(".toml") or "/" in name:
         return read(Path(name).absolute())
-    known: dict[str, Path] = {}
-    for folder in reversed(folders(environ)):
-        known |= {p.stem: p for p in folder.glob("*.toml")}
-    if name not in known:
+    profiles = known(environ)
+    if name not in profiles:
         raise ClusterError(
             f"unknown cluster {name!r}",
             where=str(folders(environ)[0]),
-            hint=nearest(name, ["auto", *known], what="cluster"),
+            hint=nearest(name, ["auto", *profiles], what="cluster"),
         )
-    return read(known[name])
+    return read(profiles[name])
 
 
 def read(path: Path) -> Profile:

@@ -261,9 +261,22 @@ def merge(layers: list[Layer]) -> tuple[JobSpec, dict[str, str]]:
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
     for layer in reversed(layers):
+        if drop := _replaced(layer):
+            values.pop(drop, None)
+            sources.pop(drop, None)
         values |= layer.values
         sources |= layer.sources
     return KEYS.build(values), sources
+
+
+def _replaced(layer: Layer) -> str:
+    """The key of lower layers that a layer replaces: GPUs per node replace those of the whole job,
+    and the other way round."""
+    each, total = layer.values.get("gpus"), layer.values.get("total_gpus")
+    if each and total:
+        what = f"gpus is {each} and total_gpus is {total}: only one of them can be set"
+        raise UserError(what, where=layer.sources["total_gpus"], hint="remove one of the two")
+    return "gpus" if total else "total_gpus" if each else ""
 
 
 def load(

@@ -7,7 +7,6 @@ files of the code snapshot. The user's code is not imported here: only the nodes
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import sys
 import time
@@ -19,17 +18,20 @@ from typing import TYPE_CHECKING, Any
 from hpcddp import spec, strategy
 from hpcddp.attempt import launch_facts
 from hpcddp.data import names
-from hpcddp.errors import SlurmUnreachable, TemplateError
+from hpcddp.errors import ClusterError, TemplateError
 from hpcddp.keys import nearest
 from hpcddp.launch.launchers import Launcher
-from hpcddp.planning import checks, notes, resources
+from hpcddp.planning import checks, gpu_request, notes, rank_cpus, resources
 from hpcddp.planning.asked import Asked
 from hpcddp.planning.clusters import Profile
 from hpcddp.planning.earlier_runs import Measured
+from hpcddp.planning.gpu_request import GpuRequest
+from hpcddp.planning.site import fitting, site_facts
+from hpcddp.planning.site.cluster_now import ClusterNow
+from hpcddp.planning.site.fitting import Wanted
 from hpcddp.record import JobRecord
 from hpcddp.rundir import RunDir
-from hpcddp.sizes import NodeRange, counted, parse_count
-from hpcddp.slurm import partitions
+from hpcddp.sizes import NodeRange, counted
 from hpcddp.slurm.rules import Site
 from hpcddp.spec import JobSpec
 from hpcddp.strategy import Layout
@@ -59,6 +61,7 @@ class Plan:
     launcher: Launcher
     template: Path
     cpus_per_task: int
+    gpu_request: GpuRequest
     workdir: Path
     notes: tuple[str, ...]  # for the user
     site: Site | None  # the rules of Slurm and of the job's partition, if Slurm answered
@@ -128,6 +131,8 @@ class Plan:
     def environment(self) -> dict[str, str]:
         """The environment of the job's processes, without the variables of a rank."""
         environ = {"OMP_NUM_THREADS": str(self.cpus_per_task), "PYTHONUNBUFFERED": "1"}
+        if self.spec.device == gpu_request.CPU:
+            environ |= dict.fromkeys(gpu_request.HIDDEN, "")
         interface = self.profile.cluster.interface or ("lo" if self.backend == "local" else "")
         if interface:
             environ |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
@@ -147,8 +152,6 @@ class Plan:
         options = dict(self.spec.slurm)
         for name in ("requeue", "no-requeue", "cpus-per-task"):
             options.pop(name, None)
-        cluster = self.profile.cluster
-        gpus = f"{cluster.gpu_type}:{self.gpus}" if cluster.gpu_type else str(self.gpus)
         rows: list[tuple[str, Any]] = [
             ("job-name", run.name),
             ("nodes", self.nodes),
@@ -159,10 +162,9 @@ class Plan:
             ("open-mode", "append"),
             ("requeue" if self.spec.requeue.enabled else "no-requeue", True),
         ]
-        if cluster.gpu_option != "none":
-            asked = gpus if cluster.gpu_option == "gpus-per-node" else f"gpu:{gpus}"
-            others = [str(options.pop("gres"))] if cluster.gpu_option in options else []
-            rows.insert(3, (cluster.gpu_option, ",".join([asked, *others])))
+        if option := self.gpu_request.option:
+            others = [str(options.pop("gres"))] if option in options else []
+            rows.insert(3, (option, ",".join([self.gpu_request.value, *others])))
         if self.signal:
             options["signal"] = self.signal
         return rows + sorted(options.items())
@@ -220,16 +222,39 @@ def make(
     """
     checks.check(asked, environ, folder, begun=begun)
     launcher = checks.launcher(asked)
-    job, profile, site = _completed(asked.spec, folder), asked.profile, asked.site()
+    job, profile, now = _completed(asked.spec, folder), asked.profile, asked.now()
     template = _template(job, profile, asked.sources, folder)
-    cpus = _cpus(asked, site)
+    kinds = now.kinds_for(job, asked.gpus, job.gpu_type or profile.cluster.gpu_type)
+    request = gpu_request.of(job, profile.cluster, asked.gpus, kinds)
+    cpus = rank_cpus.of(asked, kinds)
+    fit = _fit(asked, now, request, cpus)
     code = _code(job, folder, runs) if runs else None  # last, since it may take long
     return Plan(
         spec=job, sources=asked.sources, profile=profile, nodes=asked.nodes, gpus=asked.gpus,
-        launcher=launcher, template=template, cpus_per_task=cpus, workdir=folder,
-        notes=(*asked.notes, *notes.notes(job, profile, environ)),
-        site=site, measured=measured, code=code, slurm_missing=asked.slurm_missing,
+        launcher=launcher, template=template, cpus_per_task=cpus, gpu_request=request,
+        workdir=folder,
+        notes=(*asked.notes, *filter(None, [request.note]), *fit,
+               *notes.notes(job, profile, environ)),
+        site=now.site, measured=measured, code=code, slurm_missing=asked.slurm_missing,
     )  # fmt: skip
+
+
+def _fit(asked: Asked, now: ClusterNow, request: GpuRequest, cpus: int) -> list[str]:
+    """Notes on whether the job fits the cluster; ClusterError if it cannot.
+
+    Args:
+        cpus: of a rank.
+    """
+    if not now.site:  # Slurm was not asked, or did not answer
+        return []
+    gpus, ranks = asked.gpus, strategy.processes(asked.spec.strategy, asked.gpus)
+    wanted = Wanted(asked.spec, asked.sources, asked.nodes, gpus if request.option else 0,
+                    request.type, cpus * ranks)  # fmt: skip
+    try:
+        facts = site_facts.load(asked.profile.path)
+    except ClusterError as error:
+        return [f"{error.where}: {error.what}; {error.hint}", *fitting.check(wanted, now, None)]
+    return fitting.check(wanted, now, facts)
 
 
 def _code(job: JobSpec, folder: Path, runs: Path) -> CodeFiles | None:
@@ -272,28 +297,3 @@ def _template(job: JobSpec, profile: Profile, sources: Mapping[str, str], folder
                 return base / name
     raise TemplateError(f"unknown template {name!r}", where=source or "template",
                         hint=nearest(name, known, what="template"))  # fmt: skip
-
-
-def _cpus(asked: Asked, site: Site | None) -> int:
-    """CPUs of one rank: as requested, or those of its GPUs."""
-    job, profile, gpus = asked.spec, asked.profile, asked.gpus
-    ranks = strategy.processes(job.strategy, gpus)
-    if asked.backend == "local":
-        return max(1, len(os.sched_getaffinity(0)) // (asked.nodes.max * ranks))
-    if (count := job.slurm.get("cpus-per-task")) is not None:
-        where = asked.sources["slurm.cpus-per-task"]
-        return parse_count(count, "CPUs per task", where=where)
-    return gpus // ranks * (profile.cluster.cpus_per_gpu or _share(job, gpus, site))
-
-
-def _share(job: JobSpec, gpus: int, site: Site | None) -> int:
-    """CPUs of one GPU: an even share of the partition's smallest node; 1 without an answer."""
-    if site is None:
-        return 1
-    try:
-        rows = partitions.read()
-    except SlurmUnreachable:
-        return 1
-    wanted = str(job.slurm.get("partition", "")).split(",")[0]
-    matching = [r for r in rows if r.name == wanted or (not wanted and r.default)]
-    return max(1, min((r.cpus // max(r.gpus, gpus) for r in matching), default=1))

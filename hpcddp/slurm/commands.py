@@ -21,6 +21,9 @@ from hpcddp.slurm.environment import clean
 # Seconds. Slurm's programs wait 10 s for a message, and try again: a busy controller answers late.
 TIMEOUT = 30.0
 
+# Variables of a user for Slurm's programs; with them, they would hide jobs from us.
+FILTERS = ("SQUEUE_", "SCANCEL_", "SINFO_", "SCONTROL_", "SACCTMGR_")
+
 # States in which a job may still run or be requeued; squeue -t all also shows ended ones.
 LIVE = {
     "PENDING", "RUNNING", "SUSPENDED", "CONFIGURING", "COMPLETING", "REQUEUED", "REQUEUE_HOLD",
@@ -80,6 +83,7 @@ def call(
     try:
         done = subprocess.run(
             args, input=text, capture_output=True, text=True, timeout=timeout, check=False,
+            errors="replace",
             stdin=subprocess.DEVNULL if text is None else None, env=_environ(args[0]),
         )  # fmt: skip
     except FileNotFoundError:
@@ -103,10 +107,13 @@ def check_sandbox(environ: Mapping[str, str]) -> None:
 
 
 def _environ(program: str) -> dict[str, str]:
-    """Its environment, with times in seconds since the epoch, without time zones; not for sbatch,
-    whose job would inherit that."""
+    """Its environment, with times in seconds since the epoch, without time zones, and without the
+    user's filters, such as SQUEUE_PARTITION; not for sbatch, whose job would inherit that."""
     plain = clean(os.environ)
-    return plain if program == "sbatch" else {**plain, "SLURM_TIME_FORMAT": "%s"}
+    if program == "sbatch":
+        return plain
+    plain = {name: value for name, value in plain.items() if not name.startswith(FILTERS)}
+    return {**plain, "SLURM_TIME_FORMAT": "%s"}
 
 
 def first_line(text: str) -> str:
@@ -129,7 +136,7 @@ def queue(*, name: str = "", timeout: float = TIMEOUT) -> list[QueuedJob]:
         raise SlurmUnreachable(f"squeue: {first_line(done.stderr)}", hint="check SLURM_CONF")
     rows = [line.split("|", 7) for line in done.stdout.splitlines() if line.count("|") > 6]
     return [
-        QueuedJob(job_id, state, why, _moment(submitted), _moment(start), hosts, own, command)
+        QueuedJob(job_id, state, why, moment(submitted), moment(start), hosts, own, command)
         for job_id, state, why, submitted, start, hosts, command, own in rows
     ]
 
@@ -184,7 +191,7 @@ def facts(job_id: str, timeout: float = TIMEOUT) -> JobInfo | None:
         fields.get("Reason", ""),
         int(_digits(fields.get("Restarts", ""))),
         fields.get("PreemptTime", "") not in ("", "None", "N/A"),
-        _moment(fields.get("EndTime", "")),
+        moment(fields.get("EndTime", "")),
         fields.get("ExitCode", ""),
     )
 
@@ -193,7 +200,7 @@ def _digits(text: str) -> str:
     return text if text.isdecimal() else "0"
 
 
-def _moment(text: str) -> float | None:
+def moment(text: str) -> float | None:
     """A time in seconds since the epoch, from seconds or from a local time, which a Slurm without
     SLURM_TIME_FORMAT writes; None for Unknown."""
     if text.isdecimal():

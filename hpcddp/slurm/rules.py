@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from hpcddp.errors import SlurmUnreachable
@@ -22,6 +23,7 @@ class Site(NamedTuple):
     tracking: str = ""  # of processes: cgroup, linuxproc, pgid
     user_signal: bool = False  # preemption sends the job's own signal instead of TERM
     limit: str = ""  # default time limit, in Slurm's forms
+    routed: bool = False  # a plugin may choose a job's partition
 
     @property
     def outlives(self) -> bool:
@@ -48,12 +50,19 @@ def read(partition: str = "", timeout: float = TIMEOUT) -> Site:
     Raises:
         SlurmUnreachable: there is no answer.
     """
-    done = slurm.call("scontrol", "show", "config", timeout=timeout)
-    if done.returncode:  # installed, and not configured
-        raise SlurmUnreachable(slurm.first_line(done.stderr))
-    config = done.stdout
-    said = dict(re.findall(r"^(\w+)\s*= ?(.*?)\s*$", config, re.MULTILINE))
+    said = config(timeout)
     rows = slurm.call("scontrol", "--oneliner", "show", "partition", timeout=timeout).stdout
+    return of(said, rows, partition)
+
+
+def of(said: Mapping[str, str], rows: str, partition: str = "") -> Site:
+    """The rules in Slurm's answers.
+
+    Args:
+        said: the configuration.
+        rows: of `scontrol --oneliner show partition`.
+        partition: its name; "" for the default partition.
+    """
     fields = _partition(rows, partition)
     mode = str(fields.get("PreemptMode", said.get("PreemptMode", "OFF")))
     preempts = said.get("PreemptType", "").endswith(("partition_prio", "qos"))
@@ -69,7 +78,20 @@ def read(partition: str = "", timeout: float = TIMEOUT) -> Site:
         user_signal="preempt_send_user_signal" in said.get("SlurmctldParameters", "").lower()
         or "send_user_signal" in said.get("PreemptParameters", "").lower(),
         limit=_limit(fields),
+        routed=said.get("JobSubmitPlugins", "") not in ("", "(null)"),
     )  # fmt: skip
+
+
+def config(timeout: float = TIMEOUT) -> dict[str, str]:
+    """The configuration in `scontrol show config`, by the names of slurm.conf(5).
+
+    Raises:
+        SlurmUnreachable: there is no answer, or Slurm is installed and not configured.
+    """
+    done = slurm.call("scontrol", "show", "config", timeout=timeout)
+    if done.returncode:
+        raise SlurmUnreachable(slurm.first_line(done.stderr))
+    return dict(re.findall(r"^(\w+)\s*= ?(.*?)\s*$", done.stdout, re.MULTILINE))
 
 
 def _partition(rows: str, name: str) -> dict[str, str]:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from pathlib import Path
 
 from hpcddp.errors import SlurmUnreachable, SubmissionRefused
 from hpcddp.slurm import commands as slurm
 
-SAYS = "sbatch: error"
+# A line that says why sbatch refuses a script; getopt's are those of an option that this release
+# does not have.
+SAYS = re.compile(r"sbatch: (?:(?:error|fatal): |(?=(?:unrecognized|invalid|ambiguous) option\b)"
+                  r"|(?=option '))")  # fmt: skip
 
 
 def answers() -> bool:
@@ -28,15 +32,22 @@ def answers() -> bool:
 
 
 def verdict(script: str) -> tuple[bool, str]:
-    """The verdict of `sbatch --test-only` on a script: accepted or not, and its message."""
+    """The verdict of `sbatch --test-only` on a script: accepted or not, and its message.
+
+    A site's job_submit plugin may print lines of its own before it: the start time of an accepted
+    job is the message, or else all that sbatch says.
+    """
     done = slurm.call("sbatch", "--test-only", text=script)
-    return done.returncode == 0, slurm.first_line(done.stderr)
+    lines = [re.sub(r"^sbatch: (?:(?:error|fatal): )?", "", line.strip())
+             for line in done.stderr.splitlines() if line.strip()]  # fmt: skip
+    start = [line for line in lines if re.match(r"Job \S+ to start", line)]
+    return done.returncode == 0, "; ".join(start or lines) or "no message"
 
 
 def refusal(words: str, script: Path) -> SubmissionRefused | None:
     """The error of a script that sbatch refused; None if its message is no refusal: then the job
     may exist all the same."""
-    lines = [slurm.first_line(line) for line in words.splitlines() if SAYS in line]
+    lines = [SAYS.sub("", line.strip()) for line in words.splitlines() if SAYS.search(line)]
     if not lines or slurm.away(words):
         return None
     return SubmissionRefused(
@@ -48,4 +59,4 @@ def refusal(words: str, script: Path) -> SubmissionRefused | None:
 
 def error_line(words: str) -> str:
     """sbatch's first error line; "" without one."""
-    return next((line for line in words.splitlines() if SAYS in line), "")
+    return next((line for line in words.splitlines() if SAYS.search(line)), "")

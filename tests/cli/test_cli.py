@@ -112,6 +112,13 @@ def test_render_gives_the_script_and_says_where_its_folder_is(site: Site, hpcddp
     assert done.out.startswith("#!/bin/bash\n#SBATCH --job-name=toy-")
 
 
+def test_render_takes_the_cluster_of_the_job_file(site: Site, hpcddp: Command) -> None:
+    site.profile("three", "[slurm]\npartition = 'gpu'\n")
+    site.job("toy", "global_batch = 96\nepochs = 1\ncluster = 'three'\n")
+    assert "#SBATCH --partition=gpu\n" in hpcddp("render", "toy").out
+    assert "#SBATCH --partition" not in hpcddp("render", "toy", "--cluster", "slurm").out
+
+
 def test_a_cluster_is_one_file(site: Site, hpcddp: Command) -> None:
     site.profile("three", "nodes = 3\ngpus_per_node = 2\n[slurm]\npartition = 'gpu'\n")
     done = hpcddp("render", "--cluster", "three", "--nodes", "3", "--gpus", "2")

@@ -74,8 +74,8 @@ def test_the_rules_are_those_of_the_jobs_first_partition(site: Site) -> None:
     site.program("scontrol", f"case $* in *partition*) echo '{partitions}';; esac")
     for names, grace in (("b,a", 7), ("a", 1), ("", 1)):
         pairs = [("slurm.partition", names)] if names else []
-        rules = ask(("cluster", "slurm"), *pairs).site()
+        rules = ask(("cluster", "slurm"), *pairs).now().site
         assert rules and rules.grace == grace
-    assert ask(("cluster", "local")).site() is None
+    assert ask(("cluster", "local")).now().site is None
     site.program("scontrol", "echo 'Unable to contact slurm controller' >&2; exit 1")
-    assert ask(("cluster", "slurm")).site() is None
+    assert ask(("cluster", "slurm")).now().site is None

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sites import Site, flags
+from sites import Site, flags, nodes
 
 from hpcddp import spec
 from hpcddp.errors import ClusterError, UserError
@@ -105,7 +105,8 @@ def test_what_else_a_node_has_is_asked_for_beside_its_gpus(
 
 def test_cpus_are_an_even_share_of_the_smallest_node(site: Site) -> None:
     site.program("scontrol", "exit 0")
-    site.program("sinfo", 'echo "gpu*|64|gpu:8"; echo "gpu*|32|gpu:4"; echo "cpu|12|(null)"')
+    kinds = ("gpu*", 64, "gpu:8"), ("gpu*", 32, "gpu:4"), ("cpu", 12, "(null)")
+    site.program("sinfo", nodes(*kinds))
     assert site.plan(flags(("gpus", 4))).cpus_per_task == 8
     assert site.plan(flags(("gpus", 4), ("slurm.partition", "cpu"))).cpus_per_task == 3
     assert site.plan(flags(("slurm.cpus-per-task", 5))).cpus_per_task == 5
@@ -117,7 +118,7 @@ def test_cpus_are_an_even_share_of_the_smallest_node(site: Site) -> None:
 
 def test_one_process_that_drives_all_gpus_has_their_cpus(site: Site) -> None:
     site.program("scontrol", "exit 0")
-    site.program("sinfo", 'echo "gpu*|32|gpu:4"')
+    site.program("sinfo", nodes(("gpu*", 32, "gpu:4")))
     dp = (("strategy", "dp"), ("gpus", 4))
     assert site.plan(flags(*dp)).cpus_per_task == 32
     assert site.plan(flags(*dp, ("slurm.cpus-per-task", 5))).cpus_per_task == 5

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import jinja2
 import pages
+import recorded
 from page_shell import Shell
 from pages import Block, Step
 from sites import FOREIGN, Site
@@ -151,7 +152,7 @@ def places(site: Site) -> dict[str, dict[str, str]]:
             (site.bin / tool).symlink_to(found)
     here = kept | CHEAP | {"PATH": f"{site.bin}:{BIN}"}
     answers = Site(site.folder.parent / "stand-ins")
-    answers.slurm()
+    recorded.install(answers, "plain")
     with_slurm = here | {"PATH": f"{answers.bin}:{here['PATH']}"}
     del with_slurm["HPCDDP_LAUNCHER"]
     return {pages.HERE: here, pages.STAND_IN: with_slurm}

@@ -51,6 +51,12 @@ TOOLS = (
 )
 
 
+def nodes(*rows: tuple[str, int, str]) -> str:
+    """A sinfo that has nodes of these partitions, CPUs and generic resources, two of each."""
+    lines = (f"{name}|idle|2|{cpus}|2|64000|{gres}|(null)|n[1-2]" for name, cpus, gres in rows)
+    return "\n".join(f"echo '{line}'" for line in lines)
+
+
 def flags(*pairs: tuple[str, Any], where: str = "--set") -> Layer:
     """A layer with these values."""
     layer = Layer()
@@ -134,7 +140,7 @@ class Site:
             "echo 'sbatch: Job 9 to start' >&2; exit;; esac; echo 'Submitted batch job 42'",
             "srun": "exit 0",
             "squeue": "exit 0",
-            "sinfo": "echo 'gpu*|32|gpu:4'",
+            "sinfo": nodes(("gpu*", 32, "gpu:4")),
             "scancel": 'echo "$*" >>cancelled',
         }
         for name, text in (programs | answers).items():

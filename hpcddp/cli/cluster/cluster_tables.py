@@ -1,0 +1,81 @@
+"""The facts of a cluster and the values of a profile, for people."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+from hpcddp.cli.terminal import tables
+from hpcddp.keys import Key
+from hpcddp.planning.clusters import KEYS, Profile
+from hpcddp.planning.site.profile_writer import stamp
+from hpcddp.planning.site.site_facts import SiteFacts
+from hpcddp.sizes import counted
+from hpcddp.slurm.node_kinds import NodeKind
+from hpcddp.slurm.partitions import Partition
+
+HEAD = ("PARTITION", "NODES", "GPUS", "CPUS", "MEMORY", "LIMIT", "PREEMPTION")
+
+
+def profile(loaded: Profile) -> Iterator[str]:
+    """The values of a profile that are set."""
+    values = KEYS.flatten(vars(loaded.cluster))
+    rows = [(name, json.dumps(value)) for name, value in values.items() if _is_set(name, value)]
+    named = [("profile", loaded.name), ("file", str(loaded.path))]
+    yield from tables.fields([*named, *rows], whole=["file"])
+
+
+def _is_set(name: str, value: object) -> bool:
+    row: Key | None = KEYS.rows.get(name)
+    return row is None or value != row.default
+
+
+def summary(facts: SiteFacts) -> Iterator[str]:
+    """The cluster, its partitions, and the user's accounts."""
+    rows = [
+        ("cluster", facts.cluster or "unknown"),
+        ("Slurm", facts.version or "unknown"),
+        ("read", stamp(facts.read)),
+    ]
+    accounts = [f"{row.account} (default)" if row.default else row.account
+                for row in facts.associations]  # fmt: skip
+    rows += [("accounts", ", ".join(dict.fromkeys(accounts)))] if accounts else []
+    qos = dict.fromkeys(name for row in facts.associations for name in row.qos)
+    rows += [("QOS", ", ".join(qos))] if qos else []
+    for window in facts.reservations:
+        if window.maintenance:
+            where = window.hosts or "all nodes"
+            rows.append(("closed", f"{stamp(window.start)} to {stamp(window.end)}, {where}"))
+    rows += [("tried", text) for text in facts.tried]
+    yield from tables.fields(rows)
+    yield ""
+    cells = [_cells(row, kinds) for row in facts.partitions
+             for kinds in _alike(facts.kinds_of(row.name))]  # fmt: skip
+    if cells:
+        yield from tables.table([HEAD, *cells], right=(1,))
+
+
+def _alike(kinds: list[NodeKind]) -> list[list[NodeKind]]:
+    """Kinds that differ only in what the table does not show, together."""
+    groups: dict[tuple[object, ...], list[NodeKind]] = {}
+    for kind in kinds:
+        groups.setdefault((kind.gpus, kind.cpus, kind.memory_mb), []).append(kind)
+    return list(groups.values())
+
+
+def _cells(partition: Partition, kinds: list[NodeKind]) -> tuple[str, ...]:
+    """Nodes of a partition that are alike."""
+    kind, nodes = kinds[0], sum(row.nodes for row in kinds)
+    gpus = " + ".join(f"{row.count} {row.type}".strip() for row in kind.gpus)
+    gone = nodes - sum(row.usable for row in kinds)
+    mode = partition.preempt_mode
+    grace = f", {counted(partition.grace, 's', 's')} grace" if partition.grace else ""
+    return (
+        partition.name + "*" * partition.default,
+        f"{nodes}" + (f" ({gone} down)" if gone else ""),
+        gpus or "-",
+        str(kind.cpus),
+        f"{kind.memory_mb / 1024:.0f} GB",
+        partition.max_time or "none",
+        f"{mode.lower()}{grace}" if mode not in ("", "OFF") else "-",
+    )

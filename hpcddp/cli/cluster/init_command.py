@@ -1,0 +1,141 @@
+"""`hpcddp init`: a job file for this project, and a profile for this cluster."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from hpcddp.cli.terminal import say
+from hpcddp.errors import UserError
+from hpcddp.sizes import parse_count, parse_nodes
+
+if TYPE_CHECKING:
+    from hpcddp.planning.project.new_job import NewJob
+    from hpcddp.planning.project.project_look import ScriptFile
+    from hpcddp.planning.site.detected import Detected
+    from hpcddp.planning.site.site_facts import SiteFacts
+
+
+@click.command()
+@click.argument("script", required=False, type=click.Path())
+@click.option("--nodes", "-N", metavar="N", help="Number of nodes, or a range such as 1-4.")
+@click.option("--gpus", metavar="N", help="GPUs per node.  [default: those of a node]")
+@click.option("--yes", "-y", is_flag=True, help="Ask nothing.")
+@click.option("--force", is_flag=True, help="Replace files that differ.")
+def init(script: str | None, nodes: str | None, gpus: str | None, yes: bool, force: bool) -> None:
+    """Write a job file for the project in this folder, and a profile for this cluster.
+
+    SCRIPT is the script that trains. [default: the likeliest one of this folder]
+
+    It reads the scripts and asks Slurm what the cluster is. It runs nothing, and replaces no file
+    that differs.
+    """
+    from hpcddp.planning.project import new_job
+
+    parse_nodes(nodes or "1", where="--nodes")  # before anything is written
+    parse_count(gpus or "1", "GPUs per node", where="--gpus")
+    ask = not yes and sys.stdin.isatty() and sys.stdout.isatty()
+    chosen = _script(script, Path.cwd(), ask)
+    site = _cluster()
+    count, each, device = _size(site.facts if site else None, nodes, gpus, ask)
+    job = new_job.of(chosen, Path.cwd(), nodes=count, gpus=each, device=device)
+    _check(job, force)
+    if site:
+        _write_profile(site)
+    _write(job)
+    if page := new_job.PAGES.get(chosen.kind):
+        say.note(f"{chosen.path} uses {chosen.kind}: see {page}")
+    click.echo(f"next      hpcddp submit {job.path.stem}")
+
+
+def _script(named: str | None, folder: Path, ask: bool) -> ScriptFile:
+    """The script to run: as named, or chosen, or the likeliest one."""
+    from hpcddp.planning.project import project_look
+
+    rows = project_look.candidates(folder)
+    if named is not None:
+        path = Path(os.path.normpath(folder / named))
+        if not path.is_file():
+            raise UserError(f"script {named!r} not found", where="SCRIPT", hint="check the path")
+        relative = Path(os.path.relpath(path, folder))
+        known = (row for row in rows if row.path == relative)
+        return next(known, project_look.ScriptFile(relative, "Python"))
+    if not rows:
+        hint = "name it: `hpcddp init SCRIPT`"
+        raise UserError("no script that trains with torch here", where=str(folder), hint=hint)
+    if len(rows) == 1 or not ask:
+        click.echo(f"script    {rows[0].path} ({rows[0].kind})")
+        return rows[0]
+    for number, row in enumerate(rows[:9], 1):
+        click.echo(f"  {number}  {row.path} ({row.kind})")
+    picked = click.prompt("script", type=click.IntRange(1, min(9, len(rows))), default=1)
+    return rows[int(picked) - 1]
+
+
+def _cluster() -> Detected | None:
+    """This cluster, whose profile is not written yet; None without Slurm."""
+    from hpcddp.planning.asked import resolve
+    from hpcddp.planning.site import detected
+
+    if resolve("auto", os.environ)[0] == "local":
+        say.note("Slurm not found: no profile is written, and the job runs on this machine")
+        return None
+    return detected.detect("", os.environ)
+
+
+def _write_profile(site: Detected) -> None:
+    """Write the profile of the cluster, and show it."""
+    site.save()
+    for change in site.profile.kept:
+        say.note(f"kept your {change.key} in {site.path}")
+    for part, reason in site.facts.unread.items():
+        say.note(f"unknown: {part} ({reason})")
+    click.echo(f"profile   {site.path}" + ("" if site.changed else " (unchanged)"))
+    if site.changed:
+        _show(site.profile.text)
+
+
+def _size(
+    facts: SiteFacts | None, nodes: str | None, gpus: str | None, ask: bool
+) -> tuple[str, int, str]:
+    """Nodes, GPUs of each, and the device of the ranks."""
+    from hpcddp.planning.site import choices
+
+    most, each = choices.usual_size(facts) if facts else (1, 1)
+    device = "" if each or not facts else "cpu"
+    if nodes is None:
+        nodes = str(min(2, most))
+        nodes = click.prompt("nodes", default=nodes) if ask else nodes
+    if gpus is None:
+        gpus = str(each or 1)
+        what = "processes per node" if device else "GPUs per node"
+        gpus = click.prompt(what, default=gpus) if ask else gpus
+    number = parse_count(gpus, "GPUs per node", where="--gpus")
+    return str(parse_nodes(nodes, where="--nodes")), number, device
+
+
+def _check(job: NewJob, force: bool) -> None:
+    """Refuse to replace a job file that differs, and show the difference."""
+    different = job.differences()
+    if different and not force:
+        click.echo("\n".join(different))
+        hint = "`--force` replaces it"
+        raise UserError("the file exists, and differs", where=str(job.path), hint=hint)
+
+
+def _write(job: NewJob) -> None:
+    """Write the job file, and show it."""
+    job.save()
+    click.echo(f"job       {job.path}")
+    _show(job.text)
+
+
+def _show(text: str) -> None:
+    click.echo()
+    for line in text.splitlines():
+        click.echo(f"  {line}".rstrip())
+    click.echo()

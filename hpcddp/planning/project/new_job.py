@@ -1,0 +1,96 @@
+"""`hpcddp init`: the job file for a script or a task module of a project."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpcddp.keys import toml_text
+from hpcddp.planning import jobfile, key_schema
+from hpcddp.planning.project.project_look import TASK, ScriptFile
+from hpcddp.rundir import write_text
+from hpcddp.spec import KEYS
+
+SCHEMA = "job.schema.json"
+HEAD = """\
+#:schema ./{schema}
+# Made by `hpcddp init`; `hpcddp config --explain` explains the keys.
+"""
+# Kind of a script -> a page of the documentation, where more than the job file is needed.
+PAGES = {
+    "Horovod": "docs/howto/horovod.md",
+    "Lightning": "docs/howto/lightning.md",
+    "Accelerate": "docs/howto/accelerate.md",
+}
+
+
+@dataclass(frozen=True)
+class NewJob:
+    """A job file that may not be written yet.
+
+    Args:
+        path: of the file.
+        text: what it shall hold.
+    """
+
+    path: Path
+    text: str
+
+    def differences(self) -> list[str]:
+        """The lines in which the present file differs; none if it is equal, or missing."""
+        if not self.path.exists():
+            return []
+        present = self.path.read_text(encoding="utf-8")
+        lines = difflib.unified_diff(
+            present.splitlines(), self.text.splitlines(), str(self.path), "new", lineterm=""
+        )
+        return list(lines)
+
+    def save(self) -> None:
+        """Write the file, and the schema that it names beside it."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        made = key_schema.schema(KEYS, "job of hpcddp", {"nodes": ("string", "integer")})
+        write_text(self.path.with_name(SCHEMA), json.dumps(made, indent=1) + "\n")
+        write_text(self.path, self.text)
+
+
+def of(candidate: ScriptFile, folder: Path, *, nodes: str, gpus: int, device: str = "") -> NewJob:
+    """The job file for a script or a task module.
+
+    Args:
+        folder: of the project.
+        gpus: per node; on CPUs, processes per node.
+        device: "" for the default.
+    """
+    name = jobfile.command_layer([str(candidate.path)]).values["name"]
+    lines = "".join(_lines(candidate, {"nodes": nodes, "gpus": gpus, "device": device}))
+    return NewJob(folder / "jobs" / f"{name}.toml", HEAD.format(schema=SCHEMA) + lines)
+
+
+def _lines(candidate: ScriptFile, sizes: dict[str, Any]) -> Iterator[str]:
+    """The lines of the file."""
+    if candidate.kind == TASK:
+        yield f"task = {_quoted(f'../{candidate.path}')}\n"
+    else:
+        words = ", ".join(map(_quoted, candidate.command))
+        yield f"command = [{words}]  # each rank runs it\n"
+    comments = {"nodes": "or a range: 1-4", "gpus": "per node, one rank each"}
+    if sizes["device"] == "cpu":
+        comments["gpus"] = "processes per node, on CPUs"
+    for name, value in sizes.items():
+        if value:
+            text = _quoted(value) if isinstance(value, str) else toml_text(value)
+            yield f"{name} = {text}" + (f"  # {comments[name]}\n" if name in comments else "\n")
+    if candidate.kind == "Horovod":
+        yield 'launcher = "horovod"\n'
+    if candidate.outside:
+        named = ", ".join(candidate.outside[:3])
+        yield f"snapshot = false  # it reads {named}, outside of the project: no copy of the code\n"
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)

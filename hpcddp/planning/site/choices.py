@@ -1,0 +1,283 @@
+"""From the facts of a cluster to the values of a profile, each with the reason for it.
+
+A value that Slurm states is a fact, the others are guesses, and their comments say so.
+"""
+
+from __future__ import annotations
+
+import grp
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from hpcddp.planning.site.site_facts import SiteFacts
+from hpcddp.sizes import counted
+from hpcddp.slurm.node_kinds import NodeKind
+from hpcddp.slurm.partitions import Partition
+from hpcddp.slurm.time_limit import seconds
+
+# Features that name a GPU, where a site has no generic resource for it.
+GPU_FEATURE = re.compile(
+    r"(?:gpu|a100|a40|a30|a10|v100|h100|h200|b200|gh200|gb200|l40s?|l4|t4|p100|k80|mi\d{2,3}[ax]?"
+    r"|rtx\w+)(?:[-_].*)?",
+    re.IGNORECASE,
+)
+# Names of partitions for short trials: never the guess for training.
+TRIAL = re.compile(r"debug|test|dev|interactive|inter|short|quick|express|preempt", re.IGNORECASE)
+
+# Names of QOS for ordinary jobs, and parts of the names of others.
+USUAL = ("normal", "standard", "regular", "default", "batch")
+LOW = re.compile(r"low|scav|idle|spare|overrun|large|high|long|serial", re.IGNORECASE)
+
+
+# Parts of the facts -> the keys that rest on them.
+RESTS_ON = {
+    "partitions": {"gpu_option", "gpu_type", "cpus_per_gpu", "host_suffix", "slurm.partition",
+                   "slurm.constraint", "slurm.account", "slurm.qos"},
+    "nodes": {"gpu_option", "gpu_type", "cpus_per_gpu", "host_suffix", "slurm.partition",
+              "slurm.constraint", "slurm.account", "slurm.qos"},
+    "samples of nodes": {"cpus_per_gpu", "host_suffix"},
+    "accounts": {"slurm.account", "slurm.qos"},
+    "QOS": {"slurm.qos"},
+}  # fmt: skip
+BY_TRIALS = {f"slurm.{name}" for name in ("partition", "account", "qos", "constraint", "time")}
+NO_ACCOUNTING = "this Slurm has no accounting"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A value of a profile.
+
+    Args:
+        key: dotted name, such as slurm.partition.
+        comment: the reason, of one line.
+    """
+
+    key: str
+    value: Any
+    comment: str
+
+
+def of(facts: SiteFacts) -> list[Choice]:
+    """The values of a profile, in the order in which it has them."""
+    partition, reason = best_partition(facts)
+    kinds = facts.kinds_of(partition.name) if partition else []
+    release = f"Slurm {facts.version}" if facts.version else "Slurm"
+    title = f"{facts.cluster}: {release}" if facts.cluster else release
+    rows = [Choice("description", title, "")]
+    rows += _gpus(facts, partition, kinds)
+    if partition and not partition.default:
+        rows.append(Choice("slurm.partition", partition.name, reason))
+    rows += _account(facts, partition)
+    rows += _network(facts, kinds)
+    return rows
+
+
+def _network(facts: SiteFacts, kinds: list[NodeKind]) -> list[Choice]:
+    """The suffix of a node's name on the network that Slurm uses."""
+    nodes = [node for kind in kinds if (node := facts.sample(kind))]
+    suffixes = {node.suffix for node in nodes}
+    if len(suffixes) != 1 or suffixes == {""}:
+        return []
+    node = nodes[0]
+    return [Choice("host_suffix", node.suffix, f"Slurm's address of {node.name} is {node.address}")]
+
+
+def unread(facts: SiteFacts) -> set[str]:
+    """The keys that rest on a part that could not be read. That there is no accounting is known."""
+    parts = (part for part, reason in facts.unread.items() if reason != NO_ACCOUNTING)
+    return {key for part in parts for key in RESTS_ON.get(part, ())}
+
+
+def best_partition(facts: SiteFacts) -> tuple[Partition | None, str]:
+    """The partition for training, and why; None where no partition can be used."""
+    usable = [row for row in facts.partitions if row.open and allowed(facts, row)]
+    with_gpus = [row for row in usable if _gpu_nodes(facts, row)]
+    default = next((row for row in usable if row.default), None)
+    if default and (default in with_gpus or not with_gpus):
+        return default, "the default partition"
+    if not with_gpus:
+        return (usable[0], "guess: there is no default partition") if usable else (None, "")
+    ranked = sorted(with_gpus, key=lambda row: _rank(facts, row))
+    others = ", ".join(row.name for row in ranked[1:])
+    reason = "guess: " + (f"the default, {default.name}, has no GPUs" if default else "no default")
+    return ranked[0], reason + (f"; others with GPUs: {others}" if others else "")
+
+
+def allowed(facts: SiteFacts, partition: Partition) -> bool:
+    """Whether the user's groups and accounts may use a partition, as far as Slurm says."""
+    if partition.groups and not set(partition.groups) & set(_own_groups()):
+        return False
+    return not facts.associations or bool(accounts_for(facts, partition))
+
+
+def accounts_for(facts: SiteFacts, partition: Partition | None) -> list[str]:
+    """The user's accounts for jobs in a partition, the best guess first."""
+    rows = [row for row in facts.associations if row.usable]
+    names = {row.account for row in rows if not partition or row.partition in ("", partition.name)}
+    if partition and partition.accounts:
+        names &= set(partition.accounts)
+    names -= set(partition.denied_accounts) if partition else set()
+    gpus = bool(partition and _gpu_nodes(facts, partition))
+    wanted, other = ("gpu", "cpu") if gpus else ("cpu", "gpu")
+
+    def rank(name: str) -> tuple[bool, bool, str]:
+        return other in name and wanted not in name, name != facts.default_account, name
+
+    return sorted(names, key=rank)
+
+
+def _own_groups() -> Iterator[str]:
+    for number in {os.getgid(), *os.getgroups()}:
+        try:
+            yield grp.getgrgid(number).gr_name
+        except KeyError:
+            continue
+
+
+def _rank(facts: SiteFacts, partition: Partition) -> tuple[Any, ...]:
+    """Sorts the best first: not for trials, long, not preemptible, many GPUs."""
+    limit = seconds(partition.max_time or "UNLIMITED", partition.name)
+    return (
+        bool(TRIAL.search(partition.name)),
+        partition.hidden,
+        limit < 3600,
+        partition.preempt_mode not in ("", "OFF"),
+        -_gpu_nodes(facts, partition),
+        partition.name,
+    )
+
+
+def _gpu_nodes(facts: SiteFacts, partition: Partition) -> int:
+    """GPUs of a partition on nodes that can run jobs."""
+    kinds = facts.kinds_of(partition.name)
+    return sum(max(gpus_of(kind), int(bool(gpu_feature(kind)))) * kind.usable for kind in kinds)
+
+
+def gpus_of(kind: NodeKind) -> int:
+    """GPUs of a node: whole ones, or slices where it has no whole ones."""
+    whole = sum(row.count for row in kind.gpus if not row.sliced)
+    return whole or kind.gpu_count
+
+
+def gpu_feature(kind: NodeKind) -> str:
+    """The feature that names the GPU of a kind without generic resources; "" without one."""
+    if kind.gpus:
+        return ""
+    return next((name for name in kind.features if GPU_FEATURE.fullmatch(name)), "")
+
+
+def _gpus(facts: SiteFacts, partition: Partition | None, kinds: list[NodeKind]) -> list[Choice]:
+    """How to ask for GPUs, and the share of CPUs that comes with one."""
+    where = partition.name if partition else "it"
+    have = [kind for kind in kinds if kind.gpus]
+    if not have:
+        feature = next(filter(None, map(gpu_feature, kinds)), "")
+        if not feature:
+            return [Choice("gpu_option", "none", f"partition {where} has no GPUs")]
+        return [
+            Choice("gpu_option", "none", f"partition {where} has no generic resource for GPUs"),
+            Choice("slurm.constraint", feature, "guess: the feature that names the GPU"),
+        ]
+    text = f"{where} has {_types(have)}"
+    rows = []
+    if facts.config.get("SelectType", "").endswith("cons_tres"):
+        rows.append(Choice("gpu_option", "gpus-per-node", text))
+    elif facts.config.get("SelectType"):
+        plugin = facts.config["SelectType"]
+        rows.append(Choice("gpu_option", "gres", f"{text}; {plugin} has no --gpus-per-node"))
+    mixed = len({row.type for kind in have for row in kind.gpus}) > 1
+    if mixed and (name := _most_common_type(have)):
+        reason = "guess: the type with most GPUs; a job without a type may get any"
+        rows.append(Choice("gpu_type", name, reason))
+        have = [kind for kind in have if any(row.type == name for row in kind.gpus)]
+    return rows + _cpus(facts, partition, have)
+
+
+def usual_size(facts: SiteFacts) -> tuple[int, int]:
+    """Nodes that can run jobs in the partition for training, and GPUs of each; 0 GPUs where all of
+    its nodes are known to have none."""
+    partition, _ = best_partition(facts)
+    kinds = facts.kinds_of(partition.name) if partition else []
+    kinds = [kind for kind in kinds if kind.usable] or kinds
+    have = [kind for kind in kinds if kind.gpus or gpu_feature(kind)]
+    if not have:
+        return max(1, sum(kind.usable for kind in kinds)), 0 if kinds else 1
+    name = _most_common_type(have)
+    have = [kind for kind in have if not name or any(row.type == name for row in kind.gpus)]
+    sizes = Counter[int]()
+    for kind in have:
+        sizes[max(1, gpus_of(kind))] += kind.nodes
+    return max(1, sum(kind.usable for kind in have)), sizes.most_common(1)[0][0]
+
+
+def _types(kinds: list[NodeKind]) -> str:
+    """The GPUs of nodes in words: 4 a100 on 12 nodes, 8 h100 on 2 nodes."""
+    nodes: dict[str, int] = {}
+    for kind in kinds:
+        gpus = " + ".join(f"{row.count} {row.type or 'GPUs'}" for row in kind.gpus)
+        nodes[gpus] = nodes.get(gpus, 0) + kind.nodes
+    return ", ".join(f"{gpus} on {counted(count, 'node')}" for gpus, count in nodes.items())
+
+
+def _most_common_type(kinds: list[NodeKind]) -> str:
+    totals: dict[str, int] = {}
+    for kind in kinds:
+        for row in kind.gpus:
+            if not row.sliced:
+                totals[row.type] = totals.get(row.type, 0) + row.count * kind.nodes
+    return max(totals, key=lambda name: totals[name], default="")
+
+
+def _cpus(facts: SiteFacts, partition: Partition | None, kinds: list[NodeKind]) -> list[Choice]:
+    """CPUs of one GPU, from the node with the smallest share."""
+    shares = []
+    for kind in kinds:
+        sample = facts.sample(kind)
+        cpus = min(filter(None, (kind.cpus, sample.cpus if sample else 0)), default=0)
+        if partition and partition.max_cpus_per_node:
+            cpus = min(cpus, partition.max_cpus_per_node)
+        shares.append((cpus // kind.gpu_count, cpus, kind.gpu_count))
+    share, cpus, gpus = min(shares, default=(0, 0, 0))
+    if not share:
+        return []
+    return [Choice("cpus_per_gpu", share, f"{cpus} CPUs for jobs, {gpus} GPUs on a node")]
+
+
+def _account(facts: SiteFacts, partition: Partition | None) -> list[Choice]:
+    """The account and QOS, where those of the user do not fit the partition."""
+    may = accounts_for(facts, partition)
+    if not may:
+        return []
+    rows = []
+    if may[0] != facts.default_account:
+        why = "you have no default account"
+        if facts.default_account:
+            usual = facts.default_account in may
+            where = partition.name if partition else "this cluster"
+            why = f"your default account {'is for CPUs' if usual else f'may not use {where}'}"
+        others = [name for name in may[1:] if name != facts.default_account]
+        why += f"; others: {', '.join(others)}" if others else ""
+        rows.append(Choice("slurm.account", may[0], f"guess: {why}"))
+    return rows + _qos(facts, partition, may[0])
+
+
+def _qos(facts: SiteFacts, partition: Partition | None, account: str) -> list[Choice]:
+    """The QOS, where the default one may not be used in the partition."""
+    mine = [row for row in facts.associations if row.account == account]
+    may = sorted({name for row in mine for name in row.qos})
+    default = next((row.default_qos for row in mine if row.default_qos), "")
+    if not partition or not (partition.qos or partition.denied_qos) or not may:
+        return []
+    fit = [n for n in may if n not in partition.denied_qos]
+    fit = [n for n in fit if not partition.qos or n in partition.qos]
+    if not fit or default in fit or (not default and "normal" in fit):
+        return []
+    fit.sort(key=lambda name: (name != partition.name, name not in USUAL, bool(TRIAL.search(name)),
+                               bool(LOW.search(name)), name))  # fmt: skip
+    reason = f"guess: the default QOS may not be used in {partition.name}"
+    reason += f"; others: {', '.join(fit[1:])}" if fit[1:] else ""
+    return [Choice("slurm.qos", fit[0], reason)]

@@ -1,0 +1,64 @@
+"""What Slurm says of the cluster when a job is planned: three calls, none for each node."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hpcddp.errors import SlurmUnreachable
+from hpcddp.planning.site import node_choice
+from hpcddp.slurm import node_kinds, partitions, rules
+from hpcddp.slurm.node_kinds import NodeKind
+from hpcddp.slurm.partitions import Partition
+from hpcddp.slurm.rules import Site
+from hpcddp.spec import JobSpec
+
+
+@dataclass(frozen=True)
+class ClusterNow:
+    """The answers; each is empty without one.
+
+    Args:
+        site: the rules of Slurm and of the job's partition.
+        partitions: all that there are, hidden ones too.
+        kinds: of nodes, in all partitions.
+    """
+
+    site: Site | None = None
+    partitions: tuple[Partition, ...] = ()
+    kinds: tuple[NodeKind, ...] = ()
+
+    def kinds_for(self, job: JobSpec, gpus: int, kind: str = "") -> list[NodeKind]:
+        """The kinds of nodes that a job can land on.
+
+        Args:
+            gpus: on each node.
+            kind: type of the GPUs; "" for any.
+        """
+        routed = bool(self.site and self.site.routed)
+        return node_choice.kinds_for(job, self.kinds, gpus, kind, routed=routed)
+
+    def wanted(self, job: JobSpec) -> list[Partition]:
+        """The partitions of a job that Slurm knows."""
+        names = str(job.slurm.get("partition", "")).split(",")
+        return [row for row in self.partitions
+                if row.name in names or (names == [""] and row.default)]  # fmt: skip
+
+
+def read(job: JobSpec, config: dict[str, str] | None = None) -> ClusterNow:
+    """Ask Slurm.
+
+    Args:
+        config: its configuration, if it has been read.
+    """
+    try:
+        said = rules.config() if config is None else config
+        rows = partitions.ask()
+    except SlurmUnreachable:
+        return ClusterNow()
+    name = str(job.slurm.get("partition", "")).partition(",")[0]
+    site = rules.of(said, rows, name)
+    try:
+        kinds = tuple(node_kinds.read())
+    except SlurmUnreachable:
+        kinds = ()
+    return ClusterNow(site, tuple(partitions.parse(rows)), kinds)

@@ -1,0 +1,108 @@
+"""The facts of a cluster, as `hpcddp cluster detect` read them: a JSON file beside the profile.
+
+A profile (TOML) holds choices, for people; this file holds facts, for commands. Both have the same
+name. What changes seldom is read from it in place of Slurm.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hpcddp.errors import ClusterError
+from hpcddp.rundir import write_text
+from hpcddp.slurm.accounts import Association, Qos
+from hpcddp.slurm.hostlist import first_host
+from hpcddp.slurm.node_kinds import NodeKind
+from hpcddp.slurm.node_samples import NodeSample
+from hpcddp.slurm.partitions import Partition
+from hpcddp.slurm.reservations import Reservation
+
+SCHEMA_VERSION = 1
+DAY = 86400.0  # seconds; facts that are older refuse nothing
+
+
+@dataclass
+class SiteFacts:
+    """The facts of a cluster.
+
+    Args:
+        cluster: its name at Slurm.
+        version: of Slurm.
+        read: when, in seconds since the epoch.
+        config: the settings of slurm.conf(5) that matter here.
+        samples: one node of each kind, by name.
+        default_account: the user's; "" for none, or without accounting.
+        switches: number of leaf switches or blocks of the topology; 0 if Slurm has none.
+        unread: what could not be read -> the reason.
+        tried: small requests, and what `sbatch --test-only` said of each.
+        written: the values that detect wrote into the profile, by dotted name.
+    """
+
+    cluster: str
+    version: str
+    read: float
+    config: dict[str, str] = field(default_factory=dict)
+    partitions: list[Partition] = field(default_factory=list)
+    kinds: list[NodeKind] = field(default_factory=list)
+    samples: dict[str, NodeSample] = field(default_factory=dict)
+    default_account: str = ""
+    associations: list[Association] = field(default_factory=list)
+    qos: list[Qos] = field(default_factory=list)
+    reservations: list[Reservation] = field(default_factory=list)
+    switches: int = 0
+    unread: dict[str, str] = field(default_factory=dict)
+    tried: list[str] = field(default_factory=list)
+    written: dict[str, Any] = field(default_factory=dict)
+    schema_version: int = SCHEMA_VERSION
+
+    @property
+    def age(self) -> float:
+        """Seconds since Slurm was asked."""
+        return max(0.0, time.time() - self.read)
+
+    def partition(self, name: str = "") -> Partition | None:
+        """The partition of a name; the default one without a name."""
+        rows = (row for row in self.partitions if row.name == name or (not name and row.default))
+        return next(rows, None)
+
+    def kinds_of(self, partition: str) -> list[NodeKind]:
+        """The kinds of nodes of a partition."""
+        return [kind for kind in self.kinds if kind.partition == partition]
+
+    def sample(self, kind: NodeKind) -> NodeSample | None:
+        """The node of a kind that was asked."""
+        return self.samples.get(first_host(kind.hosts)) if kind.hosts else None
+
+
+def path_of(profile: Path) -> Path:
+    """Where the facts of a profile lie."""
+    return profile.with_suffix(".json")
+
+
+def load(profile: Path) -> SiteFacts | None:
+    """The facts beside a profile; None if there are none.
+
+    Raises:
+        ClusterError: the file is damaged.
+    """
+    import msgspec
+
+    path = path_of(profile)
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=SiteFacts)
+    except FileNotFoundError:
+        return None
+    except msgspec.MsgspecError as error:
+        hint = "read it again with `hpcddp cluster detect`"
+        raise ClusterError(f"damaged facts: {error}", where=str(path), hint=hint) from None
+
+
+def save(profile: Path, facts: SiteFacts) -> None:
+    """Write the facts beside a profile."""
+    import msgspec
+
+    text = msgspec.json.format(msgspec.json.encode(facts), indent=1).decode()
+    write_text(path_of(profile), text + "\n")

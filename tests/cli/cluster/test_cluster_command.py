@@ -1,0 +1,149 @@
+import json
+from collections.abc import Callable
+
+import pytest
+import recorded
+from sites import Outcome, Site
+
+Command = Callable[..., Outcome]
+
+
+@pytest.fixture
+def cluster(site: Site, hpcddp: Command) -> Command:
+    """`hpcddp cluster` on a recorded cluster."""
+    recorded.install(site, "plain")
+    return lambda *words: hpcddp("cluster", *words)
+
+
+def test_detect_writes_a_profile_that_the_next_command_uses(
+    site: Site, cluster: Command, hpcddp: Command
+) -> None:
+    done = cluster("detect")
+    assert done.code == 0 and not done.err
+    assert "gpu           12  4 a100" in done.out and "biology (default), vision" in done.out
+    assert "2026-11-25 10:00 UTC to 2026-11-25 20:00 UTC, all nodes" in done.out
+    profile = site.config / "hpcddp" / "clusters" / "plain.toml"
+    assert f"wrote     {profile}\n" in done.out
+    script = hpcddp("submit", "toy", "--dry-run", "--gpus", "4").out
+    for line in ("partition=gpu", "account=vision", "qos=gpu", "gpus-per-node=a100:4"):
+        assert f"#SBATCH --{line}\n" in script
+    assert "#SBATCH --cpus-per-task=30\n" in script
+
+
+def test_a_second_detect_keeps_what_a_person_changed(site: Site, cluster: Command) -> None:
+    cluster("detect")
+    profile = site.config / "hpcddp" / "clusters" / "plain.toml"
+    mine = profile.read_text().replace('account = "vision"', 'account = "speech"')
+    profile.write_text(mine)
+    done = cluster("detect")
+    assert profile.read_text() == mine and f"unchanged {profile}\n" in done.out
+    assert 'note: kept your slurm.account: "speech" (detected: "vision")' in done.err
+    assert cluster("detect", "--force").code == 0
+    assert 'account = "vision"' in profile.read_text()
+
+
+def test_a_dry_run_prints_the_profile_and_writes_nothing(site: Site, cluster: Command) -> None:
+    done = cluster("detect", "--dry-run")
+    assert done.code == 0 and 'partition = "gpu"' in done.out
+    assert not (site.config / "hpcddp").exists()
+
+
+def test_show_has_the_values_and_the_facts(cluster: Command) -> None:
+    cluster("detect")
+    done = cluster("show")
+    assert done.code == 0 and 'slurm.account   "vision"' in done.out
+    assert "Slurm     23.11.10" in done.out and "h100" in done.out
+    facts = json.loads(cluster("show", "--json").out)
+    assert facts["values"]["slurm"]["partition"] == "gpu"
+    assert facts["facts"]["kinds"][0]["partition"] == "cpu" and facts["schema_version"] == 1
+
+
+def test_show_of_a_profile_without_facts_says_how_to_read_them(cluster: Command) -> None:
+    done = cluster("show", "slurm")
+    assert done.code == 0 and "`hpcddp cluster detect` reads them" in done.err
+
+
+def test_list_names_each_profile(site: Site, cluster: Command) -> None:
+    cluster("detect", "mine")
+    done = cluster("list")
+    assert done.code == 0
+    assert [line.split()[0] for line in done.out.splitlines()] == ["NAME", "local", "slurm", "mine"]
+    names = [row["name"] for row in json.loads(cluster("list", "--json").out)["profiles"]]
+    assert names == ["local", "slurm", "mine"]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["detect", "../x"], 2, "invalid name of a profile: '../x'"),
+        (["show", "nowhere"], 2, "unknown cluster 'nowhere'"),
+        (["check", "none.toml"], 2, "no such file"),
+        (["detekt"], 2, "did you mean detect?"),
+    ],
+)
+def test_a_mistake_is_an_error_of_one_line(
+    cluster: Command, words: list[str], code: int, message: str
+) -> None:
+    done = cluster(*words)
+    assert done.code == code and message in done.err and not done.out
+
+
+def test_a_profile_that_is_wrong_is_not_replaced(site: Site, cluster: Command) -> None:
+    profile = site.profile("plain", "partition = 'gpu'\n")
+    done = cluster("detect")
+    assert done.code == 2 and "unknown key 'partition'" in done.err
+    assert profile.read_text() == "partition = 'gpu'\n"
+
+
+def test_damaged_facts_are_read_again_and_lose_no_change(site: Site, cluster: Command) -> None:
+    cluster("detect")
+    facts = site.config / "hpcddp" / "clusters" / "plain.json"
+    profile = facts.with_suffix(".toml")
+    mine = profile.read_text().replace('account = "vision"', 'account = "speech"')
+    profile.write_text(mine)
+    facts.write_text("{")
+    assert cluster("show").code == 2
+    assert cluster("detect").code == 0 and json.loads(facts.read_text())
+    assert profile.read_text() == mine
+
+
+@pytest.mark.parametrize("program", ["sinfo", "sacctmgr"])
+def test_what_could_not_be_read_changes_no_value(
+    site: Site, cluster: Command, program: str
+) -> None:
+    cluster("detect")
+    profile = site.config / "hpcddp" / "clusters" / "plain.toml"
+    before = profile.read_text()
+    kept = (site.bin / program).read_text()
+    site.program(program, "echo 'Unable to contact x' >&2; exit 1")
+    done = cluster("detect")
+    assert done.code == 0 and "note: unknown: " in done.err and profile.read_text() == before
+    site.program(program, kept.split("\n", 1)[1])
+    assert cluster("detect").code == 0 and profile.read_text() == before
+    assert cluster("detect", "--no-trials").code == 0 and profile.read_text() == before
+
+
+def test_no_slurm_is_exit_code_3(site: Site, hpcddp: Command) -> None:
+    done = hpcddp("cluster", "detect")
+    assert done.code == 3 and "scontrol not found" in done.err
+    assert not (site.config / "hpcddp").exists()
+
+
+def test_check_asks_bash_and_sbatch(site: Site, cluster: Command) -> None:
+    cluster("detect")
+    done = cluster("check", "plain")
+    assert done.code == 0 and "bash -n   valid" in done.out
+    assert "sbatch    accepted: Job 9 to start" in done.out
+    site.program("sbatch", "cat >/dev/null; echo 'sbatch: error: no such account' >&2; exit 1")
+    done = cluster("check", "plain")
+    assert done.code == 1 and "refused: no such account" in done.out
+    facts = json.loads(cluster("check", "plain", "--json").out)
+    assert facts["accepted"] is False and "#SBATCH --account=vision" in facts["script"]
+
+
+def test_check_finds_a_template_that_is_no_shell(site: Site, cluster: Command) -> None:
+    profile = site.profile("mine", "template = 'mine.sh.j2'\n")
+    child = "{% extends 'slurm.sh.j2' %}\n{% block setup %}\nif true\n{% endblock %}\n"
+    (profile.parent / "mine.sh.j2").write_text(child)
+    done = cluster("check", "mine")
+    assert done.code == 2 and "the script is not valid" in done.err and "mine.sh.j2" in done.err

@@ -1,0 +1,205 @@
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import recorded
+from sites import Outcome, Site
+
+from hpcddp.planning.site import fitting
+
+Command = Callable[..., Outcome]
+HOUR = 3600
+
+
+@pytest.fixture
+def submit(site: Site, hpcddp: Command) -> Command:
+    """A dry run on a recorded cluster whose profile was detected."""
+    recorded.install(site, "plain")
+    assert hpcddp("cluster", "detect").code == 0
+    job = ("submit", "toy", "--dry-run", "--set", "global_batch=110880")
+    return lambda *words: hpcddp(*job, *words)
+
+
+def facts(site: Site, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change the recorded facts."""
+    path = site.config / "hpcddp" / "clusters" / "plain.json"
+    data = json.loads(path.read_text())
+    change(data)
+    path.write_text(json.dumps(data))
+
+
+@pytest.mark.parametrize(
+    ("words", "what", "hint"),
+    [
+        (["-p", "gpuu"], "--partition: unknown partition 'gpuu'", "did you mean gpu?"),
+        (["-N", "9"], "--nodes: 9 nodes requested, but partition gpu allows a job 8",
+         "use --nodes 8 or fewer"),
+        (["-p", "gpu-debug", "-N", "2", "-t", "1:00:00"],
+         "--time: time limit 1:00:00 requested, but partition gpu-debug allows 00:30:00",
+         "use --time 00:30:00 or less"),
+        (["--gpus", "a100:5"],
+         "--gpus: 5 GPUs per node requested, but the nodes of partition gpu have 4 GPUs",
+         "use less, or another partition"),
+        (["--gpus", "v100:2"],
+         "--gpus: GPUs of the type v100 requested, but the nodes of partition gpu have a100, h100",
+         "use less, or another partition"),
+        (["--gpus", "h100:8", "-N", "3"],
+         "--nodes: 3 nodes requested, but partition gpu has 2 with what the job asks for",
+         "use --nodes 2 or fewer"),
+        (["--mem", "600G"],
+         "--mem: 600G of memory per node requested, but the nodes of partition gpu have 503 GB",
+         "use less, or another partition"),
+        (["-A", "speech"], "--account: account 'speech' is none of yours", "known accounts:"),
+        (["-q", "normal"], "--qos: QOS normal may not be used in partition gpu",
+         "use one of gpu, gpu_long"),
+        (["-q", "gpu_long", "-N", "1"], "--qos: QOS 'gpu_long' may not be used with account vision",
+         "known QOSs: gpu, normal"),
+        (["-t", "3-00:00:00"],
+         "--time: time limit 3-00:00:00 requested, but partition gpu allows 2-00:00:00",
+         "use --time 2-00:00:00 or less"),
+    ],
+)  # fmt: skip
+def test_what_cannot_run_is_refused_with_what_would(
+    site: Site, submit: Command, words: list[str], what: str, hint: str
+) -> None:
+    done = submit(*words)
+    assert done.code == 2 and not done.out, done.text
+    assert done.err.splitlines()[0] == f"error: {what}" and hint in done.err
+    assert not site.runs.exists()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["-N", "8", "--gpus", "a100:4", "-t", "2-00:00:00", "--mem", "500G"],
+        ["-N", "2", "--gpus", "h100:8", "--mem", "1000G"],
+        ["-p", "gpu-debug,gpu", "-t", "1:00:00"],  # Slurm takes the one that fits
+        ["-N", "8-12"],
+    ],
+)
+def test_what_fits_is_accepted(submit: Command, words: list[str]) -> None:
+    done = submit(*words)
+    assert done.code == 0, done.err
+
+
+def test_what_sbatch_options_force_is_a_note(submit: Command) -> None:
+    done = submit("--sbatch", "time=3-00:00:00")
+    assert done.code == 0
+    assert "note: time limit 3-00:00:00 requested, but partition gpu allows 2-00:00:00" in done.err
+
+
+def test_a_limit_that_is_a_day_old_refuses_nothing(site: Site, submit: Command) -> None:
+    facts(site, lambda data: data.update(read=time.time() - 25 * HOUR))
+    done = submit("-A", "speech")
+    assert done.code == 0 and "is none of yours (read 20" in done.err
+    assert submit("-p", "gpuu").code == 2  # what Slurm says now
+
+
+def test_an_account_below_an_allowed_one_is_not_refused(site: Site, submit: Command) -> None:
+    facts(site, lambda data: data["associations"][0].update(qos=["gpu", "normal"]))
+    done = submit("-A", "biology")
+    assert done.code == 0 and "account biology may not use partition gpu: use one of" in done.err
+
+
+def test_an_association_of_another_partition_limits_nothing(site: Site, submit: Command) -> None:
+    def change(data: dict[str, Any]) -> None:
+        data["associations"][1].update(partition="gpu-debug", max_tres={"node": 1})
+
+    facts(site, change)
+    assert "allows a job 1" not in submit("-N", "2").err
+    assert "2 nodes requested, but account vision allows a job 1" in submit(
+        "-N", "2", "-p", "gpu-debug").err  # fmt: skip
+
+
+def test_accounts_that_nobody_enforces_are_not_refused(site: Site, submit: Command) -> None:
+    facts(site, lambda data: data["config"].update(AccountingStorageEnforce="none"))
+    done = submit("-A", "speech")
+    assert done.code == 0 and "account 'speech' is none of yours" in done.err
+
+
+def test_damaged_facts_are_a_note(site: Site, submit: Command) -> None:
+    (site.config / "hpcddp" / "clusters" / "plain.json").write_text("{")
+    done = submit("-N", "2")
+    assert done.code == 0 and "damaged facts" in done.err and "cluster detect" in done.err
+
+
+def test_the_clusters_gpu_type_does_not_follow_into_another_partition(
+    site: Site, submit: Command
+) -> None:
+    rows = "new|idle|2|64|2|500000|gpu:b200:4|(null)|x[1-2]"
+    line = "PartitionName=new State=UP AllowAccounts=ALL AllowQos=ALL"
+    for program, more in (("sinfo", rows), ("scontrol", line)):
+        path = site.bin / program
+        path.write_text(f"{path.read_text()}\ncase \"$*\" in *node*|*config*|*top*|*res*) ;; "
+                        f"*) echo '{more}';; esac\n")  # fmt: skip
+    site.program("sbatch", "cat >/dev/null; echo 'sbatch: Job 9 to start' >&2")
+    done = submit("-p", "new", "--gpus", "4")
+    assert done.code == 0, done.err
+    assert "#SBATCH --gpus-per-node=4\n" in done.out
+    assert "partition new has no a100, the cluster's usual GPU: any type does" in done.err
+
+
+def test_limits_of_account_and_qos_count_over_all_nodes(site: Site, submit: Command) -> None:
+    def change(data: dict[str, Any]) -> None:
+        next(row for row in data["qos"] if row["name"] == "gpu")["max_tres"] = {"gres/gpu": 8}
+
+    facts(site, change)
+    assert submit("-N", "2", "--gpus", "4").code == 0
+    done = submit("-N", "3", "--gpus", "4")
+    assert done.code == 0 and "12 GPUs requested, but QOS gpu allows a job 8" in done.err
+
+
+def test_a_job_that_runs_into_maintenance_is_told_that_it_waits(
+    site: Site, submit: Command
+) -> None:
+    start = time.time() + 2 * HOUR
+    facts(site, lambda data: data["reservations"][0].update(start=start, end=start + HOUR))
+    done = submit("-t", "3:00:00")
+    assert done.code == 0 and "note: maintenance from " in done.err
+    assert "a job with a time limit of more than 1" in done.err  # 119 or 120 minutes
+    assert "maintenance" not in submit("-t", "1:00:00").err
+    assert "maintenance" not in submit().err  # the partition's default limit is an hour
+
+
+def test_nodes_that_are_down_make_a_job_wait(site: Site, submit: Command) -> None:
+    rows = (recorded.CLUSTERS / "plain" / "sinfo").read_text().replace("gpu|idle", "gpu|down*")
+    site.program("sinfo", f"cat <<'E'\n{rows}E")
+    done = submit("--gpus", "h100:8", "-N", "2")
+    assert done.code == 0 and "2 nodes requested, but 0 of 2 in partition gpu are up" in done.err
+
+
+def test_a_partition_that_is_down_makes_a_job_wait(site: Site, submit: Command) -> None:
+    path = site.bin / "scontrol"
+    (site.bin / "sed").symlink_to("/usr/bin/sed")
+    path.write_text(path.read_text().replace("cat", "sed s/State=UP/State=DOWN/"))
+    done = submit()
+    assert done.code == 0 and "partition gpu is DOWN: the job waits until it is up" in done.err
+
+
+def test_what_slurm_does_not_say_refuses_nothing(site: Site, submit: Command) -> None:
+    site.program("sbatch", "cat >/dev/null; echo 'sbatch: Job 9 to start' >&2")
+    for program in ("scontrol", "sinfo"):
+        site.program(program, "echo 'Unable to contact slurm controller' >&2; exit 1")
+    done = submit("--cluster", "plain", "-N", "99", "--gpus", "64", "-p", "nowhere", "--set",
+                  f"global_batch={99 * 64}")  # fmt: skip
+    assert done.code == 0, done.err
+
+
+def test_memory_is_read_as_sbatch_reads_it() -> None:
+    from hpcddp.planning.site.fitting import Wanted
+    from hpcddp.sizes import NodeRange
+    from hpcddp.spec import JobSpec
+
+    for text, megabytes in (("4000", 4000), ("64G", 65536), ("1T", 1048576), ("0", 0), ("", 0)):
+        job = JobSpec(slurm={"mem": text} if text else {})
+        assert fitting._memory(Wanted(job, {}, NodeRange(1, 1), 1, "", 1)) == megabytes
+
+
+def test_a_dry_run_says_what_an_attempt_may_cost(submit: Command) -> None:
+    done = submit("-N", "2", "--gpus", "4", "-t", "3:00:00")
+    assert "note: an attempt uses up to 24 GPU hours, of 8 GPUs\n" in done.err
+    assert "GPU hours" not in submit("--procs", "4", "-t", "3:00:00", "-p", "cpu", "-q", "normal",
+                                     "-A", "biology").err  # fmt: skip
+    assert json.loads(submit("--gpus", "4", "--json").out)["gpu_hours"] == 4  # the default limit
