@@ -16,6 +16,7 @@ TYPES: dict[str, Any] = {
     "float": (int, float),
     "dict[str, Any]": dict,
     "list[int]": list,
+    "list[str]": list,
 }
 
 
@@ -37,6 +38,8 @@ class JobRecord:
     slurm_name: str = ""  # the job's name, if it is not the run's: in an array
     lead: int = 0  # seconds before the time limit at which Slurm sends a signal
     created: float = 0.0  # seconds since the epoch
+    forced: list[str] = field(default_factory=list)  # keys that --sbatch set
+    site_values: list[str] = field(default_factory=list)  # keys that the profile set
     version: str = __version__
     format: int = JOB_FORMAT
 
@@ -89,6 +92,7 @@ def read(run: RunDir) -> JobRecord:
 def write(run: RunDir, record: JobRecord) -> None:
     """Write the record of a run."""
     data = dataclasses.asdict(record)
-    if not record.launch:
-        del data["launch"]  # older versions take an unknown key for damage
+    for name in ("launch", "forced", "site_values"):
+        if not data[name]:
+            del data[name]  # older versions take an unknown key for damage
     write_json(run.job, data)

@@ -125,6 +125,8 @@ def _planned(run: RunDir, given: dict[str, Any]) -> tuple[Plan, dict[str, list[A
     before = spec.KEYS.flatten(job.spec)
     measured = earlier_runs.measured(run)
     plan = prepare.planned_again(run, flags(given), os.environ, measured)
+    for text in plan.notes:
+        say.note(text)
     advise(plan)
     if why := resume_check.check(plan, run):
         fact = f"the model could not be compared with the checkpoint here ({why})"

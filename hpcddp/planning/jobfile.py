@@ -47,6 +47,9 @@ SBATCH_VARIABLES = {
 }
 
 
+FORCED = "--sbatch"  # the source of values that Slurm is asked for whatever is known of it
+
+
 @dataclass
 class Layer:
     """Values from one place, by full dotted name.

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from hpcddp import spec, strategy
 from hpcddp.attempt import launch_facts
 from hpcddp.data import names
-from hpcddp.errors import ClusterError, TemplateError
+from hpcddp.errors import TemplateError
 from hpcddp.keys import nearest
 from hpcddp.launch.launchers import Launcher
 from hpcddp.planning import checks, gpu_request, notes, rank_cpus, resources
@@ -26,9 +26,8 @@ from hpcddp.planning.asked import Asked
 from hpcddp.planning.clusters import Profile
 from hpcddp.planning.earlier_runs import Measured
 from hpcddp.planning.gpu_request import GpuRequest
-from hpcddp.planning.site import fitting, site_facts
-from hpcddp.planning.site.cluster_now import ClusterNow
-from hpcddp.planning.site.fitting import Wanted
+from hpcddp.planning.jobfile import FORCED
+from hpcddp.planning.site import job_fit
 from hpcddp.record import JobRecord
 from hpcddp.rundir import RunDir
 from hpcddp.sizes import NodeRange, counted
@@ -111,7 +110,7 @@ class Plan:
 
     def record(self, run: RunDir, created: float | None = None) -> JobRecord:
         """job.json, for the nodes and for later commands."""
-        cluster = self.profile.cluster
+        cluster, cluster_file = self.profile.cluster, str(self.profile.path)
         return JobRecord(
             run=run.name,
             spec=spec.to_dict(self.spec),
@@ -119,13 +118,15 @@ class Plan:
             gpus_per_node=self.gpus,
             backend=self.backend,
             workdir=str(self.folder(run)),
-            cluster=str(self.profile.path),
+            cluster=cluster_file,
             launcher=self.launcher.name,
             launch=launch_facts.to_say(self.launcher.name, self.launcher.facts),
             host_suffix=cluster.host_suffix,
             poll_seconds=cluster.poll_seconds,
             lead=int(self.signal.partition("@")[2] or 0),
             created=time.time() if created is None else created,
+            forced=[n for n, source in self.sources.items() if source == FORCED],
+            site_values=[n for n, source in self.sources.items() if source == cluster_file],
         )
 
     def environment(self) -> dict[str, str]:
@@ -226,8 +227,8 @@ def make(
     template = _template(job, profile, asked.sources, folder)
     kinds = now.kinds_for(job, asked.gpus, job.gpu_type or profile.cluster.gpu_type)
     request = gpu_request.of(job, profile.cluster, asked.gpus, kinds)
-    cpus = rank_cpus.of(asked, kinds)
-    fit = _fit(asked, now, request, cpus)
+    cpus = rank_cpus.of(asked, kinds, now.cpu_limit(job))
+    fit = job_fit.notes(asked, now, request, cpus)
     code = _code(job, folder, runs) if runs else None  # last, since it may take long
     return Plan(
         spec=job, sources=asked.sources, profile=profile, nodes=asked.nodes, gpus=asked.gpus,
@@ -237,24 +238,6 @@ def make(
                *notes.notes(job, profile, environ)),
         site=now.site, measured=measured, code=code, slurm_missing=asked.slurm_missing,
     )  # fmt: skip
-
-
-def _fit(asked: Asked, now: ClusterNow, request: GpuRequest, cpus: int) -> list[str]:
-    """Notes on whether the job fits the cluster; ClusterError if it cannot.
-
-    Args:
-        cpus: of a rank.
-    """
-    if not now.site:  # Slurm was not asked, or did not answer
-        return []
-    gpus, ranks = asked.gpus, strategy.processes(asked.spec.strategy, asked.gpus)
-    wanted = Wanted(asked.spec, asked.sources, asked.nodes, gpus if request.option else 0,
-                    request.type, cpus * ranks)  # fmt: skip
-    try:
-        facts = site_facts.load(asked.profile.path)
-    except ClusterError as error:
-        return [f"{error.where}: {error.what}; {error.hint}", *fitting.check(wanted, now, None)]
-    return fitting.check(wanted, now, facts)
 
 
 def _code(job: JobSpec, folder: Path, runs: Path) -> CodeFiles | None:

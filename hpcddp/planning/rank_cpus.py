@@ -12,11 +12,12 @@ from hpcddp.sizes import parse_count
 from hpcddp.slurm.node_kinds import NodeKind
 
 
-def of(asked: Asked, kinds: Sequence[NodeKind]) -> int:
+def of(asked: Asked, kinds: Sequence[NodeKind], limit: int | None = None) -> int:
     """CPUs of one rank.
 
     Args:
         kinds: the kinds of nodes that the job can land on; empty if unknown.
+        limit: most CPUs of a node that its partition gives a job; None for no limit.
     """
     job, profile, gpus = asked.spec, asked.profile, asked.gpus
     ranks = strategy.processes(job.strategy, gpus)
@@ -29,4 +30,6 @@ def of(asked: Asked, kinds: Sequence[NodeKind]) -> int:
     share = profile.cluster.cpus_per_gpu or even
     if kinds:  # a profile's share may be that of other nodes
         share = min(share, min(kind.cpus for kind in kinds) // gpus)
+    if limit is not None:
+        share = min(share, limit // gpus)
     return gpus // ranks * max(1, share)

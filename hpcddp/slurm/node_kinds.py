@@ -71,6 +71,11 @@ class NodeKind:
     states: dict[str, int] = field(default_factory=dict)
 
     @property
+    def shape(self) -> tuple[object, ...]:
+        """What makes nodes alike, in whatever partition."""
+        return self.cpus, self.sockets, self.memory_mb, self.gpus, self.features
+
+    @property
     def gpu_count(self) -> int:
         """GPUs of a node, of all types together; a slice counts as one."""
         return sum(row.count for row in self.gpus)
@@ -111,7 +116,7 @@ def parse(text: str) -> list[NodeKind]:
             name.rstrip("*"), name.endswith("*"), whole(nodes), whole(cpus), whole(sockets),
             whole(memory), tuple(gpus(gres)), _listed(features), hosts.strip(),
         )  # fmt: skip
-        key = (row.partition, row.cpus, row.sockets, row.memory_mb, row.gpus, row.features)
+        key = (row.partition, *row.shape)
         kind = kinds.setdefault(key, row)
         if kind is not row:
             kind.nodes += row.nodes

@@ -1,4 +1,4 @@
-"""What only `scontrol show node` says of a node: one node of each kind is asked, never all.
+"""What only `scontrol show node` says of a node: one node of each shape is asked, never all.
 
 The names of the fields are those of scontrol(1).
 """
@@ -13,7 +13,7 @@ from hpcddp.slurm import commands as slurm
 from hpcddp.slurm.node_kinds import whole
 from hpcddp.slurm.partitions import fields
 
-MOST = 32  # nodes in one call: a cluster with more kinds than this has unknown ones
+MOST = 32  # nodes in one call: a cluster with more shapes than this has unknown ones
 
 
 @dataclass

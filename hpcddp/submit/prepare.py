@@ -11,8 +11,9 @@ from hpcddp import record
 from hpcddp.planning import plan as plans
 from hpcddp.planning.asked import Asked
 from hpcddp.planning.earlier_runs import Measured
-from hpcddp.planning.jobfile import Layer
+from hpcddp.planning.jobfile import FORCED, Layer
 from hpcddp.planning.plan import Plan
+from hpcddp.record import JobRecord
 from hpcddp.rundir import RunDir, new_id, step_folders, write_bytes, write_json, write_text
 from hpcddp.submit import host_archive
 
@@ -87,17 +88,25 @@ def planned_again(
         measured: the times of the run so far.
     """
     job = record.read(run)
-    before = Layer().put_all(job.spec, str(run.job))
-    if flags.values.get("cluster"):
-        for name in ("template", "launcher"):  # belong to the old cluster
-            before.values.pop(name)
-    else:
-        before.put("cluster", job.cluster, str(run.job))
+    before = _own_values(run, job, other_cluster=bool(flags.values.get("cluster")))
     begun = has_saved(run)
     return plans.make(
         Asked.read([flags, before], [], environ),
         environ=environ, folder=Path(job.workdir), begun=begun, measured=measured,
     )  # fmt: skip
+
+
+def _own_values(run: RunDir, job: JobRecord, *, other_cluster: bool) -> Layer:
+    """The values of a run; on another cluster without those that belong to the old one."""
+    before = Layer().put_all(job.spec, str(run.job))
+    before.sources |= dict.fromkeys(job.forced, FORCED)
+    if other_cluster:
+        for name in ("template", "launcher", *job.site_values):
+            before.values.pop(name, None)
+            before.sources.pop(name, None)
+    else:
+        before.put("cluster", job.cluster, str(run.job))
+    return before
 
 
 def has_saved(run: RunDir) -> bool:

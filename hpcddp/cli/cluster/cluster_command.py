@@ -12,6 +12,7 @@ import click
 
 from hpcddp.cli.cluster import cluster_tables
 from hpcddp.cli.terminal import say, tables
+from hpcddp.errors import ClusterError
 
 SCHEMA_VERSION = 1
 
@@ -74,10 +75,19 @@ def list_(as_json: bool) -> None:
         profiles = [{"name": name, "path": str(path)} for name, path in rows.items()]
         click.echo(json.dumps({"schema_version": SCHEMA_VERSION, "profiles": profiles}))
         return
-    texts = [(name, clusters.read(path).cluster.description, str(path))
-             for name, path in rows.items()]  # fmt: skip
+    texts = [(name, _description(path), str(path)) for name, path in rows.items()]
     for line in tables.table([("NAME", "DESCRIPTION", "FILE"), *texts]):
         click.echo(line)
+
+
+def _description(path: Path) -> str:
+    """The description in a profile, or why it cannot be used."""
+    from hpcddp.planning import clusters
+
+    try:
+        return clusters.read(path).cluster.description
+    except ClusterError as error:
+        return f"invalid: {error.what}"
 
 
 @cluster.command()

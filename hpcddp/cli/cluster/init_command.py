@@ -14,7 +14,7 @@ from hpcddp.errors import UserError
 from hpcddp.sizes import parse_count, parse_nodes
 
 if TYPE_CHECKING:
-    from hpcddp.planning.project.new_job import NewJob
+    from hpcddp.planning.project.new_job import JobSize, NewJob
     from hpcddp.planning.project.project_look import ScriptFile
     from hpcddp.planning.site.detected import Detected
     from hpcddp.planning.site.site_facts import SiteFacts
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("script", required=False, type=click.Path())
 @click.option("--nodes", "-N", metavar="N", help="Number of nodes, or a range such as 1-4.")
-@click.option("--gpus", metavar="N", help="GPUs per node.  [default: those of a node]")
+@click.option("--gpus", metavar="GPUS", help="GPUs per node: 4, or a100:4.  [default: all]")
 @click.option("--yes", "-y", is_flag=True, help="Ask nothing.")
 @click.option("--force", is_flag=True, help="Replace files that differ.")
 def init(script: str | None, nodes: str | None, gpus: str | None, yes: bool, force: bool) -> None:
@@ -37,12 +37,13 @@ def init(script: str | None, nodes: str | None, gpus: str | None, yes: bool, for
     from hpcddp.planning.project import new_job
 
     parse_nodes(nodes or "1", where="--nodes")  # before anything is written
-    parse_count(gpus or "1", "GPUs per node", where="--gpus")
+    kind, _, each = (gpus or "").rpartition(":")
+    parse_count(each or "1", "GPUs per node", where="--gpus")
     ask = not yes and sys.stdin.isatty() and sys.stdout.isatty()
     chosen = _script(script, Path.cwd(), ask)
     site = _cluster()
-    count, each, device = _size(site.facts if site else None, nodes, gpus, ask)
-    job = new_job.of(chosen, Path.cwd(), nodes=count, gpus=each, device=device)
+    size = _size(site.facts if site else None, nodes, each or None, kind, ask)
+    job = new_job.of(chosen, Path.cwd(), size)
     _check(job, force)
     if site:
         _write_profile(site)
@@ -56,14 +57,9 @@ def _script(named: str | None, folder: Path, ask: bool) -> ScriptFile:
     """The script to run: as named, or chosen, or the likeliest one."""
     from hpcddp.planning.project import project_look
 
-    rows = project_look.candidates(folder)
     if named is not None:
-        path = Path(os.path.normpath(folder / named))
-        if not path.is_file():
-            raise UserError(f"script {named!r} not found", where="SCRIPT", hint="check the path")
-        relative = Path(os.path.relpath(path, folder))
-        known = (row for row in rows if row.path == relative)
-        return next(known, project_look.ScriptFile(relative, "Python"))
+        return project_look.named(folder, named)
+    rows = project_look.candidates(folder)
     if not rows:
         hint = "name it: `hpcddp init SCRIPT`"
         raise UserError("no script that trains with torch here", where=str(folder), hint=hint)
@@ -100,9 +96,10 @@ def _write_profile(site: Detected) -> None:
 
 
 def _size(
-    facts: SiteFacts | None, nodes: str | None, gpus: str | None, ask: bool
-) -> tuple[str, int, str]:
-    """Nodes, GPUs of each, and the device of the ranks."""
+    facts: SiteFacts | None, nodes: str | None, gpus: str | None, kind: str, ask: bool
+) -> JobSize:
+    """Nodes, GPUs of each and their type, and the device of the ranks."""
+    from hpcddp.planning.project.new_job import JobSize
     from hpcddp.planning.site import choices
 
     most, each = choices.usual_size(facts) if facts else (1, 1)
@@ -115,7 +112,7 @@ def _size(
         what = "processes per node" if device else "GPUs per node"
         gpus = click.prompt(what, default=gpus) if ask else gpus
     number = parse_count(gpus, "GPUs per node", where="--gpus")
-    return str(parse_nodes(nodes, where="--nodes")), number, device
+    return JobSize(parse_nodes(nodes, where="--nodes"), number, kind, device)
 
 
 def _check(job: NewJob, force: bool) -> None:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 from hpcddp.keys import toml_text
 from hpcddp.planning import jobfile, key_schema
 from hpcddp.planning.project.project_look import TASK, ScriptFile
 from hpcddp.rundir import write_text
-from hpcddp.spec import KEYS
+from hpcddp.sizes import NodeRange
+from hpcddp.spec import KEYS, JobSpec
 
 SCHEMA = "job.schema.json"
 HEAD = """\
@@ -26,6 +28,21 @@ PAGES = {
     "Lightning": "docs/howto/lightning.md",
     "Accelerate": "docs/howto/accelerate.md",
 }
+
+
+class JobSize(NamedTuple):
+    """The size of a job.
+
+    Args:
+        gpus: per node; on CPUs, processes per node.
+        gpu_type: "" for any.
+        device: "" for the default.
+    """
+
+    nodes: NodeRange
+    gpus: int
+    gpu_type: str = ""
+    device: str = ""
 
 
 @dataclass(frozen=True)
@@ -58,20 +75,18 @@ class NewJob:
         write_text(self.path, self.text)
 
 
-def of(candidate: ScriptFile, folder: Path, *, nodes: str, gpus: int, device: str = "") -> NewJob:
+def of(candidate: ScriptFile, folder: Path, size: JobSize) -> NewJob:
     """The job file for a script or a task module.
 
     Args:
         folder: of the project.
-        gpus: per node; on CPUs, processes per node.
-        device: "" for the default.
     """
     name = jobfile.command_layer([str(candidate.path)]).values["name"]
-    lines = "".join(_lines(candidate, {"nodes": nodes, "gpus": gpus, "device": device}))
+    lines = "".join(_lines(candidate, size))
     return NewJob(folder / "jobs" / f"{name}.toml", HEAD.format(schema=SCHEMA) + lines)
 
 
-def _lines(candidate: ScriptFile, sizes: dict[str, Any]) -> Iterator[str]:
+def _lines(candidate: ScriptFile, size: JobSize) -> Iterator[str]:
     """The lines of the file."""
     if candidate.kind == TASK:
         yield f"task = {_quoted(f'../{candidate.path}')}\n"
@@ -79,17 +94,27 @@ def _lines(candidate: ScriptFile, sizes: dict[str, Any]) -> Iterator[str]:
         words = ", ".join(map(_quoted, candidate.command))
         yield f"command = [{words}]  # each rank runs it\n"
     comments = {"nodes": "or a range: 1-4", "gpus": "per node, one rank each"}
-    if sizes["device"] == "cpu":
+    if size.device == "cpu":
         comments["gpus"] = "processes per node, on CPUs"
-    for name, value in sizes.items():
+    for name, value in size._replace(nodes=str(size.nodes))._asdict().items():
         if value:
             text = _quoted(value) if isinstance(value, str) else toml_text(value)
             yield f"{name} = {text}" + (f"  # {comments[name]}\n" if name in comments else "\n")
+    if candidate.kind == TASK and (batch := _batch(size)):
+        yield f"global_batch = {batch}  # samples of a step; it divides over all ranks\n"
     if candidate.kind == "Horovod":
         yield 'launcher = "horovod"\n'
     if candidate.outside:
         named = ", ".join(candidate.outside[:3])
         yield f"snapshot = false  # it reads {named}, outside of the project: no copy of the code\n"
+
+
+def _batch(size: JobSize) -> int:
+    """A global batch that divides over the ranks of each number of nodes; 0 if the default one
+    does."""
+    ranks = math.lcm(*(n * size.gpus for n in range(size.nodes.min, size.nodes.max + 1)))
+    usual = JobSpec().global_batch
+    return 0 if usual % ranks == 0 else -(-usual // ranks) * ranks
 
 
 def _quoted(text: str) -> str:

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from hpcddp.errors import UserError
+
 MOST = 400  # files that are read
 LARGEST = 10**6  # bytes of a file that is read
 DEPTH = 2  # folders below the project
@@ -23,6 +25,7 @@ IMPORTS = {
     "torch": ("torch",),
 }
 TASK = "task"  # a module of hpcddp's own form
+SHELL = "shell"  # a script that is no Python
 TASK_PARTS = {"model", "dataset", "loss"}
 
 
@@ -32,7 +35,7 @@ class ScriptFile:
 
     Args:
         path: from the project folder.
-        kind: a name in IMPORTS, or `task`.
+        kind: a name in IMPORTS, `task` or `shell`.
         outside: relative paths in it that lead out of the project, and exist.
     """
 
@@ -43,13 +46,31 @@ class ScriptFile:
     @property
     def command(self) -> list[str]:
         """The command that runs it."""
-        return ["python", str(self.path)]
+        if self.kind != SHELL:
+            return ["python", str(self.path)]
+        return ["bash", str(self.path)] if self.path.suffix == ".sh" else [f"./{self.path}"]
 
 
 def candidates(folder: Path) -> list[ScriptFile]:
     """The scripts and task modules of a project, the likeliest first."""
     rows = (_look(folder, path) for path in _files(folder))
     return sorted(filter(None, rows), key=_rank)
+
+
+def named(folder: Path, name: str) -> ScriptFile:
+    """The script that a user names.
+
+    Raises:
+        UserError: there is none, or it lies outside of the project.
+    """
+    path = Path(os.path.normpath(folder / name))
+    if not path.is_file():
+        raise UserError(f"script {name!r} not found", where="SCRIPT", hint="check the path")
+    if not path.is_relative_to(folder):
+        hint = "go to the project's folder first, or submit it with `hpcddp submit -- COMMAND`"
+        raise UserError(f"{name} is outside of this folder", where="SCRIPT", hint=hint)
+    kind = "Python" if path.suffix == ".py" else SHELL
+    return _look(folder, path) or ScriptFile(path.relative_to(folder), kind)
 
 
 def _rank(row: ScriptFile) -> tuple[int, int, int, str]:

@@ -43,6 +43,11 @@ class ClusterNow:
         return [row for row in self.partitions
                 if row.name in names or (names == [""] and row.default)]  # fmt: skip
 
+    def cpu_limit(self, job: JobSpec) -> int | None:
+        """Most CPUs of a node that the job's partitions give a job; None for no limit."""
+        limits = [row.max_cpus_per_node for row in self.wanted(job)]
+        return min((limit for limit in limits if limit), default=None)
+
 
 def read(job: JobSpec, config: dict[str, str] | None = None) -> ClusterNow:
     """Ask Slurm.

@@ -18,6 +18,7 @@ from hpcddp.rundir import write_text
 from hpcddp.slurm import sbatch
 
 NAME = re.compile(r"[A-Za-z0-9][\w.+-]*")
+TAKEN = ("auto", "local", "slurm")  # values of --cluster with a meaning of their own
 
 
 @dataclass(frozen=True)
@@ -72,15 +73,25 @@ def detect(
     values = choices.of(facts)
     if tries:
         values = _tried(facts, values)
+    if before and (not tries or "trials" in facts.unread):
+        facts.tried = before.tried
     unknown = choices.unread(facts)
     values = [row for row in values if row.key not in unknown]
     if not tries or "trials" in facts.unread:
         unknown |= choices.BY_TRIALS
     written = profile_writer.write(
-        facts.cluster, values, notes=facts.tried, present=present, unknown=unknown,
+        facts.cluster, values, notes=_notes(facts), present=present, unknown=unknown,
         earlier=before.written if before else None, force=force, where=str(path),
     )  # fmt: skip
     return Detected(path, facts, present, written)
+
+
+def _notes(facts: SiteFacts) -> list[str]:
+    """The lines about trials and gaps in the head of a profile."""
+    tries, gaps = profile_writer.MARKS
+    rows = [f"{tries}{text}" for text in facts.tried]
+    gone = ((part, why) for part, why in facts.unread.items() if why != choices.NO_ACCOUNTING)
+    return rows + [f"{gaps}{part} ({' '.join(why.split())})" for part, why in gone]
 
 
 def _before(path: Path) -> SiteFacts | None:
@@ -105,6 +116,9 @@ def _tried(facts: SiteFacts, guesses: list[Choice]) -> list[Choice]:
 
 def _path(name: str, environ: Mapping[str, str]) -> Path:
     """The file of a profile in the user's folder."""
+    if name in TAKEN:
+        hint = "give it another one: `hpcddp cluster detect NAME`"
+        raise ClusterError(f"{name} is a name of hpcddp's own", where="NAME", hint=hint)
     if not NAME.fullmatch(name):
         hint = "give it another one: `hpcddp cluster detect NAME`"
         raise ClusterError(f"invalid name of a profile: {name!r}", where="NAME", hint=hint)

@@ -57,8 +57,8 @@ def _partitions(facts: SiteFacts) -> None:
 
 
 def _samples(facts: SiteFacts) -> None:
-    names = dict.fromkeys(first_host(kind.hosts) for kind in facts.kinds if kind.hosts)
-    facts.samples = node_samples.read(list(names))
+    hosts = {kind.shape: first_host(kind.hosts) for kind in facts.kinds if kind.hosts}
+    facts.samples = node_samples.read(list(dict.fromkeys(hosts.values())))
 
 
 def _accounts(facts: SiteFacts) -> None:

@@ -23,8 +23,9 @@ HEAD = f"""\
 # Profile of the Slurm cluster {{cluster}}, from what Slurm says of it.
 # Change what you like: a later `hpcddp cluster detect` keeps your changes.
 # `hpcddp config --explain` explains the keys.
-
 """
+# The first words of the lines that each detection writes anew.
+MARKS = ("# sbatch --test-only ", "# unknown: ")
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,8 @@ def write(
     """The text of a profile.
 
     Args:
-        notes: lines for the head of a new profile.
+        notes: lines for the head of the profile, each with a mark of MARKS; they replace the last
+            ones.
         present: the text that is there; "" for none.
         earlier: the values that were written last; None if a person made the file.
         force: replace what a person changed.
@@ -88,7 +90,14 @@ def write(
             _put(document, choice)
         values[choice.key] = choice.value
     _drop_gone(document, mine, {*unknown, *(choice.key for choice in choices)})
-    return Written(document.as_string(), values, tuple(kept))
+    return Written(_noted(document.as_string(), notes), values, tuple(kept))
+
+
+def _noted(text: str, notes: Sequence[str]) -> str:
+    """A profile with these notes after the comments of its head, in place of the last ones."""
+    lines = [line for line in text.splitlines(keepends=True) if not line.startswith(MARKS)]
+    head = next((i for i, line in enumerate(lines) if not line.startswith("#")), len(lines))
+    return "".join([*lines[:head], *(f"{note}\n" for note in notes), *lines[head:]])
 
 
 def _parsed(text: str, where: str) -> TOMLDocument:
@@ -116,7 +125,7 @@ def _new(cluster: str, choices: Sequence[Choice], notes: Sequence[str]) -> str:
     import tomlkit
 
     text, table = HEAD.format(cluster=cluster), ""
-    text += "".join(f"# sbatch --test-only {note}\n" for note in notes) + "\n" * bool(notes)
+    text += "".join(f"{note}\n" for note in notes) + "\n"
     for choice in sorted(choices, key=lambda row: row.key.rpartition(".")[0]):
         own, _, name = choice.key.rpartition(".")
         text += f"\n[{own}]\n" if own != table else ""

@@ -33,7 +33,7 @@ class SiteFacts:
         version: of Slurm.
         read: when, in seconds since the epoch.
         config: the settings of slurm.conf(5) that matter here.
-        samples: one node of each kind, by name.
+        samples: one node of each shape, by name.
         default_account: the user's; "" for none, or without accounting.
         switches: number of leaf switches or blocks of the topology; 0 if Slurm has none.
         unread: what could not be read -> the reason.
@@ -73,8 +73,10 @@ class SiteFacts:
         return [kind for kind in self.kinds if kind.partition == partition]
 
     def sample(self, kind: NodeKind) -> NodeSample | None:
-        """The node of a kind that was asked."""
-        return self.samples.get(first_host(kind.hosts)) if kind.hosts else None
+        """The node that was asked of those of this shape."""
+        alike = (row for row in self.kinds if row.shape == kind.shape and row.hosts)
+        rows = (self.samples.get(first_host(row.hosts)) for row in alike)
+        return next((row for row in rows if row), None)
 
 
 def path_of(profile: Path) -> Path:

@@ -168,7 +168,7 @@ def _reason(name: str, trials: Sequence[Verdict]) -> str:
     if any(trial.accepted for trial in without):
         return "guess: for ordinary jobs; your default one is for trials"
     words = without[-1].said if without else ""
-    return f"sbatch refused a job without it: {words}"
+    return f"guess: sbatch refused a job without it: {words}"
 
 
 def applied(guesses: Sequence[Choice], trials: Sequence[Verdict]) -> list[Choice]:

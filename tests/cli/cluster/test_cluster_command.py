@@ -1,5 +1,6 @@
 import json
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import recorded
@@ -72,10 +73,42 @@ def test_list_names_each_profile(site: Site, cluster: Command) -> None:
     assert names == ["local", "slurm", "mine"]
 
 
+def test_list_shows_what_is_wrong_with_a_profile(site: Site, cluster: Command) -> None:
+    folder = site.config / "hpcddp" / "clusters"
+    folder.mkdir(parents=True)
+    (folder / "broken.toml").write_text("nodez = 1\n")
+    done = cluster("list")
+    assert done.code == 0 and "invalid: unknown key 'nodez'" in done.out
+    assert "slurm" in done.out
+
+
+def test_the_head_of_the_profile_has_the_trials_and_gaps_of_the_last_detection(
+    site: Site, cluster: Command
+) -> None:
+    cluster("detect")
+    profile = site.config / "hpcddp" / "clusters" / "plain.toml"
+    tried = [line for line in profile.read_text().splitlines() if "--test-only" in line]
+    assert tried == [
+        "# sbatch --test-only --partition=gpu --account=vision --qos=gpu "
+        "--gpus-per-node=a100:1: accepted"
+    ]
+    path = site.bin / "scontrol"
+    path.write_text(
+        path.read_text().replace("*'show reservation'*)", "*'show reservation'*) exit 1;")
+    )
+    cluster("detect", "--no-trials")
+    head = profile.read_text().split("\n\n")[0].splitlines()
+    assert head[-2:] == [*tried, "# unknown: reservations (scontrol: no message)"]
+    assert profile.read_text().count("# unknown") == 1
+    cluster("detect", "--no-trials")
+    assert profile.read_text().count("# unknown") == 1
+
+
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
         (["detect", "../x"], 2, "invalid name of a profile: '../x'"),
+        (["detect", "local"], 2, "local is a name of hpcddp's own"),
         (["show", "nowhere"], 2, "unknown cluster 'nowhere'"),
         (["check", "none.toml"], 2, "no such file"),
         (["detekt"], 2, "did you mean detect?"),
@@ -107,20 +140,25 @@ def test_damaged_facts_are_read_again_and_lose_no_change(site: Site, cluster: Co
     assert profile.read_text() == mine
 
 
+def values(profile: Path) -> list[str]:
+    """The lines of a profile with values."""
+    return [line for line in profile.read_text().splitlines() if not line.startswith("#")]
+
+
 @pytest.mark.parametrize("program", ["sinfo", "sacctmgr"])
 def test_what_could_not_be_read_changes_no_value(
     site: Site, cluster: Command, program: str
 ) -> None:
     cluster("detect")
     profile = site.config / "hpcddp" / "clusters" / "plain.toml"
-    before = profile.read_text()
+    whole, before = profile.read_text(), values(profile)
     kept = (site.bin / program).read_text()
     site.program(program, "echo 'Unable to contact x' >&2; exit 1")
     done = cluster("detect")
-    assert done.code == 0 and "note: unknown: " in done.err and profile.read_text() == before
+    assert done.code == 0 and "note: unknown: " in done.err and values(profile) == before
     site.program(program, kept.split("\n", 1)[1])
-    assert cluster("detect").code == 0 and profile.read_text() == before
-    assert cluster("detect", "--no-trials").code == 0 and profile.read_text() == before
+    assert cluster("detect").code == 0 and profile.read_text() == whole
+    assert cluster("detect", "--no-trials").code == 0 and profile.read_text() == whole
 
 
 def test_no_slurm_is_exit_code_3(site: Site, hpcddp: Command) -> None:

@@ -107,6 +107,21 @@ def test_a_task_module_gets_a_job_of_two_files(project: Site, hpcddp: Command) -
     assert values["task"] == "../mine.py"
 
 
+def test_a_shell_script_can_be_named(project: Site, hpcddp: Command) -> None:
+    project.write("go.sh", "python train.py --lr 0.1\n")
+    assert hpcddp("init", "go.sh", "--gpus", "a100:2").code == 0
+    values = tomllib.loads((project.folder / "jobs" / "go.toml").read_text())
+    assert values == {"command": ["bash", "go.sh"], "nodes": "2", "gpus": 2, "gpu_type": "a100"}
+
+
+def test_the_batch_of_a_task_divides_over_its_ranks(project: Site, hpcddp: Command) -> None:
+    task = "def model(): ...\ndef dataset(): ...\ndef loss(): ...\n"
+    project.write("task.py", task)
+    assert hpcddp("init", "task.py", "-N", "1-3", "--gpus", "4").code == 0
+    values = tomllib.loads((project.folder / "jobs" / "task.toml").read_text())
+    assert values["global_batch"] == 48  # for 4, 8 and 12 ranks; the default is 32
+
+
 def test_without_slurm_the_job_file_is_written_all_the_same(site: Site, hpcddp: Command) -> None:
     site.write("train.py", DDP)
     done = hpcddp("init", "--yes")
@@ -120,6 +135,7 @@ def test_without_slurm_the_job_file_is_written_all_the_same(site: Site, hpcddp: 
     ("words", "message"),
     [
         (["nothing.py"], "script 'nothing.py' not found"),
+        (["/etc/hostname"], "/etc/hostname is outside of this folder"),
         (["--nodes", "0"], "less than 1 node"),
         (["--gpus", "x"], "is not a number of GPUs per node"),
     ],

@@ -7,7 +7,9 @@ import pytest
 import recorded
 from sites import Outcome, Site
 
-from hpcddp.planning.site import fitting
+from hpcddp.planning.site.wanted import Wanted
+from hpcddp.sizes import NodeRange
+from hpcddp.spec import JobSpec
 
 Command = Callable[..., Outcome]
 HOUR = 3600
@@ -41,16 +43,16 @@ def facts(site: Site, change: Callable[[dict[str, Any]], object]) -> None:
          "use --time 00:30:00 or less"),
         (["--gpus", "a100:5"],
          "--gpus: 5 GPUs per node requested, but the nodes of partition gpu have 4 GPUs",
-         "use less, or another partition"),
+         "use --gpus 4 or fewer, or another partition"),
         (["--gpus", "v100:2"],
          "--gpus: GPUs of the type v100 requested, but the nodes of partition gpu have a100, h100",
-         "use less, or another partition"),
+         "use one of these types, or another partition"),
         (["--gpus", "h100:8", "-N", "3"],
          "--nodes: 3 nodes requested, but partition gpu has 2 with what the job asks for",
          "use --nodes 2 or fewer"),
         (["--mem", "600G"],
          "--mem: 600G of memory per node requested, but the nodes of partition gpu have 503 GB",
-         "use less, or another partition"),
+         "use --mem 515000M or less"),
         (["-A", "speech"], "--account: account 'speech' is none of yours", "known accounts:"),
         (["-q", "normal"], "--qos: QOS normal may not be used in partition gpu",
          "use one of gpu, gpu_long"),
@@ -141,14 +143,110 @@ def test_the_clusters_gpu_type_does_not_follow_into_another_partition(
     assert "partition new has no a100, the cluster's usual GPU: any type does" in done.err
 
 
-def test_limits_of_account_and_qos_count_over_all_nodes(site: Site, submit: Command) -> None:
-    def change(data: dict[str, Any]) -> None:
-        next(row for row in data["qos"] if row["name"] == "gpu")["max_tres"] = {"gres/gpu": 8}
+def qos(data: dict[str, Any], name: str = "gpu") -> dict[str, Any]:
+    """The recorded row of a QOS."""
+    row: dict[str, Any] = next(row for row in data["qos"] if row["name"] == name)
+    return row
 
-    facts(site, change)
+
+def test_limits_of_account_and_qos_count_over_all_nodes(site: Site, submit: Command) -> None:
+    facts(site, lambda data: qos(data).update(max_tres={"gres/gpu": 8}))
     assert submit("-N", "2", "--gpus", "4").code == 0
     done = submit("-N", "3", "--gpus", "4")
+    assert done.code == 2, done.err
+    assert "12 GPUs requested, but QOS gpu allows a job 8" in done.err
+    assert "the job would wait for ever: use at most 8, or another account or QOS" in done.err
+
+
+@pytest.mark.parametrize(
+    ("partition_qos", "flags", "owner"),
+    [
+        ("normal", [], "QOS normal of partition gpu allows a job 4"),
+        ("normal", ["OverPartQOS"], "QOS gpu allows a job 6"),
+        ("", [], "QOS gpu allows a job 6"),
+    ],
+)
+def test_the_first_limit_in_slurms_order_counts(
+    site: Site, submit: Command, partition_qos: str, flags: list[str], owner: str
+) -> None:
+    def change(data: dict[str, Any]) -> None:
+        qos(data).update(max_tres={"gres/gpu": 6}, flags=flags)
+        qos(data, "normal").update(max_tres={"gres/gpu": 4})
+
+    facts(site, change)
+    if partition_qos:
+        answer(site, "scontrol", f"s/\\(PartitionName=gpu .*\\)QoS=N.A/\\1QoS={partition_qos}/")
+    done = submit("-N", "2", "--gpus", "4")
+    assert done.code == 2 and f"8 GPUs requested, but {owner}" in done.err, done.err
+
+
+def test_a_limit_behind_an_unknown_one_is_a_note(site: Site, submit: Command) -> None:
+    answer(site, "scontrol", "s/\\(PartitionName=gpu .*\\)QoS=N.A/\\1QoS=secret/")
+    facts(site, lambda data: qos(data).update(max_tres={"gres/gpu": 8}))
+    done = submit("-N", "3", "--gpus", "4")
     assert done.code == 0 and "12 GPUs requested, but QOS gpu allows a job 8" in done.err
+
+
+def test_limits_that_slurm_does_not_enforce_do_not_count(site: Site, submit: Command) -> None:
+    def change(data: dict[str, Any]) -> None:
+        data["config"].update(AccountingStorageEnforce="associations")
+        qos(data).update(max_tres={"gres/gpu": 8})
+
+    facts(site, change)
+    done = submit("-N", "3", "--gpus", "4")
+    assert done.code == 0 and "allows a job" not in done.err
+
+
+def test_a_qos_lifts_the_time_limit_of_its_partition(site: Site, submit: Command) -> None:
+    facts(site, lambda data: qos(data).update(flags=["PartitionTimeLimit"], max_wall=""))
+    assert submit("-t", "3-00:00:00").code == 0
+    done = submit("-t", "3-00:00:00", "-q", "gpu_long", "-A", "vision")
+    assert done.code == 2  # that one has no such flag
+
+
+def test_a_qos_may_require_gpus(submit: Command) -> None:
+    done = submit("--procs", "4")
+    assert done.code == 2 and "0 GPUs requested, but QOS gpu requires 1 of a job" in done.err
+
+
+def answer(site: Site, program: str, change: str) -> None:
+    """Change what a program of Slurm prints, by a command of sed."""
+    path = site.bin / program
+    if not (site.bin / "sed").exists():
+        (site.bin / "sed").symlink_to("/usr/bin/sed")
+    path.write_text(path.read_text().replace("cat", f"sed '{change}'"))
+
+
+@pytest.mark.parametrize(
+    ("change", "words", "what"),
+    [
+        ("s/MinNodes=0/MinNodes=2/", ["-N", "1"], "but a job of partition gpu has at least 2"),
+        ("s/MaxMemPerNode=UNLIMITED/MaxMemPerNode=100000/", ["--mem", "200G"],
+         "200G of memory per node requested, but partition gpu allows 100000 MB"),
+        ("s/State=UP/State=DRAIN/", [], "partition gpu is DRAIN: it accepts no jobs"),
+        ("s/State=UP/State=INACTIVE/", [], "partition gpu is INACTIVE: it accepts no jobs"),
+    ],
+)  # fmt: skip
+def test_limits_of_a_partition(
+    site: Site, submit: Command, change: str, words: list[str], what: str
+) -> None:
+    answer(site, "scontrol", change)
+    done = submit(*words)
+    assert done.code == 2 and what in done.err, done.err
+
+
+def test_a_job_for_another_cluster_is_not_judged_by_this_one(submit: Command) -> None:
+    done = submit("--sbatch", "clusters=other", "-p", "elsewhere")
+    assert "elsewhere" not in done.err, done.err
+
+
+def test_ranks_get_the_cpus_that_their_partition_gives(site: Site, submit: Command) -> None:
+    answer(site, "scontrol", "s/MaxCPUsPerNode=UNLIMITED/MaxCPUsPerNode=16/")
+    done = submit("--gpus", "4")
+    assert done.code == 0, done.err
+    assert "#SBATCH --cpus-per-task=4\n" in done.out
+    forced = submit("--gpus", "4", "--sbatch", "cpus-per-task=8")
+    assert "32 CPUs per node requested, but partition gpu allows 16" in forced.err
 
 
 def test_a_job_that_runs_into_maintenance_is_told_that_it_waits(
@@ -163,6 +261,24 @@ def test_a_job_that_runs_into_maintenance_is_told_that_it_waits(
     assert "maintenance" not in submit().err  # the partition's default limit is an hour
 
 
+def test_maintenance_that_has_begun_makes_a_job_wait(site: Site, submit: Command) -> None:
+    start = time.time() - HOUR
+    facts(site, lambda data: data["reservations"][0].update(start=start, end=start + 3 * HOUR))
+    assert ": the job waits for its end" in submit("-t", "0:10:00").err
+
+
+def test_maintenance_of_some_nodes_leaves_the_others(site: Site, submit: Command) -> None:
+    start = time.time() + HOUR
+
+    def change(data: dict[str, Any]) -> None:
+        data["reservations"][0].update(start=start, end=start + HOUR, hosts="g[1-11]")
+
+    facts(site, change)
+    job = ("--gpus", "a100:4", "-t", "3:00:00")
+    assert "maintenance" not in submit(*job, "-N", "1").err
+    assert "note: maintenance of g[1-11] from " in submit(*job, "-N", "2").err
+
+
 def test_nodes_that_are_down_make_a_job_wait(site: Site, submit: Command) -> None:
     rows = (recorded.CLUSTERS / "plain" / "sinfo").read_text().replace("gpu|idle", "gpu|down*")
     site.program("sinfo", f"cat <<'E'\n{rows}E")
@@ -171,9 +287,7 @@ def test_nodes_that_are_down_make_a_job_wait(site: Site, submit: Command) -> Non
 
 
 def test_a_partition_that_is_down_makes_a_job_wait(site: Site, submit: Command) -> None:
-    path = site.bin / "scontrol"
-    (site.bin / "sed").symlink_to("/usr/bin/sed")
-    path.write_text(path.read_text().replace("cat", "sed s/State=UP/State=DOWN/"))
+    answer(site, "scontrol", "s/State=UP/State=DOWN/")
     done = submit()
     assert done.code == 0 and "partition gpu is DOWN: the job waits until it is up" in done.err
 
@@ -188,13 +302,9 @@ def test_what_slurm_does_not_say_refuses_nothing(site: Site, submit: Command) ->
 
 
 def test_memory_is_read_as_sbatch_reads_it() -> None:
-    from hpcddp.planning.site.fitting import Wanted
-    from hpcddp.sizes import NodeRange
-    from hpcddp.spec import JobSpec
-
     for text, megabytes in (("4000", 4000), ("64G", 65536), ("1T", 1048576), ("0", 0), ("", 0)):
         job = JobSpec(slurm={"mem": text} if text else {})
-        assert fitting._memory(Wanted(job, {}, NodeRange(1, 1), 1, "", 1)) == megabytes
+        assert Wanted(job, {}, NodeRange(1, 1), 1, "", 1).memory_mb == megabytes
 
 
 def test_a_dry_run_says_what_an_attempt_may_cost(submit: Command) -> None:
@@ -203,3 +313,20 @@ def test_a_dry_run_says_what_an_attempt_may_cost(submit: Command) -> None:
     assert "GPU hours" not in submit("--procs", "4", "-t", "3:00:00", "-p", "cpu", "-q", "normal",
                                      "-A", "biology").err  # fmt: skip
     assert json.loads(submit("--gpus", "4", "--json").out)["gpu_hours"] == 4  # the default limit
+
+
+def test_a_resume_keeps_what_was_forced_and_drops_the_values_of_the_old_cluster(
+    site: Site, submit: Command, hpcddp: Command
+) -> None:
+    forced = ("--sbatch", "time=3-00:00:00", "--set", "global_batch=110880")
+    made = hpcddp("render", "toy", *forced)
+    assert made.code == 0, made.err
+    run = next(site.runs.iterdir()).name
+    again = hpcddp("resume", run, "--dry-run")
+    assert again.code == 0, again.err
+    assert "note: time limit 3-00:00:00 requested, but partition gpu allows 2-00:00:00" in again.err
+    assert "#SBATCH --partition=gpu\n" in again.out
+    other = hpcddp("resume", run, "--dry-run", "--cluster", "slurm", "--json")
+    assert other.code == 0, other.err
+    values = json.loads(other.out)["changes"]
+    assert values["slurm.partition"] == ["gpu", None] and "slurm.time" not in values

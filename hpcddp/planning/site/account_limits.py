@@ -1,0 +1,135 @@
+"""Before submission: the account and QOS of a job, and their limits.
+
+Slurm applies the first limit that is set, in this order: the QOS of the partition, that of the job
+(before it, if that one has the flag OverPartQOS), the association of the user
+(https://slurm.schedmd.com/resource_limits.html).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from hpcddp.keys import nearest
+from hpcddp.planning.site import job_qos
+from hpcddp.planning.site.site_facts import SiteFacts
+from hpcddp.planning.site.wanted import Problem, Wanted
+from hpcddp.slurm import time_limit
+from hpcddp.slurm.accounts import Association, Qos
+from hpcddp.slurm.partitions import Partition
+
+UNITS = {"node": "nodes", "gres/gpu": "GPUs", "cpu": "CPUs", "mem": "MB of memory"}
+KEYS = {"node": "nodes", "cpu": "cpus-per-task", "mem": "mem"}  # others: gpus
+# Fields with limits, and whose jobs share them.
+SHARED = {"max_tres": "a job", "user_tres": "all jobs of a user", "group_tres": "all its jobs"}
+FOR_EVER = "the job would wait for ever: "
+
+
+class Owner(NamedTuple):
+    """What has limits; `row` is None if they are unknown."""
+
+    name: str
+    row: Association | Qos | None
+
+
+def check(wanted: Wanted, partition: Partition | None, facts: SiteFacts) -> Iterator[Problem]:
+    """Problems with the account, the QOS and their limits.
+
+    Args:
+        partition: of the job; None if it may run in several, or in one that is unknown.
+    """
+    yield from _account(wanted, facts)
+    owners = list(_owners(wanted, partition, facts))
+    enforced = job_qos.enforced(facts, "limits")
+    if enforced is False:
+        return
+    for problem in (*_least(wanted, owners), *_most(wanted, owners), *_wall(wanted, owners)):
+        sure = problem.sure and bool(enforced)
+        yield Problem(problem.what, problem.key, problem.hint, sure=sure)
+
+
+def _account(wanted: Wanted, facts: SiteFacts) -> Iterator[Problem]:
+    """An account that is none of the user's, a QOS that the account may not use."""
+    account, own = wanted.option("account"), {row.account for row in facts.associations}
+    if account and own and account not in own:
+        hint = nearest(account, own, what="account")
+        sure = bool(job_qos.enforced(facts, "associations"))
+        yield Problem(f"account {account!r} is none of yours", "account", hint, sure=sure)
+    used = job_qos.account(wanted, facts)
+    may = {name for row in facts.associations if row.account == used for name in row.qos}
+    qos, known = wanted.option("qos"), {row.name for row in facts.qos}
+    if qos and may and qos in known and qos not in may:  # a plugin may know other names
+        what = f"QOS {qos!r} may not be used with account {used}"
+        hint = nearest(qos, may, what="QOS")
+        yield Problem(what, "qos", hint, sure=bool(job_qos.enforced(facts, "qos")))
+
+
+def _owners(wanted: Wanted, partition: Partition | None, facts: SiteFacts) -> Iterator[Owner]:
+    """Those whose limits count, in Slurm's order."""
+    name = job_qos.name_of(wanted, facts)
+    job = Owner(f"QOS {name}" if name else "the job's QOS", job_qos.row_of(name, facts))
+    of_partition = Owner("the QOS of its partition", None)
+    if partition:
+        own = partition.own_qos
+        of_partition = Owner(f"QOS {own} of partition {partition.name}", job_qos.row_of(own, facts))
+    first = isinstance(job.row, Qos) and "OverPartQOS" in job.row.flags
+    yield from (job, of_partition) if first else (of_partition, job)
+    if facts.associations:
+        rows = job_qos.associations(wanted, facts)
+        row = rows[0] if len(rows) == 1 else None
+        yield Owner(f"account {job_qos.account(wanted, facts)}", row)
+
+
+def _first(owners: list[Owner], field: str, name: str) -> tuple[Owner, int, bool] | None:
+    """The limit that counts, whose it is, and whether nothing unknown comes before it."""
+    sure = True
+    for owner in owners:
+        if owner.row is None:
+            sure = False
+        elif (limit := getattr(owner.row, field, {}).get(name)) is not None:
+            return owner, limit, sure
+    return None
+
+
+def _unit(name: str) -> str:
+    return UNITS.get(name) or f"GPUs of the type {name.rpartition(':')[2]}"
+
+
+def _most(wanted: Wanted, owners: list[Owner]) -> Iterator[Problem]:
+    """More than a job can ever get."""
+    for name, count in wanted.tres().items():
+        for field, whose in SHARED.items():
+            limit = _first(owners, field, name)
+            if limit and count > limit[1]:
+                owner, most, sure = limit
+                what = f"{count} {_unit(name)} requested, but {owner.name} allows {whose} {most}"
+                hint = f"{FOR_EVER}use at most {most}, or another account or QOS"
+                yield Problem(what, KEYS.get(name, "gpus"), hint, sure)
+                break
+
+
+def _least(wanted: Wanted, owners: list[Owner]) -> Iterator[Problem]:
+    """Less than a QOS requires of a job."""
+    count = {"gres/gpu": 0} | wanted.tres()
+    for name in ("node", "gres/gpu", "cpu"):
+        limit = _first(owners, "min_tres", name)
+        asked = count.get(name, 0) // wanted.nodes.min * wanted.nodes.max
+        if limit and asked < limit[1]:
+            owner, least, sure = limit
+            what = f"{asked} {_unit(name)} requested, but {owner.name} requires {least} of a job"
+            hint = f"{FOR_EVER}use at least {least}, or another QOS"
+            yield Problem(what, KEYS.get(name, "gpus"), hint, sure)
+
+
+def _wall(wanted: Wanted, owners: list[Owner]) -> Iterator[Problem]:
+    """A longer time limit than a job may have. Slurm lowers the limit that it sets itself."""
+    sure = True
+    for owner in owners:
+        sure = sure and owner.row is not None
+        if owner.row and owner.row.max_wall:
+            longest = owner.row.max_wall
+            if wanted.option("time") and wanted.seconds > time_limit.seconds(longest, owner.name):
+                what = f"time limit {wanted.option('time')} requested, but {owner.name} allows "
+                hint = f"{FOR_EVER}use --time {longest} or less"
+                yield Problem(what + longest, "time", hint, sure)
+            return

@@ -1,0 +1,83 @@
+"""What a job asks of a cluster, and in what it does not fit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from hpcddp.sizes import NodeRange, bytes_of
+from hpcddp.slurm import time_limit
+from hpcddp.spec import JobSpec
+
+MB = 1024**2
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a job asks for.
+
+    Args:
+        gpus: per node; 0 if it requests none.
+        gpu_type: "" for any.
+        cpus: per node.
+    """
+
+    job: JobSpec
+    sources: Mapping[str, str]
+    nodes: NodeRange
+    gpus: int
+    gpu_type: str
+    cpus: int
+
+    def option(self, name: str) -> str:
+        """The value of an sbatch option; "" without one."""
+        return str(self.job.slurm.get(name, ""))
+
+    def source(self, name: str) -> str:
+        """Where a value was set."""
+        return self.sources.get(name) or self.sources.get(f"slurm.{name}") or name
+
+    @property
+    def partitions(self) -> list[str]:
+        """The names of its partitions; empty if it names none."""
+        return [name for name in self.option("partition").split(",") if name]
+
+    @property
+    def seconds(self) -> float:
+        """The time limit; infinity for none."""
+        return time_limit.seconds(self.option("time") or "0", self.source("time"))
+
+    @property
+    def memory_mb(self) -> int:
+        """Memory of each node in MB; 0 for none. As in sbatch, a number alone is MB."""
+        text = self.option("mem")
+        if not text or text == "0":
+            return 0
+        text = f"{text}M" if text.isdecimal() else text
+        return math.ceil(bytes_of(text, self.source("mem"), what="memory") / MB)
+
+    def tres(self) -> dict[str, int]:
+        """The least that the whole job asks for, by the names of Slurm; memory in MB."""
+        nodes, gpus = self.nodes.min, self.nodes.min * self.gpus
+        typed = {f"gres/gpu:{self.gpu_type}": gpus} if self.gpu_type else {}
+        rows = {"node": nodes, "gres/gpu": gpus, **typed, "cpu": nodes * self.cpus,
+                "mem": nodes * self.memory_mb}  # fmt: skip
+        return {name: count for name, count in rows.items() if count}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something in which a job does not fit.
+
+    Args:
+        what: of one line.
+        key: the value that is too much.
+        hint: what would fit.
+        sure: False for what only makes the job wait, and for what Slurm may see otherwise.
+    """
+
+    what: str
+    key: str
+    hint: str
+    sure: bool = True
