@@ -63,6 +63,7 @@ COMMANDS = {
     "config": Row("show", "Prepare", "Print or explain the keys of a job."),
     "strategies": Row("strategies", "Prepare", "Train with each strategy for a few steps."),
     "cluster": Row("cluster.cluster_command", "Cluster", "Describe a Slurm cluster in a profile."),
+    "doctor": Row("cluster.doctor_command", "Cluster", "Check this machine and some nodes."),
     "sandbox": Row("sandbox", "Cluster", "Start and stop a Slurm on this machine."),
     "rehearse": Row("rehearse", "Cluster", "Test how a job survives preemptions and failures."),
 }

@@ -1,0 +1,159 @@
+"""`hpcddp doctor`: check this machine and some nodes."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hpcddp.cli.options import flags, job_options_except, json_option, runs_option, runs_root
+from hpcddp.cli.terminal import say, tables
+from hpcddp.cli.terminal.sections import SectionCommand, option
+from hpcddp.sizes import size
+
+if TYPE_CHECKING:
+    from hpcddp.doctor.finding import Finding
+    from hpcddp.rundir import RunDir
+
+SCHEMA_VERSION = 1
+SCALE = " ▁▂▃▄▅▆▇█"
+OWN = ("`doctor` has a job of its own", "use `hpcddp submit` for a job of yours")
+REFUSED = dict.fromkeys(
+    ("--set", "--strategy", "--launcher", "--name", "--no-snapshot", "--start-from"), OWN
+)
+
+
+@click.command(cls=SectionCommand)
+@job_options_except(REFUSED)
+@option("Check", "--here", is_flag=True, help="Check this machine alone; submit nothing.")
+@option("Check", "--results", metavar="RUN", help="Print the results of an earlier check-up.")
+@json_option
+@runs_option
+def doctor(here: bool, results: str | None, as_json: bool, runs: str | None, **given: Any) -> int:
+    """Check this machine, then some nodes with a short job, and say what to do.
+
+    The job measures what training needs: GPUs, network, shared folder, clocks, the import of torch,
+    the speed of each rank and of the links between nodes. It takes about a minute once it runs.
+
+    The exit code is 1 if there is an error among the findings.
+    """
+    from hpcddp.doctor import diagnosis
+    from hpcddp.doctor import here as checks
+
+    root = runs_root(runs, new=True)
+    machine = checks.check(root) if results is None else None
+    if machine and not as_json:
+        for line in tables.fields(machine.rows, whole=["runs"]):
+            click.echo(line)
+    rows = list(machine.findings) if machine else []
+    measured: dict[str, Any] | None = None
+    if not here:
+        measured = _measured(root, results, given)
+        rows += diagnosis.of(measured)
+    if as_json:
+        findings = [row._asdict() for row in rows]
+        facts = dict(machine.rows) if machine else None
+        click.echo(json.dumps({"schema_version": SCHEMA_VERSION, "here": facts,
+                               "nodes": measured, "findings": findings}))  # fmt: skip
+    else:
+        for line in [*_network(measured or {}), *_findings(rows)]:
+            click.echo(line)
+    return int(any(row.level == "error" for row in rows))
+
+
+def _measured(root: Path, earlier: str | None, given: dict[str, Any]) -> dict[str, Any]:
+    """The results of an earlier check-up, or of a new one, which is waited for."""
+    from hpcddp.doctor import check_job
+    from hpcddp.submit import submission
+
+    if earlier is not None:
+        return check_job.results(submission.find(root, earlier))
+    run = _submitted(root, given)
+    _wait(run)
+    return check_job.results(run)
+
+
+def _submitted(root: Path, given: dict[str, Any]) -> RunDir:
+    """The new run of a check-up."""
+    from hpcddp.doctor import check_job
+    from hpcddp.planning import plan as plans
+    from hpcddp.planning.asked import Asked
+    from hpcddp.submit import prepare, submission
+
+    layer = check_job.layer(flags(given), os.environ)
+    plan = plans.make(Asked.read([layer], [], os.environ), environ=os.environ, folder=Path.cwd())
+    for note in plan.notes:
+        say.note(note)
+    run = prepare.new_run(plan, root)
+    job_id = submission.submit(plan, run, new=True)
+    say.note(f"checking {plan.nodes} x {plan.gpus} ranks: job {job_id}, run {run.name}")
+    return run
+
+
+def _wait(run: RunDir) -> None:
+    """Wait for the job; Ctrl-C leaves it running."""
+    from hpcddp.cli.terminal.follow import wait
+    from hpcddp.submit.status import Status
+
+    shown = ""
+
+    def seen(state: Status) -> None:
+        nonlocal shown
+        text = f"{state.state}: {state.reason}" if state.reason else state.state
+        if text != shown and not state.final:
+            say.note(text)
+        shown = text
+
+    try:
+        wait(run, lambda: None, seen)
+    except KeyboardInterrupt:
+        say.note(f"the job goes on; `hpcddp doctor --results {run.name}` prints its results")
+        raise
+
+
+def _findings(rows: Sequence[Finding]) -> Iterator[str]:
+    """The findings, with what to do."""
+    if not rows:
+        yield "no problems found"
+    for row in rows:
+        yield f"{row.level}: {row.where}: {row.what}"
+        yield from tables.wrapped(row.hint)
+
+
+def _network(measured: dict[str, Any]) -> Iterator[str]:
+    """All-reduce by size, the speed of the ranks, and a picture of the links between nodes."""
+    from hpcddp.doctor import diagnosis
+
+    if not measured:
+        return
+    rates = measured["rates"]
+    unit = "TFLOP/s" if max(rates) > 1e12 else "GFLOP/s"
+    low, high = (f(rates) / (1e12 if unit == "TFLOP/s" else 1e9) for f in (min, max))
+    yield f"\nspeed     {low:.3g} to {high:.3g} {unit} for each of {len(rates)} ranks"
+    if measured["all_reduce"]:
+        yield ""
+        head = ("ALL-REDUCE", "TIME", "BUS BANDWIDTH")
+        yield from tables.table([head, *diagnosis.table_of_sizes(measured)], right=(1, 2))
+    if len(measured["pairs"]) > 1:
+        yield ""
+        yield from _picture(measured)
+    yield ""
+
+
+def _picture(measured: dict[str, Any]) -> Iterator[str]:
+    """The bandwidth of each pair of nodes as a square of blocks."""
+    hosts = {row["node"]: row["host"] for row in measured["ranks"] if "host" in row}
+    speeds = {(a, b): speed for a, b, speed in measured["pairs"]}
+    fastest = max(speeds.values())
+    yield f"bandwidth between nodes ({SCALE[-1]} = {size(fastest)}/s)"
+    width = max(map(len, hosts.values()))
+    for node, host in sorted(hosts.items()):
+        cells = ""
+        for other in sorted(hosts):
+            speed = speeds.get((min(node, other), max(node, other)), 0.0)
+            cells += "·" if node == other else SCALE[round(speed / fastest * (len(SCALE) - 1))]
+        yield f"  {host:{width}} {cells}"

@@ -1,0 +1,103 @@
+"""`hpcddp doctor` on real nodes: healthy ones, and one that computes at half its speed."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from .desk import HPCDDP, Desk
+
+PULSE = 0.05  # seconds
+
+
+def ranks_of(node: str) -> list[int]:
+    """The process ids of the check-up's ranks on a node of the sandbox."""
+    pids = []
+    for folder in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if folder.name.isdecimal() and b"hpcddp.doctor.check_rank" in (
+                folder / "cmdline"
+            ).read_bytes().split(b"\0"):
+                names = (folder / "environ").read_bytes().split(b"\0")
+                if f"SLURMD_NODENAME={node}".encode() in names:
+                    pids.append(int(folder.name))
+    return pids
+
+
+@contextlib.contextmanager
+def throttled(node: str) -> Iterator[None]:
+    """Stop the ranks of a node half of the time."""
+    over = threading.Event()
+
+    def pulse() -> None:
+        while not over.is_set():
+            pids = ranks_of(node)
+            for which in (signal.SIGSTOP, signal.SIGCONT):
+                for pid in pids:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, which)
+                time.sleep(PULSE)
+
+    thread = threading.Thread(target=pulse)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def checked(desk: Desk, *words: str) -> dict[str, object]:
+    done = subprocess.run(
+        [HPCDDP, "doctor", "--nodes", "3", "--procs", "1", "--json", *words],
+        cwd=desk.folder, env=desk.slurm.environ, capture_output=True, text=True, check=False,
+        timeout=240,
+    )  # fmt: skip
+    assert done.stdout, done.stderr
+    facts: dict[str, object] = json.loads(done.stdout)
+    return facts
+
+
+def slow(facts: dict[str, object]) -> list[str]:
+    """The nodes that are named for their speed."""
+    rows = facts["findings"]
+    assert isinstance(rows, list)
+    return [row["where"] for row in rows if "of the speed" in row["what"]]
+
+
+def test_healthy_nodes_are_not_named(desk: Desk) -> None:
+    facts = checked(desk)
+    assert slow(facts) == []
+    nodes = facts["nodes"]
+    assert isinstance(nodes, dict)
+    assert [row["host"] for row in nodes["ranks"]] == desk.nodes[:3]
+    assert len(nodes["pairs"]) == 3 and len(nodes["rates"]) == 3
+
+
+def test_a_node_at_half_its_speed_is_named(desk: Desk) -> None:
+    with throttled(desk.nodes[1]):
+        facts = checked(desk)
+    assert slow(facts) == [desk.nodes[1]]
+
+
+@pytest.mark.full
+@pytest.mark.timeout(3600)
+def test_fifty_healthy_starts_on_a_busy_machine_name_no_node(desk: Desk) -> None:
+    busy = [
+        subprocess.Popen(["/bin/sh", "-c", "while :; do :; done"])
+        for _ in range(2 * (os.cpu_count() or 1))
+    ]
+    try:
+        named = [slow(checked(desk)) for _ in range(50)]
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+    assert named == [[]] * 50
