@@ -37,7 +37,7 @@ STANDARD = {"root", "slurm", "attempt"}  # what a node runs without the environm
 MOST = 20  # modules in a folder
 OWN = {("hpcddp", "__version__"), ("hpcddp", "JOB_FORMAT")}  # the package's own facts
 LOADERS = ("import_module", "__import__", "find_spec", "run_module")  # import by a name
-OTHERS = {"train.py", "types.py", "hpcddp.py"}  # files that examples and warnings name
+OTHERS = {"train.py", "types.py", "hpcddp.py", "version.py"}  # files elsewhere
 DOTTED = re.compile(r"(?<![\w./-])hpcddp(?:\.[a-zA-Z_]\w*)+(?![\w(]*/)")
 # A name of JavaScript, a tag at MLflow, and a file of a user that hides the package.
 ELSEWHERE = {"hpcddp.draw", "hpcddp.run", "hpcddp.py"}

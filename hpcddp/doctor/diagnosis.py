@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from hpcddp.doctor import machine
-from hpcddp.doctor.finding import ERROR, WARNING, Finding, merged
+from hpcddp.doctor.check_finding import ERROR, WARNING, CheckFinding, merged
 from hpcddp.sizes import counted, size
 
 GB = 10**9
@@ -24,7 +24,7 @@ SLOW_NET = 1.25e9  # bytes per second, 10 Gbit/s
 Row = Mapping[str, Any]
 
 
-def of(results: Row) -> list[Finding]:
+def of(results: Row) -> list[CheckFinding]:
     """What the nodes of a check-up have, errors first."""
     rows: list[Row] = results["ranks"]
     heads = [row for row in rows if "host" in row]  # one rank of each node
@@ -38,7 +38,7 @@ def of(results: Row) -> list[Finding]:
     return merged(findings)
 
 
-def _alike(heads: Sequence[Row]) -> Iterator[Finding]:
+def _alike(heads: Sequence[Row]) -> Iterator[CheckFinding]:
     """Nodes that differ in what must be the same."""
     parts = {"python": "Python", "torch": "torch", "architecture": "CPU architecture"}
     for key, name in parts.items():
@@ -47,7 +47,7 @@ def _alike(heads: Sequence[Row]) -> Iterator[Finding]:
             values.setdefault(str(row[key]), []).append(str(row["host"]))
         if len(values) > 1:
             text = ", ".join(f"{value} on {_few(hosts)}" for value, hosts in values.items())
-            yield Finding(ERROR, "all nodes", f"{name} differs: {text}",
+            yield CheckFinding(ERROR, "all nodes", f"{name} differs: {text}",
                           "use one environment that all nodes see")  # fmt: skip
 
 
@@ -56,29 +56,31 @@ def _few(hosts: Sequence[str]) -> str:
     return ", ".join(hosts[:3]) + (f" and {more} more" if more > 0 else "")
 
 
-def space(where: str, name: str, disk: Row) -> Iterator[Finding]:
+def space(where: str, name: str, disk: Row) -> Iterator[CheckFinding]:
     """A disk that is nearly full."""
     if not disk:
-        yield Finding(ERROR, where, f"{name} cannot be read", "check the path and its permissions")
+        yield CheckFinding(
+            ERROR, where, f"{name} cannot be read", "check the path and its permissions"
+        )
         return
     if disk["free"] < FREE:
         what = f"{size(disk['free'])} of {size(disk['size'])} are free in {name}"
-        yield Finding(
+        yield CheckFinding(
             WARNING, where, what, "remove files, or use another folder: a full disk ends jobs"
         )
     if disk["files"] and disk["free_files"] < FEW * disk["files"]:
         what = f"{name} has room for {counted(disk['free_files'], 'more file')}"
-        yield Finding(WARNING, where, what, "remove files: each checkpoint is some files")
+        yield CheckFinding(WARNING, where, what, "remove files: each checkpoint is some files")
 
 
-def open_files(where: str, count: int | None) -> Iterator[Finding]:
+def open_files(where: str, count: int | None) -> Iterator[CheckFinding]:
     """A limit on open files that a DataLoader with workers meets."""
     if count is not None and count < FILES:
         what = f"a process may open {count} files"
-        yield Finding(WARNING, where, what, f"raise it with `ulimit -n {FILES}` or more")
+        yield CheckFinding(WARNING, where, what, f"raise it with `ulimit -n {FILES}` or more")
 
 
-def _nodes(heads: Sequence[Row]) -> Iterator[Finding]:
+def _nodes(heads: Sequence[Row]) -> Iterator[CheckFinding]:
     """What each node tells of itself."""
     many = len({row["host"] for row in heads}) > 1
     for row in heads:
@@ -88,60 +90,62 @@ def _nodes(heads: Sequence[Row]) -> Iterator[Finding]:
         yield from open_files(host, row["open_files"])
         if row["writes"]["median"] > WRITE:
             what = f"a small file takes {row['writes']['median']:.2g} s to write in the runs folder"
-            yield Finding(WARNING, host, what, "use a faster file system with --runs")
+            yield CheckFinding(WARNING, host, what, "use a faster file system with --runs")
         if not row["home"]:
             hint = "keep code, environment and runs in a folder that the nodes see"
-            yield Finding(WARNING, host, "the home folder does not exist", hint)
+            yield CheckFinding(WARNING, host, "the home folder does not exist", hint)
         if many and str(row["address"]).startswith("127."):
             what = f"its address is {row['address']}, which other nodes cannot reach"
             hint = "set `interface` or `host_suffix` in the cluster profile"
-            yield Finding(ERROR, host, what, hint)
+            yield CheckFinding(ERROR, host, what, hint)
         for target, why in row["unreachable"].items():
             hint = "use a tracker or store that the nodes reach, or a proxy (HTTPS_PROXY)"
-            yield Finding(ERROR, host, f"{target} cannot be reached: {why}", hint)
+            yield CheckFinding(ERROR, host, f"{target} cannot be reached: {why}", hint)
 
 
-def _gpus(heads: Sequence[Row], results: Row) -> Iterator[Finding]:
+def _gpus(heads: Sequence[Row], results: Row) -> Iterator[CheckFinding]:
     """GPUs with faults, and GPUs that torch does not use."""
     for row in heads:
         host = str(row["host"])
         if row["gpus"] and results["backend"] == "gloo":
             hint = "install a build of torch with CUDA, or check the driver's version"
-            yield Finding(ERROR, host, "torch does not use the GPUs of the node", hint)
+            yield CheckFinding(ERROR, host, "torch does not use the GPUs of the node", hint)
         for number, gpu in enumerate(row["gpus"]):
             errors = str(gpu["ecc_errors"])
             if errors.isdecimal() and int(errors):
                 what = f"GPU {number} has {counted(int(errors), 'uncorrected memory error')}"
-                yield Finding(
+                yield CheckFinding(
                     ERROR, host, what, "tell your admins; leave the node out: --sbatch exclude"
                 )
             for why in machine.throttled(gpu):
                 what = f"GPU {number} is slowed down: {why} ({gpu['temperature']} degrees)"
-                yield Finding(
+                yield CheckFinding(
                     WARNING, host, what, "tell your admins; its cooling or power is at fault"
                 )
 
 
-def _ranks(rows: Sequence[Row], hosts: Mapping[int, str]) -> Iterator[Finding]:
+def _ranks(rows: Sequence[Row], hosts: Mapping[int, str]) -> Iterator[CheckFinding]:
     """What each rank measured of its environment."""
     for row in rows:
         host = hosts.get(row["node"], "?")
         if row["import_seconds"] > IMPORT:
             what = f"importing torch takes {row['import_seconds']:.0f} s"
             hint = "install the environment in one file (a container), or on the nodes' disks"
-            yield Finding(WARNING, host, what, hint)
+            yield CheckFinding(WARNING, host, what, hint)
         if row["visible"] is None:
             what = "a file that another node wrote in the runs folder is not visible"
-            yield Finding(ERROR, host, what, "use a shared folder with --runs")
+            yield CheckFinding(ERROR, host, what, "use a shared folder with --runs")
         elif row["visible"] > VISIBLE:
             what = f"a file of another node is visible after {row['visible']:.0f} s"
-            yield Finding(WARNING, host, what, "use another file system for runs")
+            yield CheckFinding(WARNING, host, what, "use another file system for runs")
         if abs(row["clock"]) > CLOCK:
             what = f"the clock is {row['clock']:+.1f} s beside that of the first node"
-            yield Finding(WARNING, host, what, "tell your admins: the nodes' clocks must agree")
+            yield CheckFinding(
+                WARNING, host, what, "tell your admins: the nodes' clocks must agree"
+            )
 
 
-def _slow(results: Row, rows: Sequence[Row], hosts: Mapping[int, str]) -> Iterator[Finding]:
+def _slow(results: Row, rows: Sequence[Row], hosts: Mapping[int, str]) -> Iterator[CheckFinding]:
     """Ranks that compute slowly: a whole node, or some of its devices."""
     parts = {int(number): part for number, part in results["slow"].items()}
     hint = "leave the node out: --sbatch exclude=HOST; tell your admins"
@@ -151,14 +155,14 @@ def _slow(results: Row, rows: Sequence[Row], hosts: Mapping[int, str]) -> Iterat
         if slow and len(slow) == len(own):
             usual = statistics.median(parts[row["rank"]] for row in slow)
             what = f"computes at {usual:.0%} of the speed of the others"
-            yield Finding(WARNING, host, what, hint)
+            yield CheckFinding(WARNING, host, what, hint)
         elif slow:
             for row in slow:
                 what = f"{row['device']} computes at {parts[row['rank']]:.0%} of the usual speed"
-                yield Finding(WARNING, host, what, hint)
+                yield CheckFinding(WARNING, host, what, hint)
 
 
-def _links(results: Row, hosts: Mapping[int, str]) -> Iterator[Finding]:
+def _links(results: Row, hosts: Mapping[int, str]) -> Iterator[CheckFinding]:
     """Pairs of nodes with a slow network between them."""
     speeds = [speed for _, _, speed in results["pairs"]]
     if not speeds:
@@ -168,11 +172,13 @@ def _links(results: Row, hosts: Mapping[int, str]) -> Iterator[Finding]:
         if len(speeds) > 2 and speed < SLOW_PAIR * usual:
             what = f"{size(speed)}/s between these nodes; {size(usual)}/s between others"
             where = f"{hosts[first]} and {hosts[second]}"
-            yield Finding(WARNING, where, what, "tell your admins: a cable or port may be at fault")
+            yield CheckFinding(
+                WARNING, where, what, "tell your admins: a cable or port may be at fault"
+            )
     if results["backend"] == "nccl" and usual < SLOW_NET:
         what = f"{size(usual)}/s between nodes"
         hint = "set `interface` in the cluster profile to the fast network; see NCCL_DEBUG=INFO"
-        yield Finding(WARNING, "all nodes", what, hint)
+        yield CheckFinding(WARNING, "all nodes", what, hint)
 
 
 def table_of_sizes(results: Row) -> Iterable[tuple[str, str, str]]:

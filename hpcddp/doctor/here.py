@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hpcddp.doctor import diagnosis, machine
-from hpcddp.doctor.finding import ERROR, WARNING, Finding
+from hpcddp.doctor.check_finding import ERROR, WARNING, CheckFinding
 from hpcddp.errors import SlurmUnreachable
 from hpcddp.slurm import rules, sbatch
 
@@ -26,7 +26,7 @@ class Here(NamedTuple):
     """
 
     rows: list[tuple[str, str]]
-    findings: list[Finding]
+    findings: list[CheckFinding]
 
 
 def check(runs: Path) -> Here:
@@ -96,7 +96,7 @@ def _free(disk: Mapping[str, int]) -> str:
     return f"{size(disk['free'])} free{files}"
 
 
-def _slurm() -> tuple[str, list[Finding]]:
+def _slurm() -> tuple[str, list[CheckFinding]]:
     """Slurm's version, if it answers."""
     if not sbatch.answers():
         return "not found", []
@@ -104,15 +104,17 @@ def _slurm() -> tuple[str, list[Finding]]:
         text = rules.config().get("SLURM_VERSION", "unknown")
     except SlurmUnreachable as error:
         hint = "try again, or ask your admins whether Slurm is down"
-        return "no answer", [Finding(ERROR, "here", f"Slurm does not answer: {error.what}", hint)]
+        return "no answer", [
+            CheckFinding(ERROR, "here", f"Slurm does not answer: {error.what}", hint)
+        ]
     return text, []
 
 
-def _packages(packages: Mapping[str, str]) -> Iterator[Finding]:
+def _packages(packages: Mapping[str, str]) -> Iterator[CheckFinding]:
     """Packages that are missing, and a Python that is too old."""
     if sys.version_info < PYTHON:
         what = f"Python {sys.version.split()[0]} is older than {PYTHON[0]}.{PYTHON[1]}"
-        yield Finding(ERROR, "here", what, "use a newer Python")
+        yield CheckFinding(ERROR, "here", what, "use a newer Python")
     if packages["torch"] == NONE:
         hint = "install it in this environment, or name the nodes' one in the profile's [software]"
-        yield Finding(WARNING, "here", "torch is not installed in this Python", hint)
+        yield CheckFinding(WARNING, "here", "torch is not installed in this Python", hint)

@@ -16,7 +16,7 @@ from hpcddp.cli.terminal.sections import SectionCommand, option
 from hpcddp.sizes import size
 
 if TYPE_CHECKING:
-    from hpcddp.doctor.finding import Finding
+    from hpcddp.doctor.check_finding import CheckFinding
     from hpcddp.rundir import RunDir
 
 SCHEMA_VERSION = 1
@@ -115,7 +115,7 @@ def _wait(run: RunDir) -> None:
         raise
 
 
-def _findings(rows: Sequence[Finding]) -> Iterator[str]:
+def _findings(rows: Sequence[CheckFinding]) -> Iterator[str]:
     """The findings, with what to do."""
     if not rows:
         yield "no problems found"

@@ -8,7 +8,7 @@ from typing import NamedTuple
 ERROR, WARNING = "error", "warning"
 
 
-class Finding(NamedTuple):
+class CheckFinding(NamedTuple):
     """Something that makes a job fail, or slow.
 
     Args:
@@ -24,13 +24,13 @@ class Finding(NamedTuple):
     hint: str
 
 
-def merged(findings: Iterable[Finding]) -> list[Finding]:
+def merged(findings: Iterable[CheckFinding]) -> list[CheckFinding]:
     """The same finding of several hosts in one, errors first."""
     hosts: dict[tuple[str, str, str], list[str]] = {}
     for level, where, what, hint in findings:
         hosts.setdefault((level, what, hint), []).append(where)
     rows = [
-        Finding(level, ", ".join(dict.fromkeys(names)), what, hint)
+        CheckFinding(level, ", ".join(dict.fromkeys(names)), what, hint)
         for (level, what, hint), names in hosts.items()
     ]
     return sorted(rows, key=lambda row: row.level != ERROR)
