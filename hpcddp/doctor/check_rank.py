@@ -48,7 +48,7 @@ def main(words: list[str]) -> None:
     backend = "nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, timeout=START, device_id=device if backend == "nccl" else None)
     control = dist.new_group(backend="gloo", timeout=START) if backend == "nccl" else None
-    ranks = _Ranks(rank, control)
+    ranks = _ControlGroup(rank, control)
     own: dict[str, Any] = {"rank": rank.world_rank, "node": rank.node, "import_seconds": imported,
                            "torch": torch.__version__, "device": str(device)}  # fmt: skip
     if rank.local_rank == 0:
@@ -63,7 +63,7 @@ def main(words: list[str]) -> None:
     dist.destroy_process_group()
 
 
-class _Ranks:
+class _ControlGroup:
     """All ranks, through the group for control."""
 
     def __init__(self, rank: Rank, group: Any) -> None:
@@ -108,7 +108,7 @@ def _node(run: RunDir, words: list[str]) -> dict[str, Any]:
     return facts
 
 
-def _visible(run: RunDir, ranks: _Ranks) -> float | None:
+def _visible(run: RunDir, ranks: _ControlGroup) -> float | None:
     """Seconds until a file that rank 0 wrote is visible here; None if it never was."""
     path = run.path / "doctor-visible"
     if ranks.rank.world_rank == 0:
@@ -126,7 +126,7 @@ def _visible(run: RunDir, ranks: _Ranks) -> float | None:
     return spent
 
 
-def _clock(ranks: _Ranks) -> float:
+def _clock(ranks: _ControlGroup) -> float:
     """Seconds by which this clock is ahead of that of rank 0: the least difference of some
     readings, each right after a barrier."""
     differences = []
@@ -137,7 +137,7 @@ def _clock(ranks: _Ranks) -> float:
     return min(differences, key=abs)
 
 
-def _speeds(device: torch.device, ranks: _Ranks) -> dict[str, Any]:
+def _speeds(device: torch.device, ranks: _ControlGroup) -> dict[str, Any]:
     """The rate of each rank in operations per second, and the slow ones."""
     run, rank = rates.work(device), ranks.rank
     nodes: list[int] = ranks.all(rank.node)
@@ -154,7 +154,7 @@ def _speeds(device: torch.device, ranks: _Ranks) -> dict[str, Any]:
     return {"rates": once, "slow": {str(number): part for number, part in named.items()}}
 
 
-def _network(device: torch.device, ranks: _Ranks) -> dict[str, Any]:
+def _network(device: torch.device, ranks: _ControlGroup) -> dict[str, Any]:
     """All-reduce by size, and the bandwidth of each pair of nodes."""
     rank = ranks.rank
     if rank.world_size == 1:
