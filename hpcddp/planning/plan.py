@@ -6,7 +6,6 @@ files of the code snapshot. The user's code is not imported here: only the nodes
 
 from __future__ import annotations
 
-import contextlib
 import re
 import sys
 import time
@@ -19,16 +18,18 @@ from hpcddp import spec, strategy
 from hpcddp.attempt import launch_facts
 from hpcddp.data import names
 from hpcddp.errors import ClusterError, TemplateError
-from hpcddp.keys import nearest
 from hpcddp.launch.launchers import Launcher
 from hpcddp.planning import checks, gpu_request, notes, rank_cpus, resources
 from hpcddp.planning.asked import Asked
 from hpcddp.planning.clusters import Profile
 from hpcddp.planning.earlier_runs import Measured
 from hpcddp.planning.gpu_request import GpuRequest
-from hpcddp.planning.site import fitting, site_facts
+from hpcddp.planning.script import header
+from hpcddp.planning.script.header import Origin
+from hpcddp.planning.site import fitting, node_memory, site_facts
 from hpcddp.planning.site.cluster_now import ClusterNow
 from hpcddp.planning.site.fitting import Wanted
+from hpcddp.planning.site.site_facts import SiteFacts
 from hpcddp.record import JobRecord
 from hpcddp.rundir import RunDir
 from hpcddp.sizes import NodeRange, counted
@@ -68,6 +69,8 @@ class Plan:
     measured: Measured | None  # the times of an earlier run of the job
     code: CodeFiles | None  # the files of the code snapshot, if there is one
     slurm_missing: bool = False  # the cluster is this machine because Slurm was not found
+    memory: int = 0  # MB to ask for on each node; 0 for none
+    origin: Origin = Origin()
 
     @property
     def start_note(self) -> str:
@@ -165,6 +168,8 @@ class Plan:
         if option := self.gpu_request.option:
             others = [str(options.pop("gres"))] if option in options else []
             rows.insert(3, (option, ",".join([self.gpu_request.value, *others])))
+        if self.memory:
+            rows.append(("mem", f"{self.memory}M"))
         if self.signal:
             options["signal"] = self.signal
         return rows + sorted(options.items())
@@ -192,6 +197,7 @@ class Plan:
             variables,
             self.launcher.fragment,
             self.launcher.ending,
+            header=list(header.lines(self.origin, self.spec)),
             modules=bool(modules),
             program=bool(self.spec.command),
             trackers=bool(trackers),
@@ -223,11 +229,14 @@ def make(
     checks.check(asked, environ, folder, begun=begun)
     launcher = checks.launcher(asked)
     job, profile, now = _completed(asked.spec, folder), asked.profile, asked.now()
-    template = _template(job, profile, asked.sources, folder)
+    template = resources.template(job.template, profile, asked.sources, folder)
     kinds = now.kinds_for(job, asked.gpus, job.gpu_type or profile.cluster.gpu_type)
     request = gpu_request.of(job, profile.cluster, asked.gpus, kinds)
     cpus = rank_cpus.of(asked, kinds)
-    fit = _fit(asked, now, request, cpus)
+    facts, damaged = _recorded(asked, now)
+    wanted = _wanted(asked, request, cpus)
+    fit = [*damaged, *fitting.check(wanted, now, facts)] if now.site else []
+    memory = node_memory.share(wanted, now, kinds, facts, environ)
     code = _code(job, folder, runs) if runs else None  # last, since it may take long
     return Plan(
         spec=job, sources=asked.sources, profile=profile, nodes=asked.nodes, gpus=asked.gpus,
@@ -236,25 +245,27 @@ def make(
         notes=(*asked.notes, *filter(None, [request.note]), *fit,
                *notes.notes(job, profile, environ)),
         site=now.site, measured=measured, code=code, slurm_missing=asked.slurm_missing,
+        memory=memory, origin=asked.origin,
     )  # fmt: skip
 
 
-def _fit(asked: Asked, now: ClusterNow, request: GpuRequest, cpus: int) -> list[str]:
-    """Notes on whether the job fits the cluster; ClusterError if it cannot.
+def _recorded(asked: Asked, now: ClusterNow) -> tuple[SiteFacts | None, list[str]]:
+    """The facts recorded with the profile, and a note if they are damaged."""
+    try:
+        return (site_facts.load(asked.profile.path) if now.site else None), []
+    except ClusterError as error:
+        return None, [f"{error.where}: {error.what}; {error.hint}"]
+
+
+def _wanted(asked: Asked, request: GpuRequest, cpus: int) -> Wanted:
+    """The request in the terms of a cluster.
 
     Args:
         cpus: of a rank.
     """
-    if not now.site:  # Slurm was not asked, or did not answer
-        return []
     gpus, ranks = asked.gpus, strategy.processes(asked.spec.strategy, asked.gpus)
-    wanted = Wanted(asked.spec, asked.sources, asked.nodes, gpus if request.option else 0,
-                    request.type, cpus * ranks)  # fmt: skip
-    try:
-        facts = site_facts.load(asked.profile.path)
-    except ClusterError as error:
-        return [f"{error.where}: {error.what}; {error.hint}", *fitting.check(wanted, now, None)]
-    return fitting.check(wanted, now, facts)
+    return Wanted(asked.spec, asked.sources, asked.nodes, gpus if request.option else 0,
+                  request.type, cpus * ranks)  # fmt: skip
 
 
 def _code(job: JobSpec, folder: Path, runs: Path) -> CodeFiles | None:
@@ -282,18 +293,3 @@ def _completed(job: JobSpec, folder: Path) -> JobSpec:
 
 def _env_text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _template(job: JobSpec, profile: Profile, sources: Mapping[str, str], folder: Path) -> Path:
-    """The template's file: beside its profile, from the current folder, or shipped."""
-    shipped = resources.folder("templates")
-    name = job.template or f"{profile.cluster.backend}.sh.j2"
-    source = sources.get("template", "")
-    bases = [profile.path.parent] if source == str(profile.path) else [folder] if source else []
-    known = [f"{backend}.sh.j2" for backend in ("slurm", "local")]
-    for base in (*bases, *([shipped] if name in known else [])):
-        with contextlib.suppress(OSError):  # a name too long for a file
-            if (base / name).is_file():
-                return base / name
-    raise TemplateError(f"unknown template {name!r}", where=source or "template",
-                        hint=nearest(name, known, what="template"))  # fmt: skip

@@ -30,6 +30,7 @@ LONGEST = 300  # characters of a text in a line
 SPY = 15.0  # seconds for py-spy to read one rank
 AWAY = {"T": "is stopped (SIGSTOP)", "t": "is stopped by a debugger", "D": "waits for a disk",
         "Z": "has ended", "X": "has ended"}  # fmt: skip
+DEAF = "TtZX"  # a signal waits there until the process goes on
 _FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
 _SPIED = re.compile(r"^    (.+) \((.+):(\d+)\)$", re.MULTILINE)
 
@@ -80,13 +81,15 @@ def from_lines(text: str) -> list[RankStack]:
 def read(processes: Iterable[RankProcess]) -> Iterator[RankStack]:
     """The stacks of these processes, in their order."""
     processes = list(processes)
-    answers = ask([process for process in processes if process.answer])
+    letters = {process.pid: _letter(process.pid) for process in processes}
+    answers = ask([process for process in processes
+                   if process.answer and letters[process.pid] not in DEAF])  # fmt: skip
     host = os.uname().nodename
     for process in processes:
-        state = AWAY.get(_letter(process.pid), "")
+        state = AWAY.get(letters[process.pid], "")
         frames, reason = answers.get(process.pid, ()), ""
         if not frames:
-            frames, reason = _spied(process)
+            frames, reason = _spied(process, "" if state else _silence(process))
         yield RankStack(process.rank.world_rank, host, process.pid, frames, state, reason)
 
 
@@ -165,16 +168,23 @@ def _letter(pid: int) -> str:
         return "X"
 
 
-def _spied(process: RankProcess) -> tuple[tuple[Frame, ...], str]:
+def _silence(process: RankProcess) -> str:
+    """Why a Python process gives no answer."""
+    if process.answer:
+        return f"it gave no answer in {WAIT:g} s, and "
+    return "its Python has not imported torch, or has no hpcddp beside it, and "
+
+
+def _spied(process: RankProcess, silence: str) -> tuple[tuple[Frame, ...], str]:
     """The frames of a rank that does not answer, by py-spy; else why there are none."""
     if not process.is_python:
         name = os.path.basename(process.program)
         return (), f"{name} is not Python; a debugger in `hpcddp shell` reads its stack"
-    silent = "it does not answer" if process.answer else "it has not imported torch and hpcddp"
-    folders = [process.environ.get("PATH", ""), os.path.dirname(sys.executable), os.defpath]
-    spy = shutil.which("py-spy", path=os.pathsep.join(filter(None, folders)))
+    paths = [environ.get("PATH", "") for environ in (process.environ, os.environ)]
+    paths += [os.path.dirname(sys.executable), os.defpath]
+    spy = shutil.which("py-spy", path=os.pathsep.join(filter(None, paths)))
     if spy is None:
-        return (), f"{silent}, and py-spy is not installed on the node"
+        return (), f"{silence}py-spy is not installed on the node"
     try:
         done = subprocess.run(
             [spy, "dump", "--nonblocking", "--pid", str(process.pid)],
@@ -182,11 +192,11 @@ def _spied(process: RankProcess) -> tuple[tuple[Frame, ...], str]:
             timeout=SPY, check=False,
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired) as error:
-        return (), f"{silent}, and py-spy fails: {error}"
+        return (), f"{silence}py-spy fails: {error}"
     if frames := spied_frames(done.stdout):
         return frames, ""
     words = next((line.strip() for line in done.stderr.splitlines() if line.strip()), "no stack")
-    return (), f"{silent}, and py-spy fails: {words}"
+    return (), f"{silence}py-spy fails: {words}"
 
 
 def spied_frames(text: str) -> tuple[Frame, ...]:

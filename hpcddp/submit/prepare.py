@@ -87,7 +87,7 @@ def planned_again(
         measured: the times of the run so far.
     """
     job = record.read(run)
-    before = Layer().put_all(job.spec, str(run.job))
+    before = Layer(file=str(run.job)).put_all(job.spec, str(run.job))
     if flags.values.get("cluster"):
         for name in ("template", "launcher"):  # belong to the old cluster
             before.values.pop(name)
