@@ -1,4 +1,4 @@
-"""Two precautions in every process that imports torch: gloo's threads, and a world in a rank.
+"""In every process that imports torch: gloo's threads, a world in a rank, and its stack on request.
 
 torch calls ``watch_over`` when it is imported (entry point ``torch.backends``, which torch 2.5 and
 later look for), so a job's scripts need no line for it where hpcddp is installed beside torch.
@@ -13,6 +13,8 @@ DistributedDataParallel the threads are joined only if nothing refers to the gro
 A launcher such as torchrun or srun that starts in each rank makes a world of its own there: as many
 trainings as ranks, none of them the one that was asked for. launch/inner_world.py ends such an
 attempt; this module only notices the launcher.
+
+A rank of a program answers the request of `hpcddp stacks` (stacks/answer.py).
 """
 
 from __future__ import annotations
@@ -51,9 +53,13 @@ ENDS = 90  # the exit code by which inner_world.py ends a rank; that of a traceb
 
 
 def watch_over() -> None:
-    """Take both precautions, in a process of a job."""
+    """Do all three, in a process of a job."""
     if "HPCDDP_RUN_DIR" in os.environ:
         atexit.register(rest)
+        if "RANK" in os.environ:
+            from hpcddp.stacks.answer import answer  # no process outside of a job needs it
+
+            answer(os.environ)
         if WORLD in os.environ:
             with contextlib.suppress(Exception):  # a program that is right must not fail of this
                 look_for_world(os.environ)

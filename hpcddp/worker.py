@@ -20,6 +20,7 @@ from hpcddp.attempt import exit_codes
 from hpcddp.attempt.rank_exit import end, end_children, hung, share_failure
 from hpcddp.preempt import Preemption, end_on_stop_signals
 from hpcddp.processes import die_with_parent
+from hpcddp.stacks.answer import answer
 
 if TYPE_CHECKING:
     from hpcddp.rundir import RunDir
@@ -41,6 +42,7 @@ class Worker:
             die_with_parent()
         # An array's element has a run folder of its own, which its script names.
         folder = os.environ.get("HPCDDP_RUN_DIR") or self.run_dir
+        answer(os.environ)  # a program that replaces this process answers once it imports torch
         watch_node(folder)
         end(_start(folder, os.environ, Preemption()))
 

@@ -8,6 +8,8 @@
     watch RUN N PID      warns if the ranks that PID started never reach the rendezvous
     bereaved RUN N       on another node: requeues the run, or ends its wait, if the batch script
                          cannot
+    stacks RUN N         prints the stacks of the attempt's ranks on this node, as JSON lines
+    shell RUN N RANK     becomes a shell in the environment of a rank on this node
 
 It runs from RUN/host.pyz with any Python, outside of a container and without the job's environment.
 Exit codes: FAILED, the answer is no; AWAY, there is no answer yet: the run folder cannot be read or
@@ -41,6 +43,7 @@ from hpcddp.attempt.end_facts import gather
 from hpcddp.attempt.ledger import Attempt
 from hpcddp.errors import HpcddpError, RunUnreadable, SlurmUnreachable
 from hpcddp.rundir import RunDir
+from hpcddp.stacks import rank_shell, stack_reader
 
 LOOKS = 3  # decisions about a job that changes meanwhile
 FAILED, AWAY = 3, 4  # exit codes of this program, see above
@@ -170,9 +173,20 @@ def _bereaved(run: RunDir, words: list[str]) -> str:
     return ""
 
 
+def _stacks(run: RunDir, words: list[str]) -> str:
+    for line in stack_reader.lines(str(run.path), int(words[0])):
+        print(line, flush=True)
+    return ""
+
+
+def _shell(run: RunDir, words: list[str]) -> str:
+    rank_shell.become(str(run.path), int(words[0]), int(words[1]))
+
+
 # Verb -> function of the run and the other words; returns the claim, if any.
 VERBS: dict[str, Callable[[RunDir, list[str]], str]] = {
-    "begin": _begin, "end": _end, "watch": _watch, "bereaved": _bereaved,
+    "begin": _begin, "end": _end, "watch": _watch, "bereaved": _bereaved, "stacks": _stacks,
+    "shell": _shell,
 }  # fmt: skip
 
 

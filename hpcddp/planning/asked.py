@@ -12,6 +12,7 @@ from hpcddp.errors import SlurmUnreachable, UserError
 from hpcddp.planning import clusters, gpu_request, jobfile
 from hpcddp.planning.clusters import Profile
 from hpcddp.planning.jobfile import Layer
+from hpcddp.planning.script.header import Origin
 from hpcddp.planning.site import cluster_now
 from hpcddp.planning.site.cluster_now import ClusterNow
 from hpcddp.sizes import NodeRange, parse_nodes
@@ -28,6 +29,7 @@ class Asked(NamedTuple):
         notes: for the user.
         slurm_missing: the cluster is this machine because Slurm was not found.
         config: Slurm's configuration, if it was read to find the profile.
+        origin: the command line and the job file.
     """
 
     spec: JobSpec
@@ -38,6 +40,7 @@ class Asked(NamedTuple):
     notes: tuple[str, ...] = ()
     slurm_missing: bool = False
     config: dict[str, str] | None = None
+    origin: Origin = Origin()
 
     @classmethod
     def read(cls, layers: list[Layer], notes: list[str], environ: Mapping[str, str]) -> Asked:
@@ -62,8 +65,10 @@ class Asked(NamedTuple):
             sources["gpus"] = sources["total_gpus"]
         job.gpus, job.total_gpus = gpu_request.per_node(job, nodes, sources), 0
         gpus = job.gpus
-        asked = cls(job, sources, profile, nodes, gpus, tuple(notes), missing, config)
-        return asked._without_launcher(layers[0].line if layers else ())
+        line = layers[0].line if layers else ()
+        origin = Origin(line, next((layer.file for layer in layers if layer.file), ""))
+        asked = cls(job, sources, profile, nodes, gpus, tuple(notes), missing, config, origin)
+        return asked._without_launcher(line)
 
     def _without_launcher(self, line: Sequence[str]) -> Asked:
         """With the commands that the ranks really run: hpcddp starts them, no other launcher."""

@@ -34,6 +34,7 @@ RESERVED = {
     "HPCDDP_FORKED",
     "HPCDDP_DASK",
     "HPCDDP_WORLD",
+    "HPCDDP_SHELL",
 }
 
 # Variables of sbatch -> our keys. No other SBATCH_* variable is read.
@@ -57,11 +58,13 @@ class Layer:
     Args:
         sources: where each value was written.
         line: the words of the command line that the values come from, without the program.
+        file: the path of the job file that they come from.
     """
 
     values: dict[str, Any] = field(default_factory=dict)
     sources: dict[str, str] = field(default_factory=dict)
     line: tuple[str, ...] = ()
+    file: str = ""
 
     def put(self, name: str, value: Any, where: str, *, text: bool = False) -> None:
         """Check and add one value."""
@@ -170,7 +173,7 @@ def file_layer(source: Path | str) -> Layer:
         layer.put("task", source, "command line")
         layer.put("name", source.rpartition(":")[0].rpartition(".")[2], "command line")
         return layer
-    where = str(source)
+    where = layer.file = str(source)
     layer.put_all(read_toml(source), where)
     if "name" not in layer.values:
         layer.put("name", source.stem, where)

@@ -6,7 +6,6 @@ files of the code snapshot. The user's code is not imported here: only the nodes
 
 from __future__ import annotations
 
-import contextlib
 import re
 import sys
 import time
@@ -19,7 +18,6 @@ from hpcddp import spec, strategy
 from hpcddp.attempt import launch_facts
 from hpcddp.data import names
 from hpcddp.errors import TemplateError
-from hpcddp.keys import nearest
 from hpcddp.launch.launchers import Launcher
 from hpcddp.planning import checks, gpu_request, notes, rank_cpus, resources
 from hpcddp.planning.asked import Asked
@@ -27,6 +25,8 @@ from hpcddp.planning.clusters import Profile
 from hpcddp.planning.earlier_runs import Measured
 from hpcddp.planning.gpu_request import GpuRequest
 from hpcddp.planning.jobfile import FORCED
+from hpcddp.planning.script import header
+from hpcddp.planning.script.header import Origin
 from hpcddp.planning.site import job_fit
 from hpcddp.record import JobRecord
 from hpcddp.rundir import RunDir
@@ -67,6 +67,8 @@ class Plan:
     measured: Measured | None  # the times of an earlier run of the job
     code: CodeFiles | None  # the files of the code snapshot, if there is one
     slurm_missing: bool = False  # the cluster is this machine because Slurm was not found
+    memory: int = 0  # MB to ask for on each node; 0 for none
+    origin: Origin = Origin()
 
     @property
     def start_note(self) -> str:
@@ -166,6 +168,8 @@ class Plan:
         if option := self.gpu_request.option:
             others = [str(options.pop("gres"))] if option in options else []
             rows.insert(3, (option, ",".join([self.gpu_request.value, *others])))
+        if self.memory:
+            rows.append(("mem", f"{self.memory}M"))
         if self.signal:
             options["signal"] = self.signal
         return rows + sorted(options.items())
@@ -193,6 +197,7 @@ class Plan:
             variables,
             self.launcher.fragment,
             self.launcher.ending,
+            header=list(header.lines(self.origin, self.spec)),
             modules=bool(modules),
             program=bool(self.spec.command),
             trackers=bool(trackers),
@@ -224,19 +229,20 @@ def make(
     checks.check(asked, environ, folder, begun=begun)
     launcher = checks.launcher(asked)
     job, profile, now = _completed(asked.spec, folder), asked.profile, asked.now()
-    template = _template(job, profile, asked.sources, folder)
+    template = resources.template(job.template, profile, asked.sources, folder)
     kinds = now.kinds_for(job, asked.gpus, job.gpu_type or profile.cluster.gpu_type)
     request = gpu_request.of(job, profile.cluster, asked.gpus, kinds)
     cpus = rank_cpus.of(asked, kinds, now.cpu_limit(job))
-    fit = job_fit.notes(asked, now, request, cpus)
+    fit = job_fit.of(asked, now, request, kinds, cpus, environ)
     code = _code(job, folder, runs) if runs else None  # last, since it may take long
     return Plan(
         spec=job, sources=asked.sources, profile=profile, nodes=asked.nodes, gpus=asked.gpus,
         launcher=launcher, template=template, cpus_per_task=cpus, gpu_request=request,
         workdir=folder,
-        notes=(*asked.notes, *filter(None, [request.note]), *fit,
+        notes=(*asked.notes, *filter(None, [request.note]), *fit.notes,
                *notes.notes(job, profile, environ)),
         site=now.site, measured=measured, code=code, slurm_missing=asked.slurm_missing,
+        memory=fit.memory_mb, origin=asked.origin,
     )  # fmt: skip
 
 
@@ -265,18 +271,3 @@ def _completed(job: JobSpec, folder: Path) -> JobSpec:
 
 def _env_text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _template(job: JobSpec, profile: Profile, sources: Mapping[str, str], folder: Path) -> Path:
-    """The template's file: beside its profile, from the current folder, or shipped."""
-    shipped = resources.folder("templates")
-    name = job.template or f"{profile.cluster.backend}.sh.j2"
-    source = sources.get("template", "")
-    bases = [profile.path.parent] if source == str(profile.path) else [folder] if source else []
-    known = [f"{backend}.sh.j2" for backend in ("slurm", "local")]
-    for base in (*bases, *([shipped] if name in known else [])):
-        with contextlib.suppress(OSError):  # a name too long for a file
-            if (base / name).is_file():
-                return base / name
-    raise TemplateError(f"unknown template {name!r}", where=source or "template",
-                        hint=nearest(name, known, what="template"))  # fmt: skip

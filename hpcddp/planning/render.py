@@ -1,9 +1,9 @@
 """Step 5: facts -> script text.
 
 A template gets facts (template_facts.py), never ready-made strings. A value enters the text in one
-of two ways: as a `#SBATCH` line through `sbatch(name, value)`, quoted as sbatch requires, or as a
-read-only shell variable through `variables()`, quoted for the shell. Any other `{{ value }}` is an
-error that names the line.
+of three ways: as a `#SBATCH` line through `sbatch(name, value)`, quoted as sbatch requires, as a
+read-only shell variable through `variables()`, quoted for the shell, or as a comment through
+`header()`. Any other `{{ value }}` is an error that names the line.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import jinja2
 
 from hpcddp.errors import TemplateError
 from hpcddp.keys import control_character
+from hpcddp.planning.script.header import comment
 from hpcddp.planning.template_facts import FACTS
 
 # Longest values that sbatch accepts, in bytes.
@@ -40,12 +41,14 @@ class TemplateContext:
 
     Args:
         variables: name -> string, whole number or list of strings, for the shell.
+        header: the lines of the first comment.
     """
 
     directives: list[tuple[str, Any]]
     variables: dict[str, str | int | Sequence[str]]
     launcher: str
     ending: str = ""
+    header: Sequence[str] = ()
     modules: bool = False
     program: bool = False
     trackers: bool = False
@@ -164,7 +167,11 @@ def _fill(template: Path, shipped: Path, facts: TemplateContext) -> str:
     def variables() -> Text:  # an error in it names the calling line
         return Text("\n".join(variable(name, value) for name, value in facts.variables.items()))
 
-    return loaded.render({**vars(facts), "sbatch": sbatch, "variables": variables})
+    def header() -> Text:
+        return Text("\n".join(comment(line) for line in facts.header))
+
+    functions = {"sbatch": sbatch, "variables": variables, "header": header}
+    return loaded.render({**vars(facts), **functions})
 
 
 def _translated(error: Exception, template: Path) -> TemplateError:

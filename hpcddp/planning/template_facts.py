@@ -17,6 +17,7 @@ FACTS = {
     "directives": "list of (name, value): the sbatch options in order; True is an option without "
     "a value",
     "sbatch": "sbatch(name, value): one #SBATCH line, quoted as sbatch requires",
+    "header": "header(): comments that say how the script was made, and what it runs",
     "variables": "variables(): all shell variables of the script, quoted",
     "launcher": "the template of the commands that start the ranks",
     "ending": "the template of the commands after their end; empty for none",

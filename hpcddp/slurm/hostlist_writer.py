@@ -31,7 +31,7 @@ def _fold(rows: list[list[str]], field: int) -> Iterator[list[str]]:
     for (left, right), same in groupby(rows, lambda row: (row[:field], row[field + 1 :])):
         group = list(same)
         if len(group) > 1 and (right == [""] or _one_pair_at_the_end("".join(right))):
-            yield [*left, f"[{_ranges([row[field] for row in group])}]", *right]
+            yield [*left, f"[{number_ranges([row[field] for row in group])}]", *right]
         else:
             yield from group
 
@@ -41,7 +41,7 @@ def _one_pair_at_the_end(text: str) -> bool:
     return text.endswith("]") and text.count("[") == 1
 
 
-def _ranges(numbers: list[str]) -> str:
+def number_ranges(numbers: list[str]) -> str:
     """``1 2 3 05 06`` as ``1-3,05-06``."""
     spans: list[list[str]] = []
     expected = ""

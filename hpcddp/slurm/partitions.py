@@ -122,8 +122,8 @@ def _partition(row: Mapping[str, str]) -> Partition:
         priority=_whole(row.get("PriorityTier", "")) or 1,
         preempt_mode=_text(row.get("PreemptMode", "")),
         grace=_whole(row.get("GraceTime", "")) or 0,
-        default_memory=_memory(row, "Def", defaults),
-        max_memory=_memory(row, "Max", {}),
+        default_memory=default_memory(row),
+        max_memory=_memory(row, "Max"),
         max_cpus_per_node=_whole(row.get("MaxCPUsPerNode", "")),
         cpus_per_gpu=int(defaults.get("DefCpuPerGPU", 0)),
         exclusive=row.get("OverSubscribe", "").startswith("EXCLUSIVE"),
@@ -131,10 +131,16 @@ def _partition(row: Mapping[str, str]) -> Partition:
     )
 
 
-def _memory(row: Mapping[str, str], which: str, defaults: Mapping[str, str]) -> tuple[str, int]:
+def default_memory(row: Mapping[str, str]) -> tuple[str, int]:
+    """The memory of a job that asks for none, by the fields of a partition or of the configuration:
+    of what, and MB; ("", 0) for no default."""
+    if gpus := re.search(r"DefMemPerGPU=(\d+)", row.get("JobDefaults", "")):
+        return "gpu", int(gpus[1])
+    return _memory(row, "Def")
+
+
+def _memory(row: Mapping[str, str], which: str) -> tuple[str, int]:
     """A default or a limit of memory: of what, and MB."""
-    if "DefMemPerGPU" in defaults:
-        return "gpu", int(defaults["DefMemPerGPU"])
     for name, of in (("PerNode", "node"), ("PerCPU", "cpu")):
         if number := _whole(row.get(f"{which}Mem{name}", "")):
             return of, number

@@ -98,7 +98,7 @@ def planned_again(
 
 def _own_values(run: RunDir, job: JobRecord, *, other_cluster: bool) -> Layer:
     """The values of a run; on another cluster without those that belong to the old one."""
-    before = Layer().put_all(job.spec, str(run.job))
+    before = Layer(file=str(run.job)).put_all(job.spec, str(run.job))
     before.sources |= dict.fromkeys(job.forced, FORCED)
     if other_cluster:
         for name in ("template", "launcher", *job.site_values):

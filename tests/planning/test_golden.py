@@ -1,6 +1,7 @@
 """The whole scripts: what a change does to them is seen in the diff of tests/golden."""
 
 import itertools
+import re
 import shutil
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 from sites import CHECKOUT, Site
 
+from hpcddp import __version__
 from hpcddp.launch import launchers
 from hpcddp.launch.launchers import LAUNCHERS, Launcher
 from hpcddp.planning.jobfile import Layer
@@ -17,7 +19,8 @@ from hpcddp.planning.plan import Plan
 from hpcddp.rundir import RunDir
 
 GOLDEN = CHECKOUT / "tests" / "golden"
-RUN = RunDir("/home/ann/work/runs/toy-20300101-0000-abcd")
+WORK = "/home/ann/work"
+RUN = RunDir(f"{WORK}/runs/toy-20300101-0000-abcd")
 PROFILE = """
 gpu_option = "gres"
 gpu_type = "a100"
@@ -58,6 +61,8 @@ echo "ranks left with $code"
 {{ super() }}
 {% endblock %}
 """
+# The blocks that TEMPLATE adds.
+OF_THE_SITE = ("#SBATCH --array", "ulimit", "echo")
 
 
 def bare(site: Site, name: str) -> Plan:
@@ -92,8 +97,11 @@ def full(site: Site, launcher: str, backend: str, program: bool) -> Plan:
 
 
 def text_of(plan: Plan) -> str:
-    plan = replace(plan, workdir=Path("/home/ann/work"))
-    return plan.render(RUN, plan.worker_command(RUN)).replace(sys.executable, "/venv/bin/python")
+    here = str(plan.workdir)
+    origin = plan.origin._replace(line=("submit", "toy", "--nodes", "2", "--gpus", "4"))
+    plan = replace(plan, workdir=Path(WORK), origin=origin)
+    text = plan.render(RUN, plan.worker_command(RUN)).replace(sys.executable, "/venv/bin/python")
+    return text.replace(here, WORK).replace(f"hpcddp {__version__}", "hpcddp VERSION")
 
 
 @pytest.fixture
@@ -126,6 +134,14 @@ def test_the_scripts_are_as_they_were(site: Site, installed: None) -> None:
     kept = {path.stem for path in GOLDEN.glob("*.sbatch")}
     assert not changed, f"{changed}: if this is meant: cp {new}/*.sbatch {GOLDEN}"
     assert kept == set(texts)
+
+
+@pytest.mark.parametrize("path", sorted(GOLDEN.glob("*.sbatch")), ids=lambda p: p.stem)
+def test_each_block_begins_with_a_comment(path: Path) -> None:
+    blocks = re.split(r"\n\n+", path.read_text().removeprefix("#!/bin/bash\n").strip())
+    ours = [block for block in blocks if not block.startswith(OF_THE_SITE)]
+    assert len(ours) > 15
+    assert [block for block in ours if not re.match(r"# \w", block)] == []
 
 
 @pytest.mark.parametrize("path", sorted(GOLDEN.glob("*.sbatch")), ids=lambda p: p.stem)

@@ -21,11 +21,16 @@ class ClusterNow:
         site: the rules of Slurm and of the job's partition.
         partitions: all that there are, hidden ones too.
         kinds: of nodes, in all partitions.
+        counts_memory: Slurm gives memory to jobs, as it does CPUs.
+        default_memory: of a job in a partition without a default: (node or cpu, MB); ("", 0) for
+            all of a node.
     """
 
     site: Site | None = None
     partitions: tuple[Partition, ...] = ()
     kinds: tuple[NodeKind, ...] = ()
+    counts_memory: bool = False
+    default_memory: tuple[str, int] = ("", 0)
 
     def kinds_for(self, job: JobSpec, gpus: int, kind: str = "") -> list[NodeKind]:
         """The kinds of nodes that a job can land on.
@@ -66,4 +71,8 @@ def read(job: JobSpec, config: dict[str, str] | None = None) -> ClusterNow:
         kinds = tuple(node_kinds.read())
     except SlurmUnreachable:
         kinds = ()
-    return ClusterNow(site, tuple(partitions.parse(rows)), kinds)
+    counts = "MEMORY" in said.get("SelectTypeParameters", "").upper()
+    counts = counts and "cons" in said.get("SelectType", "")
+    return ClusterNow(
+        site, tuple(partitions.parse(rows)), kinds, counts, partitions.default_memory(said)
+    )

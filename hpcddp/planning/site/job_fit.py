@@ -1,32 +1,64 @@
-"""Whether the job of a plan fits its cluster."""
+"""How the job of a plan fits its cluster: notes, and the memory to ask for."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from hpcddp import strategy
 from hpcddp.errors import ClusterError
 from hpcddp.planning.asked import Asked
 from hpcddp.planning.gpu_request import GpuRequest
-from hpcddp.planning.site import fitting, site_facts
+from hpcddp.planning.site import fitting, node_memory, site_facts
 from hpcddp.planning.site.cluster_now import ClusterNow
+from hpcddp.planning.site.site_facts import SiteFacts
 from hpcddp.planning.site.wanted import Wanted
+from hpcddp.slurm.node_kinds import NodeKind
 
 
-def notes(asked: Asked, now: ClusterNow, request: GpuRequest, cpus: int) -> list[str]:
-    """Notes for the user on whether the job fits.
+class JobFit(NamedTuple):
+    """How a job fits.
 
     Args:
+        notes: for the user.
+        memory_mb: to ask for on each node; 0 to ask for none.
+    """
+
+    notes: list[str]
+    memory_mb: int = 0
+
+
+def of(
+    asked: Asked,
+    now: ClusterNow,
+    request: GpuRequest,
+    kinds: Sequence[NodeKind],
+    cpus: int,
+    environ: Mapping[str, str],
+) -> JobFit:
+    """How a job fits its cluster.
+
+    Args:
+        kinds: the kinds of nodes that the job can land on.
         cpus: of a rank.
+        environ: the user's.
 
     Raises:
         ClusterError: it cannot run.
     """
     if not now.site:  # Slurm was not asked, or did not answer
-        return []
+        return JobFit([])
     gpus, ranks = asked.gpus, strategy.processes(asked.spec.strategy, asked.gpus)
     wanted = Wanted(asked.spec, asked.sources, asked.nodes, gpus if request.option else 0,
                     request.type, cpus * ranks)  # fmt: skip
+    facts, damaged = _recorded(asked)
+    notes = [*damaged, *fitting.check(wanted, now, facts)]
+    return JobFit(notes, node_memory.share(wanted, now, kinds, facts, environ))
+
+
+def _recorded(asked: Asked) -> tuple[SiteFacts | None, list[str]]:
+    """The facts recorded with the profile, and a note if they are damaged."""
     try:
-        facts = site_facts.load(asked.profile.path)
+        return site_facts.load(asked.profile.path), []
     except ClusterError as error:
-        return [f"{error.where}: {error.what}; {error.hint}", *fitting.check(wanted, now, None)]
-    return fitting.check(wanted, now, facts)
+        return None, [f"{error.where}: {error.what}; {error.hint}"]

@@ -31,8 +31,9 @@ class Wanted:
     cpus: int
 
     def option(self, name: str) -> str:
-        """The value of an sbatch option; "" without one."""
-        return str(self.job.slurm.get(name, ""))
+        """The value of an sbatch option; "" without one, and for false, which leaves it out."""
+        value = self.job.slurm.get(name, "")
+        return "" if value is False else str(value)
 
     def source(self, name: str) -> str:
         """Where a value was set."""

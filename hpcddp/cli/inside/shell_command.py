@@ -1,0 +1,28 @@
+"""`hpcddp shell`: a shell beside a rank."""
+
+from __future__ import annotations
+
+import click
+
+from hpcddp.cli import completion
+from hpcddp.cli.options import complete_runs, runs_option, runs_root
+
+
+@click.command()
+@click.argument("run", shell_complete=complete_runs)
+@click.option("--rank", metavar="N", type=click.IntRange(min=0), default=0, show_default=True,
+              shell_complete=completion.ranks, help="The rank.")  # fmt: skip
+@runs_option
+def shell(run: str, rank: int, runs: str | None) -> None:
+    """Start a shell on the node of a rank of RUN, with the rank's variables, in its folder.
+
+    It shares the job's CPUs and GPUs with the ranks, and ends with the job. Commands can come from
+    standard input:
+
+    \b
+      echo nvidia-smi | hpcddp shell last --rank 3
+    """
+    from hpcddp.inside import job_shell
+    from hpcddp.submit import submission
+
+    job_shell.become(submission.find(runs_root(runs), run), rank)

@@ -1,0 +1,44 @@
+"""A rank answers a signal with the stack of its main thread.
+
+faulthandler handles the signal in C, also while the rank waits in a collective and another thread
+holds Python's lock. It writes to a file in memory (memfd_create(2)), which stack_reader.py finds in
+/proc: no disk has to answer, and no folder gets a file. The main thread handles the signal and
+writes its own stack, as another thread's may change while it is read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Mapping
+
+from hpcddp.topology import Rank
+
+SIGNAL = signal.SIGRTMIN + 5  # train/monitor/hang_report.py uses the one before
+NAME = "hpcddp-stack"
+SHELL = "HPCDDP_SHELL"  # set in a shell in the environment of a rank, which is no rank
+
+_process = 0  # the process that answers; a forked child is another one
+
+
+def answer(environ: Mapping[str, str]) -> None:
+    """Answer from now on, in this process, if it is a rank; a program's own handler stays."""
+    global _process
+    if _process == os.getpid() or SHELL in environ:
+        return
+    with contextlib.suppress(Exception):  # no rank, or no memfd: the training works without it
+        rank = Rank.from_env(environ)
+        if signal.getsignal(SIGNAL) is signal.SIG_DFL:
+            _register(rank)
+            _process = os.getpid()
+
+
+def _register(rank: Rank) -> None:
+    import faulthandler
+    import fcntl
+
+    name = f"{NAME}-{rank.world_rank}-{rank.world_size}-{rank.local_size}"
+    file = os.memfd_create(name)
+    fcntl.fcntl(file, fcntl.F_SETFL, os.O_APPEND)  # a reader empties it
+    faulthandler.register(SIGNAL, file, all_threads=False)
