@@ -40,7 +40,7 @@ def test_it_is_short() -> None:
     assert README.stat().st_size <= MOST
 
 
-@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"])
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"])
 def test_its_links_lead_somewhere(name: str) -> None:
     """Also those of the pages beside it, which are no part of the site."""
     assert broken(CHECKOUT / name) == []

@@ -1,8 +1,10 @@
-"""The files below share/ that a wheel brings beside the package: `scripts/share` makes them anew.
+"""The files below share/ that a wheel brings beside the package. `scripts/share` makes them anew.
 
-man/man1/                           man pages, from the help
-bash-completion/, zsh/, fish/       completions, as click writes them
-modulefiles/hpcddp/VERSION          an environment module
+    man/man1/                           man pages, from the help
+    bash-completion/, zsh/, fish/       completions, as click writes them
+    modulefiles/hpcddp/VERSION          an environment module
+
+They lie in the repository, and setup.cfg names their places.
 """
 
 from __future__ import annotations
