@@ -70,7 +70,7 @@ def leaks(folder: Path) -> list[str]:
 def test_the_environment_is_written_nowhere(toy: Site, command: Command) -> None:
     """Neither at a submission, nor by ranks that train, nor by one that fails."""
     toy.write("fails.py", "import os\nassert os.environ['HF_TOKEN']\nraise ValueError('no')\n")
-    trained = command("submit", "--gpus", "2", **SECRETS)
+    trained = command("submit", "--gpus", "1", **SECRETS)
     assert trained.code == 0, trained.text
     failed = command("submit", "--no-snapshot", "--", sys.executable, "fails.py", **SECRETS)
     assert failed.code == 1 and "ValueError: no" in failed.text
