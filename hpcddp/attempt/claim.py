@@ -96,7 +96,7 @@ def begin(
     in_slurm = job.backend == "slurm"
     if in_slurm:
         check_surroundings(run, job)
-        run = element(run)
+        run = element(run, check_owner)
     facts = life(run, my_job(), pid) if in_slurm else ledger.life(str(pid), pid)
     request = read_json(run.request)
     if want := asked(run, facts.job_id, follows, instead):

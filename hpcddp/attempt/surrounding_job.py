@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 from hpcddp import record
@@ -38,15 +39,20 @@ def my_job() -> str:
     return f"{array}_{task}" if array and task else os.environ.get("SLURM_JOB_ID", "")
 
 
-def element(run: RunDir) -> RunDir:
-    """The run of an array's element: a folder of its own beside the script's."""
+def element(run: RunDir, check: Callable[[RunDir], None]) -> RunDir:
+    """The run of an array's element: a folder of its own beside the script's.
+
+    Args:
+        check: refuses a folder of another user, who may have made it before.
+    """
     task = os.environ.get("SLURM_ARRAY_TASK_ID", "")
     if not task:
         return run
     own = RunDir(run.path.with_name(f"{run.name}_{task}"))
+    with contextlib.suppress(FileExistsError):
+        own.path.mkdir(mode=0o700)
+    check(own)
     if not own.job.exists():
-        with contextlib.suppress(FileExistsError):
-            own.path.mkdir(mode=0o700)
         own.attempts.mkdir(exist_ok=True)
         own.host.write_bytes(run.host.read_bytes())
         own.script.write_bytes(_script_of(own, run.script.read_bytes()))

@@ -278,6 +278,24 @@ def test_shards_of_others_are_read(tmp_path):
     assert numbers(dataset) == [(1, 0), (2, 1), (3, 1), (4, 1), (5, 2)]
 
 
+def test_names_in_a_shard_never_become_paths(tmp_path, monkeypatch):
+    """A shard is read in place: nothing is unpacked, and links in it are no samples."""
+    secret = tmp_path / "secret.png"
+    secret.write_bytes(picture(7))
+    shard = tmp_path / "data" / "0.tar"
+    write_tar(shard, {"../../evil/1.png": picture(1), "..//x/../2.png": picture(2)})
+    with tarfile.open(shard, "a") as tar:
+        for name, kind in (("cat/3.png", tarfile.SYMTYPE), ("cat/4.png", tarfile.LNKTYPE)):
+            member = tarfile.TarInfo(name)
+            member.type, member.linkname = kind, str(secret)
+            tar.addfile(member)
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    before = sorted(tmp_path.rglob("*"))
+    assert [number for number, _ in numbers(ImageFolder(shard.parent))] == [1, 2]
+    assert sorted(tmp_path.rglob("*")) == before
+
+
 def test_numbers_of_classes_are_their_own_unless_they_are_far_too_large(tmp_path):
     few = {"1.cls": b"7", "1.png": picture(1), "2.cls": b"2", "2.png": picture(2)}
     write_tar(tmp_path / "few" / "0.tar", few)

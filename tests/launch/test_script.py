@@ -333,6 +333,24 @@ def test_an_arrays_element_has_a_script_of_its_own(
     assert ledger.attempts(run) == []
 
 
+def test_an_elements_folder_that_others_may_have_made_is_not_used(
+    site: Site, script: Callable[..., RunDir], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its name is known beforehand. Nothing is written into it either."""
+    run = script(srun='touch "${0%/*}/started"')
+    monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "5")
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "1")
+    theirs, mine = run.path.with_name(f"{run.name}_1"), site.write("mine", "precious")
+    theirs.mkdir()
+    theirs.chmod(0o770)
+    (theirs / "host.pyz").symlink_to(mine)
+    done = start(run)
+    assert done.returncode == 1
+    assert f"{theirs}: owned or writable by another user" in done.stderr
+    assert mine.read_text() == "precious" and [*theirs.iterdir()] == [theirs / "host.pyz"]
+    assert not (site.bin / "started").exists()
+
+
 ENDS = """
 case "$*" in
   *config*) echo 'ProctrackType = proctrack/linuxproc' ;;
