@@ -62,6 +62,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.slurm)
+        for mark in item.iter_markers("smoke"):
+            item.user_properties.append(("smoke", mark.args[0]))
 
 
 @pytest.hookimpl(wrapper=True)
