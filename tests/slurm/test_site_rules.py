@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from .desk import Desk
+from .desk import wait_for
 from .test_hardships import Site, site  # noqa: F401
 
 LUA = """\
@@ -34,8 +34,10 @@ def test_the_words_of_a_script_that_refuses_the_job_are_shown(site: Site) -> Non
     (home / "job_submit.lua").write_text(LUA)
     with (home / "slurm.conf").open("a") as conf:
         conf.write("JobSubmitPlugins=lua\n")
-    desk.slurm.sandbox.stop_daemon("slurmctld")
-    desk.slurm.sandbox.start_daemon("slurmctld")
+    sandbox = desk.slurm.sandbox
+    sandbox.stop_daemon("slurmctld")
+    sandbox.start_daemon("slurmctld")
+    wait_for(lambda: set(sandbox.status()["nodes"].values()) == {"idle"})
     for given, words in (
         ((), "say who pays, with --account"),
         (("--account", "lab"), "say how long, with --time"),
@@ -61,7 +63,7 @@ def test_a_limit_of_the_account_is_told(site: Site) -> None:  # noqa: F811
     account("modify", "account", "lab", "set", "GrpTRES=node=1")
     run = desk.submit("--account", "lab", "--nodes", "2", "--gpus", "1")
     waits = desk.until(lambda s: "AssocGrpNodeLimit" in s["reason"], run)
-    assert "the limit of the account" in waits["reason"] and "nodes" in waits["reason"], waits
+    assert "more nodes than the account allows all jobs together" in waits["reason"], waits
     account("modify", "account", "lab", "set", "GrpTRES=node=-1")
     ended = desk.until(lambda s: s["state"] == "COMPLETED", run)
     shown = desk.slurm.run("sacct", "-nPX", "-o", "State", "-j", ended["job_id"], check=True)

@@ -20,9 +20,7 @@ CHECKOUT = Path(__file__).parents[2]
 SUITES = {"20.11": "bullseye", "22.05": "bookworm", "24.11": "trixie", "26.05": "sid"}
 OVERLAID = {"20.11"}  # its libc is too old for our Python: its programs run on this root instead
 HERE = "22.05"  # what scripts/test installs on Debian 12: this root as it is
-PACKAGES = (
-    "python3,slurm-wlm,slurmctld,slurmd,slurm-client,munge,slurmdbd,mariadb-server,procps"
-)
+PACKAGES = "python3,slurm-wlm,slurmctld,slurmd,slurm-client,munge,slurmdbd,mariadb-server,procps"
 LAYER = "layer"  # in the folder of an overlaid release
 MARK = "hpcddp-slurm.json"  # written last: the folder is complete
 PATH = "/usr/bin:/bin:/usr/sbin:/sbin"
@@ -110,7 +108,7 @@ def _set_up(version: str) -> None:
         _bootstrap(version, new)
         slurm = _version("chroot", str(new), "/usr/sbin/slurmd")
         if not slurm.startswith(f"{version}."):
-            raise ReleaseError(f"Debian's {SUITES[version]} has Slurm {slurm}")
+            raise ReleaseError(f"Debian's {SUITES[version]} has Slurm {slurm or 'of no version'}")
         facts = {"slurm": slurm, "suite": SUITES[version]}
         (new / MARK).write_text(json.dumps(facts) + "\n")
         new.rename(folder(version))
@@ -237,7 +235,7 @@ def run(version: str, argv: Sequence[str], folders: Sequence[Path] = ()) -> int:
             "layer": str(folder(version) / LAYER) if version in OVERLAID else "",
             "stage": str(stage),
             "folders": sorted({str(path) for path in (*own_folders(), *folders)}),
-            "cwd": os.getcwd(),
+            "cwd": str(Path.cwd()),
         }
         init = [sys.executable, "-I", str(Path(__file__).with_name("slurm_namespace.py"))]
         command = [*TOGETHER, *NAMESPACES, *init, json.dumps(facts), *argv]

@@ -42,7 +42,7 @@ def _run(version: str, quick: bool) -> Row:
     with tempfile.TemporaryDirectory(prefix="smoke-", dir=slurm_releases.root()) as made:
         report = Path(made, "report.xml")
         python = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider"]
-        chosen = ["-m", "smoke and not full" if quick else "smoke", "--full"]
+        chosen = ["--smoke", *(["-m", "not full"] if quick else [])]
         code = slurm_releases.run(
             version, [*python, *chosen, f"--junitxml={report}", "tests/slurm"], [Path(made)]
         )
@@ -82,7 +82,7 @@ def table(rows: Mapping[str, Row]) -> str:
     heads = [row.get(SLURM, version) for version, row in rows.items()]
     lines = [["Slurm", *heads], ["---"] * (1 + len(heads))]
     for test in dict.fromkeys(tests):
-        lines.append([test, *(row.get(test, "not run") for row in rows.values())])
+        lines += [[test, *(row.get(test, "not run") for row in rows.values())]]
     text = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
     reasons = [f"{version}: {row[REASON]}" for version, row in rows.items() if REASON in row]
     return "\n\n".join([text, *reasons])
