@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -173,3 +174,18 @@ def test_a_test_that_failed_once_failed() -> None:
         "",
         "26.05: no root",
     ]
+
+
+def test_readme_tells_what_was_recorded() -> None:
+    rows = json.loads(slurm_smoke.RECORD.read_text())
+    assert slurm_smoke.summary(rows) in (CHECKOUT / "README.md").read_text()
+    assert list(rows) == list(slurm_releases.SUITES)
+
+
+def test_what_was_recorded_is_the_smoke_set() -> None:
+    """A new test belongs into the table."""
+    texts = [path.read_text() for path in (CHECKOUT / "tests/slurm").glob("test_*.py")]
+    marked = {label for text in texts for label in re.findall(r'mark\.smoke\("([^"]+)"', text)}
+    assert marked
+    for row in json.loads(slurm_smoke.RECORD.read_text()).values():
+        assert row.keys() == {"reason"} or row.keys() == {"slurm", *marked}

@@ -41,7 +41,7 @@ def test_submit_and_render_run_the_same_job(desk: Desk, pytestconfig: pytest.Con
     assert submitted == script.replace(ended["run"], "RUN")
 
 
-@pytest.mark.smoke("submit")
+@pytest.mark.smoke("submit", quick=True)
 def test_rank_map_is_gathered_from_the_ranks(desk: Desk) -> None:
     run = desk.submit("--nodes", "2", "--gpus", "2", "--follow")
     folder = Path(desk.status(run)["path"])

@@ -39,7 +39,7 @@ def finished(desk: Desk, run: str) -> RunDir:
     return desk.run(run)
 
 
-@pytest.mark.smoke("preemption")
+@pytest.mark.smoke("preemption", quick=True)
 def test_a_preempted_job_comes_back_and_loses_nothing(desk: Desk) -> None:
     run = desk.submit(*SIZE)
     job = desk.training(run, step=30)["job_id"]
@@ -130,7 +130,8 @@ def killed(run: RunDir) -> bool:
 
 
 @pytest.mark.parametrize(
-    "when", ["pending", pytest.param("step", marks=pytest.mark.smoke("cancellation"))]
+    "when",
+    ["pending", pytest.param("step", marks=pytest.mark.smoke("cancellation", quick=True))],
 )
 def test_what_a_person_cancels_stays_so(desk: Desk, when: str) -> None:
     run = desk.submit(*SIZE, *(["--sbatch", "hold=true"] if when == "pending" else []))

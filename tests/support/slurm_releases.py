@@ -16,6 +16,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import slurm_overlay
+
 CHECKOUT = Path(__file__).parents[2]
 SUITES = {"20.11": "bullseye", "22.05": "bookworm", "24.11": "trixie", "26.05": "sid"}
 OVERLAID = {"20.11"}  # its libc is too old for our Python: its programs run on this root instead
@@ -90,9 +92,9 @@ def set_up(version: str) -> None:
         why.unlink(missing_ok=True)
         try:
             _set_up(version)
-        except ReleaseError as error:
+        except (ReleaseError, OSError, subprocess.CalledProcessError) as error:
             why.write_text(f"{error}\n")
-            raise
+            raise ReleaseError(str(error)) from error
 
 
 def _set_up(version: str) -> None:
@@ -109,6 +111,8 @@ def _set_up(version: str) -> None:
         slurm = _version("chroot", str(new), "/usr/sbin/slurmd")
         if not slurm.startswith(f"{version}."):
             raise ReleaseError(f"Debian's {SUITES[version]} has Slurm {slurm or 'of no version'}")
+        if version in OVERLAID:
+            slurm_overlay.make(new, new / LAYER)
         facts = {"slurm": slurm, "suite": SUITES[version]}
         (new / MARK).write_text(json.dumps(facts) + "\n")
         new.rename(folder(version))
@@ -122,6 +126,9 @@ def _bootstrap(version: str, new: Path) -> None:
     policy.parent.mkdir(parents=True)
     policy.write_text("#!/bin/sh\nexit 101\n")
     policy.chmod(0o755)
+    config = new / "etc/dpkg/dpkg.cfg.d/hpcddp"
+    config.parent.mkdir(parents=True)
+    config.write_text("force-unsafe-io\n")  # what is half there after a crash is removed anyway
     made = ["debootstrap", "--variant=minbase", f"--include={PACKAGES}", SUITES[version], str(new)]
     made += mirror()
     private = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")

@@ -20,7 +20,7 @@ def run(versions: Sequence[str] = (), quick: bool = False) -> dict[str, Row]:
 
     Args:
         versions: only these, and only if they are set up; all of them are set up first otherwise.
-        quick: without the tests marked `full`.
+        quick: only the tests marked with `quick=True`.
     """
     rows = {}
     for version in versions or SUITES:
@@ -42,9 +42,9 @@ def _run(version: str, quick: bool) -> Row:
     with tempfile.TemporaryDirectory(prefix="smoke-", dir=slurm_releases.root()) as made:
         report = Path(made, "report.xml")
         python = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider"]
-        chosen = ["--smoke", *(["-m", "not full"] if quick else [])]
+        chosen = f"--smoke={'quick' if quick else 'all'}"
         code = slurm_releases.run(
-            version, [*python, *chosen, f"--junitxml={report}", "tests/slurm"], [Path(made)]
+            version, [*python, chosen, f"--junitxml={report}", "tests/slurm"], [Path(made)]
         )
         if not report.exists():
             raise ReleaseError(f"pytest gave no report; its exit code is {code}")
@@ -86,6 +86,20 @@ def table(rows: Mapping[str, Row]) -> str:
     text = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
     reasons = [f"{version}: {row[REASON]}" for version, row in rows.items() if REASON in row]
     return "\n\n".join([text, *reasons])
+
+
+def summary(rows: Mapping[str, Row]) -> str:
+    """For README: each release with how many tests passed, and which did not."""
+    lines = ["| Slurm | tests passed |", "| --- | --- |"]
+    names = {}
+    for version, row in rows.items():
+        tests = {name: outcome for name, outcome in row.items() if name not in (REASON, SLURM)}
+        names |= tests
+        passed = sum(outcome == "passed" for outcome in tests.values())
+        others = [f"{name} {outcome}" for name, outcome in tests.items() if outcome != "passed"]
+        text = "; ".join([f"{passed} of {len(tests)}", *others]) if tests else row[REASON]
+        lines.append(f"| {row.get(SLURM, version)} | {text} |")
+    return f"The tests: {', '.join(names)}.\n\n" + "\n".join(lines)
 
 
 def record(path: Path, rows: Mapping[str, Row]) -> None:

@@ -39,7 +39,7 @@ def parser() -> argparse.ArgumentParser:
             one.add_argument("command", nargs=argparse.REMAINDER)
     smoke = verb("smoke", tests, "Run the tests marked `smoke` on each Slurm; one table.")
     smoke.add_argument("versions", nargs="*", metavar="VERSION", help="only these; never downloads")
-    smoke.add_argument("--quick", action="store_true", help="without the long ones")
+    smoke.add_argument("--quick", action="store_true", help="only a few tests")
     smoke.add_argument("--record", type=Path, metavar="FILE", help="write what came out, as JSON")
     return made
 
