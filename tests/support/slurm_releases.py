@@ -84,9 +84,11 @@ def set_up(version: str) -> None:
     Raises:
         ReleaseError: it cannot be had here; its reason is kept, and nothing else.
     """
+    if ready(version):
+        return
     root().mkdir(parents=True, exist_ok=True)
     with locked(f"{version}.lock", fcntl.LOCK_EX):
-        if ready(version):
+        if ready(version):  # another process was first
             return
         why = root() / f"{version}.reason"
         why.unlink(missing_ok=True)
@@ -113,6 +115,7 @@ def _set_up(version: str) -> None:
             raise ReleaseError(f"Debian's {SUITES[version]} has Slurm {slurm or 'of no version'}")
         if version in OVERLAID:
             slurm_overlay.make(new, new / LAYER)
+        (new / "etc/hosts").touch()  # each run has its own there
         facts = {"slurm": slurm, "suite": SUITES[version]}
         (new / MARK).write_text(json.dumps(facts) + "\n")
         new.rename(folder(version))
