@@ -19,7 +19,8 @@ from typing import Any
 
 SYSTEM = ("usr", "etc", "var", "bin", "sbin", "lib", "lib32", "lib64", "libx32")
 NEW = ("tmp", "run", "root", "home", "mnt", "proc", "sys", "dev", "old")
-GET_FLAGS, SET_FLAGS, UP = 0x8913, 0x8914, 1  # of a network interface; see netdevice(7)
+GET_FLAGS, SET_FLAGS, SET_ADDRESS, UP = 0x8913, 0x8914, 0x8916, 1  # see netdevice(7)
+ADDRESS = "192.0.2.1"  # of no real network (RFC 5737)
 MNT_DETACH = 2
 
 
@@ -38,11 +39,17 @@ def main(facts: dict[str, Any], argv: Sequence[str]) -> int:
 
 
 def loopback() -> None:
-    """Bring up `lo`, the only interface of a new network namespace."""
+    """Bring up `lo`, the only interface of a new network namespace, with a second address.
+
+    Where a machine has 127.0.0.1 alone, getaddrinfo(3) with AI_ADDRCONFIG, as Slurm calls it, knows
+    no name at all.
+    """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         request = struct.pack("16sh14x", b"lo", 0)
         _, flags = struct.unpack("16sh14x", fcntl.ioctl(any_socket, GET_FLAGS, request))
         fcntl.ioctl(any_socket, SET_FLAGS, struct.pack("16sh14x", b"lo", flags | UP))
+        address = struct.pack("HH4s8x", socket.AF_INET, 0, socket.inet_aton(ADDRESS))
+        fcntl.ioctl(any_socket, SET_ADDRESS, struct.pack("16s16s", b"lo:1", address))
 
 
 def build(stage: Path, source: Path, layer: str, folders: Sequence[Path]) -> None:
