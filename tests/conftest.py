@@ -24,14 +24,25 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a script that starts th
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="run the long tests too")
+    text = "run only the tests marked smoke, long ones too, or those marked quick=True of them"
+    parser.addoption("--smoke", choices=("all", "quick"), help=text)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """The long ones belong to `scripts/test --full` alone."""
-    if not config.getoption("--full"):
-        long = [item for item in items if item.get_closest_marker("full")]
-        items[:] = [item for item in items if item not in long]
-        config.hook.pytest_deselected(items=long)
+    """The long ones belong to `scripts/test --full` and to the smoke set."""
+    if which := config.getoption("--smoke"):
+        left_out = [item for item in items if not _in_smoke_set(item, which == "quick")]
+    elif not config.getoption("--full"):
+        left_out = [item for item in items if item.get_closest_marker("full")]
+    else:
+        return
+    items[:] = [item for item in items if item not in left_out]
+    config.hook.pytest_deselected(items=left_out)
+
+
+def _in_smoke_set(item: pytest.Item, quick: bool) -> bool:
+    mark = item.get_closest_marker("smoke")
+    return mark is not None and (not quick or bool(mark.kwargs.get("quick")))
 
 
 @pytest.fixture

@@ -40,7 +40,8 @@ def slurm(pytestconfig: pytest.Config) -> Iterator[Slurm]:
     with tempfile.TemporaryDirectory(prefix="hpcddp-", dir="/tmp") as parent:
         sandbox = Sandbox(Path(parent, "slurm"))
         try:
-            sandbox.up(Settings(accounting=False, grace=10, kill_wait=10))  # for a slow machine
+            nodes = 2 if pytestconfig.getoption("--smoke") else 4
+            sandbox.up(Settings(nodes, accounting=False, grace=10, kill_wait=10))  # slow machines
             pytestconfig.stash[LOGS] = sandbox.logs
             yield Slurm(sandbox, clean_environ(sandbox))
         finally:
@@ -62,6 +63,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.slurm)
+        for mark in item.iter_markers("smoke"):
+            item.user_properties.append(("smoke", mark.args[0]))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -15,6 +15,7 @@ from .conftest import Slurm
 from .desk import HPCDDP, LONG, Desk, make_toy, wait_for
 
 
+@pytest.mark.smoke("plain sbatch")
 def test_submit_and_render_run_the_same_job(desk: Desk, pytestconfig: pytest.Config) -> None:
     gpus = 4 if pytestconfig.getoption("--full") else 2
     size, last_rank = ("--nodes", "2", "--gpus", str(gpus)), 2 * gpus - 1
@@ -40,6 +41,7 @@ def test_submit_and_render_run_the_same_job(desk: Desk, pytestconfig: pytest.Con
     assert submitted == script.replace(ended["run"], "RUN")
 
 
+@pytest.mark.smoke("submit", quick=True)
 def test_rank_map_is_gathered_from_the_ranks(desk: Desk) -> None:
     run = desk.submit("--nodes", "2", "--gpus", "2", "--follow")
     folder = Path(desk.status(run)["path"])

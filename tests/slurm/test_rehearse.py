@@ -159,7 +159,12 @@ def test_twenty_preemptions(user: tuple[Path, dict[str, str]]) -> None:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    "seed", [19, pytest.param(37, marks=pytest.mark.full)], ids=["the second", "the first"]
+    "seed",
+    [
+        pytest.param(19, marks=pytest.mark.smoke("loss of a node")),
+        pytest.param(37, marks=pytest.mark.full),
+    ],
+    ids=["the second", "the first"],
 )
 def test_a_node_dies(user: tuple[Path, dict[str, str]], seed: int) -> None:
     """With its daemon, its step daemon and its ranks. It costs what is not saved: steps are longer

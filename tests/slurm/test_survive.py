@@ -39,6 +39,7 @@ def finished(desk: Desk, run: str) -> RunDir:
     return desk.run(run)
 
 
+@pytest.mark.smoke("preemption", quick=True)
 def test_a_preempted_job_comes_back_and_loses_nothing(desk: Desk) -> None:
     run = desk.submit(*SIZE)
     job = desk.training(run, step=30)["job_id"]
@@ -108,6 +109,7 @@ def model():
     assert "raise ValueError('always at 20')" in told and told.count("Traceback") == 1
 
 
+@pytest.mark.smoke("crash of a rank")
 def test_a_killed_rank_comes_back(desk: Desk) -> None:
     run = desk.submit(*STEADY, "--set", "checkpoint.every=20")
     folder = Path(desk.training(run, step=30)["path"])
@@ -127,7 +129,10 @@ def killed(run: RunDir) -> bool:
         return True
 
 
-@pytest.mark.parametrize("when", ["pending", "step"])
+@pytest.mark.parametrize(
+    "when",
+    ["pending", pytest.param("step", marks=pytest.mark.smoke("cancellation", quick=True))],
+)
 def test_what_a_person_cancels_stays_so(desk: Desk, when: str) -> None:
     run = desk.submit(*SIZE, *(["--sbatch", "hold=true"] if when == "pending" else []))
     job = desk.until(lambda s: bool(s["job_id"]), run)["job_id"]

@@ -1,0 +1,106 @@
+"""The tests marked `smoke` on each Slurm release, and the table of what came out."""
+
+import json
+import sys
+import tempfile
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import slurm_releases
+from slurm_releases import CHECKOUT, SUITES, ReleaseError
+
+RECORD = CHECKOUT / "tests/golden/slurms.json"  # what README's table shows
+REASON, SLURM = "reason", "slurm"  # a row's own keys; the others name tests
+Row = dict[str, str]
+
+
+def run(versions: Sequence[str] = (), quick: bool = False) -> dict[str, Row]:
+    """Release -> its row: what each test came to, or the reason why there is none.
+
+    Args:
+        versions: only these, and only if they are set up; all of them are set up first otherwise.
+        quick: only the tests marked with `quick=True`.
+    """
+    rows = {}
+    for version in versions or SUITES:
+        try:
+            if not versions:
+                print(f"Slurm {version}: set-up", flush=True)
+                slurm_releases.set_up(version)
+            elif not slurm_releases.ready(version):
+                raise ReleaseError(slurm_releases.state(version))
+            rows[version] = _run(version, quick)
+        except ReleaseError as error:
+            rows[version] = {REASON: str(error)}
+    return rows
+
+
+def _run(version: str, quick: bool) -> Row:
+    slurm = slurm_releases.state(version).split()[2].rstrip(",")
+    print(f"Slurm {slurm}: tests", flush=True)
+    with tempfile.TemporaryDirectory(prefix="smoke-", dir=slurm_releases.root()) as made:
+        report = Path(made, "report.xml")
+        python = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider"]
+        chosen = f"--smoke={'quick' if quick else 'all'}"
+        code = slurm_releases.run(
+            version, [*python, chosen, f"--junitxml={report}", "tests/slurm"], [Path(made)]
+        )
+        if not report.exists():
+            raise ReleaseError(f"pytest gave no report; its exit code is {code}")
+        return {SLURM: slurm} | outcomes(report.read_text())
+
+
+def outcomes(report: str) -> Row:
+    """What a report of pytest, in JUnit's format, says of each test marked `smoke`."""
+    row: Row = {}
+    for case in ElementTree.fromstring(report).iter("testcase"):
+        kinds = {child.tag for child in case}
+        outcome = "passed"
+        for tag, word in (("skipped", "skipped"), ("failure", "failed"), ("error", "failed")):
+            outcome = word if tag in kinds else outcome
+        for entry in case.iter("property"):
+            if entry.get("name") == "smoke":
+                label = entry.get("value", "")
+                row[label] = max(row.get(label, ""), outcome, key=_weight)
+    return row
+
+
+def _weight(outcome: str) -> int:
+    """Of two outcomes the heavier one counts."""
+    return ("", "passed", "skipped", "failed").index(outcome)
+
+
+def failures(rows: Mapping[str, Row]) -> int:
+    """Tests that failed. A release that cannot be had is none."""
+    return sum(outcome == "failed" for row in rows.values() for outcome in row.values())
+
+
+def table(rows: Mapping[str, Row]) -> str:
+    """In Markdown: a line for each test, a column for each release."""
+    tests = [name for row in rows.values() for name in row if name not in (REASON, SLURM)]
+    heads = [row.get(SLURM, version) for version, row in rows.items()]
+    lines = [["Slurm", *heads], ["---"] * (1 + len(heads))]
+    for test in dict.fromkeys(tests):
+        lines += [[test, *(row.get(test, "not run") for row in rows.values())]]
+    text = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    reasons = [f"{version}: {row[REASON]}" for version, row in rows.items() if REASON in row]
+    return "\n\n".join([text, *reasons])
+
+
+def summary(rows: Mapping[str, Row]) -> str:
+    """For README: each release with how many tests passed, and which did not."""
+    lines = ["| Slurm | tests passed |", "| --- | --- |"]
+    names = {}
+    for version, row in rows.items():
+        tests = {name: outcome for name, outcome in row.items() if name not in (REASON, SLURM)}
+        names |= tests
+        passed = sum(outcome == "passed" for outcome in tests.values())
+        others = [f"{name} {outcome}" for name, outcome in tests.items() if outcome != "passed"]
+        text = "; ".join([f"{passed} of {len(tests)}", *others]) if tests else row[REASON]
+        lines.append(f"| {row.get(SLURM, version)} | {text} |")
+    return f"The tests: {', '.join(names)}.\n\n" + "\n".join(lines)
+
+
+def record(path: Path, rows: Mapping[str, Row]) -> None:
+    path.write_text(json.dumps(rows, indent=1) + "\n")
