@@ -140,4 +140,3 @@ class LoaderPosition:
                 owner.hpcddp_seed = owner.generator.initial_seed()
         for owner in owners:
             owner.generator.manual_seed(mix(owner.hpcddp_seed, epoch))
-
