@@ -132,7 +132,7 @@ class Run:
             self._batch, self._seen = batch_size(loader), [*range(batches - seen + 1, batches + 1)]
 
     def between(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """The timed batches of the next step, in a loop without ``batches``; saves and stops first."""
+        """The timed batches of the next step, for a loop without ``batches``; saves first."""
         _ = self._due and self._look()
         return self._clock.reading(batches)
 

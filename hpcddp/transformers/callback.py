@@ -71,10 +71,10 @@ class Preemptible(TrainerCallback):
         if self._held:
             self._held.begin()
 
-    def on_step_end(
+    def on_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        """Count the step; called by the Trainer."""
+        """Count the step, before its learning rate changes; called by the Trainer."""
         if self._held:
             self._held.step()
 

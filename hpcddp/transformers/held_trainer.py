@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -46,9 +45,9 @@ class HeldTrainer:
     def __init__(self, trainer: Trainer, options: dict[str, Any]) -> None:
         self._trainer, args = trainer, trainer.args
         self._files = TrainerFiles(trainer, self._own)
-        compiled = bool(args.torch_compile)
+        device = torch.device("cpu") if args.device.type == "cpu" else args.device
         self.run, self._live = attach_framework(
-            trainer.model, self._files, args.device, compiled, **options
+            trainer.model, self._files, device, bool(args.torch_compile), **options
         )
         self._saved = dict(self.run.state.get("transformers") or {})
         self._rank_state = self._files.load()
@@ -86,7 +85,7 @@ class HeldTrainer:
         """Hold the train loader. After a resume with other batches, count the steps anew."""
         self._loader = dataloader
         loaders.keep_workers(dataloader)
-        self._ahead = ReadAhead(dataloader, args.device)
+        self._ahead = ReadAhead(dataloader, self.run.world.device)
         *rest, in_epoch, most = self._originals["set_initial_training_values"](args, dataloader)
         if self.checkpoint:
             self._epoch, self._used = self.run.epoch, self._resumed_batches()

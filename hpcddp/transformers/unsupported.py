@@ -11,7 +11,7 @@ from hpcddp.errors import UserError
 from hpcddp.transformers.held_trainer import METHODS
 from hpcddp.transformers.trainer_files import SAVES
 
-LOADED = ("_load_from_checkpoint", "_load_optimizer_and_scheduler", "store_flos", "save_model")
+NEEDED = (*METHODS, *SAVES, "store_flos", "save_model")
 
 
 def refuse(trainer: Trainer, trial: Any) -> None:
@@ -23,7 +23,7 @@ def refuse(trainer: Trainer, trial: Any) -> None:
     Raises:
         UserError: the run could not resume it exactly.
     """
-    lacks = [name for name in (*METHODS, *SAVES, *LOADED) if not hasattr(trainer, name)]
+    lacks = [name for name in NEEDED if not hasattr(trainer, name)]
     if lacks:
         raise UserError(
             f"unsupported version of transformers: its Trainer has no {lacks[0]}",

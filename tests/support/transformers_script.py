@@ -1,4 +1,4 @@
-"""A transformers Trainer with dropout, draws as the data is read, evaluation and callbacks, on its run.
+"""A transformers Trainer with dropout, augmentation, evaluation and callbacks, on its run.
 
 python transformers_script.py EPOCHS KIND PAUSE
 
@@ -67,6 +67,8 @@ TRAINERS = []
 
 
 def main(epochs, kind, pause):
+    if "saves" in kind:
+        os.makedirs("out/checkpoint-99", exist_ok=True)  # as a killed save leaves it
     args = TrainingArguments(
         output_dir="out",
         num_train_epochs=float(epochs),
@@ -90,7 +92,7 @@ def main(epochs, kind, pause):
     early = EarlyStoppingCallback(100)
     trainer = Trainer(
         model=Net(), args=args, train_dataset=Samples("workers" not in kind),
-        eval_dataset=Samples(True), callbacks=[Preemptible(), early, Pause(float(pause))],
+        eval_dataset=Samples(True), callbacks=[Preemptible(save_every=100), early, Pause(float(pause))],
     )  # fmt: skip
     TRAINERS.append(trainer)
     result = trainer.train()
