@@ -11,6 +11,7 @@ import os
 import random
 import sys
 import time
+from pathlib import Path
 
 import preempted
 import torch
@@ -68,7 +69,7 @@ TRAINERS = []
 
 def main(epochs, kind, pause):
     if "saves" in kind:
-        os.makedirs("out/checkpoint-99", exist_ok=True)  # as a killed save leaves it
+        Path("out/checkpoint-99").mkdir(parents=True, exist_ok=True)  # as a killed save leaves it
     args = TrainingArguments(
         output_dir="out",
         num_train_epochs=float(epochs),
@@ -91,9 +92,12 @@ def main(epochs, kind, pause):
     )
     early = EarlyStoppingCallback(100)
     trainer = Trainer(
-        model=Net(), args=args, train_dataset=Samples("workers" not in kind),
-        eval_dataset=Samples(True), callbacks=[Preemptible(save_every=100), early, Pause(float(pause))],
-    )  # fmt: skip
+        model=Net(),
+        args=args,
+        train_dataset=Samples("workers" not in kind),
+        eval_dataset=Samples(True),
+        callbacks=[Preemptible(save_every=100), early, Pause(float(pause))],
+    )
     TRAINERS.append(trainer)
     result = trainer.train()
     if "fails" in kind and os.environ["HPCDDP_ATTEMPT"] == "1":
