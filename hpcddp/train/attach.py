@@ -55,7 +55,7 @@ class _Nothing:
 
 
 @contextlib.contextmanager
-def _written_down() -> Iterator[None]:
+def written_down() -> Iterator[None]:
     """Record an error that keeps the ranks from starting: the host at fault, or a user error that
     all ranks share."""
     try:
@@ -76,7 +76,7 @@ def _write_down(error: HpcddpError, run: RunDir, rank: Rank) -> None:
     error_record.report(error, attempt, who, stepped=False)
 
 
-@_written_down()
+@written_down()
 def init() -> World:
     """Start the process group, in place of ``torch.distributed.init_process_group``: with NCCL on
     GPUs, else with gloo.
@@ -198,7 +198,7 @@ def _run(world: World, live: Live, compiled: bool, **options: Any) -> Run:
     return Run(world, live, clock, preemption, session, **options)
 
 
-@_written_down()
+@written_down()
 def attach(
     model: nn.Module, optimizer: Optimizer, *,
     scheduler: Any = None, scaler: Any = None, more: Any = None,
@@ -237,7 +237,7 @@ def attach(
     )  # fmt: skip
 
 
-@_written_down()
+@written_down()
 def attach_framework(
     model: nn.Module, files: FrameworkFiles, device: torch.device, compiled: bool, **options: Any
 ) -> tuple[Run, Live]:

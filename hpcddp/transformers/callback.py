@@ -18,8 +18,10 @@ from hpcddp.train.loop import Run
 from hpcddp.transformers.held_trainer import HeldTrainer
 from hpcddp.transformers.unsupported import refuse
 
+TIMES = ("epoch", "_runtime", "_per_second", "_preparation_time")  # no metrics of the model
 
-class Preemptible(TrainerCallback):
+
+class Preemptible(TrainerCallback):  # type: ignore[misc]
     """Callback that lets ``Trainer.train`` continue its run from the newest checkpoint.
 
     It supports one process without wrappers and DistributedDataParallel, a dataset with a length,
@@ -52,12 +54,14 @@ class Preemptible(TrainerCallback):
                 checkpoint.
             given: its other arguments.
         """
-        if self.run:
+        attempt = os.environ["HPCDDP_RUN_DIR"], os.environ.get("HPCDDP_ATTEMPT", "1")
+        if attempt in _attempts:
             raise UserError(
                 "a run supports one call of Trainer.train, and this is another",
                 where="Preemptible",
                 hint="submit a run for each call, or remove the callback from the other Trainer",
             )
+        _attempts.add(attempt)
         refuse(trainer, given.get("trial"))
         self._held = HeldTrainer(trainer, self._options)
         self.run = self._held.run
@@ -83,10 +87,12 @@ class Preemptible(TrainerCallback):
     ) -> None:
         """Record the metrics; called by the Trainer."""
         if self.run:
-            metrics = given["metrics"]
-            self.run.log(**{n: v for n, v in metrics.items() if isinstance(v, int | float)})
+            values = given["metrics"].items()
+            numbers = {n: v for n, v in values if isinstance(v, int | float)}
+            self.run.log(**{n: v for n, v in numbers.items() if not n.endswith(TIMES)})
 
 
+_attempts: set[tuple[str, str]] = set()  # those that this process has trained in
 _train = Trainer.train
 
 

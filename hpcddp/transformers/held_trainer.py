@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import Trainer
-from transformers.trainer_callback import ExportableState
 
 from hpcddp.train.attach import attach_framework
 from hpcddp.train.input import loaders
@@ -57,6 +56,7 @@ class HeldTrainer:
         self._began = 0.0
         self._iterator: Any = None  # of the epoch
         self._epoch, self._used = 0, 0  # batches of the epoch, on each rank
+        self._in_epoch = 0  # all of them
         self._replays = False  # ReadAhead restores the random numbers of this epoch
 
     @property
@@ -91,7 +91,7 @@ class HeldTrainer:
             self._epoch, self._used = self.run.epoch, self._resumed_batches()
             if args.max_steps <= 0 and self._saved["batch"] != self._batch():
                 before = self._epoch * rest[1] + self._used // args.gradient_accumulation_steps
-                most = self.run.steps + max(0, most - before)
+                most = self._saved["step"] + max(0, most - before)
         return *rest, in_epoch, most
 
     def _batch(self) -> int:
@@ -112,8 +112,9 @@ class HeldTrainer:
         state = self._originals["_init_training_state"](max_steps, per_epoch, epochs, *rest)
         if not self.checkpoint:
             return state  # type: ignore[no-any-return]
-        if self._saved["over"]:
-            return epochs, 0
+        ended = self._saved["ended"]
+        if ended == "early" or (ended and self._saved["step"] >= max_steps):
+            return epochs, 0  # else the script has more epochs than before
         return self._epoch, self._used
 
     def _on_get_eval_dataloader(self, *args: Any, **options: Any) -> Any:
@@ -123,13 +124,14 @@ class HeldTrainer:
 
     def begin(self) -> None:
         """Restore what the Trainer does not, when all its objects exist."""
-        trainer, saved = self._trainer, self._saved
+        trainer = self._trainer
         self._live.optimizer = trainer.optimizer
         self._began = time.monotonic()
         if not self.checkpoint:
             return
-        for name in SUMS:
-            setattr(trainer, name, saved["sums"][name])
+        lacks = set() if self._rank_state else {"_globalstep_last_logged"}  # and the losses since
+        for name in set(SUMS) - lacks:
+            setattr(trainer, name, self._saved["sums"][name])
         if self._rank_state:
             trainer._tr_loss += self._rank_state["loss"].to(trainer._tr_loss.device)
         self._restore_callbacks()
@@ -140,8 +142,8 @@ class HeldTrainer:
             own = [c for c in self._trainer.callback_handler.callbacks if type(c).__name__ == name]
             states = states if isinstance(states, list) else [states]
             for callback, state in zip(own, states, strict=False):
-                if isinstance(callback, ExportableState):
-                    vars(callback).update(state.get("attributes") or {})
+                for attribute, value in state.get("attributes", {}).items():
+                    setattr(callback, attribute, value)
 
     def _on_run_epoch(self, **given: Any) -> None:
         """Note which epoch begins, and where."""
@@ -149,7 +151,7 @@ class HeldTrainer:
         first = resumed and epoch == given["epochs_trained"]
         self._epoch = epoch
         self._used = given["steps_trained_in_current_epoch"] if first else 0
-        self._iterator, self._replays = None, False
+        self._iterator, self._replays, self._in_epoch = None, False, given["steps_in_epoch"]
         given["start_time"] -= self._before
         self._originals["_run_epoch"](**given)
 
@@ -198,13 +200,18 @@ class HeldTrainer:
         self.run.step(torch.stack(self._losses).sum() if seen else None)
         self._losses = []
 
-    def _keep(self, over: bool = False) -> None:
-        """Refresh the plain data of the next checkpoint."""
+    def _keep(self, ended: str = "") -> None:
+        """Refresh the plain data of the next checkpoint.
+
+        Args:
+            ended: "early" or "late", once the training has ended.
+        """
         self.run.state["transformers"] = {
             "sums": {name: getattr(self._trainer, name) for name in SUMS},
             "seconds": self._before + time.monotonic() - self._began,
             "batch": self._batch(),
-            "over": over,
+            "step": self._trainer.state.global_step,
+            "ended": ended,
         }
 
     def _own(self) -> dict[str, Any]:
@@ -214,6 +221,10 @@ class HeldTrainer:
 
     def _on_finalize_training(self, trial: Any, samples: float, start_time: float) -> Any:
         """Save the last step, before the Trainer loads its best model."""
-        self._keep(over=True)
+        state = self._trainer.state
+        self._keep("early" if state.global_step < state.max_steps else "late")
+        if self._in_epoch and self._used == self._in_epoch:
+            self._epoch, self._used = self._epoch + 1, 0
+        self.run.at(self._epoch, self._used, self._loader)
         self.run.finish()
         return self._originals["_finalize_training"](trial, samples, start_time - self._before)

@@ -8,12 +8,14 @@ from torch.utils.data import IterableDataset
 from transformers import Trainer
 
 from hpcddp.errors import UserError
+from hpcddp.train.attach import written_down
 from hpcddp.transformers.held_trainer import METHODS
 from hpcddp.transformers.trainer_files import SAVES
 
 NEEDED = (*METHODS, *SAVES, "store_flos", "save_model")
 
 
+@written_down()
 def refuse(trainer: Trainer, trial: Any) -> None:
     """Check a Trainer and its settings.
 
