@@ -62,7 +62,7 @@ class Preemptible(TrainerCallback):  # type: ignore[misc]
                 hint="submit a run for each call, or remove the callback from the other Trainer",
             )
         _attempts.add(attempt)
-        refuse(trainer, given.get("trial"))
+        refuse(trainer)
         self._held = HeldTrainer(trainer, self._options)
         self.run = self._held.run
         with self._held:

@@ -140,7 +140,7 @@ def test_what_cannot_be_resumed_exactly_is_refused(given: dict[str, Any], said: 
     from hpcddp.transformers.unsupported import refuse
 
     with pytest.raises(UserError, match=f"does not support .*{said}") as caught:
-        refuse(trainer(**given), None)
+        refuse(trainer(**given))
     assert caught.value.hint and caught.value.where
 
 
@@ -150,9 +150,9 @@ def test_a_trainer_of_another_make_is_refused_at_the_start() -> None:
     other = trainer()
     del other._run_epoch
     with pytest.raises(UserError, match="has no _run_epoch") as caught:
-        refuse(other, None)
+        refuse(other)
     assert "5.23" in caught.value.hint
-    refuse(trainer(), None)
+    refuse(trainer())
 
 
 def test_the_trainer_has_what_the_callback_replaces() -> None:
