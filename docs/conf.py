@@ -34,7 +34,7 @@ myst_heading_anchors = 4
 myst_enable_extensions = ["attrs_block", "deflist"]
 smartquotes = False  # -- and quotes are often meant for a shell
 
-autodoc_mock_imports = ["lightning"]  # slow to import, and none of the packages that hpcddp needs
+autodoc_mock_imports = ["lightning", "transformers"]  # slow to import, not needed by hpcddp
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"

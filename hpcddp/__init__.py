@@ -3,7 +3,8 @@
 For your own training loop: ``attach`` saves and resumes it, ``Sampler`` is a DistributedSampler
 that resumes within an epoch, ``init`` starts the process group and names missing ranks.
 ``submit_result`` writes a file to the run folder.
-``hpcddp.lightning`` has the callback for a Lightning Trainer.
+``hpcddp.lightning`` has the callback for a Lightning Trainer, ``hpcddp.transformers`` that for a
+transformers Trainer.
 """
 
 from __future__ import annotations

@@ -77,8 +77,9 @@ def test_who_tells_trackers_needs_no_framework() -> None:
 def test_programs_import_what_they_always_did() -> None:
     names = ("attach", "Run", "Sampler", "init", "submit_result")
     assert all(callable(getattr(hpcddp, name)) for name in names)
-    modules = ("lightning", "data", "dask", "dask.dispatch", "dask.results", "dask.places")
-    for name in modules:
+    frameworks = ("lightning", "transformers")
+    modules = ("data", "dask", "dask.dispatch", "dask.results", "dask.places")
+    for name in (*frameworks, *modules):
         importlib.import_module(f"hpcddp.{name}")
     assert hpcddp.worker.Worker.__module__ == "hpcddp.worker"  # pickled by this name
     (entry,) = [e for e in entry_points(group="torch.backends") if e.value.startswith("hpcddp")]

@@ -14,6 +14,7 @@ FUNCTION = 40  # lines of a function, from its def on
 RULE = 20  # lines of most functions
 METHODS = 10  # public ones of a class
 PUBLIC = {"hpcddp/train/loop.py: Run"}  # users' own loops call its methods
+CALLBACKS = {"Preemptible"}  # one for each framework
 RIDDLES = {"found", "told"}  # say nothing of what they hold
 DEF = (ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -91,7 +92,7 @@ def test_a_class_has_a_name_of_its_own() -> None:
     places = defaultdict(set)
     for path in MODULES:
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ClassDef):
+            if isinstance(node, ast.ClassDef) and node.name not in CALLBACKS:
                 places[node.name.lstrip("_")].add(str(path.relative_to(HOUSE)))
     assert {name: files for name, files in places.items() if len(files) > 1} == {}
 

@@ -21,7 +21,8 @@ ROOMS = (
     "inside", "submit", "compare", "planning", "launch", "train", "data", "attempt", "slurm", "root",
 )  # fmt: skip
 TRAIN = ("train", "checkpoint", "parallel", "input", "monitor", "rank")
-DOORS = {f"hpcddp{name}" for name in ("", ".__main__", ".lightning")}
+FRAMEWORKS = ("hpcddp.lightning", "hpcddp.transformers")  # their scripts import torch anyway
+DOORS = {"hpcddp", "hpcddp.__main__", *FRAMEWORKS}
 # For runs and programs of older versions.
 OLD = {f"hpcddp.{name}" for name in ("spawn", "fork", "agent", "store", "sentry", "dask.places")}
 OLD_FILES = {HOUSE / f"{name.replace('.', '/')}.py" for name in OLD}
@@ -102,7 +103,7 @@ def arrows(trees: dict[str, ast.Module]) -> list[Arrow]:
 
 def room(name: str) -> str:
     """Where a module lives."""
-    if name in DOORS:
+    if name in DOORS or name.startswith(FRAMEWORKS):
         return "doors"
     if name == "hpcddp.worker":  # a door too, and named by the scripts and by what submits
         return "launch"
@@ -129,9 +130,9 @@ def wrong(trees: dict[str, ast.Module]) -> list[str]:
         if place(target) < place(source):
             made.append(f"{source} imports {target}, which is above it")
         elif room(target) == "train" != room(source):
-            if source not in INTO_TRAIN:
+            if source not in INTO_TRAIN and not source.startswith(FRAMEWORKS):
                 made.append(f"{source} imports {target}: torch's half has doors of its own")
-            elif not inner and source != "hpcddp.lightning":
+            elif not inner and not source.startswith(FRAMEWORKS):
                 made.append(f"{source} imports {target} outside of a function")
     return made
 

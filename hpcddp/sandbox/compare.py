@@ -70,7 +70,8 @@ def digest(run: RunDir) -> str:
     state in the newest complete checkpoint, with its step; "" if there is none."""
     import torch
 
-    from hpcddp.train.checkpoint import checkpoint, dcp_files
+    from hpcddp.train.checkpoint import checkpoint
+    from hpcddp.train.checkpoint import stored_tensors as stored
 
     try:
         folder = next(iter(checkpoint.complete(run.checkpoints)), None)
@@ -78,7 +79,7 @@ def digest(run: RunDir) -> str:
         folder = None
     if folder is None:
         return ""
-    tensors = dcp_files.read_all(folder, "model.") | dcp_files.read_all(folder, "optim.")
+    tensors = stored.read(folder, stored.MODEL) | stored.read(folder, stored.OPTIMIZER)
     sha = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
         sha.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())

@@ -27,7 +27,7 @@ from hpcddp.train import job as jobs
 from hpcddp.train.checkpoint import newest
 from hpcddp.train.checkpoint.disk_retry import DiskRetry
 from hpcddp.train.checkpoint.lease import Lease
-from hpcddp.train.checkpoint.snapshot import Live
+from hpcddp.train.checkpoint.snapshot import FrameworkFiles, Live
 from hpcddp.train.loop import Run
 from hpcddp.train.meter import Meter
 from hpcddp.train.monitor.metrics import Recorder
@@ -55,7 +55,7 @@ class _Nothing:
 
 
 @contextlib.contextmanager
-def _written_down() -> Iterator[None]:
+def written_down() -> Iterator[None]:
     """Record an error that keeps the ranks from starting: the host at fault, or a user error that
     all ranks share."""
     try:
@@ -76,7 +76,7 @@ def _write_down(error: HpcddpError, run: RunDir, rank: Rank) -> None:
     error_record.report(error, attempt, who, stepped=False)
 
 
-@_written_down()
+@written_down()
 def init() -> World:
     """Start the process group, in place of ``torch.distributed.init_process_group``: with NCCL on
     GPUs, else with gloo.
@@ -151,9 +151,9 @@ def _device(module: nn.Module) -> torch.device:
     return parameter.device
 
 
-def _meet(module: nn.Module) -> World:
+def _meet(device: torch.device) -> World:
     """The world of the script's process group; without a group, ``init`` starts it."""
-    world = worlds.adopt(_device(module)) if dist.is_initialized() else init()
+    world = worlds.adopt(device) if dist.is_initialized() else init()
     atexit.register(gloo.rest)
     return world
 
@@ -198,7 +198,7 @@ def _run(world: World, live: Live, compiled: bool, **options: Any) -> Run:
     return Run(world, live, clock, preemption, session, **options)
 
 
-@_written_down()
+@written_down()
 def attach(
     model: nn.Module, optimizer: Optimizer, *,
     scheduler: Any = None, scaler: Any = None, more: Any = None,
@@ -227,7 +227,7 @@ def attach(
     """
     module, wrapper, compiled = _unwrapped(model)
     _check(module)
-    world = _meet(module)
+    world = _meet(_device(module))
     if wrapper:
         models.settle_buckets(wrapper)
     live = Live(module, _innermost(optimizer), scheduler or _Nothing(), scaler or _Nothing(), more)
@@ -235,3 +235,27 @@ def attach(
         world, live, compiled,
         save_every=save_every, keep=keep, log_every=log_every, leave=leave,
     )  # fmt: skip
+
+
+@written_down()
+def attach_framework(
+    model: nn.Module, files: FrameworkFiles, device: torch.device, compiled: bool, **options: Any
+) -> tuple[Run, Live]:
+    """Connect a framework's own loop with its run; a collective.
+
+    Args:
+        model: without wrappers.
+        files: write the state into checkpoints, and learn which one the framework must load.
+        device: the one that this rank trains on.
+        compiled: the framework compiles the model.
+        options: save_every, keep and log_every, as for ``attach``.
+
+    Returns: also the objects of the run. The framework replaces the optimizer when it has made it.
+
+    Raises:
+        CheckpointForeign: the checkpoint is in another format.
+        LeaseLost: a newer attempt owns the run folder.
+    """
+    none = torch.optim.SGD([torch.empty(0)])
+    live = Live(model, none, _Nothing(), _Nothing(), files=files)
+    return _run(_meet(device), live, compiled, leave=True, **options), live

@@ -33,6 +33,7 @@ from hpcddp.train.checkpoint import snapshot
 from hpcddp.train.checkpoint.snapshot import Live, Position
 from hpcddp.train.input.batches import Micro
 from hpcddp.train.input.loaders import LoaderPosition, batch_size
+from hpcddp.train.monitor.metrics import one_number
 from hpcddp.train.monitor.timing import Clock
 from hpcddp.train.parallel import state_dict
 from hpcddp.train.rank import cpus
@@ -59,7 +60,7 @@ class Run:
         session: Session | None, *, save_every: int, keep: int, log_every: int, leave: bool,
     ) -> None:  # fmt: skip
         self.world = world  #: rank, device and size of the world
-        self._optimizer, self._clock = live.optimizer, clock
+        self._live, self._clock = live, clock
         self._session, self._preemption = session, preemption
         self.state: dict[str, Any] = {}  #: plain data of the user, saved and loaded
         self.resumed = False  #: whether a checkpoint was loaded
@@ -85,7 +86,8 @@ class Run:
             rank = self.world.rank.world_rank
             self._random = state_dict.rng_tensors(rank, self.world.device)
         session.start()
-        live.optimizer.register_step_pre_hook(lambda *_: session.saver.join())
+        if not live.files:  # else saves are not in the background
+            live.optimizer.register_step_pre_hook(lambda *_: session.saver.join())
         deadline = float(os.environ.get("HPCDDP_DEADLINE") or 0)
         session.begin(self._preemption, NoDetector(), deadline)
         if self.world.is_main:
@@ -115,16 +117,24 @@ class Run:
             self._at.samples_consumed = 0
         self.finish()
 
-    def at(self, epoch: int, batches: int, loader: Any) -> None:
+    def at(self, epoch: int, batches: int, loader: Any, *, seen: int = 0) -> None:
         """Set the position of a loop that counts its epochs itself and may read ahead. Saves and
         stops then wait until it asks for a batch.
 
         Args:
             batches: batches of the epoch, on each rank, that its steps have used.
+            seen: those of the current step, in a loop without ``batches``.
         """
         self._reading = True
         self._at.epoch = epoch
         self._at.samples_consumed = batches * batch_size(loader) * self.world.size
+        if seen:
+            self._batch, self._seen = batch_size(loader), [*range(batches - seen + 1, batches + 1)]
+
+    def between(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """The timed batches of the next step, for a loop without ``batches``; saves first."""
+        _ = self._due and self._look()
+        return self._clock.reading(batches)
 
     def used(self, loader: Any) -> int:
         """Batches of the epoch, on each rank, that were used. Batches of an attempt with another
@@ -209,7 +219,7 @@ class Run:
         samples = max(1, self._batch) * max(1, len(self._seen))
         self._clock.count(samples)
         meter.add(loss, samples)
-        rate = self._optimizer.param_groups[0].get("lr")  # some optimizers have no rate
+        rate = self._live.optimizer.param_groups[0].get("lr")  # some optimizers have no rate
         meter.step(math.nan if rate is None else float(rate), None)
         micro = Micro(len(self._seen), len(self._seen))
         session.trace.add(self._seen, micro, torch.zeros(()) if loss is None else loss)
@@ -227,14 +237,8 @@ class Run:
         """
         if self._session is None:
             return
-        for name, value in numbers.items():
-            try:
-                numbers[name] = float(value)
-            except (TypeError, ValueError, RuntimeError):
-                raise UserError(
-                    f"{name} is a {type(value).__name__}, expected one number", where="Run.log"
-                ) from None
-        self._session.record("log", step=self._at.step, epoch=self._at.epoch, metrics=numbers)
+        metrics = {name: one_number(name, value) for name, value in numbers.items()}
+        self._session.record("log", step=self._at.step, epoch=self._at.epoch, metrics=metrics)
 
     def should_stop(self) -> bool:
         """Whether a stop is requested; ask in a long evaluation, between two steps. Then call

@@ -85,6 +85,10 @@ class Session:
         """
         self._live, self._own = live, {"optimizer": optimizer, "schedule": schedule}
         if self.resumed:
+            snapshot.require_format(self.resumed, self.meta, live)
+        if live.files:
+            live.files.resumed = self.resumed
+        elif self.resumed:
             self._restore(self.resumed)
         step = self.at.step if self.resumed else None
         self.saver = Saver(self.lease, self._spread, live, self.record, keep, step, self.retry)

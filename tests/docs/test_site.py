@@ -125,7 +125,7 @@ def test_each_table_is_there(site: Path) -> None:
 def test_the_python_names_are_there(site: Path) -> None:
     places = inner_links.Page(site / "reference" / "python.html").places
     names = "attach init Run Run.batches Run.step Sampler submit_result lightning.Preemptible"
-    names += " data.ImageFolder dask.run dask.DaskResultsHandler"
+    names += " transformers.Preemptible data.ImageFolder dask.run dask.DaskResultsHandler"
     assert {f"hpcddp.{name}" for name in names.split()} <= places
 
 

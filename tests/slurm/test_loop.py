@@ -17,6 +17,7 @@ from .desk import HPCDDP
 LOOPS = {
     "loop": ("loop_script.py", "25", "0.05"),
     "lightning": ("lightning_script.py", "25", "plain", "0.05"),
+    "transformers": ("transformers_script.py", "25", "sparse", "0.05"),
     "accelerate": ("accelerate_script.py", "25", "0.05"),
 }
 

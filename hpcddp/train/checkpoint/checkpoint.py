@@ -6,6 +6,7 @@
       meta.json        step, epoch, samples consumed, world, seed, schedule, versions
       COMPLETE         the files' sizes and SHA-256, written last
 
+A framework's own files may be there instead of the tensors; meta.json then names it in ``files``.
 A save writes a hidden folder beside, fsyncs it, and renames it (publish.py). A folder without
 COMPLETE, or with other file sizes, is damaged (damage.py): no training uses or removes it.
 newest.py chooses the checkpoint to resume from.

@@ -86,7 +86,8 @@ def of_format(folder: Path) -> str:
             return ""
         if not _is_sound(facts) or facts["step"] != step_of(folder):
             return f"{META} has missing or wrong entries"
-        dcp_files.read_metadata(folder)
+        if not facts.get("files"):  # else a framework reads its own
+            dcp_files.read_metadata(folder)
     except FileNotFoundError as error:
         return _missing(error)
     except CheckpointError as error:
@@ -126,7 +127,9 @@ def _marked(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def _is_entry(name: str, entry: object) -> bool:
-    return Path(name).name == name and "\0" not in name and isinstance(entry, dict)
+    path = Path(name)  # frameworks have folders in theirs
+    inside = path.name and not path.is_absolute() and ".." not in path.parts
+    return bool(inside) and str(path) == name and "\0" not in name and isinstance(entry, dict)
 
 
 def _is_sound(meta: dict[str, Any]) -> bool:

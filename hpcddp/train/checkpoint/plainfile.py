@@ -20,8 +20,9 @@ from torch import Tensor
 from hpcddp.errors import CheckpointError, CheckpointForeign, UserError
 from hpcddp.rundir import RunDir
 from hpcddp.spec import JobSpec
+from hpcddp.train.checkpoint.stored_tensors import MODEL, SUFFIX, safetensors
+from hpcddp.train.checkpoint.stored_tensors import read as read_part
 
-SUFFIX = ".safetensors"
 PACKED = ("state_dict", "model", "model_state_dict")  # where training programs put the weights
 REPLICATED = "module."  # prefix of all names: DistributedDataParallel, DataParallel
 COMPILED = "_orig_mod"  # anywhere in a name: torch.compile
@@ -52,16 +53,16 @@ def export(run: RunDir, target: Path) -> int:
         CheckpointError: there is no complete, undamaged checkpoint, or one cannot be read.
         UserError: the target cannot be written.
     """
-    from hpcddp.train.checkpoint import checkpoint, dcp_files, newest
+    from hpcddp.train.checkpoint import checkpoint, newest
 
     try:
         folder = newest.alone(run)
-        tensors = dcp_files.read_all(folder, "model.") if folder else {}
+        tensors = read_part(folder, MODEL) if folder else {}
     except OSError as error:  # exporting an older one instead would mislead
         what = f"cannot be read: {error.strerror}"
         raise CheckpointError(what, where=str(error.filename or run.checkpoints)) from None
     if folder:
-        write({name.removeprefix("model."): t for name, t in tensors.items()}, target)
+        write({name.removeprefix(MODEL): t for name, t in tensors.items()}, target)
         return checkpoint.step_of(folder) or 0
     raise CheckpointError(
         "the run has no complete checkpoint",
@@ -94,7 +95,7 @@ def write(tensors: Mapping[str, Tensor], path: Path) -> None:
 
 
 def _safetensors_writer() -> Callable[[dict[str, Tensor], Path], None]:
-    save = _safetensors().save_file
+    save = safetensors().save_file
 
     def write(tensors: dict[str, Tensor], path: Path) -> None:
         """Write; the form has neither shared memory nor strides, so such tensors are copied."""
@@ -107,18 +108,6 @@ def _safetensors_writer() -> Callable[[dict[str, Tensor], Path], None]:
         save(tensors, path)
 
     return write
-
-
-def _safetensors() -> Any:
-    try:
-        import safetensors.torch
-    except ImportError:
-        raise UserError(
-            "the package safetensors is not installed",
-            where=SUFFIX,
-            hint="install the extra `safetensors` of hpcddp, or use another suffix",
-        ) from None
-    return safetensors.torch
 
 
 def read(path: Path) -> dict[str, Tensor]:
@@ -150,7 +139,7 @@ def read(path: Path) -> dict[str, Tensor]:
 
 
 def _safetensors_file(path: Path) -> Any:
-    load = _safetensors().load_file
+    load = safetensors().load_file
     try:
         return load(path)
     except Exception as error:

@@ -25,7 +25,7 @@ from hpcddp.train.checkpoint.damage import COMPLETE, FORMAT, META, digest
 
 
 def mark(aside: Path, files: dict[str, dict[str, Any]], meta: dict[str, Any]) -> int:
-    """Finish a folder that holds all tensors: write meta.json, then COMPLETE, and fsync.
+    """Finish a folder that holds the whole state: write meta.json, then COMPLETE, and fsync.
 
     Args:
         files: the ranks' files, as ``digest`` returns them.
@@ -35,7 +35,8 @@ def mark(aside: Path, files: dict[str, dict[str, Any]], meta: dict[str, Any]) ->
     from hpcddp.train.checkpoint import dcp_files
 
     write_json(aside / META, {"format": FORMAT, **meta})
-    named = {**files, **{name: digest(aside / name) for name in (META, dcp_files.METADATA)}}
+    index = () if meta.get("files") else (dcp_files.METADATA,)
+    named = {**files, **{name: digest(aside / name) for name in (META, *index)}}
     mark = {"format": FORMAT, "attempt": meta["attempt"], "files": named}
     write_json(aside / COMPLETE, mark)
     _fsync(aside)

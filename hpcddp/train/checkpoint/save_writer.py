@@ -8,9 +8,10 @@ on one rank fails on all, and then they remove the written files.
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,6 +20,7 @@ from hpcddp.errors import HpcddpError
 from hpcddp.train.checkpoint import damage, publish
 from hpcddp.train.checkpoint.host_copy import HostCopies
 from hpcddp.train.checkpoint.lease import Lease
+from hpcddp.train.checkpoint.snapshot import FrameworkFiles
 from hpcddp.train.parallel import state_dict
 from hpcddp.train.rank.world import World
 
@@ -45,7 +47,7 @@ class RunningSave:
 
     step: int
     meta: dict[str, Any]
-    parts: state_dict.Parts
+    state: state_dict.Parts | FrameworkFiles  # what is saved
     began: float
     blocked: float = 0.0  # seconds that the loop's thread waited
     seconds: float = 0.0
@@ -83,10 +85,7 @@ class SaveWriter:
     def _write(self, save: RunningSave) -> None:
         aside = self._lease.folder / f"step-{save.step}"
         try:
-            self._together(self._staging.copy)
-            self._alike(self._together(lambda: self._prepare(aside, save)), save)
-            self._together(lambda: self._write_share(aside, save))
-            files = self._together(lambda: self._own_files(aside))
+            files = self._write_state(aside, save)
             sizes = self._together(lambda: self._publish(aside, save, files))
             save.size = sizes[0]
         except _SaveFailed as failed:
@@ -94,6 +93,18 @@ class SaveWriter:
         if save.reason:
             (held, *_) = self._together(self._undo)
             self._lease.lost = not held
+
+    def _write_state(self, aside: Path, save: RunningSave) -> list[dict[str, dict[str, Any]]]:
+        """Write the state into a new folder; the files of each rank."""
+        state = save.state
+        if not isinstance(state, state_dict.Parts):
+            self._together(lambda: self._prepare(aside))
+            return self._together(lambda: _digests(aside, state.write(aside), sync=True))
+        self._together(self._staging.copy)
+        self._alike(self._together(lambda: self._prepare(aside, state)), save)
+        self._together(lambda: self._write_share(aside, state))
+        rank = self._world.rank.world_rank
+        return self._together(lambda: _digests(aside, aside.glob(f"__{rank}_*")))
 
     def _together(self, work: Callable[[], T]) -> list[T]:
         """The results of all ranks' work, by rank.
@@ -115,14 +126,14 @@ class SaveWriter:
             raise failed
         return [result for result, _ in outcomes]
 
-    def _prepare(self, aside: Path, save: RunningSave) -> _Known:
+    def _prepare(self, aside: Path, parts: state_dict.Parts | None = None) -> _Known:
         """Make the folder, if this attempt may write; the tensors of this rank."""
         if self._world.is_main:
             if not self._lease.held():
                 raise self._lease.error()
             publish.empty(self._lease.folder)
             aside.mkdir()
-        return _names(save.parts), save.parts.plain
+        return (_names(parts), parts.plain) if parts else ({}, {})
 
     def _alike(self, known: list[_Known], save: RunningSave) -> None:
         """Add the numbers of all ranks' optimizers to the meta.
@@ -139,11 +150,11 @@ class SaveWriter:
                     reason = "the models or optimizers of the ranks have different tensors"
                     raise _SaveFailed(reason, again=False)
 
-    def _write_share(self, aside: Path, save: RunningSave) -> None:
+    def _write_share(self, aside: Path, parts: state_dict.Parts) -> None:
         # Imported after the copy, which the loop waits for: the import takes long.
         from hpcddp.train.checkpoint import dcp_files
 
-        where, copies = save.parts.where, self._staging.ready()
+        where, copies = parts.where, self._staging.ready()
         slices = {
             name: dcp_files.Slice.of(copy, where[name].size, where[name].offsets)
             if name in where
@@ -151,10 +162,6 @@ class SaveWriter:
             for name, copy in copies.items()
         }
         dcp_files.write(aside, slices, self._world.saving)
-
-    def _own_files(self, aside: Path) -> dict[str, dict[str, Any]]:
-        rank = self._world.rank.world_rank
-        return {path.name: damage.digest(path) for path in aside.glob(f"__{rank}_*")}
 
     def _publish(
         self, aside: Path, save: RunningSave, files: list[dict[str, dict[str, Any]]]
@@ -179,6 +186,23 @@ class SaveWriter:
         with contextlib.suppress(OSError):
             publish.empty(self._lease.folder)
         return self._lease.held()
+
+
+def _digests(
+    aside: Path, paths: Iterable[Path], *, sync: bool = False
+) -> dict[str, dict[str, Any]]:
+    """The entries of files for COMPLETE.
+
+    Args:
+        sync: fsync the files first.
+    """
+    entries = {}
+    for path in paths:
+        if sync:
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+        entries[str(path.relative_to(aside))] = damage.digest(path)
+    return entries
 
 
 def _names(parts: state_dict.Parts) -> dict[tuple[int, ...], int]:

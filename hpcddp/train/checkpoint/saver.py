@@ -30,7 +30,7 @@ from hpcddp.train.checkpoint.disk_retry import DiskRetry
 from hpcddp.train.checkpoint.host_copy import HostCopies
 from hpcddp.train.checkpoint.lease import Lease
 from hpcddp.train.checkpoint.save_writer import RunningSave, SaveWriter
-from hpcddp.train.checkpoint.snapshot import Live, Position
+from hpcddp.train.checkpoint.snapshot import FrameworkFiles, Live, Position
 from hpcddp.train.monitor.metrics import Recorder, earlier_saves
 from hpcddp.train.parallel import state_dict
 from hpcddp.train.rank.spread import Spread
@@ -104,6 +104,9 @@ class Saver:
         if self.saved == at.step:
             return
         began = time.monotonic()
+        if self._live.files:
+            self._save_files(self._live.files, at, facts)
+            return
         parts = state_dict.parts(self._live.module, self._live.optimizer, self._spread.holders)
         meta = snapshot.meta(self._lease, self._spread, self._live, at, facts)
         rank = self._world.rank.world_rank
@@ -115,6 +118,15 @@ class Saver:
         self._thread.start()
         self._joined = False
         self._current.blocked = looked + time.monotonic() - began
+
+    def _save_files(self, files: FrameworkFiles, at: Position, facts: dict[str, Any]) -> None:
+        """Save at once: a framework writes its files from the live objects."""
+        began = time.monotonic()
+        meta = snapshot.meta(self._lease, self._spread, self._live, at, facts)
+        self._current = RunningSave(at.step, meta, files, began)
+        self._writer.run(self._current)
+        self._current.blocked = self._current.seconds
+        self._end()
 
     def _now(self, parts: state_dict.Parts) -> dict[str, Tensor]:
         """This rank's share of the tensors that the next forward pass changes. Of ranks with the

@@ -6,7 +6,7 @@ import json
 import platform
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from hpcddp import __version__
-from hpcddp.errors import CheckpointError, UserError
+from hpcddp.errors import CheckpointError, CheckpointForeign, UserError
 from hpcddp.train.checkpoint import checkpoint
 from hpcddp.train.checkpoint.disk_retry import DiskRetry
 from hpcddp.train.checkpoint.lease import Lease
@@ -35,6 +35,17 @@ class Position:
     samples_consumed: int = 0
 
 
+class FrameworkFiles(Protocol):
+    """A framework that writes and reads the state of its training in a format of its own."""
+
+    name: str
+    resumed: Path | None  # the checkpoint to load, once it is chosen
+
+    def write(self, folder: Path) -> list[Path]:
+        """Write this rank's files into an existing folder, and return them; all ranks call it
+        together."""
+
+
 @dataclass
 class Live:
     """The objects that change during training."""
@@ -45,6 +56,7 @@ class Live:
     scaler: Any  # a GradScaler, likewise
     more: Any = None  # another object whose state_dict is tensors and plain data
     hook: Hook | None = None  # the DDP communication hook
+    files: FrameworkFiles | None = None  # holds all of the state instead
 
 
 def meta(
@@ -66,15 +78,24 @@ def meta(
         "attempt": lease.attempt,
         "world": spread.world.size,
         "strategy": str(spread.layout),
-        "optimizer": {"param_groups": optim_state.groups(live.optimizer), "state": {}},
-        "scheduler": optim.by_old_groups(live.scheduler.state_dict(), live.optimizer.param_groups),
-        "scaler": live.scaler.state_dict(),
-        "hook": live.hook.fits if live.hook else None,
+        **_state_meta(live),
         "versions": {
             "hpcddp": __version__,
             "torch": torch.__version__,
             "python": platform.python_version(),
         },
+    }
+
+
+def _state_meta(live: Live) -> dict[str, Any]:
+    if live.files:
+        empty = {"param_groups": [], "state": {}}
+        return {"files": live.files.name, "optimizer": empty, "scheduler": {}, "scaler": {}}
+    return {
+        "optimizer": {"param_groups": optim_state.groups(live.optimizer), "state": {}},
+        "scheduler": optim.by_old_groups(live.scheduler.state_dict(), live.optimizer.param_groups),
+        "scaler": live.scaler.state_dict(),
+        "hook": live.hook.fits if live.hook else None,
     }
 
 
@@ -93,6 +114,22 @@ def require_plain(state: dict[str, Any]) -> None:
                 where="Run.state",
                 hint="use numbers, strings, lists and dictionaries, such as tensor.item()",
             ) from None
+
+
+def require_format(folder: Path, meta: dict[str, Any], live: Live) -> None:
+    """Check that the checkpoint is of the kind that this training writes.
+
+    Raises:
+        CheckpointForeign: a framework wrote it, and another one or none would read it.
+    """
+    ours, theirs = live.files.name if live.files else "", str(meta.get("files") or "")
+    if ours != theirs:
+        raise CheckpointForeign(
+            f"the checkpoint is of {theirs or 'hpcddp'}, and this script has one of "
+            f"{ours or 'hpcddp'}",
+            where=str(folder),
+            hint="restore the script, or submit a new run",
+        )
 
 
 def position(meta: dict[str, Any], where: Path) -> Position:

@@ -48,6 +48,21 @@ def _end_workers() -> None:
             process.kill()
 
 
+def keep_workers(loader: Any) -> None:
+    """Let a loader's processes ignore stop signals: their rank ends them."""
+    loader = getattr(loader, "base_dataloader", loader)  # Accelerate wraps it
+    if getattr(loader, "num_workers", 0) and not isinstance(loader.worker_init_fn, _Deaf):
+        leave_garbage()
+        _end_workers_at_exit()
+        loader.worker_init_fn = _Deaf(loader.worker_init_fn)
+
+
+def forking(loader: Any) -> contextlib.AbstractContextManager[None]:
+    """Delays stop signals while the loader of ``keep_workers`` starts its processes."""
+    deaf = isinstance(getattr(loader, "worker_init_fn", None), _Deaf)
+    return held_back() if deaf else contextlib.nullcontext()
+
+
 def batch_size(loader: Any) -> int:
     """Samples of one batch on one rank; 1 if the loader does not know."""
     batches = getattr(loader, "batch_sampler", None)
@@ -76,8 +91,7 @@ class LoaderPosition:
             each: samples of a batch, over all ranks.
         """
         skip = self._go_to(loader, epoch, consumed, each)
-        deaf = isinstance(getattr(loader, "worker_init_fn", None), _Deaf)
-        with held_back() if deaf else contextlib.nullcontext():
+        with forking(loader):
             batches: Iterator[Any] = iter(loader)
         self._reads += 1
         self._workers = getattr(loader, "num_workers", 0)
@@ -104,7 +118,7 @@ class LoaderPosition:
         while inner := getattr(batches, "batch_sampler", None):  # Accelerate wraps it in a shard
             batches = inner
         sampler = getattr(batches, "sampler", None) or getattr(loader, "sampler", None)
-        self._keep_workers(loader)
+        keep_workers(loader)
         self._seed((loader, sampler), epoch)
         if isinstance(sampler, ResumableSampler):
             size = len(sampler.dataset)  # type: ignore[arg-type]
@@ -126,9 +140,3 @@ class LoaderPosition:
                 owner.hpcddp_seed = owner.generator.initial_seed()
         for owner in owners:
             owner.generator.manual_seed(mix(owner.hpcddp_seed, epoch))
-
-    def _keep_workers(self, loader: Any) -> None:
-        if getattr(loader, "num_workers", 0) and not isinstance(loader.worker_init_fn, _Deaf):
-            leave_garbage()
-            _end_workers_at_exit()
-            loader.worker_init_fn = _Deaf(loader.worker_init_fn)

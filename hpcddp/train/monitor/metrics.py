@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from hpcddp.attempt.joblog import line
+from hpcddp.errors import UserError
 from hpcddp.rundir import STEP, AttemptDir, RunDir, last_lines
 
 if TYPE_CHECKING:
@@ -104,6 +105,20 @@ def _opened(path: Path) -> IO[bytes] | None:
     with contextlib.suppress(OSError):
         return path.open("wb", buffering=0)
     return None
+
+
+def one_number(name: str, value: Any) -> float:
+    """A value of ``Run.log`` as a number.
+
+    Raises:
+        UserError: it is none.
+    """
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError):
+        raise UserError(
+            f"{name} is a {type(value).__name__}, expected one number", where="Run.log"
+        ) from None
 
 
 def earlier_saves(run: RunDir, attempt: int) -> list[float]:
