@@ -84,7 +84,7 @@ REFUSALS = (
         lambda trainer: trainer.hp_search_backend is not None,
         "a search for hyperparameters",
         "Trainer.hyperparameter_search",
-        "submit a run for each trial, as with `hpcddp submit --array`",
+        "submit a run for each trial",
     ),
 )
 

@@ -45,6 +45,8 @@ class ReadAhead:
         vars(base)["batch_sampler"] = self  # torch refuses to set it
 
     def __getattr__(self, name: str) -> Any:
+        if name == "_inner":  # of a copy that is being made
+            raise AttributeError(name)
         return getattr(self._inner, name)
 
     def __len__(self) -> int:
