@@ -81,5 +81,7 @@ def _not_running(run: RunDir, now: Status) -> HpcddpError:
     elif now.state == "RENDERED":
         hint = f"submit it: sbatch {run.script}"
     elif now.final:
-        hint = f"`hpcddp why {run.name}` says how it ended, `hpcddp logs {run.name}` what it printed"
+        hint = (
+            f"`hpcddp why {run.name}` says how it ended, `hpcddp logs {run.name}` what it printed"
+        )
     return RunError(f"no rank runs: the run is {now.state}", where=run.name, hint=hint)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from typing import NoReturn
 
 from hpcddp.errors import RunError
@@ -30,9 +31,9 @@ def become(run_dir: str, attempt: int, rank: int) -> NoReturn:
     shell = environ.get("SHELL") or "/bin/bash"
     try:
         os.chdir(f"/proc/{process.pid}/cwd")
-        os.chdir(os.getcwd())
+        os.chdir(here := Path.cwd())
         if sys.stdin.isatty():
-            text = f"rank {rank} on {host}, process {process.pid}, in {os.getcwd()}; `exit` leaves"
+            text = f"rank {rank} on {host}, process {process.pid}, in {here}; `exit` leaves"
             print(f"hpcddp: {text}", file=sys.stderr, flush=True)
         os.execve(shell, [shell], environ)
     except OSError as error:

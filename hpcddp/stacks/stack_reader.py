@@ -1,4 +1,4 @@
-"""The stacks of ranks on this node: by their own answers, or by py-spy for those that cannot answer.
+"""The stacks of ranks on this node: by their own answers, or by py-spy for others.
 
 py-spy (https://github.com/benfred/py-spy) reads the memory of any Python process, if the node lets
 a user do so (ptrace(2)).
@@ -12,7 +12,6 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -178,10 +177,10 @@ def _silence(process: RankProcess) -> str:
 def _spied(process: RankProcess, silence: str) -> tuple[tuple[Frame, ...], str]:
     """The frames of a rank that does not answer, by py-spy; else why there are none."""
     if not process.is_python:
-        name = os.path.basename(process.program)
+        name = Path(process.program).name
         return (), f"{name} is not Python; a debugger in `hpcddp shell` reads its stack"
     paths = [environ.get("PATH", "") for environ in (process.environ, os.environ)]
-    paths += [os.path.dirname(sys.executable), os.defpath]
+    paths += [str(Path(sys.executable).parent), os.defpath]
     spy = shutil.which("py-spy", path=os.pathsep.join(filter(None, paths)))
     if spy is None:
         return (), f"{silence}py-spy is not installed on the node"
@@ -202,5 +201,5 @@ def _spied(process: RankProcess, silence: str) -> tuple[tuple[Frame, ...], str]:
 def spied_frames(text: str) -> tuple[Frame, ...]:
     """The frames of the main thread in the output of `py-spy dump`."""
     threads = re.split(r"^(?=Thread )", text, flags=re.MULTILINE)[1:]
-    main = next((t for t in threads if '"MainThread"' in t.partition("\n")[0]), "".join(threads[:1]))
+    main = next((t for t in threads if '"MainThread"' in t.partition("\n")[0]), text)
     return tuple((file, int(line), name) for name, file, line in _SPIED.findall(main))
