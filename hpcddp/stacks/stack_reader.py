@@ -30,6 +30,7 @@ SPY = 15.0  # seconds for py-spy to read one rank
 AWAY = {"T": "is stopped (SIGSTOP)", "t": "is stopped by a debugger", "D": "waits for a disk",
         "Z": "has ended", "X": "has ended"}  # fmt: skip
 DEAF = "TtZX"  # a signal waits there until the process goes on
+_HEAD = "most recent call first"  # a late answer to an earlier request may come before the newest
 _FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
 _SPIED = re.compile(r"^    (.+) \((.+):(\d+)\)$", re.MULTILINE)
 
@@ -85,9 +86,9 @@ def read(processes: Iterable[RankProcess]) -> Iterator[RankStack]:
                    if process.answer and letters[process.pid] not in DEAF])  # fmt: skip
     host = os.uname().nodename
     for process in processes:
-        state = AWAY.get(letters[process.pid], "")
-        frames, reason = answers.get(process.pid, ()), ""
+        frames, state, reason = answers.get(process.pid, ()), "", ""
         if not frames:
+            state = AWAY.get(letters[process.pid], "")
             frames, reason = _spied(process, "" if state else _silence(process))
         yield RankStack(process.rank.world_rank, host, process.pid, frames, state, reason)
 
@@ -106,9 +107,10 @@ def ask(processes: list[RankProcess]) -> dict[int, tuple[Frame, ...]]:
                     _send(process.pid)
                     files[process.pid] = file
         texts = _complete(files, end)
+    newest = {pid: text.rpartition(_HEAD)[2] for pid, text in texts.items()}
     return {
         pid: tuple((file, int(line), name) for file, line, name in _FRAME.findall(text))
-        for pid, text in texts.items()
+        for pid, text in newest.items()
     }
 
 
