@@ -37,6 +37,11 @@ class RankProcess(NamedTuple):
         return {**self.environ, **self.rank.to_env()}
 
 
+def this_node() -> str:
+    """The name of this node, as Slurm has it."""
+    return os.environ.get("SLURMD_NODENAME") or os.uname().nodename
+
+
 def ranks_here(run_dir: str, attempt: int) -> dict[int, RankProcess]:
     """Rank -> its process, of an attempt of a run.
 

@@ -9,7 +9,7 @@ from typing import NoReturn
 
 from hpcddp.errors import RunError
 from hpcddp.stacks.answer import SHELL
-from hpcddp.stacks.rank_processes import ranks_here
+from hpcddp.stacks.rank_processes import ranks_here, this_node
 
 # Of the terminal, and not of the rank.
 TERMINAL = ("TERM", "COLORTERM", "COLUMNS", "LINES")
@@ -22,7 +22,7 @@ def become(run_dir: str, attempt: int, rank: int) -> NoReturn:
         RunError: no process of the rank runs here, or its shell does not start.
     """
     process = ranks_here(run_dir, attempt).get(rank)
-    host = os.uname().nodename
+    host = this_node()
     if process is None:
         hint = "it is starting or has ended; try again, or name another rank with --rank"
         raise RunError(f"no process of rank {rank} on {host}", where=run_dir, hint=hint)

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from hpcddp.rundir import parse_lines
 from hpcddp.stacks.answer import SIGNAL
-from hpcddp.stacks.rank_processes import RankProcess, ranks_here
+from hpcddp.stacks.rank_processes import RankProcess, ranks_here, this_node
 
 WAIT = 5.0  # seconds for all ranks of the node to answer
 LOOK = 0.02  # seconds between two looks
@@ -84,7 +84,7 @@ def read(processes: Iterable[RankProcess]) -> Iterator[RankStack]:
     letters = {process.pid: _letter(process.pid) for process in processes}
     answers = ask([process for process in processes
                    if process.answer and letters[process.pid] not in DEAF])  # fmt: skip
-    host = os.uname().nodename
+    host = this_node()
     for process in processes:
         frames, state, reason = answers.get(process.pid, ()), "", ""
         if not frames:
