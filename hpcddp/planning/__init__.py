@@ -2,6 +2,7 @@
 
 It imports ``launch`` and the rooms below, and never torch.
 Others use ``jobfile.load``, ``asked.Asked.read`` and ``plan.make``, in this order, and
-``clusters``, ``earlier_runs``, ``code_files`` and ``advice``. Its folders `site` and
-`project` say what a Slurm cluster is, and what a user's folder holds.
+``clusters``, ``earlier_runs``, ``code_files`` and ``advice``. Its folders `site`,
+`project` and `script` say what a Slurm cluster is, what a user's folder holds, and how a script
+was made.
 """

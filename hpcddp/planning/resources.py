@@ -1,4 +1,4 @@
-"""The shipped templates and jobs, in top-level folders of the package, and the template of a job."""
+"""The shipped templates and jobs: top-level folders of the package; the template of a job."""
 
 from __future__ import annotations
 

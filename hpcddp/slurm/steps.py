@@ -1,4 +1,4 @@
-"""srun into a running job: a step that shares its nodes with the ranks (`--overlap`, Slurm 20.11)."""
+"""srun into a running job: a step that shares its nodes with the ranks (`--overlap`)."""
 
 from __future__ import annotations
 

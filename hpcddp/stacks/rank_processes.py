@@ -30,11 +30,16 @@ class RankProcess(NamedTuple):
 
     @property
     def is_python(self) -> bool:
-        return os.path.basename(self.program).startswith("python")
+        return Path(self.program).name.startswith("python")
 
     def environment(self) -> dict[str, str]:
         """Its environment, with its rank."""
         return {**self.environ, **self.rank.to_env()}
+
+
+def this_node() -> str:
+    """The name of this node, as Slurm has it."""
+    return os.environ.get("SLURMD_NODENAME") or os.uname().nodename
 
 
 def ranks_here(run_dir: str, attempt: int) -> dict[int, RankProcess]:
@@ -82,7 +87,7 @@ def _same(folder: str, run_dir: str) -> bool:
     """Whether both are the same run folder; only one of the same name is looked up."""
     if folder == run_dir:
         return True
-    alike = os.path.basename(folder) == os.path.basename(run_dir)
+    alike = Path(folder).name == Path(run_dir).name
     return alike and os.path.realpath(folder) == os.path.realpath(run_dir)
 
 
@@ -96,7 +101,7 @@ def _rank_process(path: Path, environ: dict[str, str]) -> RankProcess | None:
     start = start_of(pid)
     if rank is None or not start:
         return None
-    program = os.readlink(path / "exe").removesuffix(" (deleted)")
+    program = str((path / "exe").readlink()).removesuffix(" (deleted)")
     return RankProcess(rank, pid, int(start), program, environ, answer)
 
 
@@ -104,7 +109,7 @@ def _answer(path: Path) -> tuple[str, Rank | None]:
     """The file of a rank's answers, and the rank that its name says."""
     for file in (path / "fd").iterdir():
         with contextlib.suppress(OSError):
-            if match := _ANSWER.match(os.readlink(file)):
+            if match := _ANSWER.match(str(file.readlink())):
                 number, size, here = map(int, match.groups())
                 return str(file), Rank(number, size, number % here, here, number // here)
     return "", None

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from typing import NoReturn
 
 from hpcddp.errors import RunError
 from hpcddp.stacks.answer import SHELL
-from hpcddp.stacks.rank_processes import ranks_here
+from hpcddp.stacks.rank_processes import ranks_here, this_node
 
 # Of the terminal, and not of the rank.
 TERMINAL = ("TERM", "COLORTERM", "COLUMNS", "LINES")
@@ -21,7 +22,7 @@ def become(run_dir: str, attempt: int, rank: int) -> NoReturn:
         RunError: no process of the rank runs here, or its shell does not start.
     """
     process = ranks_here(run_dir, attempt).get(rank)
-    host = os.uname().nodename
+    host = this_node()
     if process is None:
         hint = "it is starting or has ended; try again, or name another rank with --rank"
         raise RunError(f"no process of rank {rank} on {host}", where=run_dir, hint=hint)
@@ -30,9 +31,9 @@ def become(run_dir: str, attempt: int, rank: int) -> NoReturn:
     shell = environ.get("SHELL") or "/bin/bash"
     try:
         os.chdir(f"/proc/{process.pid}/cwd")
-        os.chdir(os.getcwd())
+        os.chdir(here := Path.cwd())
         if sys.stdin.isatty():
-            text = f"rank {rank} on {host}, process {process.pid}, in {os.getcwd()}; `exit` leaves"
+            text = f"rank {rank} on {host}, process {process.pid}, in {here}; `exit` leaves"
             print(f"hpcddp: {text}", file=sys.stderr, flush=True)
         os.execve(shell, [shell], environ)
     except OSError as error:

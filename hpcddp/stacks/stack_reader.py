@@ -1,4 +1,4 @@
-"""The stacks of ranks on this node: by their own answers, or by py-spy for those that cannot answer.
+"""The stacks of ranks on this node: by their own answers, or by py-spy for others.
 
 py-spy (https://github.com/benfred/py-spy) reads the memory of any Python process, if the node lets
 a user do so (ptrace(2)).
@@ -12,7 +12,6 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -22,7 +21,7 @@ from typing import NamedTuple
 
 from hpcddp.rundir import parse_lines
 from hpcddp.stacks.answer import SIGNAL
-from hpcddp.stacks.rank_processes import RankProcess, ranks_here
+from hpcddp.stacks.rank_processes import RankProcess, ranks_here, this_node
 
 WAIT = 5.0  # seconds for all ranks of the node to answer
 LOOK = 0.02  # seconds between two looks
@@ -31,6 +30,7 @@ SPY = 15.0  # seconds for py-spy to read one rank
 AWAY = {"T": "is stopped (SIGSTOP)", "t": "is stopped by a debugger", "D": "waits for a disk",
         "Z": "has ended", "X": "has ended"}  # fmt: skip
 DEAF = "TtZX"  # a signal waits there until the process goes on
+_HEAD = "most recent call first"  # a late answer to an earlier request may come before the newest
 _FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
 _SPIED = re.compile(r"^    (.+) \((.+):(\d+)\)$", re.MULTILINE)
 
@@ -84,11 +84,11 @@ def read(processes: Iterable[RankProcess]) -> Iterator[RankStack]:
     letters = {process.pid: _letter(process.pid) for process in processes}
     answers = ask([process for process in processes
                    if process.answer and letters[process.pid] not in DEAF])  # fmt: skip
-    host = os.uname().nodename
+    host = this_node()
     for process in processes:
-        state = AWAY.get(letters[process.pid], "")
-        frames, reason = answers.get(process.pid, ()), ""
+        frames, state, reason = answers.get(process.pid, ()), "", ""
         if not frames:
+            state = AWAY.get(letters[process.pid], "")
             frames, reason = _spied(process, "" if state else _silence(process))
         yield RankStack(process.rank.world_rank, host, process.pid, frames, state, reason)
 
@@ -107,9 +107,10 @@ def ask(processes: list[RankProcess]) -> dict[int, tuple[Frame, ...]]:
                     _send(process.pid)
                     files[process.pid] = file
         texts = _complete(files, end)
+    newest = {pid: text.rpartition(_HEAD)[2] for pid, text in texts.items()}
     return {
         pid: tuple((file, int(line), name) for file, line, name in _FRAME.findall(text))
-        for pid, text in texts.items()
+        for pid, text in newest.items()
     }
 
 
@@ -178,10 +179,10 @@ def _silence(process: RankProcess) -> str:
 def _spied(process: RankProcess, silence: str) -> tuple[tuple[Frame, ...], str]:
     """The frames of a rank that does not answer, by py-spy; else why there are none."""
     if not process.is_python:
-        name = os.path.basename(process.program)
+        name = Path(process.program).name
         return (), f"{name} is not Python; a debugger in `hpcddp shell` reads its stack"
     paths = [environ.get("PATH", "") for environ in (process.environ, os.environ)]
-    paths += [os.path.dirname(sys.executable), os.defpath]
+    paths += [str(Path(sys.executable).parent), os.defpath]
     spy = shutil.which("py-spy", path=os.pathsep.join(filter(None, paths)))
     if spy is None:
         return (), f"{silence}py-spy is not installed on the node"
@@ -202,7 +203,5 @@ def _spied(process: RankProcess, silence: str) -> tuple[tuple[Frame, ...], str]:
 def spied_frames(text: str) -> tuple[Frame, ...]:
     """The frames of the main thread in the output of `py-spy dump`."""
     threads = re.split(r"^(?=Thread )", text, flags=re.MULTILINE)[1:]
-    main = next(
-        (t for t in threads if '"MainThread"' in t.partition("\n")[0]), "".join(threads[:1])
-    )
+    main = next((t for t in threads if '"MainThread"' in t.partition("\n")[0]), text)
     return tuple((file, int(line), name) for name, file, line in _SPIED.findall(main))

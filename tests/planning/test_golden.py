@@ -140,7 +140,7 @@ def test_the_scripts_are_as_they_were(site: Site, installed: None) -> None:
 def test_each_block_begins_with_a_comment(path: Path) -> None:
     blocks = re.split(r"\n\n+", path.read_text().removeprefix("#!/bin/bash\n").strip())
     ours = [block for block in blocks if not block.startswith(OF_THE_SITE)]
-    assert len(ours) > 15
+    assert len(ours) > 8
     assert [block for block in ours if not re.match(r"# \w", block)] == []
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -135,17 +136,23 @@ def check(profile: str, as_json: bool) -> int:
 
     outcome = profile_check.check(profile, os.environ, Path.cwd())
     plan, accepted = outcome.plan, outcome.accepted
+    for note in plan.notes:
+        say.note(note)
     if as_json:
         facts: dict[str, Any] = {"path": str(plan.profile.path)}
         facts["template"] = str(plan.template)
         facts |= {"accepted": accepted, "message": outcome.answer, "script": outcome.script}
+        facts["advice"] = outcome.advice
         click.echo(json.dumps({"schema_version": SCHEMA_VERSION, **facts}))
         return 1 if accepted is False else 0
     verdict = "refused" if accepted is False else "accepted" if accepted else "not asked"
     answer = f"{verdict}: {outcome.answer}".removesuffix(": ")
     rows = [("profile", str(plan.profile.path)), ("template", str(plan.template))]
+    options = re.findall(r"^#SBATCH (--.+)$", outcome.script, re.MULTILINE)
+    rows += [("request", " ".join(options))] if options else []
     rows += [("bash -n", "valid"), ("sbatch", answer)]
-    for line in tables.fields(rows, whole=["profile", "template"]):
+    rows += [("change", outcome.advice)] if outcome.advice else []
+    for line in tables.fields(rows, whole=["profile", "template", "request"]):
         click.echo(line)
     return 1 if accepted is False else 0
 

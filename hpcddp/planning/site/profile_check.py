@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,12 +23,14 @@ class ProfileCheck(NamedTuple):
     Args:
         accepted: by sbatch; None if the profile is not for Slurm.
         answer: of sbatch.
+        advice: what to change in the profile; "" for nothing.
     """
 
     plan: Plan
     script: str
     accepted: bool | None
     answer: str
+    advice: str = ""
 
 
 def check(profile: str, environ: Mapping[str, str], folder: Path) -> ProfileCheck:
@@ -55,4 +58,15 @@ def check(profile: str, environ: Mapping[str, str], folder: Path) -> ProfileChec
         )  # fmt: skip
     if plan.backend != "slurm":
         return ProfileCheck(plan, script, None, "")
-    return ProfileCheck(plan, script, *sbatch.verdict(script))
+    accepted, answer = sbatch.verdict(script)
+    return ProfileCheck(plan, script, accepted, answer, "" if accepted else _advice(plan, run))
+
+
+def _advice(plan: Plan, run: RunDir) -> str:
+    """What to change if sbatch refuses the memory that the job asks for; "" if it refuses other
+    things."""
+    if not plan.memory:
+        return ""
+    plain = replace(plan, memory=0)
+    accepted, _ = sbatch.verdict(plain.render(run, plain.worker_command(run)))
+    return "sbatch refuses --mem: set mem = false in [slurm] of the profile" if accepted else ""

@@ -1,0 +1,28 @@
+"""A rank without torch that answers, and waits as its argument says."""
+
+import ctypes
+import os
+import sys
+import threading
+
+from hpcddp.stacks.answer import answer
+
+
+def hold_the_lock() -> None:
+    """A call in C that keeps Python's lock, as a hanging extension does."""
+    while True:
+        ctypes.PyDLL(None).sleep(600)
+
+
+def wait_for_others() -> None:
+    threading.Event().wait(600)
+
+
+def main() -> None:
+    if sys.argv[1] != "mute":
+        answer(os.environ)
+    print("up", flush=True)
+    hold_the_lock() if sys.argv[1] == "hold" else wait_for_others()
+
+
+main()
