@@ -18,7 +18,8 @@ HOUSE = Path(__file__).parents[1]
 # Top first. A module may import from its own room and from those below.
 ROOMS = (
     "doors", "cli", "dashboard", "report", "trackers", "sandbox", "doctor", "dask", "observe",
-    "inside", "submit", "compare", "planning", "launch", "train", "data", "attempt", "slurm", "root",
+    "inside", "submit", "compare", "planning", "launch", "train", "data", "attempt", "slurm",
+    "root",
 )  # fmt: skip
 TRAIN = ("train", "checkpoint", "parallel", "input", "monitor", "rank")
 FRAMEWORKS = ("hpcddp.lightning", "hpcddp.transformers")  # their scripts import torch anyway

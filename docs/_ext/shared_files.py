@@ -2,6 +2,7 @@
 
     man/man1/                           man pages, from the help
     bash-completion/, zsh/, fish/       completions, as click writes them
+    hpcddp/schemas/                     JSON Schemas of job files and cluster profiles
     modulefiles/hpcddp/VERSION          an environment module
 
 They lie in the repository, and setup.cfg names their places.
@@ -16,6 +17,8 @@ from click.shell_completion import get_completion_class
 
 from hpcddp import __version__, cli
 from hpcddp.cli import completion
+from hpcddp.planning.project import new_job
+from hpcddp.planning.site import detected
 
 FOLDER = Path(__file__).parents[2] / "share"
 COMPLETIONS = {
@@ -64,6 +67,8 @@ def files() -> dict[str, str]:
         complete = get_completion_class(shell)
         assert complete is not None
         made[path] = complete(cli.cli, {}, "hpcddp", "_HPCDDP_COMPLETE").source().strip() + "\n"
+    made[f"hpcddp/schemas/{new_job.SCHEMA}"] = new_job.schema_text()
+    made[f"hpcddp/schemas/{detected.SCHEMA}"] = detected.schema_text()
     made[f"modulefiles/hpcddp/{__version__}"] = MODULE.replace("VERSION", __version__)
     return made
 

@@ -70,9 +70,14 @@ class NewJob:
     def save(self) -> None:
         """Write the file, and the schema that it names beside it."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        made = key_schema.schema(KEYS, "job of hpcddp", {"nodes": ("string", "integer")})
-        write_text(self.path.with_name(SCHEMA), json.dumps(made, indent=1) + "\n")
+        write_text(self.path.with_name(SCHEMA), schema_text())
         write_text(self.path, self.text)
+
+
+def schema_text() -> str:
+    """The JSON Schema of job files."""
+    made = key_schema.schema(KEYS, "job of hpcddp", {"nodes": ("string", "integer")})
+    return json.dumps(made, indent=1) + "\n"
 
 
 def of(candidate: ScriptFile, folder: Path, size: JobSize) -> NewJob:

@@ -45,9 +45,14 @@ class Detected:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         if self.changed:
             write_text(self.path, self.profile.text)
-        made = key_schema.schema(clusters.KEYS, "cluster profile of hpcddp")
-        write_text(self.path.with_name(SCHEMA), json.dumps(made, indent=1) + "\n")
+        write_text(self.path.with_name(SCHEMA), schema_text())
         site_facts.save(self.path, replace(self.facts, written=self.profile.values))
+
+
+def schema_text() -> str:
+    """The JSON Schema of cluster profiles."""
+    made = key_schema.schema(clusters.KEYS, "cluster profile of hpcddp")
+    return json.dumps(made, indent=1) + "\n"
 
 
 def detect(
