@@ -101,7 +101,7 @@ def _lines(candidate: ScriptFile, size: JobSize) -> Iterator[str]:
     comments = {"nodes": "or a range: 1-4", "gpus": "per node, one rank each"}
     if size.device == "cpu":
         comments["gpus"] = "processes per node, on CPUs"
-    for name, value in size._replace(nodes=str(size.nodes))._asdict().items():
+    for name, value in {**size._asdict(), "nodes": str(size.nodes)}.items():
         if value:
             text = _quoted(value) if isinstance(value, str) else toml_text(value)
             yield f"{name} = {text}" + (f"  # {comments[name]}\n" if name in comments else "\n")
