@@ -44,8 +44,11 @@ def test_what_a_person_cancels_never_comes_back(desk: Desk) -> None:
     for when in WHEN * 2:
         more = ["--sbatch", "hold=true"] if when == "pending" else []
         more += ["--set", "checkpoint.every=1"] if when == "save" else []
-        runs[desk.submit(*LONG, *more)] = when
-        cancel_at(desk, list(runs)[-1], when, dice)
+        run = desk.submit(*LONG, *more)
+        runs[run] = when
+        cancel_at(desk, run, when, dice)
+        if when == "pending":  # it leaves no record, and Slurm forgets it after five minutes
+            desk.until(lambda s: s["state"] == "CANCELLED", run)
     deadline = time.monotonic() + HOLD + 60
     ids = {str((read_json(desk.run(run).submission) or {})["job_id"]) for run in runs}
     while time.monotonic() < deadline:
@@ -58,8 +61,9 @@ def test_what_a_person_cancels_never_comes_back(desk: Desk) -> None:
         time.sleep(1)
     for run, when in runs.items():
         found = desk.status(run)
-        assert found["state"] == "CANCELLED", (when, found)
-        assert "CANCELLED" in desk("why", run)
+        words = ("CANCELLED", "LOST") if when == "pending" else ("CANCELLED",)
+        assert found["state"] in words, (when, found)
+        assert found["state"] in desk("why", run) or found["state"] == "LOST"
     again = next(run for run, when in runs.items() if when == "step")
     before = desk.status(again)["step"]
     desk("resume", again, "--set", f"max_steps={before + 20}", "--follow")
