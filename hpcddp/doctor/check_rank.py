@@ -129,7 +129,7 @@ def _visible(run: RunDir, ranks: _ControlGroup) -> float | None:
 def _clock(ranks: _ControlGroup) -> float:
     """Seconds by which this clock is ahead of that of rank 0: the least difference of some
     readings, each right after a barrier."""
-    differences = []
+    differences: list[float] = []
     for _ in range(CLOCKS):
         ranks.barrier()
         now = ranks.all(time.time())

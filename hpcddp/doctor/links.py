@@ -42,7 +42,10 @@ def all_reduce(device: torch.device, ranks: int) -> list[dict[str, float]]:
 def _times(call: Callable[[], object], device: torch.device, repeats: int) -> list[float]:
     import torch
 
-    wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+    def wait() -> None:
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+
     call()  # buffers and connections are made
     wait()
     times = []

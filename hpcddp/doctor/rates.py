@@ -33,7 +33,10 @@ def work(device: torch.device) -> Callable[[float], tuple[int, float]]:
     size = GPU_SIZE if on_gpu else CPU_SIZE
     dtype = torch.bfloat16 if on_gpu else torch.float32
     a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
-    wait = torch.cuda.synchronize if on_gpu else lambda: None
+
+    def wait() -> None:
+        if on_gpu:
+            torch.cuda.synchronize()
 
     def run(seconds: float) -> tuple[int, float]:
         torch.mm(a, b)

@@ -103,7 +103,7 @@ class HeldTrainer:
     def _resumed_batches(self) -> int:
         """Used batches of the epoch, as whole steps."""
         used, each = self.run.used(self._loader), self._trainer.args.gradient_accumulation_steps
-        return used // each * each
+        return int(used // each * each)
 
     def _on_init_training_state(
         self, max_steps: int, per_epoch: int, epochs: int, *rest: Any

@@ -89,7 +89,7 @@ def meta(
 
 def _state_meta(live: Live) -> dict[str, Any]:
     if live.files:
-        empty = {"param_groups": [], "state": {}}
+        empty: dict[str, Any] = {"param_groups": [], "state": {}}
         return {"files": live.files.name, "optimizer": empty, "scheduler": {}, "scaler": {}}
     return {
         "optimizer": {"param_groups": optim_state.groups(live.optimizer), "state": {}},
