@@ -43,7 +43,6 @@ from hpcddp.attempt.end_facts import gather
 from hpcddp.attempt.ledger import Attempt
 from hpcddp.errors import HpcddpError, RunUnreadable, SlurmUnreachable
 from hpcddp.rundir import RunDir
-from hpcddp.stacks import rank_shell, stack_reader
 
 LOOKS = 3  # decisions about a job that changes meanwhile
 FAILED, AWAY = 3, 4  # exit codes of this program, see above
@@ -174,12 +173,16 @@ def _bereaved(run: RunDir, words: list[str]) -> str:
 
 
 def _stacks(run: RunDir, words: list[str]) -> str:
+    from hpcddp.stacks import stack_reader  # an attempt begins and ends without it
+
     for line in stack_reader.lines(str(run.path), int(words[0])):
         print(line, flush=True)
     return ""
 
 
 def _shell(run: RunDir, words: list[str]) -> str:
+    from hpcddp.stacks import rank_shell
+
     rank_shell.become(str(run.path), int(words[0]), int(words[1]))
 
 

@@ -70,21 +70,6 @@ def keys(ctx: Context, parameter: Parameter, begun: str) -> list[CompletionItem[
     return [CompletionItem(name) for name in names if name.startswith(begun)]
 
 
-def ranks(ctx: Context, parameter: Parameter, begun: str) -> list[CompletionItem[str]]:
-    """The ranks of the run that the command names."""
-    from hpcddp import record
-    from hpcddp.cli.options import runs_root
-    from hpcddp.errors import HpcddpError
-    from hpcddp.submit import submission
-
-    try:
-        run = submission.find(runs_root(ctx.params.get("runs")), ctx.params.get("run") or "last")
-        numbers = map(str, range(record.read(run).world_size))
-    except HpcddpError:
-        return []
-    return [CompletionItem(number) for number in numbers if number.startswith(begun)]
-
-
 BASH = """\
 %(complete_func)s() {
     local IFS=$'\\n'

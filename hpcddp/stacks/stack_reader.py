@@ -32,7 +32,7 @@ AWAY = {"T": "is stopped (SIGSTOP)", "t": "is stopped by a debugger", "D": "wait
 DEAF = "TtZX"  # a signal waits there until the process goes on
 _HEAD = "most recent call first"  # a late answer to an earlier request may come before the newest
 _FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
-_SPIED = re.compile(r"^    (.+) \((.+):(\d+)\)$", re.MULTILINE)
+_SPIED = re.compile(r"^    (.+?) \((.+):(\d+)\)$", re.MULTILINE)
 
 Frame = tuple[str, int, str]  # file, line, function
 

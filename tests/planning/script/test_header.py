@@ -62,7 +62,9 @@ def test_a_comment_is_one_line_of_the_shell(text: str) -> None:
 )
 def test_a_line_end_in_a_value_stays_in_the_comment(value: str) -> None:
     job = JobSpec(command=["python", value])
-    lines = [header.comment(line) for line in header.lines(Origin(("submit", value), value), job)]
+    lines = [
+        header.comment(line) for line in header.lines(Origin(("submit", value), f"x{value}"), job)
+    ]
     assert len(lines) == len("\n".join(lines).splitlines()) == 3
     script = "\n".join([*lines, "echo only"])
     done = subprocess.run(["bash"], input=script, capture_output=True, text=True, check=True)
