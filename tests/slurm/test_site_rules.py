@@ -5,9 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from hpcddp.errors import SandboxError
+
 from .desk import wait_for
 from .test_hardships import Site, site  # noqa: F401
 
+# slurmdbd 24.11.5 with MariaDB 11.8.9, in Debian 13: each query fails.
+BROKEN = "_check_mysql_concat_is_sane: null result"
 LUA = """\
 function slurm_job_submit(job, partitions, user)
   if job.account == nil then
@@ -51,7 +55,12 @@ def test_the_words_of_a_script_that_refuses_the_job_are_shown(site: Site) -> Non
 
 @pytest.mark.smoke("accounting with limits")
 def test_a_limit_of_the_account_is_told(site: Site) -> None:  # noqa: F811
-    desk = site(accounting=True, extra={"AccountingStorageEnforce": "limits"})
+    try:
+        desk = site(accounting=True, extra={"AccountingStorageEnforce": "limits"})
+    except SandboxError as error:
+        if BROKEN in error.hint:
+            pytest.skip("slurmdbd and MariaDB of this release do not work together")
+        raise
 
     def account(*words: str) -> None:
         desk.slurm.run("sacctmgr", "--immediate", *words, check=True)

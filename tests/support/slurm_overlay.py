@@ -33,7 +33,7 @@ def make(release: Path, layer: Path) -> None:
     here = subprocess.run(["ldconfig", "-p"], capture_output=True, text=True, check=True).stdout
     known = {line.split()[0] for line in here.splitlines() if "=>" in line}
     for name, path in _libraries(release, layer):
-        if name not in known:
+        if name not in known and not (over / name).exists():
             shutil.copy2(release / path.lstrip("/"), over.parent / name)
 
 
