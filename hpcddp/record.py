@@ -16,6 +16,7 @@ TYPES: dict[str, Any] = {
     "float": (int, float),
     "dict[str, Any]": dict,
     "list[int]": list,
+    "list[str]": list,
 }
 
 
@@ -32,6 +33,7 @@ class JobRecord:
     cluster: str = ""  # the profile's file
     launcher: str = ""
     launch: dict[str, Any] = field(default_factory=dict)  # see attempt/launch_facts.py
+    of_profile: list[str] = field(default_factory=list)  # keys of [software] that the profile set
     host_suffix: str = ""  # of MASTER_ADDR
     poll_seconds: int = 30
     slurm_name: str = ""  # the job's name, if it is not the run's: in an array
@@ -89,6 +91,7 @@ def read(run: RunDir) -> JobRecord:
 def write(run: RunDir, record: JobRecord) -> None:
     """Write the record of a run."""
     data = dataclasses.asdict(record)
-    if not record.launch:
-        del data["launch"]  # older versions take an unknown key for damage
+    for name in ("launch", "of_profile"):  # older versions take an unknown key for damage
+        if not data[name]:
+            del data[name]
     write_json(run.job, data)

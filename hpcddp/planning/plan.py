@@ -6,7 +6,6 @@ files of the code snapshot. The user's code is not imported here: only the nodes
 
 from __future__ import annotations
 
-import contextlib
 import re
 import sys
 import time
@@ -19,7 +18,6 @@ from hpcddp import spec, strategy
 from hpcddp.attempt import launch_facts
 from hpcddp.data import names
 from hpcddp.errors import ClusterError, TemplateError
-from hpcddp.keys import nearest
 from hpcddp.launch.launchers import Launcher
 from hpcddp.planning import checks, gpu_request, notes, rank_cpus, resources
 from hpcddp.planning.asked import Asked
@@ -29,6 +27,7 @@ from hpcddp.planning.gpu_request import GpuRequest
 from hpcddp.planning.site import fitting, site_facts
 from hpcddp.planning.site.cluster_now import ClusterNow
 from hpcddp.planning.site.fitting import Wanted
+from hpcddp.planning.software import software_facts, software_keys
 from hpcddp.record import JobRecord
 from hpcddp.rundir import RunDir
 from hpcddp.sizes import NodeRange, counted
@@ -107,7 +106,8 @@ class Plan:
 
     def worker_command(self, run: RunDir) -> list[str]:
         """How a rank starts."""
-        return [sys.executable, "-P", "-m", "hpcddp.worker", str(run.path)]
+        python = software_facts.python(self.spec.software)
+        return [python, "-P", "-m", "hpcddp.worker", str(run.path)]
 
     def record(self, run: RunDir, created: float | None = None) -> JobRecord:
         """job.json, for the nodes and for later commands."""
@@ -121,6 +121,11 @@ class Plan:
             workdir=str(self.folder(run)),
             cluster=str(self.profile.path),
             launcher=self.launcher.name,
+            of_profile=sorted(
+                n
+                for n, where in self.sources.items()
+                if n.startswith("software.") and where == str(self.profile.path)
+            ),
             launch=launch_facts.to_say(self.launcher.name, self.launcher.facts),
             host_suffix=cluster.host_suffix,
             poll_seconds=cluster.poll_seconds,
@@ -173,7 +178,7 @@ class Plan:
         """The script that starts `command` once per rank."""
         from hpcddp.planning.render import TemplateContext, render
 
-        modules, trackers = self.profile.cluster.modules, self.spec.metrics.trackers
+        software, trackers = self.spec.software, self.spec.metrics.trackers
         variables: dict[str, Any] = {
             "RUN": str(run.path),
             "WORKDIR": str(self.folder(run)),
@@ -181,7 +186,7 @@ class Plan:
             "NODES": str(self.nodes.max),
             "GPUS_PER_NODE": self.ranks_per_node,
             "CPUS_PER_TASK": self.cpus_per_task,
-            **({"MODULES": modules} if modules else {}),
+            **software_facts.variables(software),
             **{n: _env_text(v) for n, v in self.profile.cluster.variables.items()},
             "ENVIRONMENT": [f"{n}={v}" for n, v in self.environment().items()],
             "COMMAND": command,
@@ -192,7 +197,7 @@ class Plan:
             variables,
             self.launcher.fragment,
             self.launcher.ending,
-            modules=bool(modules),
+            software=software_facts.facts(software),
             program=bool(self.spec.command),
             trackers=bool(trackers),
             backend=self.backend,
@@ -223,7 +228,7 @@ def make(
     checks.check(asked, environ, folder, begun=begun)
     launcher = checks.launcher(asked)
     job, profile, now = _completed(asked.spec, folder), asked.profile, asked.now()
-    template = _template(job, profile, asked.sources, folder)
+    template = resources.template(job, profile, asked.sources, folder)
     kinds = now.kinds_for(job, asked.gpus, job.gpu_type or profile.cluster.gpu_type)
     request = gpu_request.of(job, profile.cluster, asked.gpus, kinds)
     cpus = rank_cpus.of(asked, kinds)
@@ -276,24 +281,10 @@ def _completed(job: JobSpec, folder: Path) -> JobSpec:
         job,
         start_from=str(folder / job.start_from) if job.start_from else "",
         data=replace(job.data, stage=names.placed(job.data.stage, folder)),
+        software=software_keys.complete(job.software, folder),
         requeue=replace(job.requeue, enabled=job.requeue.enabled and not stays),
     )
 
 
 def _env_text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _template(job: JobSpec, profile: Profile, sources: Mapping[str, str], folder: Path) -> Path:
-    """The template's file: beside its profile, from the current folder, or shipped."""
-    shipped = resources.folder("templates")
-    name = job.template or f"{profile.cluster.backend}.sh.j2"
-    source = sources.get("template", "")
-    bases = [profile.path.parent] if source == str(profile.path) else [folder] if source else []
-    known = [f"{backend}.sh.j2" for backend in ("slurm", "local")]
-    for base in (*bases, *([shipped] if name in known else [])):
-        with contextlib.suppress(OSError):  # a name too long for a file
-            if (base / name).is_file():
-                return base / name
-    raise TemplateError(f"unknown template {name!r}", where=source or "template",
-                        hint=nearest(name, known, what="template"))  # fmt: skip

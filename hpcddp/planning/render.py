@@ -20,6 +20,7 @@ import jinja2
 
 from hpcddp.errors import TemplateError
 from hpcddp.keys import control_character
+from hpcddp.planning.software.software_facts import SoftwareFacts
 from hpcddp.planning.template_facts import FACTS
 
 # Longest values that sbatch accepts, in bytes.
@@ -46,7 +47,7 @@ class TemplateContext:
     variables: dict[str, str | int | Sequence[str]]
     launcher: str
     ending: str = ""
-    modules: bool = False
+    software: SoftwareFacts = SoftwareFacts()
     program: bool = False
     trackers: bool = False
     backend: str = "slurm"

@@ -14,6 +14,7 @@ from hpcddp.planning.earlier_runs import Measured
 from hpcddp.planning.jobfile import Layer
 from hpcddp.planning.plan import Plan
 from hpcddp.rundir import RunDir, new_id, step_folders, write_bytes, write_json, write_text
+from hpcddp.spec import KEYS
 from hpcddp.submit import host_archive
 
 
@@ -36,9 +37,9 @@ def new_run(plan: Plan, root: Path) -> RunDir:
 
 
 def _record_versions(plan: Plan, run: RunDir) -> None:
-    """Record the Python and packages of a command. If the job has modules or its own PATH, its
-    first attempt does so."""
-    if plan.spec.command and not plan.profile.cluster.modules and "PATH" not in plan.spec.env:
+    """Record the Python and packages of a command. If the job has software or a PATH of its own,
+    its first attempt does so."""
+    if plan.spec.command and not plan.spec.own_programs:
         from hpcddp import versions
 
         environ = {**os.environ, **plan.environment()}
@@ -47,6 +48,10 @@ def _record_versions(plan: Plan, run: RunDir) -> None:
 
 def _fill(plan: Plan, run: RunDir, text: str, created: float | None = None) -> None:
     write_bytes(run.host, host_archive.build())  # it also reads the records of older versions
+    if plan.spec.software.own_python:
+        from hpcddp.submit import package_archive
+
+        write_bytes(run.package, package_archive.build())
     record.write(run, plan.record(run, created))
     write_script(run, text)
 
@@ -89,8 +94,10 @@ def planned_again(
     job = record.read(run)
     before = Layer().put_all(job.spec, str(run.job))
     if flags.values.get("cluster"):
-        for name in ("template", "launcher"):  # belong to the old cluster
-            before.values.pop(name)
+        defaults = [n for n, value in before.values.items()
+                    if n.startswith("software.") and value == KEYS.rows[n].default]  # fmt: skip
+        for name in ("template", "launcher", *job.of_profile, *defaults):  # belong to the old one
+            before.values.pop(name, None)
     else:
         before.put("cluster", job.cluster, str(run.job))
     begun = has_saved(run)
