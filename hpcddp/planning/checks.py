@@ -55,7 +55,7 @@ CONFLICTING = ("SBATCH_GPUS", "SBATCH_GPUS_PER_NODE", "SBATCH_GPUS_PER_TASK", "S
 RESERVED_ENV = re.compile(
     r"(RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|GROUP_RANK|MASTER_ADDR|MASTER_PORT|UID|EUID|PPID"
     r"|BASHOPTS|SHELLOPTS|BASH_VERSINFO|SLURM_.*|HPCDDP_.*|SUBMITIT_.*"
-    r"|RUN|WORKDIR|PYTHON|NODES|GPUS_PER_NODE|CPUS_PER_TASK|MODULES|SETUP|CONDA|VENV|ENVIRONMENT|COMMAND|TRACKERS)"
+    r"|RUN|WORKDIR|PYTHON|NODES|GPUS_PER_NODE|CPUS_PER_TASK|MODULES|SETUP|CONDA|VENV|IMAGE|RUNTIME|BINDS|CONTAINER|SRUN_OPTIONS|ENVIRONMENT|COMMAND|TRACKERS)"
 )
 
 
@@ -165,7 +165,7 @@ def launcher(asked: Asked) -> Launcher:
             where="launcher",
             hint=hint or f"use --launcher {launchers.own(asked.backend)}",
         )
-    if row.python:
+    if row.python and not job.software.own_python:
         _forked(asked, row)
     return row
 

@@ -27,7 +27,7 @@ from hpcddp.planning.gpu_request import GpuRequest
 from hpcddp.planning.site import fitting, site_facts
 from hpcddp.planning.site.cluster_now import ClusterNow
 from hpcddp.planning.site.fitting import Wanted
-from hpcddp.planning.software import software_facts, software_keys
+from hpcddp.planning.software import software_checks, software_facts, software_keys
 from hpcddp.record import JobRecord
 from hpcddp.rundir import RunDir
 from hpcddp.sizes import NodeRange, counted
@@ -178,7 +178,7 @@ class Plan:
         """The script that starts `command` once per rank."""
         from hpcddp.planning.render import TemplateContext, render
 
-        software, trackers = self.spec.software, self.spec.metrics.trackers
+        trackers = self.spec.metrics.trackers
         variables: dict[str, Any] = {
             "RUN": str(run.path),
             "WORKDIR": str(self.folder(run)),
@@ -186,7 +186,13 @@ class Plan:
             "NODES": str(self.nodes.max),
             "GPUS_PER_NODE": self.ranks_per_node,
             "CPUS_PER_TASK": self.cpus_per_task,
-            **software_facts.variables(software),
+            **software_facts.variables(
+                self.spec,
+                run.path.parent,
+                self.workdir,
+                self.folder(run),
+                gpus=bool(self.gpu_request.option),
+            ),
             **{n: _env_text(v) for n, v in self.profile.cluster.variables.items()},
             "ENVIRONMENT": [f"{n}={v}" for n, v in self.environment().items()],
             "COMMAND": command,
@@ -197,7 +203,7 @@ class Plan:
             variables,
             self.launcher.fragment,
             self.launcher.ending,
-            software=software_facts.facts(software),
+            software=software_facts.facts(self.spec),
             program=bool(self.spec.command),
             trackers=bool(trackers),
             backend=self.backend,
@@ -228,6 +234,7 @@ def make(
     checks.check(asked, environ, folder, begun=begun)
     launcher = checks.launcher(asked)
     job, profile, now = _completed(asked.spec, folder), asked.profile, asked.now()
+    software_checks.check(job, launcher, asked.backend, asked.sources)
     template = resources.template(job, profile, asked.sources, folder)
     kinds = now.kinds_for(job, asked.gpus, job.gpu_type or profile.cluster.gpu_type)
     request = gpu_request.of(job, profile.cluster, asked.gpus, kinds)

@@ -21,7 +21,7 @@ FACTS = {
     "launcher": "the template of the commands that start the ranks",
     "ending": "the template of the commands after their end; empty for none",
     "software": "the steps of [software] that the job has: software.purge, .modules, .setup, "
-    ".conda, .venv, .uv; software.python, if the ranks have a Python of their own",
+    ".conda, .venv, .uv and .container; software.python, if the ranks have a Python of their own",
     "program": "whether the ranks run a command, not a task",
     "trackers": "whether trackers get the metrics during training",
     "backend": "slurm or local",
@@ -39,6 +39,12 @@ VARIABLES = {
     "SETUP": "array: the lines of software.setup; only if there are some",
     "CONDA": "the environment of software.conda; only if there is one",
     "VENV": "the folder of software.venv, or the .venv of software.uv; only if there is one",
+    "IMAGE": "the image of software.container; only if there is one",
+    "RUNTIME": "the program of software.container.runtime, unless srun starts the container",
+    "BINDS": "array: the folders that a container binds; only for a runtime that makes none in an "
+    "image",
+    "CONTAINER": "array: the command that runs another one in the container; only if there is one",
+    "SRUN_OPTIONS": "array: the options of srun for a container; only for the runtime pyxis",
     "ENVIRONMENT": "array of NAME=VALUE: the variables of [env], and some of hpcddp",
     "COMMAND": "array: the command that starts a rank",
     "TRACKERS": "array: the trackers of metrics.trackers; only if the job has some",

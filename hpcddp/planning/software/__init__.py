@@ -1,5 +1,5 @@
 """The software of the ranks: modules, a Python environment or a container, as facts for a script.
 
-It imports the root alone.
-Others use ``software_keys`` and ``software_facts``.
+It imports ``launch`` and the root.
+Others use ``software_keys``, ``software_facts`` and ``software_checks``.
 """
