@@ -12,6 +12,7 @@ import dataclasses
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any, Generic, TypeVar
 
 from hpcddp.errors import JobFileError
@@ -124,7 +125,7 @@ class Keys(Generic[T]):
 
     Args:
         cls: the dataclass; a field that is neither a `key` nor in `sections` is not allowed.
-        sections: the fields that are dataclasses themselves.
+        sections: the fields that are dataclasses themselves, by their dotted names.
 
     A key of type dict is a free table: `slurm.partition` is a member of the table `slurm`.
     """
@@ -137,8 +138,8 @@ class Keys(Generic[T]):
 
     def _rows(self, cls: Any, prefix: str = "") -> Iterator[tuple[str, Key]]:
         for f in dataclasses.fields(cls):
-            if not prefix and f.name in self.sections:
-                yield from self._rows(self.sections[f.name], f"{f.name}.")
+            if section := self.sections.get(prefix + f.name):
+                yield from self._rows(section, f"{prefix}{f.name}.")
                 continue
             default = f.default
             if f.default_factory is not dataclasses.MISSING:
@@ -191,20 +192,20 @@ class Keys(Generic[T]):
         result = self.cls()
         for name, value in values.items():
             table, _, rest = name.partition(".")
-            if not rest:
-                setattr(result, name, value)
-            elif table in self.sections:
-                setattr(getattr(result, table), rest, value)
-            else:
+            if rest and table in self.tables:
                 getattr(result, table)[rest] = value
+            else:
+                *sections, own = name.split(".")
+                setattr(reduce(getattr, sections, result), own, value)
         return result
 
-    def flatten(self, data: Mapping[str, Any]) -> dict[str, Any]:
+    def flatten(self, data: Mapping[str, Any], table: str = "") -> dict[str, Any]:
         """A nested table, as TOML or `dataclasses.asdict` has it, by dotted name."""
         flat: dict[str, Any] = {}
-        for name, value in data.items():
+        for own, value in data.items():
+            name = table + own
             if isinstance(value, Mapping) and (name in self.sections or name in self.tables):
-                flat.update({f"{name}.{rest}": v for rest, v in value.items()})
+                flat |= self.flatten(value, f"{name}.")
             else:
                 flat[name] = value
         return flat

@@ -4,6 +4,7 @@
       job.json            the checked job, and where it runs                written by submit
       job.sbatch          the script                                        written by submit
       host.pyz            the programs that begin and end an attempt        written by submit
+      package.pyz         hpcddp for ranks with a Python of their own       written by submit
       submission.json     the backend and the job id                        written by submit
       request.json        a stop request: stop, cancel, preempt             written by that command
       job-ID.log          output of the script before its claim, and of Slurm
@@ -99,6 +100,7 @@ class RunDir:
         self.job = self.path / "job.json"
         self.script = self.path / "job.sbatch"
         self.host = self.path / "host.pyz"
+        self.package = self.path / "package.pyz"
         self.submission = self.path / "submission.json"
         self.request = self.path / "request.json"
         self.log = self.path / "log"

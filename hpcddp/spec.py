@@ -164,6 +164,54 @@ class RequeueSpec:
 
 
 @dataclass
+class ContainerSpec:
+    """The container in which the ranks run; the batch script stays outside."""
+
+    image: str = key("", "image: a file, a folder, or a name that the runtime knows")
+    runtime: str = key(
+        "apptainer",
+        "program that runs the image",
+        choices=(
+            "apptainer",
+            "singularity",
+            "charliecloud",
+            "pyxis",
+            "enroot",
+            "podman-hpc",
+            "shifter",
+        ),
+    )
+    python: str = key("python3", "Python of the image, 3.11 or later, with torch")
+    binds: list[str] = key(
+        [], "more folders to bind, as SOURCE, SOURCE:TARGET or SOURCE:TARGET:ro", alone=True
+    )
+    gpus: str = key("nvidia", "GPUs to make visible", choices=("nvidia", "rocm", "none"))
+
+
+@dataclass
+class SoftwareSpec:
+    """Programs and libraries of the ranks, prepared on the first node in this order."""
+
+    purge: bool = key(False, "run `module purge` first")
+    modules: list[str] = key([], "environment modules to load", alone=True)
+    setup: list[str] = key([], "lines of shell to run after that; one that fails ends the attempt")
+    conda: str = key("", "name or path of a conda environment whose Python the ranks use")
+    venv: str = key("", "folder of a virtual environment whose Python the ranks use")
+    uv: str = key("", "folder of a uv project; the ranks use the Python of its .venv")
+    container: ContainerSpec = dataclasses.field(default_factory=ContainerSpec)
+
+    @property
+    def own_python(self) -> bool:
+        """Whether the ranks use another Python than that of hpcddp."""
+        return bool(self.conda or self.venv or self.uv or self.container.image)
+
+    @property
+    def own_programs(self) -> bool:
+        """Whether the ranks may have programs that this machine does not have."""
+        return bool(self.own_python or self.modules or self.setup)
+
+
+@dataclass
 class JobSpec:
     """One training job."""
 
@@ -213,10 +261,16 @@ class JobSpec:
     metrics: MetricsSpec = dataclasses.field(default_factory=MetricsSpec)
     checkpoint: CheckpointSpec = dataclasses.field(default_factory=CheckpointSpec)
     requeue: RequeueSpec = dataclasses.field(default_factory=RequeueSpec)
+    software: SoftwareSpec = dataclasses.field(default_factory=SoftwareSpec)
     model: dict[str, Any] = key({}, "arguments of the task's model() function")
     dataset: dict[str, Any] = key({}, "arguments of the task's dataset() function")
     slurm: dict[str, Any] = key({}, "sbatch options, by their long names", scalar=True)
     env: dict[str, Any] = key({}, "environment variables of the job", scalar=True)
+
+    @property
+    def own_programs(self) -> bool:
+        """Whether the job's PATH on a node differs from that of this machine."""
+        return self.software.own_programs or "PATH" in self.env
 
 
 KEYS = Keys(
@@ -229,6 +283,8 @@ KEYS = Keys(
         "metrics": MetricsSpec,
         "checkpoint": CheckpointSpec,
         "requeue": RequeueSpec,
+        "software": SoftwareSpec,
+        "software.container": ContainerSpec,
     },
 )
 

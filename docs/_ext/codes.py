@@ -66,6 +66,8 @@ MEANING = {
     decision.HANG: "no step for longer than [`train.hang_seconds`](#key-train.hang_seconds) allows",
     decision.DIVERGED: "the loss or the weights are not finite, or the loss exploded",
     decision.MISTAKE: "all ranks failed in the same way before any progress",
+    decision.ENVIRONMENT: "a step of [`[software]`](#key-software.modules) failed before the ranks "
+    "could start",
     decision.REFUSED: "the checkpoint is of another model or format",
     decision.KILLED: "a SIGKILL that was not Slurm's ended the batch script",
     decision.SUPERSEDED: "a newer attempt owns the run",
@@ -89,8 +91,11 @@ def _follows(name: str, row: decision.Cause) -> str:
         return "The newer attempt continues the run."
     if row.final:
         return f"The run stays ended: {row.final}."
+    early = f" unless no attempt got further: {row.early}" if row.early else ""
     key = f"[`requeue.{row.budget}`](#key-requeue.{row.budget})"
     limits = [f"{key} limits how often"] if row.budget else []
     if row.idle:
         limits.append(f"{row.idle} attempts in a row without progress end the run")
-    return "The run is requeued" + ("; " + "; ".join(limits) if limits else ", always") + "."
+    return (
+        f"The run is requeued{early}" + ("; " + "; ".join(limits) if limits else ", always") + "."
+    )

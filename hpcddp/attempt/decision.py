@@ -18,6 +18,7 @@ DONE, ASKED, CANCELLED, PREEMPTED = "done", "stopped", "cancelled", "preempted"
 TIMEOUT, SIGNALLED, NODE, REQUEUED = "time limit", "signalled", "node failure", "requeued"
 CRASH, OOM, HANG, DIVERGED = "crash", "out of memory", "hang", "diverged"
 MISTAKE, SUPERSEDED, REFUSED = "mistake", "superseded", "refused"
+ENVIRONMENT = "environment"  # a step of it failed before the ranks could start
 KILLED = "script killed"  # the batch script, by a SIGKILL not from Slurm
 UNKNOWN = "unknown"
 
@@ -34,6 +35,7 @@ class Cause(NamedTuple):
         idle: attempts in a row without progress that end a run, whatever its budget; 0 for any.
         followed: if Slurm ends the job for it, a follow-up job continues.
         final: why a requeue does not help; "" if it may.
+        early: the same, as long as no attempt ended for another cause.
         calm: no rank caused it: messages of the ending ranks are irrelevant.
         state: of a run that is not requeued; "" if only its job knows.
     """
@@ -46,6 +48,7 @@ class Cause(NamedTuple):
     idle: int = 0
     followed: bool = False
     final: str = ""
+    early: str = ""
     calm: bool = False
     state: str = ""
 
@@ -71,6 +74,9 @@ CAUSES = {
         kinds=("diverged",), code=exit_codes.DIVERGED, final="a requeue would diverge again"
     ),
     MISTAKE: Cause(kinds=("mistake", "damaged"), final="it would fail again in the same way"),
+    ENVIRONMENT: Cause(
+        kinds=("environment",), budget="crashes", early="it would fail again in the same way"
+    ),
     REFUSED: Cause(kinds=("foreign",), final="the checkpoint is of another model or format"),
     KILLED: Cause(budget="crashes", followed=True),
     SUPERSEDED: Cause(calm=True),
@@ -156,6 +162,8 @@ def decide(end: End, history: Sequence[Past], policy: Policy) -> Decision:
         return Decision(why, NONE)
     if final := CAUSES[why].final:
         return Decision(why, NONE, final)
+    if (early := CAUSES[why].early) and all(past.cause == why for past in history):
+        return Decision(why, NONE, early)
     return _within(AGAIN, why, end, history, policy)
 
 

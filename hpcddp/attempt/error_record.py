@@ -9,6 +9,7 @@ rank is gone is replaced by that rank's own.
     oom       no memory left, on the GPU or the node              may help
     mistake   a job file, or code that fails before any step      does not
     foreign   the checkpoint is of another model or format        does not
+    environment  a step before the ranks' start failed        on another node may
     damaged   checkpoints are there, and none is whole            does not
     hang      no step for too long                                helps
     diverged  the numbers went wrong                              does not
@@ -64,6 +65,16 @@ def report(
     if isinstance(error, HpcddpError):
         return f"{_name(record['rank'])} on {record['host']}: {error}"
     return f"{_name(rank)} on {record['host']} failed\n{record['traceback']}".rstrip()
+
+
+def report_lack(attempt: AttemptDir, step: str) -> None:
+    """Write error.json for a step of the environment that failed before the ranks could start.
+
+    Args:
+        step: its key in [software], and what happened.
+    """
+    record = {"rank": None, "host": host(), "type": "environment", "kind": "environment"}
+    claim(attempt, {**record, "message": step, "traceback": "", "time": time.time()})
 
 
 def is_shared(attempt: AttemptDir) -> bool:

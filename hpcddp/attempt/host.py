@@ -3,8 +3,9 @@
     begin RUN PID [N [look]]  checks and claims the run folder, to follow attempt N; prints a line
                          for the script: attempt, MASTER_ADDR, MASTER_PORT, end of the time limit,
                          run folder. On Slurm it leaves the attempt's sentry (sentry.py) running.
-    end RUN N CODE       decides what follows attempt N, and does it; prints the exit code of the
-                         job, or `again` if the script is to start again itself
+    end RUN N CODE [LACK]  decides what follows attempt N, and does it; prints the exit code of the
+                         job, or `again` if the script is to start again itself. LACK is the
+                         step of the environment that failed before the ranks could start
     watch RUN N PID      warns if the ranks that PID started never reach the rendezvous
     bereaved RUN N       on another node: requeues the run, or ends its wait, if the batch script
                          cannot
@@ -29,6 +30,7 @@ from hpcddp import record
 from hpcddp.attempt import (
     decision,
     end_facts,
+    error_record,
     ledger,
     log_reader,
     lost_script,
@@ -156,6 +158,9 @@ def _end(run: RunDir, words: list[str]) -> str:
     """Decide what follows; only the answer is printed for the script, all else goes to the log."""
     _deaf()  # a requeued job gets TERM at once
     with contextlib.redirect_stdout(sys.stderr):
+        if lack := "".join(words[2:]):
+            print(f"hpcddp: {lack}", flush=True)
+            error_record.report_lack(run.attempt(int(words[0])), lack)
         answer = end(run, int(words[0]), int(words[1]))
     print(answer)
     return ""

@@ -55,6 +55,8 @@ def element(run: RunDir, check: Callable[[RunDir], None]) -> RunDir:
     if not own.job.exists():
         own.attempts.mkdir(exist_ok=True)
         own.host.write_bytes(run.host.read_bytes())
+        if run.package.exists():
+            own.package.write_bytes(run.package.read_bytes())
         own.script.write_bytes(_script_of(own, run.script.read_bytes()))
         job = record.read(run)
         job.slurm_name, job.run = job.name, own.name

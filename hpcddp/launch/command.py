@@ -68,7 +68,7 @@ def become(
         print(error, file=sys.stderr, flush=True)
         return exit_codes.FAILED
     again = job["spec"].get("resume_command") if attempt > 1 else None
-    words = again or job["spec"]["command"]
+    words = in_own_python(again or job["spec"]["command"], job["spec"].get("software", {}))
     variables = {**trackers(job["run"]), **environ, **rank.to_env()}
     if rank.world_rank == 0:
         look_at_versions(run_dir, attempt, words[0], variables)
@@ -90,6 +90,16 @@ def become(
         execute(words, variables)
     except OSError as error:
         return failed(not_started(words, error), run_dir, attempt, rank)
+
+
+def in_own_python(words: list[str], software: Mapping[str, Any]) -> list[str]:
+    """A command whose `python` is that of the job's own environment, which runs this process too:
+    an image may have it under another name, or not on PATH."""
+    own = [software.get(name) for name in ("conda", "venv", "uv")]
+    own.append(software.get("container", {}).get("image"))
+    if words[0] in ("python", "python3") and any(own):
+        return [sys.executable, *words[1:]]
+    return words
 
 
 def of_launcher(

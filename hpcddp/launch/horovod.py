@@ -62,7 +62,7 @@ def missing(job: JobSpec, profile: Profile) -> str:
     if not job.command:
         return "it requires a script that uses Horovod, given after --; a job's task uses DDP"
     program = job.command[0]
-    if profile.cluster.modules or "PATH" in job.env or not Path(program).name.startswith("python"):
+    if job.own_programs or not Path(program).name.startswith("python"):
         return ""
     given = {name: str(value) for name, value in job.env.items()}
     report = versions.ask(program, LOOK, {**os.environ, **given})

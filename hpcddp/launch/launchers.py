@@ -32,6 +32,7 @@ class Launcher(NamedTuple):
     missing: Callable[[JobSpec, Profile], str] = nothing  # see there
     ending: str = ""  # the template for the time after its processes have ended
     facts: Mapping[str, Any] = {}  # for an attempt; see launch_facts.py
+    inside: bool = False  # its ranks may be in a container that has Python and torch alone
 
     @property
     def fragment(self) -> str:
@@ -56,7 +57,11 @@ def no_torch(job: JobSpec, profile: Profile) -> str:
     """Whether the Python of hpcddp has torch, for a launcher that imports it."""
     from importlib.util import find_spec
 
-    return "" if find_spec("torch") else f"torch is not installed in {sys.executable}"
+    return (
+        ""
+        if job.software.own_python or find_spec("torch")
+        else f"torch is not installed in {sys.executable}"
+    )
 
 
 def no_agent(job: JobSpec, profile: Profile) -> str:
@@ -65,6 +70,8 @@ def no_agent(job: JobSpec, profile: Profile) -> str:
 
     if lack := no_torch(job, profile):
         return lack
+    if job.software.own_python:
+        return ""
     installed = version("torch")
     old = tuple(int(part) for part in installed.split(".")[:2]) < (2, 9)
     return f"torch {installed} is older than 2.9" if old else ""
@@ -74,7 +81,8 @@ def no_dask(job: JobSpec, profile: Profile) -> str:
     """The packages that are missing for a Dask cluster with TLS."""
     from importlib.util import find_spec
 
-    missing = [name for name in ("distributed", "cryptography") if not find_spec(name)]
+    needed = () if job.software.own_python else ("distributed", "cryptography")
+    missing = [name for name in needed if not find_spec(name)]
     names = f"{' and '.join(missing)} {'are' if len(missing) > 1 else 'is'} not installed"
     return f"{names}\ninstall the extra `dask` of hpcddp" if missing else ""
 
@@ -83,11 +91,12 @@ BOTH = ("slurm", "local")
 LAUNCHERS = {
     row.name: row
     for row in (
-        Launcher("srun", ("slurm",), "one task per GPU, started by Slurm"),
-        Launcher("spawn", ("local",), "one process per GPU on this machine, without Slurm"),
+        Launcher("srun", ("slurm",), "one task per GPU, started by Slurm", inside=True),
+        Launcher("spawn", ("local",), "one process per GPU on this machine, without Slurm",
+                 inside=True),
         Launcher(
             "fork", BOTH, "torch is imported once per node, and the ranks are forked",
-            python=True, missing=no_torch, facts={"per_node": True},
+            python=True, missing=no_torch, facts={"per_node": True}, inside=True,
         ),
         Launcher(
             "mpi", ("slurm",), "one rank per GPU, started with PMIx or Open MPI's mpirun",
@@ -96,6 +105,7 @@ LAUNCHERS = {
         Launcher(
             "torchrun", BOTH, "torch's elastic agent, one per node",
             missing=no_agent, facts={"per_node": True, "hides": True},
+            inside=True,
         ),
         Launcher(
             "horovod", BOTH, "one rank per GPU, for scripts that use Horovod",

@@ -55,7 +55,7 @@ CONFLICTING = ("SBATCH_GPUS", "SBATCH_GPUS_PER_NODE", "SBATCH_GPUS_PER_TASK", "S
 RESERVED_ENV = re.compile(
     r"(RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|GROUP_RANK|MASTER_ADDR|MASTER_PORT|UID|EUID|PPID"
     r"|BASHOPTS|SHELLOPTS|BASH_VERSINFO|SLURM_.*|HPCDDP_.*|SUBMITIT_.*"
-    r"|RUN|WORKDIR|PYTHON|NODES|GPUS_PER_NODE|CPUS_PER_TASK|MODULES|ENVIRONMENT|COMMAND|TRACKERS)"
+    r"|RUN|WORKDIR|PYTHON|NODES|GPUS_PER_NODE|CPUS_PER_TASK|MODULES|SETUP|CONDA|VENV|IMAGE|RUNTIME|BINDS|CONTAINER|SRUN_OPTIONS|ENVIRONMENT|COMMAND|TRACKERS)"
 )
 
 
@@ -73,7 +73,7 @@ def check(asked: Asked, environ: Mapping[str, str], folder: Path, *, begun: bool
     job, sources, profile, nodes, gpus = asked[:5]
     name(job, sources)
     if job.command:
-        command(job, sources, profile, folder)
+        command(job, sources, folder)
     else:
         batch(job, nodes, gpus, sources)
         conflicts.check(job, strategy.layout(job.strategy, nodes.max, gpus), sources)
@@ -131,17 +131,17 @@ def weights(job: JobSpec, sources: Mapping[str, str], folder: Path, *, begun: bo
                         hint="use a file of weights, as `hpcddp export` writes it")  # fmt: skip
 
 
-def command(job: JobSpec, sources: Mapping[str, str], profile: Profile, folder: Path) -> None:
+def command(job: JobSpec, sources: Mapping[str, str], folder: Path) -> None:
     """The program and its Python script exist, and the job sets no strategy: a command distributes
-    its model itself. A job with modules or its own PATH may have programs that this machine does
-    not have."""
+    its model itself. A job with software or a PATH of its own may have programs that this machine
+    does not have."""
     if job.strategy != KEYS.rows["strategy"].default:
         raise UserError(
             f"strategy is {job.strategy!r}, but a command distributes its model itself",
             where=sources.get("strategy", "strategy"),
             hint="remove the strategy; it requires a job with a task",
         )
-    if profile.cluster.modules or "PATH" in job.env:
+    if job.own_programs:
         return
     for name in ("command", "resume_command"):
         if words := getattr(job, name):
@@ -165,7 +165,7 @@ def launcher(asked: Asked) -> Launcher:
             where="launcher",
             hint=hint or f"use --launcher {launchers.own(asked.backend)}",
         )
-    if row.python:
+    if row.python and not job.software.own_python:
         _forked(asked, row)
     return row
 

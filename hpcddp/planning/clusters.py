@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,8 @@ from hpcddp.errors import ClusterError, JobFileError
 from hpcddp.keys import Keys, key, nearest
 from hpcddp.planning import resources
 from hpcddp.planning.jobfile import Layer, read_toml
+from hpcddp.planning.software import software_keys
+from hpcddp.spec import ContainerSpec, SoftwareSpec
 
 GPU_OPTIONS = ("gpus-per-node", "gres", "none")
 
@@ -43,7 +45,7 @@ class Cluster:
     gpu_memory: str = key("", "memory size of a GPU, such as 80G, for `hpcddp plan`")
     host_suffix: str = key("", "suffix of the first host's name in MASTER_ADDR, such as -ib0")
     interface: str = key("", "network interface for gloo and NCCL, such as ib0")
-    modules: list[str] = key([], "environment modules that each job loads")
+    modules: list[str] = key([], "the same as software.modules, of which only one can be set")
     poll_seconds: int = key(
         30, "time between two queries to Slurm when following a job, in s", least=1
     )
@@ -52,9 +54,10 @@ class Cluster:
     )
     slurm: dict[str, Any] = key({}, "sbatch options of each job, by their long names", scalar=True)
     env: dict[str, Any] = key({}, "environment variables of each job", scalar=True)
+    software: SoftwareSpec = field(default_factory=SoftwareSpec)
 
 
-KEYS = Keys(Cluster)
+KEYS = Keys(Cluster, {"software": SoftwareSpec, "software.container": ContainerSpec})
 
 
 @dataclass
@@ -75,7 +78,15 @@ class Profile:
         for name in ("template", "launcher"):
             if getattr(self.cluster, name):
                 layer.put(name, getattr(self.cluster, name), where)
+        for name, value in self.software().items():
+            layer.put(name, value, where)
         return layer
+
+    def software(self) -> dict[str, Any]:
+        """The values of [software] that the profile sets, with whole paths."""
+        flat = KEYS.flatten({"software": asdict(self.cluster.software)})
+        changed = {name: value for name, value in flat.items() if value != KEYS.rows[name].default}
+        return software_keys.placed(changed, self.path.parent)
 
 
 def folders(environ: Mapping[str, str]) -> list[Path]:
@@ -121,6 +132,12 @@ def load(name: str, environ: Mapping[str, str] = os.environ) -> Profile:
 def read(path: Path) -> Profile:
     """The profile in a file."""
     try:
-        return Profile(path.stem, path, KEYS.load(read_toml(path), str(path)))
+        cluster = KEYS.load(read_toml(path), str(path))
     except JobFileError as error:
         raise ClusterError(error.what, where=error.where, hint=error.hint) from None
+    if cluster.modules and cluster.software.modules:
+        hint = "keep software.modules, and remove the other one"
+        raise ClusterError("modules and software.modules are both set", where=str(path), hint=hint)
+    cluster.software.modules += cluster.modules
+    cluster.modules = []
+    return Profile(path.stem, path, cluster)

@@ -17,6 +17,7 @@ from typing import Any
 from hpcddp.errors import JobFileError, UserError
 from hpcddp.keys import nearest
 from hpcddp.planning import resources
+from hpcddp.planning.software import software_keys
 from hpcddp.spec import KEYS, JobSpec
 
 LONGEST = 40  # characters of a name that is made from a command
@@ -179,6 +180,7 @@ def file_layer(source: Path | str) -> Layer:
         layer.put("name", source.stem, where)
     if weights := layer.values.get("start_from"):
         layer.values["start_from"] = str((source.parent / weights).absolute())
+    layer.values = software_keys.placed(layer.values, source.parent.absolute())
     if layer.values.get("command"):
         if layer.values.get("task"):
             hint = "remove one of the two keys"
@@ -267,9 +269,10 @@ def merge(layers: list[Layer]) -> tuple[JobSpec, dict[str, str]]:
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
     for layer in reversed(layers):
-        if drop := _replaced(layer):
-            values.pop(drop, None)
-            sources.pop(drop, None)
+        drop = {_replaced(layer), *software_keys.replaced(layer.values, layer.sources, values)}
+        for name in drop:
+            values.pop(name, None)
+            sources.pop(name, None)
         values |= layer.values
         sources |= layer.sources
     return KEYS.build(values), sources

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from hpcddp.data import names
 from hpcddp.planning.clusters import Profile
+from hpcddp.planning.software import software_checks
 from hpcddp.spec import JobSpec
 
 MARGIN = 30.0  # seconds between the last retry of a store and a hang
@@ -14,7 +15,13 @@ MARGIN = 30.0  # seconds between the last retry of a store and a hang
 
 def notes(job: JobSpec, profile: Profile, environ: Mapping[str, str]) -> list[str]:
     """A line for each possible problem that cannot be checked on this machine."""
-    return [*_absent(job), *_patience(job), *_trackers(job), *_output(job, profile, environ)]
+    return [
+        *_absent(job),
+        *software_checks.notes(job),
+        *_patience(job),
+        *_trackers(job),
+        *_output(job, profile, environ),
+    ]
 
 
 def _absent(job: JobSpec) -> list[str]:

@@ -28,6 +28,7 @@ from hpcddp.planning.jobfile import FORCED
 from hpcddp.planning.script import header
 from hpcddp.planning.script.header import Origin
 from hpcddp.planning.site import job_fit
+from hpcddp.planning.software import software_checks, software_facts, software_keys
 from hpcddp.record import JobRecord
 from hpcddp.rundir import RunDir
 from hpcddp.sizes import NodeRange, counted
@@ -108,7 +109,8 @@ class Plan:
 
     def worker_command(self, run: RunDir) -> list[str]:
         """How a rank starts."""
-        return [sys.executable, "-P", "-m", "hpcddp.worker", str(run.path)]
+        python = software_facts.python(self.spec.software)
+        return [python, "-P", "-m", "hpcddp.worker", str(run.path)]
 
     def record(self, run: RunDir, created: float | None = None) -> JobRecord:
         """job.json, for the nodes and for later commands."""
@@ -178,7 +180,7 @@ class Plan:
         """The script that starts `command` once per rank."""
         from hpcddp.planning.render import TemplateContext, render
 
-        modules, trackers = self.profile.cluster.modules, self.spec.metrics.trackers
+        trackers = self.spec.metrics.trackers
         variables: dict[str, Any] = {
             "RUN": str(run.path),
             "WORKDIR": str(self.folder(run)),
@@ -186,7 +188,13 @@ class Plan:
             "NODES": str(self.nodes.max),
             "GPUS_PER_NODE": self.ranks_per_node,
             "CPUS_PER_TASK": self.cpus_per_task,
-            **({"MODULES": modules} if modules else {}),
+            **software_facts.variables(
+                self.spec,
+                run.path.parent,
+                self.workdir,
+                self.folder(run),
+                gpus=bool(self.gpu_request.option),
+            ),
             **{n: _env_text(v) for n, v in self.profile.cluster.variables.items()},
             "ENVIRONMENT": [f"{n}={v}" for n, v in self.environment().items()],
             "COMMAND": command,
@@ -198,7 +206,7 @@ class Plan:
             self.launcher.fragment,
             self.launcher.ending,
             header=list(header.lines(self.origin, self.spec)),
-            modules=bool(modules),
+            software=software_facts.facts(self.spec),
             program=bool(self.spec.command),
             trackers=bool(trackers),
             backend=self.backend,
@@ -229,6 +237,7 @@ def make(
     checks.check(asked, environ, folder, begun=begun)
     launcher = checks.launcher(asked)
     job, profile, now = _completed(asked.spec, folder), asked.profile, asked.now()
+    software_checks.check(job, launcher, asked.backend, asked.sources)
     template = resources.template(job.template, profile, asked.sources, folder)
     kinds = now.kinds_for(job, asked.gpus, job.gpu_type or profile.cluster.gpu_type)
     request = gpu_request.of(job, profile.cluster, asked.gpus, kinds)
@@ -265,6 +274,7 @@ def _completed(job: JobSpec, folder: Path) -> JobSpec:
         job,
         start_from=str(folder / job.start_from) if job.start_from else "",
         data=replace(job.data, stage=names.placed(job.data.stage, folder)),
+        software=software_keys.complete(job.software, folder),
         requeue=replace(job.requeue, enabled=job.requeue.enabled and not stays),
     )
 

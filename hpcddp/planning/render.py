@@ -21,6 +21,7 @@ import jinja2
 from hpcddp.errors import TemplateError
 from hpcddp.keys import control_character
 from hpcddp.planning.script.header import comment
+from hpcddp.planning.software.software_facts import SoftwareFacts
 from hpcddp.planning.template_facts import FACTS
 
 # Longest values that sbatch accepts, in bytes.
@@ -49,7 +50,7 @@ class TemplateContext:
     launcher: str
     ending: str = ""
     header: Sequence[str] = ()
-    modules: bool = False
+    software: SoftwareFacts = SoftwareFacts()
     program: bool = False
     trackers: bool = False
     backend: str = "slurm"

@@ -6,7 +6,7 @@ render.py gives the facts, plan.py the variables; the blocks are those of templa
 # Blocks of the shipped templates that a site's template may fill; {{ super() }} keeps the text.
 BLOCKS = {
     "directives": "the #SBATCH lines",
-    "setup": "the environment of the ranks: modules, variables, a virtual environment",
+    "setup": "the environment of the ranks: variables, and the steps of [software]",
     "launch": "the start of the ranks, in the background (`&`)",
     "finish": "commands after the ranks have ended; $code is their exit code",
 }
@@ -21,7 +21,8 @@ FACTS = {
     "variables": "variables(): all shell variables of the script, quoted",
     "launcher": "the template of the commands that start the ranks",
     "ending": "the template of the commands after their end; empty for none",
-    "modules": "whether the cluster profile has modules",
+    "software": "the steps of [software] that the job has: software.purge, .modules, .setup, "
+    ".conda, .venv, .uv and .container; software.python, if the ranks have a Python of their own",
     "program": "whether the ranks run a command, not a task",
     "trackers": "whether trackers get the metrics during training",
     "backend": "slurm or local",
@@ -35,7 +36,16 @@ VARIABLES = {
     "NODES": "the largest number of nodes",
     "GPUS_PER_NODE": "ranks per node: one per GPU, or one that uses all GPUs (strategy dp)",
     "CPUS_PER_TASK": "CPUs per rank",
-    "MODULES": "array: the environment modules of the profile; only if it has some",
+    "MODULES": "array: the modules of software.modules; only if there are some",
+    "SETUP": "array: the lines of software.setup; only if there are some",
+    "CONDA": "the environment of software.conda; only if there is one",
+    "VENV": "the folder of software.venv, or the .venv of software.uv; only if there is one",
+    "IMAGE": "the image of software.container; only if there is one",
+    "RUNTIME": "the program of software.container.runtime, unless srun starts the container",
+    "BINDS": "array: the folders that a container binds; only for a runtime that makes none in an "
+    "image",
+    "CONTAINER": "array: the command that runs another one in the container; only if there is one",
+    "SRUN_OPTIONS": "array: the options of srun for a container; only for the runtime pyxis",
     "ENVIRONMENT": "array of NAME=VALUE: the variables of [env], and some of hpcddp",
     "COMMAND": "array: the command that starts a rank",
     "TRACKERS": "array: the trackers of metrics.trackers; only if the job has some",

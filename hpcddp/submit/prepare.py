@@ -15,6 +15,7 @@ from hpcddp.planning.jobfile import FORCED, Layer
 from hpcddp.planning.plan import Plan
 from hpcddp.record import JobRecord
 from hpcddp.rundir import RunDir, new_id, step_folders, write_bytes, write_json, write_text
+from hpcddp.spec import KEYS
 from hpcddp.submit import host_archive
 
 
@@ -37,9 +38,9 @@ def new_run(plan: Plan, root: Path) -> RunDir:
 
 
 def _record_versions(plan: Plan, run: RunDir) -> None:
-    """Record the Python and packages of a command. If the job has modules or its own PATH, its
-    first attempt does so."""
-    if plan.spec.command and not plan.profile.cluster.modules and "PATH" not in plan.spec.env:
+    """Record the Python and packages of a command. If the job has software or a PATH of its own,
+    its first attempt does so."""
+    if plan.spec.command and not plan.spec.own_programs:
         from hpcddp import versions
 
         environ = {**os.environ, **plan.environment()}
@@ -48,6 +49,10 @@ def _record_versions(plan: Plan, run: RunDir) -> None:
 
 def _fill(plan: Plan, run: RunDir, text: str, created: float | None = None) -> None:
     write_bytes(run.host, host_archive.build())  # it also reads the records of older versions
+    if plan.spec.software.own_python:
+        from hpcddp.submit import package_archive
+
+        write_bytes(run.package, package_archive.build())
     record.write(run, plan.record(run, created))
     write_script(run, text)
 
@@ -101,7 +106,10 @@ def _own_values(run: RunDir, job: JobRecord, *, other_cluster: bool) -> Layer:
     before = Layer(file=str(run.job)).put_all(job.spec, str(run.job))
     before.sources |= dict.fromkeys(job.forced, FORCED)
     if other_cluster:
-        for name in ("template", "launcher", *job.site_values):
+        # A value at its default would hide that of the new profile.
+        unset = [name for name, value in before.values.items()
+                 if name.startswith("software.") and value == KEYS.rows[name].default]  # fmt: skip
+        for name in ("template", "launcher", *job.site_values, *unset):
             before.values.pop(name, None)
             before.sources.pop(name, None)
     else:

@@ -11,6 +11,7 @@ from hpcddp.attempt.decision import (
     CRASH,
     DIVERGED,
     DONE,
+    ENVIRONMENT,
     FOLLOW,
     HANG,
     KILLED,
@@ -65,6 +66,7 @@ CASES = [
     ("a killed rank", End(137), CRASH, AGAIN),
     ("out of memory", End(137, kind="oom"), OOM, AGAIN),
     ("a mistake of the user", End(1, kind="mistake"), MISTAKE, NONE),
+    ("a step of the environment", End(1, kind="environment"), ENVIRONMENT, NONE),
     ("a checkpoint of another model", End(1, kind="foreign"), REFUSED, NONE),
     ("no checkpoint that is whole", End(1, kind="damaged"), MISTAKE, NONE),
     ("a hang", End(86, kind="hang"), HANG, AGAIN),
@@ -198,3 +200,12 @@ def test_time_limits_that_were_allowed_need_no_progress() -> None:
 
 def test_the_policy_is_the_jobs_table() -> None:
     assert Policy.of({"crashes": 5, "exclude_bad_nodes": True}) == Policy(crashes=5)
+
+
+def test_an_environment_that_has_worked_may_work_again_on_another_node() -> None:
+    """One that never has fails in the same way everywhere."""
+    end = End(1, kind="environment")
+    worked, failed = Past(PREEMPTED, progress=True), Past(ENVIRONMENT, progress=False)
+    assert decide(end, [failed], Policy()).action == NONE
+    assert decide(end, [worked], Policy()).action == AGAIN
+    assert decide(end, [worked, failed, failed], Policy(crashes=3)).action == NONE

@@ -15,7 +15,7 @@ from sites import NASTY, Site
 
 from hpcddp.attempt import decision, ledger
 from hpcddp.planning.jobfile import Layer
-from hpcddp.rundir import RunDir
+from hpcddp.rundir import RunDir, read_json
 from hpcddp.submit import prepare
 
 # A controller whose job runs, and which notes what it was asked.
@@ -390,15 +390,77 @@ def test_a_run_that_others_can_write_to_is_not_started(script: Callable[..., Run
     assert ledger.attempts(run) == [] and not (run.path / "started").exists()
 
 
+@pytest.mark.parametrize(
+    ("text", "calls"),
+    [
+        ("modules = ['cuda 12', 'nccl']", "<load><cuda 12><load><nccl>"),
+        ("software = {modules = ['a'], purge = true}", "<purge><load><a>"),
+    ],
+)
 def test_modules_are_loaded_where_a_profile_names_them(
-    site: Site, script: Callable[..., RunDir]
+    site: Site, script: Callable[..., RunDir], text: str, calls: str
 ) -> None:
-    site.profile("mine", "modules = ['cuda 12', 'nccl']")
+    site.profile("mine", text)
     site.write("init.sh", 'module() { : "$UNSET_ON_PURPOSE"; printf "<%s>" "$@" >>modules; }\n')
     run = script(("cluster", "mine"))
     environ = {**os.environ, "BASH_ENV": "init.sh"}
     subprocess.run(["bash", run.script], env=environ, check=True)
-    assert (site.folder / "modules").read_text() == "<purge><load><cuda 12><nccl>"
+    assert (site.folder / "modules").read_text() == calls
+
+
+STEPS = [
+    ("modules = ['nosuch']", "software.modules: module load nosuch: exit code 3"),
+    ("setup = ['cd /', 'exit 0']", "software.setup: exit 0: exit code 0"),
+    ("setup = ['export A=$UNSET_ON_PURPOSE', 'false']", "software.setup: false: exit code 1"),
+    ("conda = 'gone'", "software.conda: conda activate gone: exit code 127"),
+    ("venv = '/gone'", "software.venv: activate /gone: exit code 1"),
+    (
+        "container.image = '/gone.sif'",
+        "software.container.image: /gone.sif is missing: exit code 1",
+    ),
+    (
+        "container.image = 'torch'",
+        "software.container.runtime: apptainer is not on PATH: exit code 1",
+    ),
+]
+
+
+@pytest.mark.parametrize(("software", "step"), STEPS)
+def test_a_step_that_fails_ends_the_attempt_and_no_rank_starts(
+    site: Site, script: Callable[..., RunDir], software: str, step: str
+) -> None:
+    site.profile("mine", f"[software]\n{software}\n")
+    site.write("init.sh", "module() { return 3; }\n")
+    run = script(("cluster", "mine"), srun='touch "$HPCDDP_RUN_DIR/started"')
+    environ = {**os.environ, "BASH_ENV": "init.sh"}
+    done = subprocess.run(["bash", run.script], env=environ, check=False)
+    (attempt,) = ledger.attempts(run)
+    assert done.returncode == 1 and not (run.path / "started").exists()
+    assert (attempt.cause, attempt.action) == ("environment", "none")
+    assert step in read_json(run.attempt(1).error)["message"]
+
+
+def test_ranks_start_in_the_container_with_the_job_s_variables(
+    site: Site, script: Callable[..., RunDir]
+) -> None:
+    """The program on PATH stands for apptainer, and runs the command without any image."""
+    (site.folder / "image").mkdir()
+    words = 'while [ "$1" != "$IMAGE" ]; do shift; done; shift; exec "$@"'
+    site.program(
+        "apptainer", f'echo "$*" >>{site.folder}/calls; IMAGE={site.folder}/image; {words}'
+    )
+    site.program("python3", 'env >>"${0%/*}/environment"; echo "$*" >>"${0%/*}/words"')
+    run = script(
+        ("software.container.image", str(site.folder / "image")), ("env.GREETING", "it's"),
+        srun='while [ "$1" != env ]; do shift; done; RANK=1 exec "$@"',
+    )  # fmt: skip
+    hidden = {"PYTHONPATH": "/host", "LD_LIBRARY_PATH": "/host/lib", "LD_AUDIT": ""}
+    subprocess.run(["bash", run.script], env={**os.environ, **hidden}, check=True)
+    said = (site.bin / "environment").read_text().splitlines()
+    assert {f"PYTHONPATH={run.package}", "GREETING=it's", "RANK=1"} <= set(said)
+    assert not [line for line in said if line.startswith("LD_")]
+    assert (site.bin / "words").read_text().splitlines()[-1] == f"-P -m hpcddp.worker {run.path}"
+    assert f"--bind={site.folder}:{site.folder} " in (site.folder / "calls").read_text()
 
 
 @pytest.mark.parametrize(("request_", "asked"), [(False, "show show requeue"), (True, "show")])

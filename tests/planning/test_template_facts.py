@@ -31,10 +31,19 @@ def test_every_fact_of_a_template_is_described() -> None:
 
 
 def test_every_variable_of_a_script_is_described(site: Site) -> None:
-    site.profile("mine", "modules = ['cuda']")
-    layer = flags(("cluster", "mine"), ("metrics.trackers", ["tensorboard"]))
-    plan, run = site.plan(layer), RunDir("/runs/toy-1")
-    text = plan.render(run, plan.worker_command(run))
-    assert set(re.findall(r"^readonly (?:-a )?(\w+)=", text, re.MULTILINE)) == set(VARIABLES)
+    site.profile("mine", "software.modules = ['cuda']\nsoftware.setup = ['true']")
+    written = set()
+    image, runtime = ("software.container.image", "/torch"), "software.container.runtime"
+    for environment in (
+        [("software.conda", "train")],
+        [("software.venv", "/venv")],
+        [image, (runtime, "charliecloud")],
+        [image, (runtime, "pyxis")],
+    ):
+        layer = flags(("cluster", "mine"), ("metrics.trackers", ["tensorboard"]), *environment)
+        plan, run = site.plan(layer), RunDir("/runs/toy-1")
+        text = plan.render(run, plan.worker_command(run))
+        written |= set(re.findall(r"^readonly (?:-a )?(\w+)=", text, re.MULTILINE))
+    assert written == set(VARIABLES)
     exported = re.search(r"^export (HPCDDP_ATTEMPT .*)$", templates(), re.MULTILINE)
     assert exported and set(exported[1].split()) == set(ATTEMPT_VARIABLES)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import asdict
 
 from hpcddp.cli.terminal import tables
 from hpcddp.keys import Key
@@ -19,7 +20,7 @@ HEAD = ("PARTITION", "NODES", "GPUS", "CPUS", "MEMORY", "LIMIT", "PREEMPTION")
 
 def profile(loaded: Profile) -> Iterator[str]:
     """The values of a profile that are set."""
-    values = KEYS.flatten(vars(loaded.cluster))
+    values = KEYS.flatten(asdict(loaded.cluster))
     rows = [(name, json.dumps(value)) for name, value in values.items() if _is_set(name, value)]
     named = [("profile", loaded.name), ("file", str(loaded.path))]
     yield from tables.fields([*named, *rows], whole=["file"])

@@ -20,8 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-SMALL = 4096  # samples; a network over few pairs is not uniform, and a table of them is small
-ROUNDS = 6
+from hpcddp.train.input.plain_order import ROUNDS, SMALL
 
 Order = Callable[[NDArray[np.int64]], NDArray[Any]]
 """Maps positions of an epoch to sample indices; both are integers of shape [n]."""

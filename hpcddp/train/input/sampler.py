@@ -11,14 +11,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sized
 from itertools import chain
-from typing import Any, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard
 
-import numpy as np
-from numpy.typing import NDArray
 from torch.utils.data import DistributedSampler
 
-from hpcddp.train.input.grouped import GroupedOrder
-from hpcddp.train.input.permutation import Order, shuffled
+from hpcddp.train.input import plain_order
+
+try:
+    import numpy as np
+except ImportError:  # in a container's image: torch does not require it
+    NUMPY = False
+else:
+    NUMPY = True
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from hpcddp.train.input.permutation import Order
 
 FIRST_CHUNK = 1 << 10  # indices in the first chunks
 CHUNK = 1 << 17  # indices in later chunks
@@ -86,10 +95,16 @@ class ResumableSampler(DistributedSampler[Any]):
         size: int = len(self.dataset)  # type: ignore[arg-type]
         first = self.start + self.rank
         positions = range(first, first + len(self) * self.num_replicas, self.num_replicas)
+        if not NUMPY:
+            shuffle = (self.seed, self.epoch) if self.shuffle else None
+            return plain_order.indices(positions, size, shuffle)
         order = self._order(size) if self.shuffle else None
         return chain.from_iterable(chunk.data for chunk in _chunks(positions, size, order))
 
     def _order(self, size: int) -> Order:
+        from hpcddp.train.input.grouped import GroupedOrder
+        from hpcddp.train.input.permutation import shuffled
+
         groups = getattr(self.dataset, "groups", None)
         if _are_runs(groups, size):
             return GroupedOrder(groups, self.seed, self.epoch)

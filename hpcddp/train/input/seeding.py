@@ -56,8 +56,7 @@ class Generators:
             sys.modules["numpy.random"].set_state(self._numpy)
 
     def same_torch(self) -> bool:
-        now = torch.default_generator.get_state()
-        return now.numpy().tobytes() == self._torch.numpy().tobytes()
+        return torch.equal(torch.default_generator.get_state(), self._torch)
 
     def same_python(self) -> bool:
         now = _python_state()

@@ -27,6 +27,7 @@ from torch.optim import Optimizer
 from hpcddp.errors import CheckpointError
 from hpcddp.train.input import seeding
 from hpcddp.train.parallel.optim import own
+from hpcddp.train.rank import without_numpy
 from hpcddp.train.rank.spread import local
 
 MORE = "more"
@@ -200,5 +201,5 @@ def pack(more: Any) -> dict[str, Tensor]:
 
 def unpack(tensors: Mapping[str, Tensor]) -> Any:
     """The state from a result of ``pack``; none of its content is run."""
-    data = io.BytesIO(bytes(tensors[MORE].numpy()))
+    data = io.BytesIO(without_numpy.content(tensors[MORE].contiguous()))
     return torch.load(data, map_location="cpu", weights_only=True)

@@ -14,7 +14,7 @@ from torch.distributed import HashStore, Store, distributed_c10d
 from hpcddp.attempt.error_record import host
 from hpcddp.errors import RankMapError
 from hpcddp.topology import Rank, check_map
-from hpcddp.train.rank import descriptors, devices, handshake
+from hpcddp.train.rank import descriptors, devices, handshake, without_numpy
 
 T = TypeVar("T")
 
@@ -137,6 +137,7 @@ def _start(world: World) -> None:
     gpu = world.device if world.device.type == "cuda" else None
     if gpu:
         torch.cuda.set_device(gpu)
+    without_numpy.provide()
     dist.init_process_group(
         world.backend,
         store=world.store,

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from hpcddp.train.input import permutation
 from hpcddp.train.input.permutation import SMALL, Permutation, shuffled
+from hpcddp.train.input.plain_order import PlainPermutation
 
 LIMIT = 4.0
 # The smallest network, one without a pair too many (66 rows of 64), and larger ones.
@@ -275,3 +276,11 @@ def test_all_orders_of_a_few_samples_come_alike():
     for seed in range(12_000):
         counts[tuple(shuffled(5, seed, 0)(np.arange(5)).tolist())] += 1
     assert abs(z_of_counts(np.array(list(counts.values())), np.full(120, 100.0))) < LIMIT
+
+
+@pytest.mark.parametrize("size", [4097, 9000, 1 << 20, 10**9 + 7, 1 << 40])
+def test_a_python_without_numpy_has_the_same_order(size: int) -> None:
+    """A task in a container goes on where the same run outside has stopped."""
+    places = [0, 1, size // 3, size - 2, size - 1]
+    ours = Permutation(size, 3, 2)(np.array(places)).tolist()
+    assert ours == list(map(PlainPermutation(size, 3, 2), places))

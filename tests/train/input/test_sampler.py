@@ -6,6 +6,8 @@ from itertools import islice
 import pytest
 from torch.utils.data import DistributedSampler
 
+from hpcddp.train.input import sampler
+from hpcddp.train.input.plain_order import SMALL
 from hpcddp.train.input.sampler import ResumableSampler
 
 
@@ -103,3 +105,15 @@ def test_a_thousand_million_samples_take_no_memory():
         tracemalloc.stop()
     assert len(found) == 60_000 and all(0 <= i < 10**9 for i in found)
     assert peak < 20e6  # of which most is the set
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize("size", [10, SMALL + 90])
+def test_without_numpy_the_samples_are_the_same(
+    monkeypatch: pytest.MonkeyPatch, size: int, shuffle: bool
+) -> None:
+    made = ResumableSampler(range(size), 3, 1, seed=5, shuffle=shuffle, multiple=6)
+    made.set_position(2, 4)
+    indices = list(made)
+    monkeypatch.setattr(sampler, "NUMPY", False)
+    assert list(made) == indices and len(indices) == len(made)
