@@ -109,7 +109,7 @@ def test_render_gives_the_script_and_says_where_its_folder_is(site: Site, hpcddp
     folder = Path(done.err.removeprefix("folder  ").strip())
     assert (folder / "job.sbatch").read_text() == done.out
     assert folder.parent == site.runs
-    assert done.out.startswith("#!/bin/bash\n#SBATCH --job-name=toy-")
+    assert done.out.startswith("#!/bin/bash\n# Made by hpcddp ")
 
 
 def test_render_takes_the_cluster_of_the_job_file(site: Site, hpcddp: Command) -> None:
@@ -165,7 +165,7 @@ def test_a_dry_run_shows_script_map_and_verdict_and_leaves_nothing(
     site.slurm()
     done = hpcddp("submit", "--nodes", "2", "--gpus", "2", "--dry-run")
     assert done.code == 0
-    assert done.out.startswith("#!/bin/bash\n#SBATCH --job-name=toy-")
+    assert done.out.startswith("#!/bin/bash\n# Made by hpcddp ")
     assert "rank  node  host" in done.out
     assert "sbatch --test-only: accepted" in done.err
     site.slurm(sbatch="[ $1 = --version ] || { echo 'sbatch: error: no such qos' >&2; exit 1; }")

@@ -73,7 +73,7 @@ def test_import_has_the_options_of_submit(site: Site, hpcddp: Command, weights: 
     assert json.loads(hpcddp("import", "weights.pt", "toy", "--json").out)["job_id"] == "42"
     before = set(site.runs.iterdir())
     dry = hpcddp("import", "weights.pt", "--dry-run")
-    assert dry.code == 0 and dry.out.startswith("#!/bin/bash\n#SBATCH")
+    assert dry.code == 0 and dry.out.startswith("#!/bin/bash\n# Made by hpcddp ")
     assert set(site.runs.iterdir()) == before
     theirs, ours = ({o for p in c.params for o in p.opts} for c in (submit, import_))
     assert theirs - ours == {"--show-snapshot"}  # of a program's code

@@ -32,7 +32,8 @@ def complete(command: Command, *words: str) -> list[str]:
 
 def test_commands_options_and_names(site: Site, command: Command) -> None:
     assert "complete -o nosort -F _hpcddp" in command(_HPCDDP_COMPLETE="bash_source").out
-    assert complete(command, "s") == ["sandbox", "status", "stop", "strategies", "submit"]
+    names = ["sandbox", "shell", "stacks", "status", "stop", "strategies", "submit"]
+    assert complete(command, "s") == names
     assert complete(command, "submit", "--par") == ["--partition", "--parsable"]
     assert complete(command, "sandbox", "d") == ["down"]
     assert complete(command, "submit", "") == ["charlm", "digits", "resnet", "toy"]

@@ -102,7 +102,7 @@ def test_a_dry_run_is_one_object(site: Site, hpcddp: Command) -> None:
     done = hpcddp(*asked, "--json")
     data = only_object(done)
     assert (done.code, done.err) == (0, "")
-    assert data["script"].startswith("#!/bin/bash\n#SBATCH")
+    assert data["script"].startswith("#!/bin/bash\n# Made by hpcddp ")
     assert data["verdict"] == {"accepted": True, "message": "Job 9 to start"}
     assert (data["nodes"], data["world_size"], data["strategy"]) == (2, 4, "pp=2,ddp=2")
     assert data["ranks"][3] == {
