@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import sys
 import tomllib
 from pathlib import Path
 
@@ -24,7 +25,8 @@ def newcomer(desk: Desk) -> Desk:
     """A user without any profile, in a folder with one script."""
     for path in (desk.folder / "jobs").iterdir():
         path.unlink()
-    config = {"XDG_CONFIG_HOME": str(desk.folder / "config")}
+    programs = f"{Path(sys.executable).parent}:{desk.slurm.environ['PATH']}"  # an active venv
+    config = {"XDG_CONFIG_HOME": str(desk.folder / "config"), "PATH": programs}
     slurm = Slurm(desk.slurm.sandbox, desk.slurm.environ | config)
     script = next(iter(pages.blocks(CHECKOUT / "docs" / "howto" / "own-script.md")))
     (desk.folder / "train.py").write_text(script.text + RELATIVE)
