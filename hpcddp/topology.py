@@ -49,7 +49,7 @@ ranks that mpirun starts in a batch script inherit the script's meaningless SLUR
 "local" has no variables: a world of one rank.
 """
 
-MappedRank = tuple[int, int, str | None, int]
+MappedRank = tuple[int, int, "str | None", int]
 """One rank of a map: global rank, node, host, local rank."""
 
 
