@@ -4,6 +4,8 @@
 laid out in blocks: node 0 holds the first ``gpus_per_node`` ranks, node 1 the next, and so on.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import repeat
 from typing import NamedTuple
@@ -49,7 +51,7 @@ ranks that mpirun starts in a batch script inherit the script's meaningless SLUR
 "local" has no variables: a world of one rank.
 """
 
-MappedRank = tuple[int, int, str | None, int]
+MappedRank = tuple[int, int, "str | None", int]
 """One rank of a map: global rank, node, host, local rank."""
 
 
@@ -68,7 +70,7 @@ class Rank(_Rank):
 
     def __new__(
         cls, world_rank: int, world_size: int, local_rank: int, local_size: int, node: int
-    ) -> "Rank":
+    ) -> Rank:
         self = super().__new__(cls, world_rank, world_size, local_rank, local_size, node)
         self._check()
         return self
@@ -97,7 +99,7 @@ class Rank(_Rank):
         return -(-self.world_size // self.local_size)
 
     @classmethod
-    def from_env(cls, environ: Mapping[str, str]) -> "Rank":
+    def from_env(cls, environ: Mapping[str, str]) -> Rank:
         """Read the rank from a process's environment. Nothing else reads it.
 
         Call it in a process that a launcher started as a rank. Slurm also sets SLURM_PROCID=0 in a
@@ -128,7 +130,7 @@ class Rank(_Rank):
         meanings = DIALECTS["torchrun"].items()
         return {name: str(getattr(self, meaning)) for meaning, (name,) in meanings}
 
-    def check(self, topology: "Topology") -> None:
+    def check(self, topology: Topology) -> None:
         """Raise RankMapError unless this is the rank that the plan has in this place."""
         planned = (topology.world_size, topology.gpus_per_node)
         first = self.node * topology.gpus_per_node
@@ -156,7 +158,7 @@ class Topology(_Topology):
 
     __slots__ = ()
 
-    def __new__(cls, nodes: int, gpus_per_node: int) -> "Topology":
+    def __new__(cls, nodes: int, gpus_per_node: int) -> Topology:
         if any(type(size) is not int or size < 1 for size in (nodes, gpus_per_node)):
             raise TopologyError(
                 f"invalid size: {nodes!r:.60} nodes with {gpus_per_node!r:.60} GPUs each",
