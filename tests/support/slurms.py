@@ -1,6 +1,7 @@
 """`scripts/slurms`: real Slurms of several generations, and the tests that run on each."""
 
 import argparse
+import signal
 import sys
 
 import slurm_releases
@@ -10,6 +11,7 @@ from slurm_releases import SUITES, ReleaseError
 
 def main() -> int:
     options = parser().parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what is half there is removed
     try:
         return int(options.act(options) or 0)
     except ReleaseError as error:
