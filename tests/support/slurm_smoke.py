@@ -11,6 +11,8 @@ import slurm_releases
 from slurm_releases import CHECKOUT, SUITES, ReleaseError
 
 RECORD = CHECKOUT / "tests/golden/slurms.json"  # what README's table shows
+README = CHECKOUT / "README.md"
+HEADING = "### Slurm releases\n\n"  # of README; up to the next section all is made here
 REASON, SLURM = "reason", "slurm"  # a row's own keys; the others name tests
 Row = dict[str, str]
 
@@ -99,8 +101,13 @@ def summary(rows: Mapping[str, Row]) -> str:
         others = [f"{name} {outcome}" for name, outcome in tests.items() if outcome != "passed"]
         text = "; ".join([f"{passed} of {len(tests)}", *others]) if tests else row[REASON]
         lines.append(f"| {row.get(SLURM, version)} | {text} |")
-    return f"The tests: {', '.join(names)}.\n\n" + "\n".join(lines)
+    title = f"The tests: {', '.join(names)}.\n\n" if names else ""
+    return title + "\n".join(lines) + "\n"
 
 
-def record(path: Path, rows: Mapping[str, Row]) -> None:
-    path.write_text(json.dumps(rows, indent=1) + "\n")
+def record(rows: Mapping[str, Row]) -> None:
+    """Keep what came out, and show it in README."""
+    RECORD.write_text(json.dumps(rows, indent=1) + "\n")
+    before, heading, rest = README.read_text().partition(HEADING)
+    _, next_one, after = rest.partition("\n## ")
+    README.write_text(before + heading + summary(rows) + next_one + after)
