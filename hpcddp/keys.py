@@ -157,7 +157,7 @@ class Keys(Generic[T]):
             n for n, row in self.rows.items() if " " in phrase and f" {phrase} " in f" {row.text} "
         )
         likely = next(named, "")
-        tables = ", ".join([*self.sections, *sorted(self.tables)])
+        tables = ", ".join([*(n for n in self.sections if "." not in n), *sorted(self.tables)])
         many = f"known tables: {tables}; `hpcddp config --explain` lists all keys"
         hint = f"did you mean {likely}?" if likely else nearest(name, self.rows, many=many)
         if name in self.tables or name in self.sections:

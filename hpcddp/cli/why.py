@@ -92,7 +92,7 @@ def words(attempt: AttemptSummary) -> str:
     error = attempt.error or {}
     who = f"rank {error['rank']}" if error.get("rank") is not None else "a rank"
     if error.get("kind") == "environment":
-        who = f"before the ranks on {error['host']}"
+        who = "before the ranks"
     who += f" on {error['host']}" if who != "a rank" and error.get("host") else ""
     text = error.get("traceback") or f"{error.get('type')}: {error.get('message')}"
     return f"attempt {attempt.attempt}, {who}:\n{text.rstrip()}"

@@ -35,12 +35,11 @@ def schema(
     top: dict[str, Any] = {}
     named = also or {}
     for name, row in keys.rows.items():
-        table, _, rest = name.rpartition(".")
+        *tables, own = name.split(".")
         place = top
-        if table:
-            section = top.setdefault(table, _object({}))
-            place = section["properties"]
-        place[rest] = _property(row) | ({"type": list(types)} if (types := named.get(name)) else {})
+        for table in tables:
+            place = place.setdefault(table, _object({}))["properties"]
+        place[own] = _property(row) | ({"type": list(types)} if (types := named.get(name)) else {})
     return {"$schema": DIALECT, "title": title, **_object(top)}
 
 

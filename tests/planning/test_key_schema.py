@@ -30,6 +30,7 @@ def test_each_shipped_profile_is_valid(name: str) -> None:
         (JOB, {"nodes": 2, "gpus": 4, "train": {"lr": 0.1}, "slurm": {"mem": "64G"}}),
         (JOB, {"command": ["python", "train.py"], "device": "cpu"}),
         (JOB, {"metrics": {"trackers": ["wandb"]}}),
+        (JOB, {"software": {"modules": ["a"], "container": {"image": "/a.sif", "gpus": "none"}}}),
         (CLUSTER, {"gpu_option": "gres", "env": {"A": 1}}),
     ],
 )
@@ -41,6 +42,7 @@ def test_what_hpcddp_accepts_is_valid(schema: dict[str, Any], values: dict[str, 
     ("schema", "values"),
     [
         (JOB, {"gpuz": 4}),
+        (JOB, {"software": {"container": {"runtime": "docker"}}}),
         (JOB, {"gpus": 0}),
         (JOB, {"train": {"learning_rate": 0.1}}),
         (JOB, {"device": "tpu"}),
