@@ -92,14 +92,14 @@ def table(rows: Mapping[str, Row]) -> str:
 
 def summary(rows: Mapping[str, Row]) -> str:
     """For README: each release with how many tests passed, and which did not."""
-    lines = ["| Slurm | tests passed |", "| --- | --- |"]
+    lines = ["| Slurm | tests |", "| --- | --- |"]
     names = {}
     for version, row in rows.items():
         tests = {name: outcome for name, outcome in row.items() if name not in (REASON, SLURM)}
         names |= tests
         passed = sum(outcome == "passed" for outcome in tests.values())
         others = [f"{name} {outcome}" for name, outcome in tests.items() if outcome != "passed"]
-        text = "; ".join([f"{passed} of {len(tests)}", *others]) if tests else row[REASON]
+        text = "; ".join([f"{passed} of {len(tests)} passed", *others]) if tests else row[REASON]
         lines.append(f"| {row.get(SLURM, version)} | {text} |")
     title = f"The tests: {', '.join(names)}.\n\n" if names else ""
     return title + "\n".join(lines) + "\n"
