@@ -24,19 +24,10 @@ LONGEST = 40  # characters of a name that is made from a command
 PROGRAM = "write -- before a program, such as `-- python train.py`"
 # HPCDDP_* variables that are not keys of a job: settings of the tool, and facts of a run.
 RESERVED = {
-    "HPCDDP_RUNS",
-    "HPCDDP_SITE_CONFIG",
-    "HPCDDP_SANDBOX",
-    "HPCDDP_RUN_DIR",
-    "HPCDDP_ATTEMPT",
-    "HPCDDP_DEADLINE",
-    "HPCDDP_SIGNAL",
-    "HPCDDP_START_TIMEOUT",
-    "HPCDDP_FORKED",
-    "HPCDDP_DASK",
-    "HPCDDP_WORLD",
-    "HPCDDP_SHELL",
-}
+    "HPCDDP_RUNS", "HPCDDP_SITE_CONFIG", "HPCDDP_SANDBOX", "HPCDDP_RUN_DIR", "HPCDDP_ATTEMPT",
+    "HPCDDP_DEADLINE", "HPCDDP_SIGNAL", "HPCDDP_START_TIMEOUT", "HPCDDP_FORKED", "HPCDDP_DASK",
+    "HPCDDP_WORLD", "HPCDDP_SHELL",
+}  # fmt: skip
 
 # Variables of sbatch -> our keys. No other SBATCH_* variable is read.
 SBATCH_VARIABLES = {
@@ -47,7 +38,6 @@ SBATCH_VARIABLES = {
     "SBATCH_CONSTRAINT": "slurm.constraint",
     "SBATCH_RESERVATION": "slurm.reservation",
 }
-
 
 FORCED = "--sbatch"  # the source of values that Slurm is asked for whatever is known of it
 

@@ -31,4 +31,4 @@ def provide() -> None:
 def _object(tensor: Tensor, tensor_size: int, group: Any = None) -> Any:
     """What another rank has sent; in the place of torch's function."""
     sent = content(tensor.cpu().contiguous())[: int(tensor_size)]
-    return distributed_c10d._unpickler(io.BytesIO(sent)).load()  # type: ignore[attr-defined]
+    return distributed_c10d._unpickler(io.BytesIO(sent)).load()
