@@ -178,4 +178,6 @@ def test_bash_reads_the_scripts(path: Path) -> None:
     if shutil.which("shellcheck"):
         # Some variables are for the other backend or a site's template; values are not expanded;
         # a trap calls a function.
-        subprocess.run(["shellcheck", "--exclude=SC1091,SC2034,SC2016,SC2054,SC2317", path], check=True)
+        subprocess.run(
+            ["shellcheck", "--exclude=SC1091,SC2034,SC2016,SC2054,SC2317", path], check=True
+        )
