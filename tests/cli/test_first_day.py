@@ -145,7 +145,7 @@ def test_all_keys_are_explained_in_tables_by_section(site: Site, hpcddp: Command
     assert (done.code, done.err) == (0, "")
     first = [line.split()[0] for line in done.out.splitlines() if line]
     assert set(KEYS.rows) | set(CLUSTER.rows) <= set(first)
-    assert sum(line.startswith("Keys of ") for line in done.out.splitlines()) == 9
+    assert sum(line.startswith("Keys of ") for line in done.out.splitlines()) == 13
     assert "[train]" in done.out and "Keys of cluster profiles\n" in done.out
 
 
