@@ -115,7 +115,7 @@ def _gpus(heads: Sequence[Row], results: Row) -> Iterator[CheckFinding]:
             if errors.isdecimal() and int(errors):
                 what = f"GPU {number} has {counted(int(errors), 'uncorrected memory error')}"
                 yield CheckFinding(
-                    ERROR, host, what, "tell your admins; leave the node out: --sbatch exclude"
+                    ERROR, host, what, "tell your admins; leave the node out: --sbatch exclude=HOST"
                 )
             for why in machine.throttled(gpu):
                 what = f"GPU {number} is slowed down: {why} ({gpu['temperature']} degrees)"
@@ -139,7 +139,7 @@ def _ranks(rows: Sequence[Row], hosts: Mapping[int, str]) -> Iterator[CheckFindi
             what = f"a file of another node is visible after {row['visible']:.0f} s"
             yield CheckFinding(WARNING, host, what, "use another file system for runs")
         if abs(row["clock"]) > CLOCK:
-            what = f"the clock is {row['clock']:+.1f} s beside that of the first node"
+            what = f"the clock differs by {row['clock']:+.1f} s from that of the first node"
             yield CheckFinding(
                 WARNING, host, what, "tell your admins: the nodes' clocks must agree"
             )

@@ -65,7 +65,7 @@ def first(change: dict[str, Any]) -> Callable[[Results], None]:
          "n1", "GPU 0 is slowed down: too hot (hardware) (95 degrees)"),
         (first({"import_seconds": 90.0}), "warning", "n1", "importing torch takes 90 s"),
         (first({"visible": None}), "error", "n1", "is not visible"),
-        (first({"clock": -4.2}), "warning", "n1", "the clock is -4.2 s beside"),
+        (first({"clock": -4.2}), "warning", "n1", "the clock differs by -4.2 s"),
         (lambda data: data.update(slow={"2": 0.5, "3": 0.48}), "warning", "n1",
          "computes at 49% of the speed of the others"),
         (lambda data: data.update(slow={"3": 0.4}), "warning", "n1", "cuda:1 computes at 40%"),

@@ -54,7 +54,7 @@ def _account(wanted: Wanted, facts: SiteFacts) -> Iterator[Problem]:
     if account and own and account not in own:
         hint = nearest(account, own, what="account")
         sure = bool(job_qos.enforced(facts, "associations"))
-        yield Problem(f"account {account!r} is none of yours", "account", hint, sure=sure)
+        yield Problem(f"you have no account {account!r}", "account", hint, sure=sure)
     used = job_qos.account(wanted, facts)
     may = {name for row in facts.associations if row.account == used for name in row.qos}
     qos, known = wanted.option("qos"), {row.name for row in facts.qos}

@@ -123,7 +123,7 @@ def _path(name: str, environ: Mapping[str, str]) -> Path:
     """The file of a profile in the user's folder."""
     if name in TAKEN:
         hint = "give it another one: `hpcddp cluster detect NAME`"
-        raise ClusterError(f"{name} is a name of hpcddp's own", where="NAME", hint=hint)
+        raise ClusterError(f"{name} is a reserved name", where="NAME", hint=hint)
     if not NAME.fullmatch(name):
         hint = "give it another one: `hpcddp cluster detect NAME`"
         raise ClusterError(f"invalid name of a profile: {name!r}", where="NAME", hint=hint)

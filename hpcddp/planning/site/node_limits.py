@@ -23,7 +23,9 @@ def partition(wanted: Wanted, row: Partition, flags: Collection[str] | None) -> 
             unknown.
     """
     if why := CLOSED.get(row.state):
-        yield Problem(f"partition {row.name} is {row.state}: {why}", "partition", "use another one")
+        yield Problem(
+            f"partition {row.name} is {row.state}: {why}", "partition", "use another partition"
+        )
     elif row.state != "UP":
         text = f"partition {row.name} is {row.state}"
         yield Problem(text, "partition", "the job waits until it is up", sure=False)

@@ -108,7 +108,7 @@ def test_the_head_of_the_profile_has_the_trials_and_gaps_of_the_last_detection(
     ("words", "code", "message"),
     [
         (["detect", "../x"], 2, "invalid name of a profile: '../x'"),
-        (["detect", "local"], 2, "local is a name of hpcddp's own"),
+        (["detect", "local"], 2, "local is a reserved name"),
         (["show", "nowhere"], 2, "unknown cluster 'nowhere'"),
         (["check", "none.toml"], 2, "no such file"),
         (["detekt"], 2, "did you mean detect?"),

@@ -53,7 +53,7 @@ def facts(site: Site, change: Callable[[dict[str, Any]], object]) -> None:
         (["--mem", "600G"],
          "--mem: 600G of memory per node requested, but the nodes of partition gpu have 503 GB",
          "use --mem 515000M or less"),
-        (["-A", "speech"], "--account: account 'speech' is none of yours", "known accounts:"),
+        (["-A", "speech"], "--account: you have no account 'speech'", "known accounts:"),
         (["-q", "normal"], "--qos: QOS normal may not be used in partition gpu",
          "use one of gpu, gpu_long"),
         (["-q", "gpu_long", "-N", "1"], "--qos: QOS 'gpu_long' may not be used with account vision",
@@ -95,7 +95,7 @@ def test_what_sbatch_options_force_is_a_note(submit: Command) -> None:
 def test_a_limit_that_is_a_day_old_refuses_nothing(site: Site, submit: Command) -> None:
     facts(site, lambda data: data.update(read=time.time() - 25 * HOUR))
     done = submit("-A", "speech")
-    assert done.code == 0 and "is none of yours (read 20" in done.err
+    assert done.code == 0 and "you have no account 'speech' (read 20" in done.err
     assert submit("-p", "gpuu").code == 2  # what Slurm says now
 
 
@@ -118,7 +118,7 @@ def test_an_association_of_another_partition_limits_nothing(site: Site, submit: 
 def test_accounts_that_nobody_enforces_are_not_refused(site: Site, submit: Command) -> None:
     facts(site, lambda data: data["config"].update(AccountingStorageEnforce="none"))
     done = submit("-A", "speech")
-    assert done.code == 0 and "account 'speech' is none of yours" in done.err
+    assert done.code == 0 and "you have no account 'speech'" in done.err
 
 
 def test_damaged_facts_are_a_note(site: Site, submit: Command) -> None:
