@@ -120,6 +120,7 @@ def main(args: list[str]) -> int:
     script = Script(command)
     node = Rank.from_env(os.environ)
     topology = Topology(node.world_size, int(here))
+    os.environ.pop("RANK", None)  # this process is no rank, and answers for none
     preload(os.environ)
     adopt_orphans()
     ranks = [topology.rank_of(topology.rank(node.world_rank, i)) for i in range(int(here))]

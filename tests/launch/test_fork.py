@@ -29,7 +29,10 @@ found = {
     "arguments": sys.argv, "folder": os.getcwd(), "path": sys.path[0], "name": __name__,
     "file": __file__, "module": Mine.__module__,
     "main": sys.modules["__main__"].__dict__ is globals(),
-    "files": sorted(int(f) for f in os.listdir("/proc/self/fd"))[:-1],
+    "files": sorted(
+        int(f) for f in os.listdir("/proc/self/fd")
+        if "hpcddp-stack" not in os.path.realpath(f"/proc/self/fd/{f}")
+    )[:-1],
     "signals": [str(signal.getsignal(n)) for n in (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT)],
     "blocked": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])),
     "threads": threading.active_count(),

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -70,8 +71,8 @@ def test_modules_and_setup_reach_the_ranks(toy: Site, command: Command) -> None:
               f". {toy.folder}/site.sh\n{{{{ super() }}}}\n{{% endblock %}}\n")  # fmt: skip
     sets = [x for name, value in software.items()
             for x in ("--set", f"software.{name}={json.dumps(value)}")]  # fmt: skip
-    words = ("--template", "child.sh.j2", *sets, "--no-snapshot", "--follow", "--", "python")
-    assert command("submit", "--gpus", "1", *words, "tell.py").code == 0
+    words = ("--template", "child.sh.j2", *sets, "--no-snapshot", "--follow", "--")
+    assert command("submit", "--gpus", "1", *words, sys.executable, "tell.py").code == 0
     assert told(command)["GREETING"] == "+cuda+nccl"
     assert "module purge" not in command("render", "--gpus", "1").out
 
