@@ -29,7 +29,7 @@ MODULE = """module() {
 """
 PROFILE = """
 template = "site.sh.j2"
-variables.MODULES_FILE = "FILE"
+variables.MODULES_FILE = "HERE"
 [software]
 modules = ["cuda", "nccl"]
 setup = ["export GREETING=$LOADED"]
@@ -41,7 +41,7 @@ def site(desk: Desk) -> str:
     (desk.folder / "modules.sh").write_text(MODULE)
     (desk.folder / "site.sh.j2").write_text(TEMPLATE)
     profile = desk.folder / "site.toml"
-    profile.write_text(PROFILE.replace("FILE", str(desk.folder / "modules.sh")))
+    profile.write_text(PROFILE.replace("HERE", str(desk.folder / "modules.sh")))
     return str(profile)
 
 
