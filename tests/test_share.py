@@ -1,5 +1,7 @@
 """What the wheel brings beside the package: man pages, completions, an environment module."""
 
+import json
+import os
 import re
 import shutil
 import subprocess
@@ -32,7 +34,14 @@ def test_the_files_are_those_of_the_command_line_as_it_is() -> None:
         for path in shared_files.FOLDER.rglob("*")
         if path.is_file()
     }
-    assert there == shared_files.files()
+    program = "import json, shared_files; print(json.dumps(shared_files.files()))"
+    folder = str(Path(shared_files.__file__).parent)
+    # In a process of its own: click keeps the --help option that the first call of a command made.
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True,
+        env={**os.environ, "PYTHONPATH": folder},
+    )  # fmt: skip
+    assert there == json.loads(done.stdout)
 
 
 def test_each_command_has_a_page() -> None:
