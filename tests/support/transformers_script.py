@@ -68,6 +68,7 @@ TRAINERS = []
 
 
 def main(epochs, kind, pause):
+    torch.manual_seed(3)  # the Trainer seeds after the model is made
     if "saves" in kind:
         Path("out/checkpoint-99").mkdir(parents=True, exist_ok=True)  # as a killed save leaves it
     args = TrainingArguments(
