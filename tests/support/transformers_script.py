@@ -105,7 +105,8 @@ def main(epochs, kind, pause):
         raise RuntimeError("after the training")
     weights = b"".join(t.cpu().numpy().tobytes() for t in trainer.model.state_dict().values())
     timed = ("runtime", "per_second", "steps_per")
-    history = [{k: v for k, v in logs.items() if not any(t in k for t in timed)}
+    # What is read back from a checkpoint has its keys in another order.
+    history = [{k: v for k, v in sorted(logs.items()) if not any(t in k for t in timed)}
                for logs in trainer.state.log_history]  # fmt: skip
     print(
         "over", trainer.state.global_step, trainer.state.epoch, result.training_loss,

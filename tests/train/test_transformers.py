@@ -24,7 +24,7 @@ SCRIPT = str(SUPPORT / "transformers_script.py")
     ("kind", "steps", "at"),
     [
         # An epoch is 7 steps of two batches, the last one of one; an evaluation follows it.
-        pytest.param("sparse", 21, (9,), marks=pytest.mark.full),
+        ("sparse", 21, (9,)),
         pytest.param("sparse", 21, (6, 9, 16), marks=pytest.mark.full),
         pytest.param("plain-saves", 39, (10, 15), marks=pytest.mark.full),
         pytest.param("workers", 39, (2, 14), marks=pytest.mark.full),
