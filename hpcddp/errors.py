@@ -15,6 +15,7 @@
     │   └── SlurmMissing        a program of Slurm is not installed
     ├── StoreUnreachable    1   a store of data does not answer
     ├── RankMapError        1   the started ranks are not the planned ranks
+    ├── NodeUnfit           1   a node computes slowly, in two measurements
     ├── StageError          1   data could not be copied to a node's disk
     ├── CheckpointError     1   a checkpoint is damaged or missing
     │   ├── CheckpointForeign     a checkpoint of another model or format
@@ -123,6 +124,21 @@ class RankMapError(HpcddpError):
     def __init__(self, what: str, *, where: str = "", hint: str = "", **facts: Any) -> None:
         super().__init__(what, where=where, hint=hint)
         self.facts = facts
+
+
+class NodeUnfit(HpcddpError):
+    """Raised on all ranks together if a node is slow in two measurements.
+
+    Args:
+        host: the node, which the next attempt must avoid.
+    """
+
+    kind = "node"
+
+    def __init__(self, what: str, host: str) -> None:
+        hint = 'tell your admins; preflight = "off" leaves the checks out'
+        super().__init__(what, where="preflight", hint=hint)
+        self.facts = {"host": host, "bad_host": True}
 
 
 class StageError(HpcddpError):

@@ -40,6 +40,7 @@ class JobRecord:
     created: float = 0.0  # seconds since the epoch
     forced: list[str] = field(default_factory=list)  # keys that --sbatch set
     site_values: list[str] = field(default_factory=list)  # keys that the profile set
+    left_out: list[str] = field(default_factory=list)  # nodes that the script excludes
     version: str = __version__
     format: int = JOB_FORMAT
 
@@ -92,7 +93,7 @@ def read(run: RunDir) -> JobRecord:
 def write(run: RunDir, record: JobRecord) -> None:
     """Write the record of a run."""
     data = dataclasses.asdict(record)
-    for name in ("launch", "forced", "site_values"):
+    for name in ("launch", "forced", "site_values", "left_out"):
         if not data[name]:
             del data[name]  # older versions take an unknown key for damage
     write_json(run.job, data)

@@ -8,6 +8,7 @@
       submission.json     the backend and the job id                        written by submit
       request.json        a stop request: stop, cancel, preempt             written by that command
       job-ID.log          output of the script before its claim, and of Slurm
+      nodes.jsonl         what attempts met on their nodes                written by the script
       submitit/           files of submitit
       log -> attempts/N/log
       attempts/N/         one attempt
@@ -113,6 +114,7 @@ class RunDir:
         self.results = self.path / "results"
         self.trackers = self.path / "trackers.json"
         self.tensorboard = self.path / "tensorboard"
+        self.node_events = self.path / "nodes.jsonl"
 
     def attempt(self, number: int) -> AttemptDir:
         return AttemptDir(self.attempts / str(number))

@@ -246,6 +246,11 @@ class JobSpec:
     )
     template: str = key("", "script template; by default that of the cluster")
     launcher: str = key("", "launcher, which starts the processes; by default that of the cluster")
+    preflight: str = key(
+        "light",
+        "checks of the nodes when a job on several starts: faults, measurements too, or none",
+        choices=("light", "full", "off"),
+    )
     strategy: str = key("ddp", "how the ranks share the model, such as ddp, fsdp or pp=2,ddp=4")
     start_from: str = key(
         "", "file of weights that a new run starts from, as `hpcddp export` writes it"

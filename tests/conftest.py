@@ -34,6 +34,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left_out = [item for item in items if not _in_smoke_set(item, which == "quick")]
     elif not config.getoption("--full"):
         left_out = [item for item in items if item.get_closest_marker("full")]
+    elif "PYTEST_XDIST_WORKER" in os.environ:
+        left_out = [item for item in items if item.get_closest_marker("alone")]
     else:
         return
     items[:] = [item for item in items if item not in left_out]

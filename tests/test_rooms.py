@@ -34,6 +34,7 @@ INTO_TRAIN = {
     "hpcddp.cli.weights",
     "hpcddp.sandbox.compare",
     "hpcddp.launch.fork",
+    "hpcddp.doctor.check_rank",
 }
 STANDARD = {"root", "slurm", "attempt"}  # what a node runs without the environment
 MOST = 20  # modules in a folder

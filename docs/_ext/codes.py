@@ -64,6 +64,7 @@ MEANING = {
     decision.CRASH: "a rank failed, or a signal killed it",
     decision.OOM: "a rank was out of memory",
     decision.HANG: "no step for longer than [`train.hang_seconds`](#key-train.hang_seconds) allows",
+    decision.BAD_NODE: "a node failed its checks twice while the ranks started",
     decision.DIVERGED: "the loss or the weights are not finite, or the loss exploded",
     decision.MISTAKE: "all ranks failed in the same way before any progress",
     decision.ENVIRONMENT: "a step of [`[software]`](#key-software.modules) failed before the ranks "

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 from hpcddp import processes, record
 from hpcddp.attempt import decision, end_facts, ledger, rendezvous
 from hpcddp.attempt.ledger import Attempt
+from hpcddp.attempt.nodes import node_events
 from hpcddp.attempt.surrounding_job import ASK, check_surroundings, element, life, my_job
 from hpcddp.errors import RunError, SlurmMissing, SlurmUnreachable
 from hpcddp.rundir import RunDir, read_json, write_json
@@ -270,6 +271,7 @@ def close(run: RunDir, earlier: Attempt, cause: str = "") -> None:
         cause = cause or end_facts.why_ended(run, earlier, ASK)
     earlier.cause = cause or (decision.NODE if earlier.slurm else decision.UNKNOWN)
     earlier.action, earlier.ended = decision.LEFT, time.time()
+    node_events.record_end(run, earlier, earlier.cause)
 
 
 def provide_pickle(run: RunDir, job_id: str) -> None:

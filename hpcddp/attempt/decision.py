@@ -19,6 +19,7 @@ TIMEOUT, SIGNALLED, NODE, REQUEUED = "time limit", "signalled", "node failure", 
 CRASH, OOM, HANG, DIVERGED = "crash", "out of memory", "hang", "diverged"
 MISTAKE, SUPERSEDED, REFUSED = "mistake", "superseded", "refused"
 ENVIRONMENT = "environment"  # a step of it failed before the ranks could start
+BAD_NODE = "bad node"  # one failed its checks twice
 KILLED = "script killed"  # the batch script, by a SIGKILL not from Slurm
 UNKNOWN = "unknown"
 
@@ -77,6 +78,7 @@ CAUSES = {
     ENVIRONMENT: Cause(
         kinds=("environment",), budget="crashes", early="it would fail again in the same way"
     ),
+    BAD_NODE: Cause(kinds=("node",), idle=4),
     REFUSED: Cause(kinds=("foreign",), final="the checkpoint is of another model or format"),
     KILLED: Cause(budget="crashes", followed=True),
     SUPERSEDED: Cause(calm=True),
@@ -267,6 +269,7 @@ def cause(end: End) -> str:
         (not runs, CANCELLED),
         (left and end.want == "stop", ASKED),
         (left and end.want == "preempt", PREEMPTED),
+        (OF_KIND.get(end.kind) == BAD_NODE, BAD_NODE),  # the ranks were told to stop, and may save
         (code in OF_CODE, OF_CODE.get(code, "")),
         (end.preempted and (left or quiet), PREEMPTED),
         (left and end.late, TIMEOUT),

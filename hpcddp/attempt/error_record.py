@@ -10,6 +10,7 @@ rank is gone is replaced by that rank's own.
     mistake   a job file, or code that fails before any step      does not
     foreign   the checkpoint is of another model or format        does not
     environment  a step before the ranks' start failed        on another node may
+    node      a node failed its checks twice                  on another node does
     damaged   checkpoints are there, and none is whole            does not
     hang      no step for too long                                helps
     diverged  the numbers went wrong                              does not
@@ -67,14 +68,14 @@ def report(
     return f"{_name(rank)} on {record['host']} failed\n{record['traceback']}".rstrip()
 
 
-def report_lack(attempt: AttemptDir, step: str) -> None:
-    """Write error.json for a step of the environment that failed before the ranks could start.
+def report_for_all(attempt: AttemptDir, kind: str, message: str, **facts: Any) -> None:
+    """Write error.json for a failure that is none of a rank.
 
     Args:
-        step: its key in [software], and what happened.
+        facts: further ones: ``host`` in place of this one, ``bad_host`` to avoid it.
     """
-    record = {"rank": None, "host": host(), "type": "environment", "kind": "environment"}
-    claim(attempt, {**record, "message": step, "traceback": "", "time": time.time()})
+    record = {"rank": None, "host": host(), "type": kind, "kind": kind, "message": message}
+    claim(attempt, {**record, "traceback": "", "time": time.time(), **facts})
 
 
 def is_shared(attempt: AttemptDir) -> bool:

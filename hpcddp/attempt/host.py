@@ -7,6 +7,8 @@
                          job, or `again` if the script is to start again itself. LACK is the
                          step of the environment that failed before the ranks could start
     watch RUN N PID      warns if the ranks that PID started never reach the rendezvous
+    preflight RUN N PID  checks the nodes, and ends the ranks that PID started if one fails twice
+    check-node RUN N FIRST BOOT  on each node: prints its faults as JSON; see nodes/node_check.py
     bereaved RUN N       on another node: requeues the run, or ends its wait, if the batch script
                          cannot
     stacks RUN N         prints the stacks of the attempt's ranks on this node, as JSON lines
@@ -43,6 +45,7 @@ from hpcddp.attempt.claim import begin, clear, say
 from hpcddp.attempt.decision import Decision, Policy
 from hpcddp.attempt.end_facts import gather
 from hpcddp.attempt.ledger import Attempt
+from hpcddp.attempt.nodes import node_events
 from hpcddp.errors import HpcddpError, RunUnreadable, SlurmUnreachable
 from hpcddp.rundir import RunDir
 
@@ -71,6 +74,7 @@ def end(run: RunDir, number: int, code: int) -> str:
         print(f"hpcddp: attempt {number} ended after {took:.0f} s: {verdict.cause}, "
               f"exit code {code}; next: {next_}", flush=True)  # fmt: skip
         written = _ended(run, mine, code, verdict)
+        node_events.record_end(run, mine, verdict.cause)
         if written is None or verdict.action not in (decision.AGAIN, decision.FOLLOW):
             _drop(run, mine, verdict, job.name)
             if verdict.action == decision.NONE:
@@ -160,7 +164,7 @@ def _end(run: RunDir, words: list[str]) -> str:
     with contextlib.redirect_stdout(sys.stderr):
         if lack := "".join(words[2:]):
             print(f"hpcddp: {lack}", flush=True)
-            error_record.report_lack(run.attempt(int(words[0])), lack)
+            error_record.report_for_all(run.attempt(int(words[0])), "environment", lack)
         answer = end(run, int(words[0]), int(words[1]))
     print(answer)
     return ""
@@ -168,6 +172,20 @@ def _end(run: RunDir, words: list[str]) -> str:
 
 def _watch(run: RunDir, words: list[str]) -> str:
     rendezvous.watch(run, int(words[0]), int(words[1]), os.environ)
+    return ""
+
+
+def _preflight(run: RunDir, words: list[str]) -> str:
+    from hpcddp.attempt.nodes import preflight
+
+    preflight.check(run, int(words[0]), int(words[1]), os.environ.get("MASTER_ADDR", ""))
+    return ""
+
+
+def _check_node(run: RunDir, words: list[str]) -> str:
+    from hpcddp.attempt.nodes import node_check
+
+    print(node_check.answer(run, int(words[0]), words[1], words[2]), flush=True)
     return ""
 
 
@@ -194,7 +212,7 @@ def _shell(run: RunDir, words: list[str]) -> str:
 # Verb -> function of the run and the other words; returns the claim, if any.
 VERBS: dict[str, Callable[[RunDir, list[str]], str]] = {
     "begin": _begin, "end": _end, "watch": _watch, "bereaved": _bereaved, "stacks": _stacks,
-    "shell": _shell,
+    "shell": _shell, "preflight": _preflight, "check-node": _check_node,
 }  # fmt: skip
 
 

@@ -58,6 +58,15 @@ def _ranks(r: Mapping[str, Any]) -> str:
     return f"{rank_table(r['ranks'])}\n{how}"
 
 
+def _preflight(r: Mapping[str, Any]) -> str:
+    slowest, usual = (f"{r[name] / 1e9:.3g}" for name in ("slowest", "median"))
+    text = f"preflight: {slowest} GFLOP/s on the slowest rank, {usual} on most; "
+    text += f"16 MiB summed over all in {r['all_reduce_s'] * 1e3:.3g} ms"
+    slow = "".join(f"\n{host} computes at {part:.0%} of the speed of the others"
+                   for host, part in r["slow"].items())  # fmt: skip
+    return text + slow
+
+
 def _start(r: Mapping[str, Any]) -> str:
     if "total_steps" not in r:  # a user's own loop
         return f"resumed from {r['resumed']}" if r["resumed"] else ""
@@ -158,6 +167,7 @@ def _end(r: Mapping[str, Any]) -> str:
 
 _LINES = {
     "ranks": _ranks,
+    "preflight": _preflight,
     "start": _start,
     "micro_batch": _micro_batch,
     "train": _train,

@@ -15,14 +15,14 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from hpcddp.attempt import decision, first_failure, ledger, log_reader
+from hpcddp.attempt import decision, ledger, log_reader
 from hpcddp.attempt.decision import Decision, Past
 from hpcddp.attempt.ledger import Attempt
-from hpcddp.errors import HpcddpError, RunError, SlurmMissing, SlurmUnreachable, SubmissionRefused
+from hpcddp.attempt.nodes import bad_nodes
+from hpcddp.errors import RunError, SlurmMissing, SlurmUnreachable, SubmissionRefused
 from hpcddp.record import JobRecord
-from hpcddp.rundir import RunDir, read_json, write_json
+from hpcddp.rundir import RunDir, write_json
 from hpcddp.slurm import commands as slurm
-from hpcddp.slurm import hostlist
 from hpcddp.slurm.rules import Site
 
 PATIENCE = 3600.0  # seconds until a controller that does not answer is given up
@@ -69,7 +69,7 @@ def bring_back(run: RunDir, mine: Attempt, verdict: Decision, job: JobRecord) ->
     Slurm is ending the job, so that the decision must be made again."""
     if not mine.slurm:
         return "again"
-    mine.exclude = excluded(run, job)
+    mine.exclude = bad_nodes.excluded(run, job)
     if mine.exclude:
         note(run, mine)
     ways = [follow] if verdict.action == decision.FOLLOW else [back, follow]
@@ -196,67 +196,6 @@ def past(run: RunDir) -> list[Past]:
     ends = [i for i, attempt in enumerate(earlier) if attempt.action not in decision.RETURNS]
     since = earlier[ends[-1] + 1 :] if ends else earlier
     return [Past(attempt.cause or "", attempt.progress) for attempt in since]
-
-
-def excluded(run: RunDir, job: JobRecord) -> str:
-    """The nodes to exclude from the next attempt, in Slurm's form: the job's own, and those that
-    failed since the last progress. Empty if only the job's own count.
-
-    Never so many that too few are left: the oldest are used again first.
-    """
-    asked = bool(job.spec.get("requeue", {}).get("exclude_bad_nodes"))
-    bad: list[str] = []
-    for attempt in reversed(ledger.attempts(run)):
-        host = bad_host(run, attempt, job, certain=not asked)
-        bad += [name for name in [host] if name and name not in bad]
-        if attempt.progress:
-            break
-    own = str(job.spec.get("slurm", {}).get("exclude", ""))
-    bad = _spare(run, bad, own, job) if bad else []
-    return ",".join([*([own] if own else []), *bad]) if bad else ""
-
-
-def _spare(run: RunDir, bad: list[str], own: str, job: JobRecord) -> list[str]:
-    """Those of some host lists, newest first, without which the job can still start."""
-    partition = str(job.spec.get("slurm", {}).get("partition", "")).partition(",")[0]
-    try:
-        lists = slurm.usable_nodes(partition or os.environ.get("SLURM_JOB_PARTITION", ""))
-        usable = {host for hosts in lists for host in hostlist.expand_hosts(hosts)}
-        usable -= set(hostlist.expand_hosts(own)) if own else set()
-    except HpcddpError as error:
-        print(f"hpcddp: no node is excluded: {error.what}", flush=True)
-        return []
-    kept = []
-    for hosts in bad:
-        left = usable - set(hostlist.expand_hosts(hosts))
-        if len(left) >= job.nodes[0]:
-            usable = left
-            kept.append(hosts)
-    with contextlib.suppress(SlurmUnreachable):
-        # Other nodes may lack the job's GPUs. A job that Slurm refuses anyway does not count.
-        while kept and not _taken(run, [own, *kept]) and _taken(run, [own]):
-            print(f"hpcddp: {kept[-1]} is used again: too few other nodes fit the job", flush=True)
-            kept.pop()
-    return kept
-
-
-def _taken(run: RunDir, left_out: list[str]) -> bool:
-    return slurm.takes(run.script, ",".join(filter(None, left_out)), LONGEST / 4)
-
-
-def bad_host(run: RunDir, mine: Attempt, job: JobRecord, *, certain: bool = False) -> str:
-    """The node that an attempt's failure points to, if any; or the nodes that failed.
-
-    Args:
-        certain: only if the ranks have compared themselves, and found it.
-    """
-    failure = read_json(run.attempt(mine.number).error) or {}
-    if certain:
-        return str(failure["host"]) if failure.get("bad_host") else ""
-    if failure and failure.get("kind") != "peer":
-        return str(failure["host"])
-    first = first_failure.failed(run, mine.number, job)
-    return first.host if first else ""
 
 
 def pass_over(run: RunDir, mine: Attempt, upto: tuple[int, int]) -> None:

@@ -66,6 +66,7 @@ COMMANDS = {
     "strategies": Row("strategies", "Prepare", "Train with each strategy for a few steps."),
     "cluster": Row("cluster.cluster_command", "Cluster", "Describe a Slurm cluster in a profile."),
     "doctor": Row("cluster.doctor_command", "Cluster", "Check this machine and some nodes."),
+    "nodes": Row("cluster.nodes_command", "Cluster", "Show and choose the nodes that jobs avoid."),
     "sandbox": Row("sandbox", "Cluster", "Start and stop a Slurm on this machine."),
     "rehearse": Row("rehearse", "Cluster", "Test how a job survives preemptions and failures."),
 }

@@ -12,7 +12,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpcddp.doctor import links, machine, rates
+from hpcddp.attempt.nodes import machine
+from hpcddp.doctor import links
 from hpcddp.rundir import RunDir, write_json
 from hpcddp.topology import Rank
 
@@ -58,7 +59,8 @@ def main(words: list[str]) -> None:
     rows = ranks.all(own)
     measured = {"ranks": rows, **_speeds(device, ranks), **_network(device, ranks)}
     if rank.world_rank == 0:
-        write_json(results(run), {"schema_version": SCHEMA_VERSION, "backend": backend, **measured})
+        facts = {"schema_version": SCHEMA_VERSION, "backend": backend, "time": time.time()}
+        write_json(results(run), {**facts, **measured})
     ranks.barrier()
     dist.destroy_process_group()
 
@@ -139,6 +141,8 @@ def _clock(ranks: _ControlGroup) -> float:
 
 def _speeds(device: torch.device, ranks: _ControlGroup) -> dict[str, Any]:
     """The rate of each rank in operations per second, and the slow ones."""
+    from hpcddp.train.rank import rates
+
     run, rank = rates.work(device), ranks.rank
     nodes: list[int] = ranks.all(rank.node)
     once: list[float] = ranks.all(

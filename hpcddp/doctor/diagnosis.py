@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from hpcddp.doctor import machine
+from hpcddp.attempt.nodes import machine
 from hpcddp.doctor.check_finding import ERROR, WARNING, CheckFinding, merged
 from hpcddp.sizes import counted, size
 
@@ -31,11 +31,20 @@ def of(results: Row) -> list[CheckFinding]:
     hosts = {row["node"]: str(row["host"]) for row in heads}
     findings = (
         finding
-        for part in (_alike(heads), _nodes(heads), _gpus(heads, results), _ranks(rows, hosts),
-                     _slow(results, rows, hosts), _links(results, hosts))
+        for part in (_alike(heads), _nodes(heads), _gpus(heads, results), _memory_errors(heads),
+                     _ranks(rows, hosts), _slow(results, rows, hosts), _links(results, hosts))
         for finding in part
     )  # fmt: skip
     return merged(findings)
+
+
+def unfit(results: Row) -> dict[str, str]:
+    """The nodes that jobs should avoid, and why: with faults, or slow as a whole or in parts."""
+    rows: list[Row] = results["ranks"]
+    hosts = {row["node"]: str(row["host"]) for row in rows if "host" in row}
+    heads = [row for row in rows if "host" in row]
+    bad = [*_memory_errors(heads), *_slow(results, rows, hosts)]
+    return {finding.where: finding.what for finding in bad}
 
 
 def _alike(heads: Sequence[Row]) -> Iterator[CheckFinding]:
@@ -111,17 +120,21 @@ def _gpus(heads: Sequence[Row], results: Row) -> Iterator[CheckFinding]:
             hint = "install a build of torch with CUDA, or check the driver's version"
             yield CheckFinding(ERROR, host, "torch does not use the GPUs of the node", hint)
         for number, gpu in enumerate(row["gpus"]):
-            errors = str(gpu["ecc_errors"])
-            if errors.isdecimal() and int(errors):
-                what = f"GPU {number} has {counted(int(errors), 'uncorrected memory error')}"
-                yield CheckFinding(
-                    ERROR, host, what, "tell your admins; leave the node out: --sbatch exclude=HOST"
-                )
             for why in machine.throttled(gpu):
                 what = f"GPU {number} is slowed down: {why} ({gpu['temperature']} degrees)"
                 yield CheckFinding(
                     WARNING, host, what, "tell your admins; its cooling or power is at fault"
                 )
+
+
+def _memory_errors(heads: Sequence[Row]) -> Iterator[CheckFinding]:
+    """GPUs whose memory has failed."""
+    for row in heads:
+        for number, gpu in enumerate(row["gpus"]):
+            errors = str(gpu["ecc_errors"])
+            if errors.isdecimal() and int(errors):
+                what = f"GPU {number} has {counted(int(errors), 'uncorrected memory error')}"
+                yield CheckFinding(ERROR, str(row["host"]), what, "tell your admins")
 
 
 def _ranks(rows: Sequence[Row], hosts: Mapping[int, str]) -> Iterator[CheckFinding]:
@@ -148,7 +161,7 @@ def _ranks(rows: Sequence[Row], hosts: Mapping[int, str]) -> Iterator[CheckFindi
 def _slow(results: Row, rows: Sequence[Row], hosts: Mapping[int, str]) -> Iterator[CheckFinding]:
     """Ranks that compute slowly: a whole node, or some of its devices."""
     parts = {int(number): part for number, part in results["slow"].items()}
-    hint = "leave the node out: --sbatch exclude=HOST; tell your admins"
+    hint = "tell your admins"
     for node, host in hosts.items():
         own = [row for row in rows if row["node"] == node]
         slow = [row for row in own if row["rank"] in parts]

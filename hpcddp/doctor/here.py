@@ -9,7 +9,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
-from hpcddp.doctor import diagnosis, machine
+from hpcddp.attempt.nodes import machine
+from hpcddp.doctor import diagnosis
 from hpcddp.doctor.check_finding import ERROR, WARNING, CheckFinding
 from hpcddp.errors import SlurmUnreachable
 from hpcddp.slurm import rules, sbatch

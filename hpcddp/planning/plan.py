@@ -29,6 +29,8 @@ from hpcddp.planning.script import header
 from hpcddp.planning.script.header import Origin
 from hpcddp.planning.site import job_fit
 from hpcddp.planning.software import software_checks, software_facts, software_keys
+from hpcddp.planning.trust import left_out
+from hpcddp.planning.trust.left_out import LeftOut
 from hpcddp.record import JobRecord
 from hpcddp.rundir import RunDir
 from hpcddp.sizes import NodeRange, counted
@@ -68,6 +70,7 @@ class Plan:
     measured: Measured | None  # the times of an earlier run of the job
     code: CodeFiles | None  # the files of the code snapshot, if there is one
     slurm_missing: bool = False  # the cluster is this machine because Slurm was not found
+    left_out: tuple[LeftOut, ...] = ()  # nodes that the job avoids
     memory: int = 0  # MB to ask for on each node; 0 for none
     origin: Origin = Origin()
 
@@ -107,6 +110,12 @@ class Plan:
             return str(self.spec.slurm.get("signal", ""))
         return f"{SIGNAL}@{self.measured.lead if self.measured else LEAD}"
 
+    @property
+    def checks_nodes(self) -> bool:
+        """Whether the nodes are checked while the ranks start: only of several nodes one can be
+        missed."""
+        return self.backend == "slurm" and self.nodes.max > 1 and self.spec.preflight != "off"
+
     def worker_command(self, run: RunDir) -> list[str]:
         """How a rank starts."""
         python = software_facts.python(self.spec.software)
@@ -130,6 +139,7 @@ class Plan:
             lead=int(self.signal.partition("@")[2] or 0),
             created=time.time() if created is None else created,
             forced=[n for n, source in self.sources.items() if source == FORCED],
+            left_out=[row.host for row in self.left_out],
             site_values=[n for n, source in self.sources.items() if source == cluster_file],
         )
 
@@ -174,6 +184,9 @@ class Plan:
             rows.append(("mem", f"{self.memory}M"))
         if self.signal:
             options["signal"] = self.signal
+        if self.left_out:
+            own = [str(options["exclude"])] if options.get("exclude") else []
+            options["exclude"] = ",".join([*own, *(row.host for row in self.left_out)])
         return rows + sorted(options.items())
 
     def render(self, run: RunDir, command: list[str]) -> str:
@@ -211,6 +224,7 @@ class Plan:
             trackers=bool(trackers),
             backend=self.backend,
             returns=self.spec.requeue.enabled,
+            preflight=self.checks_nodes,
         )
         return render(self.template, resources.folder("templates"), facts)
 
@@ -243,15 +257,17 @@ def make(
     request = gpu_request.of(job, profile.cluster, asked.gpus, kinds)
     cpus = rank_cpus.of(asked, kinds, now.cpu_limit(job))
     fit = job_fit.of(asked, now, request, kinds, cpus, environ)
+    avoided = left_out.of(asked, kinds, environ) if now.site else []
     code = _code(job, folder, runs) if runs else None  # last, since it may take long
     return Plan(
         spec=job, sources=asked.sources, profile=profile, nodes=asked.nodes, gpus=asked.gpus,
         launcher=launcher, template=template, cpus_per_task=cpus, gpu_request=request,
         workdir=folder,
         notes=(*asked.notes, *filter(None, [request.note]), *fit.notes,
+               *(f"leaves out {row}; see `hpcddp nodes`" for row in avoided),
                *notes.notes(job, profile, environ)),
         site=now.site, measured=measured, code=code, slurm_missing=asked.slurm_missing,
-        memory=fit.memory_mb, origin=asked.origin,
+        left_out=tuple(avoided), memory=fit.memory_mb, origin=asked.origin,
     )  # fmt: skip
 
 

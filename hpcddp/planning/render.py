@@ -55,6 +55,7 @@ class TemplateContext:
     trackers: bool = False
     backend: str = "slurm"
     returns: bool = True
+    preflight: bool = False
 
 
 def check_text(value: str, where: str) -> str:

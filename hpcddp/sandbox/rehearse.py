@@ -170,7 +170,7 @@ class _Rehearsal:
         report.weights_equal = weights != "" and weights == compare.digest(run)
 
     def _new_run(self, *, clock: bool = False) -> RehearsedRun:
-        folder = prepare.new_run(self.plan, self.root)
+        folder = prepare.new_run(self.plan, self.root, staged=True)
         return RehearsedRun(self.sandbox, folder, self.patience, clock=clock)
 
     def _undisturbed(self, run: RehearsedRun) -> Timeline:

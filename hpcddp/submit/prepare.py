@@ -13,14 +13,19 @@ from hpcddp.planning.asked import Asked
 from hpcddp.planning.earlier_runs import Measured
 from hpcddp.planning.jobfile import FORCED, Layer
 from hpcddp.planning.plan import Plan
+from hpcddp.planning.trust.node_book import NodeBook
 from hpcddp.record import JobRecord
 from hpcddp.rundir import RunDir, new_id, step_folders, write_bytes, write_json, write_text
 from hpcddp.spec import KEYS
 from hpcddp.submit import host_archive
 
 
-def new_run(plan: Plan, root: Path) -> RunDir:
-    """Create a run folder, ready for plain sbatch; none if the script cannot be rendered."""
+def new_run(plan: Plan, root: Path, *, staged: bool = False) -> RunDir:
+    """Create a run folder, ready for plain sbatch; none if the script cannot be rendered.
+
+    Args:
+        staged: its failures are made on purpose, and say nothing of the nodes.
+    """
     run = RunDir(root / new_id(plan.spec.name))
     text = plan.render(run, plan.worker_command(run))
     run.create()
@@ -31,6 +36,9 @@ def new_run(plan: Plan, root: Path) -> RunDir:
             code_snapshot.copy(plan.code, root, run.work)
         _record_versions(plan, run)
         _fill(plan, run, text)
+        if plan.backend == "slurm" and not staged:
+            book = NodeBook.of(plan.profile, os.environ)
+            book.register(run, array="array" in plan.spec.slurm)
     except BaseException:  # also of a full disk, and of Ctrl-C
         shutil.rmtree(run.path, ignore_errors=True)
         raise

@@ -33,6 +33,7 @@ from hpcddp.train.meter import Meter
 from hpcddp.train.monitor.metrics import Recorder
 from hpcddp.train.monitor.timing import Clock
 from hpcddp.train.parallel import model as models
+from hpcddp.train.rank import node_speed
 from hpcddp.train.rank import world as worlds
 from hpcddp.train.rank.spread import replicas
 from hpcddp.train.rank.world import World
@@ -159,7 +160,13 @@ def _meet(device: torch.device) -> World:
 
 
 def _session(
-    world: World, run: RunDir, spec: _Spec, clock: Clock, preemption: Preemption, module: nn.Module
+    world: World,
+    run: RunDir,
+    spec: _Spec,
+    clock: Clock,
+    preemption: Preemption,
+    module: nn.Module,
+    preflight: str,
 ) -> Session:
     """Take the lease of the run folder, and choose the checkpoint to resume from; a collective."""
     meter, attempt = Meter(world, clock), int(os.environ.get("HPCDDP_ATTEMPT", "1"))
@@ -170,6 +177,7 @@ def _session(
     # Python removes its handlers before the process ends, and a signal may arrive after that.
     atexit.register(ignore_stop_signals)
     record("ranks", backend=world.backend, ranks=world.reports)
+    node_speed.check(world, run, attempt, preflight, record)
     retry = DiskRetry(world)
     saved = newest.find(run, retry)
     return Session(
@@ -194,7 +202,8 @@ def _run(world: World, live: Live, compiled: bool, **options: Any) -> Run:
     if folder and not compiled:  # the clock's hooks do not run inside of a compiled model
         clock.watch([live.module])
     if folder:
-        session = _session(world, RunDir(folder), spec, clock, preemption, live.module)
+        session = _session(world, RunDir(folder), spec, clock, preemption, live.module,
+                           job.get("preflight", "light"))  # fmt: skip
     return Run(world, live, clock, preemption, session, **options)
 
 

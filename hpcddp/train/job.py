@@ -27,6 +27,7 @@ from hpcddp.train.checkpoint.lease import Lease
 from hpcddp.train.monitor.heartbeat import Heartbeat
 from hpcddp.train.monitor.metrics import OnRecord, Recorder
 from hpcddp.train.monitor.watchdog import watching
+from hpcddp.train.rank import node_speed
 from hpcddp.train.rank import task_module as tasks
 from hpcddp.train.rank import world as worlds
 from hpcddp.train.rank.world import World
@@ -102,6 +103,8 @@ def train_in(
                 if world.is_main:
                     lease.drop()
                 return _stopped(lease, spec, record, by)
+            with heartbeat.patience():
+                node_speed.check(world, run, attempt, spec.preflight, record)
             task = tasks.load(spec, workdir)
             task.held_out = evaluates
             preemption.renew()  # the task may have set signal handlers: they are kept and called

@@ -10,7 +10,8 @@ from made import made_run
 from sites import Site, record_run
 
 from hpcddp import record
-from hpcddp.attempt import first_failure, ledger, requeue
+from hpcddp.attempt import first_failure, ledger
+from hpcddp.attempt.nodes import bad_nodes
 from hpcddp.observe import history
 from hpcddp.rundir import write_json
 
@@ -107,7 +108,7 @@ def test_who_failed_first_where_no_rank_could_tell(
     assert row.error["traceback"].partition(";")[0] == told[2]
     last = ledger.read(run.attempt(3))
     assert last and first_failure.of(run, last).partition(";")[0] == told[2]
-    assert requeue.bad_host(run, last, record.read(run)) == told[1]
+    assert bad_nodes.bad_host(run, last, record.read(run)) == told[1]
 
 
 def test_a_record_of_a_cause_is_more_than_what_the_log_says(tmp_path: Path) -> None:

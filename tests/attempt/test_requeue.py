@@ -5,7 +5,8 @@ from lives import MISTAKE, attempted, earlier, failing
 from sites import Site
 
 from hpcddp import record
-from hpcddp.attempt import host, requeue
+from hpcddp.attempt import host
+from hpcddp.attempt.nodes import bad_nodes
 from hpcddp.rundir import RunDir, write_json
 
 
@@ -17,14 +18,14 @@ def test_nodes_are_left_out_only_while_enough_remain(site: Site) -> None:
         if number > 1:
             attempted(run, number)
         write_json(run.attempt(number).error, MISTAKE | {"kind": "crash", "host": name})
-    assert requeue.excluded(run, job) == "n1"  # the newest; without n3 too two are too few
+    assert bad_nodes.excluded(run, job) == "n1"  # the newest; without n3 too two are too few
     job.nodes = [1, 2]
-    assert requeue.excluded(run, job) == "n1,n3"
+    assert bad_nodes.excluded(run, job) == "n1,n3"
     job.nodes = [3, 3]
-    assert requeue.excluded(run, job) == ""
+    assert bad_nodes.excluded(run, job) == ""
     site.program("sinfo", "exit 1")
     job.nodes = [1, 1]
-    assert requeue.excluded(run, job) == ""
+    assert bad_nodes.excluded(run, job) == ""
 
 
 def test_a_node_is_used_again_where_too_few_others_suit_the_job(site: Site) -> None:
@@ -39,17 +40,17 @@ def test_a_node_is_used_again_where_too_few_others_suit_the_job(site: Site) -> N
         ("exit 1", "n3"),
     ):
         site.program("sbatch", program)
-        assert requeue.excluded(run, job) == left_out
+        assert bad_nodes.excluded(run, job) == left_out
 
 
 def test_a_node_without_its_gpu_is_left_out_unasked(site: Site) -> None:
     run, _ = failing(site)
     site.program("sinfo", "echo 'n[1-3]|idle'")
     write_json(run.attempt(1).error, MISTAKE | {"kind": "crash", "host": "n2"})
-    assert requeue.excluded(run, record.read(run)) == ""
+    assert bad_nodes.excluded(run, record.read(run)) == ""
     found = MISTAKE | {"kind": "crash", "host": "n2", "bad_host": True}
     write_json(run.attempt(1).error, found)
-    assert requeue.excluded(run, record.read(run)) == "n2"
+    assert bad_nodes.excluded(run, record.read(run)) == "n2"
 
 
 @pytest.mark.usefixtures("in_slurm")

@@ -31,6 +31,7 @@ KEYS = {
 }
 PAIRS = [(job, text) for job in ("charlm", "digits") for text in ("ddp", "zero1", "fsdp", "pp")]
 PAIRS.append(("charlm", "tp"))
+FULL = {("digits", "ddp"), ("digits", "fsdp"), ("digits", "pp")}
 # Strategy, keys, and the share of the gradients that is left when a step ends: those that add up
 # over micro-batches beside DDP's buckets are gone then.
 FOURS: list[tuple[str, dict[str, Any], float]] = [
@@ -80,11 +81,14 @@ def look(job: JobSpec, meshes: list[strategy.Layout]) -> ModelProfile:
 
 
 @pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Measured]:
+def two(
+    tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
+) -> dict[tuple[str, str], Measured]:
     """Two ranks."""
-    folder = tmp_path_factory.mktemp("two")
-    pairs = measured(folder, 2, [(job, text, {}) for job, text in PAIRS])
-    return dict(zip(PAIRS, pairs, strict=True))
+    wanted = [pair for pair in PAIRS if pair not in FULL or pytestconfig.getoption("--full")]
+    cases: list[Case] = [(job, text, {}) for job, text in wanted]
+    pairs = measured(tmp_path_factory.mktemp("two"), 2, cases)
+    return dict(zip(wanted, pairs, strict=True))
 
 
 def most(made: Estimate, part: str) -> float:
@@ -106,7 +110,10 @@ def compare(line: dict[str, Any], made: Estimate, case: str, left: float = 1) ->
     assert line["sent"] == pytest.approx(made.sent["gloo"], rel=0.1), case
 
 
-@pytest.mark.parametrize(("job", "text"), PAIRS)
+@pytest.mark.parametrize(
+    ("job", "text"),
+    [pytest.param(*pair, marks=pytest.mark.full if pair in FULL else ()) for pair in PAIRS],
+)
 def test_two_ranks_have_and_send_what_was_estimated(
     two: dict[tuple[str, str], Measured], job: str, text: str
 ) -> None:

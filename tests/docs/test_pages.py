@@ -10,6 +10,9 @@ from pages import Block
 from sites import Site
 
 PAGES = pages.pages()
+# Pages that train again what tests of their own subjects train in each run.
+FRAMEWORKS = ("accelerate", "dask", "fsdp", "horovod", "lightning", "strategies", "transformers")
+LONG = {f"docs/howto/{name}.md" for name in FRAMEWORKS}
 MOST_NOT_RUN = 10  # blocks that need another cluster, an account or the network
 
 
@@ -18,7 +21,10 @@ def all_blocks() -> list[Block]:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("page", [p for p in PAGES if pages.blocks(p)], ids=pages.name)
+@pytest.mark.parametrize("page", [
+    pytest.param(p, id=pages.name(p), marks=pytest.mark.full if pages.name(p) in LONG else ())
+    for p in PAGES if pages.blocks(p)
+])  # fmt: skip
 def test_the_blocks_of_a_page_do_what_it_says(site: Site, page: Path) -> None:
     """Those that need the sandbox: tests/slurm/test_pages.py."""
     Reader(site.folder.with_name("page"), page_reader.places(site)).follow(pages.blocks(page))

@@ -4,6 +4,7 @@ import os
 import tempfile
 import time
 from collections.abc import Generator, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -51,7 +52,9 @@ def slurm(pytestconfig: pytest.Config) -> Iterator[Slurm]:
 @pytest.fixture
 def desk(slurm: Slurm, tmp_path: Path) -> Iterator[Desk]:
     make_toy(tmp_path)
-    yield Desk(tmp_path, slurm)
+    # What a test does to a node says nothing to the others.
+    own = slurm.environ | {"XDG_CONFIG_HOME": str(tmp_path / ".config")}
+    yield Desk(tmp_path, replace(slurm, environ=own))
     rows = slurm.run("squeue", "--noheader", "--format=%i", "--states=PD,R,CG,S").stdout.split()
     if rows:
         slurm.run("scancel", *rows)

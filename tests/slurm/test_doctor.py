@@ -17,12 +17,12 @@ from .desk import HPCDDP, Desk
 PULSE = 0.05  # seconds
 
 
-def ranks_of(node: str) -> list[int]:
-    """The process ids of the check-up's ranks on a node of the sandbox."""
+def ranks_of(node: str, module: str) -> list[int]:
+    """The process ids of the ranks on a node of the sandbox that run a module."""
     pids = []
     for folder in Path("/proc").iterdir():
         with contextlib.suppress(OSError):
-            if folder.name.isdecimal() and b"hpcddp.doctor.check_rank" in (
+            if folder.name.isdecimal() and module.encode() in (
                 folder / "cmdline"
             ).read_bytes().split(b"\0"):
                 names = (folder / "environ").read_bytes().split(b"\0")
@@ -32,13 +32,13 @@ def ranks_of(node: str) -> list[int]:
 
 
 @contextlib.contextmanager
-def throttled(node: str) -> Iterator[None]:
+def throttled(node: str, module: str = "hpcddp.doctor.check_rank") -> Iterator[None]:
     """Stop the ranks of a node half of the time."""
     over = threading.Event()
 
     def pulse() -> None:
         while not over.is_set():
-            pids = ranks_of(node)
+            pids = ranks_of(node, module)
             for which in (signal.SIGSTOP, signal.SIGCONT):
                 for pid in pids:
                     with contextlib.suppress(ProcessLookupError):
@@ -85,9 +85,15 @@ def test_a_node_at_half_its_speed_is_named(desk: Desk) -> None:
     with throttled(desk.nodes[1]):
         facts = checked(desk)
     assert slow(facts) == [desk.nodes[1]]
+    done = desk.result("submit", "toy", "--nodes", "2", "--gpus", "1", "--dry-run")
+    assert f"#SBATCH --exclude={desk.nodes[1]}\n" in done.stdout
+    assert f"leaves out {desk.nodes[1]}, until " in done.stderr
+    (row,) = json.loads(desk("nodes", "--json"))["nodes"]
+    assert (row["host"], row["count"]) == (desk.nodes[1], 1)
 
 
 @pytest.mark.full
+@pytest.mark.alone
 @pytest.mark.timeout(3600)
 def test_fifty_healthy_starts_on_a_busy_machine_name_no_node(desk: Desk) -> None:
     busy = [

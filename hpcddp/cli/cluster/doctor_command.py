@@ -54,6 +54,7 @@ def doctor(here: bool, results: str | None, as_json: bool, runs: str | None, **g
     if not here:
         measured = _measured(root, results, given)
         rows += diagnosis.of(measured)
+        _remember(measured, given)
     if as_json:
         findings = [row._asdict() for row in rows]
         facts = dict(machine.rows) if machine else None
@@ -75,6 +76,25 @@ def _measured(root: Path, earlier: str | None, given: dict[str, Any]) -> dict[st
     run = _submitted(root, given)
     _wait(run)
     return check_job.results(run)
+
+
+def _remember(measured: dict[str, Any], given: dict[str, Any]) -> None:
+    """Note the bad nodes, which later jobs avoid."""
+    from hpcddp.attempt.nodes.node_events import CHECK, NodeEvent
+    from hpcddp.doctor import diagnosis
+    from hpcddp.planning import clusters
+    from hpcddp.planning.asked import resolve
+    from hpcddp.planning.trust.node_book import NodeBook
+
+    bad = diagnosis.unfit(measured)
+    name, _ = resolve(given.get("cluster") or "auto", os.environ) if bad else ("", None)
+    profile = clusters.load(name, os.environ) if bad else None
+    if profile is None or profile.cluster.backend != "slurm":
+        return
+    source, now = f"doctor/{measured['time']}", measured["time"]
+    events = [NodeEvent(host, CHECK, what, source, now) for host, what in bad.items()]
+    NodeBook.of(profile, os.environ).add(events)
+    say.note(f"new jobs avoid {', '.join(bad)} for some time; see `hpcddp nodes`")
 
 
 def _submitted(root: Path, given: dict[str, Any]) -> RunDir:

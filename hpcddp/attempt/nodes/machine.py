@@ -10,7 +10,7 @@ import socket
 import statistics
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ TIMEOUT = 15.0  # seconds for a program of the driver
 TRIES = 16  # files of the test of a folder
 PAGE = b"x" * 4096
 REACH = 3.0  # seconds to connect to a host
+KFD = Path("/sys/class/kfd/kfd/topology/nodes")  # AMD's driver: a node with SIMDs is a GPU
 GPU_FIELDS = {
     "name": "name",
     "uuid": "uuid",
@@ -56,7 +57,7 @@ def read(folder: Path) -> dict[str, Any]:
         "folder": space(folder),
         "tmp": space(Path("/tmp")),
         "interfaces": dict(interfaces()),
-        "gpus": list(gpus()),
+        "gpus": gpus(),
     }
 
 
@@ -95,21 +96,40 @@ def _text(path: Path) -> str:
         return ""
 
 
-def gpus() -> Iterator[dict[str, Any]]:
+def gpus() -> list[dict[str, Any]]:
     """The NVIDIA GPUs that this process can ask about; none without nvidia-smi."""
+    return gpu_query()[0]
+
+
+def gpu_query() -> tuple[list[dict[str, Any]], str]:
+    """What nvidia-smi says of each GPU, and why it fails; ([], "") if it is not installed."""
     program = shutil.which("nvidia-smi")
     if program is None:
-        return
+        return [], ""
     fields = ",".join(GPU_FIELDS.values())
     command = [program, f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=False)
-    except (OSError, subprocess.SubprocessError):
-        return
-    for line in done.stdout.splitlines() if done.returncode == 0 else ():
-        cells = [cell.strip() for cell in line.split(",")]
-        if len(cells) == len(GPU_FIELDS):
-            yield dict(zip(GPU_FIELDS, cells, strict=True))
+    except (OSError, subprocess.SubprocessError) as error:
+        return [], str(error)
+    if done.returncode:
+        said = (done.stdout + done.stderr).strip() or f"exit code {done.returncode}"
+        return [], said.splitlines()[-1]
+    cells = [[cell.strip() for cell in line.split(",")] for line in done.stdout.splitlines()]
+    return [dict(zip(GPU_FIELDS, row)) for row in cells if len(row) == len(GPU_FIELDS)], ""  # noqa: B905
+
+
+def gpu_count(rows: Sequence[dict[str, Any]]) -> int | None:
+    """GPUs of this machine that a process sees; None without a driver that tells.
+
+    Args:
+        rows: what nvidia-smi says.
+    """
+    if rows or shutil.which("nvidia-smi"):
+        return len(rows)
+    if not KFD.is_dir():
+        return None
+    return sum("simd_count 0" not in _text(node / "properties") for node in KFD.glob("*"))
 
 
 def throttled(gpu: dict[str, Any]) -> list[str]:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcddp.doctor import machine
+from hpcddp.attempt.nodes import machine
 
 SMI = """\
 #!/bin/sh
@@ -23,7 +23,7 @@ def program(folder: Path, text: str) -> None:
 def test_gpus_tell_their_faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program(tmp_path, SMI)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    rows = list(machine.gpus())
+    rows = machine.gpus()
     assert [row["ecc_errors"] for row in rows] == ["0", "2", "[N/A]"]
     assert [machine.throttled(row) for row in rows] == [
         [],
@@ -35,7 +35,7 @@ def test_gpus_tell_their_faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_a_driver_that_fails_has_no_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program(tmp_path, "#!/bin/sh\necho NVIDIA-SMI has failed; exit 9\n")
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    assert list(machine.gpus()) == []
+    assert machine.gpus() == []
 
 
 def test_interfaces_that_are_up_with_their_speed(tmp_path: Path) -> None:

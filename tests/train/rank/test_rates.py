@@ -3,7 +3,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from hpcddp.doctor import rates
+from hpcddp.train.rank import rates
 
 NODES = [0, 0, 1, 1, 2, 2]
 

@@ -57,6 +57,7 @@ def measure(
     node: int,
     barrier: Callable[[], object],
     rounds: int,
+    whole: float = WHOLE,
 ) -> float:
     """The rate of this rank in operations per second; 0 if its node has no turn.
 
@@ -64,8 +65,9 @@ def measure(
         turns: the nodes that are measured.
         node: of this rank.
         barrier: waits for all ranks.
+        whole: seconds of the whole measurement, at most.
     """
-    seconds = min(TURN, WHOLE / (rounds * len(turns)))
+    seconds = min(TURN, whole / (rounds * len(turns)))
     operations, spent = 0, 0.0
     for _ in range(rounds):
         for each in sorted(turns):

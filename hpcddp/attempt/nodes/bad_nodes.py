@@ -1,0 +1,82 @@
+"""Which nodes the next attempt of a run avoids."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Sequence
+
+from hpcddp.attempt import first_failure, ledger
+from hpcddp.attempt.ledger import Attempt
+from hpcddp.errors import HpcddpError, SlurmUnreachable
+from hpcddp.record import JobRecord
+from hpcddp.rundir import RunDir, read_json
+from hpcddp.slurm import commands as slurm
+from hpcddp.slurm import hostlist
+
+ANSWER = 15.0  # seconds for one answer of Slurm
+
+
+def excluded(run: RunDir, job: JobRecord) -> str:
+    """The nodes to exclude from the next attempt, in Slurm's form: the job's own, and those that
+    failed since the last progress. Empty if only the job's own count.
+
+    Never so many that too few are left: the oldest are used again first.
+    """
+    asked = bool(job.spec.get("requeue", {}).get("exclude_bad_nodes"))
+    bad: list[str] = []
+    for attempt in reversed(ledger.attempts(run)):
+        host = bad_host(run, attempt, job, certain=not asked)
+        bad += [name for name in [host] if name and name not in bad]
+        if attempt.progress:
+            break
+    own = ",".join(filter(None, [str(job.spec.get("slurm", {}).get("exclude", "")), *job.left_out]))
+    bad = spared(run, bad, own, job) if bad else []
+    return ",".join([*([own] if own else []), *bad]) if bad else ""
+
+
+def spared(run: RunDir, bad: Sequence[str], own: str, job: JobRecord) -> list[str]:
+    """Those of some host lists, newest first, without which the job can still start.
+
+    Args:
+        own: the host list that the job itself excludes.
+    """
+    partition = str(job.spec.get("slurm", {}).get("partition", "")).partition(",")[0]
+    try:
+        lists = slurm.usable_nodes(partition or os.environ.get("SLURM_JOB_PARTITION", ""))
+        usable = {host for hosts in lists for host in hostlist.expand_hosts(hosts)}
+        usable -= set(hostlist.expand_hosts(own)) if own else set()
+    except HpcddpError as error:
+        print(f"hpcddp: no node is excluded: {error.what}", flush=True)
+        return []
+    kept = []
+    for hosts in bad:
+        left = usable - set(hostlist.expand_hosts(hosts))
+        if len(left) >= job.nodes[0]:
+            usable = left
+            kept.append(hosts)
+    with contextlib.suppress(SlurmUnreachable):
+        # Other nodes may lack the job's GPUs. A job that Slurm refuses anyway does not count.
+        while kept and not _taken(run, [own, *kept]) and _taken(run, [own]):
+            print(f"hpcddp: {kept[-1]} is used again: too few other nodes fit the job", flush=True)
+            kept.pop()
+    return kept
+
+
+def _taken(run: RunDir, left_out: list[str]) -> bool:
+    return slurm.takes(run.script, ",".join(filter(None, left_out)), ANSWER)
+
+
+def bad_host(run: RunDir, mine: Attempt, job: JobRecord, *, certain: bool = False) -> str:
+    """The node that an attempt's failure points to, if any; or the nodes that failed.
+
+    Args:
+        certain: only if the ranks have compared themselves, and found it.
+    """
+    failure = read_json(run.attempt(mine.number).error) or {}
+    if certain:
+        return str(failure["host"]) if failure.get("bad_host") else ""
+    if failure and failure.get("kind") != "peer":
+        return str(failure["host"])
+    first = first_failure.failed(run, mine.number, job)
+    return first.host if first else ""

@@ -1,0 +1,129 @@
+"""The preflight: the nodes of an attempt are checked while its ranks start.
+
+A step of the job checks each node (``node_check``). A node that fails twice ends the attempt, and
+the next one does without it. It runs on the batch script's host, beside the ranks' launcher.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from hpcddp import record
+from hpcddp.attempt import error_record, ledger
+from hpcddp.attempt.ledger import Attempt
+from hpcddp.attempt.nodes import bad_nodes, node_check
+from hpcddp.errors import NodeUnfit
+from hpcddp.record import JobRecord
+from hpcddp.rundir import RunDir, parse_lines, read_json
+from hpcddp.slurm import steps
+from hpcddp.slurm.hostlist import expand_hosts
+from hpcddp.slurm.hostlist_writer import compress_hosts
+
+TIMEOUT = 60.0  # seconds for all nodes; one that does not answer is not judged
+CLOCK = 10.0  # seconds by which a node's clock may differ from this one's
+
+# On a node: the check, or what it would say of a run folder that is not there.
+_SEES = r"""[ -r "$1" ] || {
+  printf '{"host": "%s", "time": %s, "gpus": null, "faults": ["does not see the run folder"]}\n' \
+    "$SLURMD_NODENAME" "$(date +%s)"
+  exit
+}
+shift
+exec "$@"
+"""
+
+Faults = dict[str, list[str]]
+
+
+def check(run: RunDir, number: int, launched: int, first: str) -> None:
+    """Check the nodes of an attempt; end its ranks if a node fails twice and can be avoided.
+
+    Args:
+        launched: process id of the launcher, which passes signals on to the ranks.
+        first: the address at which the first node's rank listens.
+    """
+    mine, job = ledger.read(run.attempt(number)), record.read(run)
+    hosts = expand_hosts(mine.nodes) if mine and mine.slurm else []
+    if mine is None or len(hosts) < 2:
+        return
+    once = _ask(run, mine, hosts, first)
+    twice = _ask(run, mine, sorted(once), first) if once else {}
+    for host in sorted(set(once) - set(twice)):
+        _say(f"{host}: {once[host][0]}; a second check found nothing")
+    if twice:
+        _conclude(run, mine, job, twice, launched)
+
+
+def _ask(run: RunDir, mine: Attempt, hosts: Sequence[str], first: str) -> Faults:
+    """The faults of some nodes, by a step on them; none of a node that does not answer."""
+    words = steps.on_node(str(run.host), "check-node", str(run.path), str(mine.number), first,
+                          node_check.boot_id())  # fmt: skip
+    words = ["/bin/sh", "-c", _SEES, "sh", str(run.host), *words]
+    begin = time.time()
+    out, _ = steps.output(
+        steps.step(mine.said_id or mine.job_id, compress_hosts(hosts), len(hosts), words), TIMEOUT
+    )
+    rows = {str(row["host"]): row for row in parse_lines(out.splitlines()) if "host" in row}
+    wanted = int(os.environ.get("SLURM_GPUS_ON_NODE") or 0)
+    return judged(rows, begin, time.time(), wanted)
+
+
+def judged(rows: Mapping[str, Mapping[str, Any]], begin: float, end: float, wanted: int) -> Faults:
+    """The faults of nodes, also those that only a comparison shows.
+
+    Args:
+        rows: host -> its answer.
+        begin: when they were asked, by this node's clock, in seconds since the epoch; end: when
+            all had answered.
+        wanted: GPUs of a node that the job asked for; 0 for none.
+    """
+    told = any(row["gpus"] is not None for row in rows.values())
+    faults: Faults = {}
+    for host, row in rows.items():
+        texts = [str(text) for text in row["faults"]]
+        if wanted and row["gpus"] is not None and row["gpus"] < wanted:
+            texts.append(f"has {row['gpus']} of {wanted} GPUs")
+        elif wanted and row["gpus"] is None and told:
+            texts.append("its GPU driver does not answer, as those of other nodes do")
+        ahead = max(row["time"] - end, 0.0) or min(row["time"] - begin, 0.0)
+        if abs(ahead) > CLOCK:
+            texts.append(f"its clock differs by {ahead:+.0f} s")
+        if texts:
+            faults[host] = texts
+    return faults
+
+
+def _conclude(run: RunDir, mine: Attempt, job: JobRecord, faults: Faults, launched: int) -> None:
+    """End the attempt if the next one can avoid the nodes, else say that the ranks go on."""
+    hosts = sorted(faults)
+    text = "; ".join(f"{host}: {', '.join(faults[host])}" for host in hosts)
+    if again := _is_back(run, mine.number, hosts):
+        _say(f"{text}; the ranks go on: {again}")
+        return
+    kept = bad_nodes.spared(run, hosts, str(job.spec.get("slurm", {}).get("exclude", "")), job)
+    if len(kept) < len(hosts) or not job.spec.get("requeue", {}).get("enabled", True):
+        _say(f"{text}; the ranks go on: no other node can take the place")
+        return
+    _say(f"{text}; the attempt ends here, and the next one is on other nodes")
+    facts = {"host": compress_hosts(hosts), "bad_host": True, "faults": faults}
+    error_record.report_for_all(run.attempt(mine.number), NodeUnfit.kind, text, **facts)
+    with suppress(ProcessLookupError):
+        os.kill(launched, signal.SIGTERM)
+
+
+def _is_back(run: RunDir, number: int, hosts: Sequence[str]) -> str:
+    """Why a node is used again that ended the last attempt; "" if none is."""
+    before = read_json(run.attempt(number - 1).error) if number > 1 else None
+    if not before or before.get("kind") != NodeUnfit.kind:
+        return ""
+    same = set(hosts) & set(expand_hosts(str(before.get("host", ""))))
+    return f"Slurm gave {compress_hosts(sorted(same))} again" if same else ""
+
+
+def _say(text: str) -> None:
+    print(f"hpcddp: {text}", flush=True)

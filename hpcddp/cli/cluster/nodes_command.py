@@ -1,0 +1,96 @@
+"""`hpcddp nodes`: the nodes that the user's runs had trouble with."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from hpcddp.cli.terminal import say, tables
+from hpcddp.errors import UserError
+
+if TYPE_CHECKING:
+    from hpcddp.planning.trust.node_book import NodeBook
+    from hpcddp.planning.trust.node_history import NodeHistory
+
+SCHEMA_VERSION = 1
+
+
+@click.command()
+@click.option("--trust", metavar="HOSTS", help="Use these nodes again, whatever happened on them.")
+@click.option("--avoid", metavar="HOSTS", help="Leave these nodes out of new jobs.")
+@click.option("--for", "time_", metavar="TIME", default="1-0", show_default=True,
+              help="How long --avoid leaves them out, as Slurm writes it.")  # fmt: skip
+@click.option("--cluster", metavar="CLUSTER", default="auto", show_default=True,
+              help="The cluster profile.")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def nodes(trust: str | None, avoid: str | None, time_: str, cluster: str, as_json: bool) -> None:
+    """Show the nodes that your runs had trouble with, and which of them new jobs avoid.
+
+    A node counts as bad if it failed, if it failed the checks at the start of a job or of `hpcddp
+    doctor`, or if ranks on it were slow by their own work in two attempts. New jobs avoid it for an
+    hour, and twice as long each further time, up to a week. They never avoid more than a tenth of
+    the partition's nodes (but at least one), nor so many that a job could not start.
+    """
+    from hpcddp.planning import clusters
+    from hpcddp.planning.asked import resolve
+    from hpcddp.planning.trust.node_book import NodeBook
+    from hpcddp.slurm import time_limit
+
+    book = NodeBook.of(clusters.load(resolve(cluster, os.environ)[0], os.environ), os.environ)
+    now = time.time()
+    until = now + time_limit.seconds(time_, "--for")
+    for host in _hosts(trust, "--trust"):
+        book.forgive(host, now)
+    for host in _hosts(avoid, "--avoid"):
+        book.leave_out(host, until)
+    book.gather()
+    rows = [row for row in book.histories() if row.counted(now) or row.until(now) > now]
+    if as_json:
+        click.echo(json.dumps(_plain(book, rows, now)))
+        return
+    for line in _table(rows, now):
+        click.echo(line)
+    if not rows:
+        say.note("no node had trouble in the last 30 days")
+
+
+def _hosts(text: str | None, where: str) -> list[str]:
+    """The hosts of an option."""
+    from hpcddp.errors import TopologyError
+    from hpcddp.slurm.hostlist import expand_hosts
+
+    try:
+        return expand_hosts(text or "")
+    except TopologyError as error:
+        raise UserError(error.what, where=where, hint=error.hint) from None
+
+
+def _table(rows: Sequence[NodeHistory], now: float) -> Iterator[str]:
+    """The nodes, those that are avoided longest first."""
+    if not rows:
+        return
+    texts = [("NODE", "AVOIDED UNTIL", "TIMES", "LAST")]
+    for row in sorted(rows, key=lambda row: (-row.until(now), row.host)):
+        until = row.until(now)
+        moment = time.strftime("%a %d %b %H:%M %Z", time.localtime(until)) if until > now else "-"
+        texts.append((row.host, moment, str(row.count(now)), row.why(now)))
+    yield from tables.table(texts, right=(2,), wrap=True)
+
+
+def _plain(book: NodeBook, rows: Sequence[NodeHistory], now: float) -> dict[str, object]:
+    """The nodes as plain data; times in seconds since the epoch."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "folder": str(book.path),
+        "nodes": [
+            {"host": row.host, "until": row.until(now) if row.until(now) > now else None,
+             "count": row.count(now), "why": row.why(now),
+             "events": [event._asdict() for event in row.counted(now)]}
+            for row in rows
+        ],
+    }  # fmt: skip

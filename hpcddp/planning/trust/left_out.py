@@ -1,0 +1,70 @@
+"""The nodes that a new job avoids, as the user's earlier runs had trouble with them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from hpcddp.errors import TopologyError
+from hpcddp.planning.asked import Asked
+from hpcddp.planning.trust.node_book import NodeBook
+from hpcddp.planning.trust.node_history import NodeHistory
+from hpcddp.slurm.hostlist import expand_hosts
+from hpcddp.slurm.node_kinds import NodeKind
+
+SHARE = 10  # one of so many nodes is avoided at most, and one in any case
+
+
+class LeftOut(NamedTuple):
+    """A node that a job avoids, until when in seconds since the epoch, and why."""
+
+    host: str
+    until: float
+    why: str
+
+    def __str__(self) -> str:
+        moment = time.strftime("%a %d %b %H:%M %Z", time.localtime(self.until))
+        return f"{self.host}, until {moment}: {self.why}"
+
+
+def of(asked: Asked, kinds: Sequence[NodeKind], environ: Mapping[str, str]) -> list[LeftOut]:
+    """The nodes to leave out, the worst first.
+
+    Args:
+        kinds: of nodes that the job can land on; without any nobody is left out.
+        environ: the user's.
+    """
+    if not kinds:
+        return []
+    book = NodeBook.of(asked.profile, environ)
+    book.gather()
+    now = time.time()
+    bad = [history for history in book.histories() if history.until(now) > now]
+    return chosen(bad, kinds, asked, now) if bad else []
+
+
+def chosen(
+    bad: Sequence[NodeHistory], kinds: Sequence[NodeKind], asked: Asked, now: float
+) -> list[LeftOut]:
+    """Those of some nodes without which the job can still start.
+
+    Args:
+        bad: nodes that jobs avoid now.
+    """
+    options = asked.spec.slurm
+    hosts = {host for kind in kinds for host in _hosts(kind.hosts)}
+    own, named = (set(_hosts(str(options.get(name, "")))) for name in ("exclude", "nodelist"))
+    usable = sum(kind.usable for kind in kinds) - len(own & hosts)
+    most = min(max(1, len(hosts) // SHARE), usable - asked.nodes.min)
+    worst = sorted(bad, key=lambda row: (-row.count(now), -row.until(now), row.host))
+    rows = [row for row in worst if row.host in hosts - own - named]
+    return [LeftOut(row.host, row.until(now), row.why(now)) for row in rows[: max(0, most)]]
+
+
+def _hosts(text: str) -> list[str]:
+    """The names in a host list; none in a file's name or what else is none."""
+    try:
+        return expand_hosts(text)
+    except TopologyError:
+        return []

@@ -1,0 +1,91 @@
+"""The full preflight, in the ranks once they have met: how fast each node computes and the network
+sums.
+
+All ranks measure at the same time, for half a second. If a rank is slow, its node and the fastest
+others measure again, in turn. A node that is slow again ends the attempt, and the next one avoids
+it; if Slurm gives it again all the same, the training goes on.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.distributed as dist
+
+from hpcddp.attempt import error_record
+from hpcddp.errors import NodeUnfit
+from hpcddp.rundir import RunDir, read_json
+from hpcddp.train.rank import rates
+from hpcddp.train.rank.world import World
+
+ONCE = 0.5  # seconds of the first measurement
+AGAIN = 1.5  # seconds of the second one, at most
+SUMMED = 16 * 2**20  # bytes of the all-reduce
+REPEATS = 3
+
+
+def check(
+    world: World, run: RunDir, attempt: int, preflight: str, record: Callable[..., object]
+) -> None:
+    """Measure, and record the figures; a collective, only for ``full`` on several nodes.
+
+    Raises:
+        NodeUnfit: on all ranks, if a node is slow in both measurements.
+    """
+    if preflight != "full" or world.size == 1:
+        return
+    hosts = world.gather(error_record.host())
+    if len(set(hosts)) < 2:
+        return
+    work = rates.work(world.device)
+    world.barrier()
+    operations, seconds = work(ONCE)
+    once = world.gather(operations / seconds)
+    named = _again(world, work, once, hosts) if rates.candidates(once) else {}
+    summed = _summed(world)
+    record("preflight", slowest=min(once), median=statistics.median(once),
+           all_reduce_s=summed, slow=named)  # fmt: skip
+    used_again = world.gather(_blamed(run, attempt))[0]
+    if bad := {host: part for host, part in named.items() if host not in used_again}:
+        host, part = min(bad.items(), key=lambda row: row[1])
+        text = f"computes at {part:.0%} of the speed of the others"
+        error = NodeUnfit(f"{host} {text}, in two measurements", host)
+        error.facts |= {"rank": hosts.index(host), "faults": {host: [text]}}
+        raise error
+
+
+def _again(
+    world: World, work: Callable[[float], tuple[int, float]], once: Sequence[float],
+    hosts: Sequence[str],
+) -> dict[str, float]:  # fmt: skip
+    """The nodes that are slow again -> their part of the usual rate."""
+    numbers = {host: number for number, host in enumerate(dict.fromkeys(hosts))}
+    nodes, slow = [numbers[host] for host in hosts], rates.candidates(once)
+    well = rates.references(once, nodes, slow)
+    turns = well | {nodes[rank] for rank in slow}
+    own = rates.measure(work, turns, nodes[world.rank.world_rank], world.barrier,
+                        rates.ROUNDS[1], AGAIN)  # fmt: skip
+    named = rates.confirmed(world.gather(own), nodes, slow, well)
+    return {hosts[rank]: part for rank, part in sorted(named.items(), key=lambda row: -row[1])}
+
+
+def _summed(world: World) -> float:
+    """The median time of an all-reduce, in seconds."""
+    tensor = torch.ones(SUMMED // 4, device=world.device)
+    times = []
+    for _ in range(REPEATS + 1):  # the first one makes connections
+        begin = time.perf_counter()
+        dist.all_reduce(tensor)
+        if world.device.type == "cuda":
+            torch.cuda.synchronize()
+        times.append(time.perf_counter() - begin)
+    return statistics.median(times[1:])
+
+
+def _blamed(run: RunDir, attempt: int) -> list[str]:
+    """The nodes that ended the last attempt by their checks."""
+    error = (read_json(run.attempt(attempt - 1).error) if attempt > 1 else None) or {}
+    return list(error.get("faults", {})) if error.get("kind") == NodeUnfit.kind else []

@@ -1,0 +1,137 @@
+"""Which nodes fail the checks at an attempt's start, and what follows."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from lives import attempted, failing
+from sites import Site
+
+from hpcddp.attempt.nodes import node_check, preflight
+from hpcddp.rundir import RunDir, read_json
+
+GOOD = {"time": 100.0, "gpus": 4, "faults": []}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, []),
+        ({"gpus": 3}, ["has 3 of 4 GPUs"]),
+        ({"gpus": None}, ["its GPU driver does not answer, as those of other nodes do"]),
+        ({"time": 131.0}, ["its clock differs by +30 s"]),
+        ({"time": 60.0}, ["its clock differs by -39 s"]),
+        ({"time": 92.0}, []),
+        ({"faults": ["/tmp is full"], "gpus": 2}, ["/tmp is full", "has 2 of 4 GPUs"]),
+    ],
+)
+def test_a_node_is_judged_by_its_answer_and_the_others(
+    changes: dict[str, object], said: list[str]
+) -> None:
+    rows = {"n1": GOOD, "n2": GOOD | changes}
+    assert preflight.judged(rows, 99.0, 101.0, 4) == ({"n2": said} if said else {})
+
+
+def test_without_a_driver_anywhere_nobody_is_judged_by_gpus() -> None:
+    rows = {name: GOOD | {"gpus": None} for name in ("n1", "n2")}
+    assert preflight.judged(rows, 99.0, 101.0, 4) == {}
+    assert preflight.judged({"n1": GOOD, "n2": GOOD | {"gpus": 0}}, 99.0, 101.0, 0) == {}
+
+
+# srun as a program that runs the command for each node of --nodelist, one after the other.
+SRUN = """\
+hosts=; while [ $# -gt 0 ]; do
+  case $1 in --nodelist=*) hosts=${1#*=} ;; /bin/sh) break ;; esac; shift; done
+echo "$hosts" >>asked
+for n in 1 2 3; do
+  case $hosts in *[1-3]*$n*|n$n|"n[1-3]") SLURMD_NODENAME=n$n "$@" ;; esac
+done
+"""
+BAD_GPU = """\
+[ $SLURMD_NODENAME = n2 ] && errors=3 || errors=0
+echo "A100, GPU-1, 550, 81920, $errors, 41, 0x0"
+"""
+
+
+@pytest.fixture
+def launched() -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    yield process
+    process.kill()
+    process.wait()
+
+
+def three_nodes(site: Site, monkeypatch: pytest.MonkeyPatch) -> RunDir:
+    from hpcddp.submit import host_archive
+
+    run, _ = failing(site)
+    facts = read_json(run.attempt(1).facts) or {}
+    facts |= {"nodes": "n[1-3]", "slurm": True, "job_id": "7", "cause": None}
+    run.attempt(1).facts.write_text(json.dumps(facts))
+    run.host.write_bytes(host_archive.build())
+    site.program("srun", SRUN)
+    site.program("nvidia-smi", BAD_GPU)
+    site.program("sinfo", "echo 'n[1-9]|idle'")
+    monkeypatch.setenv("SLURM_GPUS_ON_NODE", "1")
+    monkeypatch.setenv("PATH", os.environ["PATH"] + ":/usr/bin:/bin")
+    return run
+
+
+def test_a_node_that_fails_twice_ends_the_attempt(
+    site: Site, monkeypatch: pytest.MonkeyPatch, launched: subprocess.Popen[bytes],
+    capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    run = three_nodes(site, monkeypatch)
+    preflight.check(run, 1, launched.pid, "n1")
+    assert launched.wait(5) == -signal.SIGTERM
+    error = read_json(run.attempt(1).error) or {}
+    assert (error["kind"], error["host"], error["bad_host"]) == ("node", "n2", True)
+    assert "n2: GPU 0 has uncorrected memory errors (3)" in capfd.readouterr().out
+    assert (site.folder / "asked").read_text().split() == ["n[1-3]", "n2"]
+
+
+def test_the_ranks_go_on_if_no_other_node_can_take_the_place(
+    site: Site, monkeypatch: pytest.MonkeyPatch, launched: subprocess.Popen[bytes],
+    capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    run = three_nodes(site, monkeypatch)
+    site.program("sinfo", "echo 'n[2-3]|idle'")
+    preflight.check(run, 1, launched.pid, "n1")
+    assert launched.poll() is None and not run.attempt(1).error.exists()
+    assert "the ranks go on: no other node" in capfd.readouterr().out
+
+
+def test_a_node_that_is_back_is_used(
+    site: Site, monkeypatch: pytest.MonkeyPatch, launched: subprocess.Popen[bytes],
+    capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    run = three_nodes(site, monkeypatch)
+    run.attempt(1).error.write_text(json.dumps({"kind": "node", "host": "n2", "bad_host": True}))
+    attempted(run, 2)
+    facts = read_json(run.attempt(1).facts) or {}
+    run.attempt(2).facts.write_text(json.dumps(facts | {"number": 2}))
+    preflight.check(run, 2, launched.pid, "n1")
+    assert launched.poll() is None
+    assert "the ranks go on: Slurm gave n2 again" in capfd.readouterr().out
+
+
+def test_a_node_tells_its_faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = RunDir(tmp_path / "run")
+    run.attempt(1).path.mkdir(parents=True)
+    monkeypatch.setattr(node_check, "VISIBLE", 0.1)
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "none0")
+    monkeypatch.setenv("SLURMD_NODENAME", "n5")
+    said = json.loads(node_check.answer(run, 1, "127.0.0.1", "of another machine"))
+    assert said["host"] == "n5"
+    words = ("does not see the attempt", "interface none0 is missing", "for itself")
+    for text, word in zip(said["faults"], words, strict=True):
+        assert word in text
+    run.attempt(1).facts.touch()
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME")
+    assert json.loads(node_check.answer(run, 1, "n1", node_check.boot_id()))["faults"] == []
+    assert [path.name for path in run.attempt(1).path.iterdir()] == ["attempt.json"]

@@ -1,0 +1,87 @@
+"""Which nodes a job avoids, on a recorded cluster with 14 GPU nodes."""
+
+import json
+import time
+from collections.abc import Callable
+
+import pytest
+import recorded
+from sites import Outcome, Site
+
+from hpcddp.attempt.nodes.node_events import NodeEvent
+from hpcddp.planning.trust.node_book import NodeBook
+
+Command = Callable[..., Outcome]
+
+
+@pytest.fixture
+def book(site: Site, hpcddp: Command) -> NodeBook:
+    recorded.install(site, "plain")
+    assert hpcddp("cluster", "detect").code == 0
+    return NodeBook(site.config / "hpcddp" / "clusters" / "plain.nodes")
+
+
+def bad(book: NodeBook, host: str, times: int = 1) -> None:
+    now = time.time()
+    book.add(NodeEvent(host, "check", "GPU 0 is lost", f"run/{i}", now) for i in range(times))
+
+
+def script(hpcddp: Command, *words: str) -> Outcome:
+    done = hpcddp("submit", "toy", "--dry-run", "-p", "gpu", "--nodes", "2", "--gpus", "1", *words)
+    assert done.code == 0, done.text
+    return done
+
+
+def test_a_bad_node_is_left_out_with_the_reason(hpcddp: Command, book: NodeBook) -> None:
+    bad(book, "g2")
+    done = script(hpcddp)
+    assert "#SBATCH --exclude=g2\n" in done.out
+    assert "leaves out g2, until " in done.err and ": GPU 0 is lost; see" in done.err
+
+
+def test_of_few_nodes_only_the_worst_is_left_out(hpcddp: Command, book: NodeBook) -> None:
+    bad(book, "g2")
+    bad(book, "g3", times=3)
+    assert "#SBATCH --exclude=g3\n" in script(hpcddp).out
+
+
+def test_the_jobs_own_lists_count(hpcddp: Command, book: NodeBook) -> None:
+    bad(book, "g2")
+    assert "#SBATCH --exclude=g5,g2\n" in script(hpcddp, "--sbatch", "exclude=g5").out
+    assert "#SBATCH --exclude" not in script(hpcddp, "--sbatch", "nodelist=g2").out
+
+
+def test_a_node_that_the_cluster_has_no_more_is_not_named(hpcddp: Command, book: NodeBook) -> None:
+    bad(book, "old17")
+    assert "#SBATCH --exclude" not in script(hpcddp).out
+
+
+def test_a_job_that_needs_all_nodes_gets_them(hpcddp: Command, book: NodeBook) -> None:
+    bad(book, "g13")
+    done = script(hpcddp, "--sbatch", "exclude=g[1-12]")  # two are left
+    assert "#SBATCH --exclude=g[1-12]\n" in done.out
+
+
+def test_the_command_shows_and_edits(hpcddp: Command, book: NodeBook) -> None:
+    done = hpcddp("nodes")
+    assert done.code == 0 and "no node had trouble" in done.err
+    bad(book, "g2", times=2)
+    done = hpcddp("nodes", "--avoid", "g[5-6]", "--for", "2-0")
+    rows = [line.split() for line in done.out.splitlines()]
+    assert [row[0] for row in rows] == ["NODE", "g5", "g6", "g2"]
+    assert "GPU 0 is lost (2 times)" in done.out and "you left it out" in done.out
+    data = json.loads(hpcddp("nodes", "--trust", "g2,g5", "--json").out)
+    assert [row["host"] for row in data["nodes"]] == ["g6"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--avoid", "n["], "error: --avoid: "),
+        (["--for", "soon"], "error: --for: "),
+        (["--cluster", "none"], "unknown cluster 'none'"),
+    ],
+)
+def test_a_mistake_is_refused(hpcddp: Command, book: NodeBook, words: list[str], said: str) -> None:
+    done = hpcddp("nodes", *words)
+    assert done.code == 2 and said in done.err
