@@ -9,8 +9,7 @@ from dataclasses import asdict
 from hpcddp.cli.terminal import tables
 from hpcddp.keys import Key
 from hpcddp.planning.clusters import KEYS, Profile
-from hpcddp.planning.site.profile_writer import stamp
-from hpcddp.planning.site.site_facts import SiteFacts
+from hpcddp.planning.site.site_facts import SiteFacts, stamp
 from hpcddp.sizes import counted
 from hpcddp.slurm.node_kinds import NodeKind
 from hpcddp.slurm.partitions import Partition

@@ -14,8 +14,7 @@ from hpcddp.keys import nearest
 from hpcddp.planning.jobfile import FORCED
 from hpcddp.planning.site import account_limits, job_qos, node_limits
 from hpcddp.planning.site.cluster_now import ClusterNow
-from hpcddp.planning.site.profile_writer import stamp
-from hpcddp.planning.site.site_facts import DAY, SiteFacts
+from hpcddp.planning.site.site_facts import DAY, SiteFacts, stamp
 from hpcddp.planning.site.wanted import Problem, Wanted
 from hpcddp.sizes import counted
 from hpcddp.slurm import time_limit

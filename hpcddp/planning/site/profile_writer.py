@@ -6,7 +6,6 @@ removed.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -176,8 +175,3 @@ def _drop_gone(document: TOMLDocument, mine: Mapping[str, Any], stay: Collection
         if _value(document, key) == mine[key]:
             table, name = _table(document, key)
             table.remove(name)
-
-
-def stamp(moment: float) -> str:
-    """A time in words, in UTC."""
-    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(moment))

@@ -108,3 +108,8 @@ def save(profile: Path, facts: SiteFacts) -> None:
 
     text = msgspec.json.format(msgspec.json.encode(facts), indent=1).decode()
     write_text(path_of(profile), text + "\n")
+
+
+def stamp(moment: float) -> str:
+    """A time in words, in UTC."""
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(moment))
