@@ -150,7 +150,7 @@ def test_a_file_that_is_cut_off_is_refused_wherever_it_ends(tmp_path, form):
 @pytest.mark.parametrize("content", [
     b"import torch\n", b"\0" * 64, b"PK\x03\x04" + b"x" * 64, b"{}", os.urandom(4096),
     struct.pack("<Q", 2) + b"{}x", struct.pack("<Q", 2**62) + b"{}", struct.pack("<Q", 2) + b"{]",
-])  # fmt: skip
+], ids=[f"file {i}" for i in range(8)])  # fmt: skip
 def test_any_other_file_is_refused(tmp_path, content):
     (tmp_path / "weights").write_bytes(content)
     with pytest.raises(
