@@ -129,13 +129,15 @@ def announce(run: RunDir, job_id: str, *, as_json: bool, parsable: bool, **more:
         click.echo(f"run     {run.name}\njob     {job_id}\nfolder  {run.path}\nlog     {run.log}")
         click.echo(f"next    hpcddp status {run.name}\n        hpcddp logs -f {run.name}")
         click.echo(f"        hpcddp stop {run.name}")
-        note_stuck(run)
+        note_waiting(run)
 
 
-def note_stuck(run: RunDir) -> None:
-    """Print why Slurm will never start the run, where it has accepted such a job."""
+def note_waiting(run: RunDir) -> None:
+    """Print when Slurm expects to start the run, if it says so, or why it never will, where it has
+    accepted such a job."""
     from hpcddp import record
     from hpcddp.slurm import pending_reasons
+    from hpcddp.submit import times
     from hpcddp.submit.status import status
 
     if record.read(run).backend != "slurm":
@@ -143,6 +145,8 @@ def note_stuck(run: RunDir) -> None:
     now = status(run)
     if now.state == "PENDING" and pending_reasons.never(now.reason):
         say.note(f"{run.name} is PENDING: {now.reason}")
+    elif now.expected:
+        say.note(f"Slurm expects to start it at {times.shown(now.expected)}")
 
 
 def list_code(plan: Plan, as_json: bool) -> int:

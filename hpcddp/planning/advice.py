@@ -15,6 +15,7 @@ from hpcddp.sizes import counted
 from hpcddp.slurm import time_limit
 from hpcddp.slurm.rules import Site
 
+SLOW = 120.0  # seconds of a start that is worth a word
 FEW = 3  # fewest steps of an attempt that is worth its start
 
 
@@ -30,7 +31,8 @@ class AdviceInputs(NamedTuple):
 
 def warnings(facts: AdviceInputs) -> list[str]:
     """Warnings before a submission, each with the problem and a remedy."""
-    return [text for text in (_left(facts), _torn(facts), _idle(facts)) if text]
+    texts = (_left(facts), _torn(facts), _idle(facts), _crawling(facts))
+    return [text for text in texts if text]
 
 
 def room(site: Site, measured: Measured | None = None) -> str:
@@ -75,6 +77,18 @@ def _idle(facts: AdviceInputs) -> str:
         f"the time limit is {_s(facts.limit)}, but the start takes {_s(times.start)} and the stop "
         f"{_s(times.lead)} (in {times.run}): the job will make no progress\n"
         f"  use --time with more than {counted(math.ceil(least / 60), 'minute')}"
+    )
+
+
+def _crawling(facts: AdviceInputs) -> str:
+    """A start that takes minutes: each attempt pays for it."""
+    times = facts.measured
+    if times is None or times.start < SLOW:
+        return ""
+    return (
+        f"the start takes {_s(times.start)} (in {times.run}), in each attempt\n"
+        "  see with `hpcddp doctor` whether it is the import of torch; an environment in one file (a "
+        "container), or on the nodes' disks, starts faster"
     )
 
 

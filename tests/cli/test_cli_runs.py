@@ -148,3 +148,11 @@ def test_logs_that_are_not_there(
     logged(site)
     done = hpcddp("logs", "last", *arguments)
     assert (done.code, done.out) == (2, "") and what in done.err
+
+
+def test_who_submits_reads_when_slurm_expects_to_start(site: Site, hpcddp: Command) -> None:
+    row = 'echo "42|PENDING|Priority|1893456000|1893459600|||${name#*=}"'
+    site.slurm(squeue=f"for name; do [[ $name == --name=* ]] && {row}; done; exit 0")
+    done = hpcddp("submit", "toy")
+    assert done.code == 0, done.text
+    assert "note: Slurm expects to start it at 2030-01-01 " in done.err

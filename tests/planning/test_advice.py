@@ -12,6 +12,7 @@ from hpcddp.planning import advice, earlier_runs
 from hpcddp.planning.advice import AdviceInputs
 from hpcddp.planning.earlier_runs import Measured
 from hpcddp.planning.jobfile import Layer
+from hpcddp.planning.plan import Plan
 from hpcddp.rundir import RunDir
 from hpcddp.slurm import rules as sites
 
@@ -90,6 +91,8 @@ FAST, SLOW = Measured(0.5, 3, 20, "r"), Measured(0.5, 95, 20, "r")
         (AdviceInputs(limit=60), ()),
         (AdviceInputs(LOW, returns=False), ("requeue.enabled is false",)),
         (AdviceInputs(returns=False), ()),
+        (AdviceInputs(measured=Measured(0.5, 3, 119, "r")), ()),
+        (AdviceInputs(measured=Measured(0.5, 3, 180, "r")), ("start takes 180 s (in r)", "doctor")),
         (AdviceInputs(LOW, SLOW, limit=60, returns=False), ("requeue.enabled", "95 s", "60 s")),
     ],
 )
@@ -97,6 +100,11 @@ def test_what_is_warned_of(facts: AdviceInputs, words: tuple[str, ...]) -> None:
     text = "\n".join(advice.warnings(facts))
     assert bool(text) == bool(words)
     assert all(word in text for word in words), text
+
+
+def no_progress(plan: Plan) -> bool:
+    """Whether the limit ends each attempt before it makes progress, as the advice has it."""
+    return any("will make no progress" in text for text in advice.advise(plan))
 
 
 def test_the_limit_is_the_jobs_or_the_partitions(site: Site) -> None:
@@ -108,11 +116,11 @@ def test_the_limit_is_the_jobs_or_the_partitions(site: Site) -> None:
         ("DefaultTime=0:05:00 MaxTime=UNLIMITED", True),
     ):
         slurm(site, partition=f"{PARTITION.replace('DefaultTime=NONE ', '')}{rest}")
-        assert bool(advice.advise(site.plan(measured=measured))) is warned
+        assert no_progress(site.plan(measured=measured)) is warned
     for asked in ("6", "5"):
         layer = Layer()
         layer.put("slurm.time", asked, "--time")
-        assert bool(advice.advise(site.plan(layer, measured=measured))) is (asked == "5")
+        assert no_progress(site.plan(layer, measured=measured)) is (asked == "5")
 
 
 def test_the_signal_comes_in_time_for_what_was_measured(site: Site) -> None:

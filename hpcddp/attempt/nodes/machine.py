@@ -17,6 +17,7 @@ from typing import Any
 from hpcddp.attempt import error_record
 
 TIMEOUT = 15.0  # seconds for a program of the driver
+SILENT = "no answer in time"  # of a GPU driver, which may only be slow
 TRIES = 16  # files of the test of a folder
 PAGE = b"x" * 4096
 REACH = 3.0  # seconds to connect to a host
@@ -98,34 +99,36 @@ def _text(path: Path) -> str:
 
 def gpus() -> list[dict[str, Any]]:
     """The NVIDIA GPUs that this process can ask about; none without nvidia-smi."""
-    return gpu_query()[0]
+    return gpu_query()[0] or []
 
 
-def gpu_query() -> tuple[list[dict[str, Any]], str]:
-    """What nvidia-smi says of each GPU, and why it fails; ([], "") if it is not installed."""
+def gpu_query() -> tuple[list[dict[str, Any]] | None, str]:
+    """What nvidia-smi says of each GPU, and why it fails; (None, "") if it is not installed."""
     program = shutil.which("nvidia-smi")
     if program is None:
-        return [], ""
+        return None, ""
     fields = ",".join(GPU_FIELDS.values())
     command = [program, f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=False)
-    except (OSError, subprocess.SubprocessError) as error:
-        return [], str(error)
+    except subprocess.TimeoutExpired:
+        return None, SILENT
+    except OSError as error:
+        return None, str(error)
     if done.returncode:
         said = (done.stdout + done.stderr).strip() or f"exit code {done.returncode}"
-        return [], said.splitlines()[-1]
+        return None, said.splitlines()[-1]
     cells = [[cell.strip() for cell in line.split(",")] for line in done.stdout.splitlines()]
     return [dict(zip(GPU_FIELDS, row)) for row in cells if len(row) == len(GPU_FIELDS)], ""  # noqa: B905
 
 
-def gpu_count(rows: Sequence[dict[str, Any]]) -> int | None:
+def gpu_count(rows: Sequence[dict[str, Any]] | None) -> int | None:
     """GPUs of this machine that a process sees; None without a driver that tells.
 
     Args:
-        rows: what nvidia-smi says.
+        rows: what nvidia-smi says; None if nothing.
     """
-    if rows or shutil.which("nvidia-smi"):
+    if rows is not None:
         return len(rows)
     if not KFD.is_dir():
         return None

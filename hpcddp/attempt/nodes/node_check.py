@@ -20,6 +20,7 @@ from hpcddp.rundir import RunDir, token
 DISKS = ("/tmp", "/dev/shm")
 FULL = 16 * 2**20  # bytes: with fewer a disk is full
 VISIBLE = 5.0  # seconds until the attempt's folder must be visible
+UNKNOWN = -1  # GPUs of a node whose driver does not answer in time
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 BOOT = Path("/proc/sys/kernel/random/boot_id")  # the same for nodes on one machine
 
@@ -33,9 +34,10 @@ def answer(run: RunDir, number: int, first: str, boot: str) -> str:
         boot: the first node's boot id.
     """
     gpus, trouble = machine.gpu_query()
-    faults = [*_gpus(gpus, trouble), *_disks(), *_shared(run, number),
+    faults = [*_gpus(gpus or [], trouble), *_disks(), *_shared(run, number),
               *_network(first, boot, os.environ)]  # fmt: skip
-    facts = {"host": error_record.host(), "time": time.time(), "gpus": machine.gpu_count(gpus)}
+    count = UNKNOWN if trouble == machine.SILENT else machine.gpu_count(gpus)
+    facts = {"host": error_record.host(), "time": time.time(), "gpus": count}
     return json.dumps({**facts, "faults": faults})
 
 
@@ -49,7 +51,7 @@ def boot_id() -> str:
 
 def _gpus(gpus: list[dict[str, Any]], trouble: str) -> Iterator[str]:
     """GPUs with faults that a job meets."""
-    if trouble:
+    if trouble and trouble != machine.SILENT:
         yield f"nvidia-smi fails: {trouble}"
     for number, gpu in enumerate(gpus):
         errors = str(gpu["ecc_errors"])
@@ -92,8 +94,10 @@ def _shared(run: RunDir, number: int) -> Iterator[str]:
 
 def _network(first: str, boot: str, environ: Mapping[str, str]) -> Iterator[str]:
     """An interface that is down, and a first node that cannot be reached from here."""
+    there = ["lo", *dict(machine.interfaces())]
     for name in sorted({environ[n] for n in INTERFACES if n in environ}):
-        if name.isalnum() and name != "lo" and name not in dict(machine.interfaces()):
+        # NCCL takes the beginning of a name, and lists with other characters.
+        if name.isalnum() and not any(own.startswith(name) for own in there):
             yield f"the network interface {name} is missing or down"
     if boot == boot_id():
         return

@@ -7,8 +7,10 @@ the next one does without it. It runs on the batch script's host, beside the ran
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -51,7 +53,7 @@ def check(run: RunDir, number: int, launched: int, first: str) -> None:
     hosts = expand_hosts(mine.nodes) if mine and mine.slurm else []
     if mine is None or len(hosts) < 2:
         return
-    once = _ask(run, mine, hosts, first)
+    once = _own(_ask(run, mine, hosts, first), len(hosts))
     twice = _ask(run, mine, sorted(once), first) if once else {}
     for host in sorted(set(once) - set(twice)):
         _say(f"{host}: {once[host][0]}; a second check found nothing")
@@ -73,22 +75,45 @@ def _ask(run: RunDir, mine: Attempt, hosts: Sequence[str], first: str) -> Faults
     return judged(rows, begin, time.time(), wanted)
 
 
+def _own(faults: Faults, count: int) -> Faults:
+    """The faults that are a node's own: what most nodes have is so at this site, or of the job.
+
+    Args:
+        count: of all nodes.
+    """
+    many = Counter(key for texts in faults.values() for key in {_key(text) for text in texts})
+    common = {key for key, times in many.items() if 2 * times > count}
+    if common:
+        texts = {_key(text): text for texts in faults.values() for text in texts}
+        _say(f"most nodes: {', '.join(texts[key] for key in sorted(common))}")
+    own = {host: [text for text in texts if _key(text) not in common]
+           for host, texts in faults.items()}  # fmt: skip
+    return {host: texts for host, texts in own.items() if texts}
+
+
+def _key(text: str) -> str:
+    """A fault without its numbers, which may differ from node to node."""
+    return re.sub(r"[+-]?\d+", "N", text)
+
+
 def judged(rows: Mapping[str, Mapping[str, Any]], begin: float, end: float, wanted: int) -> Faults:
     """The faults of nodes, also those that only a comparison shows.
 
     Args:
-        rows: host -> its answer.
+        rows: host -> its answer; ``gpus`` is None without a driver, and negative if that did not
+            answer in time.
         begin: when they were asked, by this node's clock, in seconds since the epoch; end: when
             all had answered.
         wanted: GPUs of a node that the job asked for; 0 for none.
     """
-    told = any(row["gpus"] is not None for row in rows.values())
+    most = max((row["gpus"] or 0 for row in rows.values()), default=0)
+    needed = min(wanted, most)  # slices of GPUs are not counted as such
     faults: Faults = {}
     for host, row in rows.items():
         texts = [str(text) for text in row["faults"]]
-        if wanted and row["gpus"] is not None and row["gpus"] < wanted:
-            texts.append(f"has {row['gpus']} of {wanted} GPUs")
-        elif wanted and row["gpus"] is None and told:
+        if row["gpus"] is not None and 0 <= row["gpus"] < needed:
+            texts.append(f"has {row['gpus']} of {needed} GPUs")
+        elif row["gpus"] is None and needed:
             texts.append("its GPU driver does not answer, as those of other nodes do")
         ahead = max(row["time"] - end, 0.0) or min(row["time"] - begin, 0.0)
         if abs(ahead) > CLOCK:

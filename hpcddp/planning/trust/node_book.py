@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from hpcddp.rundir import RunDir, write_text
 from hpcddp.slurm.hostlist import CHARACTERS
 
 RUNS = 200  # newest runs to gather from
+PATIENCE = 3.0  # seconds to wait for the lock
 
 
 class NodeBook:
@@ -123,8 +125,22 @@ class NodeBook:
         self.path.mkdir(parents=True, exist_ok=True)
         lock = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            with contextlib.suppress(OSError):
-                fcntl.flock(lock, fcntl.LOCK_EX)
+            _wait_for(lock)
             yield
         finally:
             os.close(lock)
+
+
+def _wait_for(lock: int) -> None:
+    """Take a file's lock, or go on without it: some file systems have none, and what is lost by two
+    commands at once is gathered again by the next one."""
+    until = time.monotonic() + PATIENCE
+    while time.monotonic() < until:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(0.02)
+        except OSError:
+            return
+        else:
+            return

@@ -37,6 +37,26 @@ def test_a_node_is_judged_by_its_answer_and_the_others(
     assert preflight.judged(rows, 99.0, 101.0, 4) == ({"n2": said} if said else {})
 
 
+@pytest.mark.parametrize(
+    ("gpus", "said"),
+    [((1, 1), {}), ((4, -1), {}), ((8, 3), {"n2": ["has 3 of 7 GPUs"]})],
+)
+def test_slices_and_slow_drivers_are_no_missing_gpus(
+    gpus: tuple[int, int], said: dict[str, list[str]]
+) -> None:
+    rows = {f"n{i + 1}": GOOD | {"gpus": count} for i, count in enumerate(gpus)}
+    assert preflight.judged(rows, 99.0, 101.0, 7) == said
+
+
+def test_what_most_nodes_have_is_no_fault_of_a_node(capfd: pytest.CaptureFixture[str]) -> None:
+    faults = {f"n{i}": ["/tmp is full", f"its clock differs by +{i} s"] for i in (1, 2)}
+    assert preflight._own(faults, 3) == {}
+    assert "most nodes: /tmp is full, its clock differs" in capfd.readouterr().out
+    assert preflight._own(faults, 4) == faults
+    faults["n2"] = ["GPU 0 has uncorrected memory errors (1)"]
+    assert preflight._own(faults, 2) == faults
+
+
 def test_without_a_driver_anywhere_nobody_is_judged_by_gpus() -> None:
     rows = {name: GOOD | {"gpus": None} for name in ("n1", "n2")}
     assert preflight.judged(rows, 99.0, 101.0, 4) == {}
