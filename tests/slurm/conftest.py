@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import run_states
 
 from hpcddp.errors import SandboxError
 from hpcddp.sandbox import daemons
@@ -25,6 +26,7 @@ def clean_environ(sandbox: Sandbox) -> dict[str, str]:
     """This environment as if no job and no other cluster were around, plus the sandbox's."""
     foreign = ("SLURM", "SBATCH_", "SALLOC_", "SQUEUE_", "SACCT_", "SCANCEL_", "SINFO_")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
+    kept["XDG_CONFIG_HOME"] = str(sandbox.folder.with_name("config"))  # nothing of the user's own
     return {**kept, **sandbox.environ()}
 
 
@@ -46,6 +48,7 @@ def slurm(pytestconfig: pytest.Config) -> Iterator[Slurm]:
             pytestconfig.stash[LOGS] = sandbox.logs
             yield Slurm(sandbox, clean_environ(sandbox))
         finally:
+            run_states.close_all()
             sandbox.down()
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import run_states
 from toy import TOY
 
 from hpcddp.attempt import ledger
@@ -61,10 +62,9 @@ class Desk:
 
     def status(self, run: str = "last") -> dict[str, Any]:
         """What is known of a run; stale where Slurm did not answer."""
-        done = self.result("status", run, "--json")
-        assert done.returncode in (0, 3), done.stdout + done.stderr
-        found: dict[str, Any] = json.loads(done.stdout)
-        return found
+        environ = self.slurm.environ
+        root = Path(environ.get("HPCDDP_RUNS") or self.folder / "runs")
+        return run_states.states(environ).of(root, run)
 
     def until(self, good: Callable[[dict[str, Any]], bool], run: str = "last") -> dict[str, Any]:
         """Wait until the status of a run is good."""
@@ -73,7 +73,7 @@ class Desk:
             found = self.status(run)
             if not found["stale"] and good(found):
                 return found
-            time.sleep(0.8)  # each look is a process, and takes CPU time from the ranks
+            time.sleep(0.5)
         raise AssertionError(f"never so: {found}\n{self('logs', run)}")
 
     def submit(self, *args: str) -> str:

@@ -13,11 +13,14 @@ import pytest
 from sites import Outcome, Site
 from toy import TOY
 
+from hpcddp.submit import status as run_status
+from hpcddp.submit import submission
+
 Command = Callable[..., Outcome]
 
 PATIENCE = 240  # seconds: two cores, four ranks, and each imports a framework
 
-OVER = 20  # looks at a run that has ended, which a `resume` may yet begin again
+OVER = 50  # looks at a run that has ended, which a `resume` may yet begin again
 
 
 @pytest.fixture
@@ -38,8 +41,8 @@ def end_all(site: Site) -> None:
 
 
 def status(command: Command) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(command("status", "last", "--json").out)
-    return found
+    """That of the last run, in this process: a command for each look takes time from the ranks."""
+    return run_status.status(submission.find(Path("runs").absolute(), "last")).to_dict()
 
 
 def until(command: Command, good: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
@@ -49,7 +52,7 @@ def until(command: Command, good: Callable[[dict[str, Any]], bool]) -> dict[str,
         if good(found):
             return found
         over = over + 1 if found["state"] in ("COMPLETED", "FAILED", "CANCELLED") else 0
-        time.sleep(0.8)  # each look is a process, and takes CPU time from the ranks
+        time.sleep(0.3)
     raise AssertionError(f"never so: {found}\n{command('logs').text}")
 
 
