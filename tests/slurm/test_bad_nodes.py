@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from .desk import Desk
+from .desk import LONG, Desk
 from .test_doctor import throttled
 
 # A driver that has lost count on one node.
@@ -32,10 +32,11 @@ def faulty(desk: Desk, tmp_path: Path) -> Desk:
 def test_a_node_with_a_faulty_gpu_is_left_out_and_remembered(faulty: Desk) -> None:
     desk, bad = faulty, faulty.nodes[1]
     pair = f"nodelist={desk.hosts(2)}"
-    run = desk.submit("--nodes", "2", "--gpus", "1", "--sbatch", pair, "--detach")
+    run = desk.submit("--nodes", "2", "--gpus", "1", "--sbatch", pair, *LONG, "--detach")
     desk.until(lambda s: "the ranks go on" in desk("logs", run), run)  # it must have this node
     desk("cancel", run)
-    run = desk.submit("--nodes", "2", "--gpus", "1", "--detach", "--set", "dataset.pause=0.2")
+    slow = ("--set", "max_steps=100", "--set", "dataset.pause=0.1")
+    run = desk.submit("--nodes", "2", "--gpus", "1", "--detach", *slow)
     desk.until(lambda s: s["state"] == "COMPLETED", run)
     first, *_, last = desk.attempts(run)
     assert (first.cause, last.cause) == ("bad node", "done")
@@ -65,8 +66,10 @@ def test_a_node_at_half_its_speed_is_left_out_by_the_full_preflight(desk: Desk) 
             "--set",
             "global_batch=6",
         )
-        run = desk.submit(*words, "--detach")
-        desk.until(lambda s: s["attempt"] > 1, run)
+        for _ in range(3):  # other tests may slow the others down as much
+            run = desk.submit(*words, "--detach")
+            if desk.until(lambda s: s["attempt"] > 1 or s["state"] == "COMPLETED")["attempt"] > 1:
+                break
     desk.until(lambda s: s["state"] == "COMPLETED", run)
     first, last = desk.attempts(run)
     assert (first.cause, last.cause) == ("bad node", "done") and slow not in last.nodes

@@ -83,7 +83,10 @@ def test_healthy_nodes_are_not_named(desk: Desk) -> None:
 
 def test_a_node_at_half_its_speed_is_named(desk: Desk) -> None:
     with throttled(desk.nodes[1]):
-        facts = checked(desk)
+        for _ in range(3):  # other tests may slow the others down as much
+            facts = checked(desk)
+            if slow(facts):
+                break
     assert slow(facts) == [desk.nodes[1]]
     done = desk.result("submit", "toy", "--nodes", "2", "--gpus", "1", "--dry-run")
     assert f"#SBATCH --exclude={desk.nodes[1]}\n" in done.stdout
