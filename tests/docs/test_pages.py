@@ -11,8 +11,9 @@ from sites import Site
 
 PAGES = pages.pages()
 # Pages that train again what tests of their own subjects train in each run.
-FRAMEWORKS = ("accelerate", "dask", "fsdp", "horovod", "lightning", "strategies", "transformers")
-LONG = {f"docs/howto/{name}.md" for name in FRAMEWORKS}
+SUBJECTS = ("accelerate", "dask", "fsdp", "horovod", "lightning", "strategies", "transformers",
+            "watching", "weights")  # fmt: skip
+LONG = {f"docs/howto/{name}.md" for name in SUBJECTS}
 MOST_NOT_RUN = 10  # blocks that need another cluster, an account or the network
 
 
