@@ -41,7 +41,11 @@ def nodes(trust: str | None, avoid: str | None, time_: str, cluster: str, as_jso
     from hpcddp.planning.trust.node_book import NodeBook
     from hpcddp.slurm import time_limit
 
-    book = NodeBook.of(clusters.load(resolve(cluster, os.environ)[0], os.environ), os.environ)
+    profile = clusters.load(resolve(cluster, os.environ)[0], os.environ)
+    if profile.cluster.backend != "slurm":
+        hint = "run this where sbatch is, or name a cluster with --cluster"
+        raise UserError("jobs run on this machine, and can avoid none", where="nodes", hint=hint)
+    book = NodeBook.of(profile, os.environ)
     now = time.time()
     until = now + time_limit.seconds(time_, "--for")
     for host in _hosts(trust, "--trust"):

@@ -85,3 +85,9 @@ def test_the_command_shows_and_edits(hpcddp: Command, book: NodeBook) -> None:
 def test_a_mistake_is_refused(hpcddp: Command, book: NodeBook, words: list[str], said: str) -> None:
     done = hpcddp("nodes", *words)
     assert done.code == 2 and said in done.err
+
+
+def test_without_slurm_there_are_no_nodes_to_choose(site: Site, hpcddp: Command) -> None:
+    done = hpcddp("nodes", "--avoid", "n1")
+    assert done.code == 2 and "name a cluster with --cluster" in done.err
+    assert not list(site.config.rglob("*.nodes"))
