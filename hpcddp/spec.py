@@ -13,6 +13,8 @@ from typing import Any
 
 from hpcddp.keys import Keys, key
 
+RUNTIMES = ("apptainer", "singularity", "charliecloud", "pyxis", "enroot", "podman-hpc", "shifter")
+
 
 @dataclass
 class TrainSpec:
@@ -171,15 +173,7 @@ class ContainerSpec:
     runtime: str = key(
         "apptainer",
         "program that runs the image",
-        choices=(
-            "apptainer",
-            "singularity",
-            "charliecloud",
-            "pyxis",
-            "enroot",
-            "podman-hpc",
-            "shifter",
-        ),
+        choices=RUNTIMES,
     )
     python: str = key("python3", "Python of the image, 3.11 or later, with torch")
     binds: list[str] = key(
