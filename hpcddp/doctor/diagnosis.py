@@ -131,9 +131,8 @@ def _memory_errors(heads: Sequence[Row]) -> Iterator[CheckFinding]:
     """GPUs whose memory has failed."""
     for row in heads:
         for number, gpu in enumerate(row["gpus"]):
-            errors = str(gpu["ecc_errors"])
-            if errors.isdecimal() and int(errors):
-                what = f"GPU {number} has {counted(int(errors), 'uncorrected memory error')}"
+            if errors := machine.memory_errors(gpu):
+                what = f"GPU {number} has {counted(errors, 'uncorrected memory error')}"
                 yield CheckFinding(ERROR, str(row["host"]), what, "tell your admins")
 
 

@@ -21,7 +21,7 @@ from hpcddp.submit import host_archive
 
 
 def new_run(plan: Plan, root: Path, *, staged: bool = False) -> RunDir:
-    """Create a run folder, ready for plain sbatch; none if the script cannot be rendered.
+    """Create a run folder whose script plain sbatch can submit. After an error, none is left.
 
     Args:
         staged: its failures are made on purpose, and say nothing of the nodes.

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from hpcddp.attempt import first_failure, ledger
 from hpcddp.attempt.ledger import Attempt
-from hpcddp.errors import HpcddpError, SlurmUnreachable
+from hpcddp.errors import HpcddpError, NodeUnfit, SlurmUnreachable
 from hpcddp.record import JobRecord
 from hpcddp.rundir import RunDir, read_json
 from hpcddp.slurm import commands as slurm
@@ -30,17 +30,27 @@ def excluded(run: RunDir, job: JobRecord) -> str:
         bad += [name for name in [host] if name and name not in bad]
         if attempt.progress:
             break
-    own = ",".join(filter(None, [str(job.spec.get("slurm", {}).get("exclude", "")), *job.left_out]))
-    bad = spared(run, bad, own, job) if bad else []
+    own = _own(job)
+    bad = spared(run, bad, job) if bad else []
     return ",".join([*([own] if own else []), *bad]) if bad else ""
 
 
-def spared(run: RunDir, bad: Sequence[str], own: str, job: JobRecord) -> list[str]:
-    """Those of some host lists, newest first, without which the job can still start.
+def _own(job: JobRecord) -> str:
+    """The host list that the script excludes."""
+    asked = str(job.spec.get("slurm", {}).get("exclude", ""))
+    return ",".join(filter(None, [asked, *job.left_out]))
 
-    Args:
-        own: the host list that the job itself excludes.
-    """
+
+def blamed(run: RunDir, number: int) -> list[str]:
+    """The nodes whose failed checks ended an attempt."""
+    error = (read_json(run.attempt(number).error) if number > 0 else None) or {}
+    failed = error.get("kind") == NodeUnfit.kind
+    return hostlist.expand_hosts(str(error.get("host", ""))) if failed else []
+
+
+def spared(run: RunDir, bad: Sequence[str], job: JobRecord) -> list[str]:
+    """Those of some host lists, newest first, without which the job can still start."""
+    own = _own(job)
     partition = str(job.spec.get("slurm", {}).get("partition", "")).partition(",")[0]
     try:
         lists = slurm.usable_nodes(partition or os.environ.get("SLURM_JOB_PARTITION", ""))

@@ -135,6 +135,12 @@ def gpu_count(rows: Sequence[dict[str, Any]] | None) -> int | None:
     return sum("simd_count 0" not in _text(node / "properties") for node in KFD.glob("*"))
 
 
+def memory_errors(gpu: dict[str, Any]) -> int:
+    """Uncorrected memory errors of a GPU; 0 if it does not count them."""
+    errors = str(gpu.get("ecc_errors", ""))
+    return int(errors) if errors.isdecimal() else 0
+
+
 def throttled(gpu: dict[str, Any]) -> list[str]:
     """Why a GPU does not run at its speed; empty if it does, or does not say."""
     try:

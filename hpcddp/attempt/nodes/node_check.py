@@ -54,8 +54,7 @@ def _gpus(gpus: list[dict[str, Any]], trouble: str) -> Iterator[str]:
     if trouble and trouble != machine.SILENT:
         yield f"nvidia-smi fails: {trouble}"
     for number, gpu in enumerate(gpus):
-        errors = str(gpu["ecc_errors"])
-        if errors.isdecimal() and int(errors):
+        if errors := machine.memory_errors(gpu):
             yield f"GPU {number} has uncorrected memory errors ({errors})"
 
 
@@ -93,7 +92,7 @@ def _shared(run: RunDir, number: int) -> Iterator[str]:
 
 
 def _network(first: str, boot: str, environ: Mapping[str, str]) -> Iterator[str]:
-    """An interface that is down, and a first node that cannot be reached from here."""
+    """Faults of the network: an interface is down, or the first node cannot be reached."""
     there = ["lo", *dict(machine.interfaces())]
     for name in sorted({environ[n] for n in INTERFACES if n in environ}):
         # NCCL takes the beginning of a name, and lists with other characters.

@@ -46,6 +46,8 @@ class NodeEvent(NamedTuple):
 
 def record_end(run: RunDir, mine: Attempt, cause: str) -> None:
     """Append what an attempt met; a full disk is no reason to stop."""
+    if not mine.slurm:
+        return
     source, now = f"{run.name}/{mine.number}", time.time()
     events = [NodeEvent(host, kind, what, source, now)
               for host, kind, what in _met(run, mine, cause)]  # fmt: skip

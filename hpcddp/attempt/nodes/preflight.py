@@ -21,7 +21,7 @@ from hpcddp.attempt.ledger import Attempt
 from hpcddp.attempt.nodes import bad_nodes, node_check
 from hpcddp.errors import NodeUnfit
 from hpcddp.record import JobRecord
-from hpcddp.rundir import RunDir, parse_lines, read_json
+from hpcddp.rundir import RunDir, parse_lines
 from hpcddp.slurm import steps
 from hpcddp.slurm.hostlist import expand_hosts
 from hpcddp.slurm.hostlist_writer import compress_hosts
@@ -127,10 +127,10 @@ def _conclude(run: RunDir, mine: Attempt, job: JobRecord, faults: Faults, launch
     """End the attempt if the next one can avoid the nodes, else say that the ranks go on."""
     hosts = sorted(faults)
     text = "; ".join(f"{host}: {', '.join(faults[host])}" for host in hosts)
-    if again := _is_back(run, mine.number, hosts):
-        _say(f"{text}; the ranks go on: {again}")
+    if again := sorted({*hosts} & {*bad_nodes.blamed(run, mine.number - 1)}):
+        _say(f"{text}; the ranks go on: Slurm gave {compress_hosts(again)} again")
         return
-    kept = bad_nodes.spared(run, hosts, str(job.spec.get("slurm", {}).get("exclude", "")), job)
+    kept = bad_nodes.spared(run, hosts, job)
     if len(kept) < len(hosts) or not job.spec.get("requeue", {}).get("enabled", True):
         _say(f"{text}; the ranks go on: no other node can take the place")
         return
@@ -139,15 +139,6 @@ def _conclude(run: RunDir, mine: Attempt, job: JobRecord, faults: Faults, launch
     error_record.report_for_all(run.attempt(mine.number), NodeUnfit.kind, text, **facts)
     with suppress(ProcessLookupError):
         os.kill(launched, signal.SIGTERM)
-
-
-def _is_back(run: RunDir, number: int, hosts: Sequence[str]) -> str:
-    """Why a node is used again that ended the last attempt; "" if none is."""
-    before = read_json(run.attempt(number - 1).error) if number > 1 else None
-    if not before or before.get("kind") != NodeUnfit.kind:
-        return ""
-    same = set(hosts) & set(expand_hosts(str(before.get("host", ""))))
-    return f"Slurm gave {compress_hosts(sorted(same))} again" if same else ""
 
 
 def _say(text: str) -> None:

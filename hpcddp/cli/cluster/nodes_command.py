@@ -21,7 +21,7 @@ SCHEMA_VERSION = 1
 
 
 @click.command()
-@click.option("--trust", metavar="HOSTS", help="Use these nodes again, whatever happened on them.")
+@click.option("--trust", metavar="HOSTS", help="Use these nodes again, and forget their failures.")
 @click.option("--avoid", metavar="HOSTS", help="Leave these nodes out of new jobs.")
 @click.option("--for", "time_", metavar="TIME", default="1-0", show_default=True,
               help="How long --avoid leaves them out, as Slurm writes it.")  # fmt: skip

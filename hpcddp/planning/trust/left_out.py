@@ -32,7 +32,7 @@ def of(asked: Asked, kinds: Sequence[NodeKind], environ: Mapping[str, str]) -> l
     """The nodes to leave out, the worst first.
 
     Args:
-        kinds: of nodes that the job can land on; without any nobody is left out.
+        kinds: of nodes that the job can land on; if there are none, no node is left out.
         environ: the user's.
     """
     if not kinds:

@@ -76,7 +76,7 @@ class NodeBook:
                 self._update(event.host, [event])
 
     def forgive(self, host: str, now: float) -> None:
-        """Use a node again, whatever happened on it."""
+        """Use a node again, and forget its failures."""
         with self._changed():
             history = node_history.load(self._file(host))
             history.forgiven, history.wanted = now, 0.0

@@ -36,10 +36,10 @@ class NodeHistory:
 
     def add(self, events: Iterable[NodeEvent]) -> bool:
         """Add events that are not known yet; whether there were any."""
-        known = {(event.source, event.kind) for event in self.events}
-        new = [event for event in events if (event.source, event.kind) not in known]
-        self.events = sorted([*self.events, *new], key=lambda event: event.time)[-MOST:]
-        return bool(new)
+        known = {(event.source, event.kind): event for event in self.events}
+        merged = {(event.source, event.kind): event for event in events} | known
+        self.events = sorted(merged.values(), key=lambda event: event.time)[-MOST:]
+        return len(merged) > len(known)
 
     def counted(self, now: float) -> list[NodeEvent]:
         """The events that count now: slow ranks only if there are PAIR of them."""

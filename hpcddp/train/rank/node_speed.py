@@ -16,8 +16,9 @@ import torch
 import torch.distributed as dist
 
 from hpcddp.attempt import error_record
+from hpcddp.attempt.nodes import bad_nodes
 from hpcddp.errors import NodeUnfit
-from hpcddp.rundir import RunDir, read_json
+from hpcddp.rundir import RunDir
 from hpcddp.train.rank import rates
 from hpcddp.train.rank.world import World
 
@@ -48,7 +49,7 @@ def check(
     summed = _summed(world)
     record("preflight", slowest=min(once), median=statistics.median(once),
            all_reduce_s=summed, slow=named)  # fmt: skip
-    used_again = world.gather(_blamed(run, attempt))[0]
+    used_again = world.gather(bad_nodes.blamed(run, attempt - 1))[0]
     if bad := {host: part for host, part in named.items() if host not in used_again}:
         host, part = min(bad.items(), key=lambda row: row[1])
         text = f"computes at {part:.0%} of the speed of the others"
@@ -83,9 +84,3 @@ def _summed(world: World) -> float:
             torch.cuda.synchronize()
         times.append(time.perf_counter() - begin)
     return statistics.median(times[1:])
-
-
-def _blamed(run: RunDir, attempt: int) -> list[str]:
-    """The nodes that ended the last attempt by their checks."""
-    error = (read_json(run.attempt(attempt - 1).error) if attempt > 1 else None) or {}
-    return list(error.get("faults", {})) if error.get("kind") == NodeUnfit.kind else []
