@@ -12,7 +12,8 @@
     bereaved RUN N       on another node: requeues the run, or ends its wait, if the batch script
                          cannot
     stacks RUN N         prints the stacks of the attempt's ranks on this node, as JSON lines
-    shell RUN N RANK     becomes a shell in the environment of a rank on this node
+    shell RUN N RANK ... becomes a shell in the environment of a rank on this node; the further
+                         words enter its container
 
 It runs from RUN/host.pyz with any Python, outside of a container and without the job's environment.
 Exit codes: FAILED, the answer is no; AWAY, there is no answer yet: the run folder cannot be read or
@@ -206,7 +207,7 @@ def _stacks(run: RunDir, words: list[str]) -> str:
 def _shell(run: RunDir, words: list[str]) -> str:
     from hpcddp.stacks import rank_shell
 
-    rank_shell.become(str(run.path), int(words[0]), int(words[1]))
+    rank_shell.become(str(run.path), int(words[0]), int(words[1]), words[2:])
 
 
 # Verb -> function of the run and the other words; returns the claim, if any.

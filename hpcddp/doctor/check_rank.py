@@ -102,6 +102,7 @@ def _node(run: RunDir, words: list[str]) -> dict[str, Any]:
     facts = machine.read(run.path)
     facts["writes"] = machine.write_times(run.path)
     facts["address"] = machine.route_to(os.environ.get("MASTER_ADDR", ""))
+    facts["interface"] = machine.interface_of(facts["address"])
     facts["unreachable"] = {}
     for word in words:
         host, _, port = word.rpartition(":")

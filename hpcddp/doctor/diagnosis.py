@@ -123,7 +123,10 @@ def _gpus(heads: Sequence[Row], results: Row) -> Iterator[CheckFinding]:
             for why in machine.throttled(gpu):
                 what = f"GPU {number} is slowed down: {why} ({gpu['temperature']} degrees)"
                 yield CheckFinding(
-                    WARNING, host, what, "tell your admins; its cooling or power is at fault"
+                    WARNING,
+                    host,
+                    what,
+                    "tell your administrators; its cooling or power is at fault",
                 )
 
 
@@ -133,7 +136,7 @@ def _memory_errors(heads: Sequence[Row]) -> Iterator[CheckFinding]:
         for number, gpu in enumerate(row["gpus"]):
             if errors := machine.memory_errors(gpu):
                 what = f"GPU {number} has {counted(errors, 'uncorrected memory error')}"
-                yield CheckFinding(ERROR, str(row["host"]), what, "tell your admins")
+                yield CheckFinding(ERROR, str(row["host"]), what, "tell your administrators")
 
 
 def _ranks(rows: Sequence[Row], hosts: Mapping[int, str]) -> Iterator[CheckFinding]:
@@ -153,14 +156,14 @@ def _ranks(rows: Sequence[Row], hosts: Mapping[int, str]) -> Iterator[CheckFindi
         if abs(row["clock"]) > CLOCK:
             what = f"the clock differs by {row['clock']:+.1f} s from that of the first node"
             yield CheckFinding(
-                WARNING, host, what, "tell your admins: the nodes' clocks must agree"
+                WARNING, host, what, "tell your administrators: the nodes' clocks must agree"
             )
 
 
 def _slow(results: Row, rows: Sequence[Row], hosts: Mapping[int, str]) -> Iterator[CheckFinding]:
     """Ranks that compute slowly: a whole node, or some of its devices."""
     parts = {int(number): part for number, part in results["slow"].items()}
-    hint = "tell your admins"
+    hint = "tell your administrators"
     for node, host in hosts.items():
         own = [row for row in rows if row["node"] == node]
         slow = [row for row in own if row["rank"] in parts]
@@ -185,7 +188,7 @@ def _links(results: Row, hosts: Mapping[int, str]) -> Iterator[CheckFinding]:
             what = f"{size(speed)}/s between these nodes; {size(usual)}/s between others"
             where = f"{hosts[first]} and {hosts[second]}"
             yield CheckFinding(
-                WARNING, where, what, "tell your admins: a cable or port may be at fault"
+                WARNING, where, what, "tell your administrators: a cable or port may be at fault"
             )
     if results["backend"] == "nccl" and usual < SLOW_NET:
         what = f"{size(usual)}/s between nodes"

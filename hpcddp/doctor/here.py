@@ -104,7 +104,7 @@ def _slurm() -> tuple[str, list[CheckFinding]]:
     try:
         text = rules.config().get("SLURM_VERSION", "unknown")
     except SlurmUnreachable as error:
-        hint = "try again, or ask your admins whether Slurm is down"
+        hint = "try again, or ask your administrators whether Slurm is down"
         return "no answer", [
             CheckFinding(ERROR, "here", f"Slurm does not answer: {error.what}", hint)
         ]

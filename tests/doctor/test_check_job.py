@@ -1,5 +1,8 @@
+import sys
+
 from hpcddp.doctor import check_job
 from hpcddp.planning.jobfile import Layer
+from hpcddp.spec import JobSpec, SoftwareSpec
 
 
 def test_the_hosts_that_trackers_and_stores_need_are_reached_for() -> None:
@@ -10,6 +13,15 @@ def test_the_hosts_that_trackers_and_stores_need_are_reached_for() -> None:
         "HF_ENDPOINT": "no address",
     }
     assert list(check_job.targets(environ)) == ["mlflow.example:443", "store:9000"]
+    keys = {"WANDB_API_KEY": "x", "HF_TOKEN": "x", "HF_ENDPOINT": "https://mirror.example"}
+    assert list(check_job.targets(keys)) == ["api.wandb.ai:443", "mirror.example:443"]
+
+
+def test_the_ranks_check_the_python_of_the_jobs_own_software() -> None:
+    words = ["python", "-m", "hpcddp.doctor.check_rank"]
+    assert check_job.command(JobSpec(command=words))[0] == sys.executable
+    own = JobSpec(command=words, software=SoftwareSpec(venv="/opt/venv"))
+    assert check_job.command(own)[0] == "python"  # the ranks resolve it
 
 
 def test_a_time_limit_of_the_user_stays() -> None:

@@ -31,10 +31,6 @@ def faulty(desk: Desk, tmp_path: Path) -> Desk:
 
 def test_a_node_with_a_faulty_gpu_is_left_out_and_remembered(faulty: Desk) -> None:
     desk, bad = faulty, faulty.nodes[1]
-    pair = f"nodelist={desk.hosts(2)}"
-    run = desk.submit("--nodes", "2", "--gpus", "1", "--sbatch", pair, *LONG, "--detach")
-    desk.until(lambda s: "the ranks go on" in desk("logs", run), run)  # it must have this node
-    desk("cancel", run)
     slow = ("--set", "max_steps=100", "--set", "dataset.pause=0.1")
     run = desk.submit("--nodes", "2", "--gpus", "1", "--detach", *slow)
     desk.until(lambda s: s["state"] == "COMPLETED", run)
@@ -47,6 +43,12 @@ def test_a_node_with_a_faulty_gpu_is_left_out_and_remembered(faulty: Desk) -> No
     done = desk.result("submit", "toy", "--nodes", "2", "--gpus", "1", "--dry-run")
     assert f"#SBATCH --exclude={bad}\n" in done.stdout
     assert "GPU 0 has uncorrected memory errors" in done.stderr
+    pair = f"nodelist={desk.hosts(2)}"
+    run = desk.submit("--nodes", "2", "--gpus", "1", "--sbatch", pair, *LONG, "--detach")
+    desk.until(lambda s: "the ranks continue" in desk("logs", run), run)  # it must have this node
+    desk("cancel", run)
+    (row,) = json.loads(desk("nodes", "--json"))["nodes"]
+    assert (row["host"], row["count"]) == (bad, 2)
     desk("nodes", "--trust", bad)
     assert "#SBATCH --exclude" not in desk(
         "submit", "toy", "--nodes", "2", "--gpus", "1", "--dry-run"

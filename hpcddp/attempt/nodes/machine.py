@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import platform
 import resource
 import shutil
 import socket
 import statistics
+import struct
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
@@ -20,6 +23,7 @@ TIMEOUT = 15.0  # seconds for a program of the driver
 SILENT = "no answer in time"  # of a GPU driver, which may only be slow
 TRIES = 16  # files of the test of a folder
 PAGE = b"x" * 4096
+SIOCGIFADDR = 0x8915  # netdevice(7)
 REACH = 3.0  # seconds to connect to a host
 KFD = Path("/sys/class/kfd/kfd/topology/nodes")  # AMD's driver: a node with SIMDs is a GPU
 GPU_FIELDS = {
@@ -187,3 +191,14 @@ def route_to(host: str) -> str:
             return str(probe.getsockname()[0])
     except OSError:
         return ""
+
+
+def interface_of(address: str) -> str:
+    """The network interface with an IPv4 address; "" if there is none."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):
+                answer = fcntl.ioctl(asked, SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+                if socket.inet_ntoa(answer[20:24]) == address:
+                    return name
+    return ""

@@ -1,7 +1,7 @@
 """What a run met on its nodes, a line of JSON for each: RUN/nodes.jsonl.
 
-The batch script writes it at the end of an attempt. Later commands gather it from the runs of the
-user (planning/trust), and new jobs avoid nodes that failed again and again.
+The batch script's host writes it, at the end of an attempt as a rule. Later commands gather it from
+the runs of the user (planning/trust), and new jobs avoid nodes that failed again and again.
 
     kind      meaning
     check     the node failed its checks, or is slow in two measurements
@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,12 +45,24 @@ class NodeEvent(NamedTuple):
 
 
 def record_end(run: RunDir, mine: Attempt, cause: str) -> None:
-    """Append what an attempt met; a full disk is no reason to stop."""
-    if not mine.slurm:
-        return
+    """Append what an attempt met."""
+    if mine.slurm:
+        append(run, mine, _met(run, mine, cause))
+
+
+def record_checks(run: RunDir, mine: Attempt, faults: Mapping[str, Sequence[str]]) -> None:
+    """Append the failed checks of an attempt that goes on all the same.
+
+    Args:
+        faults: host -> its faults, in words.
+    """
+    append(run, mine, ((host, CHECK, ", ".join(texts)) for host, texts in faults.items()))
+
+
+def append(run: RunDir, mine: Attempt, met: Iterable[tuple[str, str, str]]) -> None:
+    """Append host, kind and text of each event; a full disk is no reason to stop."""
     source, now = f"{run.name}/{mine.number}", time.time()
-    events = [NodeEvent(host, kind, what, source, now)
-              for host, kind, what in _met(run, mine, cause)]  # fmt: skip
+    events = [NodeEvent(host, kind, what, source, now) for host, kind, what in met]
     if not events:
         return
     lines = "".join(json.dumps(event._asdict()) + "\n" for event in events)

@@ -18,10 +18,11 @@ from typing import Any
 from hpcddp import record
 from hpcddp.attempt import error_record, ledger
 from hpcddp.attempt.ledger import Attempt
-from hpcddp.attempt.nodes import bad_nodes, node_check
+from hpcddp.attempt.nodes import bad_nodes, node_check, node_events
 from hpcddp.errors import NodeUnfit
 from hpcddp.record import JobRecord
 from hpcddp.rundir import RunDir, parse_lines
+from hpcddp.sizes import counted
 from hpcddp.slurm import steps
 from hpcddp.slurm.hostlist import expand_hosts
 from hpcddp.slurm.hostlist_writer import compress_hosts
@@ -112,7 +113,7 @@ def judged(rows: Mapping[str, Mapping[str, Any]], begin: float, end: float, want
     for host, row in rows.items():
         texts = [str(text) for text in row["faults"]]
         if row["gpus"] is not None and 0 <= row["gpus"] < needed:
-            texts.append(f"has {row['gpus']} of {needed} GPUs")
+            texts.append(f"has {row['gpus']} of {counted(needed, 'GPU')}")
         elif row["gpus"] is None and needed:
             texts.append("its GPU driver does not answer, as those of other nodes do")
         ahead = max(row["time"] - end, 0.0) or min(row["time"] - begin, 0.0)
@@ -126,19 +127,29 @@ def judged(rows: Mapping[str, Mapping[str, Any]], begin: float, end: float, want
 def _conclude(run: RunDir, mine: Attempt, job: JobRecord, faults: Faults, launched: int) -> None:
     """End the attempt if the next one can avoid the nodes, else say that the ranks go on."""
     hosts = sorted(faults)
-    text = "; ".join(f"{host}: {', '.join(faults[host])}" for host in hosts)
+    text = _in_words(faults)
     if again := sorted({*hosts} & {*bad_nodes.blamed(run, mine.number - 1)}):
-        _say(f"{text}; the ranks go on: Slurm gave {compress_hosts(again)} again")
+        _go_on(run, mine, faults, f"Slurm gave {compress_hosts(again)} again")
         return
     kept = bad_nodes.spared(run, hosts, job)
     if len(kept) < len(hosts) or not job.spec.get("requeue", {}).get("enabled", True):
-        _say(f"{text}; the ranks go on: no other node can take the place")
+        _go_on(run, mine, faults, "no other node can take the place")
         return
     _say(f"{text}; the attempt ends here, and the next one is on other nodes")
     facts = {"host": compress_hosts(hosts), "bad_host": True, "faults": faults}
     error_record.report_for_all(run.attempt(mine.number), NodeUnfit.kind, text, **facts)
     with suppress(ProcessLookupError):
         os.kill(launched, signal.SIGTERM)
+
+
+def _go_on(run: RunDir, mine: Attempt, faults: Faults, reason: str) -> None:
+    """Say that the ranks go on. Other jobs may still avoid the nodes."""
+    node_events.record_checks(run, mine, faults)
+    _say(f"{_in_words(faults)}; the ranks continue: {reason}")
+
+
+def _in_words(faults: Faults) -> str:
+    return "; ".join(f"{host}: {', '.join(faults[host])}" for host in sorted(faults))
 
 
 def _say(text: str) -> None:

@@ -13,18 +13,17 @@ import click
 from hpcddp.cli.options import flags, job_options_except, json_option, runs_option, runs_root
 from hpcddp.cli.terminal import say, tables
 from hpcddp.cli.terminal.sections import SectionCommand, option
-from hpcddp.sizes import size
+from hpcddp.sizes import counted, size
 
 if TYPE_CHECKING:
     from hpcddp.doctor.check_finding import CheckFinding
     from hpcddp.rundir import RunDir
 
 SCHEMA_VERSION = 1
+LEVELS = {"error": "red", "warning": "yellow"}  # their colours
 SCALE = " ▁▂▃▄▅▆▇█"
 OWN = ("`doctor` has a job of its own", "use `hpcddp submit` for a job of yours")
-REFUSED = dict.fromkeys(
-    ("--set", "--strategy", "--launcher", "--name", "--no-snapshot", "--start-from"), OWN
-)
+REFUSED = dict.fromkeys(("--set", "--strategy", "--launcher", "--name", "--no-snapshot"), OWN)
 
 
 @click.command(cls=SectionCommand)
@@ -41,7 +40,7 @@ def doctor(here: bool, results: str | None, as_json: bool, runs: str | None, **g
 
     The exit code is 1 if there is an error among the findings.
     """
-    from hpcddp.doctor import diagnosis
+    from hpcddp.doctor import check_job, diagnosis
     from hpcddp.doctor import here as checks
 
     root = runs_root(runs, new=True)
@@ -52,44 +51,48 @@ def doctor(here: bool, results: str | None, as_json: bool, runs: str | None, **g
     rows = list(machine.findings) if machine else []
     measured: dict[str, Any] | None = None
     if not here:
-        measured = _measured(root, results, given)
+        run = _checked_up(root, results, given)
+        measured = check_job.results(run)
         rows += diagnosis.of(measured)
-        _remember(measured, given)
     if as_json:
         findings = [row._asdict() for row in rows]
         facts = dict(machine.rows) if machine else None
         click.echo(json.dumps({"schema_version": SCHEMA_VERSION, "here": facts,
                                "nodes": measured, "findings": findings}))  # fmt: skip
     else:
-        for line in [*_network(measured or {}), *_findings(rows)]:
+        for line in [*_nodes(measured or {}), *_network(measured or {}), *_findings(rows)]:
             click.echo(line)
+    if measured:
+        _remember(measured, run)
     return int(any(row.level == "error" for row in rows))
 
 
-def _measured(root: Path, earlier: str | None, given: dict[str, Any]) -> dict[str, Any]:
-    """The results of an earlier check-up, or of a new one, which is waited for."""
-    from hpcddp.doctor import check_job
+def _checked_up(root: Path, earlier: str | None, given: dict[str, Any]) -> RunDir:
+    """The run of an earlier check-up, or of a new one, which is waited for."""
     from hpcddp.submit import submission
 
     if earlier is not None:
-        return check_job.results(submission.find(root, earlier))
+        return submission.find(root, earlier)
     run = _submitted(root, given)
     _wait(run)
-    return check_job.results(run)
+    return run
 
 
-def _remember(measured: dict[str, Any], given: dict[str, Any]) -> None:
-    """Note the bad nodes, which later jobs avoid."""
+def _remember(measured: dict[str, Any], run: RunDir) -> None:
+    """Note what only the nodes could tell, and the bad ones, which later jobs avoid."""
+    from hpcddp import record
     from hpcddp.attempt.nodes.node_events import CHECK, NodeEvent
-    from hpcddp.doctor import diagnosis
+    from hpcddp.doctor import diagnosis, node_summary
     from hpcddp.planning import clusters
-    from hpcddp.planning.asked import resolve
+    from hpcddp.planning.site import site_facts
     from hpcddp.planning.trust.node_book import NodeBook
 
-    bad = diagnosis.unfit(measured)
-    name, _ = resolve(given.get("cluster") or "auto", os.environ) if bad else ("", None)
-    profile = clusters.load(name, os.environ) if bad else None
-    if profile is None or profile.cluster.backend != "slurm":
+    job, bad = record.read(run), diagnosis.unfit(measured)
+    if job.backend != "slurm" or not Path(job.cluster).exists():
+        return
+    profile = clusters.read(Path(job.cluster))
+    site_facts.add_nodes(profile.path, node_summary.facts(measured), measured["time"])
+    if not bad:
         return
     source, now = f"doctor/{measured['time']}", measured["time"]
     events = [NodeEvent(host, CHECK, what, source, now) for host, what in bad.items()]
@@ -105,12 +108,15 @@ def _submitted(root: Path, given: dict[str, Any]) -> RunDir:
     from hpcddp.submit import prepare, submission
 
     layer = check_job.layer(flags(given), os.environ)
-    plan = plans.make(Asked.read([layer], [], os.environ), environ=os.environ, folder=Path.cwd())
+    asked = Asked.read([layer], [], os.environ)
+    asked.spec.command = check_job.command(asked.spec)
+    plan = plans.make(asked, environ=os.environ, folder=Path.cwd())
     for note in plan.notes:
         say.note(note)
     run = prepare.new_run(plan, root)
     job_id = submission.submit(plan, run, new=True)
-    say.note(f"checking {plan.nodes} x {plan.gpus} ranks: job {job_id}, run {run.name}")
+    size = f"{counted(plan.nodes.max, 'node')}, {counted(plan.gpus, 'rank')} each"
+    say.note(f"checking {size}: job {job_id}, run {run.name}")
     return run
 
 
@@ -131,7 +137,7 @@ def _wait(run: RunDir) -> None:
     try:
         wait(run, lambda: None, seen)
     except KeyboardInterrupt:
-        say.note(f"the job goes on; `hpcddp doctor --results {run.name}` prints its results")
+        say.note(f"the job continues; `hpcddp doctor --results {run.name}` prints its results")
         raise
 
 
@@ -140,8 +146,18 @@ def _findings(rows: Sequence[CheckFinding]) -> Iterator[str]:
     if not rows:
         yield "no problems found"
     for row in rows:
-        yield f"{row.level}: {row.where}: {row.what}"
+        level = say.paint(f"{row.level}:", LEVELS[row.level])
+        yield f"{level} {row.where}: {row.what}"
         yield from tables.wrapped(row.hint)
+
+
+def _nodes(measured: dict[str, Any]) -> Iterator[str]:
+    """A table of the nodes."""
+    from hpcddp.doctor import node_summary
+
+    if measured:
+        yield ""
+        yield from tables.table([node_summary.HEAD, *node_summary.table(measured)])
 
 
 def _network(measured: dict[str, Any]) -> Iterator[str]:
@@ -153,7 +169,7 @@ def _network(measured: dict[str, Any]) -> Iterator[str]:
     rates = measured["rates"]
     unit = "TFLOP/s" if max(rates) > 1e12 else "GFLOP/s"
     low, high = (f(rates) / (1e12 if unit == "TFLOP/s" else 1e9) for f in (min, max))
-    yield f"\nspeed     {low:.3g} to {high:.3g} {unit} for each of {len(rates)} ranks"
+    yield f"\nspeed     {low:.3g} to {high:.3g} {unit} for each of {counted(len(rates), 'rank')}"
     if measured["all_reduce"]:
         yield ""
         head = ("ALL-REDUCE", "TIME", "BUS BANDWIDTH")

@@ -18,17 +18,20 @@ if TYPE_CHECKING:
     from hpcddp.planning.trust.node_history import NodeHistory
 
 SCHEMA_VERSION = 1
+LONGEST = 365 * 86400.0  # seconds
 
 
 @click.command()
 @click.option("--trust", metavar="HOSTS", help="Use these nodes again, and forget their failures.")
 @click.option("--avoid", metavar="HOSTS", help="Leave these nodes out of new jobs.")
-@click.option("--for", "time_", metavar="TIME", default="1-0", show_default=True,
-              help="How long --avoid leaves them out, as Slurm writes it.")  # fmt: skip
+@click.option("--for", "time_", metavar="TIME",
+              help="Time for --avoid, in Slurm's form.  [default: 1-0]")  # fmt: skip
 @click.option("--cluster", metavar="CLUSTER", default="auto", show_default=True,
               help="The cluster profile.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def nodes(trust: str | None, avoid: str | None, time_: str, cluster: str, as_json: bool) -> None:
+def nodes(
+    trust: str | None, avoid: str | None, time_: str | None, cluster: str, as_json: bool
+) -> None:
     """Show the nodes that your runs had trouble with, and which of them new jobs avoid.
 
     A node counts as bad if it failed, if it failed the checks at the start of a job or of `hpcddp
@@ -39,15 +42,14 @@ def nodes(trust: str | None, avoid: str | None, time_: str, cluster: str, as_jso
     from hpcddp.planning import clusters
     from hpcddp.planning.asked import resolve
     from hpcddp.planning.trust.node_book import NodeBook
-    from hpcddp.slurm import time_limit
 
     profile = clusters.load(resolve(cluster, os.environ)[0], os.environ)
     if profile.cluster.backend != "slurm":
         hint = "run this where sbatch is, or name a cluster with --cluster"
-        raise UserError("jobs run on this machine, and can avoid none", where="nodes", hint=hint)
+        raise UserError("Slurm was not found", where="nodes", hint=hint)
     book = NodeBook.of(profile, os.environ)
     now = time.time()
-    until = now + time_limit.seconds(time_, "--for")
+    until = now + _time(time_, avoid)
     for host in _hosts(trust, "--trust"):
         book.forgive(host, now)
     for host in _hosts(avoid, "--avoid"):
@@ -61,6 +63,19 @@ def nodes(trust: str | None, avoid: str | None, time_: str, cluster: str, as_jso
         click.echo(line)
     if not rows:
         say.note("no node had trouble in the last 30 days")
+
+
+def _time(text: str | None, avoid: str | None) -> float:
+    """How long nodes are left out, in seconds."""
+    from hpcddp.slurm import time_limit
+
+    if text and avoid is None:
+        raise UserError("requires --avoid", where="--for", hint="name the nodes with --avoid HOSTS")
+    seconds = time_limit.seconds(text or "1-0", "--for")
+    if not seconds <= LONGEST:
+        hint = "use at most 365-0, a year; `hpcddp nodes --trust HOSTS` ends it before"
+        raise UserError(f"{text} is too long", where="--for", hint=hint)
+    return seconds
 
 
 def _hosts(text: str | None, where: str) -> list[str]:

@@ -53,8 +53,11 @@ def chosen(
         bad: nodes that jobs avoid now.
     """
     options = asked.spec.slurm
+    texts = [str(options.get(name, "")) for name in ("exclude", "nodelist")]
+    if any("/" in text for text in texts):
+        return []  # sbatch reads a file of names: no name can be added to it
     hosts = {host for kind in kinds for host in _hosts(kind.hosts)}
-    own, named = (set(_hosts(str(options.get(name, "")))) for name in ("exclude", "nodelist"))
+    own, named = (set(_hosts(text)) for text in texts)
     usable = sum(kind.usable for kind in kinds) - len(own & hosts)
     most = min(max(1, len(hosts) // SHARE), usable - asked.nodes.min)
     worst = sorted(bad, key=lambda row: (-row.count(now), -row.until(now), row.host))
@@ -63,7 +66,7 @@ def chosen(
 
 
 def _hosts(text: str) -> list[str]:
-    """The names in a host list; none in a file's name or what else is none."""
+    """The names in a host list; none in what is no list."""
     try:
         return expand_hosts(text)
     except TopologyError:

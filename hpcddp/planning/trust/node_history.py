@@ -16,6 +16,7 @@ HOUR, DAY = 3600.0, 86400.0  # seconds
 FIRST, LONGEST = HOUR, 7 * DAY  # how long a node is avoided: doubled each time, and at most
 MEMORY = 30 * DAY  # older events do not count
 PAIR = 2  # slow ranks, in different attempts, that count as one event
+LATEST = 1e11  # seconds since the epoch; a later time is damage
 MOST = 50  # events of a node that are kept
 
 
@@ -77,9 +78,14 @@ def load(path: Path) -> NodeHistory:
         data = json.loads(path.read_text(encoding="utf-8"))
         lines = [json.dumps(row) for row in data.get("events", [])]
         history.add(event for event in node_events.read(lines) if event.host == path.stem)
-        history.forgiven = float(data.get("forgiven", 0))
-        history.wanted = float(data.get("wanted", 0))
+        history.forgiven = _moment(data.get("forgiven", 0))
+        history.wanted = _moment(data.get("wanted", 0))
     return history
+
+
+def _moment(value: object) -> float:
+    """A time in seconds since the epoch; 0 for what is none."""
+    return float(value) if isinstance(value, int | float) and 0 <= value < LATEST else 0.0
 
 
 def save(history: NodeHistory, path: Path) -> None:

@@ -130,7 +130,7 @@ def check_lost(reports: Sequence[Mapping[str, Any]]) -> None:
     short = [r for r in reports if r["broken"] or r["sees"] < min(r["given"], most)]
     if short:
         worst = min(short, key=lambda r: int(r["sees"] - r["given"]))
-        what = f"sees {worst['sees']} of the {worst['given']} GPUs allocated to it"
+        what = f"sees {worst['sees']} of the {counted(worst['given'], 'GPU')} allocated to it"
         raise _lost(worst["rank"], worst["host"], what)
     types = Counter(_type(report) for report in reports)
     if len(types) > 1:  # at a tie, the CPU is the loss

@@ -12,7 +12,7 @@ import pytest
 from lives import attempted, failing
 from sites import Site
 
-from hpcddp.attempt.nodes import node_check, preflight
+from hpcddp.attempt.nodes import node_check, node_events, preflight
 from hpcddp.rundir import RunDir, read_json
 
 GOOD = {"time": 100.0, "gpus": 4, "faults": []}
@@ -123,7 +123,10 @@ def test_the_ranks_go_on_if_no_other_node_can_take_the_place(
     site.program("sinfo", "echo 'n[2-3]|idle'")
     preflight.check(run, 1, launched.pid, "n1")
     assert launched.poll() is None and not run.attempt(1).error.exists()
-    assert "the ranks go on: no other node" in capfd.readouterr().out
+    assert "the ranks continue: no other node" in capfd.readouterr().out
+    lines = run.node_events.read_text().splitlines()
+    event = next(node_events.read(lines))  # other jobs may avoid it
+    assert (event.host, event.kind) == ("n2", "check") and "memory errors" in event.what
 
 
 def test_a_node_that_is_back_is_used(
@@ -137,7 +140,7 @@ def test_a_node_that_is_back_is_used(
     run.attempt(2).facts.write_text(json.dumps(facts | {"number": 2}))
     preflight.check(run, 2, launched.pid, "n1")
     assert launched.poll() is None
-    assert "the ranks go on: Slurm gave n2 again" in capfd.readouterr().out
+    assert "the ranks continue: Slurm gave n2 again" in capfd.readouterr().out
 
 
 def test_a_node_tells_its_faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

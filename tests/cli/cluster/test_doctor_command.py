@@ -13,7 +13,7 @@ def test_a_check_up_of_two_ranks_on_this_machine(site: Site, command: Command) -
     assert done.code == 0, done.text
     assert "Slurm     not found\n" in done.out and "GFLOP/s for each of 2 ranks\n" in done.out
     assert "ALL-REDUCE" in done.out and "BUS BANDWIDTH" in done.out
-    assert "note: checking 1 x 2 ranks: job " in done.err
+    assert "note: checking 1 node, 2 ranks each: job " in done.err
     again = command("doctor", "--results", "last", "--json")
     facts = json.loads(again.out)
     assert again.code == 0 and len(facts["nodes"]["ranks"]) == 2 and facts["here"] is None

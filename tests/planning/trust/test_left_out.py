@@ -49,6 +49,8 @@ def test_the_jobs_own_lists_count(hpcddp: Command, book: NodeBook) -> None:
     bad(book, "g2")
     assert "#SBATCH --exclude=g5,g2\n" in script(hpcddp, "--sbatch", "exclude=g5").out
     assert "#SBATCH --exclude" not in script(hpcddp, "--sbatch", "nodelist=g2").out
+    # sbatch reads a file of names, to which no name can be added.
+    assert "#SBATCH --exclude=./bad.txt\n" in script(hpcddp, "--sbatch", "exclude=./bad.txt").out
 
 
 def test_a_node_that_the_cluster_has_no_more_is_not_named(hpcddp: Command, book: NodeBook) -> None:
@@ -78,7 +80,9 @@ def test_the_command_shows_and_edits(hpcddp: Command, book: NodeBook) -> None:
     ("words", "said"),
     [
         (["--avoid", "n["], "error: --avoid: "),
-        (["--for", "soon"], "error: --for: "),
+        (["--avoid", "n1", "--for", "soon"], "error: --for: "),
+        (["--avoid", "n1", "--for", "UNLIMITED"], "--for: UNLIMITED is too long"),
+        (["--for", "1-0"], "--for: requires --avoid"),
         (["--cluster", "none"], "unknown cluster 'none'"),
     ],
 )

@@ -1,0 +1,55 @@
+"""What a check-up's job read of the nodes: a table for people, and facts for the cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from hpcddp.sizes import counted
+
+HEAD = ("NODE", "GPUS", "DRIVER", "INTERFACE", "IMPORT", "WRITE", "CLOCK")
+Row = Mapping[str, Any]
+
+
+def table(results: Row) -> Iterator[tuple[str, ...]]:
+    """A row for each node: its GPUs, the interface on the way to the first node, the longest import
+    of torch, the time to write a small file, and how far its clock is ahead."""
+    rows: Sequence[Row] = results["ranks"]
+    for head in (row for row in rows if "host" in row):
+        own = [row for row in rows if row["node"] == head["node"]]
+        clock = max((float(row["clock"]) for row in own), key=abs)
+        yield (
+            str(head["host"]),
+            _gpus(head["gpus"]),
+            ", ".join(_drivers([head])) or "-",
+            str(head.get("interface") or head["address"] or "-"),
+            f"{max(float(row['import_seconds']) for row in own):.3g} s",
+            f"{float(head['writes']['median']) * 1e3:.3g} ms",
+            f"{clock:+.2g} s",
+        )
+
+
+def _gpus(gpus: Sequence[Row]) -> str:
+    names = dict.fromkeys(str(gpu.get("name", "GPU")) for gpu in gpus)
+    return f"{len(gpus)} {', '.join(names)}" if gpus else "-"
+
+
+def _drivers(heads: Sequence[Row]) -> list[str]:
+    return sorted({str(gpu["driver"]) for head in heads for gpu in head["gpus"] if "driver" in gpu})
+
+
+def facts(results: Row) -> str:
+    """What only a node can tell, in one line."""
+    rows: Sequence[Row] = results["ranks"]
+    heads = [row for row in rows if "host" in row]
+    words = {
+        "interface": {str(row.get("interface", "")) for row in heads},
+        "GPU driver": set(_drivers(heads)),
+        "libc": {str(row["libc"]) for row in heads},
+        "CPUs": {str(row["architecture"]) for row in heads},
+    }
+    texts = [f"{name} {' or '.join(sorted(values - {''}))}" for name, values in words.items()
+             if values - {""}]  # fmt: skip
+    homes = "see $HOME" if all(row["home"] for row in heads) else "do not all see $HOME"
+    runs = "see" if all(row["visible"] is not None for row in rows) else "do not all see"
+    return f"{', '.join(texts)}; {counted(len(heads), 'node')}: {runs} the runs, {homes}"
