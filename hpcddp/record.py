@@ -41,6 +41,7 @@ class JobRecord:
     forced: list[str] = field(default_factory=list)  # keys that --sbatch set
     site_values: list[str] = field(default_factory=list)  # keys that the profile set
     left_out: list[str] = field(default_factory=list)  # nodes that the script excludes
+    container: dict[str, Any] = field(default_factory=dict)  # runtime; command: words that enter it
     version: str = __version__
     format: int = JOB_FORMAT
 
@@ -48,6 +49,11 @@ class JobRecord:
     def name(self) -> str:
         """The job's name at its backend."""
         return self.slurm_name or self.run
+
+    @property
+    def clusters(self) -> str:
+        """The clusters that it was sent to; "" for that of the submitting shell."""
+        return str(self.spec.get("slurm", {}).get("clusters", ""))
 
     @property
     def ranks_per_node(self) -> int:
@@ -93,7 +99,7 @@ def read(run: RunDir) -> JobRecord:
 def write(run: RunDir, record: JobRecord) -> None:
     """Write the record of a run."""
     data = dataclasses.asdict(record)
-    for name in ("launch", "forced", "site_values", "left_out"):
+    for name in ("launch", "forced", "site_values", "left_out", "container"):
         if not data[name]:
             del data[name]  # older versions take an unknown key for damage
     write_json(run.job, data)

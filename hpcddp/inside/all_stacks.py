@@ -6,10 +6,11 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
+from hpcddp import record
 from hpcddp.errors import SlurmUnreachable
 from hpcddp.inside.running import Running, running
 from hpcddp.rundir import RunDir
-from hpcddp.slurm import steps
+from hpcddp.slurm import other_clusters, steps
 from hpcddp.slurm.commands import first_line
 from hpcddp.slurm.hostlist_writer import compress_hosts
 from hpcddp.stacks import stack_reader
@@ -81,7 +82,8 @@ def _from_nodes(now: Running) -> tuple[list[RankStack], str]:
         str(now.run.host), "stacks", str(now.run.path), str(now.attempt.number)
     )  # fmt: skip
     hosts = compress_hosts(now.hosts)
-    out, err = steps.output(steps.step(now.job_id, hosts, len(now.hosts), words), PATIENCE)
+    with other_clusters.asked(record.read(now.run).clusters):
+        out, err = steps.output(steps.step(now.job_id, hosts, len(now.hosts), words), PATIENCE)
     stacks = stack_reader.from_lines(out)
     message = first_line(err) if err.strip() else ""
     if not stacks and message:

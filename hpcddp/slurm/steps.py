@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from hpcddp.errors import SlurmMissing
+from hpcddp.slurm import other_clusters
 from hpcddp.slurm.commands import check_sandbox
 from hpcddp.slurm.environment import clean
 
@@ -46,7 +47,7 @@ def output(argv: Sequence[str], timeout: float) -> tuple[str, str]:
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         try:
             process = subprocess.Popen(
-                argv, env=clean(os.environ), stdin=subprocess.DEVNULL, stdout=out, stderr=err
+                argv, env=_environ(), stdin=subprocess.DEVNULL, stdout=out, stderr=err
             )
         except FileNotFoundError:
             raise _missing() from None
@@ -74,9 +75,13 @@ def become(argv: Sequence[str]) -> NoReturn:
     """
     check_sandbox(os.environ)
     try:
-        os.execvpe(argv[0], list(argv), clean(os.environ))
+        os.execvpe(argv[0], list(argv), _environ())
     except FileNotFoundError:
         raise _missing() from None
+
+
+def _environ() -> dict[str, str]:
+    return {**clean(os.environ), **other_clusters.variables()}
 
 
 def _missing() -> SlurmMissing:

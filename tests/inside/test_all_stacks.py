@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -82,6 +83,27 @@ def shell(command: Command) -> None:
     assert (
         refused.code == 2 and "no rank 3\n  the attempt has 3 ranks, the first is 0" in refused.err
     )
+
+
+def test_a_shell_enters_the_container_of_its_rank(site: Site, command: Command) -> None:
+    """By a stand-in for Charliecloud: it says by a variable that a program is inside."""
+    site.program("ch-run", 'while [ "$1" != -- ]; do shift; done; shift; INSIDE=yes exec "$@"')
+    (site.folder / "image").mkdir()
+    sets = ("software.container.image=image", "software.container.runtime=charliecloud",
+            f"software.container.python={sys.executable}")  # fmt: skip
+    site.write("wait.py", "import time\nprint('up', flush=True)\ntime.sleep(600)\n")
+    options = [word for value in sets for word in ("--set", value)]
+    words = ("--cluster", "local", "--gpus", "1", *options, "--detach", "--", "python", "wait.py")
+    assert command("submit", *words).code == 0
+    try:
+        until(command, lambda s: s["state"] == "RUNNING" and "up" in command("logs").out)
+        done = subprocess.run(
+            [COMMAND, "shell", "last"], input='echo "rank $RANK, $INSIDE"; exit 7\n', text=True,
+            capture_output=True, timeout=240, check=False,
+        )  # fmt: skip
+        assert (done.returncode, done.stdout) == (7, "rank 0, yes\n"), done.stderr
+    finally:
+        end_all(site)
 
 
 @pytest.mark.parametrize("words", [("stacks",), ("shell", "toy-1")])

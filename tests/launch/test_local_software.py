@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import images
 import pytest
 from local_runs import Command, status, until
 from local_runs import toy as toy
@@ -22,10 +23,6 @@ told = {name: os.environ.get(name) for name in names}
 told |= {"python": sys.prefix, "hpcddp": hpcddp.__file__, "folder": os.getcwd()}
 print("told", json.dumps(told), flush=True)
 """
-IMAGE = os.environ.get("HPCDDP_TEST_IMAGE", "")  # a folder with Python 3.11 and torch
-CHARLIECLOUD = pytest.mark.skipif(
-    not (shutil.which("ch-run") and IMAGE), reason="needs ch-run, and an image in HPCDDP_TEST_IMAGE"
-)
 
 
 def told(command: Command) -> dict[str, Any]:
@@ -107,14 +104,14 @@ def test_a_command_imports_hpcddp_from_the_run_folder(
     assert found["hpcddp"].startswith(f"{run}/package.pyz/")
 
 
-@CHARLIECLOUD
 @pytest.mark.full
+@pytest.mark.skipif(not shutil.which("ch-run"), reason="needs ch-run, which scripts/test installs")
 def test_ranks_in_charliecloud_are_preempted_and_lose_nothing(
     toy: Site, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", "/host")
     monkeypatch.setenv("USER", os.environ.get("USER", "root"))
-    image = ("--set", f"software.container.image={IMAGE}")
+    image = ("--set", f"software.container.image={images.made()}")
     image += ("--set", "software.container.runtime=charliecloud")
     toy.write("tell.py", TELL)
     words = ("--env", "GREETING=it's", "--follow", "--", "python3", "tell.py")

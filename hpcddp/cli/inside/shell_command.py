@@ -27,7 +27,8 @@ def complete_ranks(ctx: click.Context, parameter: click.Parameter, begun: str) -
               shell_complete=complete_ranks, help="The rank.")  # fmt: skip
 @runs_option
 def shell(run: str, rank: int, runs: str | None) -> None:
-    """Start a shell on the node of a rank of RUN, with the rank's variables, in its folder.
+    """Start a shell on the node of a rank of RUN, with the rank's variables, in its folder and
+    its container.
 
     It shares the job's CPUs and GPUs with the ranks, and ends with the job. Commands can come from
     standard input:

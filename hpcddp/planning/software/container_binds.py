@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+from collections import deque
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 
@@ -29,8 +33,9 @@ def of(job: JobSpec, runs: Path, folder: Path, shared: Iterable[str]) -> list[st
     Raises:
         UserError: a runtime cannot take the path of one.
     """
-    wanted = [runs, folder, *_code(job), *_data(job, folder), *map(Path, shared)]
-    whole = {path for each in wanted for path in (each, *_links(each))} - {Path("/")}
+    wanted = [runs, folder, *_code(job), *data_folders(job, folder)]
+    linked = _links(tuple(path for path in wanted if path != Path("/")))
+    whole = {*wanted, *linked, *map(Path, shared)} - {Path("/")}
     tops = [path for path in sorted(whole) if not whole & set(path.parents)]
     for path in tops:
         if set(str(path)) & {":", ","}:
@@ -53,21 +58,37 @@ def _code(job: JobSpec) -> Iterator[Path]:
             yield path if path.is_dir() else path.parent
 
 
-def _data(job: JobSpec, folder: Path) -> Iterator[Path]:
+def data_folders(job: JobSpec, folder: Path) -> Iterator[Path]:
     """The folders of the data: staged paths, weights, and paths in the arguments of dataset()."""
     values = [value for value in job.dataset.values() if isinstance(value, str)]
     for value in (*job.data.stage, job.start_from, *values):
         path = folder / value
-        if value and "://" not in value and path.exists():
+        # Any text may be one, and Path.exists has errors for some.
+        if value and "://" not in value and os.path.exists(path):  # noqa: PTH110
             yield path if path.is_dir() else path.parent
 
 
-def _links(path: Path) -> Iterator[Path]:
-    """The real path, and the targets of links in a folder."""
-    real = path.resolve()
-    if real != path:
-        yield real
-    for each in islice(path.iterdir(), LOOKS) if path.is_dir() else ():
-        target = each.resolve() if each.is_symlink() else real
-        if target.exists() and not target.is_relative_to(real):
-            yield target
+@lru_cache(maxsize=8)  # the script and the record of a run both need it
+def _links(tops: tuple[Path, ...]) -> tuple[Path, ...]:
+    """The real paths of folders, and the folders of what links in them and in these lead to. Those
+    nearest to the top are looked at first, LOOKS entries in all."""
+    waiting, seen, looks = deque(tops), set[Path](), 0
+    folders: dict[Path, None] = {}
+    while waiting and looks < LOOKS:
+        path = waiting.popleft()
+        real = Path(os.path.realpath(path))
+        if not real.is_dir():
+            real = real.parent
+        if path not in tops and SYSTEM & {real, *real.parents}:
+            continue  # such as the Python of a virtual environment
+        if real != path and os.path.lexists(path) and real.exists():
+            folders[real] = None
+        if real in seen or not path.is_dir():
+            continue
+        seen.add(real)
+        with contextlib.suppress(OSError), os.scandir(real) as entries:
+            for entry in islice(entries, LOOKS - looks):
+                looks += 1
+                if entry.is_symlink() or entry.is_dir():
+                    waiting.append(Path(entry.path))
+    return tuple(folders)

@@ -45,6 +45,7 @@ class Runtime(NamedTuple):
         passes: the option that passes on a variable by name; "" if the environment passes.
         points: a bound folder must exist in the image.
         shared: folders of the node that other runtimes share by themselves.
+        enters: its command also starts a shell beside a rank.
     """
 
     start: tuple[str, ...]
@@ -56,6 +57,7 @@ class Runtime(NamedTuple):
     passes: str = ""
     points: bool = False
     shared: tuple[str, ...] = ()
+    enters: bool = False
     ro: str = ":ro"
     backends: tuple[str, ...] = BOTH
 
@@ -68,7 +70,8 @@ class Runtime(NamedTuple):
 def _sif(program: str) -> Runtime:
     """apptainer, or singularity, which has the same options."""
     gpus = {"nvidia": ("--nv",), "rocm": ("--rocm",)}
-    return Runtime((program, "exec"), "--bind={bind}{ro}", "--pwd={folder}", gpus=gpus)
+    return Runtime((program, "exec"), "--bind={bind}{ro}", "--pwd={folder}", gpus=gpus,
+                   enters=True)  # fmt: skip
 
 
 CONTAINERS = {
@@ -76,7 +79,7 @@ CONTAINERS = {
     "singularity": _sif("singularity"),
     # GPU libraries are copied into the image beforehand, by ch-fromhost.
     "charliecloud": Runtime(
-        ("ch-run",), "--bind={bind}", "--cd={folder}", end=("--",), points=True
+        ("ch-run",), "--bind={bind}", "--cd={folder}", end=("--",), points=True, enters=True
     ),
     # Its hook makes GPUs visible.
     "pyxis": Runtime(
@@ -94,7 +97,7 @@ CONTAINERS = {
     ),
     "shifter": Runtime(
         ("shifter",), "--volume={bind}{ro}", image="--image={image}",
-        gpus={"nvidia": ("--module=gpu",)},
+        gpus={"nvidia": ("--module=gpu",)}, enters=True,
     ),
 }  # fmt: skip
 

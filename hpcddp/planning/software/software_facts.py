@@ -8,6 +8,7 @@ the Python of hpcddp, the ranks import the package from an archive in the run fo
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -98,6 +99,21 @@ def _container(job: JobSpec, runs: Path, folder: Path, work: Path, *, gpus: bool
         "CONTAINER": containers.command(container, *shown, gpus=gpus),
         "SRUN_OPTIONS": containers.options(container, *shown, gpus=gpus) if row.by_srun else [],
     }
+
+
+def entrance(job: JobSpec, variables: Mapping[str, Any]) -> dict[str, Any]:
+    """How a later command enters the container of a job, for its record: by the words of
+    `command`, or not at all.
+
+    Args:
+        variables: those of ``variables``.
+    """
+    container = job.software.container
+    if not container.image:
+        return {}
+    enters = CONTAINERS[container.runtime].enters
+    words = {"command": variables["CONTAINER"]} if enters else {}
+    return {"runtime": container.runtime, **words}
 
 
 def environment(software: SoftwareSpec) -> str:

@@ -36,6 +36,27 @@ def test_what_links_lead_to_is_bound_too(home: Path) -> None:
     assert bound(JobSpec(), home) == [str(home), str(home.parent / "lustre/images")]
 
 
+def test_links_deep_in_a_folder_and_behind_links_are_followed(home: Path) -> None:
+    far, images = home.parent / "far", home.parent / "lustre/images"
+    far.mkdir()
+    (home / "data/train").mkdir(parents=True)
+    (home / "data/train/images").symlink_to(images)
+    (images / "more").symlink_to(far)
+    assert bound(JobSpec(), home) == [str(far), str(home), str(images)]
+
+
+def test_a_link_in_a_circle_is_left_alone(home: Path) -> None:
+    (home / "x").symlink_to("x")
+    (home / "up").symlink_to(home)
+    assert bound(JobSpec(), home) == [str(home)]
+
+
+def test_programs_of_the_host_do_not_hide_those_of_the_image(home: Path) -> None:
+    (home / "venv/bin").mkdir(parents=True)
+    (home / "venv/bin/python").symlink_to("/usr/bin/python3")
+    assert bound(JobSpec(), home) == [str(home)]
+
+
 def test_a_folder_behind_a_link_is_bound_under_both_names(home: Path) -> None:
     other = home.with_name("link")
     other.symlink_to(home)

@@ -1,0 +1,73 @@
+"""Ranks in a container with torch and without hpcddp, on the real Slurm."""
+
+import shutil
+from pathlib import Path
+
+import images
+import pytest
+from sites import SUPPORT
+
+from hpcddp.sandbox import compare
+
+from .desk import Desk
+from .test_survive import STEADY, finished, lost
+
+# Those of the container runtimes that this machine has -> their program.
+RUNTIMES = {"charliecloud": "ch-run", "apptainer": "apptainer"}
+HERE = [name for name, program in RUNTIMES.items() if shutil.which(program)]
+SIZE = ("--nodes", "2", "--gpus", "2")
+LOOP = ("--", "python3", str(SUPPORT / "loop_script.py"), "25", "0.05")
+
+pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
+
+
+@pytest.fixture(scope="module")
+def image() -> Path:
+    return images.made()
+
+
+def inside(image: Path, runtime: str) -> tuple[str, ...]:
+    """The options that lead the ranks into the image."""
+    values = {"software.container.image": image, "software.container.runtime": runtime,
+              "software.container.python": "python3"}  # fmt: skip
+    sets = [word for name, value in values.items() for word in ("--set", f"{name}={value}")]
+    # Root without CAP_SYS_RESOURCE, as in a container, cannot have apptainer's usual namespaces.
+    return (*sets, "--env", "APPTAINER_NO_PRIVS=1", "--env", "USER=root")
+
+
+@pytest.mark.smoke("a task in a container, preempted")
+@pytest.mark.parametrize("runtime", HERE)
+def test_a_task_in_a_container_is_preempted_and_loses_nothing(
+    desk: Desk, image: Path, runtime: str
+) -> None:
+    run = desk.submit(*STEADY, "--nodes", "2", *inside(image, runtime))
+    desk.training(run, step=30)
+    words = 'test -e /complete && python3 -c "import hpcddp, torch; print(torch.__version__)"\n'
+    told = desk.result("shell", run, "--rank", "3", text=words)
+    assert told.returncode == 0 and told.stdout.startswith("2."), told.stderr
+    desk.take_all_nodes()
+    desk.training(run, attempt=2)
+    folder = finished(desk, run)
+    first, second = desk.attempts(run)
+    assert (first.cause, second.cause, lost(folder)) == ("preempted", "done", 0)
+    assert str(image) in folder.script.read_text()
+
+
+@pytest.mark.smoke("a command in a container, preempted")
+@pytest.mark.parametrize("runtime", HERE)
+def test_a_command_in_a_container_is_preempted_and_loses_nothing(
+    desk: Desk, image: Path, runtime: str
+) -> None:
+    """A loop of the user's own; another run, which nothing disturbs, ends with the same weights."""
+    trace = ("--set", "train.trace=true")
+    desk("submit", *SIZE, *trace, "-J", "plain", *inside(image, runtime), *LOOP)
+    desk.until(lambda s: s["state"] in ("COMPLETED", "FAILED"))
+    plain = desk.run()
+    desk("submit", *SIZE, *trace, "-J", "hit", *inside(image, runtime), *LOOP)
+    desk.training(step=10)
+    desk.take_all_nodes()
+    desk.until(lambda s: s["state"] in ("COMPLETED", "FAILED"))
+    hit = desk.run()
+    assert [attempt.cause for attempt in desk.attempts()] == ["preempted", "done"]
+    assert lost(hit) == compare.repeated(hit) == 0
+    assert compare.digest(hit) == compare.digest(plain) != ""
