@@ -1,7 +1,7 @@
 """`hpcddp cluster detect` on a recorded cluster of 10,000 nodes, beside Slurm's answers alone.
 
 Whole processes. The answers lie in files, and small programs print them: 40 partitions of ten kinds
-of nodes in six states, with host lists in pieces, 600 switches and 200 reservations. The floor is a
+of nodes in six states, with host lists in pieces, and 200 reservations. The floor is a
 shell that runs the same programs. The limit is in seconds, with those answers in it.
 """
 
@@ -19,11 +19,12 @@ STATES = ("idle", "mixed", "allocated", "down*", "drained", "idle~")
 CONFIG = """\
 AccountingStorageType   = accounting_storage/slurmdbd
 ClusterName             = large
+PriorityType            = priority/multifactor
 SelectType              = select/cons_tres
 SLURM_VERSION           = 24.11.5
 TopologyPlugin          = topology/tree
 """
-CALLS = ("show config", "show partition", "show node", "show reservation", "show topology")
+CALLS = ("show config", "show partition", "show node", "show reservation")
 
 
 def rows(site: Site) -> Iterator[Row]:
@@ -31,7 +32,9 @@ def rows(site: Site) -> Iterator[Row]:
     _programs(folder)
     environ = {**site.environ, "PATH": f"{folder}:{site.environ['PATH']}"}
     environ["XDG_CONFIG_HOME"] = str(folder / "config")
-    ask = "; ".join([*(f"scontrol {call}" for call in CALLS), "sinfo", "sacctmgr", "sacctmgr"])
+    ask = "; ".join(
+        [*(f"scontrol {call}" for call in CALLS), "sinfo", "sacctmgr", "sacctmgr", "sshare"]
+    )
     ours, floor = site.interleave(
         "detect",
         lambda: wall([HPCDDP, "cluster", "detect", "--force"], environ, folder),
@@ -48,7 +51,6 @@ def _programs(folder: Path) -> None:
         "sinfo": "".join(_kinds()),
         "node": "".join(map(_node, range(KINDS))),
         "reservation": "".join(map(_reservation, range(200))),
-        "topology": "".join(map(_switch, range(600))),
     }
     for name, text in answers.items():
         (folder / f"{name}.txt").write_text(text)
@@ -56,6 +58,7 @@ def _programs(folder: Path) -> None:
     _program(folder / "scontrol", f'case "$*" in\n{shows}\nesac')
     _program(folder / "sinfo", f"cat {folder}/sinfo.txt")
     _program(folder / "sacctmgr", 'case "$*" in *user*) echo "a|a||normal|normal||||||";; esac')
+    _program(folder / "sshare", "echo 'a||gres/gpu=100000|gres/gpu=1000'")
     _program(folder / "sbatch", "cat >/dev/null; echo 'sbatch: Job 9 to start' >&2")
 
 
@@ -103,7 +106,3 @@ def _reservation(number: int) -> str:
         f"ReservationName=r{number} StartTime={start} EndTime={start + 3600} Nodes=n[00001-00100] "
         "NodeCnt=100 PartitionName=(null) Flags=SPEC_NODES Users=u Accounts=(null)\n"
     )
-
-
-def _switch(number: int) -> str:
-    return f"SwitchName=s{number} Level=0 LinkSpeed=1 Nodes=n[{number:05}-{number + 16:05}]\n"

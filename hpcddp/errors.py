@@ -32,6 +32,11 @@ The number is the exit code of the command line.
 from typing import Any
 
 
+def install_extra(name: str) -> str:
+    """The hint for a package that an extra of hpcddp installs."""
+    return f"install the extra `{name}` of hpcddp: pip install '.[{name}]' in its clone"
+
+
 class HpcddpError(Exception):
     """Base of all errors for users.
 
@@ -136,7 +141,7 @@ class NodeUnfit(HpcddpError):
     kind = "node"
 
     def __init__(self, what: str, host: str) -> None:
-        hint = 'tell your admins; preflight = "off" leaves the checks out'
+        hint = 'tell your administrators; preflight = "off" leaves the checks out'
         super().__init__(what, where="preflight", hint=hint)
         self.facts = {"host": host, "bad_host": True}
 

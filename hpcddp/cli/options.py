@@ -175,8 +175,7 @@ def pairs(where: str, words: Sequence[str]) -> dict[str, str]:
 
 def flags(given: dict[str, Any]) -> Layer:
     """The layer of the options that were given."""
-    layer = Layer()
-    layer.line = tuple(sys.argv[1:])
+    layer = Layer(line=tuple(sys.argv[1:]))
     if given.get("command"):
         layer.put("command", list(given["command"]), "command line")
     if given.get("no_snapshot"):
@@ -253,12 +252,14 @@ def ask(job: str | None, given: dict[str, Any], auto: str = "") -> Asked:
 
 
 def plan_asked(asked: Asked, **known: Any) -> Any:
-    """The checked plan of a job; its notes go to stderr."""
+    """The checked plan of a job; its notes and warnings go to stderr."""
     from hpcddp.planning import plan
 
     checked = plan.make(asked, environ=os.environ, folder=Path.cwd(), **known)
     for note in checked.notes:
         say.note(note)
+    for text in checked.warnings:
+        say.warning(text)
     return checked
 
 

@@ -83,6 +83,7 @@ def submit(job: str | None, runs: str | None, show_snapshot: bool, **given: Any)
 def carry_out(plan: Plan, runs: str | None, *, follow: bool | None, dry_run: bool, parsable: bool,
               as_json: bool, **given: Any) -> int:  # fmt: skip
     """Submit a plan as the options say; the plan holds those in `given`."""
+    from hpcddp.planning import advice
     from hpcddp.rundir import RunDir, new_id
     from hpcddp.submit import prepare, submission
 
@@ -91,6 +92,7 @@ def carry_out(plan: Plan, runs: str | None, *, follow: bool | None, dry_run: boo
         return show(plan, RunDir(root / new_id(plan.spec.name)), as_json)
     if plan.start_note:
         note_local(plan.start_note)
+    note_hours(plan, advice.gpu_hours(plan))
     run = prepare.new_run(plan, root)
     job_id = submission.submit(plan, run, new=True)
     announce(run, job_id, as_json=as_json, parsable=parsable)
@@ -192,7 +194,13 @@ def show(plan: Plan, folder: RunDir, as_json: bool, **more: Any) -> int:
     elif on_slurm:
         word = "accepted" if accepted else "refused"
         click.echo(f"sbatch --test-only: {word}: {answer}", err=True)
-        if 0 < hours < math.inf:
-            gpus = counted(plan.nodes.max * plan.gpus, "GPU")
-            say.note(f"an attempt uses up to {hours:.4g} GPU hours, of {gpus}")
+        note_hours(plan, hours)
     return 0 if accepted else 1
+
+
+def note_hours(plan: Plan, hours: float) -> None:
+    """Print what an attempt may use, where it has a time limit."""
+    if plan.backend == "slurm" and 0 < hours < math.inf:
+        gpus = counted(plan.nodes.max * plan.gpus, "GPU")
+        amount = f"{hours:.4g} GPU hour" + ("" if hours == 1 else "s")
+        say.note(f"an attempt uses up to {amount}, of {gpus}")

@@ -9,8 +9,10 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+from hpcddp.planning import gpu_request
 from hpcddp.planning.earlier_runs import Measured
 from hpcddp.planning.plan import Plan
+from hpcddp.planning.site import choices
 from hpcddp.sizes import counted
 from hpcddp.slurm import time_limit
 from hpcddp.slurm.rules import Site
@@ -100,7 +102,9 @@ def _s(seconds: float) -> str:
 def gpu_hours(plan: Plan) -> float:
     """GPU hours that one attempt can use; infinity without a time limit, 0 without GPUs."""
     limit = str(plan.spec.slurm.get("time", "")) or (plan.site.limit if plan.site else "")
-    gpus = plan.nodes.max * plan.gpus if plan.gpu_request.option else 0
+    constraint = str(plan.spec.slurm.get("constraint", ""))
+    by_feature = plan.spec.device != gpu_request.CPU and choices.names_gpu(constraint)
+    gpus = plan.nodes.max * plan.gpus if plan.gpu_request.option or by_feature else 0
     return gpus * time_limit.seconds(limit or "0", "time") / 3600 if gpus else 0.0
 
 

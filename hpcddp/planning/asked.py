@@ -112,7 +112,7 @@ def resolve(cluster: str, environ: Mapping[str, str]) -> tuple[str, dict[str, st
         if len(own) > 1:  # one of them must not be taken for another
             raise
         return next(iter(own)), None
-    name = config.get("ClusterName", "")
+    name = clusters.profile_name(config.get("ClusterName", ""))
     return name if name in own else "slurm", config
 
 

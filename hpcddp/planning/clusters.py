@@ -57,6 +57,7 @@ class Cluster:
     software: SoftwareSpec = field(default_factory=SoftwareSpec)
 
 
+TAKEN = ("", "auto", "local", "slurm")  # values of --cluster with a meaning of their own
 KEYS = Keys(Cluster, {"software": SoftwareSpec, "software.container": ContainerSpec})
 
 
@@ -101,6 +102,11 @@ def known(environ: Mapping[str, str]) -> dict[str, Path]:
     for folder in reversed(folders(environ)):
         files |= {path.stem: path for path in sorted(folder.glob("*.toml"))}
     return files
+
+
+def profile_name(cluster: str) -> str:
+    """The name of the user's profile for a cluster of that name at Slurm; some names are taken."""
+    return f"{cluster or 'slurm'}-cluster" if cluster in TAKEN else cluster
 
 
 def own(environ: Mapping[str, str]) -> set[str]:

@@ -6,6 +6,7 @@ import importlib.util
 from collections.abc import Mapping
 
 from hpcddp.data import names
+from hpcddp.errors import install_extra
 from hpcddp.planning.clusters import Profile
 from hpcddp.planning.software import software_checks
 from hpcddp.spec import JobSpec
@@ -49,8 +50,7 @@ def _trackers(job: JobSpec) -> list[str]:
     """Trackers whose package is not in this Python; the job's Python may have it."""
     missing = [name for name in job.metrics.trackers if not importlib.util.find_spec(name)]
     return [
-        f"metrics.trackers: package {name} is not installed in this Python; "
-        f"install the extra `{name}` of hpcddp"
+        f"metrics.trackers: package {name} is not installed in this Python; {install_extra(name)}"
         for name in missing
     ]
 

@@ -27,7 +27,7 @@ from hpcddp.planning.gpu_request import GpuRequest
 from hpcddp.planning.jobfile import FORCED
 from hpcddp.planning.script import header
 from hpcddp.planning.script.header import Origin
-from hpcddp.planning.site import job_fit
+from hpcddp.planning.site import job_fit, local_disks
 from hpcddp.planning.software import software_checks, software_facts, software_keys
 from hpcddp.planning.trust import left_out
 from hpcddp.planning.trust.left_out import LeftOut
@@ -66,6 +66,7 @@ class Plan:
     gpu_request: GpuRequest
     workdir: Path
     notes: tuple[str, ...]  # for the user
+    warnings: tuple[str, ...]  # likewise, of what may cost something
     site: Site | None  # the rules of Slurm and of the job's partition, if Slurm answered
     measured: Measured | None  # the times of an earlier run of the job
     code: CodeFiles | None  # the files of the code snapshot, if there is one
@@ -140,6 +141,7 @@ class Plan:
             created=time.time() if created is None else created,
             forced=[n for n, source in self.sources.items() if source == FORCED],
             left_out=[row.host for row in self.left_out],
+            container=software_facts.entrance(self.spec, self._software(run)),
             site_values=[n for n, source in self.sources.items() if source == cluster_file],
         )
 
@@ -189,6 +191,11 @@ class Plan:
             options["exclude"] = ",".join([*own, *(row.host for row in self.left_out)])
         return rows + sorted(options.items())
 
+    def _software(self, run: RunDir) -> dict[str, Any]:
+        """The shell variables of the job's software."""
+        folders = run.path.parent, self.workdir, self.folder(run)
+        return software_facts.variables(self.spec, *folders, gpus=bool(self.gpu_request.option))
+
     def render(self, run: RunDir, command: list[str]) -> str:
         """The script that starts `command` once per rank."""
         from hpcddp.planning.render import TemplateContext, render
@@ -201,13 +208,7 @@ class Plan:
             "NODES": str(self.nodes.max),
             "GPUS_PER_NODE": self.ranks_per_node,
             "CPUS_PER_TASK": self.cpus_per_task,
-            **software_facts.variables(
-                self.spec,
-                run.path.parent,
-                self.workdir,
-                self.folder(run),
-                gpus=bool(self.gpu_request.option),
-            ),
+            **self._software(run),
             **{n: _env_text(v) for n, v in self.profile.cluster.variables.items()},
             "ENVIRONMENT": [f"{n}={v}" for n, v in self.environment().items()],
             "COMMAND": command,
@@ -245,8 +246,7 @@ def make(
         folder: the current folder, where the job will work.
         begun: the run has saved a checkpoint; files that only a new run reads may be missing.
         measured: the times of an earlier run of the job.
-        runs: the folder of the runs, if a new run works on a code snapshot; None if the job works
-            in the folder itself.
+        runs: the folder of the runs, for a new run.
     """
     checks.check(asked, environ, folder, begun=begun)
     launcher = checks.launcher(asked)
@@ -266,6 +266,7 @@ def make(
         notes=(*asked.notes, *filter(None, [request.note]), *fit.notes,
                *(f"leaves out {row}; see `hpcddp nodes`" for row in avoided),
                *notes.notes(job, profile, environ)),
+        warnings=tuple(local_disks.warnings(job, folder, runs, kinds, environ) if runs else ()),
         site=now.site, measured=measured, code=code, slurm_missing=asked.slurm_missing,
         left_out=tuple(avoided), memory=fit.memory_mb, origin=asked.origin,
     )  # fmt: skip

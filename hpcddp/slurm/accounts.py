@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from hpcddp.errors import SlurmUnreachable
 from hpcddp.slurm import commands as slurm
+from hpcddp.slurm import other_clusters
 
 ASSOCIATION = (
     "DefaultAccount", "Account", "Partition", "QOS", "DefaultQOS", "MaxJobs", "MaxSubmit",
@@ -73,6 +74,31 @@ class Qos:
     group_tres: dict[str, int] = field(default_factory=dict)
 
 
+@dataclass
+class Budget:
+    """What an account may use in all (GrpTRESMins), and what it has used, in minutes of each
+    resource.
+
+    Args:
+        user: "" for all of the account.
+    """
+
+    account: str
+    user: str
+    limit: dict[str, int]
+    used: dict[str, int]
+
+    def left(self, name: str) -> float:
+        """Hours of a resource that are left."""
+        return max(0, self.limit[name] - self.used.get(name, 0)) / 60
+
+    def __str__(self) -> str:
+        owner = f"{self.account} ({self.user})" if self.user else self.account
+        rows = [f"{self.left(name):.6g} of {most / 60:.6g} {name} hours left"
+                for name, most in self.limit.items()]  # fmt: skip
+        return f"{owner}: {', '.join(rows)}"
+
+
 def _usable(limit: int | None) -> bool:
     return limit is None or limit > 0
 
@@ -111,6 +137,24 @@ def qos(timeout: float = slurm.TIMEOUT) -> list[Qos]:
         )
         for row in _ask(["qos"], QOS, timeout)
     ]  # fmt: skip
+
+
+def budgets(timeout: float = slurm.TIMEOUT) -> list[Budget]:
+    """The budgets of the user and the user's accounts (sshare(1)).
+
+    Raises:
+        SlurmUnreachable: there is no accounting, or no answer.
+    """
+    fields = "--format=Account,User,GrpTRESMins,GrpTRESRaw"
+    clusters = other_clusters.names()  # sshare does not know the variable for them
+    where = [f"--clusters={clusters}"] if clusters else []
+    done = slurm.call("sshare", "--noheader", "--parsable2", fields, *where, timeout=timeout)
+    if done.returncode:
+        raise SlurmUnreachable(f"sshare: {slurm.first_line(done.stderr or done.stdout)}")
+    rows = (line.split("|") for line in done.stdout.splitlines() if line.count("|") == 3)
+    made = [Budget(account.strip(), user, tres(limit), tres(used))
+            for account, user, limit, used in rows]  # fmt: skip
+    return [budget for budget in made if budget.limit]
 
 
 def _ask(what: Sequence[str], names: tuple[str, ...], timeout: float) -> Iterator[dict[str, str]]:

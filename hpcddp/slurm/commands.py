@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hpcddp.errors import SlurmMissing, SlurmUnreachable, SubmissionRefused
+from hpcddp.slurm import other_clusters
 from hpcddp.slurm.environment import clean
 
 # Seconds. Slurm's programs wait 10 s for a message, and try again: a busy controller answers late.
@@ -113,7 +114,7 @@ def _environ(program: str) -> dict[str, str]:
     if program == "sbatch":
         return plain
     plain = {name: value for name, value in plain.items() if not name.startswith(FILTERS)}
-    return {**plain, "SLURM_TIME_FORMAT": "%s"}
+    return {**plain, **other_clusters.variables(), "SLURM_TIME_FORMAT": "%s"}
 
 
 def first_line(text: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import time
 from pathlib import Path
 
 from hpcddp.errors import SlurmUnreachable, SubmissionRefused
@@ -14,6 +15,8 @@ from hpcddp.slurm import commands as slurm
 # does not have.
 SAYS = re.compile(r"sbatch: (?:(?:error|fatal): |(?=(?:unrecognized|invalid|ambiguous) option\b)"
                   r"|(?=option '))")  # fmt: skip
+
+TIME = re.compile(r"\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\b")
 
 
 def answers() -> bool:
@@ -40,8 +43,14 @@ def verdict(script: str) -> tuple[bool, str]:
     done = slurm.call("sbatch", "--test-only", text=script)
     lines = [re.sub(r"^sbatch: (?:(?:error|fatal): )?", "", line.strip())
              for line in done.stderr.splitlines() if line.strip()]  # fmt: skip
-    start = [line for line in lines if re.match(r"Job \S+ to start", line)]
+    start = [TIME.sub(_zoned, line) for line in lines if re.match(r"Job \S+ to start", line)]
     return done.returncode == 0, "; ".join(start or lines) or "no message"
+
+
+def _zoned(match: re.Match[str]) -> str:
+    """A time of Slurm's with the zone of this machine, which Slurm leaves out."""
+    moment = time.mktime(time.strptime(match[0], "%Y-%m-%dT%H:%M:%S"))
+    return match[0] + time.strftime(" %Z", time.localtime(moment))
 
 
 def refusal(words: str, script: Path) -> SubmissionRefused | None:

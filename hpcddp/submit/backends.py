@@ -15,7 +15,7 @@ from hpcddp.errors import HpcddpError, SlurmUnreachable
 from hpcddp.planning.plan import Plan
 from hpcddp.rundir import RunDir
 from hpcddp.slurm import commands as slurm
-from hpcddp.slurm import environment, sbatch
+from hpcddp.slurm import environment, other_clusters, sbatch
 from hpcddp.slurm.commands import QueuedJob
 
 NOT_SENT = "(connect failure)"  # in sbatch's message: no controller has seen the job
@@ -56,7 +56,8 @@ def _after_failure(run: RunDir, words: str) -> str:
         raise refused
     if NOT_SENT not in words:
         try:
-            known = [row for row in slurm.queue(name=run.name) if row.live]
+            with other_clusters.asked(record.read(run).clusters):
+                known = [row for row in slurm.queue(name=run.name) if row.live]
         except SlurmUnreachable:
             hint = f"do not submit it again: `hpcddp status {run.name}` looks for the job"
             what = f"Slurm does not answer: the job {run.name} may have been submitted or not"

@@ -13,7 +13,6 @@ import submitit
 from hpcddp.planning.plan import Plan
 from hpcddp.rundir import RunDir
 from hpcddp.slurm import environment, time_limit
-from hpcddp.submit.prepare import write_script
 from hpcddp.worker import Worker
 
 TIMEOUT = 60  # seconds for sbatch
@@ -39,10 +38,9 @@ class TemplateExecutor(submitit.SlurmExecutor):
         )
 
     def _make_submission_file_text(self, command: str, uid: str) -> str:
-        """Our own script; `command` starts a rank too, but its imports take 0.4 s."""
-        text = self.plan.render(self.run, self.plan.worker_command(self.run))
-        write_script(self.run, text)
-        return text
+        """The script of the run, as it was rendered; `command` starts a rank too, but its imports
+        take 0.4 s."""
+        return self.run.script.read_text(encoding="utf-8")
 
     def _make_submission_command(self, submission_file_path: Path) -> list[str]:
         dropped = [word for name in environment.leaking(os.environ) for word in ("-u", name)]

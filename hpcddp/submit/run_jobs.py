@@ -9,6 +9,7 @@ from hpcddp import record
 from hpcddp.attempt import ledger
 from hpcddp.rundir import RunDir, read_json
 from hpcddp.slurm import commands as slurm
+from hpcddp.slurm import other_clusters
 from hpcddp.slurm.commands import QueuedJob
 from hpcddp.slurm.pending_reasons import sentence
 from hpcddp.submit.backends import BACKENDS
@@ -60,7 +61,10 @@ def find_row(
     """
     if backend != "slurm":
         return BACKENDS[backend].look(run, job_id) if job_id else None
-    rows = rows_of(run, queue() if queue else slurm.queue(name=record.read(run).name))
+    job = record.read(run)
+    with other_clusters.asked(job.clusters):
+        all_rows = queue() if queue else slurm.queue(name=job.name)
+    rows = rows_of(run, all_rows)
     row = next((r for r in rows if r.job_id == job_id), None)
     return row if row and row.live else next((r for r in rows if r.live), row)
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
-from hpcddp.errors import RunError
-from hpcddp.rundir import RunDir, runs_in
+from hpcddp.errors import HpcddpError, RunError
+from hpcddp.rundir import RunDir, read_json, runs_in
 
 ELSEWHERE = "name the folder of the runs with --runs or HPCDDP_RUNS"
 START = "start a run with `hpcddp submit`, or name another folder with --runs or HPCDDP_RUNS"
@@ -27,5 +28,17 @@ def runs_of(root: Path) -> list[RunDir]:
 
 
 def last_submitted(runs: list[RunDir]) -> RunDir | None:
-    """The newest run that was submitted, or has begun; a run that was only rendered is none."""
-    return next((run for run in runs if run.submission.exists() or run.all_attempts()), None)
+    """The run that was submitted last; None if they were only rendered."""
+    times = {i: when for i, run in enumerate(runs) if (when := _submitted(run))}
+    return runs[max(times, key=lambda i: (times[i], -i))] if times else None
+
+
+def _submitted(run: RunDir) -> float:
+    """When a run was submitted, in seconds since the epoch: by hpcddp, or else when its first
+    attempt began; 0 if neither was."""
+    with contextlib.suppress(HpcddpError, OSError, TypeError, ValueError):  # it may be damaged
+        if submitted := read_json(run.submission):
+            return float(submitted.get("submitted") or run.submission.stat().st_mtime)
+        if first := run.all_attempts()[:1]:
+            return float((read_json(first[0].facts) or {}).get("began", 0.0))
+    return 0.0

@@ -20,6 +20,7 @@ from hpcddp.record import JobRecord
 from hpcddp.rundir import RunDir, last_lines, read_json, read_lines
 from hpcddp.sizes import counted
 from hpcddp.slurm import commands as slurm
+from hpcddp.slurm import other_clusters
 from hpcddp.slurm.commands import QueuedJob
 from hpcddp.submit import times
 from hpcddp.submit.run_jobs import current, explained, find_row
@@ -119,18 +120,20 @@ def status_all(root: Path) -> list[Status]:
 
 
 def once(ask: Callable[[], list[QueuedJob]]) -> Callable[[], list[QueuedJob]]:
-    """A function that calls `ask` once, and keeps the answer or the error."""
-    answers: list[list[QueuedJob] | SlurmUnreachable] = []
+    """A function that calls `ask` once for each cluster, and keeps the answers and errors."""
+    answers: dict[str, list[QueuedJob] | SlurmUnreachable] = {}
 
     def answer() -> list[QueuedJob]:
-        if not answers:
+        cluster = other_clusters.names()
+        if cluster not in answers:
             try:
-                answers.append(ask())
+                answers[cluster] = ask()
             except SlurmUnreachable as error:
-                answers.append(error)
-        if isinstance(answers[0], SlurmUnreachable):
-            raise answers[0]
-        return answers[0]
+                answers[cluster] = error
+        rows = answers[cluster]
+        if isinstance(rows, SlurmUnreachable):
+            raise rows
+        return rows
 
     return answer
 

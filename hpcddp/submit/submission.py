@@ -19,6 +19,7 @@ from hpcddp.keys import nearest
 from hpcddp.planning.plan import Plan
 from hpcddp.rundir import RunDir, read_json, write_json
 from hpcddp.slurm import commands as slurm
+from hpcddp.slurm import other_clusters
 from hpcddp.submit.backends import BACKENDS
 from hpcddp.submit.run_jobs import job_ids, rows_of
 from hpcddp.submit.run_list import START, last_submitted, runs_of
@@ -80,8 +81,7 @@ def find(root: Path, token: str) -> RunDir:
     if "/" in token and (Path(token) / "job.json").is_file():
         return RunDir(token)
     runs = runs_of(root)
-    last = last_submitted(runs)
-    if token == "last" and last:
+    if token == "last" and (last := last_submitted(runs)):
         return last
     matches = (
         [run for run in runs if run.name == token]
@@ -133,9 +133,13 @@ def request(run: RunDir, want: str) -> Status:
         raise RunError("the run is still starting", where=run.name, hint=hint)
     write_json(run.request, {"want": want, "job_id": before.job_id, "when": time.time()})
     backend = BACKENDS[before.backend]
-    for job_id in live_jobs(run, before):
-        for act in (getattr(backend, name) for name in REQUESTS[want]):
-            insist(act, job_id)
+    clusters = record.read(run).clusters.split(",")
+    for cluster in clusters:
+        with other_clusters.asked(cluster):
+            # Of several clusters, each may have a job of that number.
+            for job_id in live_jobs(run, before, seen=len(clusters) > 1):
+                for act in (getattr(backend, name) for name in REQUESTS[want]):
+                    insist(act, job_id)
     return before
 
 
@@ -148,14 +152,15 @@ def _status(run: RunDir) -> Status:
     return answer
 
 
-def live_jobs(run: RunDir, before: Status) -> list[str]:
+def live_jobs(run: RunDir, before: Status, *, seen: bool = False) -> list[str]:
     """The waiting and running jobs of a run: several if an answer of sbatch was lost. Slurm may
     have given the id of an ended job to another one.
 
     Args:
         before: the status of the run.
+        seen: only those that Slurm lists now.
     """
-    ids = [] if before.final else [str(before.job_id)]
+    ids = [] if before.final or seen else [str(before.job_id)]
     for _ in range(TRIES if before.backend == "slurm" else 0):
         with contextlib.suppress(SlurmUnreachable):
             rows = rows_of(run, slurm.queue(name=record.read(run).name))

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import sys
+import time
 import tomllib
 from pathlib import Path
 
@@ -19,6 +20,11 @@ if os.environ["RANK"] == "0":
     pathlib.Path("results/weights.txt").write_text("done")
 """
 
+OUTSIDE = """
+folder = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "{name}")
+print("read", open(os.path.join(folder, "x.txt")).read(), flush=True)
+"""
+
 
 @pytest.fixture
 def newcomer(desk: Desk) -> Desk:
@@ -33,6 +39,24 @@ def newcomer(desk: Desk) -> Desk:
     return dataclasses.replace(desk, slurm=slurm)
 
 
+@pytest.mark.full
+@pytest.mark.smoke("two commands of a newcomer, a script with data outside of its project")
+def test_two_commands_train_a_script_with_data_outside_of_its_project(newcomer: Desk) -> None:
+    """As it is: init chooses the nodes and all their GPUs."""
+    data = newcomer.folder.with_name(f"{newcomer.folder.name}-data")
+    data.mkdir()
+    (data / "x.txt").write_text("7")
+    with (newcomer.folder / "train.py").open("a") as script:
+        script.write(OUTSIDE.format(name=data.name))
+    begin = time.time()
+    newcomer("init", "--yes")
+    newcomer("submit", "train")
+    newcomer.until(lambda s: "read 7" in newcomer("logs", "last"))
+    print(f"the first rank reads its data {time.time() - begin:.0f} s after the first command")
+    assert newcomer.until(lambda s: s["state"] == "COMPLETED")["gpus_per_node"] == 4
+
+
+@pytest.mark.smoke("two commands of a newcomer")
 def test_two_commands_train_a_script_on_a_cluster_never_seen(newcomer: Desk) -> None:
     told = newcomer("init", "--yes")
     assert "script    train.py (DDP)" in told and "accepted" in told
@@ -45,6 +69,7 @@ def test_two_commands_train_a_script_on_a_cluster_never_seen(newcomer: Desk) -> 
     assert (Path(done["path"]) / "work/results/weights.txt").read_text() == "done"
 
 
+@pytest.mark.smoke("cluster detection")
 def test_what_slurm_says_is_what_the_sandbox_is(newcomer: Desk) -> None:
     facts = json.loads(newcomer("cluster", "detect", "--json"))
     assert facts["cluster"] == "sandbox" and facts["version"]

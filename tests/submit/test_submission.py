@@ -266,7 +266,8 @@ def test_a_run_is_a_name_a_prefix_a_job_id_last_or_a_path(site: Site) -> None:
     runs(site, "toy-1", "toy-12", "digits-1")
     facts = Attempt(0, "77", "n1", 1, "1", True, "n1", 1.0)
     ledger.begin(RunDir(site.runs / "toy-12"), facts, lambda earlier: False)
-    write_json(site.runs / "toy-1" / "submission.json", {"job_id": "5"})
+    facts = {"job_id": "5", "submitted": 0.5}
+    write_json(site.runs / "toy-1" / "submission.json", facts)
     for token, name in {
         "toy-1": "toy-1",  # whole names come before prefixes
         "toy-12": "toy-12",
@@ -297,10 +298,11 @@ def test_a_word_that_means_no_run_or_several(site: Site, token: str, what: str) 
 
 def test_last_is_the_run_that_was_submitted_last(site: Site) -> None:
     runs(site, "toy-1", "toy-2", "toy-3", "toy-4")
-    for name in ("toy-1", "toy-2"):
-        write_json(site.runs / name / "submission.json", {"job_id": "5"})
-    assert submission.find(site.runs, "last").name == "toy-2"
-    facts = Attempt(0, "77", "n1", 1, "1", True, "n1", 1.0)  # by plain sbatch
+    for name, when in (("toy-1", 20.0), ("toy-2", 10.0)):  # that of a resumed run is new
+        facts = {"job_id": "5", "submitted": when}
+        write_json(site.runs / name / "submission.json", facts)
+    assert submission.find(site.runs, "last").name == "toy-1"
+    facts = Attempt(0, "77", "n1", 1, "1", True, "n1", 30.0)  # by plain sbatch
     ledger.begin(RunDir(site.runs / "toy-3"), facts, lambda earlier: False)
     assert submission.find(site.runs, "last").name == "toy-3"
 

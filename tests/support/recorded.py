@@ -7,8 +7,9 @@ from sites import Site
 CLUSTERS = Path(__file__).parents[1] / "clusters"
 # A word of the command line -> the file with the answer.
 ANSWERS = {
-    "scontrol": ("config", "partition", "node", "reservation", "topology"),
+    "scontrol": ("config", "partition", "node", "reservation"),
     "sinfo": ("sinfo",),
+    "sshare": ("sshare",),
     "sacctmgr": ("user", "qos"),
 }
 
@@ -55,11 +56,19 @@ def install(site: Site, name: str) -> None:
 
 
 def _pattern(program: str, word: str) -> str:
-    return "*" if program == "sinfo" else f"*'show {word}'*"
+    return "*" if program in ("sinfo", "sshare") else f"*'show {word}'*"
 
 
 def _answer(file: Path) -> str:
     return f"cat '{file}'" if file.exists() else "echo 'not here' >&2; exit 1"
+
+
+def change(site: Site, program: str, command: str) -> None:
+    """Change what a program of Slurm prints, by a command of sed, which knows the variables."""
+    path = site.bin / program
+    if not (site.bin / "sed").exists():
+        (site.bin / "sed").symlink_to("/usr/bin/sed")
+    path.write_text(path.read_text().replace("cat", f'sed "{command}"'))
 
 
 def calls(site: Site) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from hpcddp.cli.cluster import cluster_tables
+from hpcddp.cli.cluster import cluster_tables, detection_notes
 from hpcddp.cli.terminal import say, tables
 from hpcddp.errors import ClusterError
 
@@ -29,11 +29,16 @@ def cluster() -> None:
 
 @cluster.command()
 @click.argument("name", required=False)
+@click.option("--clusters", "-M", metavar="NAME",
+              help="Another cluster than that of your shell, as for sbatch.")  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace what you changed in the profile.")
 @click.option("--no-trials", is_flag=True, help="Do not ask sbatch what it accepts.")
 @click.option("--dry-run", is_flag=True, help="Print the profile; write nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def detect(name: str | None, force: bool, no_trials: bool, dry_run: bool, as_json: bool) -> None:
+def detect(
+    name: str | None, clusters: str | None, force: bool, no_trials: bool, dry_run: bool,
+    as_json: bool,
+) -> None:  # fmt: skip
     """Read the cluster from Slurm, and write its profile.
 
     NAME is the name of the profile. [default: that of the cluster at Slurm]
@@ -43,12 +48,10 @@ def detect(name: str | None, force: bool, no_trials: bool, dry_run: bool, as_jso
     """
     from hpcddp.planning.site import choices, detected
 
-    site = detected.detect(name or "", os.environ, force=force, tries=not no_trials)
-    for change in site.profile.kept:
-        kept = "no value" if change.kept is None else json.dumps(change.kept)
-        say.note(f"kept your {change.key}: {kept} (detected: {json.dumps(change.detected)})")
-    for part, reason in site.facts.unread.items():
-        say.note(f"unknown: {part} ({reason})")
+    site = detected.detect(
+        name or "", os.environ, force=force, tries=not no_trials, other=clusters or ""
+    )
+    detection_notes.show(site)
     if not dry_run:
         site.save()
     if as_json:
@@ -62,6 +65,7 @@ def detect(name: str | None, force: bool, no_trials: bool, dry_run: bool, as_jso
     click.echo(f"\n{'wrote' if site.changed else 'unchanged':9} {site.path}")
     nodes, gpus = choices.usual_size(site.facts)
     size = f"--gpus {gpus}" if gpus else "--procs 1"
+    size += f" --cluster {site.path.stem}" if clusters else ""
     click.echo(f"next      hpcddp submit --nodes {min(2, nodes)} {size} -- python train.py")
 
 

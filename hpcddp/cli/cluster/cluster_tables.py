@@ -11,9 +11,11 @@ from hpcddp.keys import Key
 from hpcddp.planning.clusters import KEYS, Profile
 from hpcddp.planning.site.site_facts import SiteFacts, stamp
 from hpcddp.sizes import counted
+from hpcddp.slurm.accounts import Qos
 from hpcddp.slurm.node_kinds import NodeKind
 from hpcddp.slurm.partitions import Partition
 
+MOST = 12  # features that are named
 HEAD = ("PARTITION", "NODES", "GPUS", "CPUS", "MEMORY", "LIMIT", "PREEMPTION")
 
 
@@ -41,11 +43,10 @@ def summary(facts: SiteFacts) -> Iterator[str]:
                 for row in facts.associations]  # fmt: skip
     rows += [("accounts", ", ".join(dict.fromkeys(accounts)))] if accounts else []
     qos = dict.fromkeys(name for row in facts.associations for name in row.qos)
-    rows += [("QOS", ", ".join(qos))] if qos else []
-    for window in facts.reservations:
-        if window.maintenance:
-            where = window.hosts or "all nodes"
-            rows.append(("closed", f"{stamp(window.start)} to {stamp(window.end)}, {where}"))
+    limits = {row.name: _limits(row) for row in facts.qos}
+    rows += [("QOS", name + limits.get(name, "")) for name in qos]
+    rows += [("budget", str(row)) for row in facts.budgets]
+    rows += [*_nodes(facts), *_reserved(facts)]
     rows += [("tried", text) for text in facts.tried]
     yield from tables.fields(rows)
     yield ""
@@ -53,6 +54,40 @@ def summary(facts: SiteFacts) -> Iterator[str]:
              for kinds in _alike(facts.kinds_of(row.name))]  # fmt: skip
     if cells:
         yield from tables.table([HEAD, *cells], right=(1,))
+
+
+def _limits(qos: Qos) -> str:
+    """The limits of a QOS, behind its name."""
+    tres = {"a job": qos.max_tres, "a user": qos.user_tres, "all jobs": qos.group_tres}
+    texts = [f"{owner} at most {', '.join(f'{name}={n}' for name, n in most.items())}"
+             for owner, most in tres.items() if most]  # fmt: skip
+    texts += [f"at most {qos.max_wall} long"] if qos.max_wall else []
+    return f" ({'; '.join(texts)})" if texts else ""
+
+
+def _nodes(facts: SiteFacts) -> Iterator[tuple[str, str]]:
+    """Features of the nodes, their CPUs, their network, and how Slurm tracks processes."""
+    features = dict.fromkeys(name for kind in facts.kinds for name in kind.features)
+    if features:
+        more = f", and {len(features) - MOST} more" if len(features) > MOST else ""
+        yield "features", ", ".join(list(features)[:MOST]) + more
+    if machines := facts.architectures():
+        yield "CPUs", ", ".join(sorted(machines))
+    plugin = facts.config.get("TopologyPlugin", "").rpartition("/")[2]
+    if plugin not in ("", "none", "default", "flat"):
+        yield "topology", plugin
+    if facts.nodes:
+        yield "nodes", facts.nodes
+    if tracks := facts.config.get("ProctrackType", "").rpartition("/")[2]:
+        yield "processes", f"tracked by {tracks}"
+
+
+def _reserved(facts: SiteFacts) -> Iterator[tuple[str, str]]:
+    """Maintenance windows, and other reservations."""
+    for window in facts.reservations:
+        times = f"{stamp(window.start)} to {stamp(window.end)}, {window.hosts or 'all nodes'}"
+        name = "" if window.maintenance else f", {window.name}"
+        yield "closed" if window.maintenance else "reserved", times + name
 
 
 def _alike(kinds: list[NodeKind]) -> list[list[NodeKind]]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from hpcddp.cli.cluster import detection_notes
 from hpcddp.cli.terminal import say
 from hpcddp.errors import UserError
 from hpcddp.sizes import parse_count, parse_nodes
@@ -25,14 +26,14 @@ if TYPE_CHECKING:
 @click.option("--nodes", "-N", metavar="N", help="Number of nodes, or a range such as 1-4.")
 @click.option("--gpus", metavar="GPUS", help="GPUs per node: 4, or a100:4.  [default: all]")
 @click.option("--yes", "-y", is_flag=True, help="Ask nothing.")
-@click.option("--force", is_flag=True, help="Replace files that differ.")
+@click.option("--force", is_flag=True, help="Replace a job file that differs.")
 def init(script: str | None, nodes: str | None, gpus: str | None, yes: bool, force: bool) -> None:
     """Write a job file for the project in this folder, and a profile for this cluster.
 
     SCRIPT is the script that trains. [default: the likeliest one of this folder]
 
-    It reads the scripts and asks Slurm what the cluster is. It runs nothing, and replaces no file
-    that differs.
+    It reads the scripts and asks Slurm what the cluster is. It runs nothing, and keeps a job file
+    that differs and what you changed in the profile.
     """
     from hpcddp.planning.project import new_job
 
@@ -45,6 +46,7 @@ def init(script: str | None, nodes: str | None, gpus: str | None, yes: bool, for
     size = _size(site.facts if site else None, nodes, each or None, kind, ask)
     job = new_job.of(chosen, Path.cwd(), size)
     _check(job, force)
+    job.make_folder()  # if that fails, nothing is written
     if site:
         _write_profile(site)
     _write(job)
@@ -86,10 +88,7 @@ def _cluster() -> Detected | None:
 def _write_profile(site: Detected) -> None:
     """Write the profile of the cluster, and show it."""
     site.save()
-    for change in site.profile.kept:
-        say.note(f"kept your {change.key} in {site.path}")
-    for part, reason in site.facts.unread.items():
-        say.note(f"unknown: {part} ({reason})")
+    detection_notes.show(site)
     click.echo(f"profile   {site.path}" + ("" if site.changed else " (unchanged)"))
     if site.changed:
         _show(site.profile.text)
@@ -122,6 +121,9 @@ def _check(job: NewJob, force: bool) -> None:
         click.echo("\n".join(different))
         hint = "`--force` replaces it"
         raise UserError("the file exists, and differs", where=str(job.path), hint=hint)
+    if job.foreign_schema and not force:
+        hint = "rename it, or replace it with `--force`"
+        raise UserError("the file is not of hpcddp", where=str(job.schema), hint=hint)
 
 
 def _write(job: NewJob) -> None:

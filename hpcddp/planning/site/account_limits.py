@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from hpcddp.keys import nearest
-from hpcddp.planning.site import job_qos
+from hpcddp.planning.site import choices, job_qos
 from hpcddp.planning.site.site_facts import SiteFacts
 from hpcddp.planning.site.wanted import Problem, Wanted
 from hpcddp.slurm import time_limit
@@ -19,9 +19,10 @@ from hpcddp.slurm.accounts import Association, Qos
 from hpcddp.slurm.partitions import Partition
 
 UNITS = {"node": "nodes", "gres/gpu": "GPUs", "cpu": "CPUs", "mem": "MB of memory"}
-KEYS = {"node": "nodes", "cpu": "cpus-per-task", "mem": "mem"}  # others: gpus
+KEYS = {"node": "nodes", "cpu": "cpus-per-task"}  # others: gpus
 # Fields with limits, and whose jobs share them.
 SHARED = {"max_tres": "a job", "user_tres": "all jobs of a user", "group_tres": "all its jobs"}
+AGAIN = "`hpcddp cluster detect` reads them again"
 FOR_EVER = "the job would wait for ever: "
 
 
@@ -39,6 +40,8 @@ def check(wanted: Wanted, partition: Partition | None, facts: SiteFacts) -> Iter
         partition: of the job; None if it may run in several, or in one that is unknown.
     """
     yield from _account(wanted, facts)
+    if partition:
+        yield from _defaults(wanted, partition, facts)
     owners = list(_owners(wanted, partition, facts))
     enforced = job_qos.enforced(facts, "limits")
     if enforced is False:
@@ -52,16 +55,41 @@ def _account(wanted: Wanted, facts: SiteFacts) -> Iterator[Problem]:
     """An account that is none of the user's, a QOS that the account may not use."""
     account, own = wanted.option("account"), {row.account for row in facts.associations}
     if account and own and account not in own:
-        hint = nearest(account, own, what="account")
+        hint = f"{nearest(account, own, what='account')}; {AGAIN}"
         sure = bool(job_qos.enforced(facts, "associations"))
         yield Problem(f"you have no account {account!r}", "account", hint, sure=sure)
     used = job_qos.account(wanted, facts)
     may = {name for row in facts.associations if row.account == used for name in row.qos}
     qos, known = wanted.option("qos"), {row.name for row in facts.qos}
-    if qos and may and qos in known and qos not in may:  # a plugin may know other names
+    if qos and known and qos not in known:  # a plugin may know other names
+        hint = f"{nearest(qos, may or known, what='QOS')}; {AGAIN}"
+        yield Problem(f"Slurm has no QOS {qos!r}", "qos", hint, sure=False)
+    elif qos and may and qos not in may:
         what = f"QOS {qos!r} may not be used with account {used}"
         hint = nearest(qos, may, what="QOS")
-        yield Problem(what, "qos", hint, sure=bool(job_qos.enforced(facts, "qos")))
+        sure = qos in known and bool(job_qos.enforced(facts, "qos"))
+        yield Problem(what, "qos", hint, sure=sure)
+
+
+def _defaults(wanted: Wanted, partition: Partition, facts: SiteFacts) -> Iterator[Problem]:
+    """A partition that the user's groups, default account or default QOS may not use. A plugin may
+    choose others, so nothing of it is sure."""
+    if not choices.in_groups(partition):
+        what = f"partition {partition.name} is for other groups than yours"
+        hint = f"it is for {', '.join(partition.groups[:8])}"
+        yield Problem(what, "partition", hint, sure=False)
+    account = "" if wanted.option("account") else facts.default_account
+    may = choices.accounts_for(facts, partition)
+    if account and account not in may:
+        what = f"partition {partition.name} may refuse your default account, {account}"
+        hint = f"use --account {may[0]}" if may else "use another partition"
+        yield Problem(what, "account", hint, sure=False)
+    qos = "" if wanted.option("qos") else job_qos.name_of(wanted, facts)
+    if qos and (qos in partition.denied_qos or (partition.qos and qos not in partition.qos)):
+        what = f"your default QOS, {qos}, may not be used in partition {partition.name}"
+        fit = [name for name in partition.qos if name not in partition.denied_qos]
+        hint = f"use --qos with one of {', '.join(fit[:8])}" if fit else "use --qos with another"
+        yield Problem(what, "qos", hint, sure=False)
 
 
 def _owners(wanted: Wanted, partition: Partition | None, facts: SiteFacts) -> Iterator[Owner]:
@@ -104,7 +132,8 @@ def _most(wanted: Wanted, owners: list[Owner]) -> Iterator[Problem]:
                 owner, most, sure = limit
                 what = f"{count} {_unit(name)} requested, but {owner.name} allows {whose} {most}"
                 hint = f"{FOR_EVER}use at most {most}, or another account or QOS"
-                yield Problem(what, KEYS.get(name, "gpus"), hint, sure)
+                key = wanted.memory_option[0] if name == "mem" else KEYS.get(name, "gpus")
+                yield Problem(what, key, hint, sure)
                 break
 
 

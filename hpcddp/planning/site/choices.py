@@ -15,7 +15,7 @@ from typing import Any
 
 from hpcddp.planning.site.site_facts import SiteFacts
 from hpcddp.sizes import counted
-from hpcddp.slurm.node_kinds import NodeKind
+from hpcddp.slurm.node_kinds import Gpus, NodeKind
 from hpcddp.slurm.partitions import Partition
 from hpcddp.slurm.time_limit import seconds
 
@@ -69,6 +69,8 @@ def of(facts: SiteFacts) -> list[Choice]:
     title = f"{facts.cluster}: {release}" if facts.cluster else release
     rows = [Choice("description", title, "")]
     rows += _gpus(facts, partition, kinds)
+    if facts.clusters:
+        rows.append(Choice("slurm.clusters", facts.clusters, "not the cluster of your shell"))
     if partition and not partition.default:
         rows.append(Choice("slurm.partition", partition.name, reason))
     rows += _account(facts, partition)
@@ -109,9 +111,13 @@ def best_partition(facts: SiteFacts) -> tuple[Partition | None, str]:
 
 def allowed(facts: SiteFacts, partition: Partition) -> bool:
     """Whether the user's groups and accounts may use a partition, as far as Slurm says."""
-    if partition.groups and not set(partition.groups) & set(_own_groups()):
-        return False
-    return not facts.associations or bool(accounts_for(facts, partition))
+    admits = not facts.associations or bool(accounts_for(facts, partition))
+    return admits and in_groups(partition)
+
+
+def in_groups(partition: Partition) -> bool:
+    """Whether a partition admits one of the user's groups."""
+    return not partition.groups or not {*partition.groups}.isdisjoint(_own_groups())
 
 
 def accounts_for(facts: SiteFacts, partition: Partition | None) -> list[str]:
@@ -170,6 +176,11 @@ def gpu_feature(kind: NodeKind) -> str:
     return next((name for name in kind.features if GPU_FEATURE.fullmatch(name)), "")
 
 
+def names_gpu(constraint: str) -> bool:
+    """Whether the features of --constraint name a GPU."""
+    return any(GPU_FEATURE.fullmatch(word) for word in re.split(r"[^\w.-]+", constraint))
+
+
 def _gpus(facts: SiteFacts, partition: Partition | None, kinds: list[NodeKind]) -> list[Choice]:
     """How to ask for GPUs, and the share of CPUs that comes with one."""
     where = partition.name if partition else "it"
@@ -218,9 +229,13 @@ def _types(kinds: list[NodeKind]) -> str:
     """The GPUs of nodes in words: 4 a100 on 12 nodes, 8 h100 on 2 nodes."""
     nodes: dict[str, int] = {}
     for kind in kinds:
-        gpus = " + ".join(f"{row.count} {row.type or 'GPUs'}" for row in kind.gpus)
+        gpus = " + ".join(_gpu_text(row) for row in kind.gpus)
         nodes[gpus] = nodes.get(gpus, 0) + kind.nodes
     return ", ".join(f"{gpus} on {counted(count, 'node')}" for gpus, count in nodes.items())
+
+
+def _gpu_text(row: Gpus) -> str:
+    return f"{row.count} {row.type}" if row.type else counted(row.count, "GPU")
 
 
 def _most_common_type(kinds: list[NodeKind]) -> str:
@@ -244,7 +259,8 @@ def _cpus(facts: SiteFacts, partition: Partition | None, kinds: list[NodeKind]) 
     share, cpus, gpus = min(shares, default=(0, 0, 0))
     if not share:
         return []
-    return [Choice("cpus_per_gpu", share, f"{cpus} CPUs for jobs, {gpus} GPUs on a node")]
+    return [Choice("cpus_per_gpu", share,
+                   f"{cpus} CPUs for jobs, {counted(gpus, 'GPU')} on a node")]  # fmt: skip
 
 
 def _account(facts: SiteFacts, partition: Partition | None) -> list[Choice]:

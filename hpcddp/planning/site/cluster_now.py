@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from hpcddp.errors import SlurmUnreachable
 from hpcddp.planning.site import node_choice
-from hpcddp.slurm import node_kinds, partitions, rules
+from hpcddp.slurm import node_kinds, other_clusters, partitions, rules
 from hpcddp.slurm.node_kinds import NodeKind
 from hpcddp.slurm.partitions import Partition
 from hpcddp.slurm.rules import Site
@@ -60,6 +60,14 @@ def read(job: JobSpec, config: dict[str, str] | None = None) -> ClusterNow:
     Args:
         config: its configuration, if it has been read.
     """
+    clusters = str(job.slurm.get("clusters", ""))
+    if "," in clusters:
+        return ClusterNow()  # Slurm chooses one
+    with other_clusters.asked(clusters):
+        return _read(job, None if clusters else config)
+
+
+def _read(job: JobSpec, config: dict[str, str] | None) -> ClusterNow:
     try:
         said = rules.config() if config is None else config
         rows = partitions.ask()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import platform
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,8 +18,8 @@ from hpcddp.planning.site.site_facts import SiteFacts
 from hpcddp.rundir import write_text
 from hpcddp.slurm import sbatch
 
+UNCHECKED = "interface, GPU driver, libc and $HOME are unknown until `hpcddp doctor` has run"
 NAME = re.compile(r"[A-Za-z0-9][\w.+-]*")
-TAKEN = ("auto", "local", "slurm")  # values of --cluster with a meaning of their own
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,16 @@ class Detected:
         """Whether writing changes the profile."""
         return self.profile.text != self.present
 
+    def warnings(self) -> Iterator[str]:
+        """What may go wrong on the nodes."""
+        here = platform.machine()
+        nodes = self.facts.architectures()
+        if here and nodes and here not in nodes:
+            yield (
+                f"the nodes are {' or '.join(sorted(nodes))}, but this machine is {here}: programs "
+                "and Python environments of this machine do not run there"
+            )
+
     def save(self) -> None:
         """Write the profile, if it changes, and the facts beside it."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -56,25 +67,30 @@ def schema_text() -> str:
 
 
 def detect(
-    name: str, environ: Mapping[str, str], *, force: bool = False, tries: bool = True
-) -> Detected:
+    name: str, environ: Mapping[str, str], *, force: bool = False, tries: bool = True,
+    other: str = "",
+) -> Detected:  # fmt: skip
     """Read the cluster of this shell, and make its profile.
 
     Args:
         name: of the profile; "" for the cluster's name at Slurm.
         force: replace what a person changed.
         tries: ask sbatch what it accepts.
+        other: the name of another cluster than that of this shell, for --clusters.
 
     Raises:
         SlurmUnreachable: Slurm is missing, or its controller does not answer.
         ClusterError: the name or the present profile is invalid.
     """
-    facts = detection.read()
-    path = _path(name or facts.cluster or "slurm", environ)
-    present = path.read_text(encoding="utf-8") if path.exists() else ""
-    before = _before(path) if present and not force else None
-    if present:
+    facts = detection.read(other)
+    path = _path(name or clusters.profile_name(facts.cluster), environ)
+    if path.exists():
         clusters.read(path)  # an invalid profile is a person's to fix
+    present = path.read_text(encoding="utf-8") if path.exists() else ""
+    last = _before(path) if present else None
+    if last and last.cluster == facts.cluster:
+        facts.nodes, facts.checked = last.nodes, last.checked
+    before = None if force else last
     values = choices.of(facts)
     if tries:
         values = _tried(facts, values)
@@ -93,10 +109,11 @@ def detect(
 
 def _notes(facts: SiteFacts) -> list[str]:
     """The lines about trials and gaps in the head of a profile."""
-    tries, gaps = profile_writer.MARKS
+    tries, gaps, nodes = profile_writer.MARKS
     rows = [f"{tries}{text}" for text in facts.tried]
     gone = ((part, why) for part, why in facts.unread.items() if why != choices.NO_ACCOUNTING)
-    return rows + [f"{gaps}{part} ({' '.join(why.split())})" for part, why in gone]
+    rows += [f"{gaps}{part} ({' '.join(why.split())})" for part, why in gone]
+    return [*rows, f"{nodes}{facts.nodes or UNCHECKED}"]
 
 
 def _before(path: Path) -> SiteFacts | None:
@@ -121,7 +138,7 @@ def _tried(facts: SiteFacts, guesses: list[Choice]) -> list[Choice]:
 
 def _path(name: str, environ: Mapping[str, str]) -> Path:
     """The file of a profile in the user's folder."""
-    if name in TAKEN:
+    if name in clusters.TAKEN:
         hint = "give it another one: `hpcddp cluster detect NAME`"
         raise ClusterError(f"{name} is a reserved name", where="NAME", hint=hint)
     if not NAME.fullmatch(name):

@@ -6,7 +6,6 @@ A part that cannot be read is named in `unread`, and the others are read all the
 from __future__ import annotations
 
 import getpass
-import re
 import time
 from collections.abc import Callable
 from typing import Any
@@ -14,32 +13,45 @@ from typing import Any
 from hpcddp.errors import HpcddpError, SlurmUnreachable
 from hpcddp.planning.site.choices import NO_ACCOUNTING
 from hpcddp.planning.site.site_facts import SiteFacts
-from hpcddp.slurm import accounts, node_kinds, node_samples, partitions, reservations, rules
-from hpcddp.slurm import commands as slurm
+from hpcddp.slurm import (
+    accounts,
+    node_kinds,
+    node_samples,
+    other_clusters,
+    partitions,
+    reservations,
+    rules,
+)
 from hpcddp.slurm.hostlist import first_host
 
 # The settings of slurm.conf(5) that a plan or a person may need.
 SETTINGS = (
     "AccountingStorageEnforce", "AccountingStorageTRES", "AccountingStorageType", "AuthInfo",
     "ClusterName", "EnforcePartLimits", "GresTypes", "JobRequeue", "JobSubmitPlugins", "KillWait",
-    "MaxArraySize", "PreemptMode", "PreemptParameters", "PreemptType", "PrologFlags",
-    "ProctrackType", "SelectType", "SelectTypeParameters", "SlurmctldParameters", "TaskPlugin",
-    "TopologyPlugin",
+    "MaxArraySize", "PreemptMode", "PreemptParameters", "PreemptType", "PriorityType",
+    "PrologFlags", "ProctrackType", "SelectType", "SelectTypeParameters", "SlurmctldParameters",
+    "TaskPlugin", "TopologyPlugin",
 )  # fmt: skip
-# Each leaf of a topology in scontrol's answer.
-LEAF = re.compile(r"^(?:SwitchName=\S+ Level=0\b|BlockName=)", re.MULTILINE)
 
 
-def read() -> SiteFacts:
-    """The facts of the cluster of this shell.
+def read(clusters: str = "") -> SiteFacts:
+    """The facts of the cluster of this shell, or of another one.
+
+    Args:
+        clusters: the name of another one.
 
     Raises:
         SlurmUnreachable: Slurm is missing, or its controller does not answer.
     """
+    with other_clusters.asked(clusters):
+        return _read(clusters)
+
+
+def _read(clusters: str) -> SiteFacts:
     config = rules.config()
     settings = {name: config[name] for name in SETTINGS if name in config}
     facts = SiteFacts(config.get("ClusterName", ""), config.get("SLURM_VERSION", ""), time.time(),
-                      settings)  # fmt: skip
+                      settings, clusters=clusters)  # fmt: skip
     for part, ask in PARTS.items():
         try:
             ask(facts)
@@ -78,13 +90,9 @@ def _reservations(facts: SiteFacts) -> None:
     facts.reservations = reservations.read()
 
 
-def _topology(facts: SiteFacts) -> None:
-    if facts.config.get("TopologyPlugin", "").rpartition("/")[2] in ("", "none", "default", "flat"):
-        return
-    done = slurm.call("scontrol", "--oneliner", "show", "topology")
-    if done.returncode:
-        raise SlurmUnreachable(f"scontrol: {slurm.first_line(done.stderr)}")
-    facts.switches = len(LEAF.findall(done.stdout))
+def _budgets(facts: SiteFacts) -> None:
+    if accounting(facts) and facts.config.get("PriorityType", "").endswith("multifactor"):
+        facts.budgets = accounts.budgets()
 
 
 def accounting(facts: SiteFacts) -> bool:
@@ -99,5 +107,5 @@ PARTS: dict[str, Callable[[SiteFacts], Any]] = {
     "accounts": _accounts,
     "QOS": _qos,
     "reservations": _reservations,
-    "topology": _topology,
+    "budgets": _budgets,
 }

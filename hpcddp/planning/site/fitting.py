@@ -6,6 +6,7 @@ more than a day ago say, is a note.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 
@@ -32,8 +33,10 @@ def check(wanted: Wanted, now: ClusterNow, facts: SiteFacts | None) -> list[str]
         ClusterError: the first problem for which Slurm would refuse the job, or let it wait for
             ever.
     """
-    if wanted.option("clusters"):
-        return []  # another cluster than that of this shell may run it
+    if "," in wanted.option("clusters"):
+        return []  # Slurm chooses the cluster
+    if facts and wanted.option("clusters") not in ("", facts.cluster):
+        facts = None  # they are of another cluster
     notes = []
     for problem in (*_present(wanted, now, facts), *_recorded(wanted, now, facts)):
         source = wanted.source(problem.key)
@@ -72,13 +75,34 @@ def _recorded(wanted: Wanted, now: ClusterNow, facts: SiteFacts | None) -> Itera
     for problem in account_limits.check(wanted, partition, facts):
         yield Problem(problem.what + more, problem.key, problem.hint, problem.sure and not old)
     yield from _maintenance(wanted, now, facts)
+    yield from _budgets(wanted, now, facts)
+
+
+def _budgets(wanted: Wanted, now: ClusterNow, facts: SiteFacts) -> Iterator[Problem]:
+    """What the job may use, beside what is left to its account. A site may let it start all the
+    same."""
+    seconds, account = _limit(wanted, now), job_qos.account(wanted, facts)
+    for budget in (row for row in facts.budgets if row.account == account):
+        for name, count in wanted.tres().items():
+            if name not in budget.limit or name == "mem":
+                continue
+            most = count // wanted.nodes.min * wanted.nodes.max
+            hours, left = most * seconds / 3600, budget.left(name)
+            owner = f"you in account {account}" if budget.user else f"account {account}"
+            what = f"{owner} had {left:.6g} {name} hours left at {stamp(facts.read)}"
+            hint = f"an attempt of this job may use {hours:.6g}" if math.isfinite(hours) else ""
+            yield Problem(what, "time", hint, sure=False)
+
+
+def _limit(wanted: Wanted, now: ClusterNow) -> float:
+    """The time limit in seconds: the job's, or that of its partition."""
+    limit = wanted.option("time") or (now.site.limit if now.site else "")
+    return time_limit.seconds(limit or "0", wanted.source("time"))
 
 
 def _maintenance(wanted: Wanted, now: ClusterNow, facts: SiteFacts) -> Iterator[Problem]:
     """A time limit that runs into a maintenance window: the job would wait for its end."""
-    limit = wanted.option("time") or (now.site.limit if now.site else "")
-    seconds = time_limit.seconds(limit or "0", wanted.source("time"))
-    begin = time.time()
+    seconds, begin = _limit(wanted, now), time.time()
     for window in facts.reservations:
         soon = window.start < begin + seconds and begin < window.end
         if not window.maintenance or not soon or _enough_left(wanted, now, window):

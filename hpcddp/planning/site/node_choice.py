@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from hpcddp.slurm.node_kinds import NodeKind
 from hpcddp.spec import JobSpec
@@ -25,10 +25,22 @@ def kinds_for(
     rows = [row for row in kinds if row.partition in wanted]
     if wanted == [""]:
         rows = [row for row in kinds if row.default or routed]
-    named = set(re.split(r"[^\w.+-]+", str(job.slurm.get("constraint", ""))))
+    constraint = str(job.slurm.get("constraint", ""))
     typed = [row for row in rows if not kind or count(row, kind)] or rows
     fit = [row for row in typed if count(row, kind) >= gpus] or typed
-    return [row for row in fit if named & set(row.features)] or fit
+    return [row for row in fit if has_features(constraint, row.features)] or fit
+
+
+def has_features(constraint: str, features: Collection[str]) -> bool:
+    """Whether a node has the features of --constraint (sbatch(1)). Where this depends on the other
+    nodes, as in `a*2&b*2` or `[a|b]`, any of the features counts."""
+    if re.search(r"[^\w.+&|,-]", constraint):
+        return not set(re.split(r"[^\w.+-]+", constraint)).isdisjoint(features)
+    names = re.split("[&,|]", constraint)
+    fits = names[0] in features
+    for operator, name in zip(re.findall("[&,|]", constraint), names[1:], strict=True):
+        fits = (fits or name in features) if operator == "|" else (fits and name in features)
+    return fits  # from left to right
 
 
 def count(node: NodeKind, kind: str = "") -> int:

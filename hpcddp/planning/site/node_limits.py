@@ -77,8 +77,10 @@ def _share(wanted: Wanted, row: Partition) -> Iterator[Problem]:
     """Memory and CPUs of a node that the partition gives a job."""
     of, most = row.max_memory
     if of == "node" and most and wanted.memory_mb > most:
-        what = f"{wanted.option('mem')} of memory per node requested, but partition {row.name} "
-        yield Problem(f"{what}allows {most} MB", "mem", f"use --mem {most}M or less")
+        what = f"{wanted.memory} of memory per node requested, but partition {row.name} "
+        option, share = wanted.memory_option
+        hint = f"use --{option} {most // share}M or less"
+        yield Problem(f"{what}allows {most} MB", option, hint)
     cpus = row.max_cpus_per_node
     if cpus and wanted.cpus > cpus:
         what = f"{counted(wanted.cpus, 'CPU')} per node requested, but partition {row.name} "
@@ -108,6 +110,7 @@ class _Requirement(NamedTuple):
 def _needs(wanted: Wanted) -> Iterator[_Requirement]:
     """What a job needs of each node, in the order in which it is told."""
     kind, gpus, memory = wanted.gpu_type, wanted.gpus, wanted.memory_mb
+    option, share = wanted.memory_option
     if gpus and kind:
         yield _Requirement(
             f"GPUs of the type {kind}", "gpu_type", lambda node: node_choice.count(node, kind) > 0,
@@ -127,10 +130,10 @@ def _needs(wanted: Wanted) -> Iterator[_Requirement]:
         lambda nodes: f"use at most {max(node.cpus for node in nodes)} CPUs for a node's processes",
     )  # fmt: skip
     yield _Requirement(
-        f"{wanted.option('mem')} of memory per node", "mem",
+        f"{wanted.memory} of memory per node", option,
         lambda node: node.memory_mb >= memory,
         lambda node: f"{node.memory_mb / 1024:.0f} GB",
-        lambda nodes: f"use --mem {max(node.memory_mb for node in nodes)}M or less",
+        lambda nodes: f"use --{option} {max(n.memory_mb for n in nodes) // share}M or less",
     )  # fmt: skip
 
 

@@ -24,7 +24,7 @@ HEAD = f"""\
 # `hpcddp config --explain` explains the keys.
 """
 # The first words of the lines that each detection writes anew.
-MARKS = ("# sbatch --test-only ", "# unknown: ")
+MARKS = ("# sbatch --test-only ", "# unknown: ", "# on the nodes, by a check-up: ")
 
 
 @dataclass(frozen=True)

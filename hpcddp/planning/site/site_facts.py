@@ -6,6 +6,7 @@ name. What changes seldom is read from it in place of Slurm.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 
 from hpcddp.errors import ClusterError
 from hpcddp.rundir import write_text
-from hpcddp.slurm.accounts import Association, Qos
+from hpcddp.slurm.accounts import Association, Budget, Qos
 from hpcddp.slurm.hostlist import first_host
 from hpcddp.slurm.node_kinds import NodeKind
 from hpcddp.slurm.node_samples import NodeSample
@@ -35,9 +36,12 @@ class SiteFacts:
         config: the settings of slurm.conf(5) that matter here.
         samples: one node of each shape, by name.
         default_account: the user's; "" for none, or without accounting.
-        switches: number of leaf switches or blocks of the topology; 0 if Slurm has none.
+        budgets: of the user's accounts, and of the user in them.
         unread: what could not be read -> the reason.
         tried: small requests, and what `sbatch --test-only` said of each.
+        nodes: what a check-up read of the nodes, which Slurm does not say; "" before the first.
+        checked: when that was, in seconds since the epoch.
+        clusters: its name for sbatch's option --clusters, if it is not that of the shell.
         written: the values that detect wrote into the profile, by dotted name.
     """
 
@@ -52,10 +56,13 @@ class SiteFacts:
     associations: list[Association] = field(default_factory=list)
     qos: list[Qos] = field(default_factory=list)
     reservations: list[Reservation] = field(default_factory=list)
-    switches: int = 0
+    budgets: list[Budget] = field(default_factory=list)
     unread: dict[str, str] = field(default_factory=dict)
     tried: list[str] = field(default_factory=list)
     written: dict[str, Any] = field(default_factory=dict)
+    nodes: str = ""
+    checked: float = 0.0
+    clusters: str = ""
     schema_version: int = SCHEMA_VERSION
 
     @property
@@ -71,6 +78,10 @@ class SiteFacts:
     def kinds_of(self, partition: str) -> list[NodeKind]:
         """The kinds of nodes of a partition."""
         return [kind for kind in self.kinds if kind.partition == partition]
+
+    def architectures(self) -> set[str]:
+        """The CPU architectures of the nodes that were asked, such as x86_64."""
+        return {row.arch for row in self.samples.values() if row.arch}
 
     def sample(self, kind: NodeKind) -> NodeSample | None:
         """The node that was asked of those of this shape."""
@@ -108,6 +119,19 @@ def save(profile: Path, facts: SiteFacts) -> None:
 
     text = msgspec.json.format(msgspec.json.encode(facts), indent=1).decode()
     write_text(path_of(profile), text + "\n")
+
+
+def add_nodes(profile: Path, text: str, moment: float) -> None:
+    """Add what a check-up read of the nodes to the facts beside a profile, if there are any.
+
+    Args:
+        moment: of the check-up, in seconds since the epoch.
+    """
+    with contextlib.suppress(ClusterError, OSError):  # the next detection writes them anew
+        facts = load(profile)
+        if facts and moment > facts.checked:
+            facts.nodes, facts.checked = f"{text} (doctor, {stamp(moment)})", moment
+            save(profile, facts)
 
 
 def stamp(moment: float) -> str:

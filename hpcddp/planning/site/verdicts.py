@@ -18,6 +18,7 @@ MOST = 4
 LONGEST = 160  # characters of Slurm's words
 TIME = "1:00:00"  # of a job without a time limit, where the site requires one
 
+NAMES = ("clusters", "partition", "account", "qos", "constraint", "time")  # options without GPUs
 Ask = Callable[[str], tuple[bool, str]]  # a script -> accepted, and Slurm's words
 
 
@@ -31,14 +32,14 @@ class SampleRequest:
     constraint: str = ""
     time: str = ""
     gpus: str = ""  # with its option: gpus-per-node=1
+    clusters: str = ""
 
     def __str__(self) -> str:
         return " ".join(f"--{option}" for option in self.options()) or "(no option)"
 
     def options(self) -> list[str]:
         """The options with their values."""
-        names = ("partition", "account", "qos", "constraint", "time")
-        rows = [f"{name}={getattr(self, name)}" for name in names if getattr(self, name)]
+        rows = [f"{name}={getattr(self, name)}" for name in NAMES if getattr(self, name)]
         return [*rows, self.gpus] if self.gpus else rows
 
     def script(self) -> str:
@@ -119,6 +120,7 @@ def _guessed(guesses: Sequence[Choice]) -> SampleRequest:
     return SampleRequest(
         values.get("slurm.partition", ""), values.get("slurm.account", ""),
         values.get("slurm.qos", ""), values.get("slurm.constraint", ""), "", gpus.get(option, ""),
+        values.get("slurm.clusters", ""),
     )  # fmt: skip
 
 
@@ -177,7 +179,7 @@ def applied(guesses: Sequence[Choice], trials: Sequence[Verdict]) -> list[Choice
         return list(guesses)
     request, before = trials[-1].request, {row.key: row for row in guesses}
     rows = [row for row in guesses if row.key.removeprefix("slurm.") not in vars(request)]
-    for name in ("partition", "account", "qos", "constraint", "time"):
+    for name in NAMES:
         value = getattr(request, name)
         guess = before.get(f"slurm.{name}")
         if value and guess and guess.value == value:

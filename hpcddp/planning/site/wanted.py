@@ -52,11 +52,24 @@ class Wanted:
     @property
     def memory_mb(self) -> int:
         """Memory of each node in MB; 0 for none. As in sbatch, a number alone is MB."""
-        text = self.option("mem")
+        name, share = self.memory_option
+        text = self.option(name)
         if not text or text == "0":
             return 0
         text = f"{text}M" if text.isdecimal() else text
-        return math.ceil(bytes_of(text, self.source("mem"), what="memory") / MB)
+        return share * math.ceil(bytes_of(text, self.source(name), what="memory") / MB)
+
+    @property
+    def memory_option(self) -> tuple[str, int]:
+        """The option that asks for memory, and how often a node gets it."""
+        shares = {"mem-per-cpu": self.cpus, "mem-per-gpu": self.gpus}
+        return next(((n, share) for n, share in shares.items() if self.option(n)), ("mem", 1))
+
+    @property
+    def memory(self) -> str:
+        """The memory of each node, as a person asked for it."""
+        name, share = self.memory_option
+        return self.option(name) if share == 1 else f"{share} x {self.option(name)}"
 
     def tres(self) -> dict[str, int]:
         """The least that the whole job asks for, by the names of Slurm; memory in MB."""

@@ -31,6 +31,38 @@ def test_detect_writes_a_profile_that_the_next_command_uses(
     assert "#SBATCH --cpus-per-task=30\n" in script
 
 
+@pytest.mark.parametrize("name", ["slurm", "local"])
+def test_a_cluster_with_a_reserved_name_gets_another_one(
+    site: Site, cluster: Command, hpcddp: Command, name: str
+) -> None:
+    recorded.change(site, "scontrol", f"s/= plain/= {name}/")
+    done = cluster("detect")
+    assert done.code == 0, done.err
+    assert f"clusters/{name}-cluster.toml\n" in done.out
+    assert "#SBATCH --partition=gpu\n" in hpcddp("submit", "toy", "--dry-run").out
+
+
+def test_nodes_of_another_architecture_are_a_warning(site: Site, cluster: Command) -> None:
+    recorded.change(site, "scontrol", "s/Arch=x86_64/Arch=riscv64/")
+    done = cluster("detect")
+    assert "warning: the nodes are riscv64, but this machine is " in done.err
+    assert "CPUs      riscv64\n" in done.out
+
+
+def test_another_cluster_is_detected_by_its_name(
+    site: Site, cluster: Command, hpcddp: Command
+) -> None:
+    recorded.install(site, "multi-cluster")
+    for program in ("scontrol", "sinfo"):  # they answer for wice alone
+        text = (site.bin / program).read_text().replace("#!/bin/bash", "")
+        site.program(program, f'[ "$SLURM_CLUSTERS" = wice ] || exit 1\n{text}')
+    done = cluster("detect", "-M", "wice")
+    assert done.code == 0, done.err
+    assert done.out.endswith(" --cluster wice -- python train.py\n")
+    shown = hpcddp("submit", "toy", "--cluster", "wice", "--dry-run")
+    assert "#SBATCH --clusters=wice\n" in shown.out and shown.code == 0, shown.err
+
+
 def test_a_second_detect_keeps_what_a_person_changed(site: Site, cluster: Command) -> None:
     cluster("detect")
     profile = site.config / "hpcddp" / "clusters" / "plain.toml"
@@ -98,7 +130,8 @@ def test_the_head_of_the_profile_has_the_trials_and_gaps_of_the_last_detection(
     )
     cluster("detect", "--no-trials")
     head = profile.read_text().split("\n\n")[0].splitlines()
-    assert head[-2:] == [*tried, "# unknown: reservations (scontrol: no message)"]
+    assert head[-3:-1] == [*tried, "# unknown: reservations (scontrol: no message)"]
+    assert "interface, GPU driver, libc and $HOME are unknown until `hpcddp doctor`" in head[-1]
     assert profile.read_text().count("# unknown") == 1
     cluster("detect", "--no-trials")
     assert profile.read_text().count("# unknown") == 1
@@ -119,6 +152,14 @@ def test_a_mistake_is_an_error_of_one_line(
 ) -> None:
     done = cluster(*words)
     assert done.code == code and message in done.err and not done.out
+
+
+def test_a_profile_that_is_no_utf_8_is_an_error(site: Site, cluster: Command) -> None:
+    cluster("detect")
+    profile = site.config / "hpcddp" / "clusters" / "plain.toml"
+    profile.write_bytes(b"# gr\xfc\xdfe\n")
+    done = cluster("detect")
+    assert done.code == 2 and "plain.toml: " in done.err and "Traceback" not in done.err
 
 
 def test_a_profile_that_is_wrong_is_not_replaced(site: Site, cluster: Command) -> None:

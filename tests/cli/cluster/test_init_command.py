@@ -61,8 +61,31 @@ def test_a_job_file_that_differs_is_shown_and_kept(project: Site, hpcddp: Comman
     profile = project.config / "hpcddp" / "clusters" / "plain.toml"
     changed = profile.read_text().replace('account = "vision"', 'account = "speech"')
     profile.write_text(changed)
-    assert hpcddp("init", "--yes", "--force").code == 0 and "gpus = 4" in job.read_text()
+    done = hpcddp("init", "--yes", "--force")
+    assert done.code == 0 and "gpus = 4" in job.read_text()
     assert profile.read_text() == changed  # --force is about the job file
+    assert 'kept your slurm.account: "speech" (detected: "vision")' in done.err
+
+
+def test_a_schema_of_another_tool_is_kept(project: Site, hpcddp: Command) -> None:
+    mine = project.write("jobs/job.schema.json", '{"title": "of mine"}')
+    done = hpcddp("init", "--yes")
+    assert done.code == 2 and "the file is not of hpcddp" in done.err
+    assert mine.read_text() == '{"title": "of mine"}' and not list(project.config.rglob("*.toml"))
+
+
+def test_where_no_job_file_can_be_no_profile_is_written(project: Site, hpcddp: Command) -> None:
+    (project.folder / "jobs").rmdir()
+    project.write("jobs", "a file")
+    done = hpcddp("init", "--yes")
+    assert done.code == 2 and "/jobs: the folder cannot be created" in done.err
+    assert not list(project.config.rglob("*.toml"))
+
+
+def test_a_job_file_that_is_no_utf_8_differs(project: Site, hpcddp: Command) -> None:
+    (project.folder / "jobs" / "train.toml").write_bytes(b"name = 'gr\xfc\xdfe'\n")
+    done = hpcddp("init", "--yes")
+    assert done.code == 2 and "the file exists, and differs" in done.err
 
 
 def test_a_gpu_that_only_a_feature_names_is_used(site: Site, hpcddp: Command) -> None:
@@ -85,6 +108,7 @@ def test_sizes_and_script_can_be_given(project: Site, hpcddp: Command) -> None:
     [
         ("import horovod.torch as hvd\nhvd.init()\n", {"launcher": "horovod"}, "horovod.md"),
         ("import lightning as L\nL.Trainer()\n", {}, "lightning.md"),
+        ("import transformers\ntransformers.Trainer()\n", {}, "transformers.md"),
         (f"{DDP}open('../far/x')\n", {"snapshot": False}, ""),
     ],
 )

@@ -175,13 +175,14 @@ def test_the_first_limit_in_slurms_order_counts(
 
     facts(site, change)
     if partition_qos:
-        answer(site, "scontrol", f"s/\\(PartitionName=gpu .*\\)QoS=N.A/\\1QoS={partition_qos}/")
+        own = f"s/\\(PartitionName=gpu .*\\)QoS=N.A/\\1QoS={partition_qos}/"
+        recorded.change(site, "scontrol", own)
     done = submit("-N", "2", "--gpus", "4")
     assert done.code == 2 and f"8 GPUs requested, but {owner}" in done.err, done.err
 
 
 def test_a_limit_behind_an_unknown_one_is_a_note(site: Site, submit: Command) -> None:
-    answer(site, "scontrol", "s/\\(PartitionName=gpu .*\\)QoS=N.A/\\1QoS=secret/")
+    recorded.change(site, "scontrol", "s/\\(PartitionName=gpu .*\\)QoS=N.A/\\1QoS=secret/")
     facts(site, lambda data: qos(data).update(max_tres={"gres/gpu": 8}))
     done = submit("-N", "3", "--gpus", "4")
     assert done.code == 0 and "12 GPUs requested, but QOS gpu allows a job 8" in done.err
@@ -209,14 +210,6 @@ def test_a_qos_may_require_gpus(submit: Command) -> None:
     assert done.code == 2 and "0 GPUs requested, but QOS gpu requires 1 of a job" in done.err
 
 
-def answer(site: Site, program: str, change: str) -> None:
-    """Change what a program of Slurm prints, by a command of sed."""
-    path = site.bin / program
-    if not (site.bin / "sed").exists():
-        (site.bin / "sed").symlink_to("/usr/bin/sed")
-    path.write_text(path.read_text().replace("cat", f"sed '{change}'"))
-
-
 @pytest.mark.parametrize(
     ("change", "words", "what"),
     [
@@ -230,18 +223,58 @@ def answer(site: Site, program: str, change: str) -> None:
 def test_limits_of_a_partition(
     site: Site, submit: Command, change: str, words: list[str], what: str
 ) -> None:
-    answer(site, "scontrol", change)
+    recorded.change(site, "scontrol", change)
     done = submit(*words)
     assert done.code == 2 and what in done.err, done.err
 
 
-def test_a_job_for_another_cluster_is_not_judged_by_this_one(submit: Command) -> None:
-    done = submit("--sbatch", "clusters=other", "-p", "elsewhere")
-    assert "elsewhere" not in done.err, done.err
+def test_a_job_for_another_cluster_is_judged_by_that_one(site: Site, submit: Command) -> None:
+    recorded.change(site, "scontrol", "s/=gpu /=${SLURM_CLUSTERS:-gpu} /")
+    done = submit("--sbatch", "clusters=other", "-p", "other")
+    assert "unknown partition" not in done.err, done.err
+    done = submit("--sbatch", "clusters=other,third", "-p", "elsewhere")  # Slurm chooses one
+    assert "unknown partition" not in done.err, done.err
+
+
+def test_defaults_that_a_partition_refuses_are_told(site: Site, submit: Command) -> None:
+    profile = site.config / "hpcddp" / "clusters" / "plain.toml"
+    profile.write_text('gpu_option = "gpus-per-node"\n')  # no account, no QOS
+    done = submit("-p", "gpu")
+    assert "partition gpu may refuse your default account, biology: use --account" in done.err
+    assert "your default QOS, normal, may not be used in partition gpu: use --qos" in done.err
+    assert submit("-p", "cpu", "--procs", "2").err.count("your default") == 0
+
+
+def test_a_partition_of_other_groups_is_told(site: Site, submit: Command) -> None:
+    recorded.change(site, "scontrol", "s/AllowGroups=ALL/AllowGroups=wheel-x/")
+    assert "for other groups than yours: it is for wheel-x" in submit("-p", "gpu").err
+
+
+def test_what_is_left_to_the_account_is_told(submit: Command) -> None:
+    done = submit("-p", "gpu", "-N", "2", "--gpus", "4", "-t", "2:00:00")
+    assert done.code == 0
+    assert "account vision had 1200 gres/gpu hours left at 20" in done.err
+    assert "UTC: an attempt of this job may use 16\n" in done.err
+
+
+def test_an_unknown_qos_is_a_note(submit: Command) -> None:
+    done = submit("-p", "cpu", "--procs", "2", "-q", "gpu_lnog")
+    assert "Slurm has no QOS 'gpu_lnog': known QOSs: gpu, normal" in done.err
+    assert done.code == 0 and "`hpcddp cluster detect` reads them again" in done.err
+
+
+@pytest.mark.parametrize("option", ["mem-per-gpu", "mem-per-cpu"])
+def test_memory_of_each_gpu_and_cpu_is_compared(site: Site, submit: Command, option: str) -> None:
+    done = submit("--gpus", "4", "--sbatch", f"{option}=200G")
+    assert "x 200G of memory per node requested, but the nodes of partition gpu" in done.err
+    assert f"use --{option} " in done.err and done.code == 0  # --sbatch asks for it all the same
+    with (site.config / "hpcddp/clusters/plain.toml").open("a") as profile:
+        profile.write(f'{option} = "200G"\n')  # its last table is [slurm]
+    assert submit("--gpus", "4").code == 2
 
 
 def test_ranks_get_the_cpus_that_their_partition_gives(site: Site, submit: Command) -> None:
-    answer(site, "scontrol", "s/MaxCPUsPerNode=UNLIMITED/MaxCPUsPerNode=16/")
+    recorded.change(site, "scontrol", "s/MaxCPUsPerNode=UNLIMITED/MaxCPUsPerNode=16/")
     done = submit("--gpus", "4")
     assert done.code == 0, done.err
     assert "#SBATCH --cpus-per-task=4\n" in done.out
@@ -275,7 +308,7 @@ def test_maintenance_of_some_nodes_leaves_the_others(site: Site, submit: Command
 
     facts(site, change)
     job = ("--gpus", "a100:4", "-t", "3:00:00")
-    assert "maintenance" not in submit(*job, "-N", "1").err
+    assert "maintenance of" not in submit(*job, "-N", "1").err
     assert "note: maintenance of g[1-11] from " in submit(*job, "-N", "2").err
 
 
@@ -287,7 +320,7 @@ def test_nodes_that_are_down_make_a_job_wait(site: Site, submit: Command) -> Non
 
 
 def test_a_partition_that_is_down_makes_a_job_wait(site: Site, submit: Command) -> None:
-    answer(site, "scontrol", "s/State=UP/State=DOWN/")
+    recorded.change(site, "scontrol", "s/State=UP/State=DOWN/")
     done = submit()
     assert done.code == 0 and "partition gpu is DOWN: the job waits until it is up" in done.err
 

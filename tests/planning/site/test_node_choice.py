@@ -1,6 +1,7 @@
 import pytest
 from sites import Site, flags, nodes
 
+from hpcddp.planning.site.node_choice import has_features
 from hpcddp.rundir import RunDir
 
 KINDS = (
@@ -40,6 +41,18 @@ def test_a_feature_chooses_among_nodes(site: Site) -> None:
     wanted = flags(("gpus", 4), ("slurm.constraint", "a100&ib"))
     assert site.plan(wanted).cpus_per_task == 4
     assert site.plan(flags(("gpus", 4), ("slurm.constraint", "[a100]"))).cpus_per_task == 16
+
+
+@pytest.mark.parametrize(
+    ("constraint", "fits"),
+    [
+        ("a100", True), ("a100&hbm80g", False), ("a100,ib", True), ("t4|ib", True),
+        ("t4|h100", False), ("[t4|ib]", True), ("ib*2&t4*2", True), ("(t4&h100)|v100", False),
+        ("", False),
+    ],
+)  # fmt: skip
+def test_the_features_of_a_constraint(constraint: str, fits: bool) -> None:
+    assert has_features(constraint, ("a100", "ib")) is fits
 
 
 def test_a_partition_without_gpus_is_asked_for_none(cluster: Site) -> None:

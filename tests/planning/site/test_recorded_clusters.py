@@ -1,6 +1,7 @@
 """Each recorded cluster: its profile requests what the documentation of its site shows."""
 
 import re
+import tomllib
 from collections.abc import Callable
 
 import pytest
@@ -10,7 +11,17 @@ from sites import Outcome, Site
 CALLS = 8  # of Slurm's programs, besides the trials
 TRIALS = 4
 # What a request is made of. Slurm takes the GPUs of a node from either option.
-PARTS = ("partition", "account", "qos", "constraint", "time", "gpus")
+PARTS = ("clusters", "partition", "account", "qos", "constraint", "time", "gpus")
+# Of several clusters, the one that is asked for.
+ELSEWHERE = {"multi-cluster": "wice"}
+# What else the documentation of a site gives.
+VALUES = {
+    "juwels-booster": {"host_suffix": "i"},
+    "lumi-g": {"cpus_per_gpu": 14},  # threads: 7 of the 8 cores of each GPU's part are for jobs
+    "grace-hopper": {"cpus_per_gpu": 72},
+    "mig": {"gpu_type": "a100", "cpus_per_gpu": 12},
+    "multi-cluster": {"cpus_per_gpu": 18},
+}  # fmt: skip
 # The request of a site's page -> where its profile may differ, and why.
 OTHER = {
     # The default account serves as well.
@@ -35,16 +46,21 @@ def test_the_profile_requests_what_the_site_documents(
     site: Site, hpcddp: Callable[..., Outcome], name: str
 ) -> None:
     recorded.install(site, name)
-    detected = hpcddp("cluster", "detect")
+    other = ELSEWHERE.get(name)
+    detected = hpcddp("cluster", "detect", *(["-M", other] if other else []))
     assert detected.code == 0, detected.err
     calls = recorded.calls(site)
     assert len(calls) <= CALLS and detected.out.count("\ntried ") <= TRIALS
     documented = request((recorded.CLUSTERS / name / "request").read_text().split())
     gpus = re.sub(r".*:", "", documented["gpus"])
     size = ["--gpus", gpus] if gpus else []
+    size += ["--cluster", other] if other else []
     done = hpcddp("submit", "toy", "--set", "global_batch=512", "--dry-run", "-N", "2", *size)
     assert done.code == 0, done.err
     rendered = request(re.findall(r"^#SBATCH (.*)$", done.out, re.MULTILINE))
+    (profile,) = (site.config / "hpcddp" / "clusters").glob("*.toml")
+    values = tomllib.loads(profile.read_text())
+    assert VALUES.get(name, {}).items() <= values.items()
     may = OTHER.get(name, set())
     ours, theirs = _bare(rendered, documented), _bare(documented, rendered)
     assert {k: v for k, v in ours.items() if k not in may} == {
