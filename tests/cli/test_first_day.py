@@ -126,6 +126,7 @@ def test_a_pipe_has_no_width(site: Site, command: Command) -> None:
         (["gpus_per_node"], ["gpus_per_node  (key of cluster profiles)"]),
         (["nodes"], ["nodes  (key of jobs)", "nodes  (key of cluster profiles)"]),
         (["slurm.partition"], ["slurm  (key of jobs)", "  type    table"]),
+        (["gpus"], ["  set by  --gpus, --procs, HPCDDP_GPUS, the job file"]),
     ],
 )  # fmt: skip
 def test_a_key_is_explained(

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from hpcddp.errors import UserError
 from hpcddp.keys import toml_text
 from hpcddp.planning import jobfile, key_schema
 from hpcddp.planning.project.project_look import TASK, ScriptFile
@@ -18,6 +19,7 @@ from hpcddp.sizes import NodeRange
 from hpcddp.spec import KEYS, JobSpec
 
 SCHEMA = "job.schema.json"
+TITLE = "job of hpcddp"  # of the schema
 HEAD = """\
 #:schema ./{schema}
 # Made by `hpcddp init`; `hpcddp config --explain` explains the keys.
@@ -27,6 +29,7 @@ PAGES = {
     "Horovod": "docs/howto/horovod.md",
     "Lightning": "docs/howto/lightning.md",
     "Accelerate": "docs/howto/accelerate.md",
+    "transformers": "docs/howto/transformers.md",
 }
 
 
@@ -61,22 +64,47 @@ class NewJob:
         """The lines in which the present file differs; none if it is equal, or missing."""
         if not self.path.exists():
             return []
-        present = self.path.read_text(encoding="utf-8")
+        present = self.path.read_text(encoding="utf-8", errors="replace")
         lines = difflib.unified_diff(
             present.splitlines(), self.text.splitlines(), str(self.path), "new", lineterm=""
         )
         return list(lines)
 
+    @property
+    def schema(self) -> Path:
+        """The schema that the file names, beside it."""
+        return self.path.with_name(SCHEMA)
+
+    @property
+    def foreign_schema(self) -> bool:
+        """Whether a file that hpcddp did not write has the name of the schema."""
+        if not self.schema.exists():
+            return False
+        return TITLE not in self.schema.read_text(encoding="utf-8", errors="replace")
+
+    def make_folder(self) -> None:
+        """Make the folder of the file.
+
+        Raises:
+            UserError: that is impossible.
+        """
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            what = f"the folder cannot be created: {error.strerror}"
+            hint = "job files lie in it: rename the file, or work in a folder of yours"
+            raise UserError(what, where=str(self.path.parent), hint=hint) from None
+
     def save(self) -> None:
         """Write the file, and the schema that it names beside it."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(self.path.with_name(SCHEMA), schema_text())
+        self.make_folder()
+        write_text(self.schema, schema_text())
         write_text(self.path, self.text)
 
 
 def schema_text() -> str:
     """The JSON Schema of job files."""
-    made = key_schema.schema(KEYS, "job of hpcddp", {"nodes": ("string", "integer")})
+    made = key_schema.schema(KEYS, TITLE, {"nodes": ("string", "integer")})
     return json.dumps(made, indent=1) + "\n"
 
 

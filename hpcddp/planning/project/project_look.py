@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcddp.errors import UserError
+from hpcddp.planning.project import outside_paths
 
 MOST = 400  # files that are read
 LARGEST = 10**6  # bytes of a file that is read
@@ -113,7 +114,8 @@ def _look(folder: Path, path: Path) -> ScriptFile | None:
     kind = next((kind for kind, names in IMPORTS.items() if _any(imported, names)), "")
     if not kind or not _starts(tree):
         return None
-    return ScriptFile(relative, kind, tuple(sorted(set(outside(tree, folder)))))
+    outside = outside_paths.find(tree, relative, folder)
+    return ScriptFile(relative, kind, tuple(sorted(set(outside))))
 
 
 def _any(imported: set[str], names: tuple[str, ...]) -> bool:
@@ -139,16 +141,3 @@ def _starts(tree: ast.Module) -> bool:
         and not (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test))
         for node in tree.body
     )
-
-
-def outside(tree: ast.Module, folder: Path) -> Iterator[str]:
-    """Relative paths in a file's strings that lead out of a folder, and exist."""
-    root = folder.resolve()
-    for node in ast.walk(tree):
-        if not (isinstance(node, ast.Constant) and isinstance(node.value, str)):
-            continue
-        text = node.value
-        if text.startswith("../") and len(text) < 1000 and "\0" not in text:
-            target = Path(os.path.normpath(root / text))
-            if not target.is_relative_to(root) and target.exists():
-                yield text
