@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from markdown import code, entry, sentence
 
 from hpcddp import keys, spec
-from hpcddp.cli import options
+from hpcddp.cli import show
 from hpcddp.planning import clusters, jobfile
 
 
@@ -61,21 +61,4 @@ def _body(name: str, row: keys.Key, of_job: bool) -> Iterator[str]:
     if row.choices:
         yield f"; one of {', '.join(map(code, row.choices))}"
     if of_job:
-        yield from ("", "{.facts}", f"Set by {', '.join(_sources(name, row))}")
-
-
-def _sources(name: str, row: keys.Key) -> Iterator[str]:
-    """The options and variables that set a key."""
-    own = {key: parameter for parameter, key in options.SHORTCUTS.items()}
-    yield code(f"--{own[name]}" if name in own else _pair(name, row))
-    if not row.kind.startswith("dict"):
-        yield code(jobfile.variable(name))
-
-
-def _pair(name: str, row: keys.Key) -> str:
-    """The option that sets any key, as it is written."""
-    prefixes = {prefix.rstrip("."): option for option, prefix in options.PAIRS.items() if prefix}
-    if row.kind.startswith("dict"):
-        own = prefixes.get(name)
-        return f"--{own} KEY=VALUE" if own else f"--set {name}.KEY=VALUE"
-    return f"--set {name}=VALUE"
+        yield from ("", "{.facts}", f"Set by {', '.join(map(code, show.setters(name)))}")

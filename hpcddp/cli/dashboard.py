@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from hpcddp.cli.options import runs_option, runs_root
-from hpcddp.errors import UserError
+from hpcddp.errors import UserError, install_extra
 
 
 @click.command()
@@ -37,7 +37,7 @@ def dashboard(runs: str | None, path: str | None, port: int | None) -> int:
     try:
         from hpcddp.dashboard import app
     except ModuleNotFoundError as error:
-        hint = "install the extra `dashboard` of hpcddp"
+        hint = install_extra("dashboard")
         raise UserError(f"the dashboard needs the package {error.name}", hint=hint) from None
     from hpcddp.dashboard import listener
     from hpcddp.dashboard.all_runs import Folder

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hpcddp.cli.options import F, JobCommand, complete_jobs, flags, job_options, json_option
-from hpcddp.cli.terminal import say
+from hpcddp.cli.terminal import say, tables
 from hpcddp.cli.terminal.sections import option
 from hpcddp.planning import jobfile
 
@@ -63,6 +63,8 @@ def rehearse(job: str | None, seed: int | None, watch: float, runs: str | None, 
     from hpcddp.sandbox.rehearse import rehearse as play
 
     counts = {kind: given.pop(kind.replace("-", "_")) for kind in FAULTS}
+    if idle := [f"--{name}" for name in UNUSED if given.get(name) is not None]:
+        say.note(f"{', '.join(idle)}: no effect on the sandbox of the rehearsal")
     layers, notes = jobfile.load(job, flags(given), os.environ, Path.cwd())
     for note in notes:
         say.note(note)
@@ -89,16 +91,13 @@ COLUMNS = ("fault", "step", "attempt", "cause", "survived", "steps lost", "secon
 def table(report: Report) -> str:
     """The report as a table."""
     rows = [COLUMNS, *(_cells(fault, clock=not report.steps) for fault in report.faults)]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(COLUMNS))]
-    lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip()
-             for row in rows]  # fmt: skip
     order = _yes(report.order_equal) + (f" ({report.difference})" if report.difference else "")
     needless = f" ({report.steps_needless} without need)" if report.steps_needless else ""
     reason = f": {report.reason}" if report.reason else ""
     known = report.steps_lost is not None
     lost = f"{report.steps_lost} of {report.steps}" if known else "unknown"
     return "\n".join([
-        *lines,
+        *tables.table(rows),
         f"the run is {report.state}{reason}",
         f"steps lost     {lost}{needless}",
         f"weights equal  {_yes(report.weights_equal)}",

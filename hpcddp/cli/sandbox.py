@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from hpcddp.cli.options import F, json_option
+from hpcddp.cli.terminal import say
 from hpcddp.sandbox import shell
 from hpcddp.sandbox.cluster import Sandbox, Settings
 from hpcddp.sandbox.config import MAX_NODES, PREEMPT_MODES
@@ -117,10 +118,13 @@ def env(folder: Path) -> None:
         click.echo(f"export {name}={shlex.quote(value)}")
 
 
+COLOURS = {"up": "green", "down": "yellow", "broken": "red"}  # of the sandbox's states
+
+
 def _describe(facts: dict[str, Any]) -> str:
     folder = Path(facts["folder"])
     start, end = (f"`{shell.command(folder, verb)}`" for verb in ("up", "down"))
-    lines = [f"{facts['state']}  {folder}"]
+    lines = [f"{say.paint(facts['state'], COLOURS.get(facts['state'], ''))}  {folder}"]
     if facts["state"] == "down":
         return "\n".join([*lines, f"  {start} starts it"])
     gpus = counted(facts["gpus_per_node"], "GPU")

@@ -12,6 +12,7 @@ import click
 from hpcddp.cli import completion
 from hpcddp.cli.options import (
     JOB,
+    PAIRS,
     SHORTCUTS,
     JobCommand,
     ask,
@@ -30,6 +31,15 @@ if TYPE_CHECKING:
     from hpcddp.keys import Key, Keys
 
 SCHEMA_VERSION = 1
+# Key -> its options, where their values are not those of the key.
+OPTIONS = {
+    "gpus": ("--gpus", "--procs"),
+    "total_gpus": ("--total-gpus",),
+    "gpu_type": ("--gpus TYPE:N",),
+    "device": ("--procs",),
+    "snapshot": ("--no-snapshot",),
+    "command": ("-- COMMAND...",),
+}
 
 
 @click.command(cls=JobCommand)
@@ -184,22 +194,35 @@ def _entry(row: Explained) -> Iterator[str]:
         ("type", row.key.type),
         ("default", row.key.default_text if row.key.type != "table" else ""),
         ("allowed", row.limits()),
-        ("set by", _places(row.name) if row.of == "job" else "a cluster profile"),
+        ("set by", ", ".join(_places(row))),
         ("value", f"{toml_text(row.value[0])} ({row.value[1]})" if row.value else ""),
     ]
     yield from tables.fields([(f"  {name}", text) for name, text in facts if text])
     yield ""
 
 
-def _places(name: str) -> str:
-    """The options, the variable and the file that set a key of a job."""
+def _places(row: Explained) -> list[str]:
+    return [*setters(row.name), "the job file"] if row.of == "job" else ["a cluster profile"]
+
+
+def setters(name: str) -> list[str]:
+    """The options and variables that set a key, or the members of a table."""
     from hpcddp.planning import jobfile
     from hpcddp.spec import KEYS
 
-    options = [f"--{parameter}" for parameter, key in SHORTCUTS.items() if key == name]
-    member = f"{name}.NAME" if name in KEYS.tables else name
-    variable = jobfile.variable(name) + ("__NAME" if name in KEYS.tables else "")
-    return ", ".join([*options, f"--set {member}=VALUE", variable, "the job file"])
+    free = KEYS.rows[name].kind.startswith("dict")
+    own = OPTIONS.get(name) or [f"--{option}" for option, key in SHORTCUTS.items() if key == name]
+    variable = jobfile.variable(name) + ("__KEY" if free else "")
+    of_sbatch = [v for v, key in jobfile.SBATCH_VARIABLES.items() if key.startswith(f"{name}.")]
+    return [*(own or [_pair(name, free)]), variable, *of_sbatch]
+
+
+def _pair(name: str, free: bool) -> str:
+    """The option that sets any key, as it is written."""
+    prefixes = {prefix.rstrip("."): option for option, prefix in PAIRS.items() if prefix}
+    if free:
+        return f"--{prefixes[name]} KEY=VALUE" if name in prefixes else f"--set {name}.KEY=VALUE"
+    return f"--set {name}=VALUE"
 
 
 def _sections(rows: list[Explained]) -> Iterator[str]:

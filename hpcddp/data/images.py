@@ -23,7 +23,7 @@ from hpcddp.data.listings import listing_of, rank_of_here, run_of_here
 from hpcddp.data.node_cache.cache import shared
 from hpcddp.data.places import Place
 from hpcddp.data.reading import ObjectCache, Reading
-from hpcddp.errors import ObjectUnreadable, UserError
+from hpcddp.errors import ObjectUnreadable, UserError, install_extra
 from hpcddp.spec import DataSpec
 
 POLICIES = ("stop", "skip")
@@ -237,7 +237,7 @@ def _pillow() -> None:
         raise UserError(
             "Pillow is not installed; ImageFolder needs it to read images",
             where="hpcddp.data",
-            hint="install Pillow, for example with the extra `examples` of hpcddp",
+            hint=f"install Pillow, or {install_extra('examples')}",
         ) from None
 
 

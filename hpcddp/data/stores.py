@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, Protocol, TypeVar
 from hpcddp.data.objects import StoreObject, version_of
 from hpcddp.data.store_errors import Trouble
 from hpcddp.data.tree import walk
-from hpcddp.errors import UserError
+from hpcddp.errors import UserError, install_extra
 
 T = TypeVar("T")
 # The keys under which drivers of fsspec report a version.
@@ -116,7 +116,7 @@ class Fsspec:
             raise UserError(
                 f"unsupported store: {error}",
                 where=root,
-                hint="for s3:// install the extra `s3` of hpcddp; for other stores, install the "
+                hint=f"for s3://, {install_extra('s3')}; for other stores, install the "
                 "driver that fsspec names",
             ) from None
 
@@ -178,7 +178,7 @@ def _asked(call: Callable[[], T]) -> T:
 def _without(error: ImportError, package: str, extra: str, where: str) -> UserError:
     absent = isinstance(error, ModuleNotFoundError) and "." not in (error.name or "")
     what = f"{package} is not installed" if absent else f"cannot load {package}: {error}"
-    return UserError(what, where=where, hint=f"install the extra `{extra}` of hpcddp")
+    return UserError(what, where=where, hint=install_extra(extra))
 
 
 def _s3(root: str) -> Store:

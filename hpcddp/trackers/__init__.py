@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from hpcddp import urls
-from hpcddp.errors import UserError
+from hpcddp.errors import UserError, install_extra
 from hpcddp.rundir import RunDir
 
 # Tracker -> module of its sink. The tracker's package and extra have the same name.
@@ -88,7 +88,7 @@ def module(name: str) -> Any:
     if name not in TRACKERS:
         hint = f"use one of {', '.join(TRACKERS)}"
         raise UserError(f"unknown tracker {name!r}", where="metrics.trackers", hint=hint)
-    where, hint = f"tracker {name}", f"install the extra `{name}` of hpcddp"
+    where, hint = f"tracker {name}", install_extra(name)
     if missing(name):
         raise UserError(f"the package {name} is not installed", where=where, hint=hint)
     try:
