@@ -65,5 +65,5 @@ def _data_file() -> Path:
     raise JobFileError(
         "the data file is missing: it comes with scikit-learn",
         where="jobs/digits.py",
-        hint="install the extra `examples` of hpcddp",
+        hint="install the extra `examples` of hpcddp: pip install '.[examples]' in its clone",
     )

@@ -31,7 +31,7 @@ except ImportError:
     raise JobFileError(
         "Pillow is not installed; the job needs it to read images",
         where="jobs/resnet.py",
-        hint="install the extra `examples` of hpcddp",
+        hint="install the extra `examples` of hpcddp: pip install '.[examples]' in its clone",
     ) from None
 
 FOLDERS = {"train": "train", "eval": "val"}

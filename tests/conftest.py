@@ -29,7 +29,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """The long ones belong to `scripts/test --full` and to the smoke set."""
+    """The long ones belong to `scripts/test --full` and to the smoke set, and have more time."""
+    for item in items:
+        if item.get_closest_marker("full") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(900))
     if which := config.getoption("--smoke"):
         left_out = [item for item in items if not _in_smoke_set(item, which == "quick")]
     elif not config.getoption("--full"):

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hpcddp.errors import SlurmUnreachable, UserError
+from hpcddp.errors import SlurmUnreachable, UserError, install_extra
 from hpcddp.keys import nearest
 from hpcddp.launch import horovod
 from hpcddp.slurm import commands as slurm
@@ -84,7 +84,7 @@ def no_dask(job: JobSpec, profile: Profile) -> str:
     needed = () if job.software.own_python else ("distributed", "cryptography")
     missing = [name for name in needed if not find_spec(name)]
     names = f"{' and '.join(missing)} {'are' if len(missing) > 1 else 'is'} not installed"
-    return f"{names}\ninstall the extra `dask` of hpcddp" if missing else ""
+    return f"{names}\n{install_extra('dask')}" if missing else ""
 
 
 BOTH = ("slurm", "local")

@@ -75,8 +75,9 @@ def test_ranks_that_wait_in_a_launcher_end_with_the_reason(
     record_run(run, gpus=2, spec={"command": ["bash", "x.sh"], "start_seconds": 2})
     run.attempt(1).path.mkdir(parents=True)
     programs = [(rank, "0", "srun") for rank in ranks] + [(0, "1", "train")] * inner
-    for rank, step, name in programs:
+    for name in {name for _, _, name in programs}:  # each once: bash reads it as it runs
         site.program(name, "read -t 60 <><(:)")
+    for rank, step, name in programs:
         words = {"HPCDDP_RUN_DIR": str(run.path), "HPCDDP_WORLD": f"{rank};4;0;;"}
         environ = {**os.environ, **words, "SLURM_STEP_ID": step}
         started.append(subprocess.Popen([site.bin / name], env=environ))

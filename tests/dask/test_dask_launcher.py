@@ -12,7 +12,7 @@ from sites import SUPPORT, Outcome, Site
 from hpcddp import processes
 from hpcddp.attempt import ledger
 from hpcddp.dask import gang
-from hpcddp.errors import UserError
+from hpcddp.errors import UserError, install_extra
 from hpcddp.planning.jobfile import Layer
 from hpcddp.rundir import RunDir
 from hpcddp.topology import Rank
@@ -159,7 +159,7 @@ def test_what_is_not_installed_is_told_before_submission(
         UserError, match=" and ".join(missing) + " (is|are) not installed"
     ) as caught:
         site.plan(flags)
-    assert caught.value.hint == "install the extra `dask` of hpcddp"
+    assert caught.value.hint == install_extra("dask")
 
 
 def test_it_listens_on_the_network_of_the_cluster() -> None:

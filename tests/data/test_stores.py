@@ -21,7 +21,7 @@ from hpcddp.data.objects import StoreObject
 from hpcddp.data.places import Place
 from hpcddp.data.s3 import endpoint, region
 from hpcddp.data.store_errors import Trouble
-from hpcddp.errors import StoreUnreachable, UserError
+from hpcddp.errors import StoreUnreachable, UserError, install_extra
 
 COUNT = sum(CLASSES.values())
 EXPECTED = [(i, label) for i, label in enumerate([0] * 7 + [1] * 5 + [2] * 4)]
@@ -256,7 +256,7 @@ def test_an_extra_that_is_missing_is_named(monkeypatch):
     for place, extra in (("s3://images/x", "s3"), ("memory://x", "stores")):
         with pytest.raises(UserError, match="is not installed") as error:
             ImageFolder(place)
-        assert error.value.hint == f"install the extra `{extra}` of hpcddp"
+        assert error.value.hint == install_extra(extra)
 
 
 @pytest.mark.parametrize("place", [None, ModuleType("s3torchconnector._s3client")])

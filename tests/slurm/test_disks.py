@@ -20,7 +20,8 @@ from . import disks
 from .desk import Desk, pids, wait_for
 from .test_survive import lost, resumed
 
-pytestmark = [pytest.mark.full, pytest.mark.timeout(3000)]
+# Five runs at a time are enough for a machine: no other of these tests runs beside one.
+pytestmark = [pytest.mark.full, pytest.mark.timeout(3000), pytest.mark.xdist_group("disks")]
 MINUTE = 60.0
 STEPS, EVERY = 400, 20
 JOB = (

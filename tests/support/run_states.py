@@ -4,6 +4,7 @@ import atexit
 import json
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,12 +23,14 @@ for line in sys.stdin:
     print(json.dumps(answer), flush=True)
 """
 _processes: dict[tuple[str, ...], "RunStates"] = {}
+_lock = threading.Lock()
 
 
 class RunStates:
     """A process that answers as `hpcddp status --json` does, in an environment."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
+        self._lock = threading.Lock()
         self._process = subprocess.Popen(
             [sys.executable, "-c", SERVER], env=dict(environ), text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE,
@@ -36,9 +39,10 @@ class RunStates:
     def of(self, root: Path, run: str) -> dict[str, Any]:
         """The status of a run in a folder of runs."""
         assert self._process.stdin and self._process.stdout
-        self._process.stdin.write(json.dumps([str(root), run]) + "\n")
-        self._process.stdin.flush()
-        answer: dict[str, Any] = json.loads(self._process.stdout.readline())
+        with self._lock:  # threads of a test share the process
+            self._process.stdin.write(json.dumps([str(root), run]) + "\n")
+            self._process.stdin.flush()
+            answer: dict[str, Any] = json.loads(self._process.stdout.readline())
         assert "error" not in answer, answer["error"]
         return answer
 
@@ -51,9 +55,10 @@ class RunStates:
 def states(environ: Mapping[str, str]) -> RunStates:
     """The process for an environment."""
     key = tuple(environ.get(name, "") for name in ("SLURM_CONF", "PATH"))
-    if key not in _processes:
-        _processes[key] = RunStates(environ)
-    return _processes[key]
+    with _lock:
+        if key not in _processes:
+            _processes[key] = RunStates(environ)
+        return _processes[key]
 
 
 @atexit.register

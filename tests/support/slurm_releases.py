@@ -22,6 +22,7 @@ CHECKOUT = Path(__file__).parents[2]
 SUITES = {"20.11": "bullseye", "22.05": "bookworm", "24.11": "trixie", "26.05": "sid"}
 OVERLAID = {"20.11"}  # its libc is too old for our Python: its programs run on this root instead
 HERE = "22.05"  # what scripts/test installs on Debian 12: this root as it is
+MORE = {"26.05": ",apptainer"}  # of other releases it does not come with Debian
 PACKAGES = "python3,slurm-wlm,slurmctld,slurmd,slurm-client,munge,slurmdbd,mariadb-server,procps"
 LAYER = "layer"  # in the folder of an overlaid release
 MARK = "hpcddp-slurm.json"  # written last: the folder is complete
@@ -49,10 +50,18 @@ def folder(version: str) -> Path:
 def state(version: str) -> str:
     """What `list` says of a release."""
     if (mark := folder(version) / MARK).is_file():
-        return f"ready: Slurm {json.loads(mark.read_text())['slurm']}"
+        facts = json.loads(mark.read_text())
+        if facts.get("packages", PACKAGES) == packages(version):
+            return f"ready: Slurm {facts['slurm']}"
+        return "set up with other packages: `set-up` makes it anew"
     if version == HERE and here().startswith(f"{HERE}."):
         return f"ready: Slurm {here()}, this machine's own"
     return reason(version) or "not set up"
+
+
+def packages(version: str) -> str:
+    """Debian's packages of a release."""
+    return PACKAGES + MORE.get(version, "")
 
 
 def ready(version: str) -> bool:
@@ -116,8 +125,9 @@ def _set_up(version: str) -> None:
         if version in OVERLAID:
             slurm_overlay.make(new, new / LAYER)
         (new / "etc/hosts").touch()  # each run has its own there
-        facts = {"slurm": slurm, "suite": SUITES[version]}
+        facts = {"slurm": slurm, "suite": SUITES[version], "packages": packages(version)}
         (new / MARK).write_text(json.dumps(facts) + "\n")
+        clear(folder(version))
         new.rename(folder(version))
     finally:
         clear(new)
@@ -132,7 +142,8 @@ def _bootstrap(version: str, new: Path) -> None:
     config = new / "etc/dpkg/dpkg.cfg.d/hpcddp"
     config.parent.mkdir(parents=True)
     config.write_text("force-unsafe-io\n")  # what is half there after a crash is removed anyway
-    made = ["debootstrap", "--variant=minbase", f"--include={PACKAGES}", SUITES[version], str(new)]
+    made = ["debootstrap", "--variant=minbase", f"--include={packages(version)}",
+            SUITES[version], str(new)]  # fmt: skip
     made += mirror()
     private = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
     done = subprocess.run(

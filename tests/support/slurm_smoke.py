@@ -1,12 +1,14 @@
 """The tests marked `smoke` on each Slurm release, and the table of what came out."""
 
 import json
+import os
 import sys
 import tempfile
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import images
 import slurm_releases
 from slurm_releases import CHECKOUT, SUITES, ReleaseError
 
@@ -32,6 +34,8 @@ def run(versions: Sequence[str] = (), quick: bool = False) -> dict[str, Row]:
                 slurm_releases.set_up(version)
             elif not slurm_releases.ready(version):
                 raise ReleaseError(slurm_releases.state(version))
+            if not versions and not quick:
+                images.made()
             rows[version] = _run(version, quick)
         except ReleaseError as error:
             rows[version] = {REASON: str(error)}
@@ -45,8 +49,12 @@ def _run(version: str, quick: bool) -> Row:
         report = Path(made, "report.xml")
         python = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider"]
         chosen = f"--smoke={'quick' if quick else 'all'}"
+        folders = [Path(made)]
+        if images.ready():
+            os.environ["TEST_IMAGE"] = str(images.folder())
+            folders.append(images.folder())
         code = slurm_releases.run(
-            version, [*python, chosen, f"--junitxml={report}", "tests/slurm"], [Path(made)]
+            version, [*python, chosen, f"--junitxml={report}", "tests/slurm"], folders
         )
         if not report.exists():
             raise ReleaseError(f"pytest gave no report; its exit code is {code}")

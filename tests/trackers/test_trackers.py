@@ -18,7 +18,7 @@ from sites import COMMAND, Outcome, Site
 from trackers_told import files_of, history, scalars, text
 from trackers_told import made as made
 
-from hpcddp.errors import JobFileError, UserError
+from hpcddp.errors import JobFileError, UserError, install_extra
 from hpcddp.planning.jobfile import Layer
 from hpcddp.rundir import RunDir, read_json, write_json
 from hpcddp.trackers import __main__, module
@@ -251,7 +251,7 @@ def test_a_tracker_without_its_package_or_of_another_name_is_an_error(
     monkeypatch.setitem(sys.modules, "tensorboard.summary.writer.event_file_writer", None)
     with pytest.raises(UserError, match="cannot load the package tensorboard") as caught:
         module("tensorboard")
-    assert caught.value.hint == "install the extra `tensorboard` of hpcddp"
+    assert caught.value.hint == install_extra("tensorboard")
     with pytest.raises(UserError, match="unknown tracker 'tensorbored'") as caught:
         module("tensorbored")
     assert caught.value.hint == "use one of tensorboard, mlflow, wandb"

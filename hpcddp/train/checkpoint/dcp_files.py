@@ -43,7 +43,17 @@ _DTYPES = ("float64 float32 float16 bfloat16 float8_e4m3fn float8_e5m2 "
            "complex64 complex128 int64 int32 int16 int8 uint8 bool")  # fmt: skip
 _PACKAGE = "torch.distributed.checkpoint"
 _LOGS = (_PACKAGE, "c10d-NullHandler-dcp_logger")
+
+
+def _member(kind: Any, name: Any) -> Any:
+    """A member of an enumeration: Python 3.11.0 to 3.11.3 pickle it as an attribute."""
+    if kind is not metadata._MEM_FORMAT_ENCODING:
+        raise pickle.UnpicklingError(f"it refers to an attribute of {kind!r}")
+    return kind[name]
+
+
 ALLOWED: dict[tuple[str, str], Any] = {
+    ("builtins", "getattr"): _member,
     ("torch", "Size"): torch.Size,
     ("torch.serialization", "_get_layout"): {"torch.strided": torch.strided}.__getitem__,
     ("pathlib", "PosixPath"): PosixPath,

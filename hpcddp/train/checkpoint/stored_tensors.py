@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hpcddp.errors import UserError
+from hpcddp.errors import UserError, install_extra
 from hpcddp.train.checkpoint import damage
 
 MODEL, OPTIMIZER = "model.", "optim."  # prefixes of their tensors' names
@@ -54,6 +54,6 @@ def safetensors() -> Any:
         raise UserError(
             "the package safetensors is not installed",
             where=SUFFIX,
-            hint="install the extra `safetensors` of hpcddp, or use another suffix",
+            hint=f"{install_extra('safetensors')}; or use another suffix",
         ) from None
     return safetensors.torch

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pathlib
 import pickle
 import sys
 
@@ -149,6 +150,7 @@ def evil_payloads(marker, folder):
     return {
         "call": Evil(os.mkdir, marker),
         "eval": Evil(eval, f"__import__('os').mkdir({marker!r})"),
+        "getattr": Evil(getattr, pathlib.PosixPath, "mkdir"),
         "inside": with_evil_member,
         "torch.load": Evil(torch.load, marker),
         "bytes entry": with_bytes,
@@ -159,8 +161,11 @@ def evil_payloads(marker, folder):
 
 @pytest.mark.parametrize(
     "kind",
-    ["call", "eval", "inside", "torch.load", "bytes entry", "file outside", "something else"],
-)
+    [
+        "call", "eval", "getattr", "inside", "torch.load", "bytes entry", "file outside",
+        "something else",
+    ],
+)  # fmt: skip
 def test_loading_executes_nothing(tmp_path, kind):
     run = make_run(tmp_path, max_steps=2)
     one_rank(run)
@@ -176,6 +181,20 @@ def test_loading_executes_nothing(tmp_path, kind):
     with pytest.raises(CheckpointError, match="cannot read the checkpoint's metadata"):
         one_rank(run, 2)  # it is the only one: a restart from the beginning is a person's decision
     assert names(run) == ["step-2"] and not marker.exists()
+
+
+def test_the_metadata_of_an_early_python_3_11_is_read(tmp_path, monkeypatch):
+    """It pickled a member of an enumeration as an attribute, up to 3.11.3; Debian 12 has 3.11.2."""
+    kind = metadata._MEM_FORMAT_ENCODING
+    monkeypatch.setattr(kind, "__reduce_ex__", lambda self, _: (getattr, (kind, self.name)))
+    run = make_run(tmp_path, max_steps=2)
+    one_rank(run)
+    folder = run.checkpoints / "step-2"
+    assert b"getattr" in (folder / ".metadata").read_bytes()
+    assert "model.0.weight" in dcp_files.read_metadata(folder).state_dict_metadata
+    again(run, max_steps=3)
+    one_rank(run, 2)
+    assert "step-3" in names(run)
 
 
 META = {
