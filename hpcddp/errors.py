@@ -34,7 +34,10 @@ from typing import Any
 
 def install_extra(name: str) -> str:
     """The hint for a package that an extra of hpcddp installs."""
-    return f"install the extra `{name}` of hpcddp: pip install '.[{name}]' in its clone"
+    return (
+        f"install the extra `{name}` of hpcddp: pip install '.[{name}]' in its clone, "
+        f"or 'WHEEL[{name}]' with the path of its wheel"
+    )
 
 
 class HpcddpError(Exception):

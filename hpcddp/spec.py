@@ -152,7 +152,7 @@ class CheckpointSpec:
 class RequeueSpec:
     """When a job is requeued. After a preemption or a node failure it always is, if enabled."""
 
-    enabled: bool = key(True, "requeue the job at all")
+    enabled: bool = key(True, "whether the job may be requeued")
     crashes: int = key(
         3, "crashes in a row without progress after which the job stays ended", least=1
     )
@@ -242,7 +242,7 @@ class JobSpec:
     launcher: str = key("", "launcher, which starts the processes; by default that of the cluster")
     preflight: str = key(
         "light",
-        "checks of the nodes when a job on several starts: faults, measurements too, or none",
+        "checks of the nodes when a job on several nodes starts: for faults, with measurements, or none",
         choices=("light", "full", "off"),
     )
     strategy: str = key("ddp", "how the ranks share the model, such as ddp, fsdp or pp=2,ddp=4")

@@ -41,7 +41,7 @@ def test_each_reason_of_a_release_is_a_sentence(library: Path) -> None:
         ("QOSMinGRES", "the QOS requires more GPUs or other resources"),
         ("AssocMaxJobsLimit", "the account has reached its number of running jobs"),
         ("MaxSubmitJobsPerAccount", "the account has reached its number of submitted jobs"),
-        ("AssocGrpCPURunMinutesLimit", "running jobs reserve all CPUs times time of the account"),
+        ("AssocGrpCPURunMinutesLimit", "running jobs have reserved the whole budget of CPUs and time of the account"),
         ("ReqNodeNotAvail, Reserved for maintenance", "needed for maintenance before it would end"),
         ("ReqNodeNotAvail,_UnavailableNodes:n[1-2]", "requested nodes are down"),
         ("JobHeldUser", "held by you; release it with scontrol release 7"),

@@ -209,11 +209,11 @@ def needless(run: RunDir, me: Attempt, follows: int, look: bool, cause: str = ""
     if not follows or newest is None or newest.job_id == me.job_id:
         return ""
     if newest.number != follows:
-        return f"nothing follows attempt {follows}: attempt {newest.number} has started"
+        return f"attempt {follows} needs no follow-up job: attempt {newest.number} has started"
     cause = newest.cause or cause
     ends = newest.action not in decision.RETURNS if newest.cause else cause not in decision.FOLLOWED
     if ends and (newest.cause or look or cause == decision.CANCELLED):
-        return f"nothing follows attempt {follows}: {cause or 'unknown cause'}"
+        return f"attempt {follows} needs no follow-up job: {cause or 'unknown cause'}"
     with contextlib.suppress(SlurmMissing):
         known = asked_until(lambda: slurm.facts(newest.job_id))
         if known and known.state in ("PENDING", "RUNNING", "CONFIGURING", "SUSPENDED"):

@@ -61,7 +61,7 @@ def _ranks(r: Mapping[str, Any]) -> str:
 def _preflight(r: Mapping[str, Any]) -> str:
     slowest, usual = (f"{r[name] / 1e9:.3g}" for name in ("slowest", "median"))
     text = f"preflight: {slowest} GFLOP/s on the slowest rank, {usual} on most; "
-    text += f"16 MiB summed over all in {r['all_reduce_s'] * 1e3:.3g} ms"
+    text += f"all-reduce of 16 MiB in {r['all_reduce_s'] * 1e3:.3g} ms"
     slow = "".join(f"\n{host} computes at {part:.0%} of the speed of the others"
                    for host, part in r["slow"].items())  # fmt: skip
     return text + slow

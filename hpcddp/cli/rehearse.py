@@ -92,7 +92,7 @@ def table(report: Report) -> str:
     """The report as a table."""
     rows = [COLUMNS, *(_cells(fault, clock=not report.steps) for fault in report.faults)]
     order = _yes(report.order_equal) + (f" ({report.difference})" if report.difference else "")
-    needless = f" ({report.steps_needless} without need)" if report.steps_needless else ""
+    needless = f" ({report.steps_needless} needlessly)" if report.steps_needless else ""
     reason = f": {report.reason}" if report.reason else ""
     known = report.steps_lost is not None
     lost = f"{report.steps_lost} of {report.steps}" if known else "unknown"

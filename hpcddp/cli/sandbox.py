@@ -62,7 +62,7 @@ def sandbox() -> None:
 @click.option(
     "--preempt-mode", type=click.Choice(PREEMPT_MODES, case_sensitive=False), default="REQUEUE",
     show_default=True, metavar="MODE",
-    help="REQUEUE, CANCEL or OFF: what a job in partition high does to jobs in partition low.",
+    help="Effect of a job in partition high on jobs in partition low: REQUEUE, CANCEL or OFF.",
 )  # fmt: skip
 @_number("--grace", 0, 5, "Time between the notice of a preemption and SIGTERM.", metavar="SECONDS")
 @_number("--kill-wait", 0, 5, "Time between SIGTERM and SIGKILL.", metavar="SECONDS")

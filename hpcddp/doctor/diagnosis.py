@@ -79,7 +79,7 @@ def space(where: str, name: str, disk: Row) -> Iterator[CheckFinding]:
         )
     if disk["files"] and disk["free_files"] < FEW * disk["files"]:
         what = f"{name} has room for {counted(disk['free_files'], 'more file')}"
-        yield CheckFinding(WARNING, where, what, "remove files: each checkpoint is some files")
+        yield CheckFinding(WARNING, where, what, "remove files: each checkpoint needs several files")
 
 
 def open_files(where: str, count: int | None) -> Iterator[CheckFinding]:

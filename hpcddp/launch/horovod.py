@@ -16,7 +16,10 @@ if TYPE_CHECKING:
     from hpcddp.topology import Rank
 
 START = 600  # seconds until all ranks must be there; Horovod's 30 are too short for an import
-HELP = "build it as docs/howto/horovod.md shows, or use DDP in the script and another launcher"
+HELP = (
+    'build it as the page "Move from Horovod to DDP" of the documentation shows, or use DDP in the '
+    "script and another launcher"
+)
 
 # Runs in the Python of the command. It does not import Horovod, which takes seconds.
 LOOK = """

@@ -89,7 +89,7 @@ def _crawling(facts: AdviceInputs) -> str:
         return ""
     return (
         f"the start takes {_s(times.start)} (in {times.run}), in each attempt\n"
-        "  see with `hpcddp doctor` whether it is the import of torch; an environment in one file "
+        "  `hpcddp doctor` measures the import of torch; an environment in one file "
         "(a container), or on the nodes' disks, starts faster"
     )
 

@@ -80,8 +80,10 @@ class Asked(NamedTuple):
         size = inner_launcher.AskedSize(self.nodes, self.gpus, self.sources, self.backend)
         job.command, note = inner_launcher.settle(job.command, "command", size, line)
         notes += [note] if note else []
-        again = inner_launcher.settle(job.resume_command, "resume_command", size, line)
-        job.resume_command = again[0]
+        job.resume_command, again = inner_launcher.settle(
+            job.resume_command, "resume_command", size, line
+        )
+        notes += [again] if again and again != note else []
         return self._replace(notes=tuple(notes))
 
     @property

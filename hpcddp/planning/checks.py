@@ -33,7 +33,7 @@ from hpcddp.launch.launchers import Launcher
 from hpcddp.planning import conflicts
 from hpcddp.planning.asked import Asked
 from hpcddp.planning.clusters import Profile
-from hpcddp.sizes import NodeRange, bytes_of
+from hpcddp.sizes import NodeRange, bytes_of, counted
 from hpcddp.slurm import time_limit
 from hpcddp.spec import KEYS, JobSpec
 
@@ -284,12 +284,12 @@ def _set_by_hpcddp(name: str, value: object, where: str, *, gpus: bool) -> None:
 
 def limits(job: JobSpec, nodes: NodeRange, gpus: int, profile: Profile) -> None:
     cluster = profile.cluster
-    for asked, limit, what, option in (
-        (nodes.max, cluster.nodes, "nodes", "--nodes"),
-        (gpus, cluster.gpus_per_node, "GPUs per node", "--gpus"),
+    for asked, limit, text, option in (
+        (nodes.max, cluster.nodes, counted(nodes.max, "node"), "--nodes"),
+        (gpus, cluster.gpus_per_node, f"{counted(gpus, 'GPU')} per node", "--gpus"),
     ):
         if limit and asked > limit:
-            text = f"{asked} {what} requested, but {profile.name} has {limit}"
+            text = f"{text} requested, but {profile.name} has {limit}"
             hint = f"use {option} {limit} or fewer"
             raise ClusterError(text, where=str(profile.path), hint=hint)
     if cluster.max_time and "time" in job.slurm:

@@ -45,7 +45,7 @@ class Cluster:
     gpu_memory: str = key("", "memory size of a GPU, such as 80G, for `hpcddp plan`")
     host_suffix: str = key("", "suffix of the first host's name in MASTER_ADDR, such as -ib0")
     interface: str = key("", "network interface for gloo and NCCL, such as ib0")
-    modules: list[str] = key([], "the same as software.modules, of which only one can be set")
+    modules: list[str] = key([], "the same as software.modules; only one of the two can be set")
     poll_seconds: int = key(
         30, "time between two queries to Slurm when following a job, in s", least=1
     )

@@ -195,7 +195,7 @@ def _problem(option: Option, row: ForeignLauncher, size: AskedSize) -> str:
         known.SEVERAL: nodes.max * gpus > 1,
     }
     if meaning not in good:
-        return f"{row.name} {option.text} has no effect: hpcddp starts the ranks itself"
+        return f"{row.name} {option.text} would be lost: hpcddp starts the ranks itself"
     return "" if good[meaning] else f"{row.name} {option.text} conflicts with {here}"
 
 

@@ -83,7 +83,7 @@ def _outcome(
     if not later and not done:
         reason = reason or f"no training after it: {hit.cause}; {hit.action} {hit.reason}".strip()
     elif lost > allowed:
-        reason = reason or f"{counted(lost - allowed, 'step')} lost without need"
+        reason = reason or f"{counted(lost - allowed, 'step')} lost needlessly"
     return FaultOutcome(
         fault.kind, fault.at, fault.attempt, hit.cause or "", not reason,
         None if run.clock or not (later or done) else lost, _seconds(run, fault, later), reason,

@@ -108,7 +108,7 @@ class RehearsedRun:
             if ended:
                 raise Over(ended)
             if time.monotonic() > deadline:
-                message = f"waited {seconds:.0f} s in vain for {event}"
+                message = f"gave up waiting for {event}, after {seconds:.0f} s"
                 raise SandboxError(message, where=str(self.folder.path))
             time.sleep(LOOK)
 

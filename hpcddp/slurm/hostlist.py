@@ -47,7 +47,7 @@ def nth_host(hostlist: str, index: int) -> str:
     raise TopologyError(
         f"no host {index} in {hostlist!r:.60}",
         where="host list",
-        hint=f"it has {count_hosts(hostlist)} hosts, counted from 0",
+        hint=f"its length is {count_hosts(hostlist)}, counted from 0",
     )
 
 

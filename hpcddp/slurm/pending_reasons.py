@@ -37,7 +37,7 @@ REASONS: dict[str, tuple[str, str]] = {
     "InactiveLimit": ("it reached the limit for inactive jobs", "submit it again"),
     "InvalidAccount": ("the account is not valid", "use another one (-A)"),
     "InvalidQOS": ("the QOS is not valid", "use another one (-q)"),
-    "JobArrayTaskLimit": ("as many elements of the array run as it allows", LATER),
+    "JobArrayTaskLimit": ("the array has reached its limit of running elements", LATER),
     "JobHeldAdmin": ("held by an administrator, who can release it with scontrol release {id}", ""),
     "JobHeldUser": ("held by you; release it with scontrol release {id}", ""),
     "JobHoldMaxRequeue": ("held by Slurm, as it failed to start too often; release it with "
@@ -142,7 +142,7 @@ def _limit(match: re.Match[str]) -> tuple[str, str]:
     if match["kind"] == "Min":
         return f"{owner} requires more {what}", "ask for more"
     if match["time"] == "RunMinutes":
-        return f"running jobs reserve all {what} times time of {owner}", "wait, or use less --time"
+        return f"running jobs have reserved the whole budget of {what} and time of {owner}", "wait, or use less --time"
     if match["time"] and not match["per"]:
         return f"{owner} has used up its budget of {what}", f"use another one ({other})"
     if what == "time":

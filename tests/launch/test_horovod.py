@@ -74,7 +74,7 @@ def test_a_horovod_that_is_not_there_is_told(site: Site, built: str, what: str) 
         pretend(site, built)
     with pytest.raises(UserError, match=re.escape(what)) as caught:
         planned(site, sys.executable, "-V")
-    assert "docs/howto/horovod.md" in caught.value.hint
+    assert "Move from Horovod to DDP" in caught.value.hint
 
 
 def test_a_task_does_not_use_it(site: Site) -> None:

@@ -301,7 +301,7 @@ def test_a_follow_up_goes_on_only_where_the_run_waits_for_it(
     done = start(run, "1")
     assert done.returncode == 0
     assert len(ledger.attempts(run)) == 1 + newer + begins
-    assert ("nothing follows attempt" in done.stderr) is not begins
+    assert ("needs no follow-up job" in done.stderr) is not begins
 
 
 def test_a_job_does_not_take_the_place_of_one_that_waits_to_come_back(

@@ -50,5 +50,6 @@ def test_a_tracker_that_is_not_installed_is_said(
     monkeypatch.setattr("importlib.util.find_spec", lambda n: None if n == "mlflow" else find(n))
     (note,) = site.plan(layer).notes
     assert note.endswith(
-        "install the extra `mlflow` of hpcddp: pip install '.[mlflow]' in its clone"
+        "install the extra `mlflow` of hpcddp: pip install '.[mlflow]' in its clone, "
+        "or 'WHEEL[mlflow]' with the path of its wheel"
     )

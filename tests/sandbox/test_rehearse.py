@@ -216,7 +216,7 @@ def test_only_what_leaves_no_time_to_save_may_cost_steps(
     rehearsed, fault = hit(run, kind)
     (row,) = outcome.outcomes(rehearsed, [fault])
     assert (row.survived, row.steps_lost, row.seconds_lost) == (survived, 10, 30.0)
-    assert row.reason == ("" if survived else "10 steps lost without need")
+    assert row.reason == ("" if survived else "10 steps lost needlessly")
 
 
 def test_what_could_not_be_played_was_not_survived(tmp_path: Path) -> None:

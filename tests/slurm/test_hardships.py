@@ -62,7 +62,7 @@ def test_without_a_grace_time_a_follow_up_goes_on(site: Site) -> None:
     assert first.successor and lost(folder) == 0
     if first.successor != second.job_id:  # the sentry and the end of the script submitted one each
         log = folder.job_log(first.successor)
-        wait_for(lambda: log.exists() and "nothing follows attempt 1" in log.read_text())
+        wait_for(lambda: log.exists() and "attempt 1 needs no follow-up job" in log.read_text())
     assert folder.name == run
 
 

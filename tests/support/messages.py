@@ -1,6 +1,7 @@
 """The messages that a person can meet, read from the code: `python tests/support/messages.py`.
 
-Errors, hints, notes, warnings, findings, help, and the log lines of templates: place, and text.
+All strings of the modules but docstrings, the help of commands, and the log lines of templates:
+place, and text. A few are no messages, such as patterns with blanks; no test minds them.
 """
 
 import ast
@@ -9,16 +10,8 @@ from collections.abc import Iterator
 
 from sites import CHECKOUT
 
-# Functions and classes whose arguments are messages, besides the errors.
-SPEAKERS = {
-    "CheckFinding", "Choice", "Key", "Problem", "Row", "UsageError", "_Requirement", "_go_on",
-    "_refusal", "_say", "argument", "echo", "fail", "key", "note", "option", "print", "prompt",
-    "report", "say", "table", "warning",
-}  # fmt: skip
-ERROR = re.compile(r".*(Error|Refused|Unreachable|Missing|Unreadable|Damaged|Lost|Unfit)$")
-# Variables that hold messages.
-NAMES = {"hint", "what", "text", "message", "reason", "why", "words", "title", "help"}
 SAYS = re.compile(r"(?:echo|printf)\s+[\"'](hpcddp[^\"']*)")
+DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def all_messages() -> dict[str, str]:
@@ -35,36 +28,30 @@ def all_messages() -> dict[str, str]:
 
 
 def _of_module(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Line and text; {} stands for a value."""
+    parts: set[ast.AST] = set()  # strings that are no text of their own
     for node in ast.walk(tree):
-        parts: list[ast.expr] = []
-        if isinstance(node, ast.Call):
-            name = getattr(node.func, "attr", getattr(node.func, "id", ""))
-            if name in SPEAKERS or ERROR.match(name):
-                parts = [*node.args, *(keyword.value for keyword in node.keywords)]
-        elif isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign) and node.value:
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            if any(isinstance(target, ast.Name) and target.id in NAMES for target in targets):
-                parts = [node.value]
-        elif isinstance(node, ast.FunctionDef):
-            marks = " ".join(map(ast.unparse, node.decorator_list))
-            if ("command" in marks or "group" in marks) and (text := ast.get_docstring(node)):
-                yield node.lineno, text
-        yield from ((node.lineno, text) for part in parts for text in _strings(part))
-
-
-def _strings(node: ast.expr) -> Iterator[str]:
-    """The texts in an expression; {} stands for a value."""
-    for part in ast.walk(node):
+        if isinstance(node, DOCUMENTED) and ast.get_docstring(node) and not _is_command(node):
+            parts.add(node.body[0].value)  # type: ignore[attr-defined]
+        elif isinstance(node, ast.JoinedStr):
+            parts.update(node.values)
+    for node in ast.walk(tree):
         text = ""
-        if isinstance(part, ast.Constant) and isinstance(part.value, str):
-            text = part.value
-        elif isinstance(part, ast.JoinedStr):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in parts:
+            text = node.value
+        elif isinstance(node, ast.JoinedStr) and node not in parts:
             text = "".join(
                 str(piece.value) if isinstance(piece, ast.Constant) else "{}"
-                for piece in part.values
+                for piece in node.values
             )
         if len(text.split()) > 1:
-            yield text
+            yield node.lineno, text
+
+
+def _is_command(node: DOCUMENTED) -> bool:
+    """Whether a docstring is the help of a command."""
+    marks = " ".join(map(ast.unparse, getattr(node, "decorator_list", ())))
+    return "command" in marks or "group" in marks
 
 
 if __name__ == "__main__":

@@ -102,6 +102,6 @@ def _network(first: str, boot: str, environ: Mapping[str, str]) -> Iterator[str]
         return
     address = machine.route_to(first)
     if not address:
-        yield f"finds no way to {first}, where the ranks meet"
+        yield f"has no route to {first}, the rendezvous host"
     elif address.startswith("127.") or address == "::1":
-        yield f"takes {first}, where the ranks meet, for itself"
+        yield f"resolves {first}, the rendezvous host, to itself"

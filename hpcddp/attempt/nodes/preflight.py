@@ -135,7 +135,7 @@ def _conclude(run: RunDir, mine: Attempt, job: JobRecord, faults: Faults, launch
     if len(kept) < len(hosts) or not job.spec.get("requeue", {}).get("enabled", True):
         _go_on(run, mine, faults, "no other node can take the place")
         return
-    _say(f"{text}; the attempt ends here, and the next one is on other nodes")
+    _say(f"{text}; the attempt ends, and the next one avoids these nodes")
     facts = {"host": compress_hosts(hosts), "bad_host": True, "faults": faults}
     error_record.report_for_all(run.attempt(mine.number), NodeUnfit.kind, text, **facts)
     with suppress(ProcessLookupError):

@@ -30,9 +30,9 @@ def cluster() -> None:
 @cluster.command()
 @click.argument("name", required=False)
 @click.option("--clusters", "-M", metavar="NAME",
-              help="Another cluster than that of your shell, as for sbatch.")  # fmt: skip
-@click.option("--force", is_flag=True, help="Replace what you changed in the profile.")
-@click.option("--no-trials", is_flag=True, help="Do not ask sbatch what it accepts.")
+              help="A cluster other than your shell's, as for sbatch.")  # fmt: skip
+@click.option("--force", is_flag=True, help="Replace your changes to the profile.")
+@click.option("--no-trials", is_flag=True, help="Do not run sbatch --test-only.")
 @click.option("--dry-run", is_flag=True, help="Print the profile; write nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def detect(
@@ -43,8 +43,8 @@ def detect(
 
     NAME is the name of the profile. [default: that of the cluster at Slurm]
 
-    It asks Slurm alone, in at most eight calls, and at most four times what `sbatch --test-only`
-    accepts. It submits nothing.
+    It calls Slurm's programs at most eight times, and `sbatch --test-only` at most four times. It
+    submits nothing.
     """
     from hpcddp.planning.site import choices, detected
 

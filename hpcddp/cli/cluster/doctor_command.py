@@ -13,6 +13,7 @@ import click
 from hpcddp.cli.options import flags, job_options_except, json_option, runs_option, runs_root
 from hpcddp.cli.terminal import say, tables
 from hpcddp.cli.terminal.sections import SectionCommand, option
+from hpcddp.errors import UserError
 from hpcddp.sizes import counted, size
 
 if TYPE_CHECKING:
@@ -43,6 +44,9 @@ def doctor(here: bool, results: str | None, as_json: bool, runs: str | None, **g
     from hpcddp.doctor import check_job, diagnosis
     from hpcddp.doctor import here as checks
 
+    if here and (other := _beside_here(results, given)):
+        what = f"conflicts with {other}: --here checks this machine alone"
+        raise UserError(what, where="--here", hint=f"leave {other} out, or --here")
     root = runs_root(runs, new=True)
     machine = checks.check(root) if results is None else None
     if machine and not as_json:
@@ -65,6 +69,13 @@ def doctor(here: bool, results: str | None, as_json: bool, runs: str | None, **g
     if measured:
         _remember(measured, run)
     return int(any(row.level == "error" for row in rows))
+
+
+def _beside_here(results: str | None, given: dict[str, Any]) -> str:
+    """An option of the job, which `--here` does not submit; "" for none."""
+    if results is not None:
+        return "--results"
+    return next(iter(flags(given).sources.values()), "")
 
 
 def _checked_up(root: Path, earlier: str | None, given: dict[str, Any]) -> RunDir:

@@ -32,8 +32,8 @@ def init(script: str | None, nodes: str | None, gpus: str | None, yes: bool, for
 
     SCRIPT is the script that trains. [default: the likeliest one of this folder]
 
-    It reads the scripts and asks Slurm what the cluster is. It runs nothing, and keeps a job file
-    that differs and what you changed in the profile.
+    It reads the scripts, and the cluster from Slurm. It runs nothing. It keeps your changes to the
+    profile, and a job file that differs.
     """
     from hpcddp.planning.project import new_job
 
@@ -51,7 +51,7 @@ def init(script: str | None, nodes: str | None, gpus: str | None, yes: bool, for
         _write_profile(site)
     _write(job)
     if page := new_job.PAGES.get(chosen.kind):
-        say.note(f"{chosen.path} uses {chosen.kind}: see {page}")
+        say.note(f"{chosen.path} uses {chosen.kind}: see the page \"{page}\" of the documentation")
     click.echo(f"next      hpcddp submit {job.path.stem}")
 
 

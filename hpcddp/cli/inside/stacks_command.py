@@ -26,7 +26,8 @@ def stacks(run: str, runs: str | None, as_json: bool) -> int:
     """Show where each rank of RUN (the last one by default) is in its code, now.
 
     Ranks with the same stack are together, the largest group first. It works while the ranks hang,
-    and disturbs nothing. A rank without an answer is read by py-spy, where its node has that.
+    and disturbs nothing. If a rank does not answer, py-spy reads its
+    stack, where its node has py-spy.
 
     The exit code is 4 if the stack of a rank cannot be read.
     """

@@ -24,12 +24,12 @@ HEAD = """\
 #:schema ./{schema}
 # Made by `hpcddp init`; `hpcddp config --explain` explains the keys.
 """
-# Kind of a script -> a page of the documentation, where more than the job file is needed.
+# Kind of a script -> the title of a page of the documentation, where more than the job file is needed.
 PAGES = {
-    "Horovod": "docs/howto/horovod.md",
-    "Lightning": "docs/howto/lightning.md",
-    "Accelerate": "docs/howto/accelerate.md",
-    "transformers": "docs/howto/transformers.md",
+    "Horovod": "Move from Horovod to DDP",
+    "Lightning": "Use Lightning",
+    "Accelerate": "Use Hugging Face Accelerate",
+    "transformers": "Use the transformers Trainer",
 }
 
 

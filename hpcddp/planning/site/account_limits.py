@@ -14,16 +14,17 @@ from hpcddp.keys import nearest
 from hpcddp.planning.site import choices, job_qos
 from hpcddp.planning.site.site_facts import SiteFacts
 from hpcddp.planning.site.wanted import Problem, Wanted
+from hpcddp.sizes import counted
 from hpcddp.slurm import time_limit
 from hpcddp.slurm.accounts import Association, Qos
 from hpcddp.slurm.partitions import Partition
 
-UNITS = {"node": "nodes", "gres/gpu": "GPUs", "cpu": "CPUs", "mem": "MB of memory"}
+UNITS = {"node": "node", "gres/gpu": "GPU", "cpu": "CPU"}
 KEYS = {"node": "nodes", "cpu": "cpus-per-task"}  # others: gpus
 # Fields with limits, and whose jobs share them.
 SHARED = {"max_tres": "a job", "user_tres": "all jobs of a user", "group_tres": "all its jobs"}
 AGAIN = "`hpcddp cluster detect` reads them again"
-FOR_EVER = "the job would wait for ever: "
+FOR_EVER = "the job would never start: "
 
 
 class Owner(NamedTuple):
@@ -119,8 +120,13 @@ def _first(owners: list[Owner], field: str, name: str) -> tuple[Owner, int, bool
     return None
 
 
-def _unit(name: str) -> str:
-    return UNITS.get(name) or f"GPUs of the type {name.rpartition(':')[2]}"
+def _amount(name: str, count: int) -> str:
+    """A number of a trackable resource, in words."""
+    if name == "mem":
+        return f"{count} MB of memory"
+    if name in UNITS:
+        return counted(count, UNITS[name])
+    return f"{counted(count, 'GPU')} of the type {name.rpartition(':')[2]}"
 
 
 def _most(wanted: Wanted, owners: list[Owner]) -> Iterator[Problem]:
@@ -130,7 +136,7 @@ def _most(wanted: Wanted, owners: list[Owner]) -> Iterator[Problem]:
             limit = _first(owners, field, name)
             if limit and count > limit[1]:
                 owner, most, sure = limit
-                what = f"{count} {_unit(name)} requested, but {owner.name} allows {whose} {most}"
+                what = f"{_amount(name, count)} requested, but {owner.name} allows at most {most} for {whose}"
                 hint = f"{FOR_EVER}use at most {most}, or another account or QOS"
                 key = wanted.memory_option[0] if name == "mem" else KEYS.get(name, "gpus")
                 yield Problem(what, key, hint, sure)
@@ -145,7 +151,7 @@ def _least(wanted: Wanted, owners: list[Owner]) -> Iterator[Problem]:
         asked = count.get(name, 0) // wanted.nodes.min * wanted.nodes.max
         if limit and asked < limit[1]:
             owner, least, sure = limit
-            what = f"{asked} {_unit(name)} requested, but {owner.name} requires {least} of a job"
+            what = f"{_amount(name, asked)} requested, but {owner.name} requires at least {least} per job"
             hint = f"{FOR_EVER}use at least {least}, or another QOS"
             yield Problem(what, KEYS.get(name, "gpus"), hint, sure)
 

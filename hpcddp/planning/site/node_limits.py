@@ -53,7 +53,7 @@ def _size(wanted: Wanted, row: Partition, flags: Collection[str] | None) -> Iter
     """The number of nodes."""
     most, lifted = row.max_nodes, _lifted(flags, "PartitionMaxNodes")
     if most is not None and wanted.nodes.min > most and not lifted:
-        what = f"{wanted.nodes.min} nodes requested, but partition {row.name} allows a job {most}"
+        what = f"{wanted.nodes.min} nodes requested, but partition {row.name} allows {most} per job"
         yield Problem(what, "nodes", f"use --nodes {most} or fewer", sure=lifted is False)
     least, lifted = row.min_nodes, _lifted(flags, "PartitionMinNodes")
     if wanted.nodes.max < least and not lifted:
@@ -126,8 +126,8 @@ def _needs(wanted: Wanted) -> Iterator[_Requirement]:
         )  # fmt: skip
     yield _Requirement(
         f"{counted(wanted.cpus, 'CPU')} per node", "cpus-per-task",
-        lambda node: node.cpus >= wanted.cpus, lambda node: f"{node.cpus} CPUs",
-        lambda nodes: f"use at most {max(node.cpus for node in nodes)} CPUs for a node's processes",
+        lambda node: node.cpus >= wanted.cpus, lambda node: counted(node.cpus, "CPU"),
+        lambda nodes: f"use at most {counted(max(n.cpus for n in nodes), 'CPU')} for a node's processes",
     )  # fmt: skip
     yield _Requirement(
         f"{wanted.memory} of memory per node", option,
@@ -162,8 +162,8 @@ def nodes(wanted: Wanted, where: str, kinds: Sequence[NodeKind]) -> Iterator[Pro
     total, up = sum(kind.nodes for kind in have), sum(kind.usable for kind in have)
     least = counted(wanted.nodes.min, "node")
     if wanted.nodes.min > total:
-        what = f"{least} requested, but partition {where} has {total} with what the job asks for"
+        what = f"{least} requested, but partition {where} has {total} that fit the request"
         yield Problem(what, "nodes", f"use --nodes {total} or fewer")
     elif wanted.nodes.min > up:
         what = f"{least} requested, but {up} of {total} in partition {where} are up"
-        yield Problem(what, "nodes", "the job waits until more are", sure=False)
+        yield Problem(what, "nodes", "the job waits until more are up", sure=False)

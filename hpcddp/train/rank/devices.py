@@ -136,8 +136,10 @@ def check_lost(reports: Sequence[Mapping[str, Any]]) -> None:
     if len(types) > 1:  # at a tie, the CPU is the loss
         odd = min(types, key=lambda name: (types[name], name))
         first = next(report for report in reports if _type(report) == odd)
-        others = " and ".join(f"{n} have {name}" for name, n in types.items() if name != odd)
-        what = f"uses {first['device']}, but of {len(reports)} ranks {others}"
+        others = " and ".join(
+            f"{n} of {len(reports)} ranks use {name}" for name, n in types.items() if name != odd
+        )
+        what = f"uses {first['device']}, but {others}"
         raise _lost(first["rank"], first["host"], what)
 
 

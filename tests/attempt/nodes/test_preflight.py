@@ -151,7 +151,7 @@ def test_a_node_tells_its_faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("SLURMD_NODENAME", "n5")
     said = json.loads(node_check.answer(run, 1, "127.0.0.1", "of another machine"))
     assert said["host"] == "n5"
-    words = ("does not see the attempt", "interface none0 is missing", "for itself")
+    words = ("does not see the attempt", "interface none0 is missing", "to itself")
     for text, word in zip(said["faults"], words, strict=True):
         assert word in text
     run.attempt(1).facts.touch()

@@ -36,7 +36,7 @@ def facts(site: Site, change: Callable[[dict[str, Any]], object]) -> None:
     ("words", "what", "hint"),
     [
         (["-p", "gpuu"], "--partition: unknown partition 'gpuu'", "did you mean gpu?"),
-        (["-N", "9"], "--nodes: 9 nodes requested, but partition gpu allows a job 8",
+        (["-N", "9"], "--nodes: 9 nodes requested, but partition gpu allows 8 per job",
          "use --nodes 8 or fewer"),
         (["-p", "gpu-debug", "-N", "2", "-t", "1:00:00"],
          "--time: time limit 1:00:00 requested, but partition gpu-debug allows 00:30:00",
@@ -48,7 +48,7 @@ def facts(site: Site, change: Callable[[dict[str, Any]], object]) -> None:
          "--gpus: GPUs of the type v100 requested, but the nodes of partition gpu have a100, h100",
          "use one of these types, or another partition"),
         (["--gpus", "h100:8", "-N", "3"],
-         "--nodes: 3 nodes requested, but partition gpu has 2 with what the job asks for",
+         "--nodes: 3 nodes requested, but partition gpu has 2 that fit the request",
          "use --nodes 2 or fewer"),
         (["--mem", "600G"],
          "--mem: 600G of memory per node requested, but the nodes of partition gpu have 503 GB",
@@ -110,8 +110,8 @@ def test_an_association_of_another_partition_limits_nothing(site: Site, submit: 
         data["associations"][1].update(partition="gpu-debug", max_tres={"node": 1})
 
     facts(site, change)
-    assert "allows a job 1" not in submit("-N", "2").err
-    assert "2 nodes requested, but account vision allows a job 1" in submit(
+    assert "allows at most 1" not in submit("-N", "2").err
+    assert "2 nodes requested, but account vision allows at most 1 for a job" in submit(
         "-N", "2", "-p", "gpu-debug").err  # fmt: skip
 
 
@@ -154,16 +154,16 @@ def test_limits_of_account_and_qos_count_over_all_nodes(site: Site, submit: Comm
     assert submit("-N", "2", "--gpus", "4").code == 0
     done = submit("-N", "3", "--gpus", "4")
     assert done.code == 2, done.err
-    assert "12 GPUs requested, but QOS gpu allows a job 8" in done.err
-    assert "the job would wait for ever: use at most 8, or another account or QOS" in done.err
+    assert "12 GPUs requested, but QOS gpu allows at most 8 for a job" in done.err
+    assert "the job would never start: use at most 8, or another account or QOS" in done.err
 
 
 @pytest.mark.parametrize(
     ("partition_qos", "flags", "owner"),
     [
-        ("normal", [], "QOS normal of partition gpu allows a job 4"),
-        ("normal", ["OverPartQOS"], "QOS gpu allows a job 6"),
-        ("", [], "QOS gpu allows a job 6"),
+        ("normal", [], "QOS normal of partition gpu allows at most 4 for a job"),
+        ("normal", ["OverPartQOS"], "QOS gpu allows at most 6 for a job"),
+        ("", [], "QOS gpu allows at most 6 for a job"),
     ],
 )
 def test_the_first_limit_in_slurms_order_counts(
@@ -185,7 +185,7 @@ def test_a_limit_behind_an_unknown_one_is_a_note(site: Site, submit: Command) ->
     recorded.change(site, "scontrol", "s/\\(PartitionName=gpu .*\\)QoS=N.A/\\1QoS=secret/")
     facts(site, lambda data: qos(data).update(max_tres={"gres/gpu": 8}))
     done = submit("-N", "3", "--gpus", "4")
-    assert done.code == 0 and "12 GPUs requested, but QOS gpu allows a job 8" in done.err
+    assert done.code == 0 and "12 GPUs requested, but QOS gpu allows at most 8 for a job" in done.err
 
 
 def test_limits_that_slurm_does_not_enforce_do_not_count(site: Site, submit: Command) -> None:
@@ -195,7 +195,7 @@ def test_limits_that_slurm_does_not_enforce_do_not_count(site: Site, submit: Com
 
     facts(site, change)
     done = submit("-N", "3", "--gpus", "4")
-    assert done.code == 0 and "allows a job" not in done.err
+    assert done.code == 0 and "allows at most" not in done.err
 
 
 def test_a_qos_lifts_the_time_limit_of_its_partition(site: Site, submit: Command) -> None:
@@ -207,7 +207,7 @@ def test_a_qos_lifts_the_time_limit_of_its_partition(site: Site, submit: Command
 
 def test_a_qos_may_require_gpus(submit: Command) -> None:
     done = submit("--procs", "4")
-    assert done.code == 2 and "0 GPUs requested, but QOS gpu requires 1 of a job" in done.err
+    assert done.code == 2 and "0 GPUs requested, but QOS gpu requires at least 1 per job" in done.err
 
 
 @pytest.mark.parametrize(

@@ -80,8 +80,8 @@ GPU, GONE, CPU = ("cuda", 2, 2), ("cpu", 0, 2), ("cpu", 0, 0)
         # Most of them have lost theirs, and still it is they who have.
         ([GPU, GPU, GONE, GONE, GONE, GONE], "rank 2 on n1 sees 0 of the 2"),
         # Where Slurm says nothing, the one that differs from most; of two, the CPU.
-        ([("cuda", 2, 0)] * 4 + [CPU, CPU], "rank 4 on n2 uses cpu, but of 6 ranks 4"),
-        ([CPU] * 4 + [("cuda", 2, 0)] * 2, "rank 4 on n2 uses cuda:0, but of 6 ranks 4"),
+        ([("cuda", 2, 0)] * 4 + [CPU, CPU], "rank 4 on n2 uses cpu, but 4 of 6 ranks use"),
+        ([CPU] * 4 + [("cuda", 2, 0)] * 2, "rank 4 on n2 uses cuda:0, but 4 of 6 ranks use"),
         ([("cuda", 2, 0)] * 2 + [CPU, CPU], "rank 2 on n1 uses cpu"),
         # One GPU of two is lost, and each rank here needs one.
         ([GPU, GPU, ("cuda", 1, 2), GPU], "rank 2 on n1 sees 1 of the 2"),
