@@ -14,9 +14,8 @@ from hpcddp.planning.clusters import Profile
 from hpcddp.planning.jobfile import Layer
 from hpcddp.planning.script.header import Origin
 from hpcddp.planning.site import cluster_now
-from hpcddp.planning.site.cluster_now import ClusterNow
+from hpcddp.planning.site.cluster_now import ClusterNow, Heard
 from hpcddp.sizes import NodeRange, parse_nodes
-from hpcddp.slurm import rules as site_rules
 from hpcddp.slurm import sbatch
 from hpcddp.spec import JobSpec
 
@@ -28,7 +27,7 @@ class Asked(NamedTuple):
         gpus: per node.
         notes: for the user.
         slurm_missing: the cluster is this machine because Slurm was not found.
-        config: Slurm's configuration, if it was read to find the profile.
+        heard: what Slurm said when the profile was looked for.
         origin: the command line and the job file.
     """
 
@@ -39,7 +38,7 @@ class Asked(NamedTuple):
     gpus: int
     notes: tuple[str, ...] = ()
     slurm_missing: bool = False
-    config: dict[str, str] | None = None
+    heard: Heard | None = None
     origin: Origin = Origin()
 
     @classmethod
@@ -51,7 +50,7 @@ class Asked(NamedTuple):
                 found, or the command begins with a launcher of its own.
         """
         above, _ = jobfile.merge(layers)
-        name, config = resolve(above.cluster, environ)
+        name, heard = resolve(above.cluster, environ)
         missing = above.cluster == "auto" and name == "local"
         if missing:
             _refuse_slurm_options(layers)
@@ -67,7 +66,7 @@ class Asked(NamedTuple):
         gpus = job.gpus
         line = layers[0].line if layers else ()
         origin = Origin(line, next((layer.file for layer in layers if layer.file), ""))
-        asked = cls(job, sources, profile, nodes, gpus, tuple(notes), missing, config, origin)
+        asked = cls(job, sources, profile, nodes, gpus, tuple(notes), missing, heard, origin)
         return asked._without_launcher(line)
 
     def _without_launcher(self, line: Sequence[str]) -> Asked:
@@ -92,11 +91,13 @@ class Asked(NamedTuple):
 
     def now(self) -> ClusterNow:
         """What Slurm says of the cluster; nothing for a job on this machine."""
-        return cluster_now.read(self.spec, self.config) if self.backend == "slurm" else ClusterNow()
+        if self.backend != "slurm":
+            return ClusterNow()
+        return cluster_now.read(self.spec, self.heard, self.profile.path)
 
 
-def resolve(cluster: str, environ: Mapping[str, str]) -> tuple[str, dict[str, str] | None]:
-    """The profile's name in place of `auto`, and Slurm's configuration if it was asked for it.
+def resolve(cluster: str, environ: Mapping[str, str]) -> tuple[str, Heard | None]:
+    """The profile's name in place of `auto`, and what Slurm said if it was asked for it.
 
     It is this machine if sbatch does not work here; otherwise the user's profile that has the name
     of the cluster, if there is one.
@@ -109,13 +110,15 @@ def resolve(cluster: str, environ: Mapping[str, str]) -> tuple[str, dict[str, st
     if not own:
         return "slurm", None
     try:
-        config = site_rules.config()
+        found, heard = cluster_now.ask(own.values())
     except SlurmUnreachable:
         if len(own) > 1:  # one of them must not be taken for another
             raise
         return next(iter(own)), None
-    name = clusters.profile_name(config.get("ClusterName", ""))
-    return name if name in own else "slurm", config
+    if found:
+        return found.stem, heard
+    name = clusters.profile_name(heard.config.get("ClusterName", ""))
+    return name if name in own else "slurm", heard
 
 
 def _refuse_slurm_options(layers: Sequence[Layer]) -> None:

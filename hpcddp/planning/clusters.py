@@ -109,9 +109,9 @@ def profile_name(cluster: str) -> str:
     return f"{cluster or 'slurm'}-cluster" if cluster in TAKEN else cluster
 
 
-def own(environ: Mapping[str, str]) -> set[str]:
-    """The names of the user's profiles."""
-    return {path.stem for path in folders(environ)[0].glob("*.toml")}
+def own(environ: Mapping[str, str]) -> dict[str, Path]:
+    """The user's profiles by name."""
+    return {path.stem: path for path in folders(environ)[0].glob("*.toml")}
 
 
 def load(name: str, environ: Mapping[str, str] = os.environ) -> Profile:

@@ -11,6 +11,7 @@ from terminal import Terminal
 
 from hpcddp.cli import COMMANDS, GROUPS, LazyCommand, cli
 from hpcddp.cli import run as run_command
+from hpcddp.cli.cluster.doctor_command import REFUSED as OF_DOCTOR
 from hpcddp.cli.control import REFUSED as OF_RESUME
 from hpcddp.cli.weights import REFUSED as OF_IMPORT
 
@@ -102,6 +103,7 @@ def test_help_lines_are_sentences(site: Site) -> None:
         ("run", run_command.REFUSED, []),
         ("resume", OF_RESUME, ["last"]),
         ("import", OF_IMPORT, ["weights.pt"]),
+        ("doctor", OF_DOCTOR, []),
     ],
 )
 def test_options_that_a_command_refuses_are_not_in_its_help(

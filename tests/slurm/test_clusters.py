@@ -40,7 +40,7 @@ def newcomer(desk: Desk) -> Desk:
 
 
 @pytest.mark.full
-@pytest.mark.smoke("two commands of a newcomer, a script with data outside of its project")
+@pytest.mark.smoke("newcomer with data elsewhere")
 def test_two_commands_train_a_script_with_data_outside_of_its_project(newcomer: Desk) -> None:
     """As it is: init chooses the nodes and all their GPUs."""
     data = newcomer.folder.with_name(f"{newcomer.folder.name}-data")
@@ -56,7 +56,7 @@ def test_two_commands_train_a_script_with_data_outside_of_its_project(newcomer: 
     assert newcomer.until(lambda s: s["state"] == "COMPLETED")["gpus_per_node"] == 4
 
 
-@pytest.mark.smoke("two commands of a newcomer")
+@pytest.mark.smoke("newcomer")
 def test_two_commands_train_a_script_on_a_cluster_never_seen(newcomer: Desk) -> None:
     told = newcomer("init", "--yes")
     assert "script    train.py (DDP)" in told and "accepted" in told
@@ -69,7 +69,7 @@ def test_two_commands_train_a_script_on_a_cluster_never_seen(newcomer: Desk) -> 
     assert (Path(done["path"]) / "work/results/weights.txt").read_text() == "done"
 
 
-@pytest.mark.smoke("cluster detection")
+@pytest.mark.smoke("detection")
 def test_what_slurm_says_is_what_the_sandbox_is(newcomer: Desk) -> None:
     facts = json.loads(newcomer("cluster", "detect", "--json"))
     assert facts["cluster"] == "sandbox" and facts["version"]

@@ -35,7 +35,7 @@ def inside(image: Path, runtime: str) -> tuple[str, ...]:
     return (*sets, "--env", "APPTAINER_NO_PRIVS=1", "--env", "USER=root")
 
 
-@pytest.mark.smoke("a task in a container, preempted")
+@pytest.mark.smoke("task in a container")
 @pytest.mark.parametrize("runtime", HERE)
 def test_a_task_in_a_container_is_preempted_and_loses_nothing(
     desk: Desk, image: Path, runtime: str
@@ -53,7 +53,7 @@ def test_a_task_in_a_container_is_preempted_and_loses_nothing(
     assert str(image) in folder.script.read_text()
 
 
-@pytest.mark.smoke("a command in a container, preempted")
+@pytest.mark.smoke("command in a container")
 @pytest.mark.parametrize("runtime", HERE)
 def test_a_command_in_a_container_is_preempted_and_loses_nothing(
     desk: Desk, image: Path, runtime: str

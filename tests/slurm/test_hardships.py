@@ -99,7 +99,7 @@ def without(folder: Path, *programs: str) -> str:
 
 
 @pytest.mark.full
-@pytest.mark.smoke("follow-up job, without scontrol")
+@pytest.mark.smoke("follow-up without scontrol")
 def test_without_scontrol_a_follow_up_goes_on(desk: Desk) -> None:
     path = without(desk.folder / "bin", "scontrol")
     run = desk.submit(*STEADY, "--env", f"PATH={path}")
@@ -163,7 +163,7 @@ def test_a_controller_that_is_away_while_the_job_leaves(desk: Desk, seconds: flo
     assert lost(finished(desk, run)) == 0
 
 
-@pytest.mark.smoke("job array")
+@pytest.mark.smoke("array")
 def test_each_element_of_an_array_comes_back_alone(desk: Desk) -> None:
     script = desk.folder / "job.sbatch"
     script.write_text(desk("render", "toy", *STEADY, "--set", "max_steps=300"))

@@ -161,7 +161,7 @@ def test_twenty_preemptions(user: tuple[Path, dict[str, str]]) -> None:
 @pytest.mark.parametrize(
     "seed",
     [
-        pytest.param(19, marks=pytest.mark.smoke("loss of a node")),
+        pytest.param(19, marks=pytest.mark.smoke("lost node")),
         pytest.param(37, marks=pytest.mark.full),
     ],
     ids=["the second", "the first"],

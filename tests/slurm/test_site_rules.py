@@ -31,7 +31,7 @@ return slurm.SUCCESS
 """
 
 
-@pytest.mark.smoke("job_submit/lua that refuses jobs without account or time")
+@pytest.mark.smoke("job_submit/lua")
 def test_the_words_of_a_script_that_refuses_the_job_are_shown(site: Site) -> None:  # noqa: F811
     desk = site()
     home = Path(desk.slurm.sandbox.status()["home"])

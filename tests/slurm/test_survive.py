@@ -109,7 +109,7 @@ def model():
     assert "raise ValueError('always at 20')" in told and told.count("Traceback") == 1
 
 
-@pytest.mark.smoke("crash of a rank")
+@pytest.mark.smoke("crash")
 def test_a_killed_rank_comes_back(desk: Desk) -> None:
     run = desk.submit(*STEADY, "--set", "checkpoint.every=20")
     folder = Path(desk.training(run, step=30)["path"])

@@ -46,6 +46,7 @@ def install(site: Site, name: str) -> None:
     site.slurm()
     own = f". '{folder}/submit'" if (folder / "submit").exists() else ""
     site.program("sbatch", SBATCH.format(folder=folder, own=own))
+    site.program("squeue", f'echo "squeue $*" >>{site.folder}/calls')
     for program, words in ANSWERS.items():
         cases = "\n".join(
             f"{_pattern(program, word)}) {_answer(folder / word)};;" for word in words

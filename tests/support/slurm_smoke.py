@@ -27,6 +27,11 @@ def run(versions: Sequence[str] = (), quick: bool = False) -> dict[str, Row]:
         quick: only the tests marked with `quick=True`.
     """
     rows = {}
+    if not versions and not quick:
+        try:
+            images.made()
+        except ReleaseError as error:  # the tests with containers fail, and say so
+            print(error, flush=True)
     for version in versions or SUITES:
         try:
             if not versions:
@@ -34,8 +39,6 @@ def run(versions: Sequence[str] = (), quick: bool = False) -> dict[str, Row]:
                 slurm_releases.set_up(version)
             elif not slurm_releases.ready(version):
                 raise ReleaseError(slurm_releases.state(version))
-            if not versions and not quick:
-                images.made()
             rows[version] = _run(version, quick)
         except ReleaseError as error:
             rows[version] = {REASON: str(error)}

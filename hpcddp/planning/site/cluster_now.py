@@ -1,11 +1,17 @@
-"""What Slurm says of the cluster when a job is planned: three calls, none for each node."""
+"""What Slurm says of the cluster when a job is planned: at most three calls, none for each node.
+
+If `hpcddp cluster detect` has read the cluster within a day, its configuration is known: two calls.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
 
-from hpcddp.errors import SlurmUnreachable
-from hpcddp.planning.site import node_choice
+from hpcddp.errors import ClusterError, SlurmUnreachable
+from hpcddp.planning.site import node_choice, site_facts
 from hpcddp.slurm import node_kinds, other_clusters, partitions, rules
 from hpcddp.slurm.node_kinds import NodeKind
 from hpcddp.slurm.partitions import Partition
@@ -54,25 +60,70 @@ class ClusterNow:
         return min((limit for limit in limits if limit), default=None)
 
 
-def read(job: JobSpec, config: dict[str, str] | None = None) -> ClusterNow:
-    """Ask Slurm.
+class Heard(NamedTuple):
+    """What Slurm has said of its cluster already.
 
     Args:
-        config: its configuration, if it has been read.
+        config: by the names of slurm.conf(5).
+        rows: of its partitions.
+    """
+
+    config: dict[str, str]
+    rows: str
+
+
+def ask(profiles: Iterable[Path]) -> tuple[Path | None, Heard]:
+    """The profile of this shell's cluster, and what Slurm says of the cluster.
+
+    If the partitions are those that a detection of the last day read for one of the profiles, its
+    configuration counts, and Slurm is not asked for it. Otherwise the profile is None.
+
+    Raises:
+        SlurmUnreachable: there is no answer.
+    """
+    rows = partitions.ask()
+    known = {path: config for path in profiles if (config := _known(path, rows))}
+    if len(known) == 1:
+        ((path, config),) = known.items()
+        return path, Heard(config, rows)
+    return None, Heard(rules.config(), rows)
+
+
+def _known(profile: Path, rows: str) -> dict[str, str]:
+    """The configuration that a detection read for a profile within a day, if the cluster had these
+    partitions; empty otherwise."""
+    try:
+        facts = site_facts.load(profile)
+    except ClusterError:  # damaged: a note says so later
+        return {}
+    if facts is None or facts.age > site_facts.DAY or facts.clusters:
+        return {}
+    if "SLURM_VERSION" not in facts.config:  # read by an older version
+        return {}
+    there = {(row.name, row.total_nodes) for row in partitions.parse(rows)}
+    alike = there == {(row.name, row.total_nodes) for row in facts.partitions}
+    return facts.config if alike else {}
+
+
+def read(job: JobSpec, heard: Heard | None = None, profile: Path | None = None) -> ClusterNow:
+    """Ask Slurm for what it has not said already.
+
+    Args:
+        profile: of the cluster.
     """
     clusters = str(job.slurm.get("clusters", ""))
     if "," in clusters:
         return ClusterNow()  # Slurm chooses one
     with other_clusters.asked(clusters):
-        return _read(job, None if clusters else config)
+        try:
+            if clusters or heard is None:
+                _, heard = ask([] if clusters or profile is None else [profile])
+        except SlurmUnreachable:
+            return ClusterNow()
+        return _read(job, *heard)
 
 
-def _read(job: JobSpec, config: dict[str, str] | None) -> ClusterNow:
-    try:
-        said = rules.config() if config is None else config
-        rows = partitions.ask()
-    except SlurmUnreachable:
-        return ClusterNow()
+def _read(job: JobSpec, said: dict[str, str], rows: str) -> ClusterNow:
     name = str(job.slurm.get("partition", "")).partition(",")[0]
     site = rules.of(said, rows, name)
     try:

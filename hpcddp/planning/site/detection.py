@@ -27,10 +27,11 @@ from hpcddp.slurm.hostlist import first_host
 # The settings of slurm.conf(5) that a plan or a person may need.
 SETTINGS = (
     "AccountingStorageEnforce", "AccountingStorageTRES", "AccountingStorageType", "AuthInfo",
-    "ClusterName", "EnforcePartLimits", "GresTypes", "JobRequeue", "JobSubmitPlugins", "KillWait",
-    "MaxArraySize", "PreemptMode", "PreemptParameters", "PreemptType", "PriorityType",
-    "PrologFlags", "ProctrackType", "SelectType", "SelectTypeParameters", "SlurmctldParameters",
-    "TaskPlugin", "TopologyPlugin",
+    "ClusterName", "DefMemPerCPU", "DefMemPerNode", "EnforcePartLimits", "GresTypes",
+    "JobDefaults", "JobRequeue", "JobSubmitPlugins", "KillWait", "MaxArraySize", "PreemptMode",
+    "PreemptParameters", "PreemptType", "PriorityType", "PrologFlags", "ProctrackType",
+    "SLURM_VERSION", "SelectType", "SelectTypeParameters", "SlurmctldParameters", "TaskPlugin",
+    "TopologyPlugin",
 )  # fmt: skip
 
 

@@ -50,6 +50,8 @@ def test_ranks_that_leave_no_results_are_an_error_with_the_way_on(
         (["--results", "none"], "no run"),
         (["--nodes", "0", "--cluster", "local"], "less than 1 node"),
         (["--strategy", "ddp"], "`doctor` has a job of its own"),
+        (["--here", "--results", "last"], "--here: conflicts with --results"),
+        (["--here", "-N", "2"], "--here: conflicts with --nodes"),
     ],
 )
 def test_a_mistake_is_refused(site: Site, hpcddp: Command, words: list[str], message: str) -> None:

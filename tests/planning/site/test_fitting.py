@@ -363,3 +363,28 @@ def test_a_resume_keeps_what_was_forced_and_drops_the_values_of_the_old_cluster(
     assert other.code == 0, other.err
     values = json.loads(other.out)["changes"]
     assert values["slurm.partition"] == ["gpu", None] and "slurm.time" not in values
+
+
+def test_submit_calls_slurm_three_times_besides_sbatch(site: Site, hpcddp: Command) -> None:
+    """A detection of the last day knows the configuration."""
+    recorded.install(site, "plain")
+    assert hpcddp("cluster", "detect").code == 0
+    before = len(recorded.calls(site))
+    assert hpcddp("submit", "toy", "--gpus", "4").code == 0
+    programs = [call.split()[0] for call in recorded.calls(site)[before:]]
+    assert [name for name in programs if name != "sbatch"] == ["scontrol", "sinfo", "squeue"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda facts: facts.update(read=0), lambda facts: facts["partitions"].pop(),
+     lambda facts: facts["config"].pop("SLURM_VERSION")],
+    ids=["two days old", "of another cluster", "by an older version"],
+)  # fmt: skip
+def test_old_facts_and_those_of_another_cluster_are_not_used_for_the_configuration(
+    site: Site, submit: Command, change: Callable[[dict[str, Any]], object]
+) -> None:
+    facts(site, change)
+    before = len(recorded.calls(site))
+    assert submit().code == 0
+    assert any("show config" in call for call in recorded.calls(site)[before:])
