@@ -17,7 +17,9 @@ TYPES: dict[str, Any] = {
     "dict[str, Any]": dict,
     "list[int]": list,
     "list[str]": list,
+    "dict[str, float]": dict,
 }
+ENDLESS = 1e11  # seconds since the epoch: where an older version recorded no time
 
 
 @dataclass
@@ -40,7 +42,8 @@ class JobRecord:
     created: float = 0.0  # seconds since the epoch
     forced: list[str] = field(default_factory=list)  # keys that --sbatch set
     site_values: list[str] = field(default_factory=list)  # keys that the profile set
-    left_out: list[str] = field(default_factory=list)  # nodes that the script excludes
+    # Nodes that the script excludes -> until when, in seconds since the epoch.
+    left_out: dict[str, float] = field(default_factory=dict)
     container: dict[str, Any] = field(default_factory=dict)  # runtime; command: words that enter it
     version: str = __version__
     format: int = JOB_FORMAT
@@ -84,6 +87,8 @@ def read(run: RunDir) -> JobRecord:
             where=str(run.job),
             hint="use the hpcddp that made the run",
         )
+    if isinstance(data.get("left_out"), list):
+        data["left_out"] = dict.fromkeys(data["left_out"], ENDLESS)
     try:
         record = JobRecord(**data)
     except TypeError as error:

@@ -62,7 +62,7 @@ class Attempt:
     saved: int | None = 0  # step of the newest complete checkpoint at its end, if known
     gained: bool | None = None  # whether it saved any itself, if known
     successor: str = ""  # the follow-up job, if any
-    exclude: str = ""  # host list to exclude from the next attempt
+    exclude: str | None = None  # host list for the next attempt; None for the script's own
 
     @property
     def live(self) -> bool:

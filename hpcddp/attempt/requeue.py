@@ -70,7 +70,7 @@ def bring_back(run: RunDir, mine: Attempt, verdict: Decision, job: JobRecord) ->
     if not mine.slurm:
         return "again"
     mine.exclude = bad_nodes.excluded(run, job)
-    if mine.exclude:
+    if mine.exclude is not None:
         note(run, mine)
     ways = [follow] if verdict.action == decision.FOLLOW else [back, follow]
     if verdict.action == decision.AGAIN and prefers_follow(mine):

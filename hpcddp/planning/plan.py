@@ -140,7 +140,7 @@ class Plan:
             lead=int(self.signal.partition("@")[2] or 0),
             created=time.time() if created is None else created,
             forced=[n for n, source in self.sources.items() if source == FORCED],
-            left_out=[row.host for row in self.left_out],
+            left_out={row.host: row.until for row in self.left_out},
             container=software_facts.entrance(self.spec, self._software(run)),
             site_values=[n for n, source in self.sources.items() if source == cluster_file],
         )

@@ -229,9 +229,10 @@ def requeue(job_id: str, timeout: float = TIMEOUT) -> str:
     return first_line(done.stderr)
 
 
-def release(job_id: str, when: str = "now", exclude: str = "") -> bool:
-    """Set the start time and the excluded nodes of a waiting job; whether Slurm accepted it."""
-    more = [f"ExcNodeList={exclude}"] if exclude else []
+def release(job_id: str, when: str = "now", exclude: str | None = None) -> bool:
+    """Set the start time of a waiting job, and the excluded nodes if they are given; whether Slurm
+    accepted it."""
+    more = [] if exclude is None else [f"ExcNodeList={exclude}"]
     done = call("scontrol", "update", f"JobId={job_id}", f"StartTime={when}", *more)
     return done.returncode == 0
 

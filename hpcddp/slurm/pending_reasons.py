@@ -1,7 +1,7 @@
 """Why a job waits, as a sentence with what to change, for each reason that Slurm gives.
 
-The names are those of job_reason_string in Slurm's own library; a test reads them from the library
-of the machine. The limits of accounts and QOS have names made of parts, such as
+The names are those of job_state_reason_string in Slurm's own library; a test reads them from the
+libraries of several releases. The limits of accounts and QOS have names made of parts, such as
 AssocGrpCPUMinutesLimit; a pattern reads them.
 """
 
@@ -28,6 +28,8 @@ REASONS: dict[str, tuple[str, str]] = {
     "BurstBufferResources": ("the burst buffer is full", LATER),
     "BurstBufferStageIn": ("the burst buffer copies files", LATER),
     "Cleaning": ("its last attempt is being cleaned up", LATER),
+    "Constraints": ("no node meets the request now",
+                    "wait, or change --constraint, --gpus or --mem"),
     "DeadLine": ("it cannot end before its --deadline", "use a later one"),
     "Dependency": ("it waits for another job (--dependency)", LATER),
     "DependencyNeverSatisfied": ("the job that it depends on ended otherwise",
@@ -46,8 +48,11 @@ REASONS: dict[str, tuple[str, str]] = {
     "Licenses": ("licenses are in use", LATER),
     "MaxMemPerLimit": ("more memory than the partition allows", "ask for less --mem"),
     "MaxPowerCapacity": ("the site's power limit is reached", LATER),
+    "MaxPoweredUpNodes": ("the site's limit of powered-up nodes is reached", LATER),
+    "MpiPortsBusy": ("the ports for MPI on the nodes are in use", LATER),
     "NodeDown": ("a requested node is down", "do without --nodelist, or wait"),
     "NonZeroExitCode": ("its script failed", "see the log"),
+    "NvidiaImexChannels": ("the NVIDIA IMEX channels are in use", LATER),
     "OutOfMemory": ("a process ran out of memory", "ask for more --mem"),
     "PartitionConfig": ("the partition can never run it as requested",
                         "use fewer --nodes or --gpus, or another partition (-p)"),
@@ -65,10 +70,13 @@ REASONS: dict[str, tuple[str, str]] = {
                       "use another one (-q)"),
     "QOSUsageThreshold": ("the account's usage is too high for this QOS",
                           "wait, or use another QOS (-q)"),
+    "RaisedSignal": ("a signal ended its script", "see the log"),
     "ReqNodeNotAvail": ("requested nodes are down, reserved, or needed for maintenance before it "
                         "would end", "use a shorter --time, or do without --nodelist"),
     "Reservation": ("it waits for its reservation to begin", LATER),
     "ReservationDeleted": ("its reservation is gone", "do without --reservation"),
+    "ReservationInvalid": ("held by Slurm, as its reservation is not valid",
+                           "use another --reservation, or none"),
     "Resources": ("the nodes that it needs are busy", "wait, or ask for less"),
     "SchedDefer": ("Slurm starts it at its next round", LATER),
     "SystemFailure": ("Slurm failed", "ask your administrators"),
@@ -96,7 +104,7 @@ _LIMITED = {
 _LIMIT = re.compile(
     r"(?P<of>Assoc|QOS)?(?P<kind>Grp|Max|Min)"
     rf"(?P<what>{'|'.join(_LIMITED)})"
-    r"(?P<time>RunMinutes|Minutes)?(?P<per>Per(?:Job|Node|User|Account))?"
+    r"(?P<time>RunMinutes|RunMins|Minutes)?(?P<per>Per(?:Job|Node|User|Account))?"
     r"(?:NotSatisfied|Limit)?"
 )
 # Reasons that are sentences; squeue writes spaces, scontrol underscores. {id} is the job's.
@@ -141,8 +149,10 @@ def _limit(match: re.Match[str]) -> tuple[str, str]:
     what = next(text for part, text in _LIMITED.items() if re.fullmatch(part, match["what"]))
     if match["kind"] == "Min":
         return f"{owner} requires more {what}", "ask for more"
-    if match["time"] == "RunMinutes":
-        return f"running jobs have reserved the whole budget of {what} and time of {owner}", "wait, or use less --time"
+    if match["time"] in ("RunMinutes", "RunMins"):
+        whose = {"PerUser": "one user", "PerAccount": "one account"}.get(match["per"] or "", owner)
+        text = f"running jobs have reserved the whole budget of {what} and time of {whose}"
+        return text, "wait, or use less --time"
     if match["time"] and not match["per"]:
         return f"{owner} has used up its budget of {what}", f"use another one ({other})"
     if what == "time":

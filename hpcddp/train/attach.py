@@ -19,7 +19,14 @@ from hpcddp import gloo
 from hpcddp import record as records
 from hpcddp.attempt import error_record
 from hpcddp.attempt.rank_exit import share_failure
-from hpcddp.errors import CheckpointError, HpcddpError, RankMapError, TopologyError, UserError
+from hpcddp.errors import (
+    CheckpointError,
+    HpcddpError,
+    NodeUnfit,
+    RankMapError,
+    TopologyError,
+    UserError,
+)
 from hpcddp.preempt import Preemption, ignore_stop_signals
 from hpcddp.rundir import RunDir
 from hpcddp.topology import Rank
@@ -61,7 +68,7 @@ def written_down() -> Iterator[None]:
     all ranks share."""
     try:
         yield
-    except (RankMapError, CheckpointError, UserError) as error:
+    except (RankMapError, NodeUnfit, CheckpointError, UserError) as error:
         if folder := os.environ.get("HPCDDP_RUN_DIR"):
             with contextlib.suppress(TopologyError):  # the variables of the rank are the error
                 _write_down(error, RunDir(folder), Rank.from_env(os.environ))

@@ -1,5 +1,6 @@
 """A person's own loop on a run, preempted and not."""
 
+import json
 import re
 import sys
 from collections import Counter
@@ -55,6 +56,12 @@ def said(run: RunDir, word: str) -> Counter[str]:
     """The lines of all attempts' logs from a word on."""
     logs = "".join(attempt.log.read_text() for attempt in run.all_attempts())
     return Counter(re.findall(rf"\b{word} .*", logs))
+
+
+def used(run: RunDir) -> Counter[int]:
+    """How often each sample was trained on, as the script of the Trainer prints them."""
+    batches = (re.search(r"\[.*\]", line) for line in said(run, "took").elements())
+    return Counter(sample for batch in batches if batch for sample in json.loads(batch[0]))
 
 
 def runs(site: Site) -> list[RunDir]:

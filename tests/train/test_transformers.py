@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from local_runs import Command, until
-from own_loops import both, runs, said, start
+from own_loops import both, runs, said, start, used
 from sites import SUPPORT, Site
 
 from hpcddp.attempt import ledger
@@ -54,15 +54,23 @@ def test_a_training_that_is_over_is_not_done_again(site: Site, command: Command)
 
 
 @pytest.mark.full
-def test_it_goes_on_with_more_ranks(site: Site, command: Command) -> None:
-    start(command, "2", "plain", "0.1", size=("--gpus", "1"), script=SCRIPT, stop="4")
+@pytest.mark.parametrize(("kind", "before", "after"), [("plain", 1, 3), ("sparse", 4, 2)])
+def test_it_goes_on_with_another_number_of_ranks(
+    site: Site, command: Command, kind: str, before: int, after: int
+) -> None:
+    start(command, "2", kind, "0.2", size=("--gpus", str(before)), script=SCRIPT, stop="1")
     stopped = until(command, lambda s: s["state"] == "STOPPED")["step"]
-    assert command("resume", "last", "--gpus", "3", "--detach").code == 0
+    assert command("resume", "last", "--gpus", str(after), "--detach").code == 0
     until(command, lambda s: s["state"] == "COMPLETED")
     (run,) = runs(site)
-    # 103 samples: 4 a step on one rank, then 12 a step on three, 9 steps in an epoch.
-    steps = stopped + 9 - 4 * stopped // 12 + 9
+    # 103 samples in 26 batches. A rank has its part of them, and two a step where they add up.
+    each, part = 2 if kind == "sparse" else 1, -(-26 // after)
+    begun = stopped * each * before // after // each * each
+    steps = stopped - (-(part - begun) // each) - (-part // each)
     assert {line.split()[1] for line in said(run, "over")} == {str(steps)}
+    trained = used(run)
+    assert sorted(trained) == [*range(103)] and min(trained.values()) == 2
+    assert trained.total() == 4 * (stopped * each * before + (2 * part - begun) * after)
 
 
 def test_outside_of_a_job_it_changes_nothing(tmp_path: Path) -> None:

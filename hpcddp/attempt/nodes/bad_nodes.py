@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Sequence
+import shutil
+import time
+from collections.abc import Mapping, Sequence
 
 from hpcddp.attempt import first_failure, ledger
 from hpcddp.attempt.ledger import Attempt
+from hpcddp.attempt.nodes import node_events
 from hpcddp.errors import HpcddpError, NodeUnfit, SlurmUnreachable
 from hpcddp.record import JobRecord
 from hpcddp.rundir import RunDir, read_json
 from hpcddp.slurm import commands as slurm
 from hpcddp.slurm import hostlist
+from hpcddp.slurm.hostlist_writer import compress_hosts
 
 ANSWER = 15.0  # seconds for one answer of Slurm
 
 
-def excluded(run: RunDir, job: JobRecord) -> str:
+def excluded(run: RunDir, job: JobRecord) -> str | None:
     """The nodes to exclude from the next attempt, in Slurm's form: the job's own, and those that
-    failed since the last progress. Empty if only the job's own count.
+    failed since the last progress. None for those that the script excludes, "" for none.
 
     Never so many that too few are left: the oldest are used again first.
     """
@@ -30,15 +34,53 @@ def excluded(run: RunDir, job: JobRecord) -> str:
         bad += [name for name in [host] if name and name not in bad]
         if attempt.progress:
             break
-    own = _own(job)
+    own = _own(job, time.time())
     bad = spared(run, bad, job) if bad else []
-    return ",".join([*([own] if own else []), *bad]) if bad else ""
+    if not bad and own == _own(job, 0.0):
+        return None
+    return ",".join(filter(None, [own, *bad]))
 
 
-def _own(job: JobRecord) -> str:
-    """The host list that the script excludes."""
+def _own(job: JobRecord, now: float) -> str:
+    """The host list of the job's own option, and of the nodes that new jobs still avoid.
+
+    Args:
+        now: in seconds since the epoch; 0 for what the script excludes.
+    """
     asked = str(job.spec.get("slurm", {}).get("exclude", ""))
-    return ",".join(filter(None, [asked, *job.left_out]))
+    left_out = (host for host, until in job.left_out.items() if until > now)
+    return ",".join(filter(None, [asked, *left_out]))
+
+
+def are_kept(
+    run: RunDir, number: int, faults: Mapping[str, Sequence[str]], job: JobRecord
+) -> bool:
+    """Whether an attempt continues on nodes that failed their checks, as the next one could not
+    avoid them. If so, the log says why, and other jobs may still avoid the nodes.
+
+    Args:
+        faults: host -> its faults, in words.
+    """
+    if why := _why_kept(run, number, sorted(faults), job):
+        node_events.record_checks(run, number, faults)
+        print(f"hpcddp: {in_words(faults)}; the ranks continue: {why}", flush=True)
+    return bool(why)
+
+
+def _why_kept(run: RunDir, number: int, hosts: Sequence[str], job: JobRecord) -> str:
+    if again := sorted({*hosts} & {*blamed(run, number - 1)}):
+        return f"Slurm gave {compress_hosts(again)} again"
+    if not job.spec.get("requeue", {}).get("enabled", True):
+        return "requeue.enabled is false"
+    # In a container Slurm cannot be asked; the batch script can at the end of the attempt.
+    if shutil.which("sinfo") and len(spared(run, hosts, job)) < len(hosts):
+        return "no other node can take the place"
+    return ""
+
+
+def in_words(faults: Mapping[str, Sequence[str]]) -> str:
+    """The faults of some nodes, for the log."""
+    return "; ".join(f"{host}: {', '.join(faults[host])}" for host in sorted(faults))
 
 
 def blamed(run: RunDir, number: int) -> list[str]:
@@ -50,7 +92,7 @@ def blamed(run: RunDir, number: int) -> list[str]:
 
 def spared(run: RunDir, bad: Sequence[str], job: JobRecord) -> list[str]:
     """Those of some host lists, newest first, without which the job can still start."""
-    own = _own(job)
+    own = _own(job, time.time())
     partition = str(job.spec.get("slurm", {}).get("partition", "")).partition(",")[0]
     try:
         lists = slurm.usable_nodes(partition or os.environ.get("SLURM_JOB_PARTITION", ""))

@@ -1,7 +1,8 @@
 """What a run met on its nodes, a line of JSON for each: RUN/nodes.jsonl.
 
-The batch script's host writes it, at the end of an attempt as a rule. Later commands gather it from
-the runs of the user (planning/trust), and new jobs avoid nodes that failed again and again.
+The batch script's host writes it, at the end of an attempt as a rule, and rank 0 in the full
+preflight. Later commands gather it from the runs of the user (planning/trust), and new jobs avoid
+nodes that failed again and again.
 
     kind      meaning
     check     the node failed its checks, or is slow in two measurements
@@ -47,21 +48,21 @@ class NodeEvent(NamedTuple):
 def record_end(run: RunDir, mine: Attempt, cause: str) -> None:
     """Append what an attempt met."""
     if mine.slurm:
-        append(run, mine, _met(run, mine, cause))
+        append(run, mine.number, _met(run, mine, cause))
 
 
-def record_checks(run: RunDir, mine: Attempt, faults: Mapping[str, Sequence[str]]) -> None:
+def record_checks(run: RunDir, number: int, faults: Mapping[str, Sequence[str]]) -> None:
     """Append the failed checks of an attempt that goes on all the same.
 
     Args:
         faults: host -> its faults, in words.
     """
-    append(run, mine, ((host, CHECK, ", ".join(texts)) for host, texts in faults.items()))
+    append(run, number, ((host, CHECK, ", ".join(texts)) for host, texts in faults.items()))
 
 
-def append(run: RunDir, mine: Attempt, met: Iterable[tuple[str, str, str]]) -> None:
+def append(run: RunDir, number: int, met: Iterable[tuple[str, str, str]]) -> None:
     """Append host, kind and text of each event; a full disk is no reason to stop."""
-    source, now = f"{run.name}/{mine.number}", time.time()
+    source, now = f"{run.name}/{number}", time.time()
     events = [NodeEvent(host, kind, what, source, now) for host, kind, what in met]
     if not events:
         return

@@ -18,7 +18,7 @@ from typing import Any
 from hpcddp import record
 from hpcddp.attempt import error_record, ledger
 from hpcddp.attempt.ledger import Attempt
-from hpcddp.attempt.nodes import bad_nodes, node_check, node_events
+from hpcddp.attempt.nodes import bad_nodes, node_check
 from hpcddp.errors import NodeUnfit
 from hpcddp.record import JobRecord
 from hpcddp.rundir import RunDir, parse_lines
@@ -125,31 +125,15 @@ def judged(rows: Mapping[str, Mapping[str, Any]], begin: float, end: float, want
 
 
 def _conclude(run: RunDir, mine: Attempt, job: JobRecord, faults: Faults, launched: int) -> None:
-    """End the attempt if the next one can avoid the nodes, else say that the ranks go on."""
-    hosts = sorted(faults)
-    text = _in_words(faults)
-    if again := sorted({*hosts} & {*bad_nodes.blamed(run, mine.number - 1)}):
-        _go_on(run, mine, faults, f"Slurm gave {compress_hosts(again)} again")
+    """End the attempt, unless it keeps the nodes."""
+    if bad_nodes.are_kept(run, mine.number, faults, job):
         return
-    kept = bad_nodes.spared(run, hosts, job)
-    if len(kept) < len(hosts) or not job.spec.get("requeue", {}).get("enabled", True):
-        _go_on(run, mine, faults, "no other node can take the place")
-        return
+    text = bad_nodes.in_words(faults)
     _say(f"{text}; the attempt ends, and the next one avoids these nodes")
-    facts = {"host": compress_hosts(hosts), "bad_host": True, "faults": faults}
+    facts = {"host": compress_hosts(sorted(faults)), "bad_host": True, "faults": faults}
     error_record.report_for_all(run.attempt(mine.number), NodeUnfit.kind, text, **facts)
     with suppress(ProcessLookupError):
         os.kill(launched, signal.SIGTERM)
-
-
-def _go_on(run: RunDir, mine: Attempt, faults: Faults, reason: str) -> None:
-    """Say that the ranks go on. Other jobs may still avoid the nodes."""
-    node_events.record_checks(run, mine, faults)
-    _say(f"{_in_words(faults)}; the ranks continue: {reason}")
-
-
-def _in_words(faults: Faults) -> str:
-    return "; ".join(f"{host}: {', '.join(faults[host])}" for host in sorted(faults))
 
 
 def _say(text: str) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from hpcddp.keys import nearest
-from hpcddp.planning.site import choices, job_qos
+from hpcddp.planning.site import job_qos, partition_choice
 from hpcddp.planning.site.site_facts import SiteFacts
 from hpcddp.planning.site.wanted import Problem, Wanted
 from hpcddp.sizes import counted
@@ -75,12 +75,12 @@ def _account(wanted: Wanted, facts: SiteFacts) -> Iterator[Problem]:
 def _defaults(wanted: Wanted, partition: Partition, facts: SiteFacts) -> Iterator[Problem]:
     """A partition that the user's groups, default account or default QOS may not use. A plugin may
     choose others, so nothing of it is sure."""
-    if not choices.in_groups(partition):
+    if not partition_choice.in_groups(partition):
         what = f"partition {partition.name} is for other groups than yours"
         hint = f"it is for {', '.join(partition.groups[:8])}"
         yield Problem(what, "partition", hint, sure=False)
     account = "" if wanted.option("account") else facts.default_account
-    may = choices.accounts_for(facts, partition)
+    may = partition_choice.accounts_for(facts, partition)
     if account and account not in may:
         what = f"partition {partition.name} may refuse your default account, {account}"
         hint = f"use --account {may[0]}" if may else "use another partition"

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from hpcddp.planning.site import choices
+from hpcddp.planning.site import choices, partition_choice
 from hpcddp.planning.site.choices import Choice
 from hpcddp.planning.site.site_facts import SiteFacts
 
@@ -94,7 +94,7 @@ def _better(facts: SiteFacts, request: SampleRequest, ask: Ask) -> list[Verdict]
     none if the site refuses that."""
     usual = next((row.default_qos for row in facts.associations if row.default_qos), "")
     qos = _qos(facts, request.constraint)
-    if request.qos or not qos or not choices.TRIAL.search(usual):
+    if request.qos or not qos or not partition_choice.TRIAL.search(usual):
         return []
     other = replace(request, qos=qos)
     accepted, words = ask(other.script())
@@ -151,7 +151,7 @@ def _feature(facts: SiteFacts) -> str:
 
 
 def _account(facts: SiteFacts) -> str:
-    return next(iter(choices.accounts_for(facts, None)), "")
+    return next(iter(partition_choice.accounts_for(facts, None)), "")
 
 
 def _qos(facts: SiteFacts, kind: str = "") -> str:

@@ -3,7 +3,7 @@ sums.
 
 All ranks measure at the same time, for half a second. If a rank is slow, its node and the fastest
 others measure again, in turn. A node that is slow again ends the attempt, and the next one avoids
-it; if Slurm gives it again all the same, the training goes on.
+it; if it cannot, the training goes on.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.distributed as dist
 
+from hpcddp import record as records
 from hpcddp.attempt import error_record
 from hpcddp.attempt.nodes import bad_nodes
-from hpcddp.errors import NodeUnfit
+from hpcddp.errors import HpcddpError, NodeUnfit
 from hpcddp.rundir import RunDir
+from hpcddp.slurm.hostlist_writer import compress_hosts
 from hpcddp.train.rank import rates
 from hpcddp.train.rank.world import World
 
@@ -35,7 +37,8 @@ def check(
     """Measure, and record the figures; a collective, only for ``full`` on several nodes.
 
     Raises:
-        NodeUnfit: on all ranks, if a node is slow in both measurements.
+        NodeUnfit: on all ranks, if a node is slow in both measurements, and the next attempt can
+            avoid it.
     """
     if preflight != "full" or world.size == 1:
         return
@@ -50,13 +53,21 @@ def check(
     summed = _summed(world)
     record("preflight", slowest=min(once), median=statistics.median(once),
            all_reduce_s=summed, slow=named)  # fmt: skip
-    used_again = world.gather(bad_nodes.blamed(run, attempt - 1))[0]
-    if bad := {host: part for host, part in named.items() if host not in used_again}:
-        host, part = min(bad.items(), key=lambda row: row[1])
-        text = f"computes at {part:.0%} of the speed of the others"
-        error = NodeUnfit(f"{host} {text}, in two measurements", host)
-        error.facts |= {"rank": hosts.index(host), "faults": {host: [text]}}
+    faults = {host: [f"computes at {part:.0%} of the speed of the others"]
+              for host, part in named.items()}  # fmt: skip
+    if faults and not world.gather(world.is_main and _are_kept(run, attempt, faults))[0]:
+        text = "; ".join(f"{host} {texts[0]}" for host, texts in faults.items())
+        error = NodeUnfit(f"{text}, in two measurements", compress_hosts(sorted(faults)))
+        error.facts |= {"rank": hosts.index(min(named, key=named.__getitem__)), "faults": faults}
         raise error
+
+
+def _are_kept(run: RunDir, attempt: int, faults: dict[str, list[str]]) -> bool:
+    """Whether the attempt continues on slow nodes, as the next one could not avoid them."""
+    try:
+        return bad_nodes.are_kept(run, attempt, faults, records.read(run))
+    except HpcddpError:  # the run folder cannot be read now: the batch script decides
+        return False
 
 
 def _again(
