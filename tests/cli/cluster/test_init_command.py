@@ -106,7 +106,11 @@ def test_sizes_and_script_can_be_given(project: Site, hpcddp: Command) -> None:
 @pytest.mark.parametrize(
     ("text", "values", "note"),
     [
-        ("import horovod.torch as hvd\nhvd.init()\n", {"launcher": "horovod"}, "Move from Horovod to DDP"),
+        (
+            "import horovod.torch as hvd\nhvd.init()\n",
+            {"launcher": "horovod"},
+            "Move from Horovod to DDP",
+        ),
         ("import lightning as L\nL.Trainer()\n", {}, "Use Lightning"),
         ("import transformers\ntransformers.Trainer()\n", {}, "Use the transformers Trainer"),
         (f"{DDP}open('../far/x')\n", {"snapshot": False}, ""),
