@@ -40,11 +40,14 @@ def inside(image: Path, runtime: str) -> tuple[str, ...]:
 def test_a_task_in_a_container_is_preempted_and_loses_nothing(
     desk: Desk, image: Path, runtime: str
 ) -> None:
-    run = desk.submit(*STEADY, "--nodes", "2", *inside(image, runtime))
-    desk.training(run, step=30)
-    words = 'test -e /complete && python3 -c "import hpcddp, torch; print(torch.__version__)"\n'
-    told = desk.result("shell", run, "--rank", "3", text=words)
-    assert told.returncode == 0 and told.stdout.startswith("2."), told.stderr
+    slow = ("--set", "dataset.pause=0.05")  # it trains while the shell is open
+    run = desk.submit(*STEADY, *slow, "--nodes", "2", *inside(image, runtime))
+    desk.training(run, step=10)
+    look = "import hpcddp, importlib.util as u; print(u.find_spec('torch').origin)"
+    told = desk.result(
+        "shell", run, "--rank", "3", text=f'test -e /complete && python3 -c "{look}"\n'
+    )
+    assert told.returncode == 0 and told.stdout.startswith("/usr/local/lib"), told.stderr
     desk.take_all_nodes()
     desk.training(run, attempt=2)
     folder = finished(desk, run)
