@@ -15,6 +15,7 @@ from hpcddp.launch.launchers import LAUNCHERS
 from hpcddp.strategy import FACTORS, STRATEGIES
 
 HOUSE = Path(__file__).parents[1]
+CONTRIBUTING = (HOUSE / "CONTRIBUTING.md").read_text()
 # Top first. A module may import from its own room and from those below.
 ROOMS = (
     "doors", "cli", "dashboard", "report", "trackers", "sandbox", "doctor", "dask", "observe",
@@ -227,6 +228,8 @@ def test_rooms_are_small_and_files_have_names_of_their_own(trees: dict[str, ast.
     assert {str(name): n for name, n in folders.items() if n > MOST} == {}
     own = [p for p in paths if p.parent.name != "cli" and not p.stem.startswith("__")]
     assert [name for name, n in Counter(path.name for path in own).items() if n > 1] == []
+    uncounted = {str(path.relative_to(HOUSE)) for path in OLD_FILES}
+    assert {name for name in uncounted if f"`{name}`" not in CONTRIBUTING} == set()
 
 
 def test_each_room_says_what_it_is(trees: dict[str, ast.Module]) -> None:
@@ -236,6 +239,10 @@ def test_each_room_says_what_it_is(trees: dict[str, ast.Module]) -> None:
         text = ast.get_docstring(trees[name]) or ""
         assert len(text.splitlines()) >= 3, name
         assert "It imports " in text, name
+        package, _, folder = name.rpartition(".")
+        above = ast.get_docstring(trees[package]) or ""
+        assert package == "hpcddp" or f"`{folder}`" in above, name
+        assert f"`{folder}/`" in CONTRIBUTING, name
         for module in re.findall(r"``(\w+)", text.partition("Others use")[2]):
             users = {arrow.source for arrow in all_arrows if arrow.target == f"{name}.{module}"}
             assert any(user.rpartition(".")[0] != name for user in users), (name, module)

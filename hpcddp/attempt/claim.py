@@ -20,9 +20,9 @@ from typing import Any, TypeVar
 from hpcddp import processes, record
 from hpcddp.attempt import decision, end_facts, ledger, rendezvous
 from hpcddp.attempt.ledger import Attempt
-from hpcddp.attempt.nodes import node_events
+from hpcddp.attempt.nodes import bad_nodes, node_events
 from hpcddp.attempt.surrounding_job import ASK, check_surroundings, element, life, my_job
-from hpcddp.errors import RunError, SlurmMissing, SlurmUnreachable
+from hpcddp.errors import RunError, SlurmMissing, SlurmUnreachable, TopologyError
 from hpcddp.rundir import RunDir, read_json, write_json
 from hpcddp.slurm import commands as slurm
 from hpcddp.slurm import hostlist
@@ -262,16 +262,20 @@ def asked(run: RunDir, job_id: str, follows: int, instead: Sequence[str] = ()) -
 
 
 def close(run: RunDir, earlier: Attempt, cause: str = "") -> None:
-    """Record the end of an attempt whose script was killed or whose node failed.
+    """Record the end of an attempt whose script was killed or whose node failed. A failure counts
+    against the node only if Slurm knows of one.
 
     Args:
         cause: of the end, if known.
     """
-    with contextlib.suppress(SlurmUnreachable):
+    with contextlib.suppress(SlurmUnreachable, TopologyError):
         cause = cause or end_facts.why_ended(run, earlier, ASK)
+        first = hostlist.first_host(earlier.nodes) if earlier.slurm and not cause else ""
+        if first and bad_nodes.is_down(first, ASK):
+            cause = decision.NODE
     earlier.cause = cause or (decision.NODE if earlier.slurm else decision.UNKNOWN)
     earlier.action, earlier.ended = decision.LEFT, time.time()
-    node_events.record_end(run, earlier, earlier.cause)
+    node_events.record_end(run, earlier, cause)
 
 
 def provide_pickle(run: RunDir, job_id: str) -> None:

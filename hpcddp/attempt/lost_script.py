@@ -17,6 +17,7 @@ from hpcddp import processes, record
 from hpcddp.attempt import decision, end_facts, ledger, requeue
 from hpcddp.attempt.decision import End, Policy
 from hpcddp.attempt.ledger import Attempt
+from hpcddp.attempt.nodes import bad_nodes
 from hpcddp.errors import HpcddpError, SlurmUnreachable, SubmissionRefused
 from hpcddp.rundir import RunDir, read_json
 from hpcddp.slurm import commands as slurm
@@ -39,6 +40,8 @@ def bring_back(run: RunDir, number: int) -> None:
             if mine is None or (mine.cause and (mine.action not in decision.RETURNS or not here)):
                 return  # the script's own sentry ends the wait
             if mine.cause or _settled(run, mine):
+                if mine.action in (decision.LEFT, ""):  # no script has chosen the nodes
+                    mine.exclude = bad_nodes.excluded(run, record.read(run))
                 requeue.release(mine)
                 return
         time.sleep(pause)
@@ -104,14 +107,16 @@ def submit(run: RunDir, mine: Attempt, *, ask: bool) -> str:
     Raises:
         SlurmUnreachable: there may be one or not.
     """
-    words = [str(mine.number), requeue.LOOK]
+    words, job = [str(mine.number), requeue.LOOK], record.read(run)
     try:
         if ask:
-            name = record.read(run).name
-            return requeue.follow_up(run, mine, name, words, ok=False, wait=ANSWER)
-        return slurm.successor(run.script, words, mine.job_id, ok=False, timeout=ANSWER)
+            job_id = requeue.follow_up(run, mine, job.name, words, ok=False, wait=ANSWER)
+        else:
+            job_id = slurm.successor(run.script, words, mine.job_id, ok=False, timeout=ANSWER)
     except SubmissionRefused:
         return ""
+    requeue.reuse(job_id, bad_nodes.still_excluded(job))
+    return job_id
 
 
 def relieve(run: RunDir, number: int) -> None:

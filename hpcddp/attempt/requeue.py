@@ -152,6 +152,8 @@ def follow(run: RunDir, mine: Attempt, verdict: Decision, job: JobRecord) -> Non
     mine.successor = follow_up(run, mine, job.name, [str(mine.number)], ok=ok, wait=wait)
     note(run, mine)
     print(f"hpcddp: job {mine.successor} continues", flush=True)
+    if not mine.exclude:
+        reuse(mine.successor, mine.exclude)
 
 
 def follow_up(
@@ -164,8 +166,19 @@ def follow_up(
             if number == mine.number:
                 return job_id
     return slurm.successor(
-        run.script, arguments, mine.job_id, ok=ok, exclude=mine.exclude, timeout=wait
+        run.script, arguments, mine.job_id, ok=ok, exclude=mine.exclude or "", timeout=wait
     )
+
+
+def reuse(job_id: str, exclude: str | None) -> None:
+    """Let a waiting follow-up use the nodes that its script has excluded for long enough.
+
+    Args:
+        exclude: the others; None for all that the script excludes.
+    """
+    if exclude is not None:
+        with contextlib.suppress(SlurmUnreachable):
+            slurm.release(job_id, exclude=exclude)
 
 
 def drop(run: RunDir, name: str, *, upto: int, but: str, wait: float = slurm.TIMEOUT) -> None:

@@ -2,6 +2,9 @@
 
 It imports all rooms below, and ``train`` in one module alone (``weights``).
 
+Its folders `cluster` and `inside` have the commands about clusters and those into a running job,
+and `terminal` draws for all commands.
+
 A module is imported when one of its commands is called. Results go to stdout, everything else to
 stderr.
 """

@@ -5,6 +5,7 @@ uses this package without torch.
 
 It imports ``attempt`` and the root, and a store's package only to read from that store.
 Others use ``names`` (the data that a job names), ``stage`` (a copy on the node) and ``node_wait``.
+Its folder `node_cache` keeps data on a node's disk.
 """
 
 from __future__ import annotations

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
+from hpcddp import record
 from hpcddp.doctor import check_rank
 from hpcddp.errors import HpcddpError
 from hpcddp.planning.jobfile import Layer
 from hpcddp.rundir import RunDir, read_json
-from hpcddp.spec import JobSpec
+from hpcddp.spec import KEYS, JobSpec, SoftwareSpec
 
 NAME = "doctor"
 PYTHON = "python"  # in a command, the Python of the job's own software
@@ -50,6 +52,11 @@ def command(job: JobSpec) -> list[str]:
     return [sys.executable if first == PYTHON and not own else first, *words]
 
 
+def software(run: RunDir) -> SoftwareSpec:
+    """The software of the job."""
+    return KEYS.build(KEYS.flatten(record.read(run).spec)).software
+
+
 def targets(environ: Mapping[str, str]) -> Iterator[str]:
     """The hosts that the user's trackers and stores need, as host:port."""
     usual_hosts = {name: url for key, (name, url) in SERVICES.items() if environ.get(key)}
@@ -60,8 +67,11 @@ def targets(environ: Mapping[str, str]) -> Iterator[str]:
             yield f"{address.hostname}:{port}"
 
 
-def results(run: RunDir) -> dict[str, Any]:
-    """What the ranks of a check-up found.
+def results(run: RunDir, versions: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """What the ranks of a check-up found; as `here`, this machine beside the nodes of Slurm.
+
+    Args:
+        versions: of this machine, if it was checked; they count if the ranks use its Python.
 
     Raises:
         HpcddpError: they have not written it.
@@ -70,4 +80,23 @@ def results(run: RunDir) -> dict[str, Any]:
     if data is None:
         hint = f"see why: `hpcddp why {run.name}` and `hpcddp logs {run.name}`"
         raise HpcddpError("its ranks have written no results", where=str(run.path), hint=hint)
-    return data
+    if record.read(run).backend != "slurm":
+        return data
+    own = software(run).own_python
+    return data | {"here": {"clock": _clock(run, data["time"]), **({} if own else versions or {})}}
+
+
+def _clock(run: RunDir, moment: float) -> float:
+    """Seconds by which this machine's clock is ahead of the first node's.
+
+    Each clock is read beside a time of the file server: when the run was recorded here, and when
+    the node wrote its results. Where files get the time of their writer, only the order counts: the
+    results came after the record, and before now.
+
+    Args:
+        moment: of the results, by the node's clock.
+    """
+    created = record.read(run).created
+    here, node = run.job.stat().st_mtime, check_rank.results(run).stat().st_mtime
+    ahead = created - here - (moment - node)
+    return min(max(ahead, created - moment), time.time() - moment)

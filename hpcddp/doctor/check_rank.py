@@ -5,6 +5,7 @@ Rank 0 writes what all ranks found into the run folder.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -12,6 +13,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hpcddp import record
 from hpcddp.attempt.nodes import machine
 from hpcddp.doctor import links
 from hpcddp.rundir import RunDir, write_json
@@ -59,7 +61,8 @@ def main(words: list[str]) -> None:
     rows = ranks.all(own)
     measured = {"ranks": rows, **_speeds(device, ranks), **_network(device, ranks)}
     if rank.world_rank == 0:
-        facts = {"schema_version": SCHEMA_VERSION, "backend": backend, "time": time.time()}
+        facts = {"schema_version": SCHEMA_VERSION, "backend": backend, "time": time.time(),
+                 "device": record.read(run).spec.get("device", "auto")}  # fmt: skip
         write_json(results(run), {**facts, **measured})
     ranks.barrier()
     dist.destroy_process_group()
@@ -100,7 +103,9 @@ def _device(rank: Rank) -> torch.device:
 def _node(run: RunDir, words: list[str]) -> dict[str, Any]:
     """What one rank of each node reads of it."""
     facts = machine.read(run.path)
-    facts["writes"] = machine.write_times(run.path)
+    facts["writes"] = {}
+    with contextlib.suppress(OSError):  # a node without the folder: the others have its results
+        facts["writes"] = machine.write_times(run.path)
     facts["address"] = machine.route_to(os.environ.get("MASTER_ADDR", ""))
     facts["interface"] = machine.interface_of(facts["address"])
     facts["unreachable"] = {}

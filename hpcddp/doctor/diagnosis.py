@@ -8,10 +8,10 @@ from typing import Any
 
 from hpcddp.attempt.nodes import machine
 from hpcddp.doctor.check_finding import ERROR, WARNING, CheckFinding, merged
+from hpcddp.planning.site.site_facts import SLOW_IMPORT
 from hpcddp.sizes import counted, size
 
 GB = 10**9
-IMPORT = 30.0  # seconds
 FILES = 4096  # open files of a process
 WRITE = 0.25  # seconds
 FREE = 10 * GB
@@ -31,8 +31,9 @@ def of(results: Row) -> list[CheckFinding]:
     hosts = {row["node"]: str(row["host"]) for row in heads}
     findings = (
         finding
-        for part in (_alike(heads), _nodes(heads), _gpus(heads, results), _memory_errors(heads),
-                     _ranks(rows, hosts), _slow(results, rows, hosts), _links(results, hosts))
+        for part in (_alike(heads), _here(heads, results.get("here", {})), _nodes(heads),
+                     _gpus(heads, results), _memory_errors(heads), _ranks(rows, hosts),
+                     _slow(results, rows, hosts), _links(results, hosts))
         for finding in part
     )  # fmt: skip
     return merged(findings)
@@ -60,6 +61,21 @@ def _alike(heads: Sequence[Row]) -> Iterator[CheckFinding]:
                           "use one environment that all nodes see")  # fmt: skip
 
 
+def _here(heads: Sequence[Row], here: Row) -> Iterator[CheckFinding]:
+    """What differs between this machine and nodes that are alike."""
+    for key, name in (("python", "Python"), ("torch", "torch")):
+        there = {str(row[key]).partition("+")[0] for row in heads}
+        own = str(here.get(key, "")).partition("+")[0]
+        if own and len(there) == 1 and own not in there:
+            what = f"{name} differs: {own} here, {there.pop()} on the nodes"
+            hint = "use one environment that this machine and the nodes see"
+            yield CheckFinding(WARNING, "here", what, hint)
+    if abs(here.get("clock", 0.0)) > CLOCK:
+        what = f"the clock differs by {here['clock']:+.1f} s from that of the first node"
+        hint = "tell your administrators: times of jobs and of files are wrong by as much"
+        yield CheckFinding(WARNING, "here", what, hint)
+
+
 def _few(hosts: Sequence[str]) -> str:
     more = len(hosts) - 3
     return ", ".join(hosts[:3]) + (f" and {more} more" if more > 0 else "")
@@ -79,7 +95,9 @@ def space(where: str, name: str, disk: Row) -> Iterator[CheckFinding]:
         )
     if disk["files"] and disk["free_files"] < FEW * disk["files"]:
         what = f"{name} has room for {counted(disk['free_files'], 'more file')}"
-        yield CheckFinding(WARNING, where, what, "remove files: each checkpoint needs several files")
+        yield CheckFinding(
+            WARNING, where, what, "remove files: each checkpoint needs several files"
+        )
 
 
 def open_files(where: str, count: int | None) -> Iterator[CheckFinding]:
@@ -97,7 +115,7 @@ def _nodes(heads: Sequence[Row]) -> Iterator[CheckFinding]:
         yield from space(host, "the runs folder", row["folder"])
         yield from space(host, "/tmp", row["tmp"])
         yield from open_files(host, row["open_files"])
-        if row["writes"]["median"] > WRITE:
+        if row["writes"].get("median", 0.0) > WRITE:
             what = f"a small file takes {row['writes']['median']:.2g} s to write in the runs folder"
             yield CheckFinding(WARNING, host, what, "use a faster file system with --runs")
         if not row["home"]:
@@ -116,7 +134,7 @@ def _gpus(heads: Sequence[Row], results: Row) -> Iterator[CheckFinding]:
     """GPUs with faults, and GPUs that torch does not use."""
     for row in heads:
         host = str(row["host"])
-        if row["gpus"] and results["backend"] == "gloo":
+        if row["gpus"] and results["backend"] == "gloo" and results.get("device") != "cpu":
             hint = "install a build of torch with CUDA, or check the driver's version"
             yield CheckFinding(ERROR, host, "torch does not use the GPUs of the node", hint)
         for number, gpu in enumerate(row["gpus"]):
@@ -143,7 +161,7 @@ def _ranks(rows: Sequence[Row], hosts: Mapping[int, str]) -> Iterator[CheckFindi
     """What each rank measured of its environment."""
     for row in rows:
         host = hosts.get(row["node"], "?")
-        if row["import_seconds"] > IMPORT:
+        if row["import_seconds"] > SLOW_IMPORT:
             what = f"importing torch takes {row['import_seconds']:.0f} s"
             hint = "install the environment in one file (a container), or on the nodes' disks"
             yield CheckFinding(WARNING, host, what, hint)

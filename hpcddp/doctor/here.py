@@ -1,7 +1,9 @@
-"""What a check-up finds on this machine: versions, Slurm, disk, limits."""
+"""What a check-up finds on this machine: versions, Slurm, disk, quotas, limits."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
 from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
@@ -10,13 +12,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hpcddp.attempt.nodes import machine
-from hpcddp.doctor import diagnosis
+from hpcddp.doctor import collectives_library, diagnosis, quotas
 from hpcddp.doctor.check_finding import ERROR, WARNING, CheckFinding
 from hpcddp.errors import SlurmUnreachable
 from hpcddp.slurm import rules, sbatch
 
 PYTHON = (3, 11)  # the oldest that is served
 NONE = "not installed"
+BUILDS = {"cuda": "CUDA", "hip": "ROCm"}  # of torch, as its version.py names them
 
 
 class Here(NamedTuple):
@@ -24,10 +27,12 @@ class Here(NamedTuple):
 
     Args:
         rows: name and value of each fact, for people.
+        versions: of what the nodes must have too, as in a row of their results.
     """
 
     rows: list[tuple[str, str]]
     findings: list[CheckFinding]
+    versions: Mapping[str, str]
 
 
 def check(runs: Path) -> Here:
@@ -39,18 +44,22 @@ def check(runs: Path) -> Here:
     packages = {name: _version(name) for name in ("hpcddp", "torch", "submitit")}
     rows = [("Python", f"{sys.version.split()[0]} ({sys.executable})")]
     rows += [(name, text) for name, text in packages.items() if name != "torch"]
-    rows.append(("torch", _torch(packages["torch"])))
+    rows += _torch(packages["torch"])
     slurm, findings = _slurm()
     rows.append(("Slurm", slurm))
     folder = next(path for path in (runs, *runs.parents) if path.exists())
     facts = machine.read(folder)
     rows.append(("runs", f"{folder}: {_free(facts['folder'])}"))
+    limits = quotas.read(folder)
+    rows += [("quota", "; ".join(map(str, limits)))] if limits else []
     findings += [
         *_packages(packages),
+        *quotas.findings(limits),
         *diagnosis.space("here", "the runs folder", facts["folder"]),
         *diagnosis.open_files("here", facts["open_files"]),
     ]
-    return Here(rows, findings)
+    versions = {"python": str(facts["python"]), "torch": packages["torch"]}
+    return Here(rows, findings, {n: text for n, text in versions.items() if text != NONE})
 
 
 def _version(name: str) -> str:
@@ -60,32 +69,32 @@ def _version(name: str) -> str:
         return NONE
 
 
-def _torch(installed: str) -> str:
-    """torch's version and what it was built for, from its files."""
+def _torch(installed: str) -> Iterator[tuple[str, str]]:
+    """torch's version and what it was built for, from its files, and the library of its
+    collectives."""
     spec = find_spec("torch") if installed != NONE else None
-    if spec is None or not spec.origin:
-        return installed
+    folder = Path(spec.origin).parent if spec and spec.origin else None
+    kind, number = _built_for(folder) if folder else ("", "")
+    if folder is None or not kind:
+        yield "torch", installed if folder is None else f"{installed}, CPU only"
+        return
+    library = collectives_library.text(kind, folder)
+    yield "torch", f"{installed}, {BUILDS[kind]} {number}, {library}"
+    plugins = collectives_library.plugins(kind, folder, os.environ)
+    none = f"none here; {library.split()[0]} does without"
+    yield "net plugin", ", ".join(plugins) or none
+
+
+def _built_for(folder: Path) -> tuple[str, str]:
+    """cuda or hip, and its version; ("", "") for CPUs alone."""
     names: dict[str, str] = {}
-    try:
-        text = (Path(spec.origin).parent / "version.py").read_text(encoding="utf-8")
-    except OSError:
-        return installed
-    for line in text.splitlines():
-        name, equals, value = line.partition("=")
-        if equals:
-            names[name.partition(":")[0].strip()] = value.strip().strip("'\"")
-    for name, word in (("cuda", "CUDA"), ("hip", "ROCm")):
-        if names.get(name, "None") != "None":
-            return f"{installed}, {word} {names[name]}{_nccl(name)}"
-    return f"{installed}, CPU only"
-
-
-def _nccl(kind: str) -> str:
-    """The version of the NCCL package beside a CUDA build."""
-    for name in ("nvidia-nccl-cu13", "nvidia-nccl-cu12") if kind == "cuda" else ():
-        if (text := _version(name)) != NONE:
-            return f", NCCL {text}"
-    return ""
+    with contextlib.suppress(OSError):
+        for line in (folder / "version.py").read_text(encoding="utf-8").splitlines():
+            name, equals, value = line.partition("=")
+            if equals:
+                names[name.partition(":")[0].strip()] = value.strip().strip("'\"")
+    return next(((kind, names[kind]) for kind in BUILDS if names.get(kind, "None") != "None"),
+                ("", ""))  # fmt: skip
 
 
 def _free(disk: Mapping[str, int]) -> str:

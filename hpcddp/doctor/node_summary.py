@@ -1,10 +1,12 @@
-"""What a check-up's job read of the nodes: a table for people, and facts for the cluster."""
+"""What a check-up's job read of the nodes: a table for people, and facts for later commands."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from hpcddp.planning.site.site_facts import CheckUp
 from hpcddp.sizes import counted
 
 HEAD = ("NODE", "GPUS", "DRIVER", "INTERFACE", "IMPORT", "WRITE", "CLOCK")
@@ -13,7 +15,7 @@ Row = Mapping[str, Any]
 
 def table(results: Row) -> Iterator[tuple[str, ...]]:
     """A row for each node: its GPUs, the interface on the way to the first node, the longest import
-    of torch, the time to write a small file, and how far its clock is ahead."""
+    of torch, the time to write a small file, and how far its clock is ahead; last, this machine."""
     rows: Sequence[Row] = results["ranks"]
     for head in (row for row in rows if "host" in row):
         own = [row for row in rows if row["node"] == head["node"]]
@@ -24,9 +26,11 @@ def table(results: Row) -> Iterator[tuple[str, ...]]:
             ", ".join(_drivers([head])) or "-",
             str(head.get("interface") or head["address"] or "-"),
             f"{max(float(row['import_seconds']) for row in own):.3g} s",
-            f"{float(head['writes']['median']) * 1e3:.3g} ms",
+            f"{head['writes']['median'] * 1e3:.3g} ms" if head["writes"] else "-",
             f"{clock:+.2g} s",
         )
+    if "here" in results:
+        yield ("here", *["-"] * (len(HEAD) - 2), f"{results['here']['clock']:+.2g} s")
 
 
 def _gpus(gpus: Sequence[Row]) -> str:
@@ -53,3 +57,17 @@ def facts(results: Row) -> str:
     homes = "see $HOME" if all(row["home"] for row in heads) else "do not all see $HOME"
     runs = "see" if all(row["visible"] is not None for row in rows) else "do not all see"
     return f"{', '.join(texts)}; {counted(len(heads), 'node')}: {runs} the runs, {homes}"
+
+
+def check_up(results: Row, runs: Path, python: str) -> CheckUp:
+    """What later commands should know. A home folder that only some nodes lack is their own fault.
+
+    Args:
+        runs: the folder of the runs.
+        python: of the ranks, as software_facts.place names it.
+    """
+    rows: Sequence[Row] = results["ranks"]
+    homes = [row["home"] for row in rows if "host" in row]
+    seen = {Path.home(): any(homes), runs: all(row["visible"] is not None for row in rows)}
+    imports = {python: max(float(row["import_seconds"]) for row in rows)}
+    return CheckUp(results["time"], seen, facts(results), imports)

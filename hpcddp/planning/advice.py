@@ -13,6 +13,7 @@ from hpcddp.planning import gpu_request
 from hpcddp.planning.earlier_runs import Measured
 from hpcddp.planning.plan import Plan
 from hpcddp.planning.site import choices
+from hpcddp.planning.site.site_facts import SLOW_IMPORT
 from hpcddp.sizes import counted
 from hpcddp.slurm import time_limit
 from hpcddp.slurm.rules import Site
@@ -29,6 +30,7 @@ class AdviceInputs(NamedTuple):
     limit: float = math.inf  # seconds of one attempt
     returns: bool = True  # requeue.enabled
     every: int = 100  # checkpoint.every
+    imported: float = 0.0  # seconds of the import of torch in a check-up
 
 
 def warnings(facts: AdviceInputs) -> list[str]:
@@ -85,12 +87,15 @@ def _idle(facts: AdviceInputs) -> str:
 def _crawling(facts: AdviceInputs) -> str:
     """A start that takes minutes: each attempt pays for it."""
     times = facts.measured
+    faster = "an environment in one file (a container), or on the nodes' disks, starts faster"
+    if facts.imported > SLOW_IMPORT:
+        took = f"the import of torch took {_s(facts.imported)} in `hpcddp doctor`"
+        return f"{took}, and each attempt pays for it\n  {faster}"
     if times is None or times.start < SLOW:
         return ""
     return (
         f"the start takes {_s(times.start)} (in {times.run}), in each attempt\n"
-        "  `hpcddp doctor` measures the import of torch; an environment in one file "
-        "(a container), or on the nodes' disks, starts faster"
+        f"  `hpcddp doctor` measures the import of torch; {faster}"
     )
 
 
@@ -121,5 +126,6 @@ def advise(plan: Plan) -> list[str]:
             time_limit.seconds(limit, "time") if limit else math.inf,
             plan.spec.requeue.enabled,
             plan.spec.checkpoint.every,
+            plan.imported,
         )
     )

@@ -110,13 +110,13 @@ def resolve(cluster: str, environ: Mapping[str, str]) -> tuple[str, Heard | None
     if not own:
         return "slurm", None
     try:
-        found, heard = cluster_now.ask(own.values())
+        profile, heard = cluster_now.ask(own.values())
     except SlurmUnreachable:
         if len(own) > 1:  # one of them must not be taken for another
             raise
         return next(iter(own)), None
-    if found:
-        return found.stem, heard
+    if profile:
+        return profile.stem, heard
     name = clusters.profile_name(heard.config.get("ClusterName", ""))
     return name if name in own else "slurm", heard
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from hpcddp.errors import TopologyError
 from hpcddp.planning.clusters import Cluster
+from hpcddp.planning.site import choices
 from hpcddp.sizes import NodeRange, counted, parse_gpus
 from hpcddp.slurm.node_kinds import NodeKind
 from hpcddp.spec import JobSpec
@@ -15,13 +16,15 @@ CPU = "cpu"  # the value of `device` that requests no GPUs, and hides them from 
 # An empty list hides all GPUs from CUDA, and from HIP and ROCm.
 HIDDEN = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
+OWN = ("gres", "tres-per-node", "tres-per-task")  # by which a job can request GPUs itself
+
 
 class GpuRequest(NamedTuple):
     """The sbatch option that requests the GPUs of a node.
 
     Args:
         option: its long name; "" if none is requested.
-        note: for the user, if the nodes have none.
+        note: for the user, if none is requested or the type is not the usual one.
     """
 
     option: str
@@ -57,19 +60,38 @@ def of(job: JobSpec, cluster: Cluster, gpus: int, kinds: Sequence[NodeKind]) -> 
     Args:
         kinds: the kinds of nodes that the job can land on; empty if unknown.
     """
-    option = cluster.gpu_option
-    if option == "none" or job.device == CPU:
+    if job.device == CPU:
         return GpuRequest("", "")
+    option, where = cluster.gpu_option, _partitions(kinds)
+    if option == "none":
+        return GpuRequest("", "", _unrequested(job, kinds))
     if kinds and not any(kind.gpus for kind in kinds):
-        where = ", ".join(dict.fromkeys(kind.partition for kind in kinds))
         each = f"{counted(gpus, 'process', 'processes')} per node run on CPUs"
-        return GpuRequest("", "", f"partition {where} has no GPUs: {each}")
+        by_feature = choices.names_gpu(str(job.slurm.get("constraint", "")))
+        return GpuRequest("", "", "" if by_feature else f"partition {where} has no GPUs: {each}")
     kind, note = job.gpu_type or cluster.gpu_type, ""
     types = {row.type for node in kinds for row in node.gpus}
     if kind and not job.gpu_type and types and kind not in types:
-        where = ", ".join(dict.fromkeys(node.partition for node in kinds))
         kind, note = "", f"partition {where} has no {kind}, the cluster's usual GPU: any type does"
     number = f"{kind}:{gpus}" if kind else str(gpus)
     if option == "gpus-per-node":
         return GpuRequest(option, number, note, kind)
     return GpuRequest(option, f"gpu:{number}", note, kind)
+
+
+def _partitions(kinds: Iterable[NodeKind]) -> str:
+    return ", ".join(dict.fromkeys(kind.partition for kind in kinds))
+
+
+def _unrequested(job: JobSpec, kinds: Sequence[NodeKind]) -> str:
+    """A note about GPUs that neither the profile nor the job itself requests; "" for none."""
+    if any("gpu" in str(job.slurm.get(option, "")) for option in OWN):
+        return ""
+    reason = 'the profile has gpu_option = "none"'
+    if where := _partitions(kind for kind in kinds if kind.gpus):
+        hint = 'change it to "gpus-per-node" or "gres"'
+        return f"partition {where} has GPUs, but the job requests none: {reason}; {hint}"
+    if job.gpu_type.lower() not in str(job.slurm.get("constraint", "")).lower():
+        hint = "use -C with the feature of its nodes"
+        return f"GPU type {job.gpu_type} is not requested: {reason}; {hint}"
+    return ""

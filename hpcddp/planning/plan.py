@@ -73,6 +73,7 @@ class Plan:
     slurm_missing: bool = False  # the cluster is this machine because Slurm was not found
     left_out: tuple[LeftOut, ...] = ()  # nodes that the job avoids
     memory: int = 0  # MB to ask for on each node; 0 for none
+    imported: float = 0.0  # seconds of the import of torch in a check-up; 0 if unknown
     origin: Origin = Origin()
 
     @property
@@ -166,9 +167,8 @@ class Plan:
                 where=str(run.path),
                 hint="use another folder with --runs",
             )
-        options = dict(self.spec.slurm)
-        for name in ("requeue", "no-requeue", "cpus-per-task"):
-            options.pop(name, None)
+        others = ("requeue", "no-requeue", "cpus-per-task")  # said by keys of their own
+        options = {n: v for n, v in self.spec.slurm.items() if n not in others}
         rows: list[tuple[str, Any]] = [
             ("job-name", run.name),
             ("nodes", self.nodes),
@@ -180,10 +180,9 @@ class Plan:
             ("requeue" if self.spec.requeue.enabled else "no-requeue", True),
         ]
         if option := self.gpu_request.option:
-            others = [str(options.pop("gres"))] if option in options else []
-            rows.insert(3, (option, ",".join([self.gpu_request.value, *others])))
-        if self.memory:
-            rows.append(("mem", f"{self.memory}M"))
+            more = [str(options.pop("gres"))] if option in options else []
+            rows.insert(3, (option, ",".join([self.gpu_request.value, *more])))
+        rows += [("mem", f"{self.memory}M")] if self.memory else []
         if self.signal:
             options["signal"] = self.signal
         if self.left_out:
@@ -257,18 +256,18 @@ def make(
     request = gpu_request.of(job, profile.cluster, asked.gpus, kinds)
     cpus = rank_cpus.of(asked, kinds, now.cpu_limit(job))
     fit = job_fit.of(asked, now, request, kinds, cpus, environ)
+    disks = local_disks.check(job, folder, runs, kinds, fit.facts, environ) if runs else []
     avoided = left_out.of(asked, kinds, environ) if now.site else []
     code = _code(job, folder, runs) if runs else None  # last, since it may take long
     return Plan(
         spec=job, sources=asked.sources, profile=profile, nodes=asked.nodes, gpus=asked.gpus,
         launcher=launcher, template=template, cpus_per_task=cpus, gpu_request=request,
-        workdir=folder,
         notes=(*asked.notes, *filter(None, [request.note]), *fit.notes,
                *(f"leaves out {row}; see `hpcddp nodes`" for row in avoided),
                *notes.notes(job, profile, environ)),
-        warnings=tuple(local_disks.warnings(job, folder, runs, kinds, environ) if runs else ()),
-        site=now.site, measured=measured, code=code, slurm_missing=asked.slurm_missing,
-        left_out=tuple(avoided), memory=fit.memory_mb, origin=asked.origin,
+        workdir=folder, warnings=tuple(disks), site=now.site, measured=measured, code=code,
+        slurm_missing=asked.slurm_missing, left_out=tuple(avoided), memory=fit.memory_mb,
+        imported=fit.imported(job.software), origin=asked.origin,
     )  # fmt: skip
 
 

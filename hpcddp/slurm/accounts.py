@@ -16,11 +16,11 @@ from hpcddp.slurm import other_clusters
 
 ASSOCIATION = (
     "DefaultAccount", "Account", "Partition", "QOS", "DefaultQOS", "MaxJobs", "MaxSubmit",
-    "MaxWall", "MaxTRES", "GrpTRES", "GrpTRESMins",
+    "MaxWall", "MaxTRES", "GrpTRES", "GrpTRESMins", "MaxTRESPerNode", "MaxTRESMins",
 )  # fmt: skip
 QOS = (
     "Name", "Flags", "GraceTime", "Preempt", "PreemptMode", "MaxWall", "MinTRES", "MaxTRES",
-    "MaxTRESPU", "MaxJobsPU", "MaxSubmitPU", "GrpTRES",
+    "MaxTRESPU", "MaxJobsPU", "MaxSubmitPU", "GrpTRES", "MaxTRESPerNode", "MaxTRESMins",
 )  # fmt: skip
 
 
@@ -36,6 +36,8 @@ class Association:
         max_tres: most of each resource in a job: node, cpu, mem, gres/gpu, ...
         group_tres: most of each that all jobs of the account may hold together.
         group_minutes: most of each, times minutes, that the account may use.
+        node_tres: most of each that a job may have on a node.
+        max_minutes: most of each, times the minutes of its time limit, in a job.
     """
 
     account: str
@@ -49,6 +51,8 @@ class Association:
     max_tres: dict[str, int] = field(default_factory=dict)
     group_tres: dict[str, int] = field(default_factory=dict)
     group_minutes: dict[str, int] = field(default_factory=dict)
+    node_tres: dict[str, int] = field(default_factory=dict)
+    max_minutes: dict[str, int] = field(default_factory=dict)
 
     @property
     def usable(self) -> bool:
@@ -72,6 +76,8 @@ class Qos:
     max_jobs: int | None = None
     max_submit: int | None = None
     group_tres: dict[str, int] = field(default_factory=dict)
+    node_tres: dict[str, int] = field(default_factory=dict)
+    max_minutes: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass
@@ -117,6 +123,7 @@ def associations(user: str, cluster: str = "", timeout: float = slurm.TIMEOUT) -
             _names(row["QOS"]), row["DefaultQOS"],
             _whole(row["MaxJobs"]), _whole(row["MaxSubmit"]), row["MaxWall"],
             tres(row["MaxTRES"]), tres(row["GrpTRES"]), tres(row["GrpTRESMins"]),
+            tres(row["MaxTRESPerNode"]), tres(row["MaxTRESMins"]),
         )
         for row in rows
     ]  # fmt: skip
@@ -134,6 +141,7 @@ def qos(timeout: float = slurm.TIMEOUT) -> list[Qos]:
             "" if row["PreemptMode"] == "cluster" else row["PreemptMode"].upper(), row["MaxWall"],
             tres(row["MinTRES"]), tres(row["MaxTRES"]), tres(row["MaxTRESPU"]),
             _whole(row["MaxJobsPU"]), _whole(row["MaxSubmitPU"]), tres(row["GrpTRES"]),
+            tres(row["MaxTRESPerNode"]), tres(row["MaxTRESMins"]),
         )
         for row in _ask(["qos"], QOS, timeout)
     ]  # fmt: skip
@@ -181,13 +189,14 @@ def _amount(name: str, number: float, unit: str) -> int:
 
 
 def seconds(text: str) -> int:
-    """A time such as 1-02:03:04 or 00:00:30 of sacctmgr in seconds; 0 for none."""
-    days, _, rest = text.rpartition("-")
-    numbers = [int(word) for word in rest.split(":") if word.isdecimal()]
+    """A time such as 1-02:03:04 or 00:00:30 of sacctmgr in seconds; 0 for none and other forms."""
+    match = re.fullmatch(r"(?:(\d+)-)?(\d+(?::\d+)*)", text)
+    if not match:
+        return 0
     total = 0
-    for number in numbers:
-        total = 60 * total + number
-    return total + 86400 * int(days or 0) if numbers else 0
+    for number in match[2].split(":"):
+        total = 60 * total + int(number)
+    return total + 86400 * int(match[1] or 0)
 
 
 def _names(text: str) -> tuple[str, ...]:

@@ -230,8 +230,7 @@ def requeue(job_id: str, timeout: float = TIMEOUT) -> str:
 
 
 def release(job_id: str, when: str = "now", exclude: str | None = None) -> bool:
-    """Set the start time of a waiting job, and the excluded nodes if they are given; whether Slurm
-    accepted it."""
+    """Set the start time and, if given, the excluded nodes of a waiting job; whether Slurm did."""
     more = [] if exclude is None else [f"ExcNodeList={exclude}"]
     done = call("scontrol", "update", f"JobId={job_id}", f"StartTime={when}", *more)
     return done.returncode == 0
@@ -287,14 +286,14 @@ def takes(script: Path, exclude: str, timeout: float = TIMEOUT) -> bool:
     return call("sbatch", "--test-only", *options, str(script), timeout=timeout).returncode == 0
 
 
-def usable_nodes(partition: str = "") -> list[str]:
+def usable_nodes(partition: str = "", timeout: float = TIMEOUT) -> list[str]:
     """Host lists of a partition's nodes that can run jobs now or soon; of all, without a name.
 
     Raises:
         SlurmUnreachable: there is no answer.
     """
     where = [f"--partition={partition}"] if partition else []
-    done = call("sinfo", "--noheader", "--responding", "--format=%N|%T", *where)
+    done = call("sinfo", "--noheader", "--responding", "--format=%N|%T", *where, timeout=timeout)
     if done.returncode:
         raise SlurmUnreachable(f"sinfo: {first_line(done.stderr)}")
     rows = (line.split("|", 1) for line in done.stdout.splitlines() if "|" in line)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from typing import NoReturn
 
-from hpcddp.errors import SlurmMissing
+from hpcddp.errors import SlurmMissing, SlurmUnreachable
 from hpcddp.slurm import other_clusters
-from hpcddp.slurm.commands import check_sandbox
+from hpcddp.slurm.commands import call, check_sandbox
 from hpcddp.slurm.environment import clean
 
 KILL_WAIT = 5.0  # seconds between TERM and KILL of an srun that does not return
@@ -25,12 +27,22 @@ def on_node(archive: str, *words: str) -> list[str]:
 
 
 def step(job_id: str, hosts: str, nodes: int, command: Sequence[str]) -> list[str]:
-    """The srun of a step with one task on each of these nodes of a job."""
+    """The srun of a step with one task on each of these nodes of a job. It takes nothing that the
+    ranks hold, so it does not wait for them (srun(1), --mem and --gres)."""
     return [
         "srun", f"--jobid={job_id}", "--overlap", f"--nodelist={hosts}", f"--nodes={nodes}",
-        f"--ntasks={nodes}", "--ntasks-per-node=1", "--cpus-per-task=1", "--mpi=none",
-        "--kill-on-bad-exit=0", "--chdir=/", *command,
+        f"--ntasks={nodes}", "--ntasks-per-node=1", "--cpus-per-task=1", "--mem=0",
+        *([] if _shares_gpus() else ["--gres=none"]), "--mpi=none", "--kill-on-bad-exit=0",
+        "--chdir=/", *command,
     ]  # fmt: skip
+
+
+def _shares_gpus() -> bool:
+    """Whether --overlap shares GPUs too, as it does since Slurm 22.05."""
+    with contextlib.suppress(SlurmUnreachable):
+        release = re.match(r"slurm\S* (\d+)\.(\d+)", call("srun", "--version").stdout)
+        return not release or (int(release[1]), int(release[2])) >= (22, 5)
+    return True
 
 
 def output(argv: Sequence[str], timeout: float) -> tuple[str, str]:

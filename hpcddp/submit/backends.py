@@ -13,11 +13,16 @@ from hpcddp import processes, record
 from hpcddp.attempt import ledger
 from hpcddp.errors import HpcddpError, SlurmUnreachable
 from hpcddp.planning.plan import Plan
+from hpcddp.planning.site import profile_check
 from hpcddp.rundir import RunDir
 from hpcddp.slurm import commands as slurm
 from hpcddp.slurm import environment, other_clusters, sbatch
 from hpcddp.slurm.commands import QueuedJob
 
+WITHOUT_MEMORY = (
+    "the site accepts the job without --mem, which hpcddp adds: use --sbatch mem=false, or set "
+    "mem = false in [slurm] of the profile"
+)
 NOT_SENT = "(connect failure)"  # in sbatch's message: no controller has seen the job
 
 
@@ -41,10 +46,10 @@ def submit_slurm(plan: Plan, run: RunDir) -> str:
         raise
     except Exception as error:  # submitit raises several classes with sbatch's message
         words = str(getattr(error, "stderr", "") or error)
-        return _after_failure(run, words)
+        return _after_failure(plan, run, words)
 
 
-def _after_failure(run: RunDir, words: str) -> str:
+def _after_failure(plan: Plan, run: RunDir, words: str) -> str:
     """Raise the error that sbatch's message means. Unless sbatch refused, the job may exist all the
     same: then the queue has a job with the run's name, and this function returns its id.
 
@@ -53,6 +58,9 @@ def _after_failure(run: RunDir, words: str) -> str:
             is removed.
     """
     if refused := sbatch.refusal(words, run.script):
+        with contextlib.suppress(SlurmUnreachable):
+            if profile_check.refuses_memory(plan, run):
+                refused.hint = WITHOUT_MEMORY
         raise refused
     if NOT_SENT not in words:
         try:

@@ -11,6 +11,7 @@ from sites import Site, record_run
 
 from hpcddp import processes
 from hpcddp.attempt import claim, host, ledger, sentry
+from hpcddp.attempt.nodes import node_events
 from hpcddp.errors import RunError
 from hpcddp.rundir import RunDir, write_json
 
@@ -245,3 +246,28 @@ def test_a_follow_up_looks_itself_why_its_parent_ended(site: Site, run: RunDir) 
     newest = ledger.last(run)
     assert newest and host.begin(run, 1, newest.number, look=True)
     assert (ledger.read(run.attempt(newest.number)) or newest).cause == "script killed"
+
+
+@pytest.mark.usefixtures("in_slurm")
+@pytest.mark.parametrize(
+    ("scontrol", "sinfo", "failed"),
+    [
+        ("echo JobState=RUNNING Restarts=1", "echo 'n2|idle'", True),  # n1 does not answer
+        ("echo JobState=RUNNING Restarts=1", "echo 'n[1-2]|idle'", False),
+        ("echo JobState=RUNNING Restarts=1", "exit 1", False),
+        ("echo JobState=NODE_FAIL Restarts=0", "echo 'n[1-2]|idle'", True),
+        ("echo 'Unable to contact slurm controller' >&2; exit 1", "echo 'n2|idle'", False),
+    ],
+)
+def test_a_failure_counts_against_a_node_if_slurm_knows_of_it(
+    site: Site, run: RunDir, scontrol: str, sinfo: str, failed: bool
+) -> None:
+    site.program("scontrol", scontrol)
+    site.program("sinfo", sinfo)
+    earlier(run, slurm=True, job_id="7", nodes="n[1-2]")
+    before = ledger.last(run)
+    assert before
+    claim.close(run, before)
+    assert before.cause == "node failure"  # as far as it is known
+    lines = run.node_events.read_text().splitlines() if run.node_events.exists() else []
+    assert [event.host for event in node_events.read(lines)] == ["n1"] * failed

@@ -7,6 +7,7 @@ import pytest
 from hpcddp.attempt.decision import (
     AGAIN,
     ASKED,
+    BAD_NODE,
     CANCELLED,
     CRASH,
     DIVERGED,
@@ -68,6 +69,7 @@ CASES = [
     ("a mistake of the user", End(1, kind="mistake"), MISTAKE, NONE),
     ("a step of the environment", End(1, kind="environment"), ENVIRONMENT, NONE),
     ("a checkpoint of another model", End(1, kind="foreign"), REFUSED, NONE),
+    ("a node that failed its checks", End(143, kind="node"), BAD_NODE, AGAIN),
     ("no checkpoint that is whole", End(1, kind="damaged"), MISTAKE, NONE),
     ("a hang", End(86, kind="hang"), HANG, AGAIN),
     ("numbers gone wrong", End(87, kind="diverged"), DIVERGED, NONE),
@@ -171,6 +173,13 @@ def test_memory_and_crashes_share_one() -> None:
 def test_preemptions_and_node_failures_have_no_limit() -> None:
     node = End(137, ENDED, requeued=True, ending=NODE)
     assert outcomes(*[PREEMPT, node] * 50) == [AGAIN, LEFT] * 50
+
+
+def test_nodes_that_fail_their_checks_are_avoided_three_times() -> None:
+    bad = End(143, kind="node")
+    assert outcomes(bad, bad, bad, bad) == [AGAIN, AGAIN, AGAIN, NONE]
+    assert outcomes(bad, bad, bad, bad._replace(progress=True), bad) == [AGAIN] * 5
+    assert outcomes(bad, bad, bad, policy=Policy(crashes=1)) == [AGAIN] * 3
 
 
 def test_time_limits_as_configured() -> None:

@@ -4,9 +4,9 @@ import pytest
 from lives import earlier
 from sites import Site
 
-from hpcddp.attempt import decision, ledger, lost_script
+from hpcddp.attempt import decision, ledger, lost_script, requeue
 from hpcddp.attempt.ledger import Attempt
-from hpcddp.rundir import RunDir, write_json
+from hpcddp.rundir import RunDir, read_json, write_json
 
 KILLED = "JobState=FAILED Restarts=0 ExitCode=0:9"
 
@@ -40,6 +40,19 @@ def test_only_a_job_whose_script_was_killed_is_followed(
     assert calls.exists() is asked
     found = mine(run)
     assert (found.cause, found.action, found.successor) == ending
+
+
+@pytest.mark.usefixtures("in_slurm")
+def test_a_job_that_slurm_requeues_may_use_nodes_that_its_script_excludes(
+    site: Site, run: RunDir
+) -> None:
+    write_json(run.job, (read_json(run.job) or {}) | {"left_out": {"n7": 5.0}})
+    calls = site.folder / "calls"
+    site.program("scontrol", f"echo $* >>{calls}; echo JobId=7 JobState=PENDING Restarts=1")
+    earlier(run, slurm=True, job_id="7", cause="preempted", action=decision.LEFT)
+    lost_script.bring_back(run, mine(run).number)
+    update = f"update JobId=7 StartTime=now+{requeue.SETTLE} ExcNodeList="
+    assert update in calls.read_text().splitlines()
 
 
 @pytest.mark.usefixtures("in_slurm")

@@ -1,13 +1,16 @@
 """How a run is queued again: without bad nodes, and once."""
 
+import time
+
 import pytest
 from lives import MISTAKE, attempted, earlier, failing
 from sites import Site
 
 from hpcddp import record
-from hpcddp.attempt import host
+from hpcddp.attempt import decision, host, ledger, requeue
+from hpcddp.attempt.decision import Decision
 from hpcddp.attempt.nodes import bad_nodes
-from hpcddp.rundir import RunDir, write_json
+from hpcddp.rundir import RunDir, read_json, write_json
 
 
 def test_nodes_are_left_out_only_while_enough_remain(site: Site) -> None:
@@ -22,10 +25,10 @@ def test_nodes_are_left_out_only_while_enough_remain(site: Site) -> None:
     job.nodes = [1, 2]
     assert bad_nodes.excluded(run, job) == "n1,n3"
     job.nodes = [3, 3]
-    assert bad_nodes.excluded(run, job) == ""
+    assert bad_nodes.excluded(run, job) is None
     site.program("sinfo", "exit 1")
     job.nodes = [1, 1]
-    assert bad_nodes.excluded(run, job) == ""
+    assert bad_nodes.excluded(run, job) is None
 
 
 def test_a_node_is_used_again_where_too_few_others_suit_the_job(site: Site) -> None:
@@ -36,7 +39,7 @@ def test_a_node_is_used_again_where_too_few_others_suit_the_job(site: Site) -> N
     write_json(run.attempt(1).error, MISTAKE | {"kind": "crash", "host": "n3"})
     for program, left_out in (
         ("exit 0", "n3"),
-        ("[[ $* != *exclude=n3* ]]", ""),
+        ("[[ $* != *exclude=n3* ]]", None),
         ("exit 1", "n3"),
     ):
         site.program("sbatch", program)
@@ -47,10 +50,54 @@ def test_a_node_without_its_gpu_is_left_out_unasked(site: Site) -> None:
     run, _ = failing(site)
     site.program("sinfo", "echo 'n[1-3]|idle'")
     write_json(run.attempt(1).error, MISTAKE | {"kind": "crash", "host": "n2"})
-    assert bad_nodes.excluded(run, record.read(run)) == ""
+    assert bad_nodes.excluded(run, record.read(run)) is None
     found = MISTAKE | {"kind": "crash", "host": "n2", "bad_host": True}
     write_json(run.attempt(1).error, found)
     assert bad_nodes.excluded(run, record.read(run)) == "n2"
+
+
+def test_of_a_range_of_nodes_so_many_are_spared_that_the_fewest_remain(site: Site) -> None:
+    run, _ = failing(site)
+    site.program("sinfo", "echo 'n[1-4]|idle'")
+    job = record.read(run)
+    for nodes, kept in (([2, 4], ["n2", "n3"]), ([3, 4], ["n2"]), ([4, 4], [])):
+        job.nodes = nodes
+        assert bad_nodes.spared(run, ["n2", "n3"], job) == kept
+
+
+def test_a_node_is_left_out_no_longer_than_new_jobs_avoid_it(site: Site) -> None:
+    run, _ = failing(site, slurm={"exclude": "n9"})
+    job = record.read(run)
+    job.left_out = {"n7": 5.0, "n8": time.time() + 60}
+    record.write(run, job)
+    assert bad_nodes.excluded(run, record.read(run)) == "n9,n8"
+    found = MISTAKE | {"kind": "crash", "host": "n2", "bad_host": True}
+    write_json(run.attempt(1).error, found)
+    site.program("sinfo", "echo 'n[1-9]|idle'")
+    assert bad_nodes.excluded(run, record.read(run)) == "n9,n8,n2"
+
+
+@pytest.mark.usefixtures("in_slurm")
+@pytest.mark.parametrize(
+    ("left_out", "asked"),
+    [
+        ({"n7": 5.0}, "update JobId=8 StartTime=now ExcNodeList="),
+        ({"n7": 5.0, "n8": 1e11}, "--exclude=n8"),
+        ({"n8": 1e11}, ""),
+        (["n7"], ""),  # an older version recorded no time
+    ],
+)
+def test_a_follow_up_may_use_nodes_that_its_script_excludes(
+    site: Site, run: RunDir, left_out: object, asked: str
+) -> None:
+    write_json(run.job, (read_json(run.job) or {}) | {"left_out": left_out})
+    site.program("squeue", "exit 0")
+    site.program("scontrol", f"echo $* >>{site.folder}/asked")
+    site.program("sbatch", f"echo $* | grep -o -e '--exclude=[^ ]*' >>{site.folder}/asked; echo 8")
+    earlier(run, slurm=True, job_id="7")
+    mine, verdict = ledger.last(run), Decision("preempted", decision.FOLLOW)
+    assert mine and requeue.bring_back(run, mine, verdict, record.read(run)) == "0"
+    assert (site.folder / "asked").read_text().strip() == asked
 
 
 @pytest.mark.usefixtures("in_slurm")

@@ -1,7 +1,14 @@
+import os
 import sys
+from pathlib import Path
+from typing import Any
 
-from hpcddp.doctor import check_job
+import pytest
+from sites import record_run
+
+from hpcddp.doctor import check_job, check_rank
 from hpcddp.planning.jobfile import Layer
+from hpcddp.rundir import RunDir, write_json
 from hpcddp.spec import JobSpec, SoftwareSpec
 
 
@@ -29,3 +36,44 @@ def test_a_time_limit_of_the_user_stays() -> None:
     mine = Layer()
     mine.put("slurm.time", "0:02:00", "--time")
     assert check_job.layer(mine, {}).values["slurm.time"] == "0:02:00"
+
+
+def measured(path: Path, moment: float, server: tuple[float, float], **job: Any) -> dict[str, Any]:
+    """This machine beside a node whose results are of a moment; this one recorded the run at 5.
+
+    Args:
+        server: the times of both files.
+    """
+    run = RunDir(path / "doctor-1")
+    run.path.mkdir()
+    record_run(run, **job)
+    write_json(check_rank.results(run), {"time": moment})
+    for file, time in zip((run.job, check_rank.results(run)), server, strict=True):
+        os.utime(file, (time, time))
+    return check_job.results(run, {"torch": "2.9"}).get("here", {})
+
+
+@pytest.mark.parametrize(
+    ("moment", "server", "ahead"),
+    [
+        (65.0, (5.0, 65.0), 0.0),
+        (35.0, (5.0, 65.0), 30.0),  # the node is behind
+        (95.0, (5.0, 65.0), -30.0),
+        (65.0, (105.0, 165.0), 0.0),  # the server is ahead
+        (2.0, (5.0, 2.0), 3.0),  # files have the time of their writer: at least this
+    ],
+)
+def test_the_clock_here_is_read_beside_that_of_the_node(
+    tmp_path: Path, moment: float, server: tuple[float, float], ahead: float
+) -> None:
+    assert measured(tmp_path, moment, server)["clock"] == pytest.approx(ahead)
+
+
+def test_versions_here_count_where_the_ranks_use_this_python(tmp_path: Path) -> None:
+    for name, job, torch in (
+        ("a", {}, "2.9"),
+        ("b", {"spec": {"software": {"venv": "/v"}}}, None),
+        ("c", {"backend": "local"}, None),
+    ):
+        (tmp_path / name).mkdir()
+        assert measured(tmp_path / name, 65.0, (5.0, 65.0), **job).get("torch") == torch

@@ -36,6 +36,8 @@ def results() -> Results:
 
 
 def test_healthy_nodes_have_no_findings() -> None:
+    here = {"python": "3.11.7", "torch": "2.13.0+cu130", "clock": -0.2}
+    assert diagnosis.of(results() | {"here": here}) == []
     assert diagnosis.of(results()) == []
 
 
@@ -63,6 +65,10 @@ def first(change: dict[str, Any]) -> Callable[[Results], None]:
          "n1", "GPU 0 has 3 uncorrected memory errors"),
         (first({"gpus": [{"ecc_errors": "0", "temperature": "95", "throttle": "0x40"}]}), "warning",
          "n1", "GPU 0 is slowed down: too hot (hardware) (95 degrees)"),
+        (lambda data: data.update(here={"torch": "2.12.0+cpu"}), "warning", "here",
+         "torch differs: 2.12.0 here, 2.13.0 on the nodes"),
+        (lambda data: data.update(here={"clock": 30.0}), "warning", "here",
+         "the clock differs by +30.0 s"),
         (first({"import_seconds": 90.0}), "warning", "n1", "importing torch takes 90 s"),
         (first({"visible": None}), "error", "n1", "is not visible"),
         (first({"clock": -4.2}), "warning", "n1", "the clock differs by -4.2 s"),
@@ -82,6 +88,12 @@ def test_a_fault_is_named_with_its_node(
     assert (row.level, row.where) == (level, where) and what in row.what and row.hint
 
 
+def test_a_node_without_the_runs_folder_is_named() -> None:
+    data = results()
+    first({"folder": {}, "writes": {}, "visible": None})(data)
+    assert [(row.level, row.where) for row in diagnosis.of(data)] == [("error", "n1")] * 2
+
+
 def test_the_same_fault_of_several_nodes_is_one_line_and_errors_come_first() -> None:
     data = results()
     for row in data["ranks"]:
@@ -94,3 +106,4 @@ def test_the_same_fault_of_several_nodes_is_one_line_and_errors_come_first() -> 
 def test_a_torch_without_cuda_on_a_node_with_gpus_is_an_error() -> None:
     data = results() | {"backend": "gloo"}
     assert {row.what for row in diagnosis.of(data)} == {"torch does not use the GPUs of the node"}
+    assert diagnosis.of(data | {"device": "cpu"}) == []  # as asked: --procs

@@ -21,6 +21,8 @@ def test_each_node_is_a_row_with_the_worst_of_its_ranks() -> None:
         ("n0", "2 A100", "550.54", "ib0", "3 s", "4 ms", "-0.2 s"),
         ("n1", "2 A100", "550.54", "ib0", "5 s", "4 ms", "-0.6 s"),
     ]
+    *_, here = node_summary.table(results() | {"here": {"clock": 12.0}})
+    assert here == ("here", "-", "-", "-", "-", "-", "+12 s")
 
 
 def test_what_only_nodes_tell_is_one_line() -> None:

@@ -171,9 +171,13 @@ def test_no_answer_at_all_is_exit_code_3(site: Site, hpcddp: Command, running: R
     assert done.code == 3 and "no node answers: Unable to create step: x" in done.err
 
 
-def test_a_shell_on_slurm_is_a_step_on_the_ranks_node(site: Site, running: RunDir) -> None:
+@pytest.mark.parametrize(("release", "shares_gpus"), [("22.05.8", True), ("20.11.7", False)])
+def test_a_shell_on_slurm_is_a_step_on_the_ranks_node(
+    site: Site, running: RunDir, release: str, shares_gpus: bool
+) -> None:
     queue = (site.bin / "squeue").read_text().partition("\n")[2]
-    site.slurm(squeue=queue, srun='echo "$*"; cat; exit 9')
+    version = f'[ "$1" = --version ] && echo "slurm-wlm {release}" && exit'
+    site.slurm(squeue=queue, srun=f'{version}; echo "$*"; cat; exit 9')
     done = subprocess.run(
         [COMMAND, "shell", "last", "--rank", "2"], input="nvidia-smi\n", capture_output=True,
         text=True, timeout=240, check=False,
@@ -182,6 +186,8 @@ def test_a_shell_on_slurm_is_a_step_on_the_ranks_node(site: Site, running: RunDi
     assert (done.returncode, stdin) == (9, "nvidia-smi\n"), done.stderr
     assert words.startswith("--jobid=7 --overlap --nodelist=n2 --nodes=1 ")
     assert "--pty" not in words and words.endswith(f"shell {running.path} 1 2")
+    # What the ranks hold it must not wait for.
+    assert " --mem=0 " in words and ("--gres=none" not in words) is shares_gpus
 
 
 def test_same_stacks_are_together_and_the_largest_group_is_first() -> None:

@@ -93,6 +93,11 @@ FAST, SLOW = Measured(0.5, 3, 20, "r"), Measured(0.5, 95, 20, "r")
         (AdviceInputs(returns=False), ()),
         (AdviceInputs(measured=Measured(0.5, 3, 119, "r")), ()),
         (AdviceInputs(measured=Measured(0.5, 3, 180, "r")), ("start takes 180 s (in r)", "doctor")),
+        (AdviceInputs(imported=29.0), ()),
+        (
+            AdviceInputs(imported=90.0),
+            ("import of torch took 90 s in `hpcddp doctor`", "container"),
+        ),
         (AdviceInputs(LOW, SLOW, limit=60, returns=False), ("requeue.enabled", "95 s", "60 s")),
     ],
 )

@@ -4,8 +4,15 @@ import pytest
 from sites import Outcome, Site, flags
 
 from hpcddp.errors import UserError
+from hpcddp.planning import gpu_request
+from hpcddp.planning.clusters import Cluster
 from hpcddp.planning.plan import Plan
 from hpcddp.rundir import RunDir
+from hpcddp.slurm.node_kinds import Gpus, NodeKind
+from hpcddp.spec import JobSpec
+
+A100 = NodeKind("gpu", False, 2, 64, 2, 250_000, (Gpus("a100", 4),), (), "g[1-2]", {"idle": 2})
+NAMED = NodeKind("batch", False, 2, 64, 2, 250_000, (), ("v100", "gpu"), "n[1-2]", {"idle": 2})
 
 
 def options(plan: Plan) -> dict[str, str]:
@@ -60,6 +67,30 @@ def test_own_requests_pass_where_hpcddp_makes_none(site: Site) -> None:
     assert options(site.plan(wanted))["gres"] == "gpu:tesla:2"
     with pytest.raises(UserError, match="conflicts with the options of hpcddp"):
         site.plan(flags(("slurm.gres", "gpu:tesla:2")))
+
+
+@pytest.mark.parametrize(
+    ("job", "kind", "words"),
+    [
+        (JobSpec(), A100, "partition gpu has GPUs, but the job requests none: the profile has"),
+        (JobSpec(gpu_type="v100"), NAMED, "GPU type v100 is not requested: the profile has"),
+        (JobSpec(gpu_type="v100", slurm={"constraint": "v100&ib"}), NAMED, ""),
+        (JobSpec(slurm={"gres": "gpu:a100:4"}), A100, ""),
+        (JobSpec(device="cpu"), A100, ""),
+        (JobSpec(), NAMED, ""),
+    ],
+)  # fmt: skip
+def test_a_note_names_gpus_that_the_profile_does_not_request(
+    job: JobSpec, kind: NodeKind, words: str
+) -> None:
+    made = gpu_request.of(job, Cluster(gpu_option="none"), 4, [kind])
+    assert not made.option and made.note.startswith(words) and bool(made.note) == bool(words)
+
+
+def test_nodes_whose_gpu_a_feature_names_are_not_cpu_nodes() -> None:
+    plain = gpu_request.of(JobSpec(), Cluster(), 4, [NAMED])
+    assert plain.note == "partition batch has no GPUs: 4 processes per node run on CPUs"
+    assert not gpu_request.of(JobSpec(slurm={"constraint": "v100"}), Cluster(), 4, [NAMED]).note
 
 
 @pytest.fixture

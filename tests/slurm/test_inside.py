@@ -58,6 +58,7 @@ def test_ranks_that_hang_are_grouped(desk: Desk, launcher: str) -> None:
     os.kill(asleep.pid, signal.SIGCONT)
 
 
+@pytest.mark.smoke("shell")
 def test_a_shell_has_the_ranks_environment(desk: Desk) -> None:
     run = hang(desk)
     words = 'echo "$RANK $LOCAL_RANK $SLURMD_NODENAME $CUDA_VISIBLE_DEVICES"; pwd; exit 7\n'
@@ -68,6 +69,7 @@ def test_a_shell_has_the_ranks_environment(desk: Desk) -> None:
     assert [g["ranks"] for g in groups(desk)] == [[0, 1, 2], [3]]  # and nothing else has changed
 
 
+@pytest.mark.smoke("stacks")
 def test_a_task_answers_while_it_trains(desk: Desk) -> None:
     desk.submit(*SIZE, "--set", "max_steps=100000")
     desk.training(step=5)

@@ -4,7 +4,10 @@ import json
 from collections.abc import Callable
 
 import pytest
+import recorded
 from sites import Outcome, Site
+
+from hpcddp.slurm import commands
 
 Command = Callable[..., Outcome]
 # Only wice knows the job; with several clusters, each has a line of its own.
@@ -35,3 +38,9 @@ def test_status_and_cancel_ask_the_cluster_of_the_job(
     assert json.loads(hpcddp("ls", "--json").out)["runs"][0]["state"] == "PENDING"
     assert hpcddp("cancel", name).code == 0
     assert (site.folder / "cancelled").read_text() == "wice 42\n"
+
+
+def test_the_id_of_a_follow_up_is_without_its_cluster(site: Site) -> None:
+    site.program("sbatch", f"cat '{recorded.CLUSTERS / 'multi-cluster' / 'sbatch'}'")
+    script = site.write("job.sbatch", "#!/bin/bash\n")
+    assert commands.successor(script, ["1"], "58070025", ok=False) == "58070026"

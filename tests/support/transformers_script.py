@@ -3,7 +3,7 @@
 python transformers_script.py EPOCHS KIND PAUSE
 
 KIND is `plain`, or some of these: sparse (accumulation), workers, fails (after the training, in the
-first attempt), saves (its own, of which it keeps one).
+first attempt), saves (its own, of which it keeps one), gpt (one of the library's own models).
 """
 
 import hashlib
@@ -17,7 +17,14 @@ import preempted
 import torch
 from torch import nn
 from torch.utils.data import Dataset
-from transformers import EarlyStoppingCallback, Trainer, TrainerCallback, TrainingArguments
+from transformers import (
+    EarlyStoppingCallback,
+    GPT2Config,
+    GPT2LMHeadModel,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
 
 from hpcddp.transformers import Preemptible
 
@@ -37,6 +44,12 @@ class Samples(Dataset):
         return {"x": x, "labels": (self.x[i].sum() > 0).float()[None], "index": i}
 
 
+class Words(Samples):
+    def __getitem__(self, i):
+        words = (10 * self.x[i]).long() % 32
+        return {"input_ids": words, "labels": words, "index": i}
+
+
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
@@ -45,9 +58,26 @@ class Net(nn.Module):
     def forward(self, x, labels=None, index=None):
         out = self.layers(x)
         loss = nn.functional.binary_cross_entropy_with_logits(out, labels)
-        if self.training:
-            print("took", os.environ.get("RANK"), index.tolist(), repr(loss.item()), flush=True)
+        took(self, index, loss)
         return {"loss": loss, "logits": out}
+
+
+class Gpt(GPT2LMHeadModel):
+    """A PreTrainedModel: its first and last layer have the same weights."""
+
+    def __init__(self, config=None):
+        small = GPT2Config(vocab_size=32, n_positions=16, n_embd=16, n_layer=1, n_head=2)
+        super().__init__(config or small)
+
+    def forward(self, input_ids=None, labels=None, index=None, **given):
+        out = super().forward(input_ids, labels=labels, **given)
+        took(self, index, out.loss)
+        return out
+
+
+def took(model, index, loss):
+    if model.training:
+        print("took", os.environ.get("RANK"), index.tolist(), repr(loss.item()), flush=True)
 
 
 class Pause(TrainerCallback):
@@ -91,12 +121,13 @@ def main(epochs, kind, pause):
         remove_unused_columns=False,
         seed=7,
     )
+    data = Words if "gpt" in kind else Samples
     early = EarlyStoppingCallback(100)
     trainer = Trainer(
-        model=Net(),
+        model=Gpt() if "gpt" in kind else Net(),
         args=args,
-        train_dataset=Samples("workers" not in kind),
-        eval_dataset=Samples(True),
+        train_dataset=data("workers" not in kind),
+        eval_dataset=data(True),
         callbacks=[Preemptible(save_every=100), early, Pause(float(pause))],
     )
     TRAINERS.append(trainer)

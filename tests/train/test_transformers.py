@@ -1,5 +1,6 @@
 """A transformers Trainer on its run: it comes back where it was, and ends as if undisturbed."""
 
+import hashlib
 import inspect
 import json
 import subprocess
@@ -9,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import safetensors.torch
 from local_runs import Command, until
 from own_loops import both, runs, said, start, used
 from sites import SUPPORT, Site
@@ -28,6 +30,7 @@ SCRIPT = str(SUPPORT / "transformers_script.py")
         pytest.param("sparse", 21, (6, 9, 16), marks=pytest.mark.full),
         pytest.param("plain-saves", 39, (10, 15), marks=pytest.mark.full),
         pytest.param("workers", 39, (2, 14), marks=pytest.mark.full),
+        pytest.param("gpt-sparse", 21, (9,), marks=pytest.mark.full),
     ],
 )
 def test_preempted_it_loses_no_step_and_ends_as_if_undisturbed(
@@ -41,6 +44,26 @@ def test_preempted_it_loses_no_step_and_ends_as_if_undisturbed(
     state = json.loads((newest / "trainer_state.json").read_text())
     assert state["global_step"] == steps and (newest / "model.safetensors").is_file()
     assert command("export", run.name, "weights.safetensors").code == 0
+
+
+def test_from_pretrained_reads_the_checkpoints_of_a_model_with_tied_weights(
+    site: Site, command: Command
+) -> None:
+    from transformers import GPT2LMHeadModel
+
+    start(command, "1", "gpt-sparse", "0", size=("--gpus", "1"), script=SCRIPT, at=(4,))
+    until(command, lambda s: s["state"] == "COMPLETED")
+    (run,) = runs(site)
+    assert [a.cause for a in ledger.attempts(run)] == ["preempted", "done"]
+    assert len(said(run, "took")) == 26 and {line.split()[1] for line in said(run, "over")} == {
+        "13"
+    }
+    model = GPT2LMHeadModel.from_pretrained(run.checkpoints / "step-13")
+    assert model.config.n_embd == 16 and model.lm_head.weight is model.transformer.wte.weight
+    weights = b"".join(t.numpy().tobytes() for t in model.state_dict().values())
+    assert [x for x in said(run, "over") if hashlib.sha256(weights).hexdigest() in x]
+    assert command("export", run.name, "weights.safetensors").code == 0
+    assert safetensors.torch.load_file("weights.safetensors").keys() <= model.state_dict().keys()
 
 
 def test_a_training_that_is_over_is_not_done_again(site: Site, command: Command) -> None:
@@ -112,6 +135,55 @@ def test_a_second_training_is_refused(site: Site, command: Command) -> None:
     done = command("submit", "--set", "requeue.crashes=1", "--", sys.executable, "twice.py")
     assert done.code == 1
     assert "saved checkpoints/step-2" in done.text and "one call of Trainer.train" in done.text
+
+
+ALONE = """
+import os, subprocess, sys, time
+import torch
+from torch import nn
+from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers.trainer_utils import get_last_checkpoint
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 1)
+
+    def forward(self, x):
+        return {"loss": self.layer(x).square().mean()}
+
+class Preempt(TrainerCallback):
+    def on_step_end(self, args, state, control, **_):
+        print("step", state.global_step, flush=True)
+        if state.global_step == 5 and os.environ["HPCDDP_ATTEMPT"] == "1":
+            run = os.environ["HPCDDP_RUN_DIR"]
+            subprocess.run([sys.executable, "-m", "hpcddp", "preempt", run], check=True)
+            time.sleep(600)
+
+args = TrainingArguments(
+    "out", max_steps=8, use_cpu=True, report_to=[], save_strategy="steps", save_steps=3,
+    disable_tqdm=True
+)
+trainer = Trainer(Net(), args, train_dataset=[{"x": torch.ones(4)}] * 80, callbacks=[Preempt()])
+last = get_last_checkpoint("out") if os.path.isdir("out") else None
+print("resumes from", last, flush=True)
+trainer.train(resume_from_checkpoint=last)
+"""
+
+
+@pytest.mark.full
+def test_without_the_callback_a_script_that_resumes_comes_back_from_its_last_save(
+    site: Site, command: Command
+) -> None:
+    site.write("alone.py", ALONE)
+    done = command("submit", "--no-snapshot", "--follow", "--", sys.executable, "alone.py")
+    assert done.code == 0, done.text
+    (run,) = runs(site)
+    assert [a.cause for a in ledger.attempts(run)] == ["preempted", "done"]
+    assert said(run, "resumes").keys() == {"resumes from None", "resumes from out/checkpoint-3"}
+    steps = said(run, "step")
+    assert [*steps] == [f"step {step}" for step in range(1, 9)]
+    assert [step for step, count in steps.items() if count == 2] == ["step 4", "step 5"]
 
 
 def trainer(**given: Any) -> Any:

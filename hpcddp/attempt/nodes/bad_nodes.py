@@ -34,11 +34,15 @@ def excluded(run: RunDir, job: JobRecord) -> str | None:
         bad += [name for name in [host] if name and name not in bad]
         if attempt.progress:
             break
+    if bad and (bad := spared(run, bad, job)):
+        return ",".join(filter(None, [_own(job, time.time()), *bad]))
+    return still_excluded(job)
+
+
+def still_excluded(job: JobRecord) -> str | None:
+    """The nodes to exclude of those that the script excludes; None for all of them."""
     own = _own(job, time.time())
-    bad = spared(run, bad, job) if bad else []
-    if not bad and own == _own(job, 0.0):
-        return None
-    return ",".join(filter(None, [own, *bad]))
+    return None if own == _own(job, 0.0) else own
 
 
 def _own(job: JobRecord, now: float) -> str:
@@ -52,9 +56,7 @@ def _own(job: JobRecord, now: float) -> str:
     return ",".join(filter(None, [asked, *left_out]))
 
 
-def are_kept(
-    run: RunDir, number: int, faults: Mapping[str, Sequence[str]], job: JobRecord
-) -> bool:
+def are_kept(run: RunDir, number: int, faults: Mapping[str, Sequence[str]], job: JobRecord) -> bool:
     """Whether an attempt continues on nodes that failed their checks, as the next one could not
     avoid them. If so, the log says why, and other jobs may still avoid the nodes.
 
@@ -95,8 +97,7 @@ def spared(run: RunDir, bad: Sequence[str], job: JobRecord) -> list[str]:
     own = _own(job, time.time())
     partition = str(job.spec.get("slurm", {}).get("partition", "")).partition(",")[0]
     try:
-        lists = slurm.usable_nodes(partition or os.environ.get("SLURM_JOB_PARTITION", ""))
-        usable = {host for hosts in lists for host in hostlist.expand_hosts(hosts)}
+        usable = _usable(partition or os.environ.get("SLURM_JOB_PARTITION", ""))
         usable -= set(hostlist.expand_hosts(own)) if own else set()
     except HpcddpError as error:
         print(f"hpcddp: no node is excluded: {error.what}", flush=True)
@@ -113,6 +114,22 @@ def spared(run: RunDir, bad: Sequence[str], job: JobRecord) -> list[str]:
             print(f"hpcddp: {kept[-1]} is used again: too few other nodes fit the job", flush=True)
             kept.pop()
     return kept
+
+
+def is_down(host: str, timeout: float) -> bool:
+    """Whether Slurm can give no job a node now, of this job's partition.
+
+    Raises:
+        SlurmUnreachable: there is no answer in ``timeout`` seconds.
+    """
+    usable = _usable(os.environ.get("SLURM_JOB_PARTITION", ""), timeout)
+    return bool(usable) and host not in usable  # a hidden partition shows no node
+
+
+def _usable(partition: str, timeout: float = slurm.TIMEOUT) -> set[str]:
+    """The nodes of a partition that can run jobs now or soon; of all, without a name."""
+    lists = slurm.usable_nodes(partition, timeout)
+    return {host for hosts in lists for host in hostlist.expand_hosts(hosts)}
 
 
 def _taken(run: RunDir, left_out: list[str]) -> bool:

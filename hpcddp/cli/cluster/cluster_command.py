@@ -44,7 +44,7 @@ def detect(
     NAME is the name of the profile. [default: that of the cluster at Slurm]
 
     It calls Slurm's programs at most eight times, and `sbatch --test-only` at most four times. It
-    submits nothing.
+    submits nothing. `hpcddp doctor` reads what only the nodes can tell, such as the GPU driver.
     """
     from hpcddp.planning.site import choices, detected
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,9 @@ from hpcddp.sizes import counted, size
 
 if TYPE_CHECKING:
     from hpcddp.doctor.check_finding import CheckFinding
+    from hpcddp.planning.clusters import Profile
     from hpcddp.rundir import RunDir
+    from hpcddp.submit.status import Status
 
 SCHEMA_VERSION = 1
 LEVELS = {"error": "red", "warning": "yellow"}  # their colours
@@ -56,7 +59,7 @@ def doctor(here: bool, results: str | None, as_json: bool, runs: str | None, **g
     measured: dict[str, Any] | None = None
     if not here:
         run = _checked_up(root, results, given)
-        measured = check_job.results(run)
+        measured = check_job.results(run, machine.versions if machine else None)
         rows += diagnosis.of(measured)
     if as_json:
         findings = [row._asdict() for row in rows]
@@ -85,25 +88,45 @@ def _checked_up(root: Path, earlier: str | None, given: dict[str, Any]) -> RunDi
     if earlier is not None:
         return submission.find(root, earlier)
     run = _submitted(root, given)
-    _wait(run)
+    if {"RUNNING", "LOST"} <= _wait(run) and not run.all_attempts():
+        _note_unseen(run)  # the script did not find its run
     return run
+
+
+def _note_unseen(run: RunDir) -> None:
+    """Note that the nodes do not see the folder of the runs: new jobs with it are refused."""
+    from hpcddp.planning.site import site_facts
+
+    say.warning(f"the job ran without finding its run: the nodes do not see {run.path.parent}")
+    if profile := _profile(run):
+        unseen = {run.path.parent: False}
+        site_facts.add_check_up(profile.path, site_facts.CheckUp(time.time(), unseen))
+
+
+def _profile(run: RunDir) -> Profile | None:
+    """The profile of a run's cluster; None on this machine."""
+    from hpcddp import record
+    from hpcddp.planning import clusters
+
+    job = record.read(run)
+    there = job.backend == "slurm" and Path(job.cluster).exists()
+    return clusters.read(Path(job.cluster)) if there else None
 
 
 def _remember(measured: dict[str, Any], run: RunDir) -> None:
     """Note what only the nodes could tell, and the bad ones, which later jobs avoid."""
-    from hpcddp import record
     from hpcddp.attempt.nodes.node_events import CHECK, NodeEvent
-    from hpcddp.doctor import diagnosis, node_summary
-    from hpcddp.planning import clusters
+    from hpcddp.doctor import check_job, diagnosis, node_summary
     from hpcddp.planning.site import site_facts
+    from hpcddp.planning.software import software_facts
     from hpcddp.planning.trust.node_book import NodeBook
 
-    job, bad = record.read(run), diagnosis.unfit(measured)
-    if job.backend != "slurm" or not Path(job.cluster).exists():
+    if (profile := _profile(run)) is None:
         return
-    profile = clusters.read(Path(job.cluster))
-    site_facts.add_nodes(profile.path, node_summary.facts(measured), measured["time"])
-    if not bad:
+    software = check_job.software(run)
+    check = node_summary.check_up(measured, run.path.parent, software_facts.place(software))
+    site_facts.add_check_up(profile.path, check)
+    if not (bad := diagnosis.unfit(measured)):
         return
     source, now = f"doctor/{measured['time']}", measured["time"]
     events = [NodeEvent(host, CHECK, what, source, now) for host, what in bad.items()]
@@ -131,15 +154,15 @@ def _submitted(root: Path, given: dict[str, Any]) -> RunDir:
     return run
 
 
-def _wait(run: RunDir) -> None:
-    """Wait for the job; Ctrl-C leaves it running."""
+def _wait(run: RunDir) -> set[str]:
+    """Wait for the job, and return its states; Ctrl-C leaves it running."""
     from hpcddp.cli.terminal.follow import wait
-    from hpcddp.submit.status import Status
 
-    shown = ""
+    shown, states = "", set[str]()
 
     def seen(state: Status) -> None:
         nonlocal shown
+        states.add(state.state)
         text = f"{state.state}: {state.reason}" if state.reason else state.state
         if text != shown and not state.final:
             say.note(text)
@@ -150,6 +173,7 @@ def _wait(run: RunDir) -> None:
     except KeyboardInterrupt:
         say.note(f"the job continues; `hpcddp doctor --results {run.name}` prints its results")
         raise
+    return states
 
 
 def _findings(rows: Sequence[CheckFinding]) -> Iterator[str]:
@@ -173,7 +197,7 @@ def _nodes(measured: dict[str, Any]) -> Iterator[str]:
 
 def _network(measured: dict[str, Any]) -> Iterator[str]:
     """All-reduce by size, the speed of the ranks, and a picture of the links between nodes."""
-    from hpcddp.doctor import diagnosis
+    from hpcddp.doctor import diagnosis, links
 
     if not measured:
         return
@@ -181,6 +205,8 @@ def _network(measured: dict[str, Any]) -> Iterator[str]:
     unit = "TFLOP/s" if max(rates) > 1e12 else "GFLOP/s"
     low, high = (f(rates) / (1e12 if unit == "TFLOP/s" else 1e9) for f in (min, max))
     yield f"\nspeed     {low:.3g} to {high:.3g} {unit} for each of {counted(len(rates), 'rank')}"
+    if (count := sum("host" in row for row in measured["ranks"])) > links.MOST_NODES:
+        say.note(f"links are measured between at most {links.MOST_NODES} nodes, not {count}")
     if measured["all_reduce"]:
         yield ""
         head = ("ALL-REDUCE", "TIME", "BUS BANDWIDTH")

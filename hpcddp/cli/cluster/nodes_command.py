@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import click
 
 from hpcddp.cli.terminal import say, tables
 from hpcddp.errors import UserError
+from hpcddp.keys import nearest
 
 if TYPE_CHECKING:
+    from hpcddp.planning.clusters import Profile
     from hpcddp.planning.trust.node_book import NodeBook
     from hpcddp.planning.trust.node_history import NodeHistory
 
@@ -50,11 +53,17 @@ def nodes(
     book = NodeBook.of(profile, os.environ)
     now = time.time()
     until = now + _time(time_, avoid)
-    for host in _hosts(trust, "--trust"):
-        book.forgive(host, now)
-    for host in _hosts(avoid, "--avoid"):
-        book.leave_out(host, until)
     book.gather()
+    trusted, avoided = _hosts(trust, "--trust"), _hosts(avoid, "--avoid")
+    known = {row.host for row in book.histories()}
+    _check(trusted, known, "--trust", "has no history", "`hpcddp nodes` lists all that have one")
+    if there := _detected(profile):
+        again = "`hpcddp cluster detect` reads the nodes again"
+        _check(avoided, there | known, "--avoid", "is not a node of this cluster", again)
+    for host in trusted:
+        book.forgive(host, now)
+    for host in avoided:
+        book.leave_out(host, until)
     rows = [row for row in book.histories() if row.counted(now) or row.until(now) > now]
     if as_json:
         click.echo(json.dumps(_plain(book, rows, now)))
@@ -87,6 +96,29 @@ def _hosts(text: str | None, where: str) -> list[str]:
         return expand_hosts(text or "")
     except TopologyError as error:
         raise UserError(error.what, where=where, hint=error.hint) from None
+
+
+def _detected(profile: Profile) -> set[str]:
+    """The nodes of the cluster when it was detected; none if it was not."""
+    from hpcddp.errors import TopologyError
+    from hpcddp.planning.site import site_facts
+    from hpcddp.slurm.hostlist import expand_hosts
+
+    facts = site_facts.load(profile.path)
+    with contextlib.suppress(TopologyError):  # of a cluster that names nodes in its own way
+        return (
+            {host for kind in facts.kinds for host in expand_hosts(kind.hosts)} if facts else set()
+        )
+    return set()
+
+
+def _check(hosts: Sequence[str], known: Collection[str], where: str, fault: str, hint: str) -> None:
+    """Refuse nodes that are not known."""
+    for host in hosts:
+        if host not in known:
+            near = nearest(host, known, what="node", many="check the name")
+            hint = f"{near}; {hint}" if known else hint
+            raise UserError(f"{host} {fault}", where=where, hint=hint)
 
 
 def _table(rows: Sequence[NodeHistory], now: float) -> Iterator[str]:

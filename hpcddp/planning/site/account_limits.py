@@ -7,6 +7,7 @@ Slurm applies the first limit that is set, in this order: the QOS of the partiti
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -21,8 +22,10 @@ from hpcddp.slurm.partitions import Partition
 
 UNITS = {"node": "node", "gres/gpu": "GPU", "cpu": "CPU"}
 KEYS = {"node": "nodes", "cpu": "cpus-per-task"}  # others: gpus
-# Fields with limits, and whose jobs share them.
-SHARED = {"max_tres": "a job", "user_tres": "all jobs of a user", "group_tres": "all its jobs"}
+# Fields with limits, and of what.
+PER_NODE = "node_tres"
+LIMITS = {"max_tres": "a job", "user_tres": "all jobs of a user", "group_tres": "all its jobs",
+          PER_NODE: "each node"}  # fmt: skip
 AGAIN = "`hpcddp cluster detect` reads them again"
 FOR_EVER = "the job would never start: "
 
@@ -47,7 +50,8 @@ def check(wanted: Wanted, partition: Partition | None, facts: SiteFacts) -> Iter
     enforced = job_qos.enforced(facts, "limits")
     if enforced is False:
         return
-    for problem in (*_least(wanted, owners), *_most(wanted, owners), *_wall(wanted, owners)):
+    for problem in (*_least(wanted, owners), *_most(wanted, owners), *_minutes(wanted, owners),
+                    *_wall(wanted, owners)):  # fmt: skip
         sure = problem.sure and bool(enforced)
         yield Problem(problem.what, problem.key, problem.hint, sure=sure)
 
@@ -55,13 +59,13 @@ def check(wanted: Wanted, partition: Partition | None, facts: SiteFacts) -> Iter
 def _account(wanted: Wanted, facts: SiteFacts) -> Iterator[Problem]:
     """An account that is none of the user's, a QOS that the account may not use."""
     account, own = wanted.option("account"), {row.account for row in facts.associations}
-    if account and own and account not in own:
+    if account and own and account.lower() not in own:
         hint = f"{nearest(account, own, what='account')}; {AGAIN}"
         sure = bool(job_qos.enforced(facts, "associations"))
         yield Problem(f"you have no account {account!r}", "account", hint, sure=sure)
     used = job_qos.account(wanted, facts)
     may = {name for row in facts.associations if row.account == used for name in row.qos}
-    qos, known = wanted.option("qos"), {row.name for row in facts.qos}
+    qos, known = wanted.option("qos").lower(), {row.name for row in facts.qos}
     if qos and known and qos not in known:  # a plugin may know other names
         hint = f"{nearest(qos, may or known, what='QOS')}; {AGAIN}"
         yield Problem(f"Slurm has no QOS {qos!r}", "qos", hint, sure=False)
@@ -73,12 +77,8 @@ def _account(wanted: Wanted, facts: SiteFacts) -> Iterator[Problem]:
 
 
 def _defaults(wanted: Wanted, partition: Partition, facts: SiteFacts) -> Iterator[Problem]:
-    """A partition that the user's groups, default account or default QOS may not use. A plugin may
-    choose others, so nothing of it is sure."""
-    if not partition_choice.in_groups(partition):
-        what = f"partition {partition.name} is for other groups than yours"
-        hint = f"it is for {', '.join(partition.groups[:8])}"
-        yield Problem(what, "partition", hint, sure=False)
+    """A partition that the user's default account or default QOS may not use. A plugin may choose
+    others, so nothing of it is sure."""
     account = "" if wanted.option("account") else facts.default_account
     may = partition_choice.accounts_for(facts, partition)
     if account and account not in may:
@@ -120,6 +120,19 @@ def _first(owners: list[Owner], field: str, name: str) -> tuple[Owner, int, bool
     return None
 
 
+def most(
+    wanted: Wanted, partition: Partition, facts: SiteFacts, *, per_node: bool = False
+) -> dict[str, int]:
+    """The limit of each resource of a job, or of its share of a node, where Slurm enforces one."""
+    if job_qos.enforced(facts, "limits") is False:
+        return {}
+    owners = list(_owners(wanted, partition, facts))
+    fields = [PER_NODE] if per_node else [field for field in LIMITS if field != PER_NODE]
+    rows = [(name, limit[1]) for name in wanted.tres() for field in fields
+            if (limit := _first(owners, field, name))]  # fmt: skip
+    return {name: min(n for other, n in rows if other == name) for name, _ in rows}
+
+
 def _amount(name: str, count: int) -> str:
     """A number of a trackable resource, in words."""
     if name == "mem":
@@ -132,15 +145,32 @@ def _amount(name: str, count: int) -> str:
 def _most(wanted: Wanted, owners: list[Owner]) -> Iterator[Problem]:
     """More than a job can ever get."""
     for name, count in wanted.tres().items():
-        for field, whose in SHARED.items():
+        for field, whose in LIMITS.items():
             limit = _first(owners, field, name)
-            if limit and count > limit[1]:
-                owner, most, sure = limit
-                what = f"{_amount(name, count)} requested, but {owner.name} allows at most {most} for {whose}"
-                hint = f"{FOR_EVER}use at most {most}, or another account or QOS"
+            asked = count // wanted.nodes.min if field == PER_NODE else count
+            if limit and asked > limit[1]:
+                owner, highest, sure = limit
+                what = f"{_amount(name, asked)} requested, but {owner.name} "
+                what += f"allows at most {highest} for {whose}"
+                hint = f"{FOR_EVER}use at most {highest}, or another account or QOS"
                 key = wanted.memory_option[0] if name == "mem" else KEYS.get(name, "gpus")
                 yield Problem(what, key, hint, sure)
                 break
+
+
+def _minutes(wanted: Wanted, owners: list[Owner]) -> Iterator[Problem]:
+    """More of a resource, times the time limit, than a job may have."""
+    if not wanted.option("time") or math.isinf(wanted.seconds):
+        return
+    for name, count in wanted.tres().items():
+        limit = _first(owners, "max_minutes", name)
+        if limit and name != "mem" and count * wanted.seconds / 60 > limit[1]:
+            owner, highest, sure = limit
+            what = f"{_amount(name, count)} for {wanted.option('time')} requested, but "
+            what += f"{owner.name} allows at most {highest / 60:.6g} {name} hours for a job"
+            minutes = highest // count
+            hint = f"use --time {minutes} or less" if minutes else "use another account or QOS"
+            yield Problem(what, "time", FOR_EVER + hint, sure)
 
 
 def _least(wanted: Wanted, owners: list[Owner]) -> Iterator[Problem]:
@@ -151,7 +181,8 @@ def _least(wanted: Wanted, owners: list[Owner]) -> Iterator[Problem]:
         asked = count.get(name, 0) // wanted.nodes.min * wanted.nodes.max
         if limit and asked < limit[1]:
             owner, least, sure = limit
-            what = f"{_amount(name, asked)} requested, but {owner.name} requires at least {least} per job"
+            what = f"{_amount(name, asked)} requested, but {owner.name} "
+            what += f"requires at least {least} per job"
             hint = f"{FOR_EVER}use at least {least}, or another QOS"
             yield Problem(what, KEYS.get(name, "gpus"), hint, sure)
 

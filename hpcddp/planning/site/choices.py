@@ -10,18 +10,20 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
+from hpcddp.planning.site import account_limits, node_choice
 from hpcddp.planning.site.partition_choice import (
     GPU_FEATURE,
     TRIAL,
     accounts_for,
     best_partition,
     gpu_feature,
-    gpus_of,
 )
 from hpcddp.planning.site.site_facts import SiteFacts
-from hpcddp.sizes import counted
+from hpcddp.planning.site.wanted import Wanted
+from hpcddp.sizes import NodeRange, counted
 from hpcddp.slurm.node_kinds import Gpus, NodeKind
 from hpcddp.slurm.partitions import Partition
+from hpcddp.spec import JobSpec
 
 # Names of QOS for ordinary jobs, and parts of the names of others.
 USUAL = ("normal", "standard", "regular", "default", "batch")
@@ -38,7 +40,8 @@ RESTS_ON = {
     "accounts": {"slurm.account", "slurm.qos"},
     "QOS": {"slurm.qos"},
 }  # fmt: skip
-BY_TRIALS = {f"slurm.{name}" for name in ("partition", "account", "qos", "constraint", "time")}
+BY_TRIALS = {"gpu_option", "slurm.partition", "slurm.account", "slurm.qos", "slurm.constraint",
+             "slurm.time"}  # fmt: skip
 NO_ACCOUNTING = "this Slurm has no accounting"
 
 
@@ -99,20 +102,8 @@ def _gpus(facts: SiteFacts, partition: Partition | None, kinds: list[NodeKind]) 
     where = partition.name if partition else "it"
     have = [kind for kind in kinds if kind.gpus]
     if not have:
-        feature = next(filter(None, map(gpu_feature, kinds)), "")
-        if not feature:
-            return [Choice("gpu_option", "none", f"partition {where} has no GPUs")]
-        return [
-            Choice("gpu_option", "none", f"partition {where} has no generic resource for GPUs"),
-            Choice("slurm.constraint", feature, "guess: the feature that names the GPU"),
-        ]
-    text = f"{where} has {_types(have)}"
-    rows = []
-    if facts.config.get("SelectType", "").endswith("cons_tres"):
-        rows.append(Choice("gpu_option", "gpus-per-node", text))
-    elif facts.config.get("SelectType"):
-        plugin = facts.config["SelectType"]
-        rows.append(Choice("gpu_option", "gres", f"{text}; {plugin} has no --gpus-per-node"))
+        return _without_gpus(facts, where, kinds)
+    rows = _gpu_option(facts, f"{where} has {_types(have)}")
     mixed = len({row.type for kind in have for row in kind.gpus}) > 1
     if mixed and (name := _most_common_type(have)):
         reason = "guess: the type with most GPUs; a job without a type may get any"
@@ -121,21 +112,62 @@ def _gpus(facts: SiteFacts, partition: Partition | None, kinds: list[NodeKind]) 
     return rows + _cpus(facts, partition, have)
 
 
+def _without_gpus(facts: SiteFacts, where: str, kinds: list[NodeKind]) -> list[Choice]:
+    """How to ask for GPUs where the partition for training has none: as in the others, if they have
+    some, whatever the state of their nodes is now."""
+    feature = next(filter(None, map(gpu_feature, kinds)), "")
+    text = f"partition {where} has no {'generic resource for GPUs' if feature else 'GPUs'}"
+    others = dict.fromkeys(kind.partition for kind in facts.kinds if kind.gpus)
+    rows = [Choice("gpu_option", "none", text)]
+    if others:
+        rows = _gpu_option(facts, f"{text}; these have: {', '.join(others)}")
+    if feature:
+        reason = "guess: the feature that names the GPU"
+        rows.append(Choice("slurm.constraint", feature, reason))
+    return rows
+
+
+def _gpu_option(facts: SiteFacts, text: str) -> list[Choice]:
+    """The option that requests GPUs; none where it is unknown which ones Slurm has."""
+    plugin = facts.config.get("SelectType", "")
+    if plugin.endswith("cons_tres"):
+        return [Choice("gpu_option", "gpus-per-node", text)]
+    gres = Choice("gpu_option", "gres", f"{text}; {plugin} has no --gpus-per-node")
+    return [gres] if plugin else []
+
+
 def usual_size(facts: SiteFacts) -> tuple[int, int]:
-    """Nodes that can run jobs in the partition for training, and GPUs of each; 0 GPUs where all of
-    its nodes are known to have none."""
+    """Nodes that can run jobs in the partition for training, and GPUs of each, as far as a job can
+    have them; 0 GPUs where all of its nodes are known to have none."""
     partition, _ = best_partition(facts)
     kinds = facts.kinds_of(partition.name) if partition else []
     kinds = [kind for kind in kinds if kind.usable] or kinds
     have = [kind for kind in kinds if kind.gpus or gpu_feature(kind)]
-    if not have:
-        return max(1, sum(kind.usable for kind in kinds)), 0 if kinds else 1
     name = _most_common_type(have)
-    have = [kind for kind in have if not name or any(row.type == name for row in kind.gpus)]
+    have = [kind for kind in have if not name or node_choice.count(kind, name)]
     sizes = Counter[int]()
     for kind in have:
-        sizes[max(1, gpus_of(kind))] += kind.nodes
-    return max(1, sum(kind.usable for kind in have)), sizes.most_common(1)[0][0]
+        sizes[max(1, node_choice.count(kind, name))] += kind.nodes
+    gpus = sizes.most_common(1)[0][0] if have else int(not kinds)
+    nodes = max(1, sum(kind.usable for kind in have or kinds))
+    return _within_limits(facts, partition, nodes, gpus, name) if partition else (nodes, gpus)
+
+
+def _within_limits(
+    facts: SiteFacts, partition: Partition, nodes: int, gpus: int, kind: str
+) -> tuple[int, int]:
+    """Nodes and GPUs of each within the limits of the partition, and of the account and QOS."""
+    own = {row.key.removeprefix("slurm."): row.value for row in _account(facts, partition)}
+    job = JobSpec(slurm={"partition": partition.name, **own})
+    wanted = Wanted(job, {}, NodeRange(1, 1), gpus, kind, 0)
+    limits = account_limits.most(wanted, partition, facts)
+    of_node = account_limits.most(wanted, partition, facts, per_node=True)
+    total = min((most for name, most in limits.items() if "gpu" in name), default=nodes * gpus)
+    if gpus:
+        gpus = max(1, min(gpus, total, *(n for name, n in of_node.items() if "gpu" in name)))
+        nodes = min(nodes, total // gpus)
+    caps = filter(None, (partition.max_nodes, limits.get("node")))
+    return max(1, min([nodes, *caps]), partition.min_nodes), gpus
 
 
 def _types(kinds: list[NodeKind]) -> str:

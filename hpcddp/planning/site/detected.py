@@ -90,6 +90,7 @@ def detect(
     last = _before(path) if present else None
     if last and last.cluster == facts.cluster:
         facts.nodes, facts.checked = last.nodes, last.checked
+        facts.unseen, facts.imports = last.unseen, last.imports
     before = None if force else last
     values = choices.of(facts)
     if tries:

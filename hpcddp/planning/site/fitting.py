@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 from hpcddp.errors import ClusterError, TopologyError
 from hpcddp.keys import nearest
@@ -68,13 +69,15 @@ def _recorded(wanted: Wanted, now: ClusterNow, facts: SiteFacts | None) -> Itera
     if facts is None:
         return
     old = facts.age > DAY
-    more = f" (read {stamp(facts.read)}; `hpcddp cluster detect` reads it again)" if old else ""
+    again = "; `hpcddp cluster detect` reads it again" if old else ""
+    more = f" (read {stamp(facts.read)}{again})"
     rows = now.wanted(wanted.job)
     routed = bool(now.site and now.site.routed and not wanted.partitions)
     partition = rows[0] if len(rows) == 1 and not routed else None
     for problem in account_limits.check(wanted, partition, facts):
-        yield Problem(problem.what + more, problem.key, problem.hint, problem.sure and not old)
-    yield from _maintenance(wanted, now, facts)
+        yield replace(problem, what=problem.what + more, sure=problem.sure and not old)
+    for problem in _maintenance(wanted, now, facts):
+        yield replace(problem, what=problem.what + more)
     yield from _budgets(wanted, now, facts)
 
 

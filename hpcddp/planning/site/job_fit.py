@@ -13,7 +13,9 @@ from hpcddp.planning.site import fitting, node_memory, site_facts
 from hpcddp.planning.site.cluster_now import ClusterNow
 from hpcddp.planning.site.site_facts import SiteFacts
 from hpcddp.planning.site.wanted import Wanted
+from hpcddp.planning.software import software_facts
 from hpcddp.slurm.node_kinds import NodeKind
+from hpcddp.spec import SoftwareSpec
 
 
 class JobFit(NamedTuple):
@@ -22,10 +24,16 @@ class JobFit(NamedTuple):
     Args:
         notes: for the user.
         memory_mb: to ask for on each node; 0 to ask for none.
+        facts: recorded with the profile; None if there are none, or Slurm was not asked.
     """
 
     notes: list[str]
     memory_mb: int = 0
+    facts: SiteFacts | None = None
+
+    def imported(self, software: SoftwareSpec) -> float:
+        """Seconds that the import of torch took in a check-up; 0 if unknown."""
+        return self.facts.imports.get(software_facts.place(software), 0.0) if self.facts else 0.0
 
 
 def of(
@@ -53,7 +61,7 @@ def of(
                     request.type, cpus * ranks)  # fmt: skip
     facts, damaged = _recorded(asked)
     notes = [*damaged, *fitting.check(wanted, now, facts)]
-    return JobFit(notes, node_memory.share(wanted, now, kinds, facts, environ))
+    return JobFit(notes, node_memory.share(wanted, now, kinds, facts, environ), facts)
 
 
 def _recorded(asked: Asked) -> tuple[SiteFacts | None, list[str]]:

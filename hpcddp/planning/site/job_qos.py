@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from hpcddp.planning.site.choices import NO_ACCOUNTING
 from hpcddp.planning.site.site_facts import SiteFacts
 from hpcddp.planning.site.wanted import Wanted
 from hpcddp.slurm.accounts import Association, Qos
 
+STORAGE = "slurmdbd"  # the plugin of a Slurm with accounting
 USUAL = "normal"  # the QOS of a job where neither it nor its association names one
 
 
@@ -22,8 +22,9 @@ def enforced(facts: SiteFacts, word: str) -> bool | None:
 
 
 def account(wanted: Wanted, facts: SiteFacts) -> str:
-    """The account of a job: its own, or the user's default."""
-    return wanted.option("account") or facts.default_account
+    """The account of a job: its own, or the user's default. Slurm keeps the names of accounts and
+    QOS in lower case (sacctmgr(1))."""
+    return wanted.option("account").lower() or facts.default_account
 
 
 def associations(wanted: Wanted, facts: SiteFacts) -> list[Association]:
@@ -38,10 +39,10 @@ def associations(wanted: Wanted, facts: SiteFacts) -> list[Association]:
 
 def name_of(wanted: Wanted, facts: SiteFacts) -> str | None:
     """The name of a job's QOS; "" where there is none, None if unknown."""
-    if own := wanted.option("qos"):
+    if own := wanted.option("qos").lower():
         return own
-    if facts.unread.get("accounts") == NO_ACCOUNTING:
-        return ""
+    if not facts.config.get("AccountingStorageType", STORAGE).endswith(STORAGE):
+        return ""  # there is no accounting
     rows = associations(wanted, facts)
     default = next((row.default_qos for row in rows if row.default_qos), "")
     may = {name for row in rows for name in row.qos}
@@ -56,9 +57,7 @@ def row_of(name: str | None, facts: SiteFacts) -> Qos | None:
 
 
 def flags(wanted: Wanted, facts: SiteFacts | None) -> frozenset[str] | None:
-    """The flags of a job's QOS; None if it names one of which nothing is known. A QOS that Slurm
-    chooses is taken to have none where it is unknown."""
+    """The flags of a job's QOS; None if unknown, as where Slurm chooses a QOS and it is unknown
+    which."""
     row = row_of(name_of(wanted, facts), facts) if facts else None
-    if row is None:
-        return None if wanted.option("qos") else frozenset()
-    return frozenset(row.flags)
+    return frozenset(row.flags) if row else None

@@ -1,7 +1,8 @@
 """Before submission: folders of a job on a disk of this machine, which the nodes may not see.
 
 The type of a file system tells (proc_pid_mountinfo(5)). It is no proof: a login node may serve its
-own disk to the nodes. So a job whose earlier runs began on the nodes gets no warning.
+own disk to the nodes. So there is no warning for what an earlier run used that began on the nodes,
+and an error only for what a check-up found missing there.
 """
 
 from __future__ import annotations
@@ -9,47 +10,80 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from hpcddp.errors import HpcddpError, TopologyError
-from hpcddp.planning.software import container_binds
+from hpcddp import record
+from hpcddp.errors import ClusterError, HpcddpError, TopologyError
+from hpcddp.planning.site.site_facts import SiteFacts
+from hpcddp.planning.software import container_binds, software_facts, software_keys
 from hpcddp.rundir import read_json, runs_in
 from hpcddp.slurm.hostlist import expand_hosts
 from hpcddp.slurm.node_kinds import NodeKind
-from hpcddp.spec import JobSpec
+from hpcddp.spec import KEYS, JobSpec
 
 LOCAL = {
     "btrfs", "exfat", "ext2", "ext3", "ext4", "f2fs", "jfs", "overlay", "ramfs", "tmpfs", "vfat",
     "xfs", "zfs",
 }  # fmt: skip
+TMP = Path("/tmp")  # each node has its own, and a program that is told to use it wants that
 LATEST = 20  # runs of a folder that are looked at
 # A line of mountinfo: the mount point, then the type behind the separator.
 MOUNT = re.compile(r"^\S+ \S+ \S+ \S+ (?P<point>\S+) .* - (?P<type>\S+) ", re.MULTILINE)
 
 
-def warnings(
-    job: JobSpec, folder: Path, runs: Path, kinds: Sequence[NodeKind], environ: Mapping[str, str]
-) -> Iterator[str]:
+def check(
+    job: JobSpec, folder: Path, runs: Path, kinds: Sequence[NodeKind], facts: SiteFacts | None,
+    environ: Mapping[str, str],
+) -> list[str]:  # fmt: skip
     """A warning for each folder of a job that its nodes may not see.
 
     Args:
         folder: the folder of the submission.
         runs: the folder of the runs.
         kinds: the kinds of nodes that the job can land on; empty if unknown.
+        facts: recorded with the profile, if there are any.
         environ: the user's.
+
+    Raises:
+        ClusterError: a check-up found one missing on nodes.
     """
+    places = list(_folders(job, folder, runs))
+    _refuse_unseen(places, facts)
     if not kinds or "HPCDDP_SANDBOX" in environ or _is_node(kinds):
-        return
+        return []
+    return list(_local(places, runs))
+
+
+def _local(places: Iterable[tuple[str, Path]], runs: Path) -> Iterator[str]:
+    """A warning for each folder on a disk of this machine, once for those below each other."""
     points = mounts()
-    places = [(what, path, _point(path, points)) for what, path in _folders(job, folder, runs)]
-    local = [row for row in places if points.get(row[2]) in LOCAL]
-    if local and not _began(runs):
-        for what, path, point in local:
+    rows = [(what, path, _point(path, points)) for what, path in places]
+    local = [row for row in rows if points.get(row[2]) in LOCAL]
+    known = _used(runs) if local else set[Path]()
+    for what, path, point in local:
+        if not known & {path, *path.parents}:
+            known.add(path)
             yield (
                 f"the nodes may not see {what}: {path} is on a disk of this machine "
                 f"({points[point]}, mounted at {point})"
+            )
+
+
+def _refuse_unseen(places: Iterable[tuple[str, Path]], facts: SiteFacts | None) -> None:
+    """Refuse what a check-up found missing."""
+    unseen = {Path(path) for path in facts.unseen} if facts else set[Path]()
+    for what, path in places if unseen else ():
+        real = Path(os.path.realpath(path))
+        if gone := unseen & {real, *real.parents}:
+            top = min(gone)
+            raise ClusterError(
+                f"the nodes do not see {what}: `hpcddp doctor` found {top} missing there",
+                where=str(path),
+                hint="use a folder that all nodes see; if they see this one by now, run "
+                f"`hpcddp doctor --runs {shlex.quote(str(top))}`",
             )
 
 
@@ -76,24 +110,39 @@ def _is_node(kinds: Sequence[NodeKind]) -> bool:
         return False
 
 
-def _began(runs: Path) -> bool:
-    """Whether a run in this folder has begun on the nodes: they see it."""
+def _used(runs: Path) -> set[Path]:
+    """The folders that the nodes see: those of the runs in this folder that began there."""
+    used = set[Path]()
     for run in runs_in(runs, most=LATEST):
         with contextlib.suppress(HpcddpError, OSError):
-            if any((read_json(first.facts) or {}).get("slurm") for first in run.all_attempts()[:1]):
-                return True
-    return False
+            first = run.all_attempts()[:1]
+            if any((read_json(attempt.facts) or {}).get("slurm") for attempt in first):
+                used.add(runs)
+                before = record.read(run)
+                job = KEYS.build(KEYS.flatten(before.spec))
+                used |= {path for _, path in _folders(job, Path(before.workdir), runs)}
+    return used
 
 
 def _folders(job: JobSpec, folder: Path, runs: Path) -> Iterator[tuple[str, Path]]:
     """What the nodes must see."""
+    software, image = job.software, job.software.container.image
     yield "the folder of the runs", runs
     if not (job.command and job.snapshot):
         yield "the working folder", folder
     for path in dict.fromkeys(container_binds.data_folders(job, folder)):
         yield "its data", path
-    if not job.software.own_python:
+    for path in dict.fromkeys(container_binds.code_paths(job)):
+        if path != TMP:
+            yield "its code", path
+    if not software.own_python:
         yield "the Python environment", Path(sys.prefix)
+    if own := software_facts.environment(software):
+        yield "the Python environment", Path(own)
+    if "/" in software.conda:
+        yield "the Python environment", Path(software.conda)
+    if image and software_keys.is_path(software_keys.IMAGE, image):
+        yield "the container image", Path(image)
 
 
 def _point(path: Path, points: Mapping[str, str]) -> str:

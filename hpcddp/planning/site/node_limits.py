@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import NamedTuple
 
 from hpcddp.planning.site import node_choice
+from hpcddp.planning.site.partition_choice import in_groups
 from hpcddp.planning.site.wanted import Problem, Wanted
 from hpcddp.sizes import counted
 from hpcddp.slurm import time_limit
@@ -29,6 +30,9 @@ def partition(wanted: Wanted, row: Partition, flags: Collection[str] | None) -> 
     elif row.state != "UP":
         text = f"partition {row.name} is {row.state}"
         yield Problem(text, "partition", "the job waits until it is up", sure=False)
+    if not in_groups(row):
+        what = f"partition {row.name} is for other groups than yours"
+        yield Problem(what, "partition", f"it is for {', '.join(row.groups[:8])}", sure=False)
     yield from _size(wanted, row, flags)
     yield from _time(wanted, row, flags)
     yield from _share(wanted, row)
@@ -37,7 +41,7 @@ def partition(wanted: Wanted, row: Partition, flags: Collection[str] | None) -> 
         what = f"account {account} may not use partition {row.name}"
         hint = f"use one of {', '.join(row.accounts[:8])}" if row.accounts else "use another one"
         # Slurm also admits the accounts below those of its list.
-        yield Problem(what, "account", hint, sure=account in row.denied_accounts)
+        yield Problem(what, "account", hint, sure=_denied(account, (), row.denied_accounts))
     qos = wanted.option("qos")
     if qos and _denied(qos, row.qos, row.denied_qos):
         hint = f"use one of {', '.join(row.qos[:8])}" if row.qos else "use another one"
@@ -88,8 +92,10 @@ def _share(wanted: Wanted, row: Partition) -> Iterator[Problem]:
 
 
 def _denied(name: str, allowed: Collection[str], denied: Collection[str]) -> bool:
-    """Whether a partition denies an account or a QOS; without a list it allows all."""
-    return name in denied or bool(allowed and name not in allowed)
+    """Whether a partition denies an account or a QOS; without a list it allows all. The case does
+    not count."""
+    words = [word.lower() for word in allowed]
+    return name.lower() in map(str.lower, denied) or bool(words and name.lower() not in words)
 
 
 class _Requirement(NamedTuple):
@@ -127,7 +133,8 @@ def _needs(wanted: Wanted) -> Iterator[_Requirement]:
     yield _Requirement(
         f"{counted(wanted.cpus, 'CPU')} per node", "cpus-per-task",
         lambda node: node.cpus >= wanted.cpus, lambda node: counted(node.cpus, "CPU"),
-        lambda nodes: f"use at most {counted(max(n.cpus for n in nodes), 'CPU')} for a node's processes",
+        lambda nodes: f"use at most {counted(max(node.cpus for node in nodes), 'CPU')} "
+                      "for a node's processes",
     )  # fmt: skip
     yield _Requirement(
         f"{wanted.memory} of memory per node", option,

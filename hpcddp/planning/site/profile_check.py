@@ -16,6 +16,8 @@ from hpcddp.planning.plan import Plan
 from hpcddp.rundir import RunDir, new_id
 from hpcddp.slurm import sbatch
 
+ADVICE = "sbatch refuses --mem: set mem = false in [slurm] of the profile"
+
 
 class ProfileCheck(NamedTuple):
     """The outcome of a check.
@@ -59,14 +61,17 @@ def check(profile: str, environ: Mapping[str, str], folder: Path) -> ProfileChec
     if plan.backend != "slurm":
         return ProfileCheck(plan, script, None, "")
     accepted, answer = sbatch.verdict(script)
-    return ProfileCheck(plan, script, accepted, answer, "" if accepted else _advice(plan, run))
+    advice = "" if accepted or not refuses_memory(plan, run) else ADVICE
+    return ProfileCheck(plan, script, accepted, answer, advice)
 
 
-def _advice(plan: Plan, run: RunDir) -> str:
-    """What to change if sbatch refuses the memory that the job asks for; "" if it refuses other
-    things."""
+def refuses_memory(plan: Plan, run: RunDir) -> bool:
+    """Whether the memory that a refused job asks for by itself is why: sbatch accepts it without.
+
+    Raises:
+        SlurmUnreachable: there is no answer.
+    """
     if not plan.memory:
-        return ""
+        return False
     plain = replace(plan, memory=0)
-    accepted, _ = sbatch.verdict(plain.render(run, plain.worker_command(run)))
-    return "sbatch refuses --mem: set mem = false in [slurm] of the profile" if accepted else ""
+    return sbatch.verdict(plain.render(run, plain.worker_command(run)))[0]

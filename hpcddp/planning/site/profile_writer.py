@@ -1,7 +1,7 @@
 """Write a profile with a comment for each value, and keep what a person changed in it.
 
 A value that is not the one that was written last belongs to a person: it stays, also where it was
-removed.
+removed. A file that a person made stays as it is.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Written:
 
     Args:
         values: of these choices, those that are in the text, by dotted name.
-        kept: what a person changed.
+        kept: what a person changed, or left out of an own file.
     """
 
     text: str
@@ -64,19 +64,19 @@ def write(
     """The text of a profile.
 
     Args:
-        notes: lines for the head of the profile, each with a mark of MARKS; they replace the last
-            ones.
+        notes: lines for its head, each with a mark of MARKS; they replace the last ones.
         present: the text that is there; "" for none.
-        earlier: the values that were written last; None if a person made the file.
-        force: replace what a person changed.
+        earlier: the values that were written last; None or empty if a person made the file.
+        force: replace what a person changed, and add what an own file lacks.
         unknown: keys that could not be detected this time: what was written last stays.
         where: the file, for errors.
     """
     if not present:
         return Written(_new(cluster, choices, notes), {row.key: row.value for row in choices}, ())
     document, mine = _parsed(present, where), dict(earlier or {})
-    kept, values = [], dict[str, Any]()
-    values |= {key: value for key, value in mine.items() if key in unknown}
+    if not mine and not force:
+        return Written(present, {}, _differences(document, choices))
+    kept, values = [], {key: value for key, value in mine.items() if key in unknown}
     for choice in (row for row in choices if row.key not in values):
         own = _value(document, choice.key)
         if not force and _changed(choice.key, own, mine):
@@ -90,6 +90,12 @@ def write(
         values[choice.key] = choice.value
     _drop_gone(document, mine, {*unknown, *(choice.key for choice in choices)})
     return Written(_noted(document.as_string(), notes), values, tuple(kept))
+
+
+def _differences(document: TOMLDocument, choices: Sequence[Choice]) -> tuple[Change, ...]:
+    """What was detected and is not so in a file that a person made."""
+    rows = ((row, _value(document, row.key)) for row in choices)
+    return tuple(Change(row.key, own, row.value) for row, own in rows if own != row.value)
 
 
 def _noted(text: str, notes: Sequence[str]) -> str:

@@ -7,10 +7,12 @@ name. What changes seldom is read from it in place of Slurm.
 from __future__ import annotations
 
 import contextlib
+import os
 import time
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hpcddp.errors import ClusterError
 from hpcddp.rundir import write_text
@@ -23,6 +25,7 @@ from hpcddp.slurm.reservations import Reservation
 
 SCHEMA_VERSION = 1
 DAY = 86400.0  # seconds; facts that are older refuse nothing
+SLOW_IMPORT = 30.0  # seconds of the import of torch that are worth a word
 
 
 @dataclass
@@ -41,6 +44,9 @@ class SiteFacts:
         tried: small requests, and what `sbatch --test-only` said of each.
         nodes: what a check-up read of the nodes, which Slurm does not say; "" before the first.
         checked: when that was, in seconds since the epoch.
+        unseen: folders that check-ups found missing on nodes.
+        imports: a Python, as software_facts.place names it -> the longest import of torch in its
+            last check-up, in seconds.
         clusters: its name for sbatch's option --clusters, if it is not that of the shell.
         written: the values that detect wrote into the profile, by dotted name.
     """
@@ -62,6 +68,8 @@ class SiteFacts:
     written: dict[str, Any] = field(default_factory=dict)
     nodes: str = ""
     checked: float = 0.0
+    unseen: list[str] = field(default_factory=list)
+    imports: dict[str, float] = field(default_factory=dict)
     clusters: str = ""
     schema_version: int = SCHEMA_VERSION
 
@@ -88,6 +96,22 @@ class SiteFacts:
         alike = (row for row in self.kinds if row.shape == kind.shape and row.hosts)
         rows = (self.samples.get(first_host(row.hosts)) for row in alike)
         return next((row for row in rows if row), None)
+
+
+class CheckUp(NamedTuple):
+    """What a check-up found on the nodes.
+
+    Args:
+        moment: of the check-up, in seconds since the epoch.
+        seen: folders -> whether the nodes see them.
+        text: of the nodes, for people; "" if its job did not begin.
+        imports: as in SiteFacts.
+    """
+
+    moment: float
+    seen: Mapping[Path, bool]
+    text: str = ""
+    imports: Mapping[str, float] = {}
 
 
 def path_of(profile: Path) -> Path:
@@ -121,17 +145,25 @@ def save(profile: Path, facts: SiteFacts) -> None:
     write_text(path_of(profile), text + "\n")
 
 
-def add_nodes(profile: Path, text: str, moment: float) -> None:
-    """Add what a check-up read of the nodes to the facts beside a profile, if there are any.
-
-    Args:
-        moment: of the check-up, in seconds since the epoch.
-    """
+def add_check_up(profile: Path, check: CheckUp) -> None:
+    """Add what a check-up found on the nodes to the facts beside a profile, if there are any."""
     with contextlib.suppress(ClusterError, OSError):  # the next detection writes them anew
         facts = load(profile)
-        if facts and moment > facts.checked:
-            facts.nodes, facts.checked = f"{text} (doctor, {stamp(moment)})", moment
+        if facts and check.moment > facts.checked:
+            facts.checked, facts.unseen = check.moment, _unseen(facts.unseen, check.seen)
+            if check.text:
+                facts.nodes = f"{check.text} (doctor, {stamp(check.moment)})"
+            facts.imports |= check.imports
             save(profile, facts)
+
+
+def _unseen(before: Iterable[str], seen: Mapping[Path, bool]) -> list[str]:
+    """The folders that nodes do not see, after a check-up: one that they see is no longer among
+    them, nor are those above it."""
+    real = {Path(os.path.realpath(path)): sees for path, sees in seen.items()}
+    there = {above for path, sees in real.items() if sees for above in (path, *path.parents)}
+    gone = {*map(Path, before), *(path for path, sees in real.items() if not sees)}
+    return sorted(map(str, gone - there))
 
 
 def stamp(moment: float) -> str:

@@ -102,8 +102,12 @@ def _better(facts: SiteFacts, request: SampleRequest, ask: Ask) -> list[Verdict]
 
 
 def _first(facts: SiteFacts, guesses: Sequence[Choice]) -> SampleRequest:
-    """What the guesses say; where a plugin may choose the partition, without a guessed one."""
+    """What the guesses say; where a plugin may choose the partition, without a guessed one. GPUs
+    only where the partition has some."""
     request = _guessed(guesses)
+    partition, _ = partition_choice.best_partition(facts)
+    if partition and not any(kind.gpus for kind in facts.kinds_of(partition.name)):
+        request = replace(request, gpus="")
     return replace(request, partition="") if _routes(facts) else request
 
 
@@ -115,13 +119,17 @@ def _routes(facts: SiteFacts) -> bool:
 def _guessed(guesses: Sequence[Choice]) -> SampleRequest:
     values = {row.key: str(row.value) for row in guesses}
     option, kind = values.get("gpu_option", "none"), values.get("gpu_type", "")
-    number = f"{kind}:1" if kind else "1"
-    gpus = {"gpus-per-node": f"gpus-per-node={number}", "gres": f"gres=gpu:{number}"}
+    gpus = _gpu_options(f"{kind}:1" if kind else "1").get(option, "")
     return SampleRequest(
         values.get("slurm.partition", ""), values.get("slurm.account", ""),
-        values.get("slurm.qos", ""), values.get("slurm.constraint", ""), "", gpus.get(option, ""),
+        values.get("slurm.qos", ""), values.get("slurm.constraint", ""), "", gpus,
         values.get("slurm.clusters", ""),
     )  # fmt: skip
+
+
+def _gpu_options(number: str) -> dict[str, str]:
+    """The options that request GPUs, by name."""
+    return {"gpus-per-node": f"gpus-per-node={number}", "gres": f"gres=gpu:{number}"}
 
 
 def _next(
@@ -135,11 +143,22 @@ def _next(
         (r"account|project|charge|allocation", {"account": request.account or _account(facts)}),
         (r"\bqos\b|quality", {"qos": request.qos or _qos(facts)}),
         (r"partition|queue", {"partition": request.partition or _guessed(guesses).partition}),
+        (rf"--{_other_option(request)}\b", {"gpus": request.gpus and _other_gpus(request)}),
     ]  # fmt: skip
     named = [change for pattern, change in steps if re.search(pattern, words, re.IGNORECASE)]
     order = [steps[4], steps[2], steps[1], steps[3], steps[0]]
     for change in [*named, *(change for _, change in order)]:
         yield replace(request, **change)
+
+
+def _other_option(request: SampleRequest) -> str:
+    """The option for GPUs that a request does not use."""
+    return "gpus-per-node" if request.gpus.startswith("gres=") else "gres"
+
+
+def _other_gpus(request: SampleRequest) -> str:
+    """The GPUs of a request with the other option."""
+    return _gpu_options(request.gpus.partition("=")[2].removeprefix("gpu:"))[_other_option(request)]
 
 
 def _feature(facts: SiteFacts) -> str:
@@ -179,6 +198,7 @@ def applied(guesses: Sequence[Choice], trials: Sequence[Verdict]) -> list[Choice
         return list(guesses)
     request, before = trials[-1].request, {row.key: row for row in guesses}
     rows = [row for row in guesses if row.key.removeprefix("slurm.") not in vars(request)]
+    rows = [_accepted_option(row, trials) if row.key == "gpu_option" else row for row in rows]
     for name in NAMES:
         value = getattr(request, name)
         guess = before.get(f"slurm.{name}")
@@ -187,3 +207,12 @@ def applied(guesses: Sequence[Choice], trials: Sequence[Verdict]) -> list[Choice
         elif value:
             rows.append(Choice(f"slurm.{name}", value, _reason(name, trials)))
     return rows
+
+
+def _accepted_option(guess: Choice, trials: Sequence[Verdict]) -> Choice:
+    """The option for GPUs of the accepted request; the guess where that has none."""
+    option = trials[-1].request.gpus.partition("=")[0] or guess.value
+    if option == guess.value:
+        return guess
+    words = [row.said for row in trials if row.request.gpus.startswith(f"{guess.value}=")][-1]
+    return Choice(guess.key, option, f"{guess.comment}; sbatch refused --{guess.value}: {words}")

@@ -50,12 +50,18 @@ def of(job: JobSpec, runs: Path, folder: Path, shared: Iterable[str]) -> list[st
 
 def _code(job: JobSpec) -> Iterator[Path]:
     """The folders of the task, and of the paths in a command."""
+    for path in code_paths(job):
+        yield path if path.is_dir() else path.parent
+
+
+def code_paths(job: JobSpec) -> Iterator[Path]:
+    """The folder of the task, and the paths in a command that exist here."""
     if job.task.startswith("/"):
         yield Path(job.task).parent
     for word in (*job.command, *job.resume_command):
         path = Path(word[word.find("/") :] if word.startswith(("/", "-")) else "")
         if path.is_absolute() and path.exists() and not SYSTEM & {path, *path.parents}:
-            yield path if path.is_dir() else path.parent
+            yield path
 
 
 def data_folders(job: JobSpec, folder: Path) -> Iterator[Path]:

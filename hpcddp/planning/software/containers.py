@@ -46,6 +46,8 @@ class Runtime(NamedTuple):
         points: a bound folder must exist in the image.
         shared: folders of the node that other runtimes share by themselves.
         enters: its command also starts a shell beside a rank.
+        host_path: the host's PATH reaches the image.
+        binds_tmp: after the first two words, it takes the node's folder for temporary files.
     """
 
     start: tuple[str, ...]
@@ -58,6 +60,8 @@ class Runtime(NamedTuple):
     points: bool = False
     shared: tuple[str, ...] = ()
     enters: bool = False
+    host_path: bool = False
+    binds_tmp: bool = False
     ro: str = ":ro"
     backends: tuple[str, ...] = BOTH
 
@@ -71,7 +75,7 @@ def _sif(program: str) -> Runtime:
     """apptainer, or singularity, which has the same options."""
     gpus = {"nvidia": ("--nv",), "rocm": ("--rocm",)}
     return Runtime((program, "exec"), "--bind={bind}{ro}", "--pwd={folder}", gpus=gpus,
-                   enters=True)  # fmt: skip
+                   enters=True, binds_tmp=True)  # fmt: skip
 
 
 CONTAINERS = {
@@ -79,7 +83,8 @@ CONTAINERS = {
     "singularity": _sif("singularity"),
     # GPU libraries are copied into the image beforehand, by ch-fromhost.
     "charliecloud": Runtime(
-        ("ch-run",), "--bind={bind}", "--cd={folder}", end=("--",), points=True, enters=True
+        ("ch-run",), "--bind={bind}", "--cd={folder}", end=("--",), points=True, enters=True,
+        host_path=True,
     ),
     # Its hook makes GPUs visible.
     "pyxis": Runtime(

@@ -28,6 +28,8 @@ class SoftwareFacts(NamedTuple):
         image: the image is a file or a folder.
         points: a bound folder must exist in the image.
         python_path: [env] of the job sets PYTHONPATH.
+        host_path: the host's PATH would choose the Python in the image.
+        binds_tmp: the node's folder for temporary files is bound too.
     """
 
     purge: bool = False
@@ -42,6 +44,8 @@ class SoftwareFacts(NamedTuple):
     image: bool = False
     points: bool = False
     python_path: bool = False
+    host_path: bool = False
+    binds_tmp: bool = False
 
 
 def facts(job: JobSpec) -> SoftwareFacts:
@@ -61,6 +65,8 @@ def facts(job: JobSpec) -> SoftwareFacts:
         image=is_path(IMAGE, image),
         points=bool(image) and row.points,
         python_path="PYTHONPATH" in job.env,
+        host_path=bool(image) and row.host_path and "/" not in software.container.python,
+        binds_tmp=bool(image) and row.binds_tmp,
     )
 
 
@@ -119,6 +125,11 @@ def entrance(job: JobSpec, variables: Mapping[str, Any]) -> dict[str, Any]:
 def environment(software: SoftwareSpec) -> str:
     """The folder of the virtual environment; "" for none."""
     return f"{software.uv}/.venv" if software.uv else software.venv
+
+
+def place(software: SoftwareSpec) -> str:
+    """The image, the environment or the prefix that holds the ranks' Python."""
+    return software.container.image or environment(software) or software.conda or sys.prefix
 
 
 def python(software: SoftwareSpec) -> str:

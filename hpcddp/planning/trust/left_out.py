@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -56,13 +57,28 @@ def chosen(
     texts = [str(options.get(name, "")) for name in ("exclude", "nodelist")]
     if any("/" in text for text in texts):
         return []  # sbatch reads a file of names: no name can be added to it
-    hosts = {host for kind in kinds for host in _hosts(kind.hosts)}
+    partitions = _partitions(kinds)
+    hosts = set[str]().union(*(members for _, members in partitions))
     own, named = (set(_hosts(text)) for text in texts)
-    usable = sum(kind.usable for kind in kinds) - len(own & hosts)
-    most = min(max(1, len(hosts) // SHARE), usable - asked.nodes.min)
-    worst = sorted(bad, key=lambda row: (-row.count(now), -row.until(now), row.host))
-    rows = [row for row in worst if row.host in hosts - own - named]
-    return [LeftOut(row.host, row.until(now), row.why(now)) for row in rows[: max(0, most)]]
+    rows: list[NodeHistory] = []
+    for row in sorted(bad, key=lambda row: (-row.count(now), -row.until(now), row.host)):
+        out = {row.host, *(other.host for other in rows)} | own
+        starts = any(usable - len(out & members) >= asked.nodes.min
+                     for usable, members in partitions)  # fmt: skip
+        few = len(rows) < max(1, len(hosts) // SHARE)
+        if row.host in hosts - own - named and starts and few:
+            rows.append(row)
+    return [LeftOut(row.host, row.until(now), row.why(now)) for row in rows]
+
+
+def _partitions(kinds: Sequence[NodeKind]) -> list[tuple[int, set[str]]]:
+    """The number of usable nodes and all hosts of each partition: a job starts in one of them, and
+    a node may be in several."""
+    usable, hosts = Counter[str](), defaultdict[str, set[str]](set)
+    for kind in kinds:
+        usable[kind.partition] += kind.usable
+        hosts[kind.partition].update(_hosts(kind.hosts))
+    return [(usable[name], hosts[name]) for name in hosts]
 
 
 def _hosts(text: str) -> list[str]:

@@ -3,9 +3,14 @@ import subprocess
 from collections.abc import Callable
 
 import pytest
-from sites import COMMAND, Outcome, Site
+from sites import COMMAND, Outcome, Site, nodes, record_run
+
+from hpcddp.planning.site import site_facts
+from hpcddp.planning.site.site_facts import SiteFacts
+from hpcddp.rundir import RunDir, write_json
 
 Command = Callable[..., Outcome]
+DISK = {"free": 10**12, "size": 10**12, "free_files": 0, "files": 0}
 
 
 def test_a_check_up_of_two_ranks_on_this_machine(site: Site, command: Command) -> None:
@@ -18,6 +23,60 @@ def test_a_check_up_of_two_ranks_on_this_machine(site: Site, command: Command) -
     facts = json.loads(again.out)
     assert again.code == 0 and len(facts["nodes"]["ranks"]) == 2 and facts["here"] is None
     assert all(row["visible"] is not None for row in facts["nodes"]["ranks"])
+    assert facts["nodes"]["device"] == "cpu"
+
+
+def checked_up(site: Site, name: str, moment: float, visible: float | None, count: int = 2) -> None:
+    """A check-up of some nodes, the last of which may not see the runs."""
+    run = RunDir(site.runs / name)
+    run.path.mkdir(parents=True)
+    profile = site.config / "hpcddp" / "clusters" / "own.toml"
+    record_run(run, cluster=str(profile), spec={"command": ["python"], "device": "cpu"})
+    head = {"import_seconds": 80.0, "visible": 0.0, "clock": 0.0, "home": True, "torch": "2.9",
+            "python": "3.11.2", "architecture": "x", "libc": "g", "address": "10.0.0.1",
+            "open_files": None, "folder": DISK, "tmp": DISK, "writes": {"median": 0.1},
+            "unreachable": {}, "gpus": []}  # fmt: skip
+    rows = [head | {"rank": node, "node": node, "host": f"n{node}"} for node in range(count)]
+    rows[-1]["visible"] = visible
+    write_json(run.path / "doctor.json", {
+        "ranks": rows, "time": moment, "backend": "gloo", "rates": [1e12] * 2, "slow": {},
+        "pairs": [], "all_reduce": [],
+    })  # fmt: skip
+
+
+def test_later_jobs_know_what_a_check_up_found(site: Site, hpcddp: Command) -> None:
+    site.slurm(scontrol="echo 'PartitionName=gpu Default=YES'", sinfo=nodes(("gpu*", 8, "(null)")))
+    site_facts.save(site.profile("own", ""), SiteFacts("own", "24.11", 0.0))
+    submit = ("submit", "toy", "--cluster", "own", "--dry-run")
+    checked_up(site, "doctor-1", 1e9, visible=None)
+    assert hpcddp("doctor", "--results", "doctor-1").code == 1
+    refused = hpcddp(*submit)
+    assert refused.code == 2 and "the nodes do not see the folder of the runs" in refused.err
+    assert f"`hpcddp doctor` found {site.runs} missing there" in refused.err
+    checked_up(site, "doctor-2", 2e9, visible=0.1)
+    assert hpcddp("doctor", "--results", "doctor-2").code == 0
+    done = hpcddp(*submit)
+    assert done.code == 0, done.text
+    assert "warning: the import of torch took 80 s in `hpcddp doctor`" in done.err
+
+
+def test_a_check_up_whose_job_does_not_find_its_run_is_kept(site: Site, hpcddp: Command) -> None:
+    once = "[ -e asked ] && exit; touch asked; name=${!#}"
+    running = f'{once}; echo "42|RUNNING|None|x|x|||${{name#--name=}}"'
+    site.slurm(scontrol="echo 'PartitionName=gpu Default=YES'", sacct="exit 0", squeue=running,
+               sinfo=nodes(("gpu*", 8, "(null)")))  # fmt: skip
+    path = site.profile("own", "poll_seconds = 1")
+    site_facts.save(path, SiteFacts("own", "24.11", 0.0))
+    done = hpcddp("doctor", "--cluster", "own", "--procs", "1")
+    assert done.code == 1 and f"the nodes do not see {site.runs}" in done.err, done.text
+    assert "do not see the folder of the runs" in hpcddp("submit", "toy", "--cluster", "own").err
+
+
+def test_many_nodes_are_not_measured_in_pairs(site: Site, hpcddp: Command) -> None:
+    site.profile("own", "")
+    checked_up(site, "doctor-1", 1e9, visible=0.1, count=65)
+    done = hpcddp("doctor", "--results", "doctor-1")
+    assert "note: links are measured between at most 64 nodes, not 65" in done.err, done.text
 
 
 def test_here_alone_submits_nothing(site: Site, command: Command) -> None:

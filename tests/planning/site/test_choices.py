@@ -5,7 +5,7 @@ import pytest
 import recorded
 from sites import Site
 
-from hpcddp.planning.site import choices, detection
+from hpcddp.planning.site import choices, detection, verdicts
 from hpcddp.planning.site.site_facts import SiteFacts
 from hpcddp.slurm.node_kinds import Gpus, NodeKind
 from hpcddp.slurm.partitions import Partition
@@ -60,6 +60,15 @@ def test_without_gpus_none_are_requested(facts: SiteFacts) -> None:
     assert "slurm.partition" not in values(facts) and "cpus_per_gpu" not in values(facts)
 
 
+def test_gpus_of_nodes_that_are_drained_can_be_requested_later(facts: SiteFacts) -> None:
+    for row in facts.kinds:
+        row.states = {"drained": row.nodes} if row.gpus else row.states
+    assert values(facts)["gpu_option"] == "gpus-per-node"
+    assert comment(facts, "gpu_option").startswith("partition cpu has no GPUs; these have: gpu, ")
+    (trial,) = verdicts.run(facts, choices.of(facts), lambda script: (True, ""))
+    assert not trial.request.partition and not trial.request.gpus  # cpu has none
+
+
 def test_a_feature_names_the_gpu_where_no_resource_does(facts: SiteFacts) -> None:
     facts.kinds = [kind("gpu", features=("haswell", "p100", "gpu"))]
     assert values(facts)["gpu_option"] == "none"
@@ -110,3 +119,28 @@ def test_without_accounting_there_is_neither_account_nor_qos(facts: SiteFacts) -
 
 def test_a_cluster_of_which_nothing_is_known_has_a_profile() -> None:
     assert values(SiteFacts("", "", 0.0)) == {"description": "Slurm", "gpu_option": "none"}
+
+
+def test_the_usual_size_counts_the_gpus_of_the_usual_type(facts: SiteFacts) -> None:
+    facts.kinds = [kind("gpu", Gpus("a100", 2), Gpus("v100", 2), nodes=2)]
+    assert values(facts)["gpu_type"] == "a100"
+    assert choices.usual_size(facts) == (2, 2)
+
+
+@pytest.mark.parametrize(
+    ("change", "size"),
+    [
+        (lambda facts: None, (8, 4)),  # MaxNodes of the partition
+        (lambda facts: setattr(facts.partitions[1], "max_nodes", 1), (1, 4)),
+        (lambda facts: setattr(facts.partitions[1], "min_nodes", 10), (10, 4)),
+        (lambda facts: facts.associations[1].max_tres.update(node=3), (3, 4)),
+        (lambda facts: facts.qos[1].max_tres.update({"gres/gpu": 9}), (2, 4)),
+        (lambda facts: facts.associations[1].group_tres.update({"gres/gpu:a100": 2}), (1, 2)),
+        (lambda facts: facts.associations[1].node_tres.update({"gres/gpu": 3}), (8, 3)),
+    ],
+)
+def test_the_usual_size_is_within_the_limits(
+    facts: SiteFacts, change: Change, size: tuple[int, int]
+) -> None:
+    change(facts)
+    assert choices.usual_size(facts) == size

@@ -1,4 +1,5 @@
 import json
+import re
 import time
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +14,7 @@ from hpcddp.spec import JobSpec
 
 Command = Callable[..., Outcome]
 HOUR = 3600
+READ = r"read 20\d\d-\d\d-\d\d \d\d:\d\d UTC"
 
 
 @pytest.fixture
@@ -68,7 +70,8 @@ def test_what_cannot_run_is_refused_with_what_would(
 ) -> None:
     done = submit(*words)
     assert done.code == 2 and not done.out, done.text
-    assert done.err.splitlines()[0] == f"error: {what}" and hint in done.err
+    first = re.sub(rf" \({READ}\)$", "", done.err.splitlines()[0])
+    assert first == f"error: {what}" and hint in done.err
     assert not site.runs.exists()
 
 
@@ -86,10 +89,25 @@ def test_what_fits_is_accepted(submit: Command, words: list[str]) -> None:
     assert done.code == 0, done.err
 
 
+def test_the_case_of_an_account_and_a_qos_does_not_count(submit: Command) -> None:
+    done = submit("-A", "Vision", "-q", "GPU")
+    assert done.code == 0 and done.err == submit("-A", "vision", "-q", "gpu").err
+
+
 def test_what_sbatch_options_force_is_a_note(submit: Command) -> None:
     done = submit("--sbatch", "time=3-00:00:00")
     assert done.code == 0
     assert "note: time limit 3-00:00:00 requested, but partition gpu allows 2-00:00:00" in done.err
+
+
+def test_what_a_detection_read_is_told_with_its_time(site: Site, submit: Command) -> None:
+    start = time.time() + HOUR
+    facts(site, lambda data: data["reservations"][0].update(start=start, end=start + HOUR))
+    done = submit("-t", "3:00:00", "-A", "speech")
+    assert re.search(rf"^error: .*'speech' \({READ}\)$", done.err, re.MULTILINE), done.err
+    notes = submit("-t", "3:00:00").err
+    assert re.search(rf"^note: maintenance .* \({READ}\): a job", notes, re.MULTILINE), notes
+    assert "read 20" not in submit("-p", "gpuu").err  # Slurm says it now
 
 
 def test_a_limit_that_is_a_day_old_refuses_nothing(site: Site, submit: Command) -> None:
@@ -159,6 +177,27 @@ def test_limits_of_account_and_qos_count_over_all_nodes(site: Site, submit: Comm
 
 
 @pytest.mark.parametrize(
+    ("limit", "words", "what", "hint"),
+    [
+        ({"node_tres": {"gres/gpu": 2}}, ["-N", "2", "--gpus", "3"],
+         "--gpus: 3 GPUs requested, but QOS gpu allows at most 2 for each node",
+         "use at most 2, or"),
+        ({"max_minutes": {"gres/gpu": 960}}, ["-N", "2", "--gpus", "4", "-t", "2:01:00"],
+         "--time: 8 GPUs for 2:01:00 requested, but QOS gpu allows at most 16 gres/gpu hours for",
+         "use --time 120 or less"),
+    ],
+)  # fmt: skip
+def test_limits_of_a_node_and_of_the_time_of_a_job(
+    site: Site, submit: Command, limit: dict[str, Any], words: list[str], what: str, hint: str
+) -> None:
+    facts(site, lambda data: qos(data).update(limit))
+    assert submit("-N", "2", "--gpus", "2", "-t", "2:00:00").code == 0
+    assert submit("-N", "2", "--gpus", "2").code == 0  # the partition's default limit
+    done = submit(*words)
+    assert done.code == 2 and what in done.err and hint in done.err, done.err
+
+
+@pytest.mark.parametrize(
     ("partition_qos", "flags", "owner"),
     [
         ("normal", [], "QOS normal of partition gpu allows at most 4 for a job"),
@@ -185,7 +224,9 @@ def test_a_limit_behind_an_unknown_one_is_a_note(site: Site, submit: Command) ->
     recorded.change(site, "scontrol", "s/\\(PartitionName=gpu .*\\)QoS=N.A/\\1QoS=secret/")
     facts(site, lambda data: qos(data).update(max_tres={"gres/gpu": 8}))
     done = submit("-N", "3", "--gpus", "4")
-    assert done.code == 0 and "12 GPUs requested, but QOS gpu allows at most 8 for a job" in done.err
+    assert (
+        done.code == 0 and "12 GPUs requested, but QOS gpu allows at most 8 for a job" in done.err
+    )
 
 
 def test_limits_that_slurm_does_not_enforce_do_not_count(site: Site, submit: Command) -> None:
@@ -205,9 +246,37 @@ def test_a_qos_lifts_the_time_limit_of_its_partition(site: Site, submit: Command
     assert done.code == 2  # that one has no such flag
 
 
+@pytest.mark.parametrize("words", [["-t", "3-00:00:00"], ["-N", "9"]])
+@pytest.mark.parametrize("rows", ["without detection", "private", "of another cluster"])
+def test_a_qos_that_is_unknown_may_lift_the_limits_of_its_partition(
+    site: Site, submit: Command, words: list[str], rows: str
+) -> None:
+    if rows == "without detection":
+        (site.config / "hpcddp" / "clusters" / "plain.json").unlink()
+    elif rows == "private":
+        facts(site, lambda data: data.update(qos=[]))
+    else:
+        words = [*words, "--sbatch", "clusters=other"]
+    done = submit(*words)
+    assert done.code == 0 and "requested, but partition gpu allows" in done.err
+
+
+def test_without_accounting_no_qos_lifts_the_limits_of_a_partition(
+    site: Site, submit: Command
+) -> None:
+    def change(data: dict[str, Any]) -> None:
+        data.update(qos=[], associations=[])
+        data["config"].update(AccountingStorageType="accounting_storage/none")
+
+    facts(site, change)
+    assert submit("-t", "3-00:00:00", "--sbatch", "qos=false").code == 2
+
+
 def test_a_qos_may_require_gpus(submit: Command) -> None:
     done = submit("--procs", "4")
-    assert done.code == 2 and "0 GPUs requested, but QOS gpu requires at least 1 per job" in done.err
+    assert (
+        done.code == 2 and "0 GPUs requested, but QOS gpu requires at least 1 per job" in done.err
+    )
 
 
 @pytest.mark.parametrize(
@@ -240,8 +309,9 @@ def test_defaults_that_a_partition_refuses_are_told(site: Site, submit: Command)
     profile = site.config / "hpcddp" / "clusters" / "plain.toml"
     profile.write_text('gpu_option = "gpus-per-node"\n')  # no account, no QOS
     done = submit("-p", "gpu")
-    assert "partition gpu may refuse your default account, biology: use --account" in done.err
-    assert "your default QOS, normal, may not be used in partition gpu: use --qos" in done.err
+    text = re.sub(rf" \({READ}\): ", ": ", done.err)
+    assert "partition gpu may refuse your default account, biology: use --account" in text
+    assert "your default QOS, normal, may not be used in partition gpu: use --qos" in text
     assert submit("-p", "cpu", "--procs", "2").err.count("your default") == 0
 
 
@@ -259,7 +329,7 @@ def test_what_is_left_to_the_account_is_told(submit: Command) -> None:
 
 def test_an_unknown_qos_is_a_note(submit: Command) -> None:
     done = submit("-p", "cpu", "--procs", "2", "-q", "gpu_lnog")
-    assert "Slurm has no QOS 'gpu_lnog': known QOSs: gpu, normal" in done.err
+    assert re.search(rf"Slurm has no QOS 'gpu_lnog' \({READ}\): known QOSs: gpu, normal", done.err)
     assert done.code == 0 and "`hpcddp cluster detect` reads them again" in done.err
 
 

@@ -4,11 +4,14 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+from sites import record_run
 
-from hpcddp.planning.site import local_disks
+from hpcddp.errors import ClusterError
+from hpcddp.planning.site import local_disks, site_facts
+from hpcddp.planning.site.site_facts import CheckUp, SiteFacts
 from hpcddp.rundir import RunDir, write_json
 from hpcddp.slurm.node_kinds import NodeKind
-from hpcddp.spec import JobSpec
+from hpcddp.spec import ContainerSpec, JobSpec, SoftwareSpec, to_dict
 
 KINDS = [NodeKind("gpu", True, 2, 8, 1, 1000, (), (), "n[1-2]")]
 SHARED = {"/": "ext4", "/home": "nfs4", "/scratch": "lustre", "/data": "xfs"}
@@ -20,11 +23,13 @@ def mounted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.prefix", "/home/ada/venv")
 
 
-def said(runs: str | Path, job: JobSpec | None = None, environ: Iterable[str] = ()) -> list[str]:
-    rows = local_disks.warnings(
-        job or JobSpec(), Path("/home/ada"), Path(runs), KINDS, dict.fromkeys(environ, "x")
-    )
-    return list(rows)
+def said(
+    runs: str | Path, job: JobSpec | None = None, environ: Iterable[str] = (),
+    facts: SiteFacts | None = None,
+) -> list[str]:  # fmt: skip
+    variables = dict.fromkeys(environ, "x")
+    folder = Path("/home/ada")
+    return local_disks.check(job or JobSpec(), folder, Path(runs), KINDS, facts, variables)
 
 
 def test_the_type_of_the_file_system_tells(mounted: None) -> None:
@@ -45,15 +50,76 @@ def test_environment_and_working_folder_count(
     assert said("/home/ada/runs", job) == [only]
 
 
-def test_where_nodes_have_seen_the_folder_nothing_is_said(mounted: None, tmp_path: Path) -> None:
-    assert len(said(tmp_path)) == 1
-    run = RunDir(tmp_path / "toy-1")
+@pytest.mark.parametrize(
+    ("job", "what"),
+    [
+        (JobSpec(software=SoftwareSpec(venv="/data/venv")), "the Python environment: /data/venv"),
+        (JobSpec(software=SoftwareSpec(uv="/data/p")), "the Python environment: /data/p/.venv"),
+        (JobSpec(software=SoftwareSpec(conda="/data/c")), "the Python environment: /data/c"),
+        (JobSpec(software=SoftwareSpec(conda="torch")), ""),
+        (JobSpec(software=SoftwareSpec(container=ContainerSpec(image="/data/torch.sif"))),
+         "the container image: /data/torch.sif"),
+        (JobSpec(software=SoftwareSpec(container=ContainerSpec(image="pytorch:2.9"))), ""),
+        (JobSpec(task="/data/jobs/toy.py"), "its code: /data/jobs is"),
+    ],
+)  # fmt: skip
+def test_own_software_and_code_count(mounted: None, job: JobSpec, what: str) -> None:
+    rows = said("/home/ada/runs", job)
+    assert (not rows) if not what else (what in rows[0] and len(rows) == 1)
+
+
+def test_paths_in_a_command_count_but_for_the_nodes_own_tmp(mounted: None, tmp_path: Path) -> None:
+    job = JobSpec(command=["python", "train.py", f"--data={tmp_path}", "--scratch=/tmp"])
+    (only,) = said("/home/ada/runs", job)
+    assert f"its code: {tmp_path} is on" in only
+
+
+def begun(path: Path, job: JobSpec | None = None) -> None:
+    """A run that has begun on a node."""
+    run = RunDir(path)
     run.attempt(1).path.mkdir(parents=True)
-    run.job.write_text("{}")
-    write_json(run.attempt(1).facts, {"slurm": False})
-    assert len(said(tmp_path)) == 1  # a run of this machine
+    record_run(run, spec=to_dict(job or JobSpec()), workdir="/home/ada")
     write_json(run.attempt(1).facts, {"slurm": True})
+
+
+def test_what_a_run_on_the_nodes_used_is_seen_there(mounted: None, tmp_path: Path) -> None:
+    assert len(said(tmp_path)) == 1
+    begun(tmp_path / "toy-1")
+    write_json(RunDir(tmp_path / "toy-1").attempt(1).facts, {"slurm": False})
+    assert len(said(tmp_path)) == 1  # a run of this machine
+    begun(tmp_path / "toy-2")
     assert said(tmp_path) == []
+    job = JobSpec(software=SoftwareSpec(venv="/data/venv"))
+    assert "/data/venv" in said(tmp_path, job)[0]
+    begun(tmp_path / "toy-3", job)
+    assert said(tmp_path, job) == []
+
+
+def test_what_a_check_up_found_missing_is_refused_until_one_sees_it(
+    mounted: None, tmp_path: Path
+) -> None:
+    profile = tmp_path / "site.toml"
+
+    def checked(moment: float, seen: dict[str, bool]) -> SiteFacts:
+        found = {Path(path): sees for path, sees in seen.items()}
+        site_facts.add_check_up(profile, CheckUp(moment, found))
+        facts = site_facts.load(profile)
+        assert facts
+        return facts
+
+    site_facts.save(profile, SiteFacts("c", "24.11", 0.0))
+    facts = checked(1.0, {"/scratch/ada": False, "/home/ada": True})
+    assert said("/home/ada/runs", facts=facts) == said("/scratch/eve", facts=facts) == []
+    own = JobSpec(software=SoftwareSpec(venv="/scratch/ada/venv"))
+    for runs, job, what in (
+        ("/scratch/ada/runs", JobSpec(), "the nodes do not see the folder of the runs"),
+        ("/home/ada/runs", own, "the nodes do not see the Python environment"),
+    ):
+        with pytest.raises(ClusterError, match=what) as error:
+            said(runs, job, facts=facts)
+        assert "hpcddp doctor --runs /scratch/ada" in error.value.hint
+    assert checked(0.5, {"/scratch/ada": True}).unseen == ["/scratch/ada"]  # an older one
+    assert said("/scratch/ada/runs", facts=checked(2.0, {"/scratch/ada/runs": True})) == []
 
 
 def test_on_a_sandbox_the_nodes_are_this_machine(mounted: None) -> None:

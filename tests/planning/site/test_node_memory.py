@@ -76,10 +76,30 @@ def test_a_profile_and_a_variable_decide(
     assert memory(hpcddp(*job)) == ""
 
 
+REFUSES = """
+[ $1 = --version ] && exit
+[ $1 = --test-only ] && s=$(cat) || s=$(cat $1)
+[[ $s != *'SBATCH --mem='* ]] || { echo 'sbatch: error: do not ask for memory' >&2; exit 1; }
+[[ $s != *'SBATCH --nice='* ]] || { echo 'sbatch: error: no nice jobs' >&2; exit 1; }
+echo Submitted batch job 7
+"""
+
+
+def test_a_refusal_of_memory_names_the_options_against_it(site: Site, hpcddp: Command) -> None:
+    slurm(site, PARTITION.format(more="DefMemPerCPU=1000"))
+    site.program("sbatch", REFUSES)
+    refused = hpcddp("submit", "toy")
+    assert refused.code == 1 and "sbatch refused the job: do not ask for memory" in refused.err
+    assert "use --sbatch mem=false, or set mem = false in [slurm] of the profile" in refused.err
+    assert hpcddp("submit", "toy", "--sbatch", "mem=false").code == 0
+    for words in (["--sbatch", "nice=5"], ["--sbatch", "mem=1G"]):  # other reasons
+        other = hpcddp("submit", "toy", *words)
+        assert other.code == 1 and "fix the option or the job file" in other.err
+
+
 def test_check_names_the_line_for_a_site_that_refuses_memory(site: Site, hpcddp: Command) -> None:
     slurm(site, PARTITION.format(more="DefMemPerCPU=1000"))
-    refuses = "[ $1 = --version ] && exit; s=$(cat); [[ $s != *'SBATCH --mem='* ]] || "
-    site.program("sbatch", refuses + "{ echo 'sbatch: error: do not ask for memory' >&2; exit 1; }")
+    site.program("sbatch", REFUSES)
     profile = site.profile("mine", "cpus_per_gpu = 8\n")
     done = hpcddp("cluster", "check", "mine")
     assert done.code == 1 and "refused: do not ask for memory" in done.out

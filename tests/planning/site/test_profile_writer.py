@@ -84,16 +84,18 @@ def test_a_new_table_comes_behind_the_rest(first: Written) -> None:
     assert read(second.text) == read(first.text)
 
 
-def test_a_profile_of_a_person_gets_only_what_it_lacks() -> None:
+def test_a_profile_of_a_person_stays_as_it_is(first: Written) -> None:
     text = '# mine\ngpu_option = "none"\n'
-    second = profile_writer.write("hpc", FIRST, present=text)
-    assert read(second.text) == {
-        "gpu_option": "none",
-        "description": "hpc: Slurm 24",
-        "slurm": {"partition": "gpu"},
-    }
-    assert second.text.startswith("# mine\n")
-    assert second.kept == (Change("gpu_option", "none", "gres"),)
+    second = profile_writer.write("hpc", FIRST, present=text, notes=["# unknown: QOS"])
+    assert second.text == text
+    assert second.kept == (
+        Change("description", None, "hpc: Slurm 24"),
+        Change("slurm.partition", None, "gpu"),
+        Change("gpu_option", "none", "gres"),
+    )
+    assert again(text, second, *FIRST) == second  # a later detection
+    forced = again(text, second, *FIRST, force=True)
+    assert read(forced.text) == read(first.text) and forced.text.startswith("# mine\n")
 
 
 def test_force_replaces_what_a_person_changed(first: Written) -> None:

@@ -10,8 +10,8 @@ from sites import Outcome, Site
 
 CALLS = 8  # of Slurm's programs, besides the trials
 TRIALS = 4
-# What a request is made of. Slurm takes the GPUs of a node from either option.
-PARTS = ("clusters", "partition", "account", "qos", "constraint", "time", "gpus")
+# What a request is made of, besides its GPUs and the option for them.
+PARTS = ("clusters", "partition", "account", "qos", "constraint", "time")
 # Of several clusters, the one that is asked for.
 ELSEWHERE = {"multi-cluster": "wice"}
 # What else the documentation of a site gives.
@@ -25,10 +25,13 @@ VALUES = {
 # The request of a site's page -> where its profile may differ, and why.
 OTHER = {
     # The default account serves as well.
-    "perlmutter": {"account"}, "juwels-booster": {"account"}, "cpu-only": {"account", "time"},
-    "constraint-only": {"account", "partition"},
+    "perlmutter": {"account"}, "constraint-only": {"account", "partition"},
+    # A trial's time limit is a guess.
+    "cpu-only": {"time"},
     # The same nodes are in two partitions.
-    "multi-cluster": {"account", "partition"},
+    "multi-cluster": {"partition"},
+    # The site accepts either option for GPUs.
+    "grace-hopper": {"option"}, "lab": {"option"},
     # The page's example of one partition; the default one needs no name.
     "cloud": {"partition"},
 }  # fmt: skip
@@ -37,8 +40,9 @@ OTHER = {
 def request(lines: list[str]) -> dict[str, str]:
     """The parts of a request: options with their values."""
     options = dict(line.removeprefix("--").partition("=")[::2] for line in lines)
-    gpus = options.get("gpus-per-node") or options.get("gres", "").removeprefix("gpu:")
-    return {name: options[name] for name in PARTS if name in options} | {"gpus": gpus}
+    option = next((name for name in ("gpus-per-node", "gres") if name in options), "")
+    gpus = {"option": option, "gpus": options.get(option, "").removeprefix("gpu:")}
+    return {name: options[name] for name in PARTS if name in options} | gpus
 
 
 @pytest.mark.parametrize("name", [n for n in recorded.names() if n != "plain"])
@@ -57,10 +61,13 @@ def test_the_profile_requests_what_the_site_documents(
     size += ["--cluster", other] if other else []
     done = hpcddp("submit", "toy", "--set", "global_batch=512", "--dry-run", "-N", "2", *size)
     assert done.code == 0, done.err
-    rendered = request(re.findall(r"^#SBATCH (.*)$", done.out, re.MULTILINE))
+    lines = re.findall(r"^#SBATCH (.*)$", done.out, re.MULTILINE)
+    rendered = request(lines)
     (profile,) = (site.config / "hpcddp" / "clusters").glob("*.toml")
     values = tomllib.loads(profile.read_text())
-    assert VALUES.get(name, {}).items() <= values.items()
+    given = VALUES.get(name, {})
+    assert given.items() <= values.items()
+    assert "cpus_per_gpu" not in given or f"--cpus-per-task={given['cpus_per_gpu']}" in lines
     may = OTHER.get(name, set())
     ours, theirs = _bare(rendered, documented), _bare(documented, rendered)
     assert {k: v for k, v in ours.items() if k not in may} == {
@@ -72,3 +79,16 @@ def _bare(one: dict[str, str], other: dict[str, str]) -> dict[str, str]:
     """A request without the type of its GPUs, where the other has none."""
     gpus = one["gpus"] if ":" in other["gpus"] else re.sub(r".*:", "", one["gpus"])
     return one | {"gpus": gpus}
+
+
+def test_a_detection_without_trials_keeps_what_trials_found(
+    site: Site, hpcddp: Callable[..., Outcome]
+) -> None:
+    recorded.install(site, "juwels-booster")
+    assert hpcddp("cluster", "detect").code == 0
+    profile = site.config / "hpcddp" / "clusters" / "juwels.toml"
+    values = tomllib.loads(profile.read_text())
+    assert (values["gpu_option"], values["slurm"]["account"]) == ("gres", "proj_a")
+    assert "sbatch refused --gpus-per-node: Request GPUs with --gres" in profile.read_text()
+    assert hpcddp("cluster", "detect", "--no-trials").code == 0
+    assert tomllib.loads(profile.read_text()) == values

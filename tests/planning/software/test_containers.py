@@ -1,13 +1,16 @@
 """The command of each runtime, beside what its documentation shows."""
 
 import itertools
+import re
 import shlex
 import subprocess
 from pathlib import Path
 
+import jinja2
 import pytest
 
-from hpcddp.planning.software import containers
+from hpcddp.planning import resources
+from hpcddp.planning.software import containers, software_facts
 from hpcddp.planning.software.containers import CONTAINERS
 from hpcddp.spec import KEYS, ContainerSpec
 
@@ -101,3 +104,57 @@ def test_a_container_without_an_option_for_it_starts_in_the_working_folder(tmp_p
     assert subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip() == str(
         tmp_path
     )
+
+
+@pytest.mark.parametrize(
+    ("environ", "bound"),
+    [
+        ({"TMPDIR": "/usr"}, "--bind=/usr "),
+        ({"SLURM_TMPDIR": "/opt", "TMPDIR": "/usr"}, "--bind=/opt "),
+        ({"SLURM_TMPDIR": "/nowhere", "TMPDIR": "/usr"}, "--bind=/usr "),  # of another node
+        ({"TMPDIR": "/tmp"}, ""),  # each runtime has it
+        ({"TMPDIR": "usr"}, ""),
+        ({}, ""),
+    ],
+)
+def test_each_node_binds_its_folder_for_temporary_files(
+    environ: dict[str, str], bound: str
+) -> None:
+    script = Path(__file__).parents[2].joinpath("golden/software-apptainer.sbatch").read_text()
+    (text,) = re.findall(r"^bind_tmp='(.*?)'$", script, re.DOTALL | re.MULTILINE)
+    words = ["/bin/bash", "-c", text, "bash", "echo", "exec", "--nv", "IMAGE", "a b"]
+    done = subprocess.run(
+        words, env=environ, cwd="/", capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.stdout == f"exec {bound}--nv IMAGE a b\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("python", "path"), [("python3", "/usr/local/sbin:"), ("/x/python3", "/h")]
+)
+def test_packages_of_home_and_the_hosts_programs_stay_outside(python: str, path: str) -> None:
+    """Charliecloud keeps the host's PATH, in which a virtual environment beside the code may be."""
+    values = {"software.container.image": "/i", "software.container.runtime": "charliecloud"}
+    job = KEYS.build({**values, "task": "t", "software.container.python": python})
+    template = resources.folder("templates").joinpath("software.sh.j2").read_text()
+    (line,) = re.findall(r"^inner=.*$", template, re.MULTILINE)
+    line = jinja2.Template(line).render(software=software_facts.facts(job))
+    done = subprocess.run(
+        ["/bin/bash", "-c", f'ENVIRONMENT=(A=1)\n{line}\n"${{inner[@]}}" /usr/bin/env'],
+        env={"PATH": "/h:/usr/bin"}, capture_output=True, text=True, check=True, timeout=60,
+    )  # fmt: skip
+    found = dict(row.partition("=")[::2] for row in done.stdout.splitlines())
+    assert found["PYTHONNOUSERSITE"] == found["A"] == "1"
+    assert found["PATH"].startswith(path)
+
+
+def test_variables_of_the_hosts_python_and_loader_stay_outside() -> None:
+    template = resources.folder("templates").joinpath("software.sh.j2").read_text()
+    lines = [*re.findall(r"^hidden=.*$", template, re.MULTILINE), 'env "${hidden[@]}" /usr/bin/env']
+    host = {"PYTHONPATH": "/h", "PYTHONHOME": "/h", "LD_LIBRARY_PATH": "/h", "LD_AUDIT": ""}
+    done = subprocess.run(
+        ["/bin/bash", "-c", "\n".join(lines)], env={"PATH": "/usr/bin", "RANK": "3"} | host,
+        capture_output=True, text=True, check=True, timeout=60,
+    )  # fmt: skip
+    names = {row.partition("=")[0] for row in done.stdout.splitlines()}
+    assert "RANK" in names and not names & {*host}

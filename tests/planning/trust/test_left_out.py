@@ -58,10 +58,14 @@ def test_a_node_that_the_cluster_has_no_more_is_not_named(hpcddp: Command, book:
     assert "#SBATCH --exclude" not in script(hpcddp).out
 
 
-def test_a_job_that_needs_all_nodes_gets_them(hpcddp: Command, book: NodeBook) -> None:
-    bad(book, "g13")
-    done = script(hpcddp, "--sbatch", "exclude=g[1-12]")  # two are left
-    assert "#SBATCH --exclude=g[1-12]\n" in done.out
+@pytest.mark.parametrize("partition", ["gpu", "gpu,gpu-debug"])  # both have the same nodes
+def test_a_job_that_needs_all_nodes_gets_them(
+    hpcddp: Command, book: NodeBook, partition: str
+) -> None:
+    bad(book, "g12")
+    words = ("-p", partition, "--sbatch", "exclude=g[1-10]")  # two with the GPUs are left
+    assert "#SBATCH --exclude=g[1-10]\n" in script(hpcddp, *words).out
+    assert "#SBATCH --exclude=g[1-10],g12\n" in script(hpcddp, *words, "--nodes", "1").out
 
 
 def test_the_command_shows_and_edits(hpcddp: Command, book: NodeBook) -> None:
@@ -84,11 +88,16 @@ def test_the_command_shows_and_edits(hpcddp: Command, book: NodeBook) -> None:
         (["--avoid", "n1", "--for", "UNLIMITED"], "--for: UNLIMITED is too long"),
         (["--for", "1-0"], "--for: requires --avoid"),
         (["--cluster", "none"], "unknown cluster 'none'"),
+        (["--avoid", "g[2,21]"], "--avoid: g21 is not a node of this cluster\n  did you mean g"),
+        (["--trust", "g2,g3"], "--trust: g3 has no history\n  known nodes: g2; `hpcddp nodes`"),
     ],
 )
 def test_a_mistake_is_refused(hpcddp: Command, book: NodeBook, words: list[str], said: str) -> None:
+    bad(book, "g2")
     done = hpcddp("nodes", *words)
     assert done.code == 2 and said in done.err
+    (row,) = json.loads(hpcddp("nodes", "--json").out)["nodes"]  # nothing has changed
+    assert row["host"] == "g2" and row["why"] == "GPU 0 is lost"
 
 
 def test_without_slurm_there_are_no_nodes_to_choose(site: Site, hpcddp: Command) -> None:
