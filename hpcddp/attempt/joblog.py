@@ -62,6 +62,7 @@ def _preflight(r: Mapping[str, Any]) -> str:
     slowest, usual = (f"{r[name] / 1e9:.3g}" for name in ("slowest", "median"))
     text = f"preflight: {slowest} GFLOP/s on the slowest rank, {usual} on most; "
     text += f"all-reduce of 16 MiB in {r['all_reduce_s'] * 1e3:.3g} ms"
+    text += f"; measured in {r['seconds']:.1f} s" if "seconds" in r else ""
     slow = "".join(f"\n{host} computes at {part:.0%} of the speed of the others"
                    for host, part in r["slow"].items())  # fmt: skip
     return text + slow

@@ -66,7 +66,7 @@ def detect(
     nodes, gpus = choices.usual_size(site.facts)
     size = f"--gpus {gpus}" if gpus else "--procs 1"
     size += f" --cluster {site.path.stem}" if clusters else ""
-    click.echo(f"next      hpcddp submit --nodes {min(2, nodes)} {size} -- python train.py")
+    click.echo(f"next      hpcddp submit --nodes {nodes} {size} -- python train.py")
 
 
 @cluster.command("list")

@@ -101,10 +101,10 @@ def _size(
     from hpcddp.planning.project.new_job import JobSize
     from hpcddp.planning.site import choices
 
-    most, each = choices.usual_size(facts) if facts else (1, 1)
+    usual, each = choices.usual_size(facts) if facts else (1, 1)
     device = "" if each or not facts else "cpu"
     if nodes is None:
-        nodes = str(min(2, most))
+        nodes = str(usual)
         nodes = click.prompt("nodes", default=nodes) if ask else nodes
     if gpus is None:
         gpus = str(each or 1)

@@ -137,8 +137,8 @@ def _gpu_option(facts: SiteFacts, text: str) -> list[Choice]:
 
 
 def usual_size(facts: SiteFacts) -> tuple[int, int]:
-    """Nodes that can run jobs in the partition for training, and GPUs of each, as far as a job can
-    have them; 0 GPUs where all of its nodes are known to have none."""
+    """Nodes of a first job in the partition for training, two where it can have them, and GPUs of
+    each; 0 GPUs where all nodes of the partition are known to have none."""
     partition, _ = best_partition(facts)
     kinds = facts.kinds_of(partition.name) if partition else []
     kinds = [kind for kind in kinds if kind.usable] or kinds
@@ -149,7 +149,7 @@ def usual_size(facts: SiteFacts) -> tuple[int, int]:
     for kind in have:
         sizes[max(1, node_choice.count(kind, name))] += kind.nodes
     gpus = sizes.most_common(1)[0][0] if have else int(not kinds)
-    nodes = max(1, sum(kind.usable for kind in have or kinds))
+    nodes = min(2, max(1, sum(kind.usable for kind in have or kinds)))
     return _within_limits(facts, partition, nodes, gpus, name) if partition else (nodes, gpus)
 
 

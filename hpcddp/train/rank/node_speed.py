@@ -47,12 +47,13 @@ def check(
         return
     work = rates.work(world.device)
     world.barrier()
+    begin = time.monotonic()
     operations, seconds = work(ONCE)
     once = world.gather(operations / seconds)
     named = _again(world, work, once, hosts) if rates.candidates(once) else {}
     summed = _summed(world)
     record("preflight", slowest=min(once), median=statistics.median(once),
-           all_reduce_s=summed, slow=named)  # fmt: skip
+           all_reduce_s=summed, slow=named, seconds=time.monotonic() - begin)  # fmt: skip
     faults = {host: [f"computes at {part:.0%} of the speed of the others"]
               for host, part in named.items()}  # fmt: skip
     if faults and not world.gather(world.is_main and _are_kept(run, attempt, faults))[0]:

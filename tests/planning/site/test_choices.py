@@ -130,13 +130,13 @@ def test_the_usual_size_counts_the_gpus_of_the_usual_type(facts: SiteFacts) -> N
 @pytest.mark.parametrize(
     ("change", "size"),
     [
-        (lambda facts: None, (8, 4)),  # MaxNodes of the partition
+        (lambda facts: None, (2, 4)),
         (lambda facts: setattr(facts.partitions[1], "max_nodes", 1), (1, 4)),
         (lambda facts: setattr(facts.partitions[1], "min_nodes", 10), (10, 4)),
-        (lambda facts: facts.associations[1].max_tres.update(node=3), (3, 4)),
+        (lambda facts: facts.associations[1].max_tres.update(node=1), (1, 4)),
         (lambda facts: facts.qos[1].max_tres.update({"gres/gpu": 9}), (2, 4)),
         (lambda facts: facts.associations[1].group_tres.update({"gres/gpu:a100": 2}), (1, 2)),
-        (lambda facts: facts.associations[1].node_tres.update({"gres/gpu": 3}), (8, 3)),
+        (lambda facts: facts.associations[1].node_tres.update({"gres/gpu": 3}), (2, 3)),
     ],
 )
 def test_the_usual_size_is_within_the_limits(
