@@ -1,8 +1,9 @@
 """`hpcddp submit --detach` beside an import of its libraries and sbatch of a finished script.
 
-Whole processes on a real Slurm, with the profile that `hpcddp cluster detect` writes. The floor is the least cost of a submission with
-these libraries: their import, and one sbatch of a script from `hpcddp render`. Jobs are submitted
-with --hold, so that none runs. They are cancelled after each measurement, which is not timed.
+Whole processes on a real Slurm, with the profile that `hpcddp cluster detect` writes. The floor is
+the least cost of a submission with these libraries: their import, and one sbatch of a script from
+`hpcddp render`. Jobs are submitted with --hold, so that none runs. They are cancelled after each
+measurement, which is not timed.
 """
 
 from __future__ import annotations

@@ -242,7 +242,7 @@ class JobSpec:
     launcher: str = key("", "launcher, which starts the processes; by default that of the cluster")
     preflight: str = key(
         "light",
-        "checks of the nodes when a job on several nodes starts: for faults, with measurements, or none",
+        "checks of the nodes when a job on several starts: for faults, also measurements, or none",
         choices=("light", "full", "off"),
     )
     strategy: str = key("ddp", "how the ranks share the model, such as ddp, fsdp or pp=2,ddp=4")

@@ -78,7 +78,7 @@ def test_a_launcher_that_only_repeats_nodes_and_gpus_becomes_its_script(
         ("torchrun --nnodes 1 t.py", "--nnodes 1 conflicts with --nodes 2", "-- python t.py"),
         ("torchrun --standalone t.py", "--standalone conflicts with --nodes 2", "-- python t.py"),
         ("torchrun --max_restarts 3 t.py", "would be lost", "equivalent: --max_restarts 3"),
-        ("torchrun --rdzv_backend=c10d t.py", "--rdzv_backend=c10d has no", "-- python t.py"),
+        ("torchrun --rdzv_backend=c10d t.py", "--rdzv_backend=c10d would be", "-- python t.py"),
         ("torchrun", "torchrun has no script", "-- python train.py"),
         ("python -m torch.distributed.launch t.py", "passes --local-rank", "-- python t.py"),
         ("accelerate launch --num_processes 4 t.py", "conflicts with", "-- python t.py"),

@@ -51,7 +51,7 @@ def init(script: str | None, nodes: str | None, gpus: str | None, yes: bool, for
         _write_profile(site)
     _write(job)
     if page := new_job.PAGES.get(chosen.kind):
-        say.note(f"{chosen.path} uses {chosen.kind}: see the page \"{page}\" of the documentation")
+        say.note(f'{chosen.path} uses {chosen.kind}: see the page "{page}" of the documentation')
     click.echo(f"next      hpcddp submit {job.path.stem}")
 
 

@@ -24,7 +24,7 @@ HEAD = """\
 #:schema ./{schema}
 # Made by `hpcddp init`; `hpcddp config --explain` explains the keys.
 """
-# Kind of a script -> the title of a page of the documentation, where more than the job file is needed.
+# Kind of a script -> the title of its page, where more than the job file is needed.
 PAGES = {
     "Horovod": "Move from Horovod to DDP",
     "Lightning": "Use Lightning",

@@ -6,6 +6,9 @@ import pytest
 import recorded
 from sites import Outcome, Site
 
+from hpcddp.planning.site import site_facts
+from hpcddp.planning.site.site_facts import CheckUp
+
 Command = Callable[..., Outcome]
 
 
@@ -73,6 +76,17 @@ def test_a_second_detect_keeps_what_a_person_changed(site: Site, cluster: Comman
     assert 'note: kept your slurm.account: "speech" (detected: "vision")' in done.err
     assert cluster("detect", "--force").code == 0
     assert 'account = "vision"' in profile.read_text()
+
+
+def test_a_second_detect_keeps_what_a_check_up_found(site: Site, cluster: Command) -> None:
+    cluster("detect")
+    profile = site.config / "hpcddp" / "clusters" / "plain.toml"
+    seen = {Path("/scratch"): False}
+    site_facts.add_check_up(profile, CheckUp(1e9, seen, "ib0", {"/venv": 40.0}))
+    cluster("detect")
+    facts = json.loads(cluster("show", "--json").out)["facts"]
+    assert facts["nodes"] == "ib0 (doctor, 2001-09-09 01:46 UTC)"
+    assert (facts["unseen"], facts["imports"]) == (["/scratch"], {"/venv": 40.0})
 
 
 def test_a_dry_run_prints_the_profile_and_writes_nothing(site: Site, cluster: Command) -> None:
