@@ -24,7 +24,8 @@ def test_submit_and_render_run_the_same_job(desk: Desk, pytestconfig: pytest.Con
     first, last = json.loads(out[0]), json.loads(out[-1])
     assert set(first) == {"run", "job_id", "path", "schema_version"}
     assert (last["state"], last["step"], last["hosts"]) == ("COMPLETED", 12, desk.hosts(2))
-    lines = desk("logs", first["run"], "--rank", str(last_rank)).splitlines()
+    log = desk("logs", first["run"], "--rank", str(last_rank)).splitlines()
+    lines = [line for line in log if "[c10d]" not in line]  # torch warns of hosts without a name
     assert lines
     for line in lines:
         assert line.startswith(f"{last_rank}: ")

@@ -22,6 +22,7 @@ NEW = ("tmp", "run", "root", "home", "mnt", "proc", "sys", "dev", "old")
 GET_FLAGS, SET_FLAGS, SET_ADDRESS, UP = 0x8913, 0x8914, 0x8916, 1  # see netdevice(7)
 ADDRESS = "192.0.2.1"  # of no real network (RFC 5737)
 MNT_DETACH = 2
+CONFIG = "etc/slurm"  # 20.11 looks for scripts of plugins here, wherever its slurm.conf is
 
 
 def main(facts: dict[str, Any], argv: Sequence[str]) -> int:
@@ -72,6 +73,8 @@ def build(stage: Path, source: Path, layer: str, folders: Sequence[Path]) -> Non
     for name in bound:
         mount("-o", "remount,bind,ro", stage / name)
     mount("-t", "tmpfs", "-o", "mode=1777", "tmpfs", stage / "var/tmp")
+    if (stage / CONFIG).is_dir():
+        mount("-t", "tmpfs", "tmpfs", stage / CONFIG)
     devices(stage)
     hosts = stage / "run/hosts"
     hosts.write_text(f"127.0.0.1 localhost\n127.0.0.1 {socket.gethostname()}\n")
