@@ -117,7 +117,8 @@ def summary(rows: Mapping[str, Row]) -> str:
 
 
 def record(rows: Mapping[str, Row]) -> None:
-    """Keep what came out, and show it in README."""
+    """Keep what came out beside what is known of other releases, and show it in README."""
+    rows = json.loads(RECORD.read_text()) | dict(rows)
     RECORD.write_text(json.dumps(rows, indent=1) + "\n")
     before, heading, rest = README.read_text().partition(HEADING)
     _, next_one, after = rest.partition("\n## ")
