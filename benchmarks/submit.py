@@ -29,7 +29,8 @@ def rows(site: Site) -> Iterator[Row]:
 
     def ours() -> str:
         said = output([HPCDDP, "submit", *JOB, "--detach"], environ, site.fresh())
-        return re.findall(r"^job +(\d+)$", said, re.MULTILINE)[0]
+        job_id: str = re.findall(r"^job +(\d+)$", said, re.MULTILINE)[0]
+        return job_id
 
     def floor() -> str:
         output(LIBRARIES, site.slurm, site.folder)
