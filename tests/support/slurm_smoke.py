@@ -4,6 +4,7 @@ import json
 import os
 import sys
 import tempfile
+import textwrap
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -112,7 +113,7 @@ def summary(rows: Mapping[str, Row]) -> str:
         others = [f"{name} {outcome}" for name, outcome in tests.items() if outcome != "passed"]
         text = "; ".join([f"{passed} of {len(tests)} passed", *others]) if tests else row[REASON]
         lines.append(f"| {row.get(SLURM, version)} | {text} |")
-    title = f"The tests: {', '.join(names)}.\n\n" if names else ""
+    title = textwrap.fill(f"The tests: {', '.join(names)}.", 100) + "\n\n" if names else ""
     return title + "\n".join(lines) + "\n"
 
 
