@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from .desk import LONG, Desk
-from .test_doctor import throttled
+from .test_doctor import FULL, throttled
 
 # A driver that has lost count on one node.
 SMI = """\
@@ -58,18 +58,8 @@ def test_a_node_with_a_faulty_gpu_is_left_out_and_remembered(faulty: Desk) -> No
 def test_a_node_at_half_its_speed_is_left_out_by_the_full_preflight(desk: Desk) -> None:
     slow = desk.nodes[1]
     with throttled(slow, "hpcddp.worker"):
-        words = (
-            "--nodes",
-            "3",
-            "--gpus",
-            "1",
-            "--set",
-            "preflight=full",
-            "--set",
-            "global_batch=6",
-        )
         for _ in range(3):  # other tests may slow the others down as much
-            run = desk.submit(*words, "--detach")
+            run = desk.submit(*FULL, "--detach")
             if desk.until(lambda s: s["attempt"] > 1 or s["state"] == "COMPLETED")["attempt"] > 1:
                 break
     desk.until(lambda s: s["state"] == "COMPLETED", run)

@@ -15,6 +15,7 @@ import pytest
 from .desk import HPCDDP, Desk
 
 PULSE = 0.05  # seconds
+FULL = ("--nodes", "3", "--gpus", "1", "--set", "preflight=full", "--set", "global_batch=6")
 
 
 def ranks_of(node: str, module: str) -> list[int]:
@@ -104,9 +105,14 @@ def test_fifty_healthy_starts_on_a_busy_machine_name_no_node(desk: Desk) -> None
         for _ in range(2 * (os.cpu_count() or 1))
     ]
     try:
-        named = [slow(checked(desk)) for _ in range(50)]
+        named = [slow(checked(desk)) for _ in range(40)]
+        for _ in range(10):
+            desk.submit(*FULL)
+            desk.until(lambda s: s["state"] in ("COMPLETED", "FAILED"))
+            named.append([a.cause for a in desk.attempts() if a.cause != "done"])
     finally:
         for process in busy:
             process.kill()
             process.wait()
     assert named == [[]] * 50
+    assert json.loads(desk("nodes", "--json"))["nodes"] == []
