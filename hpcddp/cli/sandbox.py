@@ -89,8 +89,11 @@ def up(folder: Path, **given: Any) -> None:
 def down(folder: Path) -> None:
     """End the sandbox and its jobs, and remove its folder."""
     box = Sandbox(folder)
+    from hpcddp.planning.trust import node_book
+
     line = shell.leaving(os.environ, box.folder)
     ended = box.down()
+    node_book.NodeBook.named(node_book.SANDBOX, os.environ).remove()
     text = "the sandbox is down" if ended else f"no sandbox to end in {box.folder}"
     click.echo(text, err=True)
     if line:

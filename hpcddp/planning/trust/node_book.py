@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -28,6 +29,7 @@ from hpcddp.rundir import RunDir, write_text
 from hpcddp.slurm.hostlist import CHARACTERS
 
 RUNS = 200  # newest runs to gather from
+SANDBOX = "sandbox"  # the name of the book of all sandboxes
 PATIENCE = 3.0  # seconds to wait for the lock
 
 
@@ -44,8 +46,18 @@ class NodeBook:
 
     @classmethod
     def of(cls, profile: Profile, environ: Mapping[str, str]) -> NodeBook:
-        """The book of a profile's cluster, in the user's folder of profiles."""
-        return cls(clusters.folders(environ)[0] / f"{profile.path.stem}.nodes")
+        """The book of a profile's cluster, in the user's folder of profiles. A sandbox has one of
+        its own: its nodes are none of the cluster's."""
+        return cls.named(SANDBOX if environ.get("HPCDDP_SANDBOX") else profile.path.stem, environ)
+
+    @classmethod
+    def named(cls, name: str, environ: Mapping[str, str]) -> NodeBook:
+        """The book of a profile's name."""
+        return cls(clusters.folders(environ)[0] / f"{name}.nodes")
+
+    def remove(self) -> None:
+        """Forget all nodes and runs."""
+        shutil.rmtree(self.path, ignore_errors=True)
 
     def histories(self) -> list[NodeHistory]:
         """All nodes with a history, by name."""

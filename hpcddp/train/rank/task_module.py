@@ -115,7 +115,8 @@ class Task:
             raise JobFileError(
                 f"{function}() cannot be called with the job's options: {error}",
                 where=self.name,
-                hint=f"define it as {SIGNATURES[function]}; [model] and [dataset] hold the options",
+                hint=f"it is {function}{inspect.signature(self._get(function))}: fix the option in "
+                f"[model] or [dataset], or define it as {SIGNATURES[function]}",
             ) from None
         except ValueError:  # a builtin without a signature
             return

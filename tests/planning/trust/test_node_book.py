@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from hpcddp.attempt.nodes.node_events import NodeEvent
+from hpcddp.planning import clusters
 from hpcddp.planning.trust import node_book
 from hpcddp.planning.trust.node_book import NodeBook
 from hpcddp.rundir import RunDir
@@ -106,3 +107,14 @@ def test_a_folder_that_cannot_be_written_stops_no_job(tmp_path: Path) -> None:
     book.register(ran(tmp_path, "a-1", "n1"), array=False)
     book.gather()
     assert book.histories() == []
+
+
+def test_a_sandbox_has_a_book_of_its_own(tmp_path: Path) -> None:
+    environ = {"XDG_CONFIG_HOME": str(tmp_path)}
+    profile = clusters.load("slurm", environ)
+    of_cluster = NodeBook.of(profile, environ)
+    own = NodeBook.of(profile, environ | {"HPCDDP_SANDBOX": "/tmp/slurm"})
+    own.add([NodeEvent("n1", "check", "x", "a-1/1", time.time())])
+    assert (counts(of_cluster), counts(own)) == ({}, {"n1": 1})
+    own.remove()
+    assert not own.path.exists()
