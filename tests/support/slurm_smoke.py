@@ -108,12 +108,15 @@ def summary(rows: Mapping[str, Row]) -> str:
     names = {}
     for version, row in rows.items():
         tests = {name: outcome for name, outcome in row.items() if name not in (REASON, SLURM)}
-        names |= tests
+        names |= {name: max(names.get(name, ""), outcome) for name, outcome in tests.items()}
         passed = sum(outcome == "passed" for outcome in tests.values())
         others = [f"{name} {outcome}" for name, outcome in tests.items() if outcome != "passed"]
         text = "; ".join([f"{passed} of {len(tests)} passed", *others]) if tests else row[REASON]
         lines.append(f"| {row.get(SLURM, version)} | {text} |")
-    title = textwrap.fill(f"The tests: {', '.join(names)}.", 100) + "\n\n" if names else ""
+    text = f"The tests: {', '.join(names)}."
+    if "skipped" in names.values():
+        text += " A test is skipped where Debian's release lacks a part."
+    title = textwrap.fill(text, 100) + "\n\n" if names else ""
     return title + "\n".join(lines) + "\n"
 
 
