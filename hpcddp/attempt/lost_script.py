@@ -21,6 +21,7 @@ from hpcddp.attempt.nodes import bad_nodes
 from hpcddp.errors import HpcddpError, SlurmUnreachable, SubmissionRefused
 from hpcddp.rundir import RunDir, read_json
 from hpcddp.slurm import commands as slurm
+from hpcddp.slurm import follow_up_jobs
 
 SOON = 3.0  # seconds for an answer if Slurm may kill this process soon
 ANSWER = 60.0  # seconds for an answer that can wait
@@ -112,7 +113,9 @@ def submit(run: RunDir, mine: Attempt, *, ask: bool) -> str:
         if ask:
             job_id = requeue.follow_up(run, mine, job.name, words, ok=False, wait=ANSWER)
         else:
-            job_id = slurm.successor(run.script, words, mine.job_id, ok=False, timeout=ANSWER)
+            job_id = follow_up_jobs.successor(
+                run.script, words, mine.job_id, ok=False, timeout=ANSWER
+            )
     except SubmissionRefused:
         return ""
     requeue.reuse(job_id, bad_nodes.still_excluded(job))

@@ -23,6 +23,7 @@ from hpcddp.errors import RunError, SlurmMissing, SlurmUnreachable, SubmissionRe
 from hpcddp.record import JobRecord
 from hpcddp.rundir import RunDir, write_json
 from hpcddp.slurm import commands as slurm
+from hpcddp.slurm import follow_up_jobs
 from hpcddp.slurm.rules import Site
 
 PATIENCE = 3600.0  # seconds until a controller that does not answer is given up
@@ -147,11 +148,15 @@ def follow(run: RunDir, mine: Attempt, verdict: Decision, job: JobRecord) -> Non
         SlurmUnreachable: it may be submitted or not.
         SubmissionRefused: Slurm refused.
     """
-    ok = verdict.action == decision.AGAIN
+    runs = verdict.action == decision.AGAIN  # until its script leaves, with 0
+    preempted = runs and verdict.cause == decision.PREEMPTED
+    ok = runs and not preempted
     wait = patience(mine, ends=not ok)
     mine.successor = follow_up(run, mine, job.name, [str(mine.number)], ok=ok, wait=wait)
     note(run, mine)
     print(f"hpcddp: job {mine.successor} continues", flush=True)
+    if preempted:
+        follow_up_jobs.end_for_good(mine.job_id, wait)
     if not mine.exclude:
         reuse(mine.successor, mine.exclude)
 
@@ -160,12 +165,12 @@ def follow_up(
     run: RunDir, mine: Attempt, name: str, arguments: Sequence[str], *, ok: bool, wait: float
 ) -> str:
     """The job that follows an attempt: one that waits already, as an answer may have been lost, or
-    a new one. Raises as ``slurm.successor``."""
+    a new one. Raises as ``follow_up_jobs.successor``."""
     with contextlib.suppress(SlurmMissing):
-        for job_id, number in slurm.follow_ups(run.script, name, wait).items():
+        for job_id, number in follow_up_jobs.follow_ups(run.script, name, wait).items():
             if number == mine.number:
                 return job_id
-    return slurm.successor(
+    return follow_up_jobs.successor(
         run.script, arguments, mine.job_id, ok=ok, exclude=mine.exclude or "", timeout=wait
     )
 
@@ -190,7 +195,7 @@ def drop(run: RunDir, name: str, *, upto: int, but: str, wait: float = slurm.TIM
     Raises:
         SlurmUnreachable: there may be some.
     """
-    for job_id, number in slurm.follow_ups(run.script, name, wait).items():
+    for job_id, number in follow_up_jobs.follow_ups(run.script, name, wait).items():
         if number <= upto and job_id != but:
             slurm.cancel(job_id, state="PENDING", timeout=wait)
 

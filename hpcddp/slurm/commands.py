@@ -6,16 +6,15 @@ a controller that does not answer raises SlurmUnreachable.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from hpcddp.errors import SlurmMissing, SlurmUnreachable, SubmissionRefused
+from hpcddp.errors import SlurmMissing, SlurmUnreachable
 from hpcddp.slurm import other_clusters
 from hpcddp.slurm.environment import clean
 
@@ -234,50 +233,6 @@ def release(job_id: str, when: str = "now", exclude: str | None = None) -> bool:
     more = [] if exclude is None else [f"ExcNodeList={exclude}"]
     done = call("scontrol", "update", f"JobId={job_id}", f"StartTime={when}", *more)
     return done.returncode == 0
-
-
-# When a follow-up may start. If its parent's script is alive and will leave with 0, it is cancelled
-# with its parent. If the parent is being ended, the follow-up checks the cause when it starts.
-DEPENDENCIES = {
-    True: ("--dependency=afterok:{}", "--kill-on-invalid-dep=yes"),
-    False: ("--dependency=afterany:{}",),
-}
-
-
-def successor(
-    script: Path, arguments: Sequence[str], parent: str, *, ok: bool, exclude: str = "",
-    timeout: float = TIMEOUT,
-) -> str:  # fmt: skip
-    """Submit a script as the follow-up of a job; the new job's id.
-
-    Args:
-        arguments: the script's: the attempt to follow. It leaves at once if the run has continued
-            without it.
-        ok: its parent's script leaves with 0; see DEPENDENCIES.
-
-    Raises:
-        SlurmUnreachable: there may be a follow-up; ``follow_ups`` finds it later.
-        SubmissionRefused: there is none.
-    """
-    options = [option.format(parent) for option in DEPENDENCIES[ok]]
-    options += [f"--exclude={exclude}"] if exclude else []
-    options += ["--begin=now"]  # whatever the first job said
-    done = call("sbatch", "--parsable", *options, str(script), *arguments, timeout=timeout)
-    if done.returncode:
-        raise SubmissionRefused(first_line(done.stderr), where=str(script))
-    job_id = done.stdout.strip().partition(";")[0]
-    with contextlib.suppress(OSError, SlurmUnreachable):  # the user has released the first job
-        if "\n#SBATCH --hold" in script.read_text(encoding="utf-8"):
-            call("scontrol", "release", job_id, timeout=timeout)
-    return job_id
-
-
-def follow_ups(script: Path, name: str, timeout: float = TIMEOUT) -> dict[str, int]:
-    """The jobs, waiting or running, that were submitted to follow an attempt: id -> attempt."""
-    rows = [row for row in queue(name=name, timeout=timeout) if row.live]
-    words = {row.job_id: row.command.removeprefix(f"{script} ").split(" ") for row in rows
-             if row.command.startswith(f"{script} ")}  # fmt: skip
-    return {job_id: int(args[0]) for job_id, args in words.items() if args[0].isdecimal()}
 
 
 def takes(script: Path, exclude: str, timeout: float = TIMEOUT) -> bool:

@@ -11,6 +11,7 @@ from hpcddp.attempt import decision, host, ledger, requeue
 from hpcddp.attempt.decision import Decision
 from hpcddp.attempt.nodes import bad_nodes
 from hpcddp.rundir import RunDir, read_json, write_json
+from hpcddp.slurm.rules import Site as Rules
 
 
 def test_nodes_are_left_out_only_while_enough_remain(site: Site) -> None:
@@ -98,6 +99,31 @@ def test_a_follow_up_may_use_nodes_that_its_script_excludes(
     mine, verdict = ledger.last(run), Decision("preempted", decision.FOLLOW)
     assert mine and requeue.bring_back(run, mine, verdict, record.read(run)) == "0"
     assert (site.folder / "asked").read_text().strip() == asked
+
+
+@pytest.mark.usefixtures("in_slurm")
+@pytest.mark.parametrize(
+    ("cause", "asked"),
+    [
+        ("preempted", ["--dependency=afterany:7", "update JobId=7 Requeue=0"]),
+        ("crash", ["--dependency=afterok:7"]),
+    ],
+)
+def test_a_preempted_job_is_not_requeued_beside_its_follow_up(
+    site: Site, run: RunDir, cause: str, asked: list[str]
+) -> None:
+    """Since Slurm 24.11 it would be, and its follow-up would wait for it."""
+    site.program("squeue", "exit 0")
+    site.program("scontrol", f"echo $* >>{site.folder}/asked")
+    site.program("sbatch", f"echo $* | grep -o 'dependency=[^ ]*' >>{site.folder}/asked; echo 8")
+    earlier(run, slurm=True, job_id="7")
+    mine = ledger.last(run)
+    assert mine
+    mine.site = Rules(tracking="cgroup")._asdict()
+    verdict = Decision(cause, decision.AGAIN)
+    assert requeue.bring_back(run, mine, verdict, record.read(run)) == "0"
+    lines = (site.folder / "asked").read_text().splitlines()
+    assert [f"--{line}" if "=after" in line else line for line in lines] == asked
 
 
 @pytest.mark.usefixtures("in_slurm")

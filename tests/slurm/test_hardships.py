@@ -98,6 +98,33 @@ def without(folder: Path, *programs: str) -> str:
     return str(folder)
 
 
+SAYS_CGROUP = """\
+#!/bin/bash
+case $* in *StartTime=now*) exit ;; esac # what ends the wait of a requeued job is gone with the job
+real=$(type -ap scontrol | sed -n 2p)
+"$real" "$@" | sed s,proctrack/linuxproc,proctrack/cgroup,
+exit ${PIPESTATUS[0]}
+"""
+
+
+@pytest.mark.full
+@pytest.mark.smoke("follow-up")
+def test_where_no_process_outlives_a_job_a_follow_up_does_not_wait(desk: Desk) -> None:
+    folder = desk.folder / "bin"
+    folder.mkdir()
+    (folder / "scontrol").write_text(SAYS_CGROUP)
+    (folder / "scontrol").chmod(0o755)
+    run = desk.submit(*STEADY, "--env", f"PATH={folder}:{desk.slurm.environ['PATH']}")
+    job = desk.training(run, step=20)["job_id"]
+    desk.take_all_nodes()
+    again = desk.training(run, attempt=2)
+    assert lost(finished(desk, run)) == 0
+    first, second = desk.attempts(run)
+    assert (first.cause, second.cause) == ("preempted", "done")
+    assert again["job_id"] == first.successor != job
+    assert first.ended and second.began - first.ended < 100  # a requeued job waits two minutes
+
+
 @pytest.mark.full
 @pytest.mark.smoke("follow-up without scontrol")
 def test_without_scontrol_a_follow_up_goes_on(desk: Desk) -> None:

@@ -7,7 +7,7 @@ import pytest
 import recorded
 from sites import Outcome, Site
 
-from hpcddp.slurm import commands
+from hpcddp.slurm import follow_up_jobs
 
 Command = Callable[..., Outcome]
 # Only wice knows the job; with several clusters, each has a line of its own.
@@ -43,4 +43,4 @@ def test_status_and_cancel_ask_the_cluster_of_the_job(
 def test_the_id_of_a_follow_up_is_without_its_cluster(site: Site) -> None:
     site.program("sbatch", f"cat '{recorded.CLUSTERS / 'multi-cluster' / 'sbatch'}'")
     script = site.write("job.sbatch", "#!/bin/bash\n")
-    assert commands.successor(script, ["1"], "58070025", ok=False) == "58070026"
+    assert follow_up_jobs.successor(script, ["1"], "58070025", ok=False) == "58070026"
