@@ -65,6 +65,11 @@ class Attempt:
     exclude: str | None = None  # host list for the next attempt; None for the script's own
 
     @property
+    def release(self) -> str:
+        """Slurm's version, such as 24.11.5; "" if unknown."""
+        return str(self.site.get("version", ""))
+
+    @property
     def live(self) -> bool:
         """Whether no end is recorded; its process may have ended all the same."""
         return self.cause is None

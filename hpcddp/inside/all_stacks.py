@@ -83,7 +83,8 @@ def _from_nodes(now: Running) -> tuple[list[RankStack], str]:
     )  # fmt: skip
     hosts = compress_hosts(now.hosts)
     with other_clusters.asked(record.read(now.run).clusters):
-        out, err = steps.output(steps.step(now.job_id, hosts, len(now.hosts), words), PATIENCE)
+        argv = steps.step(now.job_id, hosts, len(now.hosts), words, now.attempt.release)
+        out, err = steps.output(argv, PATIENCE)
     stacks = stack_reader.from_lines(out)
     message = first_line(err) if err.strip() else ""
     if not stacks and message:

@@ -37,4 +37,4 @@ def become(run: RunDir, rank: int) -> NoReturn:
     if sys.stdin.isatty():
         words = ["--pty", *words]
     with other_clusters.asked(job.clusters):
-        steps.become(steps.step(now.job_id, host, 1, words))
+        steps.become(steps.step(now.job_id, host, 1, words, now.attempt.release))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import subprocess
@@ -11,9 +10,9 @@ import tempfile
 from collections.abc import Sequence
 from typing import NoReturn
 
-from hpcddp.errors import SlurmMissing, SlurmUnreachable
+from hpcddp.errors import SlurmMissing
 from hpcddp.slurm import other_clusters
-from hpcddp.slurm.commands import call, check_sandbox
+from hpcddp.slurm.commands import check_sandbox
 from hpcddp.slurm.environment import clean
 
 KILL_WAIT = 5.0  # seconds between TERM and KILL of an srun that does not return
@@ -26,23 +25,27 @@ def on_node(archive: str, *words: str) -> list[str]:
     return ["/bin/sh", "-c", _RUN, "sh", sys.executable, archive, *words]
 
 
-def step(job_id: str, hosts: str, nodes: int, command: Sequence[str]) -> list[str]:
+def step(
+    job_id: str, hosts: str, nodes: int, command: Sequence[str], release: str = ""
+) -> list[str]:
     """The srun of a step with one task on each of these nodes of a job. It takes nothing that the
-    ranks hold, so it does not wait for them (srun(1), --mem and --gres)."""
+    ranks hold, so it does not wait for them (srun(1), --mem and --gres).
+
+    Args:
+        release: of Slurm, if known.
+    """
     return [
         "srun", f"--jobid={job_id}", "--overlap", f"--nodelist={hosts}", f"--nodes={nodes}",
         f"--ntasks={nodes}", "--ntasks-per-node=1", "--cpus-per-task=1", "--mem=0",
-        *([] if _shares_gpus() else ["--gres=none"]), "--mpi=none", "--kill-on-bad-exit=0",
+        *([] if _shares_gpus(release) else ["--gres=none"]), "--mpi=none", "--kill-on-bad-exit=0",
         "--chdir=/", *command,
     ]  # fmt: skip
 
 
-def _shares_gpus() -> bool:
+def _shares_gpus(release: str) -> bool:
     """Whether --overlap shares GPUs too, as it does since Slurm 22.05."""
-    with contextlib.suppress(SlurmUnreachable):
-        release = re.match(r"slurm\S* (\d+)\.(\d+)", call("srun", "--version").stdout)
-        return not release or (int(release[1]), int(release[2])) >= (22, 5)
-    return True
+    number = re.match(r"(\d+)\.(\d+)", release)
+    return not number or (int(number[1]), int(number[2])) >= (22, 5)
 
 
 def output(argv: Sequence[str], timeout: float) -> tuple[str, str]:

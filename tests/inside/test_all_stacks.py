@@ -14,7 +14,7 @@ from sites import COMMAND, Outcome, Site, record_run
 from hpcddp.attempt import ledger
 from hpcddp.attempt.ledger import Attempt
 from hpcddp.inside.all_stacks import grouped
-from hpcddp.rundir import RunDir, write_json
+from hpcddp.rundir import RunDir, read_json, write_json
 from hpcddp.stacks.stack_reader import RankStack
 
 Command = Callable[..., Outcome]
@@ -176,8 +176,9 @@ def test_a_shell_on_slurm_is_a_step_on_the_ranks_node(
     site: Site, running: RunDir, release: str, shares_gpus: bool
 ) -> None:
     queue = (site.bin / "squeue").read_text().partition("\n")[2]
-    version = f'[ "$1" = --version ] && echo "slurm-wlm {release}" && exit'
-    site.slurm(squeue=queue, srun=f'{version}; echo "$*"; cat; exit 9')
+    site.slurm(squeue=queue, srun='echo "$*"; cat; exit 9')
+    facts = read_json(running.attempt(1).facts) or {}
+    write_json(running.attempt(1).facts, facts | {"site": {"version": release}})
     done = subprocess.run(
         [COMMAND, "shell", "last", "--rank", "2"], input="nvidia-smi\n", capture_output=True,
         text=True, timeout=240, check=False,

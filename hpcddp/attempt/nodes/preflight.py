@@ -69,8 +69,11 @@ def _ask(run: RunDir, mine: Attempt, hosts: Sequence[str], first: str) -> Faults
     words = ["/bin/sh", "-c", _SEES, "sh", str(run.host), *words]
     begin = time.time()
     out, _ = steps.output(
-        steps.step(mine.said_id or mine.job_id, compress_hosts(hosts), len(hosts), words), TIMEOUT
-    )
+        steps.step(
+            mine.said_id or mine.job_id, compress_hosts(hosts), len(hosts), words, mine.release
+        ),
+        TIMEOUT,
+    )  # fmt: skip
     rows = {str(row["host"]): row for row in parse_lines(out.splitlines()) if "host" in row}
     wanted = int(os.environ.get("SLURM_GPUS_ON_NODE") or 0)
     return judged(rows, begin, time.time(), wanted)
