@@ -69,6 +69,7 @@ def test_a_rank_that_cannot_answer_says_why(
     ranks = start("wait", "mute", "shell")
     monkeypatch.setattr(os, "defpath", "")
     os.kill(ranks.processes[0].pid, signal.SIGSTOP)
+    os.waitpid(ranks.processes[0].pid, os.WUNTRACED)  # until it has stopped
     stopped, mute, shell = read(tmp_path)
     assert stopped.state == "is stopped (SIGSTOP)" and not stopped.frames
     assert "has not imported torch, or has no hpcddp beside it" in mute.reason
