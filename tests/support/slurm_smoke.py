@@ -4,8 +4,8 @@ import json
 import os
 import sys
 import tempfile
-import textwrap
 import xml.etree.ElementTree as ElementTree
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -16,6 +16,11 @@ from slurm_releases import CHECKOUT, SUITES, ReleaseError
 RECORD = CHECKOUT / "tests/golden/slurms.json"  # what README's table shows
 README = CHECKOUT / "README.md"
 HEADING = "### Slurm releases\n\n"  # of README; up to the next section all is made here
+ABOUT = """\
+These tests start jobs on each release, preempt and cancel them, and kill ranks and nodes. A test is
+skipped where Debian's release lacks a part.
+
+"""
 REASON, SLURM = "reason", "slurm"  # a row's own keys; the others name tests
 Row = dict[str, str]
 
@@ -103,21 +108,14 @@ def table(rows: Mapping[str, Row]) -> str:
 
 
 def summary(rows: Mapping[str, Row]) -> str:
-    """For README: each release with how many tests passed, and which did not."""
+    """For README: each release with how many tests passed."""
     lines = ["| Slurm | tests |", "| --- | --- |"]
-    names = {}
     for version, row in rows.items():
-        tests = {name: outcome for name, outcome in row.items() if name not in (REASON, SLURM)}
-        names |= {name: max(names.get(name, ""), outcome) for name, outcome in tests.items()}
-        passed = sum(outcome == "passed" for outcome in tests.values())
-        others = [f"{name} {outcome}" for name, outcome in tests.items() if outcome != "passed"]
-        text = "; ".join([f"{passed} of {len(tests)} passed", *others]) if tests else row[REASON]
+        counts = Counter(outcome for name, outcome in row.items() if name not in (REASON, SLURM))
+        text = ", ".join(f"{counts[word]} {word}" for word in ("passed", "skipped", "failed")
+                         if counts[word]) or row[REASON]  # fmt: skip
         lines.append(f"| {row.get(SLURM, version)} | {text} |")
-    text = f"The tests: {', '.join(names)}."
-    if "skipped" in names.values():
-        text += " A test is skipped where Debian's release lacks a part."
-    title = textwrap.fill(text, 100) + "\n\n" if names else ""
-    return title + "\n".join(lines) + "\n"
+    return ABOUT + "\n".join(lines) + "\n"
 
 
 def record(rows: Mapping[str, Row]) -> None:
