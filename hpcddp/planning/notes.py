@@ -4,25 +4,41 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Mapping
+from dataclasses import asdict
 
 from hpcddp.data import names
 from hpcddp.errors import install_extra
 from hpcddp.planning.clusters import Profile
 from hpcddp.planning.software import software_checks
-from hpcddp.spec import JobSpec
+from hpcddp.spec import KEYS, JobSpec
 
+OF_TASK = (
+    "global_batch", "epochs", "max_steps", "train.lr", "train.weight_decay", "train.schedule",
+    "train.warmup_steps", "train.clip_norm", "train.micro_batch", "train.find_micro_batch",
+    "train.precision", "train.recompute", "train.compile", "train.eval_every",
+)  # fmt: skip
 MARGIN = 30.0  # seconds between the last retry of a store and a hang
 
 
 def notes(job: JobSpec, profile: Profile, environ: Mapping[str, str]) -> list[str]:
     """A line for each possible problem that cannot be checked on this machine."""
     return [
+        *_unused(job),
         *_absent(job),
         *software_checks.notes(job),
         *_patience(job),
         *_trackers(job),
         *_output(job, profile, environ),
     ]
+
+
+def _unused(job: JobSpec) -> list[str]:
+    """Keys that only the training loop of a task reads."""
+    if not job.command:
+        return []
+    values = KEYS.flatten(asdict(job))
+    unused = [name for name in OF_TASK if values[name] != KEYS.rows[name].default]
+    return [f"{name} has no effect on a command: set it in the script" for name in unused]
 
 
 def _absent(job: JobSpec) -> list[str]:

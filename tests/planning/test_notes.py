@@ -1,6 +1,7 @@
 """What a user is told of a plan that is right."""
 
 import importlib.util
+import sys
 
 import pytest
 from sites import Site, flags
@@ -52,4 +53,12 @@ def test_a_tracker_that_is_not_installed_is_said(
     assert note.endswith(
         "install the extra `mlflow` of hpcddp: pip install '.[mlflow]' in its clone, "
         "or 'WHEEL[mlflow]' with the path of its wheel"
+    )
+
+
+def test_keys_of_a_task_have_no_effect_on_a_command(site: Site) -> None:
+    layer = flags(("command", [sys.executable, "x.py"]), ("train.lr", 3e-4), ("train.trace", True))
+    site.write("x.py", "")
+    assert site.plan(layer, job=None).notes == (
+        "train.lr has no effect on a command: set it in the script",
     )
