@@ -35,7 +35,7 @@ def successor(
     """
     options = [option.format(parent) for option in DEPENDENCIES[ok]]
     options += [f"--exclude={exclude}"] if exclude else []
-    options += ["--begin=now"]  # whatever the first job said
+    options += ["--begin=now"]  # not the begin of the first job
     done = call("sbatch", "--parsable", *options, str(script), *arguments, timeout=timeout)
     if done.returncode:
         raise SubmissionRefused(first_line(done.stderr), where=str(script))
@@ -55,8 +55,10 @@ def follow_ups(script: Path, name: str, timeout: float = TIMEOUT) -> dict[str, i
 
 
 def end_for_good(job_id: str, timeout: float = TIMEOUT) -> None:
-    """Let a job of ours end when its script does. Since Slurm 24.11 a preempted job is requeued
-    then, whatever its exit code: it would wait, and so would its follow-up. Without an answer that
-    is what happens."""
+    """Let a job of ours end when its script does.
+
+    Slurm 24.11 and later requeue a preempted job at the end of its script. The follow-up would wait
+    for the requeued job, and it does so if Slurm does not answer here.
+    """
     with contextlib.suppress(SlurmUnreachable):
         call("scontrol", "update", f"JobId={job_id}", "Requeue=0", timeout=timeout)

@@ -106,11 +106,9 @@ def test_outside_of_a_job_it_changes_nothing(tmp_path: Path) -> None:
     assert not [path for path in tmp_path.iterdir() if path.name != "out"]
 
 
-TWICE = """
+MODEL = """
 import torch
 from torch import nn
-from transformers import Trainer, TrainingArguments
-from hpcddp.transformers import Preemptible
 
 class Net(nn.Module):
     def __init__(self):
@@ -119,6 +117,11 @@ class Net(nn.Module):
 
     def forward(self, x):
         return {"loss": self.layer(x).square().mean()}
+"""
+
+TWICE = """
+from transformers import Trainer, TrainingArguments
+from hpcddp.transformers import Preemptible
 
 args = TrainingArguments(
     "out", max_steps=3, use_cpu=True, report_to=[], save_strategy="no", disable_tqdm=True
@@ -131,7 +134,7 @@ trainer.train()
 
 
 def test_a_second_training_is_refused(site: Site, command: Command) -> None:
-    site.write("twice.py", TWICE)
+    site.write("twice.py", MODEL + TWICE)
     done = command("submit", "--set", "requeue.crashes=1", "--", sys.executable, "twice.py")
     assert done.code == 1
     assert "saved checkpoints/step-2" in done.text and "one call of Trainer.train" in done.text
@@ -139,18 +142,8 @@ def test_a_second_training_is_refused(site: Site, command: Command) -> None:
 
 ALONE = """
 import os, subprocess, sys, time
-import torch
-from torch import nn
 from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(4, 1)
-
-    def forward(self, x):
-        return {"loss": self.layer(x).square().mean()}
 
 class Preempt(TrainerCallback):
     def on_step_end(self, args, state, control, **_):
@@ -175,7 +168,7 @@ trainer.train(resume_from_checkpoint=last)
 def test_without_the_callback_a_script_that_resumes_comes_back_from_its_last_save(
     site: Site, command: Command
 ) -> None:
-    site.write("alone.py", ALONE)
+    site.write("alone.py", MODEL + ALONE)
     done = command("submit", "--no-snapshot", "--follow", "--", sys.executable, "alone.py")
     assert done.code == 0, done.text
     (run,) = runs(site)

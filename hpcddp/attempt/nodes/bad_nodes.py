@@ -74,7 +74,7 @@ def _why_kept(run: RunDir, number: int, hosts: Sequence[str], job: JobRecord) ->
         return f"Slurm gave {compress_hosts(again)} again"
     if not job.spec.get("requeue", {}).get("enabled", True):
         return "requeue.enabled is false"
-    # In a container Slurm cannot be asked; the batch script can at the end of the attempt.
+    # A container has no sinfo. The batch script, outside of it, chooses the nodes later.
     if shutil.which("sinfo") and len(spared(run, hosts, job)) < len(hosts):
         return "no other node can take the place"
     return ""

@@ -114,7 +114,7 @@ def _gpus(facts: SiteFacts, partition: Partition | None, kinds: list[NodeKind]) 
 
 def _without_gpus(facts: SiteFacts, where: str, kinds: list[NodeKind]) -> list[Choice]:
     """How to ask for GPUs where the partition for training has none: as in the others, if they have
-    some, whatever the state of their nodes is now."""
+    some. Nodes that are down count too."""
     feature = next(filter(None, map(gpu_feature, kinds)), "")
     text = f"partition {where} has no {'generic resource for GPUs' if feature else 'GPUs'}"
     others = dict.fromkeys(kind.partition for kind in facts.kinds if kind.gpus)

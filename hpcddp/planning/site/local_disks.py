@@ -28,7 +28,7 @@ LOCAL = {
     "btrfs", "exfat", "ext2", "ext3", "ext4", "f2fs", "jfs", "overlay", "ramfs", "tmpfs", "vfat",
     "xfs", "zfs",
 }  # fmt: skip
-TMP = Path("/tmp")  # each node has its own, and a program that is told to use it wants that
+TMP = Path("/tmp")  # each node has its own, and programs expect that
 LATEST = 20  # runs of a folder that are looked at
 # A line of mountinfo: the mount point, then the type behind the separator.
 MOUNT = re.compile(r"^\S+ \S+ \S+ \S+ (?P<point>\S+) .* - (?P<type>\S+) ", re.MULTILINE)

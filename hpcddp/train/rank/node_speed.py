@@ -67,7 +67,7 @@ def _are_kept(run: RunDir, attempt: int, faults: dict[str, list[str]]) -> bool:
     """Whether the attempt continues on slow nodes, as the next one could not avoid them."""
     try:
         return bad_nodes.are_kept(run, attempt, faults, records.read(run))
-    except HpcddpError:  # the run folder cannot be read now: the batch script decides
+    except HpcddpError:  # rank 0 cannot read the run folder: the batch script decides
         return False
 
 
