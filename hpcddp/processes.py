@@ -1,13 +1,35 @@
-"""Processes of this machine: their start, children and end (prctl(2), proc(5))."""
+"""Processes of this machine: their start, children and end (prctl(2), proc(5)), and the stack of
+this one."""
 
 from __future__ import annotations
 
 import contextlib
 import signal
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
+ROOM = 1 << 16  # slots of a frame in `with_room`, of 8 bytes each
+
+T = TypeVar("T")
+
+
+def with_room(call: Callable[[], T]) -> T:
+    """Call a function in a stack with room for the frames of everything that it calls.
+
+    CPython 3.11 and later keep frames in chunks of 16 KiB (Python/pystate.c). A call beyond the end
+    of a chunk maps memory for another one and unmaps it on return: `import torch` does so 15,000
+    times if its modules lie at the wrong depth. A frame of 512 KiB gets a chunk of 1 MiB, whose
+    rest serves the calls below it. Memory that no frame has used costs nothing.
+    """
+
+    def roomy() -> T:
+        return call()
+
+    roomy.__code__ = roomy.__code__.replace(co_stacksize=ROOM)
+    return roomy()
 
 
 def die_with_parent() -> None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from hpcddp.attempt import exit_codes
 from hpcddp.attempt.rank_exit import end, end_children, hung, share_failure
 from hpcddp.preempt import Preemption, end_on_stop_signals
-from hpcddp.processes import die_with_parent
+from hpcddp.processes import die_with_parent, with_room
 from hpcddp.stacks.answer import answer
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Worker:
         folder = os.environ.get("HPCDDP_RUN_DIR") or self.run_dir
         answer(os.environ)  # a program that replaces this process answers once it imports torch
         watch_node(folder)
-        end(_start(folder, os.environ, Preemption()))
+        end(with_room(lambda: _start(folder, os.environ, Preemption())))
 
 
 def run(

@@ -1,8 +1,10 @@
-"""What a process is known by."""
+"""What a process is known by, and its stack."""
 
+import resource
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 
 from hpcddp import processes
 
@@ -19,3 +21,26 @@ def test_a_process_is_known_by_its_start() -> None:
         child.kill()
         child.wait()
     assert processes.start_of(child.pid) == ""
+
+
+def leaf() -> None:
+    """A call that may lie beyond the end of a chunk of the stack."""
+
+
+def worst(depths: range) -> int:
+    """Most page faults of 1000 calls, over the depths of the stack at which they are made."""
+
+    def deeper(more: int) -> int:
+        if more:
+            return deeper(more - 1)
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        for _ in range(1000):
+            leaf()
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+    return max(deeper(depth) for depth in depths)
+
+
+def test_with_room_no_call_maps_memory_again_and_again() -> None:
+    counted: Callable[[], int] = lambda: worst(range(300))  # noqa: E731
+    assert processes.with_room(counted) < 100 <= 900 < counted()

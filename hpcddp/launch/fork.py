@@ -23,7 +23,7 @@ from hpcddp.launch.children import KILL_WAIT, Group, patience
 from hpcddp.launch.command import job_of
 from hpcddp.launch.script import Script
 from hpcddp.preempt import ignore_stop_signals, stop_signals
-from hpcddp.processes import adopt_orphans, die_with_parent
+from hpcddp.processes import adopt_orphans, die_with_parent, with_room
 from hpcddp.topology import Rank, Topology
 
 SLURM_KILL_WAIT = 30.0  # seconds between TERM and KILL, Slurm's default
@@ -159,4 +159,4 @@ def _be(rank: Rank) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(with_room(lambda: main(sys.argv[1:])))
