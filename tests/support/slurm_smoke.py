@@ -18,7 +18,7 @@ README = CHECKOUT / "README.md"
 HEADING = "### Slurm releases\n\n"  # of README; up to the next section all is made here
 ABOUT = """\
 These tests start jobs on each release, preempt and cancel them, and kill ranks and nodes. A test is
-skipped where Debian's release lacks a part.
+skipped where Debian's release lacks a part or has a broken one.
 
 """
 REASON, SLURM = "reason", "slurm"  # a row's own keys; the others name tests
