@@ -1,8 +1,10 @@
-"""Secrets in URLs: users, passwords, signatures."""
+"""Secrets in URLs: users, passwords, signatures; and whether the user has a login for a host."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from pathlib import Path
 
 # A password may contain "/", as about half of AWS's secrets do. If no "@" ends it before the path,
 # it ends at the last "@". A colon before another colon is a chain (zip://x::s3://y), and a colon
@@ -29,3 +31,14 @@ def without_password(url: str) -> str:
 def without_signature(url: str) -> str:
     """A URL without the signature in its query."""
     return _SIGNATURE.sub(r"\1***", url) if "://" in url else url
+
+
+def in_netrc(host: str, environ: Mapping[str, str]) -> bool:
+    """Whether the user's .netrc has a login for a host."""
+    import netrc
+
+    path = environ.get("NETRC") or Path(environ.get("HOME") or "~", ".netrc").expanduser()
+    try:
+        return netrc.netrc(path).authenticators(host) is not None
+    except (OSError, netrc.NetrcParseError):
+        return False

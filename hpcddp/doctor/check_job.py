@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
-from urllib.parse import urlsplit
 
 from hpcddp import record
-from hpcddp.doctor import check_rank
+from hpcddp.doctor import check_rank, service_hosts
 from hpcddp.errors import HpcddpError
 from hpcddp.planning.jobfile import Layer
 from hpcddp.rundir import RunDir, read_json
@@ -18,15 +17,6 @@ from hpcddp.spec import KEYS, JobSpec, SoftwareSpec
 NAME = "doctor"
 PYTHON = "python"  # in a command, the Python of the job's own software
 LIMIT = "0:10:00"  # time limit of the job
-# Variables with an address that a job needs -> the port, where the address has none.
-ADDRESSES = {"MLFLOW_TRACKING_URI": 443, "WANDB_BASE_URL": 443, "AWS_ENDPOINT_URL": 443,
-             "AWS_ENDPOINT_URL_S3": 443, "HF_ENDPOINT": 443}  # fmt: skip
-
-# A user's key of a service -> the variable with its address, and the usual one.
-SERVICES = {
-    "WANDB_API_KEY": ("WANDB_BASE_URL", "https://api.wandb.ai"),
-    "HF_TOKEN": ("HF_ENDPOINT", "https://huggingface.co"),
-}
 
 
 def layer(flags: Layer, environ: Mapping[str, str]) -> Layer:
@@ -35,7 +25,7 @@ def layer(flags: Layer, environ: Mapping[str, str]) -> Layer:
     Args:
         flags: of the command line.
     """
-    words = [PYTHON, "-P", "-m", "hpcddp.doctor.check_rank", *targets(environ)]
+    words = [PYTHON, "-P", "-m", "hpcddp.doctor.check_rank", *service_hosts.targets(environ)]
     own: dict[str, Any] = {"command": words, "name": NAME, "snapshot": False,
                            "requeue.enabled": False}  # fmt: skip
     if "slurm.time" not in flags.values:
@@ -55,16 +45,6 @@ def command(job: JobSpec) -> list[str]:
 def software(run: RunDir) -> SoftwareSpec:
     """The software of the job."""
     return KEYS.build(KEYS.flatten(record.read(run).spec)).software
-
-
-def targets(environ: Mapping[str, str]) -> Iterator[str]:
-    """The hosts that the user's trackers and stores need, as host:port."""
-    usual_hosts = {name: url for key, (name, url) in SERVICES.items() if environ.get(key)}
-    for name, usual in ADDRESSES.items():
-        address = urlsplit(environ.get(name) or usual_hosts.get(name, ""))
-        if address.scheme in ("http", "https") and address.hostname:
-            port = address.port or (80 if address.scheme == "http" else usual)
-            yield f"{address.hostname}:{port}"
 
 
 def results(run: RunDir, versions: Mapping[str, str] | None = None) -> dict[str, Any]:

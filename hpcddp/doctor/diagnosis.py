@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 from hpcddp.attempt.nodes import machine
 from hpcddp.doctor.check_finding import ERROR, WARNING, CheckFinding, merged
+from hpcddp.doctor.node_summary import Measurements, drivers
 from hpcddp.planning.site.site_facts import SLOW_IMPORT
 from hpcddp.sizes import counted, size
 
@@ -21,12 +21,10 @@ VISIBLE = 5.0  # seconds
 SLOW_PAIR = 0.5  # of the median bandwidth
 SLOW_NET = 1.25e9  # bytes per second, 10 Gbit/s
 
-Row = Mapping[str, Any]
 
-
-def of(results: Row) -> list[CheckFinding]:
+def of(results: Measurements) -> list[CheckFinding]:
     """What the nodes of a check-up have, errors first."""
-    rows: list[Row] = results["ranks"]
+    rows: list[Measurements] = results["ranks"]
     heads = [row for row in rows if "host" in row]  # one rank of each node
     hosts = {row["node"]: str(row["host"]) for row in heads}
     findings = (
@@ -39,29 +37,46 @@ def of(results: Row) -> list[CheckFinding]:
     return merged(findings)
 
 
-def unfit(results: Row) -> dict[str, str]:
+def unfit(results: Measurements) -> dict[str, str]:
     """The nodes that jobs should avoid, and why: with faults, or slow as a whole or in parts."""
-    rows: list[Row] = results["ranks"]
+    rows: list[Measurements] = results["ranks"]
     hosts = {row["node"]: str(row["host"]) for row in rows if "host" in row}
     heads = [row for row in rows if "host" in row]
     bad = [*_memory_errors(heads), *_slow(results, rows, hosts)]
     return {finding.where: finding.what for finding in bad}
 
 
-def _alike(heads: Sequence[Row]) -> Iterator[CheckFinding]:
-    """Nodes that differ in what must be the same."""
-    parts = {"python": "Python", "torch": "torch", "architecture": "CPU architecture"}
-    for key, name in parts.items():
-        values: dict[str, list[str]] = {}
-        for row in heads:
-            values.setdefault(str(row[key]), []).append(str(row["host"]))
-        if len(values) > 1:
-            text = ", ".join(f"{value} on {_few(hosts)}" for value, hosts in values.items())
-            yield CheckFinding(ERROR, "all nodes", f"{name} differs: {text}",
-                          "use one environment that all nodes see")  # fmt: skip
+def _alike(heads: Sequence[Measurements]) -> Iterator[CheckFinding]:
+    """Nodes that differ in what must be the same, or should be."""
+    one = "use one environment that all nodes see"
+    kind = "choose nodes of one kind with --constraint, or tell your administrators"
+    names = {"python": "Python", "torch": "torch", "architecture": "CPU architecture"}
+    for key, name in names.items():
+        yield from _differing(name, {str(row["host"]): str(row[key]) for row in heads}, ERROR, one)
+    libc = {str(row["host"]): str(row["libc"]) for row in heads}
+    driver = {str(row["host"]): ", ".join(drivers([row])) for row in heads}
+    yield from _differing("libc", libc, WARNING, kind)
+    yield from _differing("the GPU driver", driver, WARNING, kind)
 
 
-def _here(heads: Sequence[Row], here: Row) -> Iterator[CheckFinding]:
+def _differing(
+    name: str, versions: Mapping[str, str], level: str, hint: str
+) -> Iterator[CheckFinding]:
+    """A finding if nodes have different versions.
+
+    Args:
+        versions: host -> its version; blank if unknown.
+    """
+    hosts_of: dict[str, list[str]] = {}
+    for host, version in versions.items():
+        if version.strip():
+            hosts_of.setdefault(version, []).append(host)
+    if len(hosts_of) > 1:
+        text = ", ".join(f"{version} on {_few(hosts)}" for version, hosts in hosts_of.items())
+        yield CheckFinding(level, "all nodes", f"{name} differs: {text}", hint)
+
+
+def _here(heads: Sequence[Measurements], here: Measurements) -> Iterator[CheckFinding]:
     """What differs between this machine and nodes that are alike."""
     for key, name in (("python", "Python"), ("torch", "torch")):
         there = {str(row[key]).partition("+")[0] for row in heads}
@@ -81,7 +96,7 @@ def _few(hosts: Sequence[str]) -> str:
     return ", ".join(hosts[:3]) + (f" and {more} more" if more > 0 else "")
 
 
-def space(where: str, name: str, disk: Row) -> Iterator[CheckFinding]:
+def space(where: str, name: str, disk: Measurements) -> Iterator[CheckFinding]:
     """A disk that is nearly full."""
     if not disk:
         yield CheckFinding(
@@ -107,7 +122,7 @@ def open_files(where: str, count: int | None) -> Iterator[CheckFinding]:
         yield CheckFinding(WARNING, where, what, f"raise it with `ulimit -n {FILES}` or more")
 
 
-def _nodes(heads: Sequence[Row]) -> Iterator[CheckFinding]:
+def _nodes(heads: Sequence[Measurements]) -> Iterator[CheckFinding]:
     """What each node tells of itself."""
     many = len({row["host"] for row in heads}) > 1
     for row in heads:
@@ -130,7 +145,7 @@ def _nodes(heads: Sequence[Row]) -> Iterator[CheckFinding]:
             yield CheckFinding(ERROR, host, f"{target} cannot be reached: {why}", hint)
 
 
-def _gpus(heads: Sequence[Row], results: Row) -> Iterator[CheckFinding]:
+def _gpus(heads: Sequence[Measurements], results: Measurements) -> Iterator[CheckFinding]:
     """GPUs with faults, and GPUs that torch does not use."""
     for row in heads:
         host = str(row["host"])
@@ -148,7 +163,7 @@ def _gpus(heads: Sequence[Row], results: Row) -> Iterator[CheckFinding]:
                 )
 
 
-def _memory_errors(heads: Sequence[Row]) -> Iterator[CheckFinding]:
+def _memory_errors(heads: Sequence[Measurements]) -> Iterator[CheckFinding]:
     """GPUs whose memory has failed."""
     for row in heads:
         for number, gpu in enumerate(row["gpus"]):
@@ -157,7 +172,7 @@ def _memory_errors(heads: Sequence[Row]) -> Iterator[CheckFinding]:
                 yield CheckFinding(ERROR, str(row["host"]), what, "tell your administrators")
 
 
-def _ranks(rows: Sequence[Row], hosts: Mapping[int, str]) -> Iterator[CheckFinding]:
+def _ranks(rows: Sequence[Measurements], hosts: Mapping[int, str]) -> Iterator[CheckFinding]:
     """What each rank measured of its environment."""
     for row in rows:
         host = hosts.get(row["node"], "?")
@@ -178,7 +193,9 @@ def _ranks(rows: Sequence[Row], hosts: Mapping[int, str]) -> Iterator[CheckFindi
             )
 
 
-def _slow(results: Row, rows: Sequence[Row], hosts: Mapping[int, str]) -> Iterator[CheckFinding]:
+def _slow(
+    results: Measurements, rows: Sequence[Measurements], hosts: Mapping[int, str]
+) -> Iterator[CheckFinding]:
     """Ranks that compute slowly: a whole node, or some of its devices."""
     parts = {int(number): part for number, part in results["slow"].items()}
     hint = "tell your administrators"
@@ -195,7 +212,7 @@ def _slow(results: Row, rows: Sequence[Row], hosts: Mapping[int, str]) -> Iterat
                 yield CheckFinding(WARNING, host, what, hint)
 
 
-def _links(results: Row, hosts: Mapping[int, str]) -> Iterator[CheckFinding]:
+def _links(results: Measurements, hosts: Mapping[int, str]) -> Iterator[CheckFinding]:
     """Pairs of nodes with a slow network between them."""
     speeds = [speed for _, _, speed in results["pairs"]]
     if not speeds:
@@ -214,7 +231,7 @@ def _links(results: Row, hosts: Mapping[int, str]) -> Iterator[CheckFinding]:
         yield CheckFinding(WARNING, "all nodes", what, hint)
 
 
-def table_of_sizes(results: Row) -> Iterable[tuple[str, str, str]]:
+def table_of_sizes(results: Measurements) -> Iterable[tuple[str, str, str]]:
     """All-reduce by size: size, time, bus bandwidth."""
     for row in results["all_reduce"]:
         seconds = row["seconds"]

@@ -10,20 +10,20 @@ from hpcddp.planning.site.site_facts import CheckUp
 from hpcddp.sizes import counted
 
 HEAD = ("NODE", "GPUS", "DRIVER", "INTERFACE", "IMPORT", "WRITE", "CLOCK")
-Row = Mapping[str, Any]
+Measurements = Mapping[str, Any]  # the results of a check-up, or a part of them
 
 
-def table(results: Row) -> Iterator[tuple[str, ...]]:
+def table(results: Measurements) -> Iterator[tuple[str, ...]]:
     """A row for each node: its GPUs, the interface on the way to the first node, the longest import
     of torch, the time to write a small file, and how far its clock is ahead; last, this machine."""
-    rows: Sequence[Row] = results["ranks"]
+    rows: Sequence[Measurements] = results["ranks"]
     for head in (row for row in rows if "host" in row):
         own = [row for row in rows if row["node"] == head["node"]]
         clock = max((float(row["clock"]) for row in own), key=abs)
         yield (
             str(head["host"]),
             _gpus(head["gpus"]),
-            ", ".join(_drivers([head])) or "-",
+            ", ".join(drivers([head])) or "-",
             str(head.get("interface") or head["address"] or "-"),
             f"{max(float(row['import_seconds']) for row in own):.3g} s",
             f"{head['writes']['median'] * 1e3:.3g} ms" if head["writes"] else "-",
@@ -33,22 +33,23 @@ def table(results: Row) -> Iterator[tuple[str, ...]]:
         yield ("here", *["-"] * (len(HEAD) - 2), f"{results['here']['clock']:+.2g} s")
 
 
-def _gpus(gpus: Sequence[Row]) -> str:
+def _gpus(gpus: Sequence[Measurements]) -> str:
     names = dict.fromkeys(str(gpu.get("name", "GPU")) for gpu in gpus)
     return f"{len(gpus)} {', '.join(names)}" if gpus else "-"
 
 
-def _drivers(heads: Sequence[Row]) -> list[str]:
+def drivers(heads: Sequence[Measurements]) -> list[str]:
+    """The versions of the GPU driver on some nodes."""
     return sorted({str(gpu["driver"]) for head in heads for gpu in head["gpus"] if "driver" in gpu})
 
 
-def facts(results: Row) -> str:
+def facts(results: Measurements) -> str:
     """What only a node can tell, in one line."""
-    rows: Sequence[Row] = results["ranks"]
+    rows: Sequence[Measurements] = results["ranks"]
     heads = [row for row in rows if "host" in row]
     words = {
         "interface": {str(row.get("interface", "")) for row in heads},
-        "GPU driver": set(_drivers(heads)),
+        "GPU driver": set(drivers(heads)),
         "libc": {str(row["libc"]) for row in heads},
         "CPUs": {str(row["architecture"]) for row in heads},
     }
@@ -59,14 +60,14 @@ def facts(results: Row) -> str:
     return f"{', '.join(texts)}; {counted(len(heads), 'node')}: {runs} the runs, {homes}"
 
 
-def check_up(results: Row, runs: Path, python: str) -> CheckUp:
+def check_up(results: Measurements, runs: Path, python: str) -> CheckUp:
     """What later commands should know. A home folder that only some nodes lack is their own fault.
 
     Args:
         runs: the folder of the runs.
         python: of the ranks, as software_facts.place names it.
     """
-    rows: Sequence[Row] = results["ranks"]
+    rows: Sequence[Measurements] = results["ranks"]
     homes = [row["home"] for row in rows if "host" in row]
     seen = {Path.home(): any(homes), runs: all(row["visible"] is not None for row in rows)}
     imports = {python: max(float(row["import_seconds"]) for row in rows)}

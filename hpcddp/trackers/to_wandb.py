@@ -7,7 +7,6 @@ duplicated if a process is killed.
 
 from __future__ import annotations
 
-import netrc
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -18,6 +17,7 @@ from hpcddp import record
 from hpcddp.errors import UserError
 from hpcddp.rundir import RunDir
 from hpcddp.trackers.send import config
+from hpcddp.urls import in_netrc
 
 # W&B collects nothing about the machine and the code, and sends no reports of its own errors.
 SETTINGS = {
@@ -34,16 +34,8 @@ def mode(environ: Mapping[str, str]) -> str:
     """WANDB_MODE if it is set; otherwise online with an API key, offline without one."""
     if given := environ.get("WANDB_MODE"):
         return given
-    return "online" if environ.get("WANDB_API_KEY") or _in_netrc(environ) else "offline"
-
-
-def _in_netrc(environ: Mapping[str, str]) -> bool:
     host = urlsplit(environ.get("WANDB_BASE_URL") or "https://api.wandb.ai").hostname or ""
-    path = environ.get("NETRC") or Path(environ.get("HOME") or "~", ".netrc").expanduser()
-    try:
-        return netrc.netrc(path).authenticators(host) is not None
-    except (OSError, netrc.NetrcParseError):
-        return False
+    return "online" if environ.get("WANDB_API_KEY") or in_netrc(host, environ) else "offline"
 
 
 def knows(run: RunDir, memory: Mapping[str, Any]) -> bool:

@@ -12,16 +12,9 @@ from hpcddp.rundir import RunDir, write_json
 from hpcddp.spec import JobSpec, SoftwareSpec
 
 
-def test_the_hosts_that_trackers_and_stores_need_are_reached_for() -> None:
-    environ = {
-        "MLFLOW_TRACKING_URI": "https://mlflow.example",
-        "AWS_ENDPOINT_URL": "http://store:9000",
-        "WANDB_BASE_URL": "",
-        "HF_ENDPOINT": "no address",
-    }
-    assert list(check_job.targets(environ)) == ["mlflow.example:443", "store:9000"]
-    keys = {"WANDB_API_KEY": "x", "HF_TOKEN": "x", "HF_ENDPOINT": "https://mirror.example"}
-    assert list(check_job.targets(keys)) == ["api.wandb.ai:443", "mirror.example:443"]
+def test_the_ranks_try_the_hosts_of_the_users_services() -> None:
+    environ = {"AWS_ENDPOINT_URL": "http://store:9000", "WANDB_MODE": "offline"}
+    assert check_job.layer(Layer(), environ).values["command"][-1] == "store:9000"
 
 
 def test_the_ranks_check_the_python_of_the_jobs_own_software() -> None:

@@ -14,11 +14,12 @@ def node(rank: int) -> dict[str, Any]:
     disk = {"free": 500 * GB, "size": 1000 * GB, "free_files": 10**6, "files": 10**7}
     return {
         "rank": rank, "node": rank // 2, "host": f"n{rank // 2}", "architecture": "x86_64",
+        "libc": "glibc 2.36",
         "python": "3.11.7", "torch": "2.13.0", "device": "cuda:0", "import_seconds": 3.0,
         "visible": 0.0, "clock": 0.001, "home": True, "open_files": 10**6, "folder": disk,
         "tmp": disk, "writes": {"median": 0.01, "longest": 0.1}, "address": f"10.0.0.{rank}",
         "unreachable": {}, "interfaces": {"ib0": 200000},
-        "gpus": [{"ecc_errors": "0", "temperature": "40", "throttle": "0x0"}],
+        "gpus": [{"ecc_errors": "0", "temperature": "40", "throttle": "0x0", "driver": "550.54"}],
     }  # fmt: skip
 
 
@@ -51,6 +52,10 @@ def first(change: dict[str, Any]) -> Callable[[Results], None]:
     [
         (first({"python": "3.12.1"}), "error", "all nodes",
          "Python differs: 3.11.7 on n0, n2, 3.12.1 on n1"),
+        (first({"libc": "glibc 2.28"}), "warning", "all nodes",
+         "libc differs: glibc 2.36 on n0, n2, glibc 2.28 on n1"),
+        (first({"gpus": [{"driver": "535.1"}]}), "warning", "all nodes",
+         "the GPU driver differs: 550.54 on n0, n2, 535.1 on n1"),
         (first({"folder": {}}), "error", "n1", "the runs folder cannot be read"),
         (first({"tmp": {"free": GB, "size": 100 * GB, "free_files": 9, "files": 0}}),
          "warning", "n1", "are free in /tmp"),
@@ -86,6 +91,13 @@ def test_a_fault_is_named_with_its_node(
     change(data)
     (row,) = diagnosis.of(data)
     assert (row.level, row.where) == (level, where) and what in row.what and row.hint
+
+
+@pytest.mark.parametrize("unknown", [{"gpus": []}, {"gpus": [{}]}, {"libc": " "}])
+def test_a_node_whose_driver_or_libc_is_unknown_differs_from_none(unknown: Results) -> None:
+    data = results()
+    first(unknown)(data)
+    assert diagnosis.of(data) == []
 
 
 def test_a_node_without_the_runs_folder_is_named() -> None:
