@@ -8,7 +8,8 @@
                          step of the environment that failed before the ranks could start
     watch RUN N PID      warns if the ranks that PID started never reach the rendezvous
     preflight RUN N PID  checks the nodes, and ends the ranks that PID started if one fails twice
-    check-node RUN N FIRST BOOT  on each node: prints its faults as JSON; see nodes/node_check.py
+    check-node RUN N FIRST BOOT [GPUS]  on each node: prints its faults as JSON; see
+                         nodes/node_check.py
     bereaved RUN N       on another node: requeues the run, or ends its wait, if the batch script
                          cannot
     stacks RUN N         prints the stacks of the attempt's ranks on this node, as JSON lines
@@ -186,7 +187,8 @@ def _preflight(run: RunDir, words: list[str]) -> str:
 def _check_node(run: RunDir, words: list[str]) -> str:
     from hpcddp.attempt.nodes import node_check
 
-    print(node_check.answer(run, int(words[0]), words[1], words[2]), flush=True)
+    wanted = int(words[3]) if len(words) > 3 else None
+    print(node_check.answer(run, int(words[0]), words[1], words[2], wanted), flush=True)
     return ""
 
 

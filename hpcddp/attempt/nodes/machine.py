@@ -106,13 +106,18 @@ def gpus() -> list[dict[str, Any]]:
     return gpu_query()[0] or []
 
 
-def gpu_query() -> tuple[list[dict[str, Any]] | None, str]:
-    """What nvidia-smi says of each GPU, and why it fails; (None, "") if it is not installed."""
+def gpu_query(ids: Sequence[str] = ()) -> tuple[list[dict[str, Any]] | None, str]:
+    """What nvidia-smi says of each GPU, and why it fails; (None, "") if it is not installed.
+
+    Args:
+        ids: indices or UUIDs of some GPUs, for these alone.
+    """
     program = shutil.which("nvidia-smi")
     if program is None:
         return None, ""
     fields = ",".join(GPU_FIELDS.values())
     command = [program, f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
+    command += [f"--id={','.join(ids)}"] if ids else []
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=False)
     except subprocess.TimeoutExpired:

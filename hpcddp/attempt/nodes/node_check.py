@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,22 +21,24 @@ DISKS = ("/tmp", "/dev/shm")
 FULL = 16 * 2**20  # bytes: with fewer a disk is full
 VISIBLE = 5.0  # seconds until the attempt's folder must be visible
 UNKNOWN = -1  # GPUs of a node whose driver does not answer in time
+# Variables of a step that list the job's GPUs on the node, by indices or UUIDs. The first counts
+# the GPUs that the step sees, as nvidia-smi does; the second counts all GPUs of the node.
+GPUS = ("CUDA_VISIBLE_DEVICES", "SLURM_STEP_GPUS")
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 BOOT = Path("/proc/sys/kernel/random/boot_id")  # the same for nodes on one machine
 
 
-def answer(run: RunDir, number: int, first: str, boot: str) -> str:
+def answer(run: RunDir, number: int, first: str, boot: str, wanted: int | None = None) -> str:
     """The facts and faults of this node, as a line of JSON.
 
     Args:
         number: of the attempt.
         first: the address at which the first node's rank listens.
         boot: the first node's boot id.
+        wanted: GPUs of a node that the job asked for; 0 for none, None if unknown.
     """
-    gpus, trouble = machine.gpu_query()
-    faults = [*_gpus(gpus or [], trouble), *_disks(), *_shared(run, number),
-              *_network(first, boot, os.environ)]  # fmt: skip
-    count = UNKNOWN if trouble == machine.SILENT else machine.gpu_count(gpus)
+    count, faults = _gpus(os.environ) if wanted != 0 else (None, [])
+    faults += [*_disks(), *_shared(run, number), *_network(first, boot, os.environ)]
     facts = {"host": error_record.host(), "time": time.time(), "gpus": count}
     return json.dumps({**facts, "faults": faults})
 
@@ -49,13 +51,54 @@ def boot_id() -> str:
         return ""
 
 
-def _gpus(gpus: list[dict[str, Any]], trouble: str) -> Iterator[str]:
-    """GPUs with faults that a job meets."""
-    if trouble and trouble != machine.SILENT:
-        yield f"nvidia-smi fails: {trouble}"
-    for number, gpu in enumerate(gpus):
+def _gpus(environ: Mapping[str, str]) -> tuple[int | None, list[str]]:
+    """The number of GPUs here, and the faults of the job's GPUs; of all GPUs if Slurm does not say
+    which the job has."""
+    rows, trouble = machine.gpu_query()
+    if trouble == machine.SILENT:
+        return UNKNOWN, []
+    named = {str(number): gpu for number, gpu in enumerate(rows or [])}
+    if trouble and (own := _answering(environ)):
+        rows, trouble = own, ""
+        named = {str(gpu["uuid"]): gpu for gpu in own}
+    faults = [f"nvidia-smi fails: {trouble}"] if trouble else []
+    for name, gpu in _of_job(named, environ).items():
         if errors := machine.memory_errors(gpu):
-            yield f"GPU {number} has uncorrected memory errors ({errors})"
+            faults.append(f"GPU {name} has uncorrected memory errors ({errors})")
+    return machine.gpu_count(rows), faults
+
+
+def _answering(environ: Mapping[str, str]) -> list[dict[str, Any]]:
+    """The job's GPUs, if all of them answer: nvidia-smi fails if another job's GPU is lost."""
+    for ids in _lists(environ):
+        rows, _ = machine.gpu_query(ids)
+        if rows and len(rows) == len(ids):
+            return rows
+    return []
+
+
+def _of_job(
+    gpus: Mapping[str, dict[str, Any]], environ: Mapping[str, str]
+) -> Mapping[str, dict[str, Any]]:
+    """Those of some GPUs that the job has; all of them if that is unknown.
+
+    Args:
+        gpus: by their name, an index or a UUID.
+    """
+    for ids in _lists(environ):
+        own = {name: gpu for name, gpu in gpus.items()
+               if name in ids or str(gpu["uuid"]).startswith(tuple(ids))}  # fmt: skip
+        if len(own) == len(ids):  # else they count other GPUs
+            return own
+    return gpus
+
+
+def _lists(environ: Mapping[str, str]) -> Iterator[Sequence[str]]:
+    """The lists of the job's GPUs in the environment; none of slices of GPUs."""
+    for name in GPUS:
+        ids = [word.strip() for word in environ.get(name, "").split(",")]
+        if all(word.isdecimal() or word.startswith("GPU-") for word in ids):
+            yield ids
 
 
 def _disks() -> Iterator[str]:

@@ -54,18 +54,31 @@ def check(run: RunDir, number: int, launched: int, first: str) -> None:
     hosts = expand_hosts(mine.nodes) if mine and mine.slurm else []
     if mine is None or len(hosts) < 2:
         return
-    once = _own(_ask(run, mine, hosts, first), len(hosts))
-    twice = _ask(run, mine, sorted(once), first) if once else {}
+    wanted = _wanted(job, os.environ)
+    once = _own(_ask(run, mine, hosts, first, wanted), len(hosts))
+    twice = _ask(run, mine, sorted(once), first, wanted) if once else {}
     for host in sorted(set(once) - set(twice)):
         _say(f"{host}: {once[host][0]}; a second check found nothing")
     if twice:
         _conclude(run, mine, job, twice, launched)
 
 
-def _ask(run: RunDir, mine: Attempt, hosts: Sequence[str], first: str) -> Faults:
+def _wanted(job: JobRecord, environ: Mapping[str, str]) -> int | None:
+    """GPUs of a node that the job asked for; 0 for none. None if Slurm did not give it any: where
+    Slurm does not count GPUs, the ranks use all that they see."""
+    if job.spec.get("device") == "cpu":
+        return 0
+    count = environ.get("SLURM_GPUS_ON_NODE", "")
+    return int(count) if count.isdecimal() else None
+
+
+def _ask(
+    run: RunDir, mine: Attempt, hosts: Sequence[str], first: str, wanted: int | None
+) -> Faults:
     """The faults of some nodes, by a step on them; none of a node that does not answer."""
+    gpus = [] if wanted is None else [str(wanted)]
     words = steps.on_node(str(run.host), "check-node", str(run.path), str(mine.number), first,
-                          node_check.boot_id())  # fmt: skip
+                          node_check.boot_id(), *gpus)  # fmt: skip
     words = ["/bin/sh", "-c", _SEES, "sh", str(run.host), *words]
     begin = time.time()
     out, _ = steps.output(
@@ -75,8 +88,7 @@ def _ask(run: RunDir, mine: Attempt, hosts: Sequence[str], first: str) -> Faults
         TIMEOUT,
     )  # fmt: skip
     rows = {str(row["host"]): row for row in parse_lines(out.splitlines()) if "host" in row}
-    wanted = int(os.environ.get("SLURM_GPUS_ON_NODE") or 0)
-    return judged(rows, begin, time.time(), wanted)
+    return judged(rows, begin, time.time(), wanted or 0)
 
 
 def _own(faults: Faults, count: int) -> Faults:

@@ -86,10 +86,10 @@ def launched() -> Iterator[subprocess.Popen[bytes]]:
     process.wait()
 
 
-def three_nodes(site: Site, monkeypatch: pytest.MonkeyPatch) -> RunDir:
+def three_nodes(site: Site, monkeypatch: pytest.MonkeyPatch, **spec: object) -> RunDir:
     from hpcddp.submit import host_archive
 
-    run, _ = failing(site)
+    run, _ = failing(site, **spec)
     facts = read_json(run.attempt(1).facts) or {}
     facts |= {"nodes": "n[1-3]", "slurm": True, "job_id": "7", "cause": None}
     run.attempt(1).facts.write_text(json.dumps(facts))
@@ -113,6 +113,31 @@ def test_a_node_that_fails_twice_ends_the_attempt(
     assert (error["kind"], error["host"], error["bad_host"]) == ("node", "n2", True)
     assert "n2: GPU 0 has uncorrected memory errors (3)" in capfd.readouterr().out
     assert (site.folder / "asked").read_text().split() == ["n[1-3]", "n2"]
+
+
+def test_a_job_without_gpus_uses_a_node_whose_gpu_is_bad(
+    site: Site, monkeypatch: pytest.MonkeyPatch, launched: subprocess.Popen[bytes]
+) -> None:
+    run = three_nodes(site, monkeypatch, device="cpu")  # --procs
+    monkeypatch.delenv("SLURM_GPUS_ON_NODE")
+    preflight.check(run, 1, launched.pid, "n1")
+    assert launched.poll() is None and not run.attempt(1).error.exists()
+    assert not run.node_events.exists()  # other jobs use it too
+    assert (site.folder / "asked").read_text().split() == ["n[1-3]"]
+
+
+def test_another_jobs_gpu_is_no_fault_of_the_node(
+    site: Site, monkeypatch: pytest.MonkeyPatch, launched: subprocess.Popen[bytes]
+) -> None:
+    run = three_nodes(site, monkeypatch)
+    site.program("nvidia-smi", 'echo "A100, GPU-0, 550, 81920, 0, 41, 0x0"\n' + BAD_GPU)
+    own = f"export CUDA_VISIBLE_DEVICES=$([ -e {site.folder}/bad ] && echo 1 || echo 0)\n"
+    site.program("srun", own + SRUN)  # Slurm lists the job's GPUs in a step's environment
+    preflight.check(run, 1, launched.pid, "n1")
+    assert launched.poll() is None and not run.attempt(1).error.exists()
+    (site.folder / "bad").touch()
+    preflight.check(run, 1, launched.pid, "n1")
+    assert "GPU 1 has uncorrected memory errors (3)" in run.attempt(1).error.read_text()
 
 
 def test_the_ranks_go_on_if_no_other_node_can_take_the_place(
@@ -141,6 +166,74 @@ def test_a_node_that_is_back_is_used(
     preflight.check(run, 2, launched.pid, "n1")
     assert launched.poll() is None
     assert "the ranks continue: Slurm gave n2 again" in capfd.readouterr().out
+
+
+# Four GPUs, the last two with memory errors.
+FOUR = "\n".join(f'echo "A100, GPU-{n}{n}, 550, 81920, {n // 2 * n}, 41, 0x0"' for n in range(4))
+TWO = [f"GPU {n} has uncorrected memory errors ({n})" for n in (2, 3)]
+
+
+@pytest.mark.parametrize(
+    ("environ", "said"),
+    [
+        ({}, TWO),
+        ({"CUDA_VISIBLE_DEVICES": "0,1"}, []),
+        ({"CUDA_VISIBLE_DEVICES": "1, 3"}, TWO[1:]),
+        ({"CUDA_VISIBLE_DEVICES": "GPU-00,GPU-22"}, TWO[:1]),
+        ({"SLURM_STEP_GPUS": "0"}, []),
+        ({"SLURM_STEP_GPUS": "4,5,6,7"}, TWO),  # of eight; the step sees its own four
+        ({"SLURM_STEP_GPUS": "0,1", "CUDA_VISIBLE_DEVICES": "2"}, TWO[:1]),
+        ({"CUDA_VISIBLE_DEVICES": "NoDevFiles"}, TWO),
+        ({"CUDA_VISIBLE_DEVICES": "MIG-1a", "SLURM_STEP_GPUS": "1"}, []),
+    ],
+)
+def test_only_the_jobs_gpus_count_where_slurm_names_them(
+    site: Site, monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], said: list[str]
+) -> None:
+    site.program("nvidia-smi", FOUR)
+    for name in ("CUDA_VISIBLE_DEVICES", "SLURM_STEP_GPUS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    assert gpu_faults(site, 2) == gpu_faults(site, None) == said
+    assert gpu_faults(site, 0) == []
+
+
+def gpu_faults(site: Site, wanted: int | None) -> list[str]:
+    """What a node says of its GPUs."""
+    run = RunDir(site.folder / "run")
+    run.attempt(1).path.mkdir(parents=True, exist_ok=True)
+    run.attempt(1).facts.touch()
+    said = json.loads(node_check.answer(run, 1, "n1", node_check.boot_id(), wanted))
+    return list(said["faults"])
+
+
+# nvidia-smi fails if it has to ask a GPU that is lost, the fourth.
+LOST = """\
+gpus=0,1,2,3
+for word in "$@"; do case $word in --id=*) gpus=${word#--id=} ;; esac; done
+case $gpus in *3*) echo "GPU 0000:81:00.0 is lost"; exit 15 ;; esac
+for gpu in ${gpus//,/ }; do echo "A100, GPU-$gpu$gpu, 550, 81920, $gpu, 41, 0x0"; done
+"""
+
+
+@pytest.mark.parametrize(
+    ("visible", "said"),
+    [
+        ("", ["nvidia-smi fails: GPU 0000:81:00.0 is lost"]),
+        ("0,3", ["nvidia-smi fails: GPU 0000:81:00.0 is lost"]),
+        ("0", []),
+        ("0,2", ["GPU GPU-22 has uncorrected memory errors (2)"]),
+    ],
+)
+def test_a_lost_gpu_of_another_job_is_no_fault(
+    site: Site, monkeypatch: pytest.MonkeyPatch, visible: str, said: list[str]
+) -> None:
+    site.program("nvidia-smi", LOST)
+    monkeypatch.delenv("SLURM_STEP_GPUS", raising=False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert gpu_faults(site, 2) == said
+    assert gpu_faults(site, 0) == []
 
 
 def test_a_node_tells_its_faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
