@@ -23,6 +23,7 @@ from hpcddp import record
 from hpcddp.attempt import error_record, launch_facts, ledger
 from hpcddp.attempt.ledger import Attempt
 from hpcddp.errors import RunError, UserError
+from hpcddp.record import JobRecord
 from hpcddp.rundir import AttemptDir, RunDir, read_json, read_lines
 
 SAY = 300.0  # seconds until the warning
@@ -63,14 +64,9 @@ def watch(run: RunDir, number: int, launched: int, environ: Mapping[str, str]) -
         launched: process id of the launcher, which passes signals on to the ranks.
     """
     job = record.read(run)
-    alone = job.nodes[1] * job.gpus_per_node == 1
-    elsewhere = (
-        launch_facts.of(job.launcher, job.launch).get("hides")
-        or "hpcddp.dask" in job.spec["command"]
-    )
     if environ.get("SLURM_NODEID", "0") != "0":
         return
-    if alone or elsewhere:  # no rendezvous to be seen
+    if hidden(job):
         until = time.monotonic() + LIVES
         while alive(launched) and time.monotonic() < until:
             time.sleep(LOOK)
@@ -80,6 +76,13 @@ def watch(run: RunDir, number: int, launched: int, environ: Mapping[str, str]) -
         if not _await_listener(run.attempt(number), launched, port, limit, here):
             return
     _note(run, number, launched)
+
+
+def hidden(job: JobRecord) -> bool:
+    """Whether a command has no rendezvous to be seen: `met` then says little of its start."""
+    alone = job.nodes[1] * job.gpus_per_node == 1
+    elsewhere = launch_facts.of(job.launcher, job.launch).get("hides")
+    return bool(alone or elsewhere or "hpcddp.dask" in job.spec["command"])
 
 
 def _await_listener(attempt: AttemptDir, launched: int, port: int, limit: float, here: int) -> bool:

@@ -99,7 +99,7 @@ def resume(run: str, runs: str | None, follow: bool | None, dry_run: bool, as_js
         return show(plan, folder, as_json, run=folder.name, changes=changes)
     tail = Tail(folder, behind=True)
     prepare.renew(plan, folder, record.read(folder).created)
-    job_id = submission.submit(plan, folder)
+    job_id = submission.submit(plan, folder, note=say.note)
     announce(folder, job_id, as_json=as_json, parsable=False, changes=changes)
     if not (plan.backend == "local" if follow is None else follow):
         return 0

@@ -94,7 +94,7 @@ def carry_out(plan: Plan, runs: str | None, *, follow: bool | None, dry_run: boo
         note_local(plan.start_note)
     note_hours(plan, advice.gpu_hours(plan))
     run = prepare.new_run(plan, root)
-    job_id = submission.submit(plan, run, new=True)
+    job_id = submission.submit(plan, run, new=True, note=say.note)
     announce(run, job_id, as_json=as_json, parsable=parsable)
     if follow is None:
         follow = plan.backend == "local" and not parsable
@@ -177,6 +177,7 @@ def show(plan: Plan, folder: RunDir, as_json: bool, **more: Any) -> int:
     """
     from hpcddp.cli import ranks
     from hpcddp.planning import advice
+    from hpcddp.planning.site import profile_check
     from hpcddp.slurm import sbatch
 
     text = plan.render(folder, plan.worker_command(folder))
@@ -194,6 +195,9 @@ def show(plan: Plan, folder: RunDir, as_json: bool, **more: Any) -> int:
     elif on_slurm:
         word = "accepted" if accepted else "refused"
         click.echo(f"sbatch --test-only: {word}: {answer}", err=True)
+        if not accepted and profile_check.refuses_memory(plan, folder):
+            say.note("sbatch accepts the job without --mem, which hpcddp added: `hpcddp submit` "
+                     "leaves it out then")  # fmt: skip
         note_hours(plan, hours)
     return 0 if accepted else 1
 

@@ -12,7 +12,6 @@ from typing import NamedTuple
 from hpcddp.planning import gpu_request
 from hpcddp.planning.earlier_runs import Measured
 from hpcddp.planning.plan import Plan
-from hpcddp.planning.site import choices
 from hpcddp.planning.site.site_facts import SLOW_IMPORT
 from hpcddp.sizes import counted
 from hpcddp.slurm import time_limit
@@ -45,7 +44,7 @@ def room(site: Site, measured: Measured | None = None) -> str:
     if not site.preempts:
         return ""
     parts = f"GraceTime {site.grace} s + KillWait {site.kill_wait} s"
-    after = f"; {measured.run} needed {_s(measured.stop)}" if measured else ""
+    after = f"; {measured.run} needed {_s(measured.stop)}" if measured and measured.trained else ""
     return f"a preemption leaves {site.notice} s for a step and a save ({parts}){after}"
 
 
@@ -75,7 +74,9 @@ def _torn(facts: AdviceInputs) -> str:
 def _idle(facts: AdviceInputs) -> str:
     """A time limit that ends each attempt before it makes progress."""
     times = facts.measured
-    if times is None or facts.limit >= (least := times.start + FEW * times.step + times.lead):
+    if times is None or not times.trained:
+        return ""
+    if facts.limit >= (least := times.start + FEW * times.step + times.lead):
         return ""
     return (
         f"the time limit is {_s(facts.limit)}, but the start takes {_s(times.start)} and the stop "
@@ -107,9 +108,8 @@ def _s(seconds: float) -> str:
 def gpu_hours(plan: Plan) -> float:
     """GPU hours that one attempt can use; infinity without a time limit, 0 without GPUs."""
     limit = str(plan.spec.slurm.get("time", "")) or (plan.site.limit if plan.site else "")
-    constraint = str(plan.spec.slurm.get("constraint", ""))
-    by_feature = plan.spec.device != gpu_request.CPU and choices.names_gpu(constraint)
-    gpus = plan.nodes.max * plan.gpus if plan.gpu_request.option or by_feature else 0
+    asks = gpu_request.asks(plan.spec, plan.gpu_request)
+    gpus = plan.nodes.max * plan.gpus if asks else 0
     return gpus * time_limit.seconds(limit or "0", "time") / 3600 if gpus else 0.0
 
 

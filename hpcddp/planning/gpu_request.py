@@ -79,13 +79,26 @@ def of(job: JobSpec, cluster: Cluster, gpus: int, kinds: Sequence[NodeKind]) -> 
     return GpuRequest(option, f"gpu:{number}", note, kind)
 
 
+def asks(job: JobSpec, request: GpuRequest) -> bool:
+    """Whether a job asks for GPUs: by hpcddp's option, by its own, or by a feature that names a
+    GPU, where nodes have no other sign of it."""
+    if job.device == CPU:
+        return False
+    by_feature = choices.names_gpu(str(job.slurm.get("constraint", "")))
+    return bool(request.option) or by_feature or _by_own_option(job)
+
+
+def _by_own_option(job: JobSpec) -> bool:
+    return any("gpu" in str(job.slurm.get(option, "")) for option in OWN)
+
+
 def _partitions(kinds: Iterable[NodeKind]) -> str:
     return ", ".join(dict.fromkeys(kind.partition for kind in kinds))
 
 
 def _unrequested(job: JobSpec, kinds: Sequence[NodeKind]) -> str:
     """A note about GPUs that neither the profile nor the job itself requests; "" for none."""
-    if any("gpu" in str(job.slurm.get(option, "")) for option in OWN):
+    if _by_own_option(job):
         return ""
     reason = 'the profile has gpu_option = "none"'
     if where := _partitions(kind for kind in kinds if kind.gpus):

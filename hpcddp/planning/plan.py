@@ -22,7 +22,7 @@ from hpcddp.launch.launchers import Launcher
 from hpcddp.planning import checks, gpu_request, notes, rank_cpus, resources
 from hpcddp.planning.asked import Asked
 from hpcddp.planning.clusters import Profile
-from hpcddp.planning.earlier_runs import Measured
+from hpcddp.planning.earlier_runs import LEAD, Measured
 from hpcddp.planning.gpu_request import GpuRequest
 from hpcddp.planning.jobfile import FORCED
 from hpcddp.planning.script import header
@@ -48,7 +48,6 @@ SIGNAL = "USR2"
 # Slurm's log on the node, used until the run folder can be written; the attempt then copies it into
 # the run's log. %j is the job id.
 NODE_LOG = "/tmp/hpcddp-{run}-%j.log"
-LEAD = 30  # seconds, if the times of the job's steps and saves are unknown
 
 
 @dataclass(frozen=True)
@@ -193,7 +192,8 @@ class Plan:
     def _software(self, run: RunDir) -> dict[str, Any]:
         """The shell variables of the job's software."""
         folders = run.path.parent, self.workdir, self.folder(run)
-        return software_facts.variables(self.spec, *folders, gpus=bool(self.gpu_request.option))
+        gpus = gpu_request.asks(self.spec, self.gpu_request)
+        return software_facts.variables(self.spec, *folders, gpus=gpus)
 
     def render(self, run: RunDir, command: list[str]) -> str:
         """The script that starts `command` once per rank."""
@@ -257,7 +257,7 @@ def make(
     cpus = rank_cpus.of(asked, kinds, now.cpu_limit(job))
     fit = job_fit.of(asked, now, request, kinds, cpus, environ)
     disks = local_disks.check(job, folder, runs, kinds, fit.facts, environ) if runs else []
-    avoided = left_out.of(asked, kinds, environ) if now.site else []
+    avoided = left_out.of(asked, kinds, now.site.cluster, environ) if now.site else []
     code = _code(job, folder, runs) if runs else None  # last, since it may take long
     return Plan(
         spec=job, sources=asked.sources, profile=profile, nodes=asked.nodes, gpus=asked.gpus,

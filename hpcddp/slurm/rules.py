@@ -24,6 +24,7 @@ class Site(NamedTuple):
     user_signal: bool = False  # preemption sends the job's own signal instead of TERM
     limit: str = ""  # default time limit, in Slurm's forms
     routed: bool = False  # a plugin may choose a job's partition
+    cluster: str = ""  # its name at Slurm
 
     @property
     def outlives(self) -> bool:
@@ -79,6 +80,7 @@ def of(said: Mapping[str, str], rows: str, partition: str = "") -> Site:
         or "send_user_signal" in said.get("PreemptParameters", "").lower(),
         limit=_limit(fields),
         routed=said.get("JobSubmitPlugins", "") not in ("", "(null)"),
+        cluster=said.get("ClusterName", ""),
     )  # fmt: skip
 
 

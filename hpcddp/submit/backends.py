@@ -7,11 +7,12 @@ import os
 import signal
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 from hpcddp import processes, record
 from hpcddp.attempt import ledger
-from hpcddp.errors import HpcddpError, SlurmUnreachable
+from hpcddp.errors import HpcddpError, SlurmUnreachable, SubmissionRefused
 from hpcddp.planning.plan import Plan
 from hpcddp.planning.site import profile_check
 from hpcddp.rundir import RunDir
@@ -20,24 +21,28 @@ from hpcddp.slurm import environment, other_clusters, sbatch
 from hpcddp.slurm.commands import QueuedJob
 
 WITHOUT_MEMORY = (
-    "the site accepts the job without --mem, which hpcddp adds: use --sbatch mem=false, or set "
-    "mem = false in [slurm] of the profile"
+    "sbatch refused --mem, which hpcddp had added, and accepted the job without it: to leave it "
+    "out each time, set mem = false in [slurm] of the profile, or use --sbatch mem=false"
 )
 NOT_SENT = "(connect failure)"  # in sbatch's message: no controller has seen the job
+
+Note = Callable[[str], None]  # passes a text on to the user
 
 
 class Backend(NamedTuple):
     """The operations of a backend."""
 
-    submit: Callable[[Plan, RunDir], str]  # -> job id
+    submit: Callable[[Plan, RunDir, Note], str]  # -> job id
     look: Callable[[RunDir, str], QueuedJob | None]  # run, job id -> its row, None if it has ended
     tell: Callable[[str], None]  # signal a job's ranks that the run folder holds a request
     drop: Callable[[str], None]  # cancel a waiting job, which has nothing to save
     cancel: Callable[[str], None]
 
 
-def submit_slurm(plan: Plan, run: RunDir) -> str:
-    """Hand the rendered script to Slurm through submitit; the job id."""
+def submit_slurm(plan: Plan, run: RunDir, note: Note) -> str:
+    """Hand the rendered script to Slurm through submitit; the job id. If the site refuses the
+    memory that hpcddp has added to it, the script is rendered and submitted again without it.
+    """
     from hpcddp.submit.executor import submit
 
     try:
@@ -46,22 +51,38 @@ def submit_slurm(plan: Plan, run: RunDir) -> str:
         raise
     except Exception as error:  # submitit raises several classes with sbatch's message
         words = str(getattr(error, "stderr", "") or error)
-        return _after_failure(plan, run, words)
+        if refused := sbatch.refusal(words, run.script):
+            return _without_memory(plan, run, refused, note)
+        return _without_answer(run, words)
 
 
-def _after_failure(plan: Plan, run: RunDir, words: str) -> str:
-    """Raise the error that sbatch's message means. Unless sbatch refused, the job may exist all the
-    same: then the queue has a job with the run's name, and this function returns its id.
+def _without_memory(plan: Plan, run: RunDir, refused: SubmissionRefused, note: Note) -> str:
+    """Submit a refused job once more, if the memory that hpcddp added is why; the job id.
+
+    Raises:
+        SubmissionRefused: it has another reason.
+    """
+    from hpcddp.submit import prepare
+
+    try:
+        if not profile_check.refuses_memory(plan, run):
+            raise refused
+    except SlurmUnreachable:
+        raise refused from None
+    plain = replace(plan, memory=0)
+    prepare.write_script(run, plain.render(run, plain.worker_command(run)))
+    job_id = submit_slurm(plain, run, note)
+    note(WITHOUT_MEMORY)
+    return job_id
+
+
+def _without_answer(run: RunDir, words: str) -> str:
+    """The id of a job that may exist though sbatch failed: the queue has one with the run's name.
 
     Raises:
         SlurmUnreachable: there is no answer. If there is certainly no job either, submission.json
             is removed.
     """
-    if refused := sbatch.refusal(words, run.script):
-        with contextlib.suppress(SlurmUnreachable):
-            if profile_check.refuses_memory(plan, run):
-                refused.hint = WITHOUT_MEMORY
-        raise refused
     if NOT_SENT not in words:
         try:
             with other_clusters.asked(record.read(run).clusters):
@@ -90,8 +111,9 @@ def drop_slurm(job_id: str) -> None:
     slurm.cancel(job_id, state="PENDING")
 
 
-def submit_local(plan: Plan, run: RunDir) -> str:
-    """Start the script on this machine in a new session; returns its process id."""
+def submit_local(plan: Plan, run: RunDir, note: Note) -> str:
+    """Start the script on this machine in a new session; returns its process id. There is nothing
+    to note."""
     with run.job_log("local").open("ab") as log:
         process = subprocess.Popen(
             ["/bin/bash", str(run.script)], cwd=plan.folder(run), env=environment.clean(os.environ),

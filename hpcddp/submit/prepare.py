@@ -13,6 +13,7 @@ from hpcddp.planning.asked import Asked
 from hpcddp.planning.earlier_runs import Measured
 from hpcddp.planning.jobfile import FORCED, Layer
 from hpcddp.planning.plan import Plan
+from hpcddp.planning.site import local_disks
 from hpcddp.planning.trust.node_book import NodeBook
 from hpcddp.record import JobRecord
 from hpcddp.rundir import RunDir, new_id, step_folders, write_bytes, write_json, write_text
@@ -37,12 +38,19 @@ def new_run(plan: Plan, root: Path, *, staged: bool = False) -> RunDir:
         _record_versions(plan, run)
         _fill(plan, run, text)
         if plan.backend == "slurm" and not staged:
-            book = NodeBook.of(plan.profile, os.environ)
-            book.register(run, array="array" in plan.spec.slurm)
+            _note(plan, run)
     except BaseException:  # also of a full disk, and of Ctrl-C
         shutil.rmtree(run.path, ignore_errors=True)
         raise
     return run
+
+
+def _note(plan: Plan, run: RunDir) -> None:
+    """Note the run, so that what it meets on its nodes is gathered, and keep what earlier runs met:
+    their folders may be removed."""
+    book = NodeBook.of(plan.profile, os.environ, plan.site.cluster if plan.site else "")
+    book.gather()
+    book.register(run)
 
 
 def _record_versions(plan: Plan, run: RunDir) -> None:
@@ -99,14 +107,20 @@ def planned_again(
 
     Args:
         measured: the times of the run so far.
+
+    Raises:
+        ClusterError: a check-up found a folder of it missing on nodes.
     """
     job = record.read(run)
     before = _own_values(run, job, other_cluster=bool(flags.values.get("cluster")))
-    begun = has_saved(run)
-    return plans.make(
+    begun, folder = has_saved(run), Path(job.workdir)
+    plan = plans.make(
         Asked.read([flags, before], [], environ),
-        environ=environ, folder=Path(job.workdir), begun=begun, measured=measured,
+        environ=environ, folder=folder, begun=begun, measured=measured,
     )  # fmt: skip
+    if plan.site:  # Slurm was asked
+        local_disks.check_again(plan.spec, folder, run.path.parent, plan.profile.path)
+    return plan
 
 
 def _own_values(run: RunDir, job: JobRecord, *, other_cluster: bool) -> Layer:

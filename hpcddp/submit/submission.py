@@ -20,17 +20,18 @@ from hpcddp.planning.plan import Plan
 from hpcddp.rundir import RunDir, read_json, write_json
 from hpcddp.slurm import commands as slurm
 from hpcddp.slurm import other_clusters
-from hpcddp.submit.backends import BACKENDS
+from hpcddp.submit.backends import BACKENDS, Note
 from hpcddp.submit.run_jobs import job_ids, rows_of
 from hpcddp.submit.run_list import START, last_submitted, runs_of
 from hpcddp.submit.status import Status, status
 
 
-def submit(plan: Plan, run: RunDir, *, new: bool = False) -> str:
+def submit(plan: Plan, run: RunDir, *, new: bool = False, note: Note = lambda text: None) -> str:
     """Hand a run to its backend; the job id. A refusal is recorded in the run folder.
 
     Args:
         new: the caller has just made the run, and nothing else knows it.
+        note: called with a text for the user if the job was changed to be accepted.
 
     Raises:
         SubmissionRefused: sbatch refused the job.
@@ -42,7 +43,7 @@ def submit(plan: Plan, run: RunDir, *, new: bool = False) -> str:
     facts: dict[str, Any] = {"backend": plan.backend, "submitted": time.time(), "job_id": None}
     write_json(run.submission, facts)  # from here on the job is found by its name
     try:
-        facts["job_id"] = BACKENDS[plan.backend].submit(plan, run)
+        facts["job_id"] = BACKENDS[plan.backend].submit(plan, run, note)
     except SubmissionRefused as error:
         write_json(run.submission, facts | {"refused": error.what})
         raise

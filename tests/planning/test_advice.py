@@ -73,6 +73,7 @@ def test_nothing_is_said_where_slurm_is_silent_or_nothing_was_measured(site: Sit
 
 LOW = sites.Site(preempt_mode="REQUEUE", grace=5, kill_wait=25)
 FAST, SLOW = Measured(0.5, 3, 20, "r"), Measured(0.5, 95, 20, "r")
+START = Measured(0.0, 0.0, 400, "r")  # of a command that records nothing else
 
 
 @pytest.mark.parametrize(
@@ -93,6 +94,7 @@ FAST, SLOW = Measured(0.5, 3, 20, "r"), Measured(0.5, 95, 20, "r")
         (AdviceInputs(returns=False), ()),
         (AdviceInputs(measured=Measured(0.5, 3, 119, "r")), ()),
         (AdviceInputs(measured=Measured(0.5, 3, 180, "r")), ("start takes 180 s (in r)", "doctor")),
+        (AdviceInputs(measured=START), ("start takes 400 s (in r)", "doctor")),
         (AdviceInputs(imported=29.0), ()),
         (
             AdviceInputs(imported=90.0),
@@ -105,6 +107,12 @@ def test_what_is_warned_of(facts: AdviceInputs, words: tuple[str, ...]) -> None:
     text = "\n".join(advice.warnings(facts))
     assert bool(text) == bool(words)
     assert all(word in text for word in words), text
+
+
+def test_a_start_alone_says_nothing_of_saves_and_of_progress() -> None:
+    (text,) = advice.warnings(AdviceInputs(LOW, START, limit=60))
+    assert text.startswith("the start takes 400 s")
+    assert advice.room(LOW, START) == advice.room(LOW)
 
 
 def no_progress(plan: Plan) -> bool:

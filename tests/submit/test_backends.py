@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,11 @@ from sites import Site
 from submitted import begun, planned, queue, run_of, submitted
 
 from hpcddp import processes
-from hpcddp.errors import SlurmUnreachable, SubmissionRefused
+from hpcddp.errors import HpcddpError, SlurmUnreachable, SubmissionRefused
+from hpcddp.planning.plan import Plan
 from hpcddp.rundir import RunDir
 from hpcddp.slurm.commands import QueuedJob
-from hpcddp.submit import prepare, status
+from hpcddp.submit import prepare, status, submission
 from hpcddp.submit.backends import BACKENDS
 
 SLURM, LOCAL = BACKENDS["slurm"], BACKENDS["local"]
@@ -40,7 +42,7 @@ def submit(site: Site, sbatch: str, squeue: str = "exit 0") -> tuple[RunDir, Cal
     site.program("srun", "exit 0")  # submitit looks for it
     plan = planned(site)
     run = prepare.new_run(plan, site.runs)
-    return run, lambda: SLURM.submit(plan, run)
+    return run, lambda: SLURM.submit(plan, run, print)
 
 
 @pytest.mark.parametrize(
@@ -58,6 +60,61 @@ def test_a_refusal_has_slurms_words_and_is_not_looked_up(
         go()
     assert caught.value.where == str(run.script)
     assert not Path("asked").exists()
+
+
+NO_MEMORY = """
+[ $1 = --test-only ] && s=$(cat) || { s=$(cat $1); echo x >>sbatches; }
+case $s in *'SBATCH --mem='*) echo 'sbatch: error: no --mem here' >&2; exit 1;; esac
+[ $1 = --test-only ] && exit
+"""
+
+
+def refused_for_memory(site: Site, then: str, memory: int = 8000) -> tuple[RunDir, Plan]:
+    """A new run on a site whose plugin refuses --mem; `then` is what sbatch does without it."""
+    site.slurm(sbatch=NO_MEMORY + then)
+    plan = planned(site) if memory else planned(site, **{"slurm.mem": "8000M"})
+    plan = replace(plan, memory=memory)
+    return prepare.new_run(plan, site.runs), plan
+
+
+def test_a_job_refused_for_the_memory_that_hpcddp_added_is_submitted_without_it(
+    site: Site,
+) -> None:
+    run, plan = refused_for_memory(site, "echo Submitted batch job 7")
+    with_memory, notes = run.script.read_text(), list[str]()
+    assert submission.submit(plan, run, new=True, note=notes.append) == "7"
+    assert Path("sbatches").read_text() == "x\n" * 2
+    assert with_memory.replace("#SBATCH --mem=8000M\n", "") == run.script.read_text() != with_memory
+    assert os.access(run.script, os.X_OK)
+    assert status.status(run).job_id == "7"
+    (note,) = notes
+    assert "set mem = false in [slurm] of the profile" in note
+
+
+@pytest.mark.parametrize(
+    ("then", "error", "words"),
+    [
+        ("echo 'sbatch: error: no more jobs' >&2; exit 1", SubmissionRefused, "no more jobs"),
+        (AWAY, SlurmUnreachable, "may have been submitted or not"),
+    ],
+)
+def test_a_second_submission_that_fails_is_the_last(
+    site: Site, then: str, error: type[HpcddpError], words: str
+) -> None:
+    run, plan = refused_for_memory(site, then)
+    site.program("squeue", AWAY)
+    notes: list[str] = []
+    with pytest.raises(error, match=words):
+        SLURM.submit(plan, run, notes.append)
+    assert Path("sbatches").read_text() == "x\n" * 2 and not notes
+
+
+def test_memory_that_the_user_asked_for_stays_and_is_refused(site: Site) -> None:
+    run, plan = refused_for_memory(site, "echo Submitted batch job 7", memory=0)
+    with pytest.raises(SubmissionRefused, match="no --mem here"):
+        SLURM.submit(plan, run, print)
+    assert Path("sbatches").read_text() == "x\n"
+    assert "#SBATCH --mem=8000M\n" in run.script.read_text()
 
 
 def test_an_sbatch_that_failed_though_the_job_exists_is_not_repeated(site: Site) -> None:
@@ -122,7 +179,7 @@ def start(site: Site) -> Iterator[Callable[[str], tuple[RunDir, str]]]:
         plan = planned(site, "local")
         run = prepare.new_run(plan, site.runs)
         run.script.write_text(text)
-        jobs.append(LOCAL.submit(plan, run))
+        jobs.append(LOCAL.submit(plan, run, print))
         return run, jobs[-1]
 
     yield submit

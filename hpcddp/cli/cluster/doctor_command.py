@@ -20,6 +20,7 @@ from hpcddp.sizes import counted, size
 if TYPE_CHECKING:
     from hpcddp.doctor.check_finding import CheckFinding
     from hpcddp.planning.clusters import Profile
+    from hpcddp.planning.site.site_facts import CheckUp
     from hpcddp.rundir import RunDir
     from hpcddp.submit.status import Status
 
@@ -100,7 +101,16 @@ def _note_unseen(run: RunDir) -> None:
     say.warning(f"the job ran without finding its run: the nodes do not see {run.path.parent}")
     if profile := _profile(run):
         unseen = {run.path.parent: False}
-        site_facts.add_check_up(profile.path, site_facts.CheckUp(time.time(), unseen))
+        _keep(profile, site_facts.CheckUp(time.time(), unseen))
+
+
+def _keep(profile: Profile, check: CheckUp) -> None:
+    """Keep the results for later commands, or say that they are not kept."""
+    from hpcddp.planning.site import site_facts
+
+    if why := site_facts.add_check_up(profile.path, check):
+        hint = "run `hpcddp cluster detect` first, then `hpcddp doctor` again"
+        say.note(f"the results are not kept for later jobs: {why}\n  {hint}")
 
 
 def _profile(run: RunDir) -> Profile | None:
@@ -115,9 +125,9 @@ def _profile(run: RunDir) -> Profile | None:
 
 def _remember(measured: dict[str, Any], run: RunDir) -> None:
     """Note what only the nodes could tell, and the bad ones, which later jobs avoid."""
+    from hpcddp.attempt import ledger
     from hpcddp.attempt.nodes.node_events import CHECK, NodeEvent
     from hpcddp.doctor import check_job, diagnosis, node_summary
-    from hpcddp.planning.site import site_facts
     from hpcddp.planning.software import software_facts
     from hpcddp.planning.trust.node_book import NodeBook
 
@@ -125,12 +135,14 @@ def _remember(measured: dict[str, Any], run: RunDir) -> None:
         return
     software = check_job.software(run)
     check = node_summary.check_up(measured, run.path.parent, software_facts.place(software))
-    site_facts.add_check_up(profile.path, check)
+    _keep(profile, check)
     if not (bad := diagnosis.unfit(measured)):
         return
     source, now = f"doctor/{measured['time']}", measured["time"]
     events = [NodeEvent(host, CHECK, what, source, now) for host, what in bad.items()]
-    NodeBook.of(profile, os.environ).add(events)
+    attempt = ledger.last(run)
+    cluster = str(attempt.site.get("cluster", "")) if attempt else ""
+    NodeBook.of(profile, os.environ, cluster).add(events)
     say.note(f"new jobs avoid {', '.join(bad)} for some time; see `hpcddp nodes`")
 
 
@@ -148,7 +160,7 @@ def _submitted(root: Path, given: dict[str, Any]) -> RunDir:
     for note in plan.notes:
         say.note(note)
     run = prepare.new_run(plan, root)
-    job_id = submission.submit(plan, run, new=True)
+    job_id = submission.submit(plan, run, new=True, note=say.note)
     size = f"{counted(plan.nodes.max, 'node')}, {counted(plan.gpus, 'rank')} each"
     say.note(f"checking {size}: job {job_id}, run {run.name}")
     return run

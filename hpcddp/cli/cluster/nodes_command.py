@@ -42,15 +42,7 @@ def nodes(
     hour, and twice as long each further time, up to a week. They never avoid more than a tenth of
     the partition's nodes (but at least one), nor so many that a job could not start.
     """
-    from hpcddp.planning import clusters
-    from hpcddp.planning.asked import resolve
-    from hpcddp.planning.trust.node_book import NodeBook
-
-    profile = clusters.load(resolve(cluster, os.environ)[0], os.environ)
-    if profile.cluster.backend != "slurm":
-        hint = "run this where sbatch is, or name a cluster with --cluster"
-        raise UserError("Slurm was not found", where="nodes", hint=hint)
-    book = NodeBook.of(profile, os.environ)
+    profile, book = _book(cluster)
     now = time.time()
     until = now + _time(time_, avoid)
     book.gather()
@@ -72,6 +64,20 @@ def nodes(
         click.echo(line)
     if not rows:
         say.note("no node had trouble in the last 30 days")
+
+
+def _book(cluster: str) -> tuple[Profile, NodeBook]:
+    """A profile, and the book of its cluster."""
+    from hpcddp.planning import clusters
+    from hpcddp.planning.asked import resolve
+    from hpcddp.planning.trust.node_book import NodeBook, cluster_of
+
+    name, heard = resolve(cluster, os.environ)
+    profile = clusters.load(name, os.environ)
+    if profile.cluster.backend != "slurm":
+        hint = "run this where sbatch is, or name a cluster with --cluster"
+        raise UserError("Slurm was not found", where="nodes", hint=hint)
+    return profile, NodeBook.of(profile, os.environ, cluster_of(profile, heard))
 
 
 def _time(text: str | None, avoid: str | None) -> float:

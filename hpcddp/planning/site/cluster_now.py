@@ -1,6 +1,6 @@
 """What Slurm says of the cluster when a job is planned: at most three calls, none for each node.
 
-If `hpcddp cluster detect` has read the cluster within a day, its configuration is known: two calls.
+If `hpcddp cluster detect` has read the cluster, its configuration is known: two calls.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from hpcddp.errors import ClusterError, SlurmUnreachable
 from hpcddp.planning.site import node_choice, site_facts
+from hpcddp.planning.site.site_facts import SiteFacts
 from hpcddp.slurm import node_kinds, other_clusters, partitions, rules
 from hpcddp.slurm.node_kinds import NodeKind
 from hpcddp.slurm.partitions import Partition
@@ -30,6 +31,7 @@ class ClusterNow:
         counts_memory: Slurm gives memory to jobs, as it does CPUs.
         default_memory: of a job in a partition without a default: (node or cpu, MB); ("", 0) for
             all of a node.
+        config_read: as in Heard.
     """
 
     site: Site | None = None
@@ -37,6 +39,7 @@ class ClusterNow:
     kinds: tuple[NodeKind, ...] = ()
     counts_memory: bool = False
     default_memory: tuple[str, int] = ("", 0)
+    config_read: float = 0.0
 
     def kinds_for(self, job: JobSpec, gpus: int, kind: str = "") -> list[NodeKind]:
         """The kinds of nodes that a job can land on.
@@ -66,43 +69,46 @@ class Heard(NamedTuple):
     Args:
         config: by the names of slurm.conf(5).
         rows: of its partitions.
+        config_read: when a detection read the configuration; 0 if Slurm was asked now.
     """
 
     config: dict[str, str]
     rows: str
+    config_read: float = 0.0
 
 
 def ask(profiles: Iterable[Path]) -> tuple[Path | None, Heard]:
     """The profile of this shell's cluster, and what Slurm says of the cluster.
 
-    If the partitions are those that a detection of the last day read for one of the profiles, its
-    configuration counts, and Slurm is not asked for it. Otherwise the profile is None.
+    If the partitions are those that a detection read for one of the profiles, its configuration
+    counts, and Slurm is not asked for it; one of the last day comes first. Otherwise the profile is
+    None.
 
     Raises:
         SlurmUnreachable: there is no answer.
     """
     rows = partitions.ask()
-    known = {path: config for path in profiles if (config := _known(path, rows))}
-    if len(known) == 1:
-        ((path, config),) = known.items()
-        return path, Heard(config, rows)
+    known = {path: facts for path in profiles if (facts := _known(path, rows))}
+    recent = {path: facts for path, facts in known.items() if not facts.old}
+    for candidates in (recent, known):
+        if len(candidates) == 1:
+            ((path, facts),) = candidates.items()
+            return path, Heard(facts.config, rows, facts.read)
     return None, Heard(rules.config(), rows)
 
 
-def _known(profile: Path, rows: str) -> dict[str, str]:
-    """The configuration that a detection read for a profile within a day, if the cluster had these
-    partitions; empty otherwise."""
+def _known(profile: Path, rows: str) -> SiteFacts | None:
+    """The facts that a detection read for a profile, if they have the configuration of a cluster
+    with these partitions."""
     try:
         facts = site_facts.load(profile)
     except ClusterError:  # damaged: a note says so later
-        return {}
-    if facts is None or facts.age > site_facts.DAY or facts.clusters:
-        return {}
-    if "SLURM_VERSION" not in facts.config:  # read by an older version
-        return {}
+        return None
+    if facts is None or facts.clusters or "SLURM_VERSION" not in facts.config:  # older version
+        return None
     there = {(row.name, row.total_nodes) for row in partitions.parse(rows)}
     alike = there == {(row.name, row.total_nodes) for row in facts.partitions}
-    return facts.config if alike else {}
+    return facts if alike else None
 
 
 def read(job: JobSpec, heard: Heard | None = None, profile: Path | None = None) -> ClusterNow:
@@ -123,7 +129,7 @@ def read(job: JobSpec, heard: Heard | None = None, profile: Path | None = None) 
         return _read(job, *heard)
 
 
-def _read(job: JobSpec, said: dict[str, str], rows: str) -> ClusterNow:
+def _read(job: JobSpec, said: dict[str, str], rows: str, config_read: float) -> ClusterNow:
     name = str(job.slurm.get("partition", "")).partition(",")[0]
     site = rules.of(said, rows, name)
     try:
@@ -133,5 +139,6 @@ def _read(job: JobSpec, said: dict[str, str], rows: str) -> ClusterNow:
     counts = "MEMORY" in said.get("SelectTypeParameters", "").upper()
     counts = counts and "cons" in said.get("SelectType", "")
     return ClusterNow(
-        site, tuple(partitions.parse(rows)), kinds, counts, partitions.default_memory(said)
-    )
+        site, tuple(partitions.parse(rows)), kinds, counts, partitions.default_memory(said),
+        config_read,
+    )  # fmt: skip

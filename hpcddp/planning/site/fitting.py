@@ -16,7 +16,7 @@ from hpcddp.keys import nearest
 from hpcddp.planning.jobfile import FORCED
 from hpcddp.planning.site import account_limits, job_qos, node_limits
 from hpcddp.planning.site.cluster_now import ClusterNow
-from hpcddp.planning.site.site_facts import DAY, SiteFacts, stamp
+from hpcddp.planning.site.site_facts import SiteFacts, stamp
 from hpcddp.planning.site.wanted import Problem, Wanted
 from hpcddp.sizes import counted
 from hpcddp.slurm import time_limit
@@ -68,7 +68,7 @@ def _recorded(wanted: Wanted, now: ClusterNow, facts: SiteFacts | None) -> Itera
     """Problems by what was recorded with the profile."""
     if facts is None:
         return
-    old = facts.age > DAY
+    old = facts.old
     again = "; `hpcddp cluster detect` reads it again" if old else ""
     more = f" (read {stamp(facts.read)}{again})"
     rows = now.wanted(wanted.job)

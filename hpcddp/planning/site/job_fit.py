@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -11,9 +12,10 @@ from hpcddp.planning.asked import Asked
 from hpcddp.planning.gpu_request import GpuRequest
 from hpcddp.planning.site import fitting, node_memory, site_facts
 from hpcddp.planning.site.cluster_now import ClusterNow
-from hpcddp.planning.site.site_facts import SiteFacts
+from hpcddp.planning.site.site_facts import DAY, SiteFacts, stamp
 from hpcddp.planning.site.wanted import Wanted
 from hpcddp.planning.software import software_facts
+from hpcddp.sizes import counted
 from hpcddp.slurm.node_kinds import NodeKind
 from hpcddp.spec import SoftwareSpec
 
@@ -60,8 +62,20 @@ def of(
     wanted = Wanted(asked.spec, asked.sources, asked.nodes, gpus if request.option else 0,
                     request.type, cpus * ranks)  # fmt: skip
     facts, damaged = _recorded(asked)
-    notes = [*damaged, *fitting.check(wanted, now, facts)]
+    notes = [*damaged, *_old_config(now), *fitting.check(wanted, now, facts)]
     return JobFit(notes, node_memory.share(wanted, now, kinds, facts, environ), facts)
+
+
+def _old_config(now: ClusterNow) -> list[str]:
+    """A note if the configuration was read more than a day ago."""
+    age = time.time() - now.config_read
+    if not now.config_read or age <= DAY:
+        return []
+    days = counted(int(age / DAY), "day")
+    return [
+        f"Slurm's configuration was read {days} ago, at {stamp(now.config_read)}; "
+        "`hpcddp cluster detect` reads it again"
+    ]
 
 
 def _recorded(asked: Asked) -> tuple[SiteFacts | None, list[str]]:

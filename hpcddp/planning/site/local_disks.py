@@ -2,12 +2,14 @@
 
 The type of a file system tells (proc_pid_mountinfo(5)). It is no proof: a login node may serve its
 own disk to the nodes. So there is no warning for what an earlier run used that began on the nodes,
-and an error only for what a check-up found missing there.
+and an error only for what a check-up found missing there. A job that has ended without an attempt
+is no proof either, since it may never have started: the warning names its run.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
 import shlex
@@ -17,9 +19,12 @@ from pathlib import Path
 
 from hpcddp import record
 from hpcddp.errors import ClusterError, HpcddpError, TopologyError
+from hpcddp.planning.site import site_facts
 from hpcddp.planning.site.site_facts import SiteFacts
 from hpcddp.planning.software import container_binds, software_facts, software_keys
-from hpcddp.rundir import read_json, runs_in
+from hpcddp.rundir import RunDir, read_json, runs_in
+from hpcddp.slurm import commands as slurm
+from hpcddp.slurm import other_clusters
 from hpcddp.slurm.hostlist import expand_hosts
 from hpcddp.slurm.node_kinds import NodeKind
 from hpcddp.spec import KEYS, JobSpec
@@ -30,6 +35,12 @@ LOCAL = {
 }  # fmt: skip
 TMP = Path("/tmp")  # each node has its own, and programs expect that
 LATEST = 20  # runs of a folder that are looked at
+ASKED = 3  # jobs that Slurm is asked about
+# After the warning of the folder of the runs: a job that has ended, and the folder.
+ENDED = (
+    ", and {} has ended without an attempt\n"
+    "  use a folder that all nodes see, or check this one with `hpcddp doctor --runs {}`"
+)
 # A line of mountinfo: the mount point, then the type behind the separator.
 MOUNT = re.compile(r"^\S+ \S+ \S+ \S+ (?P<point>\S+) .* - (?P<type>\S+) ", re.MULTILINE)
 
@@ -57,6 +68,22 @@ def check(
     return list(_local(places, runs))
 
 
+def check_again(job: JobSpec, folder: Path, runs: Path, profile: Path) -> None:
+    """Check the folders of a run that is to continue.
+
+    Args:
+        profile: of its cluster.
+
+    Raises:
+        ClusterError: a check-up found one missing on nodes.
+    """
+    try:
+        facts = site_facts.load(profile)
+    except ClusterError:  # damaged: a note of the plan says so
+        return
+    _refuse_unseen(_folders(job, folder, runs), facts)
+
+
 def _local(places: Iterable[tuple[str, Path]], runs: Path) -> Iterator[str]:
     """A warning for each folder on a disk of this machine, once for those below each other."""
     points = mounts()
@@ -66,10 +93,36 @@ def _local(places: Iterable[tuple[str, Path]], runs: Path) -> Iterator[str]:
     for what, path, point in local:
         if not known & {path, *path.parents}:
             known.add(path)
-            yield (
+            text = (
                 f"the nodes may not see {what}: {path} is on a disk of this machine "
                 f"({points[point]}, mounted at {point})"
             )
+            lost = _without_attempt(runs) if path == runs else ""
+            yield text + (ENDED.format(lost, shlex.quote(str(runs))) if lost else "")
+
+
+def _without_attempt(runs: Path) -> str:
+    """The newest job of the runs in this folder that has ended without an attempt, as far as Slurm
+    knows; "" for none."""
+    with contextlib.suppress(HpcddpError, OSError):  # Slurm does not answer
+        for run, job_id in itertools.islice(_not_begun(runs), ASKED):
+            job = record.read(run)
+            with other_clusters.asked(job.clusters):
+                row = slurm.job(job_id, job.name)
+            if row is None or not (row.live or row.state == "CANCELLED"):
+                return f"job {job_id} of {run.name}"
+    return ""
+
+
+def _not_begun(runs: Path) -> Iterator[tuple[RunDir, str]]:
+    """The runs that Slurm has taken and that have no attempt, newest first, with their jobs. One
+    that a person has asked to end does not count."""
+    for run in runs_in(runs, most=LATEST):
+        with contextlib.suppress(HpcddpError, OSError):
+            submitted = read_json(run.submission) or {}
+            taken = submitted.get("backend") == "slurm" and submitted.get("job_id")
+            if taken and not run.all_attempts() and not run.request.exists():
+                yield run, str(submitted["job_id"])
 
 
 def _refuse_unseen(places: Iterable[tuple[str, Path]], facts: SiteFacts | None) -> None:

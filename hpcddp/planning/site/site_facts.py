@@ -6,7 +6,6 @@ name. What changes seldom is read from it in place of Slurm.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from collections.abc import Iterable, Mapping
@@ -78,6 +77,11 @@ class SiteFacts:
         """Seconds since Slurm was asked."""
         return max(0.0, time.time() - self.read)
 
+    @property
+    def old(self) -> bool:
+        """Whether Slurm was asked more than a day ago."""
+        return self.age > DAY
+
     def partition(self, name: str = "") -> Partition | None:
         """The partition of a name; the default one without a name."""
         rows = (row for row in self.partitions if row.name == name or (not name and row.default))
@@ -145,16 +149,27 @@ def save(profile: Path, facts: SiteFacts) -> None:
     write_text(path_of(profile), text + "\n")
 
 
-def add_check_up(profile: Path, check: CheckUp) -> None:
-    """Add what a check-up found on the nodes to the facts beside a profile, if there are any."""
-    with contextlib.suppress(ClusterError, OSError):  # the next detection writes them anew
+def add_check_up(profile: Path, check: CheckUp) -> str:
+    """Add what a check-up found on the nodes to the facts beside a profile.
+
+    Returns:
+        Why it is not kept; "" if it is, or if the facts have a newer check-up.
+    """
+    try:
         facts = load(profile)
-        if facts and check.moment > facts.checked:
+        if not facts:
+            return f"{path_of(profile)} does not exist"
+        if check.moment > facts.checked:
             facts.checked, facts.unseen = check.moment, _unseen(facts.unseen, check.seen)
             if check.text:
                 facts.nodes = f"{check.text} (doctor, {stamp(check.moment)})"
             facts.imports |= check.imports
             save(profile, facts)
+    except ClusterError:
+        return f"{path_of(profile)} is damaged"
+    except OSError as error:
+        return f"{path_of(profile)} cannot be written: {error.strerror}"
+    return ""
 
 
 def _unseen(before: Iterable[str], seen: Mapping[Path, bool]) -> list[str]:

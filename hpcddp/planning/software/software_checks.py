@@ -10,7 +10,7 @@ from hpcddp.launch.launchers import LAUNCHERS, Launcher
 from hpcddp.planning.software import software_facts
 from hpcddp.planning.software.containers import CONTAINERS
 from hpcddp.planning.software.software_keys import IMAGE, is_path
-from hpcddp.spec import JobSpec
+from hpcddp.spec import ContainerSpec, JobSpec
 
 
 def check(job: JobSpec, launcher: Launcher, backend: str, sources: Mapping[str, str]) -> None:
@@ -35,12 +35,26 @@ def check(job: JobSpec, launcher: Launcher, backend: str, sources: Mapping[str, 
             where=sources.get("launcher", "launcher"),
             hint=f"use one of {good}",
         )
+    _check_gpus(container, sources)
     for bind in container.binds:
         _, *rest = bind.split(":")
         if "," in bind or len(rest) > 2 or rest[1:] not in ([], ["ro"]):
             hint = "write SOURCE, SOURCE:TARGET or SOURCE:TARGET:ro, without a comma"
             where = sources.get("software.container.binds", "software.container.binds")
             raise UserError(f"invalid bind {bind!r}", where=where, hint=hint)
+
+
+def _check_gpus(container: ContainerSpec, sources: Mapping[str, str]) -> None:
+    """Refuse a kind of GPUs for which the runtime has no option, though it needs one."""
+    kind, kinds = container.gpus, CONTAINERS[container.runtime].gpus
+    if kind == "none" or not kinds or kind in kinds:
+        return
+    good = ", ".join(name for name, row in CONTAINERS.items() if not row.gpus or kind in row.gpus)
+    raise UserError(
+        f"runtime {container.runtime} has no option for {kind} GPUs",
+        where=sources.get("software.container.gpus", "software.container.gpus"),
+        hint=f'use one of {good}, or software.container.gpus = "none" for a job without GPUs',
+    )
 
 
 def notes(job: JobSpec) -> Iterator[str]:

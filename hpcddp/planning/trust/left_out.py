@@ -29,19 +29,20 @@ class LeftOut(NamedTuple):
         return f"{self.host}, until {moment}: {self.why}"
 
 
-def of(asked: Asked, kinds: Sequence[NodeKind], environ: Mapping[str, str]) -> list[LeftOut]:
-    """The nodes to leave out, the worst first.
+def of(
+    asked: Asked, kinds: Sequence[NodeKind], cluster: str, environ: Mapping[str, str]
+) -> list[LeftOut]:
+    """The nodes to leave out, the worst first. Nothing is written: a plan may be for a dry run.
 
     Args:
         kinds: of nodes that the job can land on; if there are none, no node is left out.
+        cluster: its name at Slurm.
         environ: the user's.
     """
     if not kinds:
         return []
-    book = NodeBook.of(asked.profile, environ)
-    book.gather()
-    now = time.time()
-    bad = [history for history in book.histories() if history.until(now) > now]
+    book, now = NodeBook.of(asked.profile, environ, cluster), time.time()
+    bad = [history for history in book.up_to_date() if history.until(now) > now]
     return chosen(bad, kinds, asked, now) if bad else []
 
 

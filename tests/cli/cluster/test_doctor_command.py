@@ -1,9 +1,12 @@
+import errno
 import json
 import subprocess
 from collections.abc import Callable
 
 import pytest
+from earlier import earlier_run
 from sites import COMMAND, Outcome, Site, nodes, record_run
+from submitted import begun
 
 from hpcddp.planning.site import site_facts
 from hpcddp.planning.site.site_facts import SiteFacts
@@ -53,11 +56,17 @@ def test_later_jobs_know_what_a_check_up_found(site: Site, hpcddp: Command) -> N
     refused = hpcddp(*submit)
     assert refused.code == 2 and "the nodes do not see the folder of the runs" in refused.err
     assert f"`hpcddp doctor` found {site.runs} missing there" in refused.err
+    earlier_run(site, save=1.0, run="toy-1")
+    resume = ("resume", "toy-1", "--cluster", "own", "--dry-run")
+    refused = hpcddp(*resume)
+    assert refused.code == 2 and "the nodes do not see the folder of the runs" in refused.err
     checked_up(site, "doctor-2", 2e9, visible=0.1)
     assert hpcddp("doctor", "--results", "doctor-2").code == 0
     done = hpcddp(*submit)
     assert done.code == 0, done.text
     assert "warning: the import of torch took 80 s in `hpcddp doctor`" in done.err
+    done = hpcddp(*resume)
+    assert done.code == 0, done.text
 
 
 def test_a_check_up_whose_job_does_not_find_its_run_is_kept(site: Site, hpcddp: Command) -> None:
@@ -69,7 +78,59 @@ def test_a_check_up_whose_job_does_not_find_its_run_is_kept(site: Site, hpcddp: 
     site_facts.save(path, SiteFacts("own", "24.11", 0.0))
     done = hpcddp("doctor", "--cluster", "own", "--procs", "1")
     assert done.code == 1 and f"the nodes do not see {site.runs}" in done.err, done.text
+    assert LOST not in done.err
     assert "do not see the folder of the runs" in hpcddp("submit", "toy", "--cluster", "own").err
+
+
+LOST = "note: the results are not kept for later jobs: "
+
+
+def test_results_that_no_later_job_will_know_are_said_to_be_lost(
+    site: Site, hpcddp: Command
+) -> None:
+    facts = site.profile("own", "").with_suffix(".json")
+    checked_up(site, "doctor-1", 1e9, visible=None)
+    done = hpcddp("doctor", "--results", "doctor-1")
+    assert f"{LOST}{facts} does not exist\n  run `hpcddp cluster detect` first" in done.err
+    facts.write_text("{")
+    assert f"{LOST}{facts} is damaged" in hpcddp("doctor", "--results", "doctor-1").err
+    site_facts.save(facts.with_suffix(".toml"), SiteFacts("own", "24.11", 0.0))
+    assert LOST not in hpcddp("doctor", "--results", "doctor-1").err
+    checked_up(site, "doctor-0", 5e8, visible=None)  # older than the one that is kept
+    assert LOST not in hpcddp("doctor", "--results", "doctor-0").err
+
+
+def test_facts_that_cannot_be_written_are_said_to_be_lost(
+    site: Site, hpcddp: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    facts = site.profile("own", "").with_suffix(".json")
+    site_facts.save(facts.with_suffix(".toml"), SiteFacts("own", "24.11", 0.0))
+
+    def refuse(*words: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(site_facts, "write_text", refuse)
+    checked_up(site, "doctor-1", 1e9, visible=0.1)
+    done = hpcddp("doctor", "--results", "doctor-1")
+    assert f"{LOST}{facts} cannot be written: Read-only file system" in done.err
+
+
+def test_bad_nodes_are_noted_by_the_clusters_name_at_slurm(site: Site, hpcddp: Command) -> None:
+    """Not by the profile's, which another cluster with the same home may use too."""
+    site.slurm()
+    site.profile("own", "")
+    checked_up(site, "doctor-1", 1e9, visible=0.1)
+    run = RunDir(site.runs / "doctor-1")
+    run.attempts.mkdir()
+    begun(run, site={"cluster": "lab"})
+    results = run.path / "doctor.json"
+    bad_gpu = '"gpus": [{"ecc_errors": "1", "driver": "550"}]'
+    results.write_text(results.read_text().replace('"gpus": []', bad_gpu, 1))
+    done = hpcddp("doctor", "--results", "doctor-1")
+    assert "note: new jobs avoid n0 for some time" in done.err, done.text
+    books = site.config / "hpcddp" / "clusters"
+    assert [path.name for path in books.glob("*.nodes/*.json")] == ["n0.json"]
+    assert (books / "lab.nodes" / "n0.json").exists()
 
 
 def test_many_nodes_are_not_measured_in_pairs(site: Site, hpcddp: Command) -> None:

@@ -26,9 +26,9 @@ def submit(site: Site, hpcddp: Command) -> Command:
     return lambda *words: hpcddp(*job, *words)
 
 
-def facts(site: Site, change: Callable[[dict[str, Any]], object]) -> None:
+def facts(site: Site, change: Callable[[dict[str, Any]], object], profile: str = "plain") -> None:
     """Change the recorded facts."""
-    path = site.config / "hpcddp" / "clusters" / "plain.json"
+    path = site.config / "hpcddp" / "clusters" / f"{profile}.json"
     data = json.loads(path.read_text())
     change(data)
     path.write_text(json.dumps(data))
@@ -435,23 +435,47 @@ def test_a_resume_keeps_what_was_forced_and_drops_the_values_of_the_old_cluster(
     assert values["slurm.partition"] == ["gpu", None] and "slurm.time" not in values
 
 
-def test_submit_calls_slurm_three_times_besides_sbatch(site: Site, hpcddp: Command) -> None:
-    """A detection of the last day knows the configuration."""
+@pytest.mark.parametrize("cluster", [[], ["--cluster", "plain"]])
+@pytest.mark.parametrize(
+    ("hours", "age"), [(0, ""), (23, ""), (25, "1 day"), (9 * 24 + 1, "9 days")]
+)
+def test_submit_calls_slurm_three_times_besides_sbatch(
+    site: Site, hpcddp: Command, hours: int, age: str, cluster: list[str]
+) -> None:
+    """A detection knows the configuration, and its age is said after a day."""
     recorded.install(site, "plain")
     assert hpcddp("cluster", "detect").code == 0
+    facts(site, lambda data: data.update(read=time.time() - hours * HOUR))
     before = len(recorded.calls(site))
-    assert hpcddp("submit", "toy", "--gpus", "4").code == 0
+    done = hpcddp("submit", "toy", "--gpus", "4", *cluster)
+    assert done.code == 0
     programs = [call.split()[0] for call in recorded.calls(site)[before:]]
     assert [name for name in programs if name != "sbatch"] == ["scontrol", "sinfo", "squeue"]
+    notes = [line for line in done.err.splitlines() if "configuration" in line]
+    at = r"at 20\d\d-\d\d-\d\d \d\d:\d\d UTC; `hpcddp cluster detect` reads it again"
+    expected = f"note: Slurm's configuration was read {age} ago, {at}"
+    assert len(notes) == bool(age) and all(re.fullmatch(expected, line) for line in notes), notes
+
+
+def test_recent_facts_come_before_older_ones_of_the_same_cluster(
+    site: Site, submit: Command
+) -> None:
+    folder = site.config / "hpcddp" / "clusters"
+    for suffix in ("toml", "json"):
+        (folder / f"earlier.{suffix}").write_text((folder / f"plain.{suffix}").read_text())
+    facts(site, lambda data: data.update(read=time.time() - 50 * HOUR), "earlier")
+    before = len(recorded.calls(site))
+    done = submit()
+    assert done.code == 0 and "configuration was read" not in done.err
+    assert not any("show config" in call for call in recorded.calls(site)[before:])
 
 
 @pytest.mark.parametrize(
     "change",
-    [lambda facts: facts.update(read=0), lambda facts: facts["partitions"].pop(),
-     lambda facts: facts["config"].pop("SLURM_VERSION")],
-    ids=["two days old", "of another cluster", "by an older version"],
-)  # fmt: skip
-def test_old_facts_and_those_of_another_cluster_are_not_used_for_the_configuration(
+    [lambda facts: facts["partitions"].pop(), lambda facts: facts["config"].pop("SLURM_VERSION")],
+    ids=["of another cluster", "by an older version"],
+)
+def test_facts_of_another_cluster_or_version_are_not_used_for_the_configuration(
     site: Site, submit: Command, change: Callable[[dict[str, Any]], object]
 ) -> None:
     facts(site, change)

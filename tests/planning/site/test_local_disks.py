@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from sites import record_run
+from sites import Site, record_run
 
 from hpcddp.errors import ClusterError
 from hpcddp.planning.site import local_disks, site_facts
@@ -93,6 +93,56 @@ def test_what_a_run_on_the_nodes_used_is_seen_there(mounted: None, tmp_path: Pat
     assert "/data/venv" in said(tmp_path, job)[0]
     begun(tmp_path / "toy-3", job)
     assert said(tmp_path, job) == []
+
+
+ENDED = (
+    ", and job 42 of toy-2 has ended without an attempt\n"
+    "  use a folder that all nodes see, or check this one with `hpcddp doctor --runs "
+)
+
+
+@pytest.mark.parametrize(
+    ("squeue", "given", "named"),
+    [
+        ("", {}, True),
+        ("echo '42|FAILED|NonZeroExitCode|5|6|n1|x|toy-2'", {}, True),
+        ("echo '42|RUNNING|None|5|6|n1|x|toy-2'", {}, False),
+        ("echo '42|PENDING|Priority|5|N/A||x|toy-2'", {}, False),
+        ("echo '42|CANCELLED|None|5|6||x|toy-2'", {}, False),
+        ("echo 'Unable to contact x' >&2; exit 1", {}, False),
+        ("", {"backend": "local"}, False),
+        ("", {"job_id": None}, False),
+    ],
+)
+def test_the_warning_names_a_run_whose_job_ended_without_an_attempt(
+    mounted: None, site: Site, squeue: str, given: dict[str, str | None], named: bool
+) -> None:
+    site.program("squeue", squeue)
+    run = record_run(made(site.runs / "toy-2"))
+    write_json(run.submission, {"backend": "slurm", "job_id": "42"} | given)
+    (text,) = said(site.runs)
+    assert text.startswith("the nodes may not see the folder of the runs: ")
+    assert text.endswith(f"{ENDED}{site.runs}`") is named
+    assert ("\n" in text) is named
+
+
+def test_a_run_that_a_person_ended_or_that_began_is_not_named(mounted: None, site: Site) -> None:
+    site.program("squeue", "exit 0")
+    run = record_run(made(site.runs / "toy-2"))
+    write_json(run.submission, {"backend": "slurm", "job_id": "42"})
+    write_json(run.request, {"want": "cancel", "job_id": "42"})
+    assert ENDED not in said(site.runs)[0]
+    run.request.unlink()
+    assert ENDED in said(site.runs)[0]
+    begun(site.runs / "toy-2")
+    assert said(site.runs) == []
+
+
+def made(path: Path) -> RunDir:
+    """A run's folder."""
+    run = RunDir(path)
+    run.create()
+    return run
 
 
 def test_what_a_check_up_found_missing_is_refused_until_one_sees_it(

@@ -85,13 +85,20 @@ echo Submitted batch job 7
 """
 
 
-def test_a_refusal_of_memory_names_the_options_against_it(site: Site, hpcddp: Command) -> None:
+def test_a_refusal_of_memory_is_a_note_with_the_options_against_it(
+    site: Site, hpcddp: Command
+) -> None:
     slurm(site, PARTITION.format(more="DefMemPerCPU=1000"))
     site.program("sbatch", REFUSES)
-    refused = hpcddp("submit", "toy")
-    assert refused.code == 1 and "sbatch refused the job: do not ask for memory" in refused.err
-    assert "use --sbatch mem=false, or set mem = false in [slurm] of the profile" in refused.err
-    assert hpcddp("submit", "toy", "--sbatch", "mem=false").code == 0
+    done = hpcddp("submit", "toy", "--parsable")
+    assert (done.code, done.out) == (0, "7\n")
+    (note,) = [line for line in done.err.splitlines() if "--mem" in line]
+    assert note.startswith("note: sbatch refused --mem, which hpcddp had added, and accepted the ")
+    assert "set mem = false in [slurm] of the profile, or use --sbatch mem=false" in note
+    dry = hpcddp("submit", "toy", "--dry-run")
+    assert dry.code == 1 and "note: sbatch accepts the job without --mem, which hpcddp" in dry.err
+    done = hpcddp("submit", "toy", "--sbatch", "mem=false")
+    assert done.code == 0 and "--mem" not in done.err
     for words in (["--sbatch", "nice=5"], ["--sbatch", "mem=1G"]):  # other reasons
         other = hpcddp("submit", "toy", *words)
         assert other.code == 1 and "fix the option or the job file" in other.err

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import jinja2
 import pytest
+from sites import Site, flags
 
 from hpcddp.planning import resources
 from hpcddp.planning.software import containers, software_facts
 from hpcddp.planning.software.containers import CONTAINERS
+from hpcddp.rundir import RunDir
 from hpcddp.spec import KEYS, ContainerSpec
 
 BINDS = ["/work:/work", "/data:/in:ro"]
@@ -79,6 +81,29 @@ def test_amd_gpus_and_none() -> None:
     container = ContainerSpec(image="i", gpus="rocm")
     assert "--rocm" in containers.command(container, [], "/work", gpus=True)
     assert "--nv" not in words("apptainer", gpus=False)
+
+
+@pytest.mark.parametrize(
+    ("profile", "values", "visible"),
+    [
+        ("slurm.constraint = 'a100'", [], True),
+        ("", [("slurm.constraint", "v100&ib")], True),
+        ("", [("slurm.gres", "gpu:4")], True),
+        ("", [("slurm.tres-per-task", "gres/gpu=1")], True),
+        ("", [("slurm.constraint", "ib"), ("slurm.gres", "lustre:1")], False),
+        ("slurm.constraint = 'a100'", [("device", "cpu")], False),
+    ],
+)
+def test_gpus_that_a_feature_or_the_user_asks_for_are_visible_in_the_container(
+    site: Site, profile: str, values: list[tuple[str, str]], visible: bool
+) -> None:
+    site.profile("mine", f"gpu_option = 'none'\n{profile}")
+    image = ("software.container.image", "/torch.sif")
+    plan = site.plan(flags(("cluster", "mine"), image, *values))
+    run = RunDir(site.runs / "toy-1")
+    script = plan.render(run, plan.worker_command(run))
+    assert ("CONTAINER=(apptainer exec --nv " in script) is visible
+    assert ("CONTAINER=(apptainer exec --bind=" in script) is not visible
 
 
 @pytest.mark.parametrize("runtime", ["enroot", "podman-hpc"])

@@ -86,3 +86,30 @@ def test_a_container_that_cannot_start_is_refused(
     monkeypatch.setitem(launchers.LAUNCHERS, "horovod", row)
     with pytest.raises(UserError, match=said):
         site.plan(flags(("software.container.image", "/torch"), *values))
+
+
+@pytest.mark.parametrize(
+    ("runtime", "kind", "refused"),
+    [
+        ("podman-hpc", "rocm", True),
+        ("shifter", "rocm", True),
+        ("podman-hpc", "nvidia", False),
+        ("podman-hpc", "none", False),
+        ("apptainer", "rocm", False),
+        ("enroot", "rocm", False),  # its hooks make GPUs visible
+    ],
+)
+def test_gpus_that_a_runtime_cannot_make_visible_are_refused(
+    site: Site, runtime: str, kind: str, refused: bool
+) -> None:
+    values = {"image": "/torch", "runtime": runtime, "gpus": kind}
+    layer = flags(*((f"software.container.{name}", value) for name, value in values.items()))
+    if not refused:
+        assert site.plan(layer).spec.software.container.gpus == kind
+        return
+    with pytest.raises(UserError) as caught:
+        site.plan(layer)
+    assert caught.value.what == f"runtime {runtime} has no option for rocm GPUs"
+    assert caught.value.where == "--set"
+    assert caught.value.hint.startswith("use one of apptainer, singularity, charliecloud, ")
+    assert runtime not in caught.value.hint

@@ -1,15 +1,19 @@
 """Which nodes a job avoids, on a recorded cluster with 14 GPU nodes."""
 
 import json
+import shutil
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import recorded
 from sites import Outcome, Site
 
+from hpcddp.attempt.nodes import node_events
 from hpcddp.attempt.nodes.node_events import NodeEvent
 from hpcddp.planning.trust.node_book import NodeBook
+from hpcddp.rundir import RunDir
 
 Command = Callable[..., Outcome]
 
@@ -30,6 +34,14 @@ def script(hpcddp: Command, *words: str) -> Outcome:
     done = hpcddp("submit", "toy", "--dry-run", "-p", "gpu", "--nodes", "2", "--gpus", "1", *words)
     assert done.code == 0, done.text
     return done
+
+
+def met(hpcddp: Command, host: str) -> RunDir:
+    """A submitted run that has met a bad node."""
+    done = hpcddp("submit", "toy", "--detach", "--json")
+    run = RunDir(Path(json.loads(done.out)["path"]))
+    node_events.append(run, 1, [(host, "check", "GPU 0 is lost")])
+    return run
 
 
 def test_a_bad_node_is_left_out_with_the_reason(hpcddp: Command, book: NodeBook) -> None:
@@ -98,6 +110,34 @@ def test_a_mistake_is_refused(hpcddp: Command, book: NodeBook, words: list[str],
     assert done.code == 2 and said in done.err
     (row,) = json.loads(hpcddp("nodes", "--json").out)["nodes"]  # nothing has changed
     assert row["host"] == "g2" and row["why"] == "GPU 0 is lost"
+
+
+def test_a_cluster_without_a_profile_shares_no_nodes_with_another(
+    site: Site, hpcddp: Command
+) -> None:
+    """Two clusters with one home: both use the profile `slurm` until they are detected."""
+    recorded.install(site, "plain")
+    assert hpcddp("nodes", "--avoid", "g2").code == 0
+    met(hpcddp, "g2")
+    assert "#SBATCH --exclude=g2\n" in script(hpcddp).out
+    (row,) = json.loads(hpcddp("nodes", "--json").out)["nodes"]
+    assert [event["what"] for event in row["events"]] == ["GPU 0 is lost"]
+    recorded.change(site, "scontrol", "s/^ClusterName .*/ClusterName = other/")
+    assert "#SBATCH --exclude" not in script(hpcddp).out
+    assert json.loads(hpcddp("nodes", "--json").out)["nodes"] == []
+    recorded.install(site, "plain")
+    assert hpcddp("cluster", "detect").code == 0  # what was known stays known
+    assert json.loads(hpcddp("nodes", "--json").out)["nodes"] == [row]
+
+
+def test_a_dry_run_leaves_the_book_as_it_is(hpcddp: Command, book: NodeBook) -> None:
+    run = met(hpcddp, "g2")
+    before = {path: path.read_bytes() for path in book.path.iterdir()}
+    assert "#SBATCH --exclude=g2\n" in script(hpcddp).out
+    assert {path: path.read_bytes() for path in book.path.iterdir()} == before
+    assert hpcddp("submit", "toy", "--detach").code == 0
+    shutil.rmtree(run.path)
+    assert "#SBATCH --exclude=g2\n" in script(hpcddp).out  # the job has saved it
 
 
 def test_without_slurm_there_are_no_nodes_to_choose(site: Site, hpcddp: Command) -> None:
