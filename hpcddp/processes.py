@@ -65,6 +65,14 @@ def start_of(pid: int) -> str:
     return "" if state == "Z" else rest[18]
 
 
+def environ_of(pid: int) -> bytes:
+    """The environment with which a process began, or replaced itself; b"" if it ended."""
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return b""
+
+
 def ignores(pid: int, number: int) -> bool:
     """Whether a process ignores a signal (proc(5), status)."""
     with contextlib.suppress(OSError):

@@ -163,6 +163,7 @@ class RequeueSpec:
         least=0,
     )
     exclude_bad_nodes: bool = key(False, "keep the job off nodes that failed")
+    here: bool = key(False, "restart failed ranks on the same nodes, without a requeue")
 
 
 @dataclass

@@ -38,6 +38,7 @@ class Cause(NamedTuple):
         final: why a requeue does not help; "" if it may.
         early: the same, as long as no attempt ended for another cause.
         calm: no rank caused it: messages of the ending ranks are irrelevant.
+        here: the next attempt may start in the same allocation, on the same nodes.
         state: of a run that is not requeued; "" if only its job knows.
     """
 
@@ -51,6 +52,7 @@ class Cause(NamedTuple):
     final: str = ""
     early: str = ""
     calm: bool = False
+    here: bool = False
     state: str = ""
 
 
@@ -68,9 +70,9 @@ CAUSES = {
     SIGNALLED: Cause(calm=True, idle=3, state="STOPPED"),
     NODE: Cause(words="NODE FAILURE", job_state="NODE_FAIL", followed=True, state="NODE_FAIL"),
     REQUEUED: Cause(words="JOB REQUEUE", calm=True),
-    CRASH: Cause(budget="crashes"),
-    OOM: Cause(kinds=("oom",), budget="crashes", state="OUT_OF_MEMORY"),
-    HANG: Cause(kinds=("hang",), code=exit_codes.HUNG, budget="hangs"),
+    CRASH: Cause(budget="crashes", here=True),
+    OOM: Cause(kinds=("oom",), budget="crashes", here=True, state="OUT_OF_MEMORY"),
+    HANG: Cause(kinds=("hang",), code=exit_codes.HUNG, budget="hangs", here=True),
     DIVERGED: Cause(
         kinds=("diverged",), code=exit_codes.DIVERGED, final="a requeue would diverge again"
     ),
@@ -95,8 +97,10 @@ NONE = "none"  # the run ends
 AGAIN = "requeue"  # its batch script requeues the job
 FOLLOW = "follow-up"  # Slurm ends this job: a new one continues
 LEFT = "left to Slurm"  # Slurm has requeued the job
+HERE = "here"  # its batch script starts the next attempt in the same allocation
 
-RETURNS = (AGAIN, FOLLOW, LEFT)  # actions after which the run continues
+RETURNS = (AGAIN, FOLLOW, LEFT, HERE)  # actions after which the run continues
+STARTS = (AGAIN, FOLLOW, HERE)  # those that the batch script takes itself
 
 LOCAL = "LOCAL"  # the state of a job without a scheduler
 _RUNS = ("RUNNING", "SIGNALING", LOCAL, "")  # "": the controller did not answer
@@ -109,6 +113,7 @@ class Policy(NamedTuple):
     crashes: int = 3
     hangs: int = 3
     timeouts: int = 0  # 0: no limit
+    here: bool = False
 
     @classmethod
     def of(cls, table: Mapping[str, Any]) -> Policy:
@@ -134,6 +139,13 @@ class End(NamedTuple):
     left: int | None = None  # the exit code that a program's ranks recorded after they saved
     own_signal: int = TERMINATED  # exit code of a rank that the job's own stop signal ends
     warned: bool = False  # Slurm has sent the signal before the time limit
+    here: bool = False  # the allocation can take another attempt: see end_facts.py
+
+    @property
+    def leaves(self) -> bool:
+        """Whether Slurm or a user takes the nodes away, or is about to."""
+        announced = self.preempted or self.late or self.warned or self.requeued
+        return announced or bool(self.ending or self.want) or self.state not in _RUNS
 
 
 class Past(NamedTuple):
@@ -166,7 +178,8 @@ def decide(end: End, history: Sequence[Past], policy: Policy) -> Decision:
         return Decision(why, NONE, final)
     if (early := CAUSES[why].early) and all(past.cause == why for past in history):
         return Decision(why, NONE, early)
-    return _within(AGAIN, why, end, history, policy)
+    here = end.here and policy.here and CAUSES[why].here and not end.leaves
+    return _within(HERE if here else AGAIN, why, end, history, policy)
 
 
 def _of_ended(end: End, why: str, history: Sequence[Past], policy: Policy) -> Decision:

@@ -6,19 +6,21 @@ may know why it ended.
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import time
 
-from hpcddp.attempt import decision, first_failure, ledger, log_reader, requeue
+from hpcddp.attempt import decision, first_failure, launch_facts, ledger, log_reader, requeue
 from hpcddp.attempt.decision import End
 from hpcddp.attempt.exit_codes import SIGKILLED, TERMINATED
 from hpcddp.attempt.ledger import Attempt
 from hpcddp.record import JobRecord
-from hpcddp.rundir import AttemptDir, RunDir, last_lines, read_json
+from hpcddp.rundir import AttemptDir, RunDir, last_lines, read_json, read_lines
 from hpcddp.slurm import commands as slurm
 
 LATE = 90.0  # seconds before the time limit: Slurm warns up to a minute early
+MOST, HOUR = 10, 3600.0  # restarts in one allocation, at most, in so many seconds
 
 
 def gather(run: RunDir, mine: Attempt, job: JobRecord, code: int) -> End:
@@ -80,7 +82,27 @@ def _of_slurm(run: RunDir, mine: Attempt, job: JobRecord, end: End) -> End:
         grace=mine.site.get("grace", 0) > 0,
         late=_late(run, mine, job.lead),
         warned=bool(job.lead and mine.deadline and time.time() > mine.deadline - job.lead),
+        here=_stays(run, mine, job),
     )
+
+
+def _stays(run: RunDir, mine: Attempt, job: JobRecord) -> bool:
+    """Whether another attempt can start in this allocation: the launcher can start its ranks, there
+    is time for its first step, and there were not too many already."""
+    now = time.time()
+    recent = [x for x in ledger.attempts(run) if x.action == decision.HERE and x.ended]
+    often = sum(now - (x.ended or 0.0) < HOUR for x in recent) >= MOST
+    until = (mine.deadline or math.inf) - LATE - job.lead
+    able = bool(launch_facts.of(job.launcher, job.launch).get("here"))
+    return able and not often and now + _start(run, mine) < until
+
+
+def _start(run: RunDir, mine: Attempt) -> float:
+    """Seconds from the start of an attempt to its first step; to its end if it made none."""
+    for line in read_lines(run.attempt(mine.number).metrics):
+        if line.get("event") in ("train", "step") and "time" in line:
+            return float(line["time"]) - mine.began
+    return time.time() - mine.began
 
 
 def _own_signal() -> int:

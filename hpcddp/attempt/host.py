@@ -77,7 +77,7 @@ def end(run: RunDir, number: int, code: int) -> str:
               f"exit code {code}; next: {next_}", flush=True)  # fmt: skip
         written = _ended(run, mine, code, verdict)
         node_events.record_end(run, mine, verdict.cause)
-        if written is None or verdict.action not in (decision.AGAIN, decision.FOLLOW):
+        if written is None or verdict.action not in decision.STARTS:
             _drop(run, mine, verdict, job.name)
             if verdict.action == decision.NONE:
                 clear(mine)

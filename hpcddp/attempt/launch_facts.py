@@ -1,7 +1,8 @@
 """Facts about the launcher of an attempt's ranks.
 
 per_node: one process per node starts the ranks; hides: no rank listens at MASTER_PORT after the
-rendezvous; environment: the module that gives a rank its place. The launchers' table has them, and
+rendezvous; environment: the module that gives a rank its place; here: it can start ranks again in
+the same allocation. The launchers' table has them, and
 job.json those that are not here. Each rank of a program imports this before it starts.
 """
 
@@ -12,8 +13,9 @@ from typing import Any
 
 # Older versions know these names, and cannot read a job.json with facts.
 KNOWN: Mapping[str, Mapping[str, Any]] = {
-    "fork": {"per_node": True},
-    "torchrun": {"per_node": True, "hides": True},
+    "srun": {"here": True},
+    "fork": {"per_node": True, "here": True},
+    "torchrun": {"per_node": True, "hides": True, "here": True},
     "horovod": {"hides": True, "environment": "hpcddp.launch.horovod"},
 }
 

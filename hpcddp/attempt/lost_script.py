@@ -40,7 +40,8 @@ def bring_back(run: RunDir, number: int) -> None:
             here = mine is not None and mine.host == os.uname().nodename
             if mine is None or (mine.cause and (mine.action not in decision.RETURNS or not here)):
                 return  # the script's own sentry ends the wait
-            if mine.cause or _settled(run, mine):
+            ended = mine.cause and mine.action != decision.HERE
+            if ended or _settled(run, mine):
                 if mine.action in (decision.LEFT, ""):  # no script has chosen the nodes
                     mine.exclude = bad_nodes.excluded(run, record.read(run))
                 requeue.release(mine)

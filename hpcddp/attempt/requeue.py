@@ -70,6 +70,9 @@ def bring_back(run: RunDir, mine: Attempt, verdict: Decision, job: JobRecord) ->
     Slurm is ending the job, so that the decision must be made again."""
     if not mine.slurm:
         return "again"
+    if verdict.action == decision.HERE:  # Slurm's messages so far are not about the next attempt
+        pass_over(run, mine, log_reader.sizes(mine))
+        return verdict.action
     mine.exclude = bad_nodes.excluded(run, job)
     if mine.exclude is not None:
         note(run, mine)

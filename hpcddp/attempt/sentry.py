@@ -11,6 +11,8 @@ by cgroup: then it runs until Slurm's KILL. It
     - ends the wait of a requeued job when the script has ended,
     - and submits a follow-up if a SIGKILL that was not Slurm's ended the script.
 
+If the script starts the next attempt in the same allocation, it leaves: that one has its own.
+
 A process on the second node does the last two if the script's whole node is lost.
 """
 
@@ -87,13 +89,15 @@ class Sentry:
     def __init__(self, run: RunDir, mine: Attempt, log: int) -> None:
         self.run, self.mine, self._log = run, mine, log
         self.job = record.read(run)
-        self._copied = mine.node_log_size
+        self._copied, self._environ = mine.node_log_size, processes.environ_of(mine.pid)
         self._followed = self._tried = False
 
     def stand(self) -> None:
         """Watch the script until it has ended, and do what follows."""
         threading.Thread(target=self._ask, daemon=True).start()
         while processes.start_of(self.mine.pid) == self.mine.pid_start:
+            if processes.environ_of(self.mine.pid) not in (self._environ, b""):
+                return  # the script has replaced itself, for the next attempt
             self._glance()
             time.sleep(GLANCE)
         until = time.monotonic() + requeue.HOLD

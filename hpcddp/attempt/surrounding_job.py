@@ -8,10 +8,11 @@ import re
 import shlex
 import stat
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from hpcddp import record
-from hpcddp.attempt import ledger
+from hpcddp.attempt import decision, ledger
 from hpcddp.attempt.ledger import Attempt
 from hpcddp.errors import RunError, RunUnreadable, SlurmUnreachable
 from hpcddp.record import JobRecord
@@ -22,6 +23,8 @@ from hpcddp.slurm import rules
 # Seconds for one request: a controller that does not answer must not delay the start. The sentry
 # asks again.
 ASK = 4.0
+# Facts of an attempt that hold for the next one in the same allocation.
+KEPT = ("said", "said_size", "said_id", "node_log", "node_log_size", "restarts", "deadline", "site")
 
 
 def check_surroundings(run: RunDir, job: JobRecord) -> None:
@@ -74,8 +77,13 @@ def life(run: RunDir, job_id: str, pid: int) -> Attempt:
     """The facts of an attempt that begins now in a Slurm job; see ``ledger.life``."""
     nodes = os.environ.get("SLURM_JOB_NODELIST", os.uname().nodename)
     facts = ledger.life(job_id, pid, slurm=True, nodes=nodes)
-    facts.said_id = os.environ["SLURM_JOB_ID"]
     facts.restarts = int(os.environ.get("SLURM_RESTART_COUNT") or 0)
+    earlier = ledger.last(run)
+    if earlier and earlier.action == decision.HERE and earlier.restarts == facts.restarts:
+        if earlier.job_id == job_id:  # Slurm need not be asked
+            known = ledger.refreshed(run, earlier)
+            return replace(facts, **{name: getattr(known, name) for name in KEPT})
+    facts.said_id = os.environ["SLURM_JOB_ID"]
     facts.deadline = float(os.environ.get("SLURM_JOB_END_TIME") or 0) or None
     with contextlib.suppress(OSError):  # the script's log
         facts.said = str(Path("/proc/self/fd/2").readlink())

@@ -91,12 +91,13 @@ BOTH = ("slurm", "local")
 LAUNCHERS = {
     row.name: row
     for row in (
-        Launcher("srun", ("slurm",), "one task per GPU, started by Slurm", inside=True),
+        Launcher("srun", ("slurm",), "one task per GPU, started by Slurm",
+                 facts={"here": True}, inside=True),
         Launcher("spawn", ("local",), "one process per GPU on this machine, without Slurm",
                  inside=True),
         Launcher(
             "fork", BOTH, "torch is imported once per node, and the ranks are forked",
-            python=True, missing=no_torch, facts={"per_node": True}, inside=True,
+            python=True, missing=no_torch, facts={"per_node": True, "here": True}, inside=True,
         ),
         Launcher(
             "mpi", ("slurm",), "one rank per GPU, started with PMIx or Open MPI's mpirun",
@@ -104,7 +105,7 @@ LAUNCHERS = {
         ),
         Launcher(
             "torchrun", BOTH, "torch's elastic agent, one per node",
-            missing=no_agent, facts={"per_node": True, "hides": True},
+            missing=no_agent, facts={"per_node": True, "hides": True, "here": True},
             inside=True,
         ),
         Launcher(

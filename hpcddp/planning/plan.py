@@ -224,6 +224,7 @@ class Plan:
             trackers=bool(trackers),
             backend=self.backend,
             returns=self.spec.requeue.enabled,
+            here=self.spec.requeue.here and "here" in self.launcher.facts,
             preflight=self.checks_nodes,
         )
         return render(self.template, resources.folder("templates"), facts)

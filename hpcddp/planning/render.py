@@ -55,6 +55,7 @@ class TemplateContext:
     trackers: bool = False
     backend: str = "slurm"
     returns: bool = True
+    here: bool = False
     preflight: bool = False
 
 

@@ -27,6 +27,7 @@ FACTS = {
     "trackers": "whether trackers get the metrics during training",
     "backend": "slurm or local",
     "returns": "whether the job may be requeued",
+    "here": "whether the job may start an attempt again in the same allocation",
     "preflight": "whether the nodes are checked while the ranks start",
 }
 # Read-only shell variables of each script, besides those of [variables] in the cluster profile.

@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import asdict
 
 import pytest
 from lives import earlier
@@ -271,3 +272,24 @@ def test_a_failure_counts_against_a_node_if_slurm_knows_of_it(
     assert before.cause == "node failure"  # as far as it is known
     lines = run.node_events.read_text().splitlines() if run.node_events.exists() else []
     assert [event.host for event in node_events.read(lines)] == ["n1"] * failed
+
+
+@pytest.mark.usefixtures("in_slurm")
+@pytest.mark.parametrize("job_restarts", ["", "1"])
+def test_an_attempt_in_the_same_allocation_asks_slurm_nothing(
+    run: RunDir, site: Site, monkeypatch: pytest.MonkeyPatch, job_restarts: str
+) -> None:
+    """It goes on from the facts of the one before; a requeued job asks anew."""
+    site.program("scontrol", f"echo >>{site.folder}/asked; exit 1")
+    assert host.begin(run, 1)
+    (site.folder / "asked").unlink()
+    first = ledger.last(run)
+    assert first
+    first.cause, first.action, first.said_size, first.deadline = "crash", "here", 17, 2e9
+    write_json(run.attempt(1).facts, asdict(first))
+    monkeypatch.setenv("SLURM_RESTART_COUNT", job_restarts)
+    assert host.begin(run, 1)
+    second = ledger.last(run)
+    assert second and second.number == 2
+    again = (second.said_size, second.deadline) == (17, 2e9)
+    assert again is (not job_restarts) is not (site.folder / "asked").exists()

@@ -2,6 +2,7 @@
 
 import json
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -122,3 +123,47 @@ def test_a_program_is_done_though_a_term_came_for_its_script_alone(
     with Path(mine.said).open("a") as f:
         f.write("slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2030-01-02 ***\n")
     assert code_of(run, mine, 0) == 143
+
+
+def stays(run: RunDir, launcher: str = "srun", left: float | None = None, took: float = 5) -> bool:
+    """Whether a job that made its first step `took` seconds after its start can restart in place,
+    `left` seconds before its time limit."""
+    job = record.read(run)
+    job.launcher = launcher
+    mine = ledger.life("7", 1, slurm=True)
+    mine.number, mine.began = 20, time.time() - took - 1
+    mine.deadline = None if left is None else time.time() + left
+    folder = run.attempt(20)
+    folder.path.mkdir(exist_ok=True)
+    folder.metrics.write_text(json.dumps({"event": "train", "time": mine.began + took}) + "\n")
+    return gather(run, mine, job, 1).here
+
+
+@pytest.mark.usefixtures("runs_on")
+def test_a_restart_in_place_needs_a_launcher_that_can_and_time(run: RunDir) -> None:
+    assert stays(run) and stays(run, "fork") and stays(run, "torchrun")
+    assert not (stays(run, "mpi") or stays(run, "horovod") or stays(run, "dask"))
+    assert stays(run, left=200) and not stays(run, left=80)
+    assert not stays(run, left=200, took=150)  # its first step would come too late
+
+
+@pytest.mark.usefixtures("runs_on")
+def test_after_ten_restarts_in_place_within_an_hour_the_job_is_requeued(run: RunDir) -> None:
+    def restarted(number: int, ago: float) -> None:
+        mine = ledger.life("7", 1, slurm=True)
+        mine.number, mine.cause, mine.action = number, decision.CRASH, decision.HERE
+        mine.ended = time.time() - ago
+        run.attempt(number).path.mkdir()
+        write_json(run.attempt(number).facts, asdict(mine))
+
+    for number in range(1, 10):
+        restarted(number, 600)
+    restarted(10, 4000)
+    assert stays(run)
+    restarted(11, 10)
+    assert not stays(run)
+
+
+@pytest.fixture
+def runs_on(site: Site) -> None:
+    site.program("scontrol", "echo JobId=7 JobState=RUNNING Restarts=0 PreemptTime=None")
