@@ -113,7 +113,6 @@ class Policy(NamedTuple):
     crashes: int = 3
     hangs: int = 3
     timeouts: int = 0  # 0: no limit
-    here: bool = False
 
     @classmethod
     def of(cls, table: Mapping[str, Any]) -> Policy:
@@ -139,7 +138,7 @@ class End(NamedTuple):
     left: int | None = None  # the exit code that a program's ranks recorded after they saved
     own_signal: int = TERMINATED  # exit code of a rank that the job's own stop signal ends
     warned: bool = False  # Slurm has sent the signal before the time limit
-    here: bool = False  # the allocation can take another attempt: see end_facts.py
+    here: bool = False  # the allocation may and can take another attempt: see end_facts.py
 
     @property
     def leaves(self) -> bool:
@@ -178,7 +177,7 @@ def decide(end: End, history: Sequence[Past], policy: Policy) -> Decision:
         return Decision(why, NONE, final)
     if (early := CAUSES[why].early) and all(past.cause == why for past in history):
         return Decision(why, NONE, early)
-    here = end.here and policy.here and CAUSES[why].here and not end.leaves
+    here = end.here and CAUSES[why].here and not end.leaves
     return _within(HERE if here else AGAIN, why, end, history, policy)
 
 

@@ -20,6 +20,7 @@ from hpcddp.rundir import AttemptDir, RunDir, last_lines, read_json, read_lines
 from hpcddp.slurm import commands as slurm
 
 LATE = 90.0  # seconds before the time limit: Slurm warns up to a minute early
+GLANCE = 1.0  # seconds to wait for Slurm where the next attempt needs nothing of it
 MOST, HOUR = 10, 3600.0  # restarts in one allocation, at most, in so many seconds
 
 
@@ -67,7 +68,9 @@ def _of_run(run: RunDir, mine: Attempt, job: JobRecord, code: int) -> End:
 def _of_slurm(run: RunDir, mine: Attempt, job: JobRecord, end: End) -> End:
     """The same, with Slurm's facts."""
     sizes, early = log_reader.sizes(mine), log_reader.ending_of(mine)
-    info = requeue.ask(mine)
+    here = _stays(run, mine, job)
+    failed = decision.CAUSES[decision.cause(end._replace(state=""))].here
+    info = requeue.ask(mine, GLANCE) if here and failed else requeue.ask(mine)
     # If the job still runs, a message that it was cancelled is about a TERM for the batch script
     # alone. Meanwhile a message about the end itself may have come.
     if early == decision.CANCELLED and info and info.running:
@@ -82,18 +85,19 @@ def _of_slurm(run: RunDir, mine: Attempt, job: JobRecord, end: End) -> End:
         grace=mine.site.get("grace", 0) > 0,
         late=_late(run, mine, job.lead),
         warned=bool(job.lead and mine.deadline and time.time() > mine.deadline - job.lead),
-        here=_stays(run, mine, job),
+        here=here,
     )
 
 
 def _stays(run: RunDir, mine: Attempt, job: JobRecord) -> bool:
-    """Whether another attempt can start in this allocation: the launcher can start its ranks, there
-    is time for its first step, and there were not too many already."""
+    """Whether another attempt may start in this allocation: the job asks for it, its launcher can
+    start ranks again, there is time for a first step, and there were not too many already."""
     now = time.time()
     recent = [x for x in ledger.attempts(run) if x.action == decision.HERE and x.ended]
     often = sum(now - (x.ended or 0.0) < HOUR for x in recent) >= MOST
     until = (mine.deadline or math.inf) - LATE - job.lead
-    able = bool(launch_facts.of(job.launcher, job.launch).get("here"))
+    asked = job.spec.get("requeue", {}).get("here", False)
+    able = asked and launch_facts.of(job.launcher, job.launch).get("here", False)
     return able and not often and now + _start(run, mine) < until
 
 

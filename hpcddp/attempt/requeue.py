@@ -46,12 +46,16 @@ def patience(mine: Attempt, *, ends: bool) -> float:
     return min(LONGEST, max(LEAST, left))
 
 
-def ask(mine: Attempt) -> slurm.JobInfo | None:
-    """Slurm's facts about the job; waits for the controller, None without an answer."""
-    deadline = time.monotonic() + PATIENCE
+def ask(mine: Attempt, most: float = PATIENCE) -> slurm.JobInfo | None:
+    """Slurm's facts about the job; waits for the controller, None without an answer.
+
+    Args:
+        most: seconds to wait.
+    """
+    deadline = time.monotonic() + most
     while True:
         try:
-            return slurm.facts(mine.job_id, patience(mine, ends=False))
+            return slurm.facts(mine.job_id, min(most, patience(mine, ends=False)))
         except SlurmUnreachable as error:
             if time.monotonic() > deadline or not can_ask():
                 return None

@@ -79,10 +79,10 @@ def life(run: RunDir, job_id: str, pid: int) -> Attempt:
     facts = ledger.life(job_id, pid, slurm=True, nodes=nodes)
     facts.restarts = int(os.environ.get("SLURM_RESTART_COUNT") or 0)
     earlier = ledger.last(run)
-    if earlier and earlier.action == decision.HERE and earlier.restarts == facts.restarts:
-        if earlier.job_id == job_id:  # Slurm need not be asked
-            known = ledger.refreshed(run, earlier)
-            return replace(facts, **{name: getattr(known, name) for name in KEPT})
+    same = earlier and (earlier.job_id, earlier.restarts) == (job_id, facts.restarts)
+    if earlier and same and earlier.action == decision.HERE:  # Slurm need not be asked
+        known = ledger.refreshed(run, earlier)
+        return replace(facts, **{name: getattr(known, name) for name in KEPT})
     facts.said_id = os.environ["SLURM_JOB_ID"]
     facts.deadline = float(os.environ.get("SLURM_JOB_END_TIME") or 0) or None
     with contextlib.suppress(OSError):  # the script's log

@@ -111,31 +111,28 @@ def every_end() -> list[End]:
     ]  # fmt: skip
 
 
-IN_PLACE = Policy(here=True)
-
-
 def test_failed_ranks_restart_in_place_where_the_allocation_stays() -> None:
     for end in (End(1, kind="crash"), End(137), End(137, kind="oom"), End(86, kind="hang")):
         stays = end._replace(here=True)
-        assert decide(stays, [], IN_PLACE).action == HERE
-        assert decide(end, [], IN_PLACE).action == decide(stays, [], Policy()).action == AGAIN
+        assert decide(stays, [], Policy()).action == HERE
+        assert decide(end, [], Policy()).action == AGAIN
         for facts in ({"preempted": True}, {"late": True}, {"warned": True}, {"want": "preempt"}):
-            assert decide(stays._replace(**facts), [], IN_PLACE).action == AGAIN
+            assert decide(stays._replace(**facts), [], Policy()).action == AGAIN
     for end in (End(85), End(85, want="preempt"), End(143, kind="node")):
-        assert decide(end._replace(here=True), [], IN_PLACE).action == AGAIN
+        assert decide(end._replace(here=True), [], Policy()).action == AGAIN
 
 
 def test_nothing_restarts_in_place_while_slurm_or_a_person_ends_the_job() -> None:
     for end in every_end():
         there = end._replace(here=True)
-        assert decide(there._replace(state=ENDED), [], IN_PLACE).action != HERE
+        assert decide(there._replace(state=ENDED), [], Policy()).action != HERE
         if end.want or end.preempted or end.late or end.requeued:
-            assert decide(there, [], IN_PLACE).action != HERE
+            assert decide(there, [], Policy()).action != HERE
 
 
 def test_restarts_in_place_have_the_budget_of_their_cause() -> None:
     here = BAD._replace(here=True)
-    assert outcomes(here, here, here, policy=IN_PLACE) == [HERE, HERE, NONE]
+    assert outcomes(here, here, here) == [HERE, HERE, NONE]
 
 
 def test_what_a_person_cancelled_never_comes_back() -> None:

@@ -130,6 +130,7 @@ def stays(run: RunDir, launcher: str = "srun", left: float | None = None, took: 
     `left` seconds before its time limit."""
     job = record.read(run)
     job.launcher = launcher
+    job.spec["requeue"] = {"here": True}
     mine = ledger.life("7", 1, slurm=True)
     mine.number, mine.began = 20, time.time() - took - 1
     mine.deadline = None if left is None else time.time() + left
@@ -167,3 +168,11 @@ def test_after_ten_restarts_in_place_within_an_hour_the_job_is_requeued(run: Run
 @pytest.fixture
 def runs_on(site: Site) -> None:
     site.program("scontrol", "echo JobId=7 JobState=RUNNING Restarts=0 PreemptTime=None")
+
+
+def test_a_restart_in_place_does_not_wait_for_slurm(site: Site, run: RunDir) -> None:
+    """Other ends need its answer."""
+    site.program("scontrol", "exec sleep 30")
+    began = time.monotonic()
+    assert stays(run)
+    assert time.monotonic() - began < 15
