@@ -21,7 +21,7 @@ from pathlib import Path
 from benchmarks.measure import Row
 from benchmarks.site import HPCDDP, PYTHON, Site, output
 from hpcddp import record
-from hpcddp.attempt.ledger import life
+from hpcddp.attempt.ledger import new_attempt
 from hpcddp.cli.watch import HINT
 from hpcddp.errors import HpcddpError
 from hpcddp.record import JobRecord
@@ -114,7 +114,7 @@ def make(folder: Path, lines: int) -> RunDir:
     write_json(run.submission, {"job_id": "1", "submitted": 1e9})
     attempt = run.attempt(1)
     attempt.path.mkdir()
-    facts = life("1", os.getpid())  # counts as running as long as this process
+    facts = new_attempt("1", os.getpid())  # counts as running as long as this process
     facts.number, facts.began = 1, 1e9
     write_json(attempt.facts, vars(facts))
     attempt.log.write_text("0: done\n")

@@ -61,10 +61,10 @@ def submit_result(path: str, data: Data) -> None:
     """
     home = _home or _from_environment()
     folder = home[0].results if home else Path(FOLDER)
-    place(folder, path, data, life(folder))
+    place(folder, path, data, writing_attempt(folder))
 
 
-def life(folder: Path) -> AttemptDir | None:
+def writing_attempt(folder: Path) -> AttemptDir | None:
     """The attempt that writes to a folder in its run; None for a folder elsewhere, which a link
     may lead to."""
     home = _home or _from_environment()

@@ -21,7 +21,7 @@ from hpcddp import processes, record
 from hpcddp.attempt import decision, end_facts, ledger, rendezvous
 from hpcddp.attempt.ledger import Attempt
 from hpcddp.attempt.nodes import bad_nodes, node_events
-from hpcddp.attempt.surrounding_job import ASK, check_surroundings, element, life, my_job
+from hpcddp.attempt.surrounding_job import ASK, check_surroundings, element, job_attempt, my_job
 from hpcddp.errors import RunError, SlurmMissing, SlurmUnreachable, TopologyError
 from hpcddp.rundir import RunDir, read_json, write_json
 from hpcddp.slurm import commands as slurm
@@ -98,7 +98,7 @@ def begin(
     if in_slurm:
         check_surroundings(run, job)
         run = element(run, check_owner)
-    facts = life(run, my_job(), pid) if in_slurm else ledger.life(str(pid), pid)
+    facts = job_attempt(run, my_job(), pid) if in_slurm else ledger.new_attempt(str(pid), pid)
     request = read_json(run.request)
     if want := asked(run, facts.job_id, follows, instead):
         say(run, f"{want} was requested before the job started")

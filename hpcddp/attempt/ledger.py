@@ -96,7 +96,7 @@ class Attempt:
         return self
 
 
-def life(job_id: str, pid: int, *, slurm: bool = False, nodes: str = "") -> Attempt:
+def new_attempt(job_id: str, pid: int, *, slurm: bool = False, nodes: str = "") -> Attempt:
     """The facts of an attempt that begins now on this host; `begin` gives it a number."""
     host = os.uname().nodename
     return Attempt(0, job_id, host, pid, start_of(pid), slurm, nodes, time.time())

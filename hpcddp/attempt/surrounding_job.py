@@ -73,10 +73,10 @@ def _script_of(run: RunDir, script: bytes) -> bytes:
     return re.sub(rb"^readonly RUN=.*$", lambda _: line, script, count=1, flags=re.MULTILINE)
 
 
-def life(run: RunDir, job_id: str, pid: int) -> Attempt:
-    """The facts of an attempt that begins now in a Slurm job; see ``ledger.life``."""
+def job_attempt(run: RunDir, job_id: str, pid: int) -> Attempt:
+    """The facts of an attempt that begins now in a Slurm job; see ``ledger.new_attempt``."""
     nodes = os.environ.get("SLURM_JOB_NODELIST", os.uname().nodename)
-    facts = ledger.life(job_id, pid, slurm=True, nodes=nodes)
+    facts = ledger.new_attempt(job_id, pid, slurm=True, nodes=nodes)
     facts.restarts = int(os.environ.get("SLURM_RESTART_COUNT") or 0)
     earlier = ledger.last(run)
     same = earlier and (earlier.job_id, earlier.restarts) == (job_id, facts.restarts)

@@ -55,7 +55,7 @@ def run(job: str | None, steps: int | None, runs: str | None, **given: Any) -> N
         raise UserError("`run` requires a task, and the job has a command", where="command",
                         hint=hint)  # fmt: skip
     folder = prepare.new_run(plan, runs_root(runs, new=True))
-    facts = ledger.life(str(os.getpid()), os.getpid())
+    facts = ledger.new_attempt(str(os.getpid()), os.getpid())
     ledger.begin(folder, facts, lambda earlier: False)
     click.echo(f"run     {folder.name}\nfolder  {folder.path}", err=True)
     outcome = decision.CRASH

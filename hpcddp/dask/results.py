@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcddp.errors import HpcddpError, RankError, UserError
-from hpcddp.rank_results import Data, check, life, opened, place
+from hpcddp.rank_results import Data, check, opened, place, writing_attempt
 from hpcddp.rundir import AttemptDir, token
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ class DaskResultsHandler:
                 hint="use hpcddp.dask.start, or dispatch.run, to start the ranks",
             )
         queue, folder = Queue(self.key, client=futures.client), Path(prefix)
-        attempt = life(folder)
+        attempt = writing_attempt(folder)
         try:
             futures.results(lambda: _write(_waiting(queue), folder, attempt))
         except RankError as error:

@@ -23,7 +23,7 @@ def run(site: Site) -> RunDir:
 
 
 def begun(run: RunDir) -> None:
-    assert ledger.begin(run, ledger.life("6", 1), lambda earlier: False)
+    assert ledger.begin(run, ledger.new_attempt("6", 1), lambda earlier: False)
 
 
 def code_of(run: RunDir, mine: Attempt, code: int) -> int:
@@ -47,7 +47,7 @@ def test_a_stop_before_the_time_limit_is_known(
     job = record.read(run)
     job.lead = lead
     record.write(run, job)
-    mine = ledger.life("7", 1, slurm=True)
+    mine = ledger.new_attempt("7", 1, slurm=True)
     mine.number, mine.deadline = 1, time.time() + left
     run.attempt(1).path.mkdir()
     run.attempt(1).metrics.write_text(f'{{"event": "end", "by": "{by}"}}\n')
@@ -101,7 +101,7 @@ def test_a_program_that_was_warned_of_its_time_limit_may_have_more_to_do(
 ) -> None:
     site.program("scontrol", "echo JobId=7 JobState=RUNNING Restarts=0 PreemptTime=None")
     record_run(run, spec={"command": ["python", "train.py"]}, lead=lead)
-    mine = ledger.life("7", 1, slurm=True)
+    mine = ledger.new_attempt("7", 1, slurm=True)
     mine.number, mine.deadline = 1, time.time() + left
     run.attempt(1).path.mkdir()
     assert code_of(run, mine, 0) == found
@@ -113,7 +113,7 @@ def test_a_program_is_done_though_a_term_came_for_its_script_alone(
     """Slurm's words are those of scancel; the job runs."""
     site.program("scontrol", "echo JobId=7 JobState=RUNNING Restarts=0 PreemptTime=None")
     record_run(run, spec={"command": ["python", "train.py"]})
-    mine = ledger.life("7", 1, slurm=True)
+    mine = ledger.new_attempt("7", 1, slurm=True)
     mine.number, mine.said = 1, str(tmp_path / "said")
     Path(mine.said).write_text("slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2030-01-01 ***\n")
     run.attempt(1).path.mkdir()
@@ -131,7 +131,7 @@ def stays(run: RunDir, launcher: str = "srun", left: float | None = None, took: 
     job = record.read(run)
     job.launcher = launcher
     job.spec["requeue"] = {"here": True}
-    mine = ledger.life("7", 1, slurm=True)
+    mine = ledger.new_attempt("7", 1, slurm=True)
     mine.number, mine.began = 20, time.time() - took - 1
     mine.deadline = None if left is None else time.time() + left
     folder = run.attempt(20)
@@ -151,7 +151,7 @@ def test_a_restart_in_place_needs_a_launcher_that_can_and_time(run: RunDir) -> N
 @pytest.mark.usefixtures("runs_on")
 def test_after_ten_restarts_in_place_within_an_hour_the_job_is_requeued(run: RunDir) -> None:
     def restarted(number: int, ago: float) -> None:
-        mine = ledger.life("7", 1, slurm=True)
+        mine = ledger.new_attempt("7", 1, slurm=True)
         mine.number, mine.cause, mine.action = number, decision.CRASH, decision.HERE
         mine.ended = time.time() - ago
         run.attempt(number).path.mkdir()

@@ -49,7 +49,7 @@ def ask(run: RunDir, width: int) -> None:
 
 def refuse(run: RunDir) -> None:
     """An attempt that finds the checkpoint of another model, as its script ends it."""
-    facts = ledger.life("8", 1)
+    facts = ledger.new_attempt("8", 1)
     assert ledger.begin(run, facts, lambda earlier: False)
     error = {"rank": 0, "host": "n1", "type": "CheckpointForeign", "kind": "foreign"}
     error |= {"message": "it is of another model", "traceback": ""}

@@ -171,7 +171,9 @@ def test_slurm_is_asked_once_for_all_runs(site: Site) -> None:
     # What its folder says later is newer than Slurm's word.
     ledger.end(RunDir(site.runs / "a-1"), 1, 0, "done")
     assert rows_of(folder)["a-1"]["state"] == "COMPLETED"
-    ledger.begin(RunDir(site.runs / "b-1"), ledger.life("17", 1, slurm=True), lambda a: False)
+    ledger.begin(
+        RunDir(site.runs / "b-1"), ledger.new_attempt("17", 1, slurm=True), lambda a: False
+    )
     row = rows_of(folder)["b-1"]
     assert (row["state"], row["attempt"]) == ("RUNNING", 2)
 

@@ -41,7 +41,7 @@ def test_a_training_waits_for_its_store_and_reads_every_sample_once(
     run = make_run(tmp_path / "job", TASK, gpus=2, max_steps=0, epochs=12, train__trace=True,
                    data__workers=1, dataset__root="s3://train", data__cache="0",
                    train__drop_last=False, checkpoint__best="", checkpoint__every=0)  # fmt: skip
-    begun = ledger.begin(run, ledger.life("1", 1), lambda earlier: False)
+    begun = ledger.begin(run, ledger.new_attempt("1", 1), lambda earlier: False)
     assert begun
     with Ranks.of(run, 2) as ranks:
         attempt = run.attempt(1)

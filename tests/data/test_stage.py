@@ -292,7 +292,7 @@ def run_of(path: Path, cause: str | None = None, action: str = "") -> RunDir:
     if cause is not None:
         folder = run.attempts / "1"
         folder.mkdir(parents=True)
-        facts = ledger.life("1", os.getpid())
+        facts = ledger.new_attempt("1", os.getpid())
         facts.number, facts.cause, facts.action = 1, cause or None, action
         write_json(folder / "attempt.json", asdict(facts))
     return run

@@ -295,7 +295,7 @@ def test_a_follow_up_goes_on_only_where_the_run_waits_for_it(
     queued again as well."""
     run = script(srun="exit 0")
     for number in (1, 2)[: 1 + newer]:
-        facts = ledger.life("6", 1, slurm=True, nodes="n1")
+        facts = ledger.new_attempt("6", 1, slurm=True, nodes="n1")
         assert ledger.begin(run, facts, lambda earlier: False)
         ledger.end(run, number, 85, decision.PREEMPTED, action)
     done = start(run, "1")
@@ -308,7 +308,9 @@ def test_a_job_does_not_take_the_place_of_one_that_waits_to_come_back(
     site: Site, script: Callable[..., RunDir]
 ) -> None:
     run = script(srun="exit 0")
-    assert ledger.begin(run, ledger.life("6", 1, slurm=True, nodes="n1"), lambda earlier: False)
+    assert ledger.begin(
+        run, ledger.new_attempt("6", 1, slurm=True, nodes="n1"), lambda earlier: False
+    )
     ledger.end(run, 1, 85, decision.PREEMPTED, decision.AGAIN)
     site.program("squeue", f"echo '6|PENDING|BeginTime|x|x|||{run.name}'")
     done = start(run)

@@ -24,7 +24,7 @@ def test_of_a_run_the_newest_attempt_with_figures_counts_without_its_first_step(
 ) -> None:
     run = earlier_run(site, save=1, step=0.1, run="toy-1")
     earlier_run(site, save=9, step=0.4, start=33.0, number=2, run="toy-1")
-    empty = ledger.life("5", 1)
+    empty = ledger.new_attempt("5", 1)
     empty.number = 3
     run.attempt(3).path.mkdir()
     write_json(run.attempt(3).facts, asdict(empty))

@@ -199,7 +199,7 @@ def test_nonsense_is_a_user_error(
 def hit(run: RunDir, kind: str) -> tuple[RehearsedRun, Fault]:
     """A fault that hit the first of two attempts: it had saved at step 40, and come to 50."""
     for number in (1, 2):
-        facts = ledger.life(str(number), 1)
+        facts = ledger.new_attempt(str(number), 1)
         facts.number, facts.cause, facts.saved = number, kind if number == 1 else "done", 40
         write_json(run.attempt(number).facts, asdict(facts))
         run.attempt(number).step.write_bytes(STEP.pack(10 * (4 + number), 100.0 * number))
@@ -243,7 +243,7 @@ def test_a_limit_that_the_start_up_used_up_has_come(tmp_path: Path) -> None:
     run.attempt(2).step.unlink()
     fault, now = Fault("timeout", 50, 0.0, 0.5), time.time()
     for deadline, due in ((None, False), (now + 6e5, False), (now + 60, False), (now + 1, True)):
-        facts = ledger.life("2", 1)
+        facts = ledger.new_attempt("2", 1)
         facts.number, facts.began, facts.deadline = 2, now - 30, deadline
         write_json(run.attempt(2).facts, asdict(facts))
         assert rehearse._due(rehearsed, fault) == due

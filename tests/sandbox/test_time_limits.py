@@ -12,7 +12,7 @@ from hpcddp.sandbox import time_limits
     ("left", "end"), [(None, 0.0), (time_limits.USUAL_SECONDS, 0.0), (60.0, 1060.0)]
 )
 def test_only_a_limit_of_its_own_has_a_deadline(left: float | None, end: float) -> None:
-    facts = ledger.life("1", 1)
+    facts = ledger.new_attempt("1", 1)
     facts.began = 1000.0
     facts.deadline = None if left is None else facts.began + left
     assert time_limits.deadline(facts) == end

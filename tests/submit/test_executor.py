@@ -66,7 +66,7 @@ def test_submitits_own_command_starts_a_rank(site: Site) -> None:
     made = planned(site, nodes="1", gpus=1)
     run = prepare.new_run(made, site.runs)
     submission.submit(made, run)
-    assert ledger.begin(run, ledger.life("42", os.getpid()), lambda earlier: False)
+    assert ledger.begin(run, ledger.new_attempt("42", os.getpid()), lambda earlier: False)
     environ = {name: value for name, value in os.environ.items() if name[:6] != "SLURM_"}
     environ |= Rank(0, 1, 0, 1, 0).to_env() | {"SUBMITIT_EXECUTOR": "slurm", "SLURM_JOB_ID": "42"}
     done = subprocess.run(

@@ -22,7 +22,7 @@ def earlier_run(
     folder.attempt(number).path.mkdir(parents=True)
     asked = spec.to_dict(spec.KEYS.build({"name": name, "task": "toy.py", "global_batch": 96}))
     record_run(folder, (1, 1), 1, backend, spec=asked, workdir=str(site.folder), cluster="slurm")
-    facts = ledger.life("5", 1, slurm=True)
+    facts = ledger.new_attempt("5", 1, slurm=True)
     facts.number, facts.began, facts.ended, facts.cause = number, 1000.0, 2000.0, "stopped"
     write_json(folder.attempt(number).facts, asdict(facts))
     lines: list[dict[str, Any]] = [

@@ -34,7 +34,7 @@ def failing(site: Site, **spec: Any) -> tuple[RunDir, ledger.Attempt]:
 
 
 def attempted(run: RunDir, number: int, *, met: bool = False) -> ledger.Attempt:
-    mine = ledger.life("7", 1)
+    mine = ledger.new_attempt("7", 1)
     mine.number = number
     run.attempt(number).path.mkdir(parents=True)
     write_json(run.attempt(number).facts, asdict(mine))

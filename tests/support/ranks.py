@@ -104,7 +104,7 @@ def steps(run: RunDir) -> list[int | None]:
 
 def begin(run: RunDir) -> int:
     """Another life claims the run, although the one before still works."""
-    facts = ledger.life(str(os.getpid()), os.getpid())
+    facts = ledger.new_attempt(str(os.getpid()), os.getpid())
     begun = ledger.begin(run, facts, lambda earlier: False)
     assert begun
     return begun.number
