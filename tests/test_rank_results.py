@@ -210,9 +210,9 @@ def test_a_client_in_a_run_that_was_outlived_writes_nothing_there_either(
     begin(run)
     for folder in (run.results, Path("relative")):
         with pytest.raises(LeaseLost):
-            rank_results.place(folder, "x", "late", rank_results.life(folder))
+            rank_results.place(folder, "x", "late", rank_results.writing_attempt(folder))
     for folder in (tmp_path / "else", Path("link/else"), Path("..", "..", "else")):
-        rank_results.place(folder, "x", "y", rank_results.life(folder))
+        rank_results.place(folder, "x", "y", rank_results.writing_attempt(folder))
     assert found(tmp_path / "else") == {"x": b"y"}
 
 
