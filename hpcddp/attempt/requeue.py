@@ -158,7 +158,7 @@ def follow(run: RunDir, mine: Attempt, verdict: Decision, job: JobRecord) -> Non
     runs = verdict.action == decision.AGAIN  # until its script leaves, with 0
     preempted = runs and verdict.cause == decision.PREEMPTED
     ok = runs and not preempted
-    wait = patience(mine, ends=not ok)
+    wait = patience(mine, ends=not runs)
     mine.successor = follow_up(run, mine, job.name, [str(mine.number)], ok=ok, wait=wait)
     note(run, mine)
     print(f"hpcddp: job {mine.successor} continues", flush=True)
