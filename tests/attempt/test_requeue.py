@@ -127,6 +127,21 @@ def test_a_preempted_job_is_not_requeued_beside_its_follow_up(
 
 
 @pytest.mark.usefixtures("in_slurm")
+def test_a_preempted_run_waits_for_a_slow_slurm(site: Site, run: RunDir) -> None:
+    """A requeue in place of its follow-up would cost two minutes."""
+    site.program("squeue", "sleep 4")  # longer than this site gives a job that it ends
+    site.program("scontrol", "exit 0")
+    site.program("sbatch", "echo 8")
+    earlier(run, slurm=True, job_id="7")
+    mine, verdict = ledger.last(run), Decision("preempted", decision.AGAIN)
+    assert mine
+    mine.site = Rules(tracking="cgroup", grace=1, kill_wait=1)._asdict()
+    assert requeue.patience(mine, ends=True) < 4
+    assert requeue.bring_back(run, mine, verdict, record.read(run)) == "0"
+    assert mine.successor == "8"
+
+
+@pytest.mark.usefixtures("in_slurm")
 def test_what_the_sentry_submitted_goes_where_nothing_follows(site: Site, run: RunDir) -> None:
     """Slurm's words were of a preemption, and a person had asked for the end."""
     words = site.folder / "said"
