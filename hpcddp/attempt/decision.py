@@ -99,7 +99,8 @@ FOLLOW = "follow-up"  # Slurm ends this job: a new one continues
 LEFT = "left to Slurm"  # Slurm has requeued the job
 HERE = "here"  # its batch script starts the next attempt in the same allocation
 
-RETURNS = (AGAIN, FOLLOW, LEFT, HERE)  # actions after which the run continues
+WAITS = (AGAIN, FOLLOW, LEFT)  # actions after which Slurm starts the next attempt
+RETURNS = (*WAITS, HERE)  # actions after which the run continues
 STARTS = (AGAIN, FOLLOW, HERE)  # those that the batch script takes itself
 
 LOCAL = "LOCAL"  # the state of a job without a scheduler

@@ -15,12 +15,14 @@ from hpcddp.attempt import decision, first_failure, launch_facts, ledger, log_re
 from hpcddp.attempt.decision import End
 from hpcddp.attempt.exit_codes import SIGKILLED, TERMINATED
 from hpcddp.attempt.ledger import Attempt
+from hpcddp.attempt.nodes import bad_nodes
 from hpcddp.record import JobRecord
 from hpcddp.rundir import AttemptDir, RunDir, last_lines, read_json, read_lines
 from hpcddp.slurm import commands as slurm
 
 LATE = 90.0  # seconds before the time limit: Slurm warns up to a minute early
 GLANCE = 1.0  # seconds to wait for Slurm where the next attempt needs nothing of it
+UNSEEN = 600.0  # seconds, at most, that a start without a record of a step counts
 MOST, HOUR = 10, 3600.0  # restarts in one allocation, at most, in so many seconds
 
 
@@ -68,9 +70,9 @@ def _of_run(run: RunDir, mine: Attempt, job: JobRecord, code: int) -> End:
 def _of_slurm(run: RunDir, mine: Attempt, job: JobRecord, end: End) -> End:
     """The same, with Slurm's facts."""
     sizes, early = log_reader.sizes(mine), log_reader.ending_of(mine)
-    here = _stays(run, mine, job)
-    failed = decision.CAUSES[decision.cause(end._replace(state=""))].here
-    info = requeue.ask(mine, GLANCE) if here and failed else requeue.ask(mine)
+    here = _stays(run, mine, job, end)
+    brief = here and mine.site and not mine.site.get("grace")  # else it may have been preempted
+    info = requeue.ask(mine, GLANCE) if brief else requeue.ask(mine)
     # If the job still runs, a message that it was cancelled is about a TERM for the batch script
     # alone. Meanwhile a message about the end itself may have come.
     if early == decision.CANCELLED and info and info.running:
@@ -89,24 +91,35 @@ def _of_slurm(run: RunDir, mine: Attempt, job: JobRecord, end: End) -> End:
     )
 
 
-def _stays(run: RunDir, mine: Attempt, job: JobRecord) -> bool:
+def _stays(run: RunDir, mine: Attempt, job: JobRecord, end: End) -> bool:
     """Whether another attempt may start in this allocation: the job asks for it, its launcher can
-    start ranks again, there is time for a first step, and there were not too many already."""
-    now = time.time()
-    recent = [x for x in ledger.attempts(run) if x.action == decision.HERE and x.ended]
-    often = sum(now - (x.ended or 0.0) < HOUR for x in recent) >= MOST
+    start ranks again, the ranks failed by themselves and not by a node, and there is time for a
+    first step."""
+    policy = job.spec.get("requeue", {})
+    able = policy.get("here") and launch_facts.of(job.launcher, job.launch).get("here")
+    if not able or not decision.CAUSES[decision.cause(end._replace(state=""))].here:
+        return False
+    if bad_nodes.bad_host(run, mine, job, certain=not policy.get("exclude_bad_nodes")):
+        return False
     until = (mine.deadline or math.inf) - LATE - job.lead
-    asked = job.spec.get("requeue", {}).get("here", False)
-    able = asked and launch_facts.of(job.launcher, job.launch).get("here", False)
-    return able and not often and now + _start(run, mine) < until
+    return time.time() + _start(run, mine) < until and not _in_vain(run, mine, end)
+
+
+def _in_vain(run: RunDir, mine: Attempt, end: End) -> bool:
+    """Whether restarts in place do not help: the attempt was one, and made no progress, so that its
+    node may be why; or there were too many."""
+    now = time.time()
+    ended = {x.number: x.ended or 0.0 for x in ledger.attempts(run) if x.action == decision.HERE}
+    often = sum(now - moment < HOUR for moment in ended.values()) >= MOST
+    return often or (mine.number - 1 in ended and not end.progress)
 
 
 def _start(run: RunDir, mine: Attempt) -> float:
-    """Seconds from the start of an attempt to its first step; to its end if it made none."""
+    """Seconds from the start of an attempt to its first step, if that is known."""
     for line in read_lines(run.attempt(mine.number).metrics):
         if line.get("event") in ("train", "step") and "time" in line:
             return float(line["time"]) - mine.began
-    return time.time() - mine.began
+    return min(UNSEEN, time.time() - mine.began)
 
 
 def _own_signal() -> int:

@@ -21,7 +21,7 @@ from hpcddp.attempt.ledger import Attempt
 from hpcddp.attempt.nodes import bad_nodes
 from hpcddp.errors import RunError, SlurmMissing, SlurmUnreachable, SubmissionRefused
 from hpcddp.record import JobRecord
-from hpcddp.rundir import RunDir, write_json
+from hpcddp.rundir import RunDir, read_json, write_json
 from hpcddp.slurm import commands as slurm
 from hpcddp.slurm import follow_up_jobs
 from hpcddp.slurm.rules import Site
@@ -57,7 +57,7 @@ def ask(mine: Attempt, most: float = PATIENCE) -> slurm.JobInfo | None:
         try:
             return slurm.facts(mine.job_id, min(most, patience(mine, ends=False)))
         except SlurmUnreachable as error:
-            if time.monotonic() > deadline or not can_ask():
+            if time.monotonic() + PAUSE > deadline or not can_ask():
                 return None
             print(f"hpcddp: {error.what}; asking again", flush=True)
             time.sleep(PAUSE)
@@ -74,9 +74,8 @@ def bring_back(run: RunDir, mine: Attempt, verdict: Decision, job: JobRecord) ->
     Slurm is ending the job, so that the decision must be made again."""
     if not mine.slurm:
         return "again"
-    if verdict.action == decision.HERE:  # Slurm's messages so far are not about the next attempt
-        pass_over(run, mine, log_reader.sizes(mine))
-        return verdict.action
+    if verdict.action == decision.HERE:
+        return _stay(run, mine)
     mine.exclude = bad_nodes.excluded(run, job)
     if mine.exclude is not None:
         note(run, mine)
@@ -108,6 +107,16 @@ def bring_back(run: RunDir, mine: Attempt, verdict: Decision, job: JobRecord) ->
     reason = f"could not be requeued ({refused}); `hpcddp resume {run.name}` continues"
     ledger.end(run, mine.number, mine.exit_code or 0, verdict.cause, decision.NONE, reason)
     return "1"
+
+
+def _stay(run: RunDir, mine: Attempt) -> str:
+    """Go on in the same allocation, unless Slurm or a user has ended the job since the decision.
+    Slurm's messages so far are not about the next attempt."""
+    upto = log_reader.sizes(mine)
+    if log_reader.ending_of(mine) or read_json(run.request):
+        return ""
+    pass_over(run, mine, upto)
+    return decision.HERE
 
 
 def _is_back(mine: Attempt) -> bool:

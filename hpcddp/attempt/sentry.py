@@ -11,7 +11,7 @@ by cgroup: then it runs until Slurm's KILL. It
     - ends the wait of a requeued job when the script has ended,
     - and submits a follow-up if a SIGKILL that was not Slurm's ended the script.
 
-If the script starts the next attempt in the same allocation, it leaves: that one has its own.
+Once the script has started the next attempt in the same allocation, which has its own, it leaves.
 
 A process on the second node does the last two if the script's whole node is lost.
 """
@@ -96,8 +96,8 @@ class Sentry:
         """Watch the script until it has ended, and do what follows."""
         threading.Thread(target=self._ask, daemon=True).start()
         while processes.start_of(self.mine.pid) == self.mine.pid_start:
-            if processes.environ_of(self.mine.pid) not in (self._environ, b""):
-                return  # the script has replaced itself, for the next attempt
+            if self._superseded():
+                return
             self._glance()
             time.sleep(GLANCE)
         until = time.monotonic() + requeue.HOLD
@@ -107,6 +107,15 @@ class Sentry:
         while self._glance() and time.monotonic() < until:
             time.sleep(requeue.PAUSE)
         self._clear()
+
+    def _superseded(self) -> bool:
+        """Whether the script has begun another attempt. Then it has replaced itself before, and its
+        environment is another one: the disk need not be asked each time."""
+        if processes.environ_of(self.mine.pid) in (self._environ, b""):
+            return False
+        with contextlib.suppress(OSError, HpcddpError):
+            return ledger.owner(self.run, self.mine.number) is None
+        return False
 
     def _glance(self) -> bool:
         """Look at Slurm's messages, and do what follows; whether some of it is left."""

@@ -153,7 +153,7 @@ def gone(run: RunDir, status: Status) -> Status:
     cause = log_reader.ending_of(last) if last and last.live else ""
     if want in REQUESTS:
         status.state, status.reason = REQUESTS[want], ""
-    elif last and last.action in decision.RETURNS:
+    elif last and last.action in decision.WAITS:
         status.state, status.reason = "CANCELLED", "while it waited to be requeued"
     elif cause:
         status.state, status.reason = STATES.get(cause, "LOST"), ""
@@ -237,8 +237,10 @@ def ended(run: RunDir, last: ledger.Attempt, ends: ledger.Attempt) -> tuple[str,
     """
     if last.cause is None:
         return "RUNNING", ""
-    if last.action in decision.RETURNS:
+    if last.action in decision.WAITS:
         return "PENDING", f"requeued ({last.cause})"
+    if last.action == decision.HERE:
+        return "RUNNING", f"starts again on its nodes ({last.cause})"
     state, why = _over(run, ends)
     if ends is not last:
         why = "; ".join(
@@ -249,7 +251,7 @@ def ended(run: RunDir, last: ledger.Attempt, ends: ledger.Attempt) -> tuple[str,
 
 def _over(run: RunDir, last: ledger.Attempt) -> tuple[str, str]:
     """The state after an attempt that no other one follows, and the reason."""
-    waited = last.action in decision.RETURNS  # until a person resumed the run
+    waited = last.action in decision.WAITS  # until a person resumed the run
     if waited and last.exit_code is not None:
         return "CANCELLED", "while it waited to be requeued"
     state = STATES.get(last.cause or "", "LOST" if waited else "FAILED")

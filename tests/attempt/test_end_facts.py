@@ -4,6 +4,7 @@ import json
 import time
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sites import Site, record_run
@@ -125,44 +126,37 @@ def test_a_program_is_done_though_a_term_came_for_its_script_alone(
     assert code_of(run, mine, 0) == 143
 
 
-def stays(run: RunDir, launcher: str = "srun", left: float | None = None, took: float = 5) -> bool:
-    """Whether a job that made its first step `took` seconds after its start can restart in place,
-    `left` seconds before its time limit."""
+def stays(
+    run: RunDir,
+    launcher: str = "srun",
+    left: float | None = None,
+    took: float = 5,
+    site: dict[str, Any] | None = None,
+    **policy: Any,
+) -> bool:
+    """Whether attempt 20, whose first step came `took` seconds after its start, can restart in
+    place `left` seconds before its time limit."""
     job = record.read(run)
     job.launcher = launcher
-    job.spec["requeue"] = {"here": True}
+    job.spec["requeue"] = {"here": True, **policy}
     mine = ledger.new_attempt("7", 1, slurm=True)
-    mine.number, mine.began = 20, time.time() - took - 1
+    mine.number, mine.began, mine.site = 20, time.time() - took - 1, site or {}
     mine.deadline = None if left is None else time.time() + left
+    mine.checkpoint = 0
     folder = run.attempt(20)
     folder.path.mkdir(exist_ok=True)
-    folder.metrics.write_text(json.dumps({"event": "train", "time": mine.began + took}) + "\n")
+    if not folder.metrics.exists():
+        folder.metrics.write_text(json.dumps({"event": "train", "time": mine.began + took}) + "\n")
     return gather(run, mine, job, 1).here
 
 
-@pytest.mark.usefixtures("runs_on")
-def test_a_restart_in_place_needs_a_launcher_that_can_and_time(run: RunDir) -> None:
-    assert stays(run) and stays(run, "fork") and stays(run, "torchrun")
-    assert not (stays(run, "mpi") or stays(run, "horovod") or stays(run, "dask"))
-    assert stays(run, left=200) and not stays(run, left=80)
-    assert not stays(run, left=200, took=150)  # its first step would come too late
-
-
-@pytest.mark.usefixtures("runs_on")
-def test_after_ten_restarts_in_place_within_an_hour_the_job_is_requeued(run: RunDir) -> None:
-    def restarted(number: int, ago: float) -> None:
-        mine = ledger.new_attempt("7", 1, slurm=True)
-        mine.number, mine.cause, mine.action = number, decision.CRASH, decision.HERE
-        mine.ended = time.time() - ago
-        run.attempt(number).path.mkdir()
-        write_json(run.attempt(number).facts, asdict(mine))
-
-    for number in range(1, 10):
-        restarted(number, 600)
-    restarted(10, 4000)
-    assert stays(run)
-    restarted(11, 10)
-    assert not stays(run)
+def restarted(run: RunDir, number: int, ago: float) -> None:
+    """An earlier attempt that was followed in place, so many seconds ago."""
+    mine = ledger.new_attempt("7", 1, slurm=True)
+    mine.number, mine.cause, mine.action = number, decision.CRASH, decision.HERE
+    mine.ended = time.time() - ago
+    run.attempt(number).path.mkdir()
+    write_json(run.attempt(number).facts, asdict(mine))
 
 
 @pytest.fixture
@@ -170,9 +164,77 @@ def runs_on(site: Site) -> None:
     site.program("scontrol", "echo JobId=7 JobState=RUNNING Restarts=0 PreemptTime=None")
 
 
-def test_a_restart_in_place_does_not_wait_for_slurm(site: Site, run: RunDir) -> None:
-    """Other ends need its answer."""
-    site.program("scontrol", "exec sleep 30")
-    began = time.monotonic()
+@pytest.mark.usefixtures("runs_on")
+def test_a_restart_in_place_needs_a_launcher_that_can(run: RunDir) -> None:
+    assert stays(run) and stays(run, "fork") and stays(run, "torchrun")
+    assert not (stays(run, "mpi") or stays(run, "horovod") or stays(run, "dask"))
+    assert not stays(run, here=False)
+
+
+@pytest.mark.usefixtures("runs_on")
+@pytest.mark.parametrize(
+    ("steps", "left", "took", "there"),
+    [
+        (True, 200, 5, True),
+        (True, 80, 5, False),
+        (True, 200, 150, False),  # its first step would come too late
+        (False, 1000, 7200, True),  # no step was recorded: the start may have been short
+        (False, 600, 7200, False),
+    ],
+)
+def test_a_restart_in_place_needs_time(
+    run: RunDir, steps: bool, left: float, took: float, there: bool
+) -> None:
+    run.attempt(20).path.mkdir()
+    if not steps:
+        run.attempt(20).metrics.touch()
+    assert stays(run, left=left, took=took) is there
+
+
+@pytest.mark.usefixtures("runs_on")
+def test_after_ten_restarts_in_place_within_an_hour_the_job_is_requeued(run: RunDir) -> None:
+    for number in range(1, 10):
+        restarted(run, number, 600)
+    restarted(run, 10, 4000)
     assert stays(run)
-    assert time.monotonic() - began < 15
+    restarted(run, 11, 10)
+    assert not stays(run)
+
+
+@pytest.mark.usefixtures("runs_on")
+def test_a_restart_in_place_that_brought_nothing_is_not_repeated(run: RunDir) -> None:
+    """The node may be why."""
+    restarted(run, 19, 10)
+    assert not stays(run)
+    saved = run.checkpoints / "step-10"
+    saved.mkdir(parents=True)
+    (saved / "COMPLETE").write_text('{"attempt": 20}')
+    assert stays(run)
+
+
+@pytest.mark.usefixtures("runs_on")
+def test_a_node_that_failed_is_left(run: RunDir) -> None:
+    """By the ranks' own comparison, or wherever the job is to avoid the nodes of failures."""
+    run.attempt(20).path.mkdir()
+    failure = {"kind": "crash", "host": "n2", "rank": 1}
+    write_json(run.attempt(20).error, failure)
+    assert stays(run) and not stays(run, exclude_bad_nodes=True)
+    write_json(run.attempt(20).error, failure | {"bad_host": True})
+    assert not stays(run)
+
+
+@pytest.mark.parametrize(("grace", "waits"), [(0, False), (30, True)])
+def test_a_restart_in_place_does_not_wait_for_slurm(
+    site: Site, run: RunDir, grace: int, waits: bool
+) -> None:
+    """But where the job may have been preempted, and has a grace time."""
+    site.program("scontrol", "sleep 4; echo JobState=RUNNING Restarts=0 PreemptTime=2026-11-26")
+    job = record.read(run)
+    mine = ledger.new_attempt("7", 1, slurm=True)
+    mine.number, mine.site, mine.deadline = 1, {"grace": grace}, time.time() + 1000
+    job.launcher, job.spec["requeue"] = "srun", {"here": True}
+    run.attempt(1).path.mkdir()
+    end = gather(run, mine, job, 1)
+    assert (end.here, end.preempted) == (True, waits)
+    action = decision.AGAIN if waits else decision.HERE
+    assert decision.decide(end, [], decision.Policy()).action == action

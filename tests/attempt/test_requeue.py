@@ -142,6 +142,29 @@ def test_a_preempted_run_waits_for_a_slow_slurm(site: Site, run: RunDir) -> None
 
 
 @pytest.mark.usefixtures("in_slurm")
+def test_what_ends_the_job_after_the_decision_is_heard_before_a_restart_in_place(
+    run: RunDir,
+) -> None:
+    words = run.path / "said"
+    words.write_text("old\n")
+    earlier(run, slurm=True, job_id="7", said=str(words), said_size=0)
+    mine, verdict = ledger.last(run), Decision("crash", decision.HERE)
+    assert mine
+
+    def follows() -> str:
+        return requeue.bring_back(run, mine, verdict, record.read(run))
+
+    write_json(run.request, {"want": "preempt", "job_id": "7"})
+    assert follows() == ""
+    run.request.unlink()
+    with words.open("a") as log:
+        log.write("error: *** JOB 7 ON n1 CANCELLED AT x DUE TO NODE FAILURE ***\n")
+    assert (follows(), mine.said_size) == ("", 0)
+    words.write_text("none of it\n")
+    assert (follows(), mine.said_size) == (decision.HERE, len("none of it\n"))
+
+
+@pytest.mark.usefixtures("in_slurm")
 def test_what_the_sentry_submitted_goes_where_nothing_follows(site: Site, run: RunDir) -> None:
     """Slurm's words were of a preemption, and a person had asked for the end."""
     words = site.folder / "said"

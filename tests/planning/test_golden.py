@@ -110,14 +110,14 @@ def full(site: Site, launcher: str, backend: str, program: bool) -> Plan:
     return replace(plan, cpus_per_task=8)  # whatever this machine has
 
 
-def with_software(site: Site, values: dict[str, Any], launcher: str) -> Plan:
-    """A job with this [software]."""
+def with_keys(site: Site, values: dict[str, Any], launcher: str) -> Plan:
+    """A job with these keys."""
     flags = Layer()
     flags.put("nodes", "2", "--nodes")
     flags.put("gpus", 4, "--gpus")
     flags.put("cluster", "local" if launcher == "spawn" else "slurm", "--cluster")
     flags.put("launcher", launcher, "--launcher")
-    flags.put_all({"software": values}, "--set")
+    flags.put_all(values, "--set")
     return replace(site.plan(flags), cpus_per_task=8)
 
 
@@ -148,8 +148,9 @@ def test_the_scripts_are_as_they_were(site: Site, installed: None) -> None:
         name = f"{launcher.name}-{backend}-{'program' if program else 'task'}"
         texts[name] = text_of(full(site, launcher.name, backend, program))
     for name, values in SOFTWARE.items():
-        text = text_of(with_software(site, values, "srun"))
+        text = text_of(with_keys(site, {"software": values}, "srun"))
         texts[f"software-{name}"] = text.replace(str(site.folder), "/home/ann/code")
+    texts["here"] = text_of(with_keys(site, {"requeue": {"here": True}}, "srun"))
     new = site.folder / "golden"
     new.mkdir()
     for name, text in texts.items():
