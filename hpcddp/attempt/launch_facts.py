@@ -2,8 +2,8 @@
 
 per_node: one process per node starts the ranks; hides: no rank listens at MASTER_PORT after the
 rendezvous; environment: the module that gives a rank its place; here: it can start ranks again in
-the same allocation. The launchers' table has them, and
-job.json those that are not here. Each rank of a program imports this before it starts.
+the same allocation. The launchers' table has them, and job.json those that are not in KNOWN. Each
+rank of a program imports this before it starts.
 """
 
 from __future__ import annotations

@@ -168,7 +168,7 @@ def add_check_up(profile: Path, check: CheckUp) -> str:
     except ClusterError:
         return f"{path_of(profile)} is damaged"
     except OSError as error:
-        return f"{path_of(profile)} cannot be written: {error.strerror}"
+        return f"cannot write {path_of(profile)}: {error.strerror}"
     return ""
 
 

@@ -112,7 +112,7 @@ def test_facts_that_cannot_be_written_are_said_to_be_lost(
     monkeypatch.setattr(site_facts, "write_text", refuse)
     checked_up(site, "doctor-1", 1e9, visible=0.1)
     done = hpcddp("doctor", "--results", "doctor-1")
-    assert f"{LOST}{facts} cannot be written: Read-only file system" in done.err
+    assert f"{LOST}cannot write {facts}: Read-only file system" in done.err
 
 
 def test_bad_nodes_are_noted_by_the_clusters_name_at_slurm(site: Site, hpcddp: Command) -> None:
