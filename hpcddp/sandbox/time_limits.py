@@ -15,7 +15,10 @@ PROLOG = """\
 #!/bin/sh
 [ "$SLURM_JOB_PARTITION" = low ] || exit 0
 mv {folder}/limit {folder}/limit.taken 2>/dev/null || exit 0
-{scontrol} update JobId="$SLURM_JOB_ID" EndTime=now+"$(cat {folder}/limit.taken)"
+for again in 1 2 3 4 5; do  # a busy Slurm may refuse
+    {scontrol} update JobId="$SLURM_JOB_ID" EndTime=now+"$(cat {folder}/limit.taken)" && break
+    sleep 0.5
+done
 exit 0
 """
 

