@@ -241,7 +241,7 @@ class Busy(torch.utils.data.Dataset):
     def __len__(self): return len(self.inner)
     def __getitem__(self, i):
         if calls.append(i) or len(calls) > 8:
-            time.sleep(60)
+            time.sleep(600)
         return self.inner[i]
 def dataset(split):
     return Busy(_dataset(split))
@@ -257,7 +257,7 @@ def test_a_failing_rank_leaves_at_once_whatever_its_data_workers_do(tmp_path):
             lambda: run.attempt(1).error.exists() and json.loads(run.attempt(1).error.read_text()),
             "the failure",
         )
-        ((code, _, err),) = ranks.wait(20)  # a data worker sleeps three times as long
+        ((code, _, err),) = ranks.wait(20)  # a data worker sleeps thirty times as long
     assert code == 1 and "ValueError: boom" in err
     assert failed["kind"] == "mistake"
 
