@@ -35,6 +35,7 @@ def read_only(run: Path) -> None:
     """Nothing can be written."""
     with tempfile.TemporaryDirectory() as place:  # a mount with an open file is not made so
         _mount("--bind", run, place)
+        _mount("--make-private", place)  # else the last one would be mounted here too
         _mount("-o", "remount,ro,bind", place)
         _mount("--bind", place, run)
         _umount(place)
