@@ -81,6 +81,7 @@ def test_a_limit_of_the_account_is_told(site: Site) -> None:  # noqa: F811
     assert "more nodes than the account allows all jobs together" in waits["reason"], waits
     account("modify", "account", "lab", "set", "GrpTRES=node=-1")
     ended = desk.until(lambda s: s["state"] == "COMPLETED", run)
-    shown = desk.slurm.run("sacct", "-nPX", "-o", "State", "-j", ended["job_id"], check=True)
-    assert shown.stdout.strip() == "COMPLETED"
+    shown = ("sacct", "-nPX", "-o", "State", "-j", ended["job_id"])
+    # The controller tells the database later.
+    wait_for(lambda: desk.slurm.run(*shown, check=True).stdout.strip() == "COMPLETED")
     assert json.loads(desk("status", run, "--json"))["step"] == 12
