@@ -1,9 +1,9 @@
 """The evidence of a hang: stacks, the state of processes, and the rank at fault.
 
 Every rank writes its threads' stacks into its own file. The first rank of a node that detects the
-hang also sends a signal to the node's other ranks, which faulthandler handles in C: it shows even a
-thread that holds Python's lock. For a rank that does not respond it writes the facts of /proc. The
-first rank of all writes the summary: hang.json, and error.json for `status`.
+hang also sends a signal to the node's other ranks, which faulthandler handles in C: it shows the
+main thread even where that holds Python's lock. For a rank that does not respond it writes the
+facts of /proc. The first rank of all writes the summary: hang.json, and error.json for `status`.
 
 All files are synced: other nodes must see them at once, and the process is about to end.
 """
@@ -58,7 +58,9 @@ class Evidence:
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
         self._fd = os.open(self._path, flags, 0o644)
         if signal.getsignal(SIGNAL) is signal.SIG_DFL:  # else the user's own
-            faulthandler.register(SIGNAL, self._fd, all_threads=True)
+            # The main thread alone: the others run meanwhile, and to read their frames without
+            # Python's lock may end the rank by SIGSEGV (github.com/python/cpython/issues/116008).
+            faulthandler.register(SIGNAL, self._fd, all_threads=False)
             self._answers = True
 
     def close(self) -> None:
@@ -104,13 +106,14 @@ class Evidence:
         return True
 
     def _dump(self) -> None:
-        with contextlib.suppress(OSError):
-            if self._fd is not None and os.fstat(self._fd).st_size == 0:
-                if self._answers:  # by signal, as from another rank: two dumps at once would mix
-                    signal.raise_signal(SIGNAL)
-                else:
-                    faulthandler.dump_traceback(self._fd, all_threads=True)
-                os.fsync(self._fd)
+        """Write the stacks of all threads, which hold still: this one has Python's lock."""
+        if self._fd is None:
+            return
+        with contextlib.suppress(OSError), open(os.memfd_create("stacks"), "w+b") as copy:
+            faulthandler.dump_traceback(copy, all_threads=True)
+            copy.seek(0)
+            os.write(self._fd, copy.read())  # at once: the answer to the signal may come between
+            os.fsync(self._fd)
 
     def _written(self, ranks: Sequence[dict[str, Any]]) -> Callable[[], bool]:
         """A test whether the stacks of these ranks exist and no longer grow."""
