@@ -3,9 +3,9 @@
     python -P -m hpcddp.launch.fork RANKS_PER_NODE COMMAND...
 
 srun or spawn.py starts it once per node. Before the fork there are only imports: a CUDA context, a
-thread or a parallel region of OpenMP would be broken in the ranks. The command is a Python script
-or `-m MODULE`, which runs in the forked process as `__main__`. Labels, signals and exit code are as
-in spawn.py.
+thread or a parallel region of OpenMP would be broken in the ranks. If an import has opened a GPU,
+each rank starts in a Python of its own. The command is a Python script or `-m MODULE`, which runs
+in the forked process as `__main__`. Labels, signals and exit code are as in spawn.py.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ import signal
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import IO
 
+from hpcddp.launch import core_shares
 from hpcddp.launch.children import KILL_WAIT, Group, patience
 from hpcddp.launch.command import job_of
 from hpcddp.launch.script import Script
@@ -26,6 +28,7 @@ from hpcddp.preempt import ignore_stop_signals, stop_signals
 from hpcddp.processes import adopt_orphans, die_with_parent, with_room
 from hpcddp.topology import Rank, Topology
 
+GPUS = ("/dev/nvidia", "/dev/kfd", "/dev/dri/")  # device files of NVIDIA's and AMD's GPUs
 SLURM_KILL_WAIT = 30.0  # seconds between TERM and KILL, Slurm's default
 
 
@@ -108,10 +111,16 @@ def preload(environ: Mapping[str, str]) -> None:
     torch.optim.SGD([weight]).step()  # imports much more; Adam's step would look for a GPU
     if not job_of(environ["HPCDDP_RUN_DIR"]):
         import hpcddp.train.job  # noqa: F401
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        raise SystemExit(
-            "hpcddp: an import uses CUDA before the ranks are forked; use another launcher"
-        )
+
+
+def open_gpu(descriptors: Path = Path("/proc/self/fd")) -> str:
+    """A GPU's device file that this process has open, as a forked process could not use that GPU;
+    "" if there is none. Each use of CUDA or ROCm leaves one open (proc(5), fd)."""
+    for link in descriptors.iterdir():
+        with suppress(OSError):  # that of this very look
+            if (device := str(link.readlink())).startswith(GPUS):
+                return device
+    return ""
 
 
 def main(args: list[str]) -> int:
@@ -123,6 +132,8 @@ def main(args: list[str]) -> int:
     os.environ.pop("RANK", None)  # this process is no rank, and answers for none
     preload(os.environ)
     adopt_orphans()
+    if device := open_gpu():
+        print(f"hpcddp: an import has opened {device}: each rank imports torch itself", flush=True)
     ranks = [topology.rank_of(topology.rank(node.world_rank, i)) for i in range(int(here))]
     gc.collect()
     gc.freeze()  # the ranks share this memory until one writes to it
@@ -142,6 +153,9 @@ def main(args: list[str]) -> int:
         return code
     _be(mine)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, stops)
+    if device:
+        del os.environ["HPCDDP_FORKED"]
+        os.execvp(command[0], command)
     return script.run()
 
 
@@ -152,10 +166,8 @@ def _be(rank: Rank) -> None:
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     if "numpy" in sys.modules:  # Python's own generator is seeded again by itself
         sys.modules["numpy"].random.seed()
-    cpus, here = sorted(os.sched_getaffinity(0)), rank.local_size
-    share = len(cpus) // here
-    if share:
-        os.sched_setaffinity(0, cpus[rank.local_rank * share : (rank.local_rank + 1) * share])
+    if shares := core_shares.shares(os.sched_getaffinity(0), rank.local_size):
+        os.sched_setaffinity(0, shares[rank.local_rank])
 
 
 if __name__ == "__main__":

@@ -33,6 +33,7 @@ class Launcher(NamedTuple):
     ending: str = ""  # the template for the time after its processes have ended
     facts: Mapping[str, Any] = {}  # for an attempt; see launch_facts.py
     inside: bool = False  # its ranks may be in a container that has Python and torch alone
+    tasks: bool = False  # the default of jobs with a task, where nothing is missing
 
     @property
     def fragment(self) -> str:
@@ -98,6 +99,7 @@ LAUNCHERS = {
         Launcher(
             "fork", BOTH, "torch is imported once per node, and the ranks are forked",
             python=True, missing=no_torch, facts={"per_node": True, "here": True}, inside=True,
+            tasks=True,
         ),
         Launcher(
             "mpi", ("slurm",), "one rank per GPU, started with PMIx or Open MPI's mpirun",
@@ -118,15 +120,23 @@ LAUNCHERS = {
 
 
 def own(backend: str) -> str:
-    """The name of a backend's default launcher."""
+    """The name of a backend's default launcher, which serves every job."""
     return next(name for name, row in LAUNCHERS.items() if backend in row.backends)
 
 
+def best(job: JobSpec, backend: str, profile: Profile) -> str:
+    """The name of the launcher for a job that names none. A script may set variables before it
+    imports torch, so only a task gets a launcher that imports torch first."""
+    mine = (row for row in LAUNCHERS.values() if row.tasks and backend in row.backends)
+    for row in mine if not job.command else ():
+        if not row.missing(job, profile):
+            return row.name
+    return own(backend)
+
+
 def find(name: str, backend: str, where: str = "--set launcher") -> Launcher:
-    """The launcher with a name, or the backend's default if the name is empty."""
+    """The launcher with a name."""
     mine = {n: row for n, row in LAUNCHERS.items() if backend in row.backends}
-    if not name:
-        return LAUNCHERS[own(backend)]
     if name not in mine:
         what = f"launcher {name!r} does not work with backend {backend}"
         what = what if name in LAUNCHERS else f"unknown launcher {name!r}"

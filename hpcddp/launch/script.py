@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import runpy
+import shutil
 import sys
 import types
 from collections.abc import Sequence
@@ -69,6 +70,12 @@ class Script:
             _tell(sys.exc_info())
             sys.exit(1)
         sys.exit(0)
+
+
+def other_python(script: Script) -> Path | None:
+    """The Python that a command names, if it is not that of this process."""
+    named = Path(shutil.which(script.python) or script.python)
+    return None if named.absolute().parent == Path(sys.executable).parent else named
 
 
 def _execute(path: str) -> None:

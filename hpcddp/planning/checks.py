@@ -157,7 +157,8 @@ def data(job: JobSpec, sources: Mapping[str, str]) -> None:
 def launcher(asked: Asked) -> Launcher:
     """The job's launcher, which works at this site and can start the command."""
     job, where = asked.spec, asked.sources.get("launcher", "")
-    row = launchers.find(job.launcher, asked.backend, where)
+    name = job.launcher or launchers.best(job, asked.backend, asked.profile)
+    row = launchers.find(name, asked.backend, where)
     if missing := row.missing(job, asked.profile):
         missing, _, hint = missing.partition("\n")
         raise UserError(
@@ -172,15 +173,13 @@ def launcher(asked: Asked) -> Launcher:
 
 def _forked(asked: Asked, row: Launcher) -> None:
     """A launcher that runs scripts in its own processes runs them in this Python."""
-    from hpcddp.launch.script import Script
+    from hpcddp.launch import script
 
     for words in filter(None, (asked.spec.command, asked.spec.resume_command)):
-        python = Script(words).python
-        named, own = Path(shutil.which(python) or python), Path(sys.executable)
-        if named.absolute().parent != own.parent:
+        if named := script.other_python(script.Script(words)):
             raise UserError(
-                f"launcher {row.name} runs scripts in the Python of hpcddp ({own}), but the "
-                f"command names {named}",
+                f"launcher {row.name} runs scripts in the Python of hpcddp ({sys.executable}), "
+                f"but the command names {named}",
                 where="launcher",
                 hint=f"use --launcher {launchers.own(asked.backend)}, or install hpcddp in {named}",
             )

@@ -5,9 +5,12 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Mapping
 from dataclasses import asdict
+from pathlib import Path
 
 from hpcddp.data import names
-from hpcddp.errors import install_extra
+from hpcddp.errors import UserError, install_extra
+from hpcddp.launch import script
+from hpcddp.launch.launchers import LAUNCHERS, Launcher
 from hpcddp.planning.clusters import Profile
 from hpcddp.planning.software import software_checks
 from hpcddp.spec import KEYS, JobSpec
@@ -29,6 +32,32 @@ def notes(job: JobSpec, profile: Profile, environ: Mapping[str, str]) -> list[st
         *_patience(job),
         *_trackers(job),
         *_output(job, profile, environ),
+    ]
+
+
+def faster_start(job: JobSpec, launcher: Launcher, ranks: int, runs: Path) -> list[str]:
+    """What the launcher of tasks would save a script that can use it; at the first run of a job.
+
+    Args:
+        launcher: that of the job.
+        ranks: of a node.
+        runs: the folder of the runs.
+    """
+    if not job.command or job.launcher or ranks < 2 or job.own_programs:
+        return []
+    other = next(row.name for row in LAUNCHERS.values() if row.tasks)
+    try:
+        foreign = any(
+            script.other_python(script.Script(words))
+            for words in (job.command, job.resume_command) if words
+        )  # fmt: skip
+    except UserError:  # no script of Python
+        return []
+    if foreign or any(runs.glob(f"{job.name}-*")):
+        return []
+    return [
+        f"--launcher {other} imports torch once per node, and not in each of its {ranks} ranks: "
+        f"the run starts sooner, unless the script sets variables before it imports torch"
     ]
 
 

@@ -31,7 +31,6 @@ FOREIGN = ("SQUEUE_", "SINFO_", "SACCT_", "SCANCEL_", "SALLOC_")
 PROFILE = """\
 description = "the sandbox of a rehearsal"
 template = "slurm.sh.j2"
-launcher = "srun"
 backend = "slurm"
 gpu_option = "none"
 """

@@ -3,7 +3,9 @@
 import json
 import os
 import signal
+import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,7 @@ from hpcddp.errors import UserError
 from hpcddp.launch.fork import Forked
 from hpcddp.launch.script import Script
 from hpcddp.rundir import RunDir
+from hpcddp.topology import Rank
 
 __all__ = ["toy"]
 
@@ -82,6 +85,25 @@ def test_torch_is_imported_once_a_node(site: Site, command: Command) -> None:
     parents = [line.split()[1:] for line in done.text.splitlines() if line[1:3] == ": "]
     assert len(parents) == 4 and {loaded for _, loaded in parents} == {"True"}
     assert len({parent for parent, _ in parents}) == 2
+
+
+def test_a_gpu_that_an_import_has_opened_is_never_forked(site: Site) -> None:
+    site.write("look.py", "import os, sys\nprint('torch' in sys.modules, os.environ['LOCAL_RANK'])")
+    program = """
+        import sys
+        from hpcddp.launch import fork
+        fork.GPUS = ("/dev/zero",)
+        device = open("/dev/zero")
+        sys.exit(fork.main(["2", sys.executable, "look.py"]))
+    """
+    here = Rank(0, 1, 0, 1, 0).to_env() | {"HPCDDP_RUN_DIR": str(site.folder)}
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], cwd=site.folder,
+        env={**os.environ, **here}, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    told, *lines = done.stdout.splitlines()
+    assert "opened /dev/zero" in told
+    assert sorted(lines) == ["0: False 0", "1: False 1"]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
 import importlib.util
+import sys
 
 import pytest
 from sites import Site
@@ -11,8 +12,27 @@ from hpcddp.planning.jobfile import Layer
 
 
 def test_a_backend_has_a_launcher_of_its_own() -> None:
-    assert launchers.find("", "slurm").name == "srun"
-    assert launchers.find("", "local").name == "spawn"
+    assert launchers.own("slurm") == "srun"
+    assert launchers.own("local") == "spawn"
+
+
+@pytest.mark.parametrize("cluster", ["slurm", "local"])
+def test_a_task_is_forked_where_torch_can_be_imported(
+    site: Site, cluster: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags = Layer()
+    flags.put("cluster", cluster, "--cluster")
+    assert site.plan(flags, "toy").launcher.name == "fork"
+    site.write("train.py", "")
+    script = Layer()
+    script.put("cluster", cluster, "--cluster")
+    script.put("command", [sys.executable, "train.py"], "--")
+    assert site.plan(script, None).launcher.name == launchers.own(cluster)
+    fork = launchers.LAUNCHERS["fork"]
+    monkeypatch.setitem(
+        launchers.LAUNCHERS, "fork", fork._replace(missing=lambda job, profile: "no torch")
+    )
+    assert site.plan(flags, "toy").launcher.name == launchers.own(cluster)
 
 
 @pytest.mark.parametrize(
