@@ -47,6 +47,7 @@ from hpcddp.attempt.claim import begin, clear, say
 from hpcddp.attempt.decision import Decision, Policy
 from hpcddp.attempt.end_facts import gather
 from hpcddp.attempt.ledger import Attempt
+from hpcddp.attempt.link import channel
 from hpcddp.attempt.nodes import node_events
 from hpcddp.errors import HpcddpError, RunUnreadable, SlurmUnreachable
 from hpcddp.rundir import RunDir
@@ -77,6 +78,8 @@ def end(run: RunDir, number: int, code: int) -> str:
               f"exit code {code}; next: {next_}", flush=True)  # fmt: skip
         written = _ended(run, mine, code, verdict)
         node_events.record_end(run, mine, verdict.cause)
+        if mine.slurm and verdict.action != decision.HERE:
+            channel.dismiss(mine.pid)
         if written is None or verdict.action not in decision.STARTS:
             _drop(run, mine, verdict, job.name)
             if verdict.action == decision.NONE:

@@ -120,14 +120,25 @@ class Group:
     def run(self) -> int:
         """Wait until every rank has left; the first bad exit code, 128 + N for signal N, or 0. Of
         ranks that are seen to end together, a killed one counts as the first."""
-        while self._watch() or self._leaves():
-            for key, _ in self.selector.select(timeout=0.1):
-                self._read(key)
+        while self.turn():
+            pass
+        return self.finish()
+
+    def turn(self) -> bool:
+        """Look at every rank, and write their new lines; whether one still runs."""
+        runs = self._watch() or self._leaves()
+        for key, _ in self.selector.select(timeout=0.1 if runs else 0):
+            self._read(key)
+        return runs
+
+    def finish(self) -> int:
+        """Once no rank runs: end what they have left, and write the last lines; the exit code."""
         self.orphans.kill()
         for key in list(self.selector.get_map().values()):
             self._read(key)
             if key.data[1]:  # an unfinished last line, in a pipe that a grandchild holds open
                 self._write_lines(key.data[0], [key.data[1]])
+        self._forget()
         return self.code
 
     def _leaves(self) -> bool:

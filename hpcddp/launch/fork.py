@@ -18,7 +18,7 @@ import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, NoReturn
 
 from hpcddp.launch import core_shares
 from hpcddp.launch.children import KILL_WAIT, Group, patience
@@ -54,7 +54,7 @@ class Forked:
             os.kill(self.pid, sig)
 
 
-class _Born(BaseException):
+class Born(BaseException):
     """Raised in a forked process, to unwind the frames of its parent."""
 
     def __init__(self, rank: Rank) -> None:
@@ -77,7 +77,7 @@ def start(rank: Rank) -> Forked:
         os.dup2(old, new)
     for own in (output, end, null):
         os.close(own)
-    raise _Born(rank)
+    raise Born(rank)
 
 
 def environment(rank: Rank, environ: Mapping[str, str]) -> dict[str, str]:
@@ -93,6 +93,7 @@ def environment(rank: Rank, environ: Mapping[str, str]) -> dict[str, str]:
         **dict.fromkeys(("SLURM_TASKS_PER_NODE", "SLURM_STEP_TASKS_PER_NODE"), each),
         "SLURM_NTASKS_PER_NODE": rank.local_size,
         "SLURM_TASK_PID": os.getpid(),
+        "SLURM_NODEID": rank.node,
     }
     if (cpus := environ.get("SLURM_CPUS_PER_TASK", "")).isdigit():
         slurm["SLURM_CPUS_PER_TASK"] = int(cpus) // rank.local_size
@@ -115,12 +116,22 @@ def preload(environ: Mapping[str, str]) -> None:
 
 def open_gpu(descriptors: Path = Path("/proc/self/fd")) -> str:
     """A GPU's device file that this process has open, as a forked process could not use that GPU;
-    "" if there is none. Each use of CUDA or ROCm leaves one open (proc(5), fd)."""
+    "" if there is none. Each use of CUDA or ROCm leaves one open (proc(5), fd). It is printed."""
     for link in descriptors.iterdir():
         with suppress(OSError):  # that of this very look
             if (device := str(link.readlink())).startswith(GPUS):
+                text = f"hpcddp: an import has opened {device}: each rank imports torch itself"
+                print(text, flush=True)
                 return device
     return ""
+
+
+def run(script: Script, command: list[str], device: str) -> NoReturn:
+    """Run the command in a forked process; in a new Python if its parent has opened a GPU."""
+    if device:
+        del os.environ["HPCDDP_FORKED"]
+        os.execvp(command[0], command)
+    script.run()
 
 
 def main(args: list[str]) -> int:
@@ -132,8 +143,7 @@ def main(args: list[str]) -> int:
     os.environ.pop("RANK", None)  # this process is no rank, and answers for none
     preload(os.environ)
     adopt_orphans()
-    if device := open_gpu():
-        print(f"hpcddp: an import has opened {device}: each rank imports torch itself", flush=True)
+    device = open_gpu()
     ranks = [topology.rank_of(topology.rank(node.world_rank, i)) for i in range(int(here))]
     gc.collect()
     gc.freeze()  # the ranks share this memory until one writes to it
@@ -142,7 +152,7 @@ def main(args: list[str]) -> int:
         wait = SLURM_KILL_WAIT if "SLURM_JOB_ID" in os.environ else KILL_WAIT
         out = io.FileIO(1, "w", closefd=False)
         group = Group(ranks, start, out, kill_wait=wait, wait=patience(os.environ))
-    except _Born as born:
+    except Born as born:
         mine = born.rank
     else:
         for number in stops:
@@ -151,15 +161,12 @@ def main(args: list[str]) -> int:
         code = group.run()
         ignore_stop_signals()  # a signal during Python's exit would change the exit code
         return code
-    _be(mine)
+    be(mine)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, stops)
-    if device:
-        del os.environ["HPCDDP_FORKED"]
-        os.execvp(command[0], command)
-    return script.run()
+    return run(script, command, device)
 
 
-def _be(rank: Rank) -> None:
+def be(rank: Rank) -> None:
     """Set up a forked process as if srun had started it."""
     os.environ.update(environment(rank, os.environ))
     for stream in (sys.stdout, sys.stderr):

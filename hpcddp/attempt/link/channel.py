@@ -1,0 +1,206 @@
+"""Messages between processes of one job: JSON objects, one per line, over a socket.
+
+Other users reach a TCP port, so both ends first prove that they know the job's secret (HMAC with
+SHA-256, RFC 2104). A socket of this machine has a name without a file (abstract, unix(7)), and
+takes in processes of the same user alone (SO_PEERCRED).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import json
+import os
+import secrets
+import select
+import socket
+import struct
+import time
+from typing import Any
+
+from hpcddp.processes import start_of
+
+LONGEST = 1 << 20  # bytes of a line
+PROOF = 1 << 10  # bytes of the first line of an unknown peer
+LEAVE = 8.0  # seconds for a supervisor to leave; then Slurm ends what is left
+TIMEOUT = 10.0  # seconds for a connection and its proof
+
+Message = dict[str, Any]
+
+
+class Channel:
+    """One end of a connection. Nothing here blocks.
+
+    Args:
+        sock: a connected socket.
+        secret: that the peer must prove to know before its first message counts; "" if it has.
+    """
+
+    def __init__(self, sock: socket.socket, secret: str = "") -> None:
+        sock.setblocking(False)
+        self._socket, self._rest, self._secret = sock, b"", secret
+        self.closed = False  # by either end, or as the peer is not of this job
+        self._nonce = secrets.token_hex(16)
+        if secret:
+            self._put({"nonce": self._nonce})
+
+    @property
+    def proven(self) -> bool:
+        """Whether the peer has shown that it belongs to the job."""
+        return not self._secret
+
+    def fileno(self) -> int:
+        """The descriptor, for selectors."""
+        return self._socket.fileno()
+
+    def send(self, **message: Any) -> None:
+        """Send a message. It is lost if the peer has left, or takes nothing in."""
+        if self.proven:
+            self._put(message)
+
+    def receive(self) -> list[Message]:
+        """The messages that have come since the last call."""
+        with contextlib.suppress(BlockingIOError):
+            while not self.closed:
+                data = self._read()
+                self._rest += data
+                if not data or len(self._rest) > (LONGEST if self.proven else PROOF):
+                    self.close()
+        *lines, self._rest = self._rest.split(b"\n")
+        messages = []
+        for line in lines:
+            try:
+                message = _message(line)
+            except ConnectionRefusedError:
+                self.close()
+                break
+            if self.proven:
+                messages.append(message)
+            else:
+                self._check(message)
+        return messages
+
+    def close(self) -> None:
+        """End the connection."""
+        self.closed = True
+        self._socket.close()
+
+    def _read(self) -> bytes:
+        try:
+            return self._socket.recv(1 << 16)
+        except BlockingIOError:
+            raise
+        except OSError:
+            return b""
+
+    def _put(self, message: Message) -> None:
+        try:
+            self._socket.sendall(json.dumps(message).encode() + b"\n")
+        except OSError:  # BlockingIOError too: megabytes wait already
+            if not self.closed:
+                self.close()
+
+    def _check(self, message: Message) -> None:
+        """Take in the proof of the peer, and answer with one."""
+        theirs = str(message.get("nonce", ""))
+        if not hmac.compare_digest(
+            str(message.get("proof", "")), _proof(self._secret, "peer", self._nonce, theirs)
+        ):
+            self.close()
+            return
+        secret, self._secret = self._secret, ""
+        self._put({"proof": _proof(secret, "host", theirs, self._nonce)})
+
+
+def connect(host: str, port: int, secret: str, timeout: float = TIMEOUT) -> Channel:
+    """Connect to a process of the job on another node.
+
+    Raises:
+        OSError: it does not answer, or does not know the secret.
+    """
+    sock = socket.create_connection((host, port), timeout)
+    try:
+        with sock.makefile("rb") as lines:
+            theirs = str(_message(lines.readline(PROOF)).get("nonce", ""))
+            mine = secrets.token_hex(16)
+            proof = {"nonce": mine, "proof": _proof(secret, "peer", theirs, mine)}
+            sock.sendall(json.dumps(proof).encode() + b"\n")
+            answer = str(_message(lines.readline(PROOF)).get("proof", ""))
+        if not hmac.compare_digest(answer, _proof(secret, "host", mine, theirs)):
+            raise ConnectionRefusedError(f"{host}:{port} is not of this job")
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return Channel(sock)
+    except BaseException:
+        sock.close()
+        raise
+
+
+def listen_here(name: str) -> socket.socket:
+    """A listening socket of this machine.
+
+    Raises:
+        OSError: another process has the name.
+    """
+    sock = socket.socket(socket.AF_UNIX)
+    try:
+        sock.bind(f"\0{name}")
+        sock.listen()
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def connect_here(name: str) -> Channel:
+    """Connect to a process of this machine and this user.
+
+    Raises:
+        OSError: there is none.
+    """
+    sock = socket.socket(socket.AF_UNIX)
+    try:
+        sock.settimeout(TIMEOUT)
+        sock.connect(f"\0{name}")
+        if not of_this_user(sock):
+            raise ConnectionRefusedError(f"{name} is of another user")
+        return Channel(sock)
+    except BaseException:
+        sock.close()
+        raise
+
+
+def door_of(script: int) -> str:
+    """The name of the socket at which the supervisor of a batch script answers (supervisor.py)."""
+    return f"hpcddp-{script}-{start_of(script)}"
+
+
+def dismiss(script: int) -> None:
+    """Let the parents of a batch script's ranks leave, if it has any, and wait until they have.
+    They outlive an attempt, and Slurm would wait for them at the end of the job."""
+    with contextlib.suppress(OSError):
+        supervisor = connect_here(door_of(script))
+        supervisor.send(leave=True)
+        until = time.monotonic() + LEAVE
+        while not supervisor.closed and time.monotonic() < until:
+            select.select([supervisor], [], [], 0.1)
+            supervisor.receive()
+
+
+def of_this_user(sock: socket.socket) -> bool:
+    """Whether the peer of a socket of this machine is a process of this user."""
+    size = struct.calcsize("3i")
+    _, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
+    return bool(uid == os.getuid())
+
+
+def _message(line: bytes) -> Message:
+    try:
+        return dict(json.loads(line))
+    except (ValueError, TypeError):
+        raise ConnectionRefusedError("an answer that is no message") from None
+
+
+def _proof(secret: str, role: str, *nonces: str) -> str:
+    text = ":".join((role, *nonces)).encode()
+    return hmac.new(secret.encode(), text, hashlib.sha256).hexdigest()

@@ -1,0 +1,68 @@
+"""The launcher `fork` under Slurm: an attempt's ranks, run by the parents of its nodes.
+
+    python -P -m hpcddp.launch.supervised SCRIPT_PID NODES SRUN...
+
+Asks the supervisor of the batch script (supervisor.py) to run the ranks of an attempt, waits for
+their end, and exits with their code. The first attempt in an allocation starts the supervisor, with
+SRUN as the command for the parents.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+from collections.abc import Sequence
+
+from hpcddp.attempt.link import channel
+from hpcddp.attempt.link.channel import Channel
+from hpcddp.preempt import ignore_stop_signals
+
+PASSED = ("HPCDDP_", "MASTER_")  # variables that differ between attempts
+
+
+def main(args: list[str]) -> int:
+    """Run the ranks of an attempt; their exit code."""
+    script, nodes, *srun = args
+    came: list[int] = []
+    for stop in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2):
+        signal.signal(stop, lambda number, frame: came.append(number))
+    supervisor = find(int(script), srun)
+    environ = {name: text for name, text in os.environ.items() if name.startswith(PASSED)}
+    supervisor.send(start=int(os.environ["HPCDDP_ATTEMPT"]), nodes=int(nodes), environ=environ)
+    while not supervisor.closed:
+        select.select([supervisor], [], [], 0.1)
+        while came:
+            number = came.pop(0)
+            supervisor.send(**({"signal": number} if number == signal.SIGUSR2 else {"end": True}))
+        for message in supervisor.receive():
+            if "ended" in message:
+                ignore_stop_signals()  # a signal during Python's exit would change the exit code
+                return int(message["ended"])
+    print("hpcddp: the supervisor of the ranks has ended", flush=True)
+    return 1
+
+
+def find(script: int, srun: Sequence[str]) -> Channel:
+    """The supervisor of a batch script; it is started if there is none."""
+    name = channel.door_of(script)
+    try:
+        return channel.connect_here(name)
+    except OSError:
+        door = channel.listen_here(name)
+    from hpcddp.launch.supervisor import Supervisor
+
+    if os.fork():
+        door.close()
+        return channel.connect_here(name)
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
+    try:
+        Supervisor(door, script, srun, os.environ["MASTER_ADDR"]).serve()
+    finally:
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

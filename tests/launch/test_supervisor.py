@@ -1,0 +1,213 @@
+"""Parents that outlive attempts, and the supervisor that orders them to fork ranks: real processes,
+with `spawn` in place of srun."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from ranks import wait_for
+
+from hpcddp import processes
+from hpcddp.attempt.link import channel
+from hpcddp.rundir import RunDir
+
+# A script whose ranks tell who they are, and then do what their file says.
+RANK = """
+import json, os, pathlib, signal, sys, time
+me = os.environ["RANK"]
+pathlib.Path(f"up-{os.environ['HPCDDP_ATTEMPT']}-{me}").write_text(json.dumps({
+    "pid": os.getpid(), "parent": os.getppid(), "torch": "torch" in sys.modules,
+    "world": os.environ["WORLD_SIZE"], "port": os.environ["MASTER_PORT"],
+    "handlers": [str(signal.getsignal(n)) for n in (signal.SIGTERM, signal.SIGUSR2)],
+    "secret": "HPCDDP_SECRET" in os.environ,
+}))
+print(f"rank {me} is up")
+def saved(number, frame):
+    print(f"rank {me} saves")
+    sys.exit(85)
+signal.signal(signal.SIGUSR2, saved)
+while not (todo := pathlib.Path(f"do-{me}")).exists():
+    time.sleep(0.01)
+print(f"rank {me} ends")
+sys.exit(int(todo.read_text()))
+"""
+
+
+class Allocation:
+    """The place of a batch script: a process that stands for it, and the attempts in it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.run = RunDir(folder)
+        self.script = subprocess.Popen(["sleep", "1000"])
+        self.attempts = 0
+        self.going: list[subprocess.Popen[bytes]] = []
+        folder.joinpath("train.py").write_text(textwrap.dedent(RANK))
+
+    def start(self, nodes: int = 2, ranks: int = 2) -> subprocess.Popen[bytes]:
+        """Start an attempt."""
+        self.attempts += 1
+        self.run.attempt(self.attempts).path.mkdir(parents=True)
+        for path in self.run.path.glob("do-*"):
+            path.unlink()
+        python = [sys.executable, "-P", "-m"]
+        parent = [*python, "hpcddp.launch.parent", str(ranks), sys.executable, "train.py"]
+        srun = [*python, "hpcddp.launch.spawn", "--no-label", str(nodes), "1", *parent]
+        words = [*python, "hpcddp.launch.supervised", str(self.script.pid), str(nodes), *srun]
+        environ = {
+            **os.environ, "HPCDDP_RUN_DIR": str(self.run.path), "MASTER_ADDR": "127.0.0.1",
+            "HPCDDP_ATTEMPT": str(self.attempts), "MASTER_PORT": str(1000 + self.attempts),
+        }  # fmt: skip
+        with open(self.log, "ab") as log:
+            self.going.append(
+                subprocess.Popen(words, cwd=self.run.path, env=environ, stdout=log, stderr=log)
+            )
+        return self.going[-1]
+
+    @property
+    def log(self) -> Path:
+        return self.run.attempt(self.attempts).log
+
+    def up(self, count: int) -> list[dict[str, object]]:
+        """What the ranks of the attempt tell, once so many are there."""
+        pattern = f"up-{self.attempts}-*"
+
+        def told() -> list[dict[str, object]]:
+            texts = [path.read_text() for path in sorted(self.run.path.glob(pattern))]
+            return [json.loads(text) for text in texts if text]
+
+        wait_for(lambda: len(told()) == count, f"{count} ranks")
+        return told()
+
+    def let(self, rank: int, code: int) -> None:
+        """Let a rank exit."""
+        self.run.path.joinpath(f"do-{rank}").write_text(str(code))
+
+    def end(self) -> None:
+        for process in self.going:
+            process.kill()
+            process.wait()
+        self.script.kill()
+        self.script.wait()
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Allocation]:
+    place = Allocation(tmp_path)
+    door = channel.door_of(place.script.pid)
+    yield place
+    place.end()
+
+    def gone() -> bool:
+        try:
+            channel.connect_here(door).close()
+        except OSError:
+            return True
+        return False
+
+    wait_for(gone, "the end of the supervisor")
+
+
+def alive(told: list[dict[str, object]], name: str = "pid") -> set[int]:
+    pids = {int(str(rank[name])) for rank in told}
+    return {pid for pid in pids if processes.start_of(pid)}
+
+
+def test_the_next_attempt_needs_no_import(place: Allocation) -> None:
+    first = place.start()
+    before = place.up(4)
+    place.let(1, 7)
+    assert first.wait(30) == 7
+    text = place.log.read_text()
+    assert "1: rank 1 ends" in text and "\x1e" not in text
+    assert not alive(before)  # also those of the other node
+    second = place.start()
+    after = place.up(4)
+    assert {rank["parent"] for rank in after} == {rank["parent"] for rank in before}
+    assert [rank["port"] for rank in after] == ["1002"] * 4
+    same = ("torch", "world", "handlers", "secret")
+    assert [[rank[n] for n in same] for rank in before + after] == [
+        [True, "4", ["0", "0"], False]
+    ] * 8
+    for rank in range(4):
+        place.let(rank, 0)
+    assert second.wait(30) == 0
+    assert sorted(place.log.read_text().splitlines()) == sorted(
+        f"{rank}: rank {rank} {what}" for rank in range(4) for what in ("is up", "ends")
+    )
+
+
+def test_a_killed_rank_ends_the_others(place: Allocation) -> None:
+    attempt = place.start()
+    told = place.up(4)
+    os.kill(int(str(told[2]["pid"])), signal.SIGKILL)
+    assert attempt.wait(30) == 137
+    assert not alive(told)
+    assert "rank 2 on" in place.log.read_text() and "SIGKILL" in place.log.read_text()
+
+
+def test_a_stop_signal_reaches_all_ranks(place: Allocation) -> None:
+    attempt = place.start()
+    place.up(4)
+    attempt.send_signal(signal.SIGUSR2)
+    assert attempt.wait(30) == 85
+    assert place.log.read_text().count("saves") == 4
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_ranks_do_not_outlive_the_process_that_waits_for_them(
+    place: Allocation, number: int
+) -> None:
+    attempt = place.start()
+    told = place.up(4)
+    attempt.send_signal(number)
+    wait_for(lambda: not alive(told), "the end of the ranks")
+    assert attempt.wait(30) == (143 if number == signal.SIGTERM else -9)
+    place.start()
+    assert alive(place.up(4), "parent") == alive(told, "parent")
+
+
+def test_all_leave_with_the_script(place: Allocation) -> None:
+    attempt = place.start()
+    told = place.up(4)
+    place.script.kill()
+    place.script.wait()
+    wait_for(lambda: not alive(told) and not alive(told, "parent"), "the end of all")
+    assert attempt.wait(30) == 1
+
+
+def test_all_leave_before_the_job_ends(place: Allocation) -> None:
+    attempt = place.start()
+    told = place.up(4)
+    for rank in range(4):
+        place.let(rank, 3)
+    assert attempt.wait(30) == 3
+    channel.dismiss(place.script.pid)
+    assert not alive(told, "parent")
+    channel.dismiss(place.script.pid)  # nobody is there
+
+
+def test_a_parent_that_is_lost_ends_the_attempt_and_is_replaced(place: Allocation) -> None:
+    attempt = place.start()
+    told = place.up(4)
+    os.kill(int(str(told[0]["parent"])), signal.SIGKILL)
+    assert attempt.wait(60) == 137
+    assert not alive(told)
+    place.start()
+    assert len(alive(place.up(4), "parent")) == 2
+
+
+def test_parents_that_cannot_start_end_the_attempt(place: Allocation) -> None:
+    (place.run.path / "torch.py").write_text("raise SystemExit('no torch here')")
+    os.environ["PYTHONPATH"] = str(place.run.path)
+    try:
+        attempt = place.start()
+    finally:
+        del os.environ["PYTHONPATH"]
+    assert attempt.wait(30) == 1
+    assert "no torch here" in place.log.read_text()
