@@ -7,6 +7,8 @@
                          job, or `again` if the script is to start again itself. LACK is the
                          step of the environment that failed before the ranks could start
     watch RUN N PID      warns if the ranks that PID started never reach the rendezvous
+    ranks RUN N PID NODES SRUN...  runs the ranks of attempt N of the script PID, whose nodes'
+                         parents SRUN starts; exits with their exit code
     preflight RUN N PID  checks the nodes, and ends the ranks that PID started if one fails twice
     check-node RUN N FIRST BOOT [GPUS]  on each node: prints its faults as JSON; see
                          nodes/node_check.py
@@ -175,6 +177,12 @@ def _end(run: RunDir, words: list[str]) -> str:
     return ""
 
 
+def _ranks(run: RunDir, words: list[str]) -> str:
+    from hpcddp.attempt.link import supervised
+
+    sys.exit(supervised.run(int(words[0]), int(words[1]), int(words[2]), words[3:]))
+
+
 def _watch(run: RunDir, words: list[str]) -> str:
     rendezvous.watch(run, int(words[0]), int(words[1]), os.environ)
     return ""
@@ -218,7 +226,7 @@ def _shell(run: RunDir, words: list[str]) -> str:
 # Verb -> function of the run and the other words; returns the claim, if any.
 VERBS: dict[str, Callable[[RunDir, list[str]], str]] = {
     "begin": _begin, "end": _end, "watch": _watch, "bereaved": _bereaved, "stacks": _stacks,
-    "shell": _shell, "preflight": _preflight, "check-node": _check_node,
+    "shell": _shell, "ranks": _ranks, "preflight": _preflight, "check-node": _check_node,
 }  # fmt: skip
 
 

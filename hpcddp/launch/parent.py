@@ -2,11 +2,11 @@
 
     python -P -m hpcddp.launch.parent RANKS_PER_NODE COMMAND...
 
-The supervisor (supervisor.py) starts it once per node with srun, and it lives as long as the batch
-script works in the allocation. It imports torch, and forks the ranks of each attempt that the
-supervisor orders: the next attempt after a failure needs no import. What it does with one attempt
-is that of fork.py. If the supervisor is gone, so is the batch script: the ranks get TERM, and the
-parent leaves.
+The supervisor (attempt/link/supervisor.py) starts it once per node with srun, and it lives as long
+as the batch script works in the allocation. It imports torch, and forks the ranks of each attempt
+that the supervisor orders: the next attempt after a failure needs no import. What it does with one
+attempt is that of fork.py. If the supervisor is gone, so is the batch script: the ranks get TERM,
+and the parent leaves.
 
 HPCDDP_SUPERVISOR has the address, HPCDDP_SECRET the secret of the supervisor's socket.
 """
@@ -25,6 +25,7 @@ from contextlib import suppress
 from hpcddp.attempt.error_record import host
 from hpcddp.attempt.link import channel
 from hpcddp.attempt.link.channel import Channel, Message
+from hpcddp.attempt.link.supervisor import ADDRESS, SECRET, end_of_lines
 from hpcddp.launch import fork
 from hpcddp.launch.children import KILL_WAIT, Group, patience
 from hpcddp.launch.script import Script
@@ -33,7 +34,6 @@ from hpcddp.processes import adopt_orphans, with_room
 from hpcddp.topology import Rank, Topology
 
 BEAT = 0.5  # seconds between two signs of life
-ADDRESS, SECRET = "HPCDDP_SUPERVISOR", "HPCDDP_SECRET"
 
 
 class Parent:
@@ -113,11 +113,6 @@ class Parent:
             self.group.signal(number)
         elif number == signal.SIGTERM:
             self.leaving = True
-
-
-def end_of_lines(attempt: int, node: int) -> bytes:
-    """The line, without a rank's label, that follows the last line of a node's ranks."""
-    return f"\x1e{attempt} {node}".encode()
 
 
 def main(args: list[str]) -> int:

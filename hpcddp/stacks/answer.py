@@ -30,15 +30,15 @@ def answer(environ: Mapping[str, str]) -> None:
     with contextlib.suppress(Exception):  # no rank, or no memfd: the training works without it
         rank = Rank.from_env(environ)
         if signal.getsignal(SIGNAL) is signal.SIG_DFL:
-            _register(rank)
+            _register(rank, environ.get("HPCDDP_ATTEMPT", "1"))
             _process = os.getpid()
 
 
-def _register(rank: Rank) -> None:
+def _register(rank: Rank, attempt: str) -> None:
     import faulthandler
     import fcntl
 
-    name = f"{NAME}-{rank.world_rank}-{rank.world_size}-{rank.local_size}"
+    name = f"{NAME}-{rank.world_rank}-{rank.world_size}-{rank.local_size}-{attempt}"
     file = os.memfd_create(name)
     fcntl.fcntl(file, fcntl.F_SETFL, os.O_APPEND)  # a reader empties it
     faulthandler.register(SIGNAL, file, all_threads=False)

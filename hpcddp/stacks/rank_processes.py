@@ -13,7 +13,8 @@ from hpcddp.processes import start_of
 from hpcddp.stacks.answer import NAME, SHELL
 from hpcddp.topology import Rank
 
-_ANSWER = re.compile(rf"/memfd:{NAME}-(\d+)-(\d+)-(\d+) ")
+# Its rank, world size, ranks of its node, and attempt; in older versions without the attempt.
+_ANSWER = re.compile(rf"/memfd:{NAME}-(\d+)-(\d+)-(\d+)(?:-(\d+))? ")
 # Helpers of Python's multiprocessing, which have the environment of their rank.
 _HELPER = re.compile(rb"multiprocessing[./](spawn|forkserver|resource_tracker)")
 
@@ -66,15 +67,14 @@ def _all(run_dir: str, attempt: int) -> Iterator[RankProcess]:
     for path in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it has ended, or belongs to another user
             environ = _environ(path)
-            if environ.get("HPCDDP_ATTEMPT") != str(attempt) or SHELL in environ:
-                continue
-            if not _same(environ.get("HPCDDP_RUN_DIR", ""), run_dir):
+            if SHELL in environ or not _same(environ.get("HPCDDP_RUN_DIR", ""), run_dir):
                 continue
             if node and environ.get("SLURMD_NODENAME", node) != node:  # nodes that share a machine
                 continue
             if _HELPER.search((path / "cmdline").read_bytes()):
                 continue
-            if process := _rank_process(path, environ):
+            process = _rank_process(path, environ)
+            if process and process.environ.get("HPCDDP_ATTEMPT") == str(attempt):
                 yield process
 
 
@@ -93,7 +93,9 @@ def _same(folder: str, run_dir: str) -> bool:
 
 def _rank_process(path: Path, environ: dict[str, str]) -> RankProcess | None:
     """The process, if it is a rank's."""
-    answer, rank = _answer(path)
+    answer, rank, attempt = _answer(path)
+    if attempt:  # the parent of a forked rank has seen others
+        environ["HPCDDP_ATTEMPT"] = attempt
     if rank is None and "RANK" in environ:
         with contextlib.suppress(Exception):  # it has a RANK of its own
             rank = Rank.from_env(environ)
@@ -105,11 +107,12 @@ def _rank_process(path: Path, environ: dict[str, str]) -> RankProcess | None:
     return RankProcess(rank, pid, int(start), program, environ, answer)
 
 
-def _answer(path: Path) -> tuple[str, Rank | None]:
-    """The file of a rank's answers, and the rank that its name says."""
+def _answer(path: Path) -> tuple[str, Rank | None, str]:
+    """The file of a rank's answers, and the rank and the attempt that its name says."""
     for file in (path / "fd").iterdir():
         with contextlib.suppress(OSError):
             if match := _ANSWER.match(str(file.readlink())):
-                number, size, here = map(int, match.groups())
-                return str(file), Rank(number, size, number % here, here, number // here)
-    return "", None
+                number, size, here = map(int, match.groups()[:3])
+                rank = Rank(number, size, number % here, here, number // here)
+                return str(file), rank, match[4] or ""
+    return "", None, ""

@@ -58,7 +58,8 @@ class Allocation:
         python = [sys.executable, "-P", "-m"]
         parent = [*python, "hpcddp.launch.parent", str(ranks), sys.executable, "train.py"]
         srun = [*python, "hpcddp.launch.spawn", "--no-label", str(nodes), "1", *parent]
-        words = [*python, "hpcddp.launch.supervised", str(self.script.pid), str(nodes), *srun]
+        how = [str(self.attempts), str(self.script.pid), str(nodes)]
+        words = [*python, "hpcddp.attempt.host", "ranks", str(self.run.path), *how, *srun]
         environ = {
             **os.environ, "HPCDDP_RUN_DIR": str(self.run.path), "MASTER_ADDR": "127.0.0.1",
             "HPCDDP_ATTEMPT": str(self.attempts), "MASTER_PORT": str(1000 + self.attempts),

@@ -1,9 +1,9 @@
 """The supervisor of the parents of a job's ranks, on the host of the batch script.
 
-It starts a parent on each node (parent.py) with one srun, and outlives attempts as they do: it is
-gone when the batch script is, or leaves before the job ends or is requeued. For each attempt it
-orders the parents to fork the ranks, ends all ranks when one has failed, and answers with the exit
-code of the first one. The attempt's part of this is supervised.py.
+It starts a parent on each node (launch/parent.py) with one srun, and outlives attempts as they do:
+it is gone when the batch script is, or leaves before the job ends or is requeued. For each attempt
+it orders the parents to fork the ranks, ends all ranks when one has failed, and answers with the
+exit code of the first one. The attempt's part of this is supervised.py.
 """
 
 from __future__ import annotations
@@ -22,15 +22,20 @@ from typing import Any
 
 from hpcddp import processes
 from hpcddp.attempt.link.channel import Channel, Message, of_this_user
-from hpcddp.launch.parent import ADDRESS, SECRET, end_of_lines
 from hpcddp.rundir import RunDir
 
 LOOK = 0.5  # seconds between two looks at the script
 LINES = 2.0  # seconds for the last lines of ranks that have ended
 END = b"\x1e"  # begins a line that is not for the log
+ADDRESS, SECRET = "HPCDDP_SUPERVISOR", "HPCDDP_SECRET"  # variables of a parent: its supervisor's
 LEAVE = 5.0  # seconds for the parents to leave
 LATE = 45.0  # seconds after which a parent that was told to end its ranks counts as lost
 GONE = 128 + signal.SIGKILL  # the exit code of a node without a parent
+
+
+def end_of_lines(attempt: int, node: int) -> bytes:
+    """The line, without a rank's label, that follows the last line of a node's ranks."""
+    return END + f"{attempt} {node}".encode()
 
 
 @dataclass

@@ -1,10 +1,7 @@
-"""The launcher `fork` under Slurm: an attempt's ranks, run by the parents of its nodes.
+"""An attempt's ranks, run by the parents of its nodes: the attempt's part.
 
-    python -P -m hpcddp.launch.supervised SCRIPT_PID NODES SRUN...
-
-Asks the supervisor of the batch script (supervisor.py) to run the ranks of an attempt, waits for
-their end, and exits with their code. The first attempt in an allocation starts the supervisor, with
-SRUN as the command for the parents.
+It asks the supervisor of the batch script (supervisor.py) to run them, and waits for their end. The
+first attempt in an allocation starts the supervisor.
 """
 
 from __future__ import annotations
@@ -12,30 +9,34 @@ from __future__ import annotations
 import os
 import select
 import signal
-import sys
 from collections.abc import Sequence
 
 from hpcddp.attempt.link import channel
 from hpcddp.attempt.link.channel import Channel
+from hpcddp.attempt.link.supervisor import Supervisor
 from hpcddp.preempt import ignore_stop_signals
 
 PASSED = ("HPCDDP_", "MASTER_")  # variables that differ between attempts
 
 
-def main(args: list[str]) -> int:
-    """Run the ranks of an attempt; their exit code."""
-    script, nodes, *srun = args
+def run(number: int, script: int, nodes: int, srun: Sequence[str]) -> int:
+    """Run the ranks of an attempt; their exit code. TERM and INT end them, USR2 is passed on.
+
+    Args:
+        script: process id of the batch script.
+        srun: the command that starts the parents, one on each node.
+    """
     came: list[int] = []
     for stop in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2):
         signal.signal(stop, lambda number, frame: came.append(number))
-    supervisor = find(int(script), srun)
+    supervisor = find(script, srun)
     environ = {name: text for name, text in os.environ.items() if name.startswith(PASSED)}
-    supervisor.send(start=int(os.environ["HPCDDP_ATTEMPT"]), nodes=int(nodes), environ=environ)
+    supervisor.send(start=number, nodes=nodes, environ=environ)
     while not supervisor.closed:
         select.select([supervisor], [], [], 0.1)
         while came:
-            number = came.pop(0)
-            supervisor.send(**({"signal": number} if number == signal.SIGUSR2 else {"end": True}))
+            sent = came.pop(0)
+            supervisor.send(**({"signal": sent} if sent == signal.SIGUSR2 else {"end": True}))
         for message in supervisor.receive():
             if "ended" in message:
                 ignore_stop_signals()  # a signal during Python's exit would change the exit code
@@ -51,8 +52,6 @@ def find(script: int, srun: Sequence[str]) -> Channel:
         return channel.connect_here(name)
     except OSError:
         door = channel.listen_here(name)
-    from hpcddp.launch.supervisor import Supervisor
-
     if os.fork():
         door.close()
         return channel.connect_here(name)
@@ -62,7 +61,3 @@ def find(script: int, srun: Sequence[str]) -> Channel:
         Supervisor(door, script, srun, os.environ["MASTER_ADDR"]).serve()
     finally:
         os._exit(0)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
