@@ -163,6 +163,11 @@ class RequeueSpec:
         least=0,
     )
     exclude_bad_nodes: bool = key(False, "keep the job off nodes that failed")
+    heartbeat_seconds: float = key(
+        10.0,
+        "seconds without a sign of life after which a node counts as lost; 0 for no limit",
+        least=0,
+    )
     here: bool = key(False, "restart failed ranks on the same nodes, without a requeue")
 
 

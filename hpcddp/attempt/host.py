@@ -180,7 +180,7 @@ def _end(run: RunDir, words: list[str]) -> str:
 def _ranks(run: RunDir, words: list[str]) -> str:
     from hpcddp.attempt.link import supervised
 
-    sys.exit(supervised.run(int(words[0]), int(words[1]), int(words[2]), words[3:]))
+    sys.exit(supervised.run(run, int(words[0]), int(words[1]), int(words[2]), words[3:]))
 
 
 def _watch(run: RunDir, words: list[str]) -> str:

@@ -23,9 +23,11 @@ import time
 from contextlib import suppress
 
 from hpcddp.attempt.error_record import host
-from hpcddp.attempt.link import channel
+from hpcddp.attempt.link import channel, progress
 from hpcddp.attempt.link.channel import Channel, Message
-from hpcddp.attempt.link.supervisor import ADDRESS, SECRET, end_of_lines
+from hpcddp.attempt.link.parents import ADDRESS, SECRET
+from hpcddp.attempt.link.progress import Progress
+from hpcddp.attempt.link.supervisor import end_of_lines
 from hpcddp.launch import fork
 from hpcddp.launch.children import KILL_WAIT, Group, patience
 from hpcddp.launch.script import Script
@@ -49,6 +51,8 @@ class Parent:
         self.supervisor, self.node, self.ranks = supervisor, node, ranks
         self.group: Group | None = None
         self.leaving, self.attempt = False, 0
+        self.progress = Progress(ranks)
+        os.environ[progress.NAME] = str(self.progress.descriptor)
         self._next_beat = 0.0
         self.stops = {*stop_signals(), signal.SIGINT}
         for number in self.stops:
@@ -105,7 +109,7 @@ class Parent:
     def _beat(self) -> None:
         if (now := time.monotonic()) >= self._next_beat:
             self._next_beat = now + BEAT
-            self.supervisor.send(beat=now)
+            self.supervisor.send(steps=self.progress.total)
 
     def _signalled(self, number: int, frame: object) -> None:
         """Slurm signals the ranks too; without ranks, a stop signal ends this process."""

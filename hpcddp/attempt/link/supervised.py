@@ -11,27 +11,33 @@ import select
 import signal
 from collections.abc import Sequence
 
+from hpcddp import record
 from hpcddp.attempt.link import channel
 from hpcddp.attempt.link.channel import Channel
 from hpcddp.attempt.link.supervisor import Supervisor
 from hpcddp.preempt import ignore_stop_signals
+from hpcddp.record import JobRecord
+from hpcddp.rundir import RunDir
 
+HEARTBEAT = 10.0  # seconds, where the job says nothing
 PASSED = ("HPCDDP_", "MASTER_")  # variables that differ between attempts
 
 
-def run(number: int, script: int, nodes: int, srun: Sequence[str]) -> int:
+def run(run: RunDir, number: int, script: int, nodes: int, srun: Sequence[str]) -> int:
     """Run the ranks of an attempt; their exit code. TERM and INT end them, USR2 is passed on.
 
     Args:
         script: process id of the batch script.
+        nodes: of the allocation.
         srun: the command that starts the parents, one on each node.
     """
     came: list[int] = []
     for stop in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2):
         signal.signal(stop, lambda number, frame: came.append(number))
-    supervisor = find(script, srun)
+    job = record.read(run)
+    supervisor = find(job, script, nodes, srun)
     environ = {name: text for name, text in os.environ.items() if name.startswith(PASSED)}
-    supervisor.send(start=number, nodes=nodes, environ=environ)
+    supervisor.send(start=number, nodes=min(nodes, job.nodes[1]), environ=environ)
     while not supervisor.closed:
         select.select([supervisor], [], [], 0.1)
         while came:
@@ -45,7 +51,7 @@ def run(number: int, script: int, nodes: int, srun: Sequence[str]) -> int:
     return 1
 
 
-def find(script: int, srun: Sequence[str]) -> Channel:
+def find(job: JobRecord, script: int, nodes: int, srun: Sequence[str]) -> Channel:
     """The supervisor of a batch script; it is started if there is none."""
     name = channel.door_of(script)
     try:
@@ -58,6 +64,7 @@ def find(script: int, srun: Sequence[str]) -> Channel:
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     try:
-        Supervisor(door, script, srun, os.environ["MASTER_ADDR"]).serve()
+        heartbeat = float(job.spec.get("requeue", {}).get("heartbeat_seconds", HEARTBEAT))
+        Supervisor(door, script, srun, os.environ["MASTER_ADDR"], nodes, heartbeat).serve()
     finally:
         os._exit(0)

@@ -1,15 +1,19 @@
-"""A rank's heartbeat: the training counts, the watchdog reads (no torch)."""
+"""A rank's heartbeat: the training counts, the watchdog and the rank's parent read (no torch)."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
+
+from hpcddp.attempt.link import progress
 
 
 class Heartbeat:
     """Counters that only the training thread writes; a beat costs 0.1 us."""
 
     def __init__(self) -> None:
+        self._shared = progress.own_count(os.environ)
         self.step = 0  # the newest optimizer step of the run
         self.taken = 0  # optimizer steps in this process
         self.beats = 0  # grows with any progress
@@ -19,19 +23,20 @@ class Heartbeat:
         """Count an optimizer step."""
         self.step = step
         self.taken += 1
-        self.beats += 1
+        self.touch()
 
     def touch(self) -> None:
         """Count other progress, such as a batch of an evaluation."""
         self.beats += 1
+        self._shared[0] = self.beats
 
     @contextlib.contextmanager
     def patience(self) -> Iterator[None]:
         """Allow the work within to take as long as a start."""
         self.patient += 1
-        self.beats += 1
+        self.touch()
         try:
             yield
         finally:
             self.patient -= 1
-            self.beats += 1
+            self.touch()

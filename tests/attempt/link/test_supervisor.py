@@ -4,6 +4,8 @@ with `spawn` in place of srun."""
 import json
 import os
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import textwrap
@@ -12,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from ranks import wait_for
+from sites import record_run
 
 from hpcddp import processes
 from hpcddp.attempt.link import channel
@@ -20,6 +23,7 @@ from hpcddp.rundir import RunDir
 # A script whose ranks tell who they are, and then do what their file says.
 RANK = """
 import json, os, pathlib, signal, sys, time
+from hpcddp.attempt.link import progress
 me = os.environ["RANK"]
 pathlib.Path(f"up-{os.environ['HPCDDP_ATTEMPT']}-{me}").write_text(json.dumps({
     "pid": os.getpid(), "parent": os.getppid(), "torch": "torch" in sys.modules,
@@ -32,8 +36,10 @@ def saved(number, frame):
     print(f"rank {me} saves")
     sys.exit(85)
 signal.signal(signal.SIGUSR2, saved)
+steps = progress.own_count(os.environ)
 while not (todo := pathlib.Path(f"do-{me}")).exists():
     time.sleep(0.01)
+    steps[0] += 1
 print(f"rank {me} ends")
 sys.exit(int(todo.read_text()))
 """
@@ -42,8 +48,9 @@ sys.exit(int(todo.read_text()))
 class Allocation:
     """The place of a batch script: a process that stands for it, and the attempts in it."""
 
-    def __init__(self, folder: Path) -> None:
-        self.run = RunDir(folder)
+    def __init__(self, folder: Path, size: int = 2, heartbeat: float = 60.0) -> None:
+        spec = {"requeue": {"heartbeat_seconds": heartbeat}}
+        self.run = record_run(RunDir(folder), (size, size), 2, "slurm", spec=spec)
         self.script = subprocess.Popen(["sleep", "1000"])
         self.attempts = 0
         self.going: list[subprocess.Popen[bytes]] = []
@@ -89,6 +96,14 @@ class Allocation:
         """Let a rank exit."""
         self.run.path.joinpath(f"do-{rank}").write_text(str(code))
 
+    @property
+    def supervisor(self) -> int:
+        """The process id of the supervisor."""
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.connect(f"\0{channel.door_of(self.script.pid)}")
+            peer = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        return int(struct.unpack("3i", peer)[0])
+
     def end(self) -> None:
         for process in self.going:
             process.kill()
@@ -98,8 +113,8 @@ class Allocation:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Iterator[Allocation]:
-    place = Allocation(tmp_path)
+def place(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Allocation]:
+    place = Allocation(tmp_path, **getattr(request, "param", {}))
     door = channel.door_of(place.script.pid)
     yield place
     place.end()
@@ -212,3 +227,68 @@ def test_parents_that_cannot_start_end_the_attempt(place: Allocation) -> None:
         del os.environ["PYTHONPATH"]
     assert attempt.wait(30) == 1
     assert "no torch here" in place.log.read_text()
+
+
+def paused(pids: set[int]) -> None:
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+
+
+def continued(pids: set[int]) -> None:
+    for pid in pids:
+        os.kill(pid, signal.SIGCONT)
+
+
+@pytest.mark.parametrize("place", [{"size": 2, "heartbeat": 60.0}], indirect=True)
+def test_a_spare_replaces_a_node_that_is_killed(place: Allocation) -> None:
+    attempt = place.start(nodes=3)
+    told = place.up(4)
+    first, second = (int(str(told[rank]["parent"])) for rank in (0, 2))
+    os.kill(second, signal.SIGKILL)
+    assert attempt.wait(60) == 137
+    assert "lost node" in place.log.read_text()
+    place.start(nodes=3)
+    parents = [int(str(rank["parent"])) for rank in place.up(4)]
+    assert parents[:2] == [first, first] and second not in parents
+
+
+@pytest.mark.parametrize("place", [{"size": 2, "heartbeat": 5.0}], indirect=True)
+def test_a_spare_replaces_a_node_that_is_silent(place: Allocation) -> None:
+    attempt = place.start(nodes=3)
+    told = place.up(4)
+    silent = alive(told[2:]) | alive(told[2:], "parent")
+    paused(silent | alive(told[:2]))  # ranks that wait for it make no step
+    assert attempt.wait(60) == 137
+    assert "no sign of life for" in place.log.read_text()
+    place.start(nodes=3)
+    assert not alive(place.up(4), "parent") & silent
+    continued(silent)  # the node has come back: it is fenced
+    wait_for(lambda: not alive(told[2:]), "the end of its ranks")
+
+
+@pytest.mark.parametrize("place", [{"size": 2, "heartbeat": 5.0}], indirect=True)
+def test_a_parent_without_a_processor_is_not_lost(place: Allocation) -> None:
+    attempt = place.start()
+    told = place.up(4)
+    parent = alive(told[2:], "parent")
+    paused(parent)
+    with pytest.raises(subprocess.TimeoutExpired):
+        attempt.wait(10)  # the ranks of the other node make steps
+    continued(parent)
+    for rank in range(4):
+        place.let(rank, 0)
+    assert attempt.wait(30) == 0
+
+
+@pytest.mark.parametrize("place", [{"size": 2, "heartbeat": 5.0}], indirect=True)
+def test_a_job_that_is_suspended_is_not_lost(place: Allocation) -> None:
+    attempt = place.start()
+    told = place.up(4)
+    everybody = alive(told) | alive(told, "parent") | {place.supervisor}
+    paused(everybody)
+    with pytest.raises(subprocess.TimeoutExpired):
+        attempt.wait(10)
+    continued(everybody)
+    for rank in range(4):
+        place.let(rank, 0)
+    assert attempt.wait(30) == 0
