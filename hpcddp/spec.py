@@ -231,6 +231,9 @@ class JobSpec:
     snapshot: bool = key(True, "run a command on a code snapshot, made at submission")
     snapshot_mb: int = key(100, "largest code snapshot, in MB", least=1)
     nodes: str = key("1", "number of nodes, or a range such as 1-4")
+    spares: int = key(
+        0, "more nodes, which do not train: each replaces a lost one, without a requeue", least=0
+    )
     gpus: int = key(
         1, "GPUs per node, one rank each; without GPUs, the processes per node", least=1
     )

@@ -68,7 +68,10 @@ CAUSES = {
         calm=True, state="TIMEOUT",
     ),
     SIGNALLED: Cause(calm=True, idle=3, state="STOPPED"),
-    NODE: Cause(words="NODE FAILURE", job_state="NODE_FAIL", followed=True, state="NODE_FAIL"),
+    NODE: Cause(
+        kinds=("lost",), words="NODE FAILURE", job_state="NODE_FAIL", followed=True, here=True,
+        state="NODE_FAIL",
+    ),
     REQUEUED: Cause(words="JOB REQUEUE", calm=True),
     CRASH: Cause(budget="crashes", here=True),
     OOM: Cause(kinds=("oom",), budget="crashes", here=True, state="OUT_OF_MEMORY"),

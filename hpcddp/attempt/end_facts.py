@@ -93,13 +93,17 @@ def _of_slurm(run: RunDir, mine: Attempt, job: JobRecord, end: End) -> End:
 
 def _stays(run: RunDir, mine: Attempt, job: JobRecord, end: End) -> bool:
     """Whether another attempt may start in this allocation: the job asks for it, its launcher can
-    start ranks again, the ranks failed by themselves and not by a node, and there is time for a
-    first step."""
+    start ranks again, the ranks failed by themselves or enough other nodes are left, and there is
+    time for a first step."""
     policy = job.spec.get("requeue", {})
     able = policy.get("here") and launch_facts.of(job.launcher, job.launch).get("here")
     if not able or not decision.CAUSES[decision.cause(end._replace(state=""))].here:
         return False
-    if bad_nodes.bad_host(run, mine, job, certain=not policy.get("exclude_bad_nodes")):
+    failure = read_json(run.attempt(mine.number).error) or {}
+    if failure.get("kind") == "lost":
+        if int(failure.get("left", 0)) < job.nodes[0]:
+            return False
+    elif bad_nodes.bad_host(run, mine, job, certain=not policy.get("exclude_bad_nodes")):
         return False
     until = (mine.deadline or math.inf) - LATE - job.lead
     return time.time() + _start(run, mine) < until and not _in_vain(run, mine, end)

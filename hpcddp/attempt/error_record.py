@@ -11,6 +11,7 @@ rank is gone is replaced by that rank's own.
     foreign   the checkpoint is of another model or format        does not
     environment  a step before the ranks' start failed        on another node may
     node      a node failed its checks twice                  on another node does
+    lost      a node gives no sign of life                    on another node does
     damaged   checkpoints are there, and none is whole            does not
     hang      no step for too long                                helps
     diverged  the numbers went wrong                              does not

@@ -2,8 +2,8 @@
 
 per_node: one process per node starts the ranks; hides: no rank listens at MASTER_PORT after the
 rendezvous; environment: the module that gives a rank its place; here: it can start ranks again in
-the same allocation. The launchers' table has them, and job.json those that are not in KNOWN. Each
-rank of a program imports this before it starts.
+the same allocation; spares: also on a spare node, if one is lost. The launchers' table has them,
+and job.json those that are not in KNOWN. Each rank of a program imports this before it starts.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 # Older versions know these names, and cannot read a job.json with facts.
 KNOWN: Mapping[str, Mapping[str, Any]] = {
     "srun": {"here": True},
-    "fork": {"per_node": True, "here": True},
+    "fork": {"per_node": True, "here": True, "spares": True},
     "torchrun": {"per_node": True, "hides": True, "here": True},
     "horovod": {"hides": True, "environment": "hpcddp.launch.horovod"},
 }

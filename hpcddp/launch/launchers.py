@@ -98,8 +98,8 @@ LAUNCHERS = {
                  inside=True),
         Launcher(
             "fork", BOTH, "torch is imported once per node, and the ranks are forked",
-            python=True, missing=no_torch, facts={"per_node": True, "here": True}, inside=True,
-            tasks=True,
+            python=True, missing=no_torch, inside=True,
+            facts={"per_node": True, "here": True, "spares": True}, tasks=True,
         ),
         Launcher(
             "mpi", ("slurm",), "one rank per GPU, started with PMIx or Open MPI's mpirun",

@@ -86,6 +86,11 @@ class Asked(NamedTuple):
         return self._replace(notes=tuple(notes))
 
     @property
+    def allocated(self) -> NodeRange:
+        """The nodes that the job asks for, with its spares."""
+        return NodeRange(*(count + self.spec.spares for count in self.nodes))
+
+    @property
     def backend(self) -> str:
         return self.profile.cluster.backend
 

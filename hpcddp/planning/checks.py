@@ -171,6 +171,20 @@ def launcher(asked: Asked) -> Launcher:
     return row
 
 
+def spares(asked: Asked, row: Launcher) -> None:
+    """Spare nodes are of use: they are Slurm's, and the launcher can start ranks on them."""
+    if not asked.spec.spares:
+        return
+    where = asked.sources.get("spares", "spares")
+    if asked.backend != "slurm":
+        raise UserError("spares requires Slurm: this machine is one node", where=where,
+                        hint="remove it")  # fmt: skip
+    if not row.facts.get("spares"):
+        able = [name for name, other in launchers.LAUNCHERS.items() if other.facts.get("spares")]
+        raise UserError(f"launcher {row.name} cannot replace a lost node", where=where,
+                        hint=f"use --launcher {' or '.join(able)}, or no spares")  # fmt: skip
+
+
 def _forked(asked: Asked, row: Launcher) -> None:
     """A launcher that runs scripts in its own processes runs them in this Python."""
     from hpcddp.launch import script

@@ -112,6 +112,17 @@ class Plan:
         return f"{SIGNAL}@{self.measured.lead if self.measured else LEAD}"
 
     @property
+    def allocated(self) -> NodeRange:
+        """The nodes that the job asks for, with its spares."""
+        return NodeRange(*(count + self.spec.spares for count in self.nodes))
+
+    @property
+    def outlives_nodes(self) -> bool:
+        """Whether the job may go on, in place, when a node is lost: on a spare, or on fewer."""
+        able = self.spec.requeue.here and "spares" in self.launcher.facts
+        return able and self.backend == "slurm" and self.nodes.min < self.allocated.max
+
+    @property
     def checks_nodes(self) -> bool:
         """Whether the nodes are checked while the ranks start: only of several nodes one can be
         missed."""
@@ -170,13 +181,14 @@ class Plan:
         options = {n: v for n, v in self.spec.slurm.items() if n not in others}
         rows: list[tuple[str, Any]] = [
             ("job-name", run.name),
-            ("nodes", self.nodes),
+            ("nodes", self.allocated),
             ("ntasks-per-node", self.ranks_per_node),
             ("cpus-per-task", self.cpus_per_task),
             ("chdir", self.folder(run)),
             *([] if "output" in options else [("output", NODE_LOG.format(run=run.name))]),
             ("open-mode", "append"),
             ("requeue" if self.spec.requeue.enabled else "no-requeue", True),
+            *([("no-kill", True)] if self.outlives_nodes else []),
         ]
         if option := self.gpu_request.option:
             more = [str(options.pop("gres"))] if option in options else []
@@ -225,6 +237,7 @@ class Plan:
             backend=self.backend,
             returns=self.spec.requeue.enabled,
             here=self.spec.requeue.here and "here" in self.launcher.facts,
+            no_kill=self.outlives_nodes,
             preflight=self.checks_nodes,
         )
         return render(self.template, resources.folder("templates"), facts)
@@ -250,6 +263,7 @@ def make(
     """
     checks.check(asked, environ, folder, begun=begun)
     launcher = checks.launcher(asked)
+    checks.spares(asked, launcher)
     job, profile, now = _completed(asked.spec, folder), asked.profile, asked.now()
     software_checks.check(job, launcher, asked.backend, asked.sources)
     template = resources.template(job.template, profile, asked.sources, folder)
@@ -293,7 +307,11 @@ def _completed(job: JobSpec, folder: Path) -> JobSpec:
         start_from=str(folder / job.start_from) if job.start_from else "",
         data=replace(job.data, stage=names.placed(job.data.stage, folder)),
         software=software_keys.complete(job.software, folder),
-        requeue=replace(job.requeue, enabled=job.requeue.enabled and not stays),
+        requeue=replace(
+            job.requeue,
+            enabled=job.requeue.enabled and not stays,
+            here=job.requeue.here or job.spares > 0,
+        ),
     )
 
 

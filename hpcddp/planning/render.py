@@ -56,6 +56,7 @@ class TemplateContext:
     backend: str = "slurm"
     returns: bool = True
     here: bool = False
+    no_kill: bool = False
     preflight: bool = False
 
 

@@ -34,7 +34,7 @@ class TemplateExecutor(submitit.SlurmExecutor):
         minutes = int(min(limit, 366 * 86400) // 60)
         # submitit writes none of these into the script, but uses them for its own counts.
         self.update_parameters(
-            nodes=plan.nodes.max, ntasks_per_node=plan.ranks_per_node, time=minutes
+            nodes=plan.allocated.max, ntasks_per_node=plan.ranks_per_node, time=minutes
         )
 
     def _make_submission_file_text(self, command: str, uid: str) -> str:

@@ -23,6 +23,7 @@ from hpcddp.attempt.link.channel import Channel, Message, of_this_user
 
 ADDRESS, SECRET = "HPCDDP_SUPERVISOR", "HPCDDP_SECRET"  # variables of a parent: its supervisor's
 LOOK = 0.5  # seconds between two looks
+SRUN = 1.0  # seconds for srun to end, after all parents
 LEAVE = 5.0  # seconds for the parents to leave
 
 
@@ -163,6 +164,8 @@ class Parents:
         until = time.monotonic() + seconds
         while self.running and time.monotonic() < until:
             self.turn(0.1)
+            if not self.living:  # with a lost node, srun waits for ever
+                until = min(until, time.monotonic() + SRUN)
         self.kill()
 
     def kill(self) -> None:

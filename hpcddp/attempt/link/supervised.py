@@ -12,12 +12,14 @@ import signal
 from collections.abc import Sequence
 
 from hpcddp import record
+from hpcddp.attempt import error_record
 from hpcddp.attempt.link import channel
-from hpcddp.attempt.link.channel import Channel
+from hpcddp.attempt.link.channel import Channel, Message
 from hpcddp.attempt.link.supervisor import Supervisor
 from hpcddp.preempt import ignore_stop_signals
 from hpcddp.record import JobRecord
 from hpcddp.rundir import RunDir
+from hpcddp.slurm.hostlist_writer import compress_hosts
 
 HEARTBEAT = 10.0  # seconds, where the job says nothing
 PASSED = ("HPCDDP_", "MASTER_")  # variables that differ between attempts
@@ -37,7 +39,8 @@ def run(run: RunDir, number: int, script: int, nodes: int, srun: Sequence[str]) 
     job = record.read(run)
     supervisor = find(job, script, nodes, srun)
     environ = {name: text for name, text in os.environ.items() if name.startswith(PASSED)}
-    supervisor.send(start=number, nodes=min(nodes, job.nodes[1]), environ=environ)
+    most = min(nodes - int(job.spec.get("spares", 0)), job.nodes[1])
+    supervisor.send(start=number, least=job.nodes[0], most=most, environ=environ)
     while not supervisor.closed:
         select.select([supervisor], [], [], 0.1)
         while came:
@@ -45,10 +48,19 @@ def run(run: RunDir, number: int, script: int, nodes: int, srun: Sequence[str]) 
             supervisor.send(**({"signal": sent} if sent == signal.SIGUSR2 else {"end": True}))
         for message in supervisor.receive():
             if "ended" in message:
+                _record_loss(run, number, message)
                 ignore_stop_signals()  # a signal during Python's exit would change the exit code
                 return int(message["ended"])
     print("hpcddp: the supervisor of the ranks has ended", flush=True)
     return 1
+
+
+def _record_loss(run: RunDir, number: int, message: Message) -> None:
+    """Record that nodes of the attempt are lost, and how many are left for the next one."""
+    if lost := message["lost"]:
+        text = "; ".join(f"{host}: {why}" for host, why in lost.items())
+        facts = {"host": compress_hosts(list(lost)), "left": message["left"]}
+        error_record.report_for_all(run.attempt(number), "lost", text, **facts)
 
 
 def find(job: JobRecord, script: int, nodes: int, srun: Sequence[str]) -> Channel:

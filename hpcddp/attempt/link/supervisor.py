@@ -39,7 +39,7 @@ class Running:
 
     Args:
         asker: the connection to the process that waits for their end.
-        size: the number of its nodes.
+        least, most: the number of its nodes.
         nodes: these nodes, in the order of the ranks; empty until all parents are there.
         codes: exit code by node, of those that have ended.
         written: the nodes whose last lines are in the log.
@@ -49,7 +49,8 @@ class Running:
 
     number: int
     asker: Channel
-    size: int
+    least: int
+    most: int
     environ: dict[str, str]
     nodes: list[int] = field(default_factory=list)
     codes: dict[int, int] = field(default_factory=dict)
@@ -115,7 +116,9 @@ class Supervisor:
 
         self.parents.hear(end, heard)
 
-    def _start(self, asker: Channel, start: int, nodes: int, environ: dict[str, str]) -> None:
+    def _start(
+        self, asker: Channel, start: int, least: int, most: int, environ: dict[str, str]
+    ) -> None:
         """Run the ranks of an attempt, as soon as its parents are there."""
         with contextlib.suppress(OSError):  # else its lines are in the log of the one before
             log = RunDir(environ["HPCDDP_RUN_DIR"]).attempt(start).log
@@ -124,11 +127,11 @@ class Supervisor:
                 os.dup2(new, old)
             os.close(new)
         self.parents.turn(0)  # one of them may be lost by now
-        if self.parents.running and len(self.parents.living) < nodes:
+        if self.parents.running and len(self.parents.living) < least:
             self.parents.dismiss()
         if not self.parents.running:
             self.parents.start(os.environ)
-        self.running = Running(start, asker, nodes, environ)
+        self.running = Running(start, asker, least, most, environ)
 
     def _heard(self, node: int, message: Message) -> None:
         if "ended" in message:
@@ -160,10 +163,11 @@ class Supervisor:
                 print(f"hpcddp: lost node {parent.host}: {parent.lost}", flush=True)
                 self._ended(node, GONE, now.number)
                 now.written.add(node)
-        if now.nodes and len(now.codes) == now.size:
+        if now.nodes and len(now.codes) == len(now.nodes):
             now.deadline = min(now.deadline, time.monotonic() + LINES)
-        if len(now.codes) == len(now.written) == now.size or time.monotonic() > now.deadline:
-            if len(now.codes) < now.size:
+        done = now.nodes and len(now.codes) == len(now.written) == len(now.nodes)
+        if done or time.monotonic() > now.deadline:
+            if len(now.codes) < len(now.nodes):
                 self.parents.kill()  # what does not end is not used again
             self._finish(now.code)
 
@@ -173,12 +177,13 @@ class Supervisor:
         here = self.parents.by_node
         if len(here) < self.count:
             return
-        now.nodes = self.parents.living[: now.size]
-        if len(now.nodes) < now.size:
+        now.nodes = self.parents.living[: now.most]
+        if len(now.nodes) < now.least:
             self._finish(GONE)
+            return
         for index, node in enumerate(now.nodes):
             here[node].channel.send(
-                start=now.number, node=index, nodes=now.size, environ=now.environ
+                start=now.number, node=index, nodes=len(now.nodes), environ=now.environ
             )
 
     def _ended(self, node: int, code: int, attempt: int) -> None:
@@ -206,6 +211,9 @@ class Supervisor:
 
     def _finish(self, code: int) -> None:
         """Answer the attempt: all its ranks have ended."""
-        if self.running:
-            self.running.asker.send(ended=code if code >= 0 else 128 - code)
+        if now := self.running:
+            parents = [self.parents.by_node[node] for node in now.nodes]
+            lost = {parent.host: parent.lost for parent in parents if parent.lost}
+            ended, left = code if code >= 0 else 128 - code, len(self.parents.living)
+            now.asker.send(ended=ended, lost=lost, left=left)
         self.running = None

@@ -59,7 +59,7 @@ def of(
     if not now.site:  # Slurm was not asked, or did not answer
         return JobFit([])
     gpus, ranks = asked.gpus, strategy.processes(asked.spec.strategy, asked.gpus)
-    wanted = Wanted(asked.spec, asked.sources, asked.nodes, gpus if request.option else 0,
+    wanted = Wanted(asked.spec, asked.sources, asked.allocated, gpus if request.option else 0,
                     request.type, cpus * ranks)  # fmt: skip
     facts, damaged = _recorded(asked)
     notes = [*damaged, *_old_config(now), *fitting.check(wanted, now, facts)]

@@ -64,7 +64,7 @@ def chosen(
     rows: list[NodeHistory] = []
     for row in sorted(bad, key=lambda row: (-row.count(now), -row.until(now), row.host)):
         out = {row.host, *(other.host for other in rows)} | own
-        starts = any(usable - len(out & members) >= asked.nodes.min
+        starts = any(usable - len(out & members) >= asked.allocated.min
                      for usable, members in partitions)  # fmt: skip
         few = len(rows) < max(1, len(hosts) // SHARE)
         if row.host in hosts - own - named and starts and few:
