@@ -31,6 +31,26 @@ def read(
                         yield folder, (v1 if controllers else v2)(folder)
 
 
+def oom_kills(proc: Path = PROC, root: Path = CGROUPS) -> int:
+    """Processes of this process's group that the kernel has ended for want of memory.
+
+    Sources: kernel documentation, cgroup-v2.rst (memory.events) and cgroup-v1/memory.rst
+    (memory.oom_control).
+    """
+
+    def kills(name: str) -> Callable[[Path], float]:
+        def read_one(folder: Path) -> float:
+            rows = (line.split() for line in (folder / name).read_text().splitlines())
+            return float(dict(rows)["oom_kill"])
+
+        return read_one
+
+    counts = read("memory", kills("memory.events"), kills("memory.oom_control"), proc, root)
+    with contextlib.suppress(KeyError):
+        return int(next((count for _, count in counts), 0))
+    return 0
+
+
 def _folders(cgroups: Path, controllers: str, path: str) -> Iterator[Path]:
     """The folders of a process's group and its parents, wherever the hierarchy is mounted. In a
     container its own group is the root, whatever its path outside."""

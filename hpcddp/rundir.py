@@ -68,6 +68,7 @@ class AttemptDir:
         self.number = int(path.name)
         self.facts = path / "attempt.json"
         self.slurm = path / "slurm.json"
+        self.hosts = path / "hosts.json"
         self.met = path / "met"
         self.failures = path / "failures"
         self.asked = path / "asked.json"

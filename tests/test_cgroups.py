@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from hpcddp import cgroups
 from hpcddp.cgroups import memory_left
 
 
@@ -33,3 +34,22 @@ def test_so_it_does_in_version_1(tmp_path: Path, limit: int) -> None:
 
 def test_where_nobody_tells_there_is_no_limit(tmp_path: Path) -> None:
     assert memory_left(tmp_path / "cgroup", tmp_path) == float("inf")
+
+
+@pytest.mark.parametrize(
+    ("line", "folder", "file"),
+    [
+        ("0::/job/step", "job/step", "memory.events"),
+        ("5:memory:/job/step", "memory/job/step", "memory.oom_control"),
+    ],
+)
+def test_the_kernels_kills_in_the_own_group_count(
+    tmp_path: Path, line: str, folder: str, file: str
+) -> None:
+    proc, root = tmp_path / "cgroup", tmp_path / "sys"
+    proc.write_text(f"{line}\n")
+    assert cgroups.oom_kills(proc, root) == 0
+    (root / folder).mkdir(parents=True)
+    (root / folder / file).write_text("low 0\noom 3\noom_kill 2\n")
+    (root / folder).parent.joinpath(file).write_text("oom_kill 7\n")
+    assert cgroups.oom_kills(proc, root) == 2

@@ -64,6 +64,7 @@ MEANING = {
     decision.CRASH: "a rank failed, or a signal killed it",
     decision.OOM: "a rank was out of memory",
     decision.HANG: "no step for longer than [`train.hang_seconds`](#key-train.hang_seconds) allows",
+    decision.LOST: "a node gives no sign of life, and Slurm has not ended the job for it",
     decision.BAD_NODE: "a node failed its checks twice while the ranks started",
     decision.DIVERGED: "the loss or the weights are not finite, or the loss exploded",
     decision.MISTAKE: "all ranks failed in the same way before any progress",

@@ -20,6 +20,7 @@ CRASH, OOM, HANG, DIVERGED = "crash", "out of memory", "hang", "diverged"
 MISTAKE, SUPERSEDED, REFUSED = "mistake", "superseded", "refused"
 ENVIRONMENT = "environment"  # a step of it failed before the ranks could start
 BAD_NODE = "bad node"  # one failed its checks twice
+LOST = "lost node"  # one gives no sign of life, and Slurm has not ended the job for it
 KILLED = "script killed"  # the batch script, by a SIGKILL not from Slurm
 UNKNOWN = "unknown"
 
@@ -68,10 +69,7 @@ CAUSES = {
         calm=True, state="TIMEOUT",
     ),
     SIGNALLED: Cause(calm=True, idle=3, state="STOPPED"),
-    NODE: Cause(
-        kinds=("lost",), words="NODE FAILURE", job_state="NODE_FAIL", followed=True, here=True,
-        state="NODE_FAIL",
-    ),
+    NODE: Cause(words="NODE FAILURE", job_state="NODE_FAIL", followed=True, state="NODE_FAIL"),
     REQUEUED: Cause(words="JOB REQUEUE", calm=True),
     CRASH: Cause(budget="crashes", here=True),
     OOM: Cause(kinds=("oom",), budget="crashes", here=True, state="OUT_OF_MEMORY"),
@@ -84,6 +82,7 @@ CAUSES = {
         kinds=("environment",), budget="crashes", early="it would fail again in the same way"
     ),
     BAD_NODE: Cause(kinds=("node",), idle=4),
+    LOST: Cause(kinds=("lost",), idle=4, here=True),
     REFUSED: Cause(kinds=("foreign",), final="the checkpoint is of another model or format"),
     KILLED: Cause(budget="crashes", followed=True),
     SUPERSEDED: Cause(calm=True),

@@ -106,6 +106,8 @@ def read(folder: AttemptDir) -> Attempt | None:
     """The facts of one attempt."""
     data = read_json(folder.facts)
     try:
+        if data and (hosts := read_json(folder.hosts)):  # with spares, not all nodes of the job
+            data["nodes"] = ",".join(hosts["in_order"])
         return Attempt(**data) if data else None
     except TypeError as error:
         raise RunError(f"damaged file: {error}", where=str(folder.facts)) from None

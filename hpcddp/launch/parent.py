@@ -21,21 +21,26 @@ import signal
 import sys
 import time
 from contextlib import suppress
+from pathlib import Path
 
+from hpcddp import cgroups
 from hpcddp.attempt.error_record import host
-from hpcddp.attempt.link import channel, progress
+from hpcddp.attempt.link import PARENT, channel, progress
 from hpcddp.attempt.link.channel import Channel, Message
-from hpcddp.attempt.link.parents import ADDRESS, SECRET
+from hpcddp.attempt.link.parents import ADDRESS, HEARTBEAT, PROTOCOL, SECRET
 from hpcddp.attempt.link.progress import Progress
 from hpcddp.attempt.link.supervisor import end_of_lines
 from hpcddp.launch import fork
-from hpcddp.launch.children import KILL_WAIT, Group, patience
+from hpcddp.launch.children import Group, patience
 from hpcddp.launch.script import Script
 from hpcddp.preempt import stop_signals
 from hpcddp.processes import adopt_orphans, with_room
+from hpcddp.sizes import counted
 from hpcddp.topology import Rank, Topology
 
 BEAT = 0.5  # seconds between two signs of life
+MORE = 20.0  # seconds that the supervisor may be silent longer: it may wait for a disk
+PATIENCE = 600.0  # seconds until the supervisor must have answered
 
 
 class Parent:
@@ -43,17 +48,22 @@ class Parent:
 
     Args:
         supervisor: the connection to it.
-        node: its number in the allocation.
+        node: its number in the step.
         ranks: of this node.
+        heartbeat: seconds of silence after which the supervisor's node is lost; 0 for no limit.
     """
 
-    def __init__(self, supervisor: Channel, node: int, ranks: int) -> None:
+    def __init__(self, supervisor: Channel, node: int, ranks: int, heartbeat: float) -> None:
         self.supervisor, self.node, self.ranks = supervisor, node, ranks
+        self.heartbeat = heartbeat
         self.group: Group | None = None
         self.leaving, self.attempt = False, 0
         self.progress = Progress(ranks)
         os.environ[progress.NAME] = str(self.progress.descriptor)
-        self._next_beat = 0.0
+        self._next_beat = self._silent = 0.0
+        self._clock = time.monotonic()
+        self._oom_kills = 0
+        self._told: list[int] = []  # stop signals that found no ranks
         self.stops = {*stop_signals(), signal.SIGINT}
         for number in self.stops:
             signal.signal(number, self._signalled)
@@ -66,17 +76,19 @@ class Parent:
         """
         while self.group or not (self.leaving or self.supervisor.closed):
             if self.group is None:
-                select.select([self.supervisor], [], [], BEAT)
+                with suppress(ValueError):  # it is closed
+                    select.select([self.supervisor], [], [], BEAT)
             elif not self.group.turn():
                 self._ended(self.group.finish())
             for order in self.supervisor.receive():
+                self._silent = 0.0
                 self._obey(order)
             if self.supervisor.closed and self.group:
                 self.group.end()
             self._beat()
 
     def _obey(self, order: Message) -> None:
-        if "start" in order:
+        if "start" in order and not self.group:
             self._start(**order)
         elif "signal" in order and self.group:
             self.group.signal(order["signal"])
@@ -84,54 +96,70 @@ class Parent:
             self.group.end()
         self.leaving = self.leaving or "leave" in order
 
-    def _start(self, start: int, node: int, nodes: int, environ: dict[str, str]) -> None:
+    def _start(
+        self, start: int, node: int, nodes: int, environ: dict[str, str], kill_wait: float
+    ) -> None:
         """Fork the ranks of an attempt."""
-        self.attempt = start
+        self.attempt, self._oom_kills = start, cgroups.oom_kills()
         os.environ.update(environ)
         topology = Topology(nodes, self.ranks)
         ranks = [topology.rank_of(topology.rank(node, local)) for local in range(self.ranks)]
         gc.collect()
         gc.freeze()  # the ranks share this memory until one writes to it
-        wait = fork.SLURM_KILL_WAIT if "SLURM_JOB_ID" in os.environ else KILL_WAIT
         out = io.FileIO(1, "w", closefd=False)
         signal.pthread_sigmask(signal.SIG_BLOCK, self.stops)
-        self.group = Group(ranks, fork.start, out, kill_wait=wait, wait=patience(os.environ))
+        self.group = Group(ranks, fork.start, out, kill_wait=kill_wait, wait=patience(os.environ))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, self.stops)
-        self.supervisor.send(started=start)
+        for number in self._told:  # just before: srun would have passed them on
+            self.group.signal(number)
+        self._told.clear()
 
     def _ended(self, code: int) -> None:
         """Tell that the ranks have ended, also behind their lines, which take another way."""
         self.group = None
+        if (killed := cgroups.oom_kills() - self._oom_kills) > 0:
+            ended = counted(killed, "process", "processes")
+            print(f"hpcddp: no memory left on {host()}: oom_kill ended {ended}", flush=True)
         self.supervisor.send(ended=self.attempt, code=code)
         with suppress(OSError):
             os.write(1, end_of_lines(self.attempt, self.node) + b"\n")
 
     def _beat(self) -> None:
-        if (now := time.monotonic()) >= self._next_beat:
+        """Show that this process lives, and see whether the supervisor does."""
+        now = time.monotonic()
+        # Only time in which this process ran counts.
+        self._silent += min(now - self._clock, 2 * BEAT)
+        self._clock = now
+        if 0 < self.heartbeat < self._silent - MORE:
+            self.supervisor.close()
+        if now >= self._next_beat:
             self._next_beat = now + BEAT
             self.supervisor.send(steps=self.progress.total)
+            if self._told and not self.group:
+                self.supervisor.send(stopped=self._told.pop(0))
 
     def _signalled(self, number: int, frame: object) -> None:
-        """Slurm signals the ranks too; without ranks, a stop signal ends this process."""
+        """Slurm signals the ranks too. Without ranks, the supervisor must know of it."""
         if self.group:
             self.group.signal(number)
-        elif number == signal.SIGTERM:
-            self.leaving = True
+        else:
+            self._told.append(number)
+            self._next_beat = 0.0
 
 
 def main(args: list[str]) -> int:
     """Import torch, and serve; in a forked process: be a rank."""
     here, *command = args
     script, node = Script(command), Rank.from_env(os.environ).world_rank
-    address, _, port = os.environ.pop(ADDRESS).rpartition(":")
-    secret = os.environ.pop(SECRET)
+    with suppress(OSError):
+        Path("/proc/self/comm").write_text(PARENT)
+    supervisor = _connect()
+    supervisor.send(hello=node, host=host(), pid=os.getpid(), protocol=PROTOCOL)
     os.environ.pop("RANK", None)  # this process is no rank, and answers for none
+    parent = Parent(supervisor, node, int(here), float(os.environ.pop(HEARTBEAT, 0)))
     fork.preload(os.environ)
     device = fork.open_gpu()
     adopt_orphans()
-    supervisor = channel.connect(address, int(port), secret)
-    supervisor.send(hello=node, host=host(), pid=os.getpid())
-    parent = Parent(supervisor, node, int(here))
     try:
         parent.serve()
     except fork.Born as born:
@@ -139,10 +167,29 @@ def main(args: list[str]) -> int:
         for number in parent.stops:
             signal.signal(number, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        with suppress(OSError):
+            Path("/proc/self/comm").write_text(Path(sys.executable).name)
         fork.be(born.rank)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, parent.stops)
         return fork.run(script, command, device)
     os._exit(0)  # at once: the end of the job waits for this process
+
+
+def _connect() -> Channel:
+    """The connection to the supervisor, which may be slow.
+
+    Raises:
+        OSError: it does not answer for ten minutes.
+    """
+    address, _, port = os.environ.pop(ADDRESS).rpartition(":")
+    secret, until = os.environ.pop(SECRET), time.monotonic() + PATIENCE
+    while True:
+        try:
+            return channel.connect(address, int(port), secret)
+        except OSError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(1.0)
 
 
 if __name__ == "__main__":

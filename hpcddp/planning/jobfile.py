@@ -26,7 +26,8 @@ PROGRAM = "write -- before a program, such as `-- python train.py`"
 RESERVED = {
     "HPCDDP_RUNS", "HPCDDP_SITE_CONFIG", "HPCDDP_SANDBOX", "HPCDDP_RUN_DIR", "HPCDDP_ATTEMPT",
     "HPCDDP_DEADLINE", "HPCDDP_SIGNAL", "HPCDDP_START_TIMEOUT", "HPCDDP_FORKED", "HPCDDP_DASK",
-    "HPCDDP_WORLD", "HPCDDP_SHELL",
+    "HPCDDP_WORLD", "HPCDDP_SHELL", "HPCDDP_SUPERVISOR", "HPCDDP_SECRET", "HPCDDP_PROGRESS",
+    "HPCDDP_HEARTBEAT",
 }  # fmt: skip
 
 # Variables of sbatch -> our keys. No other SBATCH_* variable is read.

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpcddp.attempt import sentry
+from hpcddp.attempt import link, sentry
 from hpcddp.errors import SandboxError
 
 PROC = Path("/proc")
@@ -145,11 +145,11 @@ def of_jobs(home: str, node: str = "") -> list[OwnProcess]:
 
 def of_steps(folder: str) -> list[OwnProcess]:
     """The tasks of a run's steps, by number, and the processes with their environment, except
-    sentries."""
+    sentries and the parents of ranks."""
     mark, tasks = f"HPCDDP_RUN_DIR={folder}".encode(), []
     for pid in _pids():
         environ = _read(pid, "environ").split(b"\0")
-        if _read(pid, "comm").strip() == sentry.NAME.encode():
+        if _read(pid, "comm").strip() in (sentry.NAME.encode(), link.PARENT.encode()):
             continue
         if mark in environ and any(entry.startswith(b"SLURM_STEP_ID=") for entry in environ):
             tasks += [(int(e[13:]), pid) for e in environ if e.startswith(b"SLURM_PROCID=")]

@@ -5,3 +5,5 @@
 run an attempt, and ``progress`` has the steps of a node's ranks.
 It imports the root alone. ``launch.parent`` and ``attempt.host`` use it.
 """
+
+PARENT = "hpcddp-parent"  # the name of a parent's process, in ps

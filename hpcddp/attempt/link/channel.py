@@ -1,8 +1,8 @@
 """Messages between processes of one job: JSON objects, one per line, over a socket.
 
 Other users reach a TCP port, so both ends first prove that they know the job's secret (HMAC with
-SHA-256, RFC 2104). A socket of this machine has a name without a file (abstract, unix(7)), and
-takes in processes of the same user alone (SO_PEERCRED).
+SHA-256, RFC 2104), and nothing of a stranger is parsed. A socket of this machine has a name without
+a file (abstract, unix(7)), and takes in processes of the same user alone (SO_PEERCRED).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hpcddp.processes import start_of
 
 LONGEST = 1 << 20  # bytes of a line
 PROOF = 1 << 10  # bytes of the first line of an unknown peer
-LEAVE = 8.0  # seconds for a supervisor to leave; then Slurm ends what is left
+LEAVE = 2.0  # seconds to wait for a supervisor's leave: Slurm may be ending the job
 TIMEOUT = 10.0  # seconds for a connection and its proof
 
 Message = dict[str, Any]
@@ -41,9 +41,9 @@ class Channel:
         sock.setblocking(False)
         self._socket, self._rest, self._secret = sock, b"", secret
         self.closed = False  # by either end, or as the peer is not of this job
-        self._nonce = secrets.token_hex(16)
+        self._nonce = secrets.token_hex(16).encode()
         if secret:
-            self._put({"nonce": self._nonce})
+            self._put_line(self._nonce)
 
     @property
     def proven(self) -> bool:
@@ -57,7 +57,7 @@ class Channel:
     def send(self, **message: Any) -> None:
         """Send a message. It is lost if the peer has left, or takes nothing in."""
         if self.proven:
-            self._put(message)
+            self._put_line(json.dumps(message).encode())
 
     def receive(self) -> list[Message]:
         """The messages that have come since the last call."""
@@ -70,15 +70,12 @@ class Channel:
         *lines, self._rest = self._rest.split(b"\n")
         messages = []
         for line in lines:
-            try:
-                message = _message(line)
-            except ConnectionRefusedError:
-                self.close()
-                break
-            if self.proven:
-                messages.append(message)
+            if not self.proven:
+                if self.closed or not self._check(line):
+                    self.close()
+                    break
             else:
-                self._check(message)
+                messages.append(_message(line))
         return messages
 
     def close(self) -> None:
@@ -94,23 +91,21 @@ class Channel:
         except OSError:
             return b""
 
-    def _put(self, message: Message) -> None:
+    def _put_line(self, line: bytes) -> None:
         try:
-            self._socket.sendall(json.dumps(message).encode() + b"\n")
+            self._socket.sendall(line + b"\n")
         except OSError:  # BlockingIOError too: megabytes wait already
             if not self.closed:
                 self.close()
 
-    def _check(self, message: Message) -> None:
-        """Take in the proof of the peer, and answer with one."""
-        theirs = str(message.get("nonce", ""))
-        if not hmac.compare_digest(
-            str(message.get("proof", "")), _proof(self._secret, "peer", self._nonce, theirs)
-        ):
-            self.close()
-            return
+    def _check(self, line: bytes) -> bool:
+        """Whether a line is the proof of a peer; it is answered with one."""
+        nonce, _, proof = line.partition(b" ")
+        if not hmac.compare_digest(proof, _proof(self._secret, b"peer", self._nonce, nonce)):
+            return False
         secret, self._secret = self._secret, ""
-        self._put({"proof": _proof(secret, "host", theirs, self._nonce)})
+        self._put_line(_proof(secret, b"host", nonce, self._nonce))
+        return True
 
 
 def connect(host: str, port: int, secret: str, timeout: float = TIMEOUT) -> Channel:
@@ -122,12 +117,10 @@ def connect(host: str, port: int, secret: str, timeout: float = TIMEOUT) -> Chan
     sock = socket.create_connection((host, port), timeout)
     try:
         with sock.makefile("rb") as lines:
-            theirs = str(_message(lines.readline(PROOF)).get("nonce", ""))
-            mine = secrets.token_hex(16)
-            proof = {"nonce": mine, "proof": _proof(secret, "peer", theirs, mine)}
-            sock.sendall(json.dumps(proof).encode() + b"\n")
-            answer = str(_message(lines.readline(PROOF)).get("proof", ""))
-        if not hmac.compare_digest(answer, _proof(secret, "host", mine, theirs)):
+            theirs, mine = lines.readline(PROOF).strip(), secrets.token_hex(16).encode()
+            sock.sendall(mine + b" " + _proof(secret, b"peer", theirs, mine) + b"\n")
+            answer = lines.readline(PROOF).strip()
+        if not hmac.compare_digest(answer, _proof(secret, b"host", mine, theirs)):
             raise ConnectionRefusedError(f"{host}:{port} is not of this job")
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return Channel(sock)
@@ -195,12 +188,9 @@ def of_this_user(sock: socket.socket) -> bool:
 
 
 def _message(line: bytes) -> Message:
-    try:
-        return dict(json.loads(line))
-    except (ValueError, TypeError):
-        raise ConnectionRefusedError("an answer that is no message") from None
+    return dict(json.loads(line))
 
 
-def _proof(secret: str, role: str, *nonces: str) -> str:
-    text = ":".join((role, *nonces)).encode()
-    return hmac.new(secret.encode(), text, hashlib.sha256).hexdigest()
+def _proof(secret: str, role: bytes, *nonces: bytes) -> bytes:
+    text = b":".join((role, *nonces))
+    return hmac.new(secret.encode(), text, hashlib.sha256).hexdigest().encode()

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
+import resource
 import secrets
 import selectors
 import signal
@@ -19,10 +21,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from hpcddp.attempt.link.channel import Channel, Message, of_this_user
+from hpcddp.attempt.link.channel import TIMEOUT, Channel, Message, of_this_user
 
-ADDRESS, SECRET = "HPCDDP_SUPERVISOR", "HPCDDP_SECRET"  # variables of a parent: its supervisor's
+# Variables of a parent: of its supervisor, and how many seconds that may be silent.
+ADDRESS, SECRET, HEARTBEAT = "HPCDDP_SUPERVISOR", "HPCDDP_SECRET", "HPCDDP_HEARTBEAT"
+PROTOCOL = 1  # of the messages, in a parent's first one
 LOOK = 0.5  # seconds between two looks
+BEAT = 1.0  # seconds between two signs of life for the parents
 SRUN = 1.0  # seconds for srun to end, after all parents
 LEAVE = 5.0  # seconds for the parents to leave
 
@@ -34,6 +39,7 @@ class Parent:
     Args:
         channel: the connection to it.
         host: the name of its node.
+        ready: it has imported all that its ranks need, and sends signs of life.
         silent: seconds since its last sign of life, without those in which nobody looked.
         steps: of its ranks, as far as they say.
         lost: why it counts as lost; "" while it lives.
@@ -41,6 +47,7 @@ class Parent:
 
     channel: Channel
     host: str
+    ready: bool = False
     silent: float = 0.0
     steps: int = 0
     lost: str = ""
@@ -51,6 +58,7 @@ class Parents:
 
     Args:
         srun: the command that starts one on each node.
+        count: the nodes.
         address: of this host, for them.
         heard: called with the node and each of its messages.
         written: called with lines of the ranks, without their ends.
@@ -60,26 +68,38 @@ class Parents:
     def __init__(
         self,
         srun: Sequence[str],
+        count: int,
         address: str,
         heard: Callable[[int, Message], None],
         written: Callable[[list[bytes]], None],
         heartbeat: float,
     ) -> None:
-        self._srun, self._address, self._heartbeat = srun, address, heartbeat
-        self._heard, self._written = heard, written
-        self._secret = secrets.token_hex(32)
+        self._srun, self.count, self._address = list(srun), count, address
+        self._heard, self._written, self._heartbeat = heard, written, heartbeat
+        self._secret = ""
         self._step: subprocess.Popen[bytes] | None = None
         self._selector = selectors.DefaultSelector()
-        self._port = socket.create_server(("", 0))
+        self._strangers: dict[Channel, float] = {}  # connections without a proof, and since when
         self._clock = time.monotonic()
         self._steps, self._still = -1, 0.0  # of all ranks, and seconds since they became more
+        self._next_beat = 0.0
         self.by_node: dict[int, Parent] = {}
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        with contextlib.suppress(ValueError, OSError):  # each node needs a descriptor
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        self._port = socket.create_server(("", 0), backlog=socket.SOMAXCONN)
         self.listen(self._port, self._greet)
 
     @property
     def living(self) -> list[int]:
         """The nodes whose parent lives, in their order."""
         return sorted(node for node, parent in self.by_node.items() if not parent.lost)
+
+    @property
+    def ready(self) -> bool:
+        """Whether all have come, and those that live can fork ranks."""
+        here = self.by_node
+        return len(here) == self.count and all(here[node].ready for node in self.living)
 
     @property
     def code(self) -> int | None:
@@ -109,7 +129,7 @@ class Parents:
             for message in end.receive():
                 heard(message)
             if end.closed:
-                self._selector.unregister(number)
+                self._unwatch(number, read)
 
         self._watch(number, read)
 
@@ -118,12 +138,37 @@ class Parents:
             self._selector.unregister(number)
         self._selector.register(number, selectors.EVENT_READ, read)
 
+    def _unwatch(self, number: int, read: Callable[[], None]) -> None:
+        key = self._selector.get_map().get(number)
+        if key and key.data is read:
+            self._selector.unregister(number)
+
     def turn(self, seconds: float = LOOK) -> None:
         """Wait for what comes, and see who is lost."""
         for key, _ in self._selector.select(seconds):
             key.data()
         now = time.monotonic()
         passed, self._clock = min(now - self._clock, 2 * LOOK), now
+        for end in [end for end, since in self._strangers.items() if now > since + TIMEOUT]:
+            del self._strangers[end]
+            if not end.proven:
+                end.close()
+        self._beat(now)
+        self._look(passed)
+
+    def _beat(self, now: float) -> None:
+        """Show the parents that this process lives: its node may be the one that is lost."""
+        if now >= self._next_beat:
+            self._next_beat = now + BEAT
+            for node in self.living:
+                self.by_node[node].channel.send(beat=True)
+
+    def _look(self, passed: float) -> None:
+        """See who is lost.
+
+        Args:
+            passed: seconds since the last look, in which this process ran.
+        """
         steps = sum(parent.steps for parent in self.by_node.values())
         self._still = 0.0 if steps != self._steps else self._still + passed
         self._steps = steps
@@ -131,31 +176,49 @@ class Parents:
             parent.silent += passed
             if parent.channel.closed:
                 parent.lost = parent.lost or "its connection is closed"
-            elif 0 < self._heartbeat < min(parent.silent, self._still):
+            elif parent.ready and 0 < self._heartbeat < min(parent.silent, self._still):
                 parent.lost = f"no sign of life for {parent.silent:.0f} s"
                 parent.channel.close()  # if it wakes up, it ends its ranks
 
     def start(self, environ: Mapping[str, str]) -> None:
-        """Start a parent on each node."""
-        self.by_node = {}
+        """Start a parent on each node, but those that are lost.
+
+        Raises:
+            OSError: srun cannot be started.
+        """
+        self._leave_out([p.host for p in self.by_node.values() if p.lost])
+        self.by_node, self._secret = {}, secrets.token_hex(32)
         where = {ADDRESS: f"{self._address}:{self._port.getsockname()[1]}", SECRET: self._secret}
+        where[HEARTBEAT] = str(self._heartbeat)
         self._step = subprocess.Popen(
             self._srun, env={**environ, **where}, stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
         assert self._step.stdout
-        out, rest = self._step.stdout, [b""]
+        out, number, rest = self._step.stdout, self._step.stdout.fileno(), [b""]
 
         def copy() -> None:
-            data = os.read(out.fileno(), 1 << 16)
+            data = os.read(number, 1 << 16)
             *lines, rest[0] = (rest[0] + data).split(b"\n")
             if not data:
-                self._selector.unregister(out.fileno())
+                self._unwatch(number, copy)
                 out.close()
                 lines = [rest[0]] if rest[0] else []
             self._written(lines)
 
-        self._watch(out.fileno(), copy)
+        self._watch(number, copy)
+
+    def _leave_out(self, hosts: Sequence[str]) -> None:
+        """Start no parent on these hosts: srun would wait for them."""
+        left = [parent.host for parent in self.by_node.values() if parent.host not in hosts]
+        if not hosts or not left:
+            return
+        size = re.compile(r"--(nodes|ntasks)=\d+")
+        words = [word for word in self._srun if not word.startswith("--nodelist=")]
+        words = [f"--{m[1]}={len(left)}" if (m := size.fullmatch(w)) else w for w in words]
+        if words != self._srun:  # else it is not Slurm's
+            self._srun = [words[0], f"--nodelist={','.join(left)}", *words[1:]]
+            self.count = len(left)
 
     def dismiss(self, seconds: float = LEAVE) -> None:
         """Let them leave, once their ranks have ended, and end what is left of their step."""
@@ -178,13 +241,20 @@ class Parents:
         """Take in a parent."""
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         end, mine = Channel(sock, self._secret), list[int]()
+        self._strangers[end] = time.monotonic()
 
         def heard(message: Message) -> None:
             if "hello" in message:
+                self._strangers.pop(end, None)
+                if message.get("protocol") != PROTOCOL:
+                    text = "hpcddp: another version of hpcddp runs on {}; resume the run with it"
+                    self._written([text.format(message.get("host")).encode()])
+                    end.close()
+                    return
                 mine.append(int(message["hello"]))
                 self.by_node[mine[0]] = Parent(end, str(message["host"]))
             elif mine and (parent := self.by_node.get(mine[0])) and parent.channel is end:
-                parent.silent = 0.0
+                parent.silent, parent.ready = 0.0, True
                 parent.steps = int(message.get("steps", parent.steps))
                 self._heard(mine[0], message)
 

@@ -9,20 +9,30 @@ from __future__ import annotations
 import os
 import select
 import signal
-from collections.abc import Sequence
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from hpcddp import record
-from hpcddp.attempt import error_record
-from hpcddp.attempt.link import channel
+from hpcddp.attempt import error_record, ledger
+from hpcddp.attempt.link import channel, progress
 from hpcddp.attempt.link.channel import Channel, Message
+from hpcddp.attempt.link.parents import ADDRESS, HEARTBEAT, SECRET
 from hpcddp.attempt.link.supervisor import Supervisor
+from hpcddp.errors import HpcddpError
 from hpcddp.preempt import ignore_stop_signals
 from hpcddp.record import JobRecord
-from hpcddp.rundir import RunDir
+from hpcddp.rundir import RunDir, write_json
 from hpcddp.slurm.hostlist_writer import compress_hosts
 
-HEARTBEAT = 10.0  # seconds, where the job says nothing
-PASSED = ("HPCDDP_", "MASTER_")  # variables that differ between attempts
+SILENT = 10.0  # seconds of silence after which a node is lost, where the job says nothing
+KILL_WAIT = 30.0  # seconds between TERM and KILL: Slurm's default
+START_TIMEOUT = 600.0  # seconds for the parents to come
+READS = 60  # tries to read a file of the run, a second apart
+OWN = {ADDRESS, SECRET, HEARTBEAT, progress.NAME}  # variables of a parent
+
+T = TypeVar("T")
 
 
 def run(run: RunDir, number: int, script: int, nodes: int, srun: Sequence[str]) -> int:
@@ -36,23 +46,61 @@ def run(run: RunDir, number: int, script: int, nodes: int, srun: Sequence[str]) 
     came: list[int] = []
     for stop in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2):
         signal.signal(stop, lambda number, frame: came.append(number))
-    job = record.read(run)
+    job = patiently(lambda: record.read(run))
     supervisor = find(job, script, nodes, srun)
-    environ = {name: text for name, text in os.environ.items() if name.startswith(PASSED)}
-    most = min(nodes - int(job.spec.get("spares", 0)), job.nodes[1])
-    supervisor.send(start=number, least=job.nodes[0], most=most, environ=environ)
+    supervisor.send(start=number, **_order(run, number, job, nodes))
     while not supervisor.closed:
         select.select([supervisor], [], [], 0.1)
         while came:
             sent = came.pop(0)
             supervisor.send(**({"signal": sent} if sent == signal.SIGUSR2 else {"end": True}))
         for message in supervisor.receive():
+            if len(message.get("hosts", ())) not in (0, nodes):
+                _record_nodes(run, number, message["hosts"])
             if "ended" in message:
                 _record_loss(run, number, message)
                 ignore_stop_signals()  # a signal during Python's exit would change the exit code
                 return int(message["ended"])
     print("hpcddp: the supervisor of the ranks has ended", flush=True)
     return 1
+
+
+def patiently(read: Callable[[], T]) -> T:
+    """What a function reads from the run folder; a disk may not answer for a minute.
+
+    Raises:
+        HpcddpError, OSError: it still does not.
+    """
+    for _ in range(READS):
+        try:
+            return read()
+        except (HpcddpError, OSError):
+            time.sleep(1.0)
+    return read()
+
+
+def _order(run: RunDir, number: int, job: JobRecord, nodes: int) -> Message:
+    """What the supervisor must know of an attempt."""
+    mine = ledger.read(run.attempt(number))
+    site = mine.site if mine else {}
+    environ = {name: text for name, text in os.environ.items()
+               if name.startswith(("HPCDDP_", "MASTER_")) and name not in OWN}  # fmt: skip
+    return {
+        "least": job.nodes[0],
+        "most": min(nodes - int(job.spec.get("spares", 0)), job.nodes[1]),
+        "kill_wait": float(site.get("kill_wait", KILL_WAIT)),
+        "patience": float(os.environ.get("HPCDDP_START_TIMEOUT", START_TIMEOUT)),
+        "suffix": job.host_suffix,
+        "environ": environ,
+    }
+
+
+def _record_nodes(run: RunDir, number: int, hosts: Sequence[str]) -> None:
+    """Record the nodes of an attempt, in the order of its ranks, if they are not all of the job."""
+    try:
+        write_json(run.attempt(number).hosts, {"in_order": list(hosts)})
+    except OSError as error:
+        print(f"hpcddp: not recorded: {error}", flush=True)
 
 
 def _record_loss(run: RunDir, number: int, message: Message) -> None:
@@ -76,7 +124,9 @@ def find(job: JobRecord, script: int, nodes: int, srun: Sequence[str]) -> Channe
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     try:
-        heartbeat = float(job.spec.get("requeue", {}).get("heartbeat_seconds", HEARTBEAT))
+        heartbeat = float(job.spec.get("requeue", {}).get("heartbeat_seconds", SILENT))
         Supervisor(door, script, srun, os.environ["MASTER_ADDR"], nodes, heartbeat).serve()
+    except BaseException:
+        traceback.print_exc()
     finally:
         os._exit(0)

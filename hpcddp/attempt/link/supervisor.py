@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import socket
 import time
@@ -18,32 +19,39 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hpcddp import processes
+from hpcddp.attempt.exit_codes import TERMINATED
 from hpcddp.attempt.link.channel import Channel, Message
 from hpcddp.attempt.link.parents import LOOK, Parents, own
 from hpcddp.rundir import RunDir
 
-LATE = 45.0  # seconds after which a parent that was told to end its ranks counts as lost
+LATE = 15.0  # seconds after KILL until a parent that was told to end its ranks counts as lost
 LINES = 2.0  # seconds for the last lines of ranks that have ended
 GONE = 128 + signal.SIGKILL  # the exit code of a node without a parent
-END = b"\x1e"  # begins a line that is not for the log
+_END = re.compile(rb"\x1e(\d+) (\d+)")
+NODE_FAILURE = b"srun: error: Node failure on "  # comes late, into the log of another attempt
 
 
 def end_of_lines(attempt: int, node: int) -> bytes:
-    """The line, without a rank's label, that follows the last line of a node's ranks."""
-    return END + f"{attempt} {node}".encode()
+    """What follows, without a rank's label, on the last line of a node's ranks."""
+    return f"\x1e{attempt} {node}".encode()
 
 
 @dataclass
 class Running:
-    """The attempt whose ranks run.
+    """An attempt, and what has become of its ranks.
 
     Args:
         asker: the connection to the process that waits for their end.
         least, most: the number of its nodes.
-        nodes: these nodes, in the order of the ranks; empty until all parents are there.
+        kill_wait: seconds between TERM and KILL for ranks that are ended.
+        patience: seconds for the parents to come.
+        suffix: of a node's name, for MASTER_ADDR.
+        environ: the variables of the attempt.
+        nodes: its nodes, in the order of the ranks; empty until all parents are there.
         codes: exit code by node, of those that have ended.
         written: the nodes whose last lines are in the log.
-        code: of the node that failed first.
+        lost: host -> why it is lost.
+        code: of the node that failed first, or of the signal that ended it before its start.
         deadline: for the ranks that have been told to end.
     """
 
@@ -51,10 +59,15 @@ class Running:
     asker: Channel
     least: int
     most: int
+    kill_wait: float
+    patience: float
+    suffix: str
     environ: dict[str, str]
+    began: float = 0.0
     nodes: list[int] = field(default_factory=list)
     codes: dict[int, int] = field(default_factory=dict)
     written: set[int] = field(default_factory=set)
+    lost: dict[str, str] = field(default_factory=dict)
     code: int = 0
     deadline: float = float("inf")
 
@@ -81,24 +94,31 @@ class Supervisor:
         heartbeat: float,
     ) -> None:
         self.script, self.started = script, processes.start_of(script)
-        self.parents = Parents(srun, address, self._heard, self._write, heartbeat)
+        self.parents = Parents(srun, count, address, self._heard, self._write, heartbeat)
         self.parents.listen(door, self._ask)
-        self.count = count
+        self.waiting: Running | None = None  # until the ranks of the one before have ended
         self.running: Running | None = None
-        self.leaving = False
+        self.signalled = 0  # a stop signal of Slurm that found no ranks
+        self.leaving = not self.started
 
     def serve(self) -> None:
         """Work until the script is gone, or nothing more is to be done."""
         look = 0.0
         while not self.leaving:
             self.parents.turn()
-            self._check()
+            if self.waiting and not self.running:
+                self.running, self.waiting = self.waiting, None
+                self._begin(self.running)
+            if self.running:
+                self._check(self.running)
             if (now := time.monotonic()) >= look:
                 look = now + LOOK
                 self.leaving |= processes.start_of(self.script) != self.started
+        seconds = []
         if self.running:
-            self._end(self.running)
-        self.parents.dismiss(*([LATE] if self.running else []))
+            self._end(self.running, TERMINATED)
+            seconds = [self.running.kill_wait + LATE]
+        self.parents.dismiss(*seconds)
 
     def _ask(self, sock: socket.socket) -> None:
         """Take in a process of this machine."""
@@ -108,112 +128,167 @@ class Supervisor:
 
         def heard(message: Message) -> None:
             if "start" in message:
-                self._start(end, **message)
+                self.waiting = Running(message.pop("start"), end, **message)
             elif "leave" in message:
                 self.leaving = True
-            else:
-                self._tell(message)
+            elif now := next(
+                (x for x in (self.running, self.waiting) if x and x.asker is end), None
+            ):
+                self._stop(now, message)
 
         self.parents.hear(end, heard)
 
-    def _start(
-        self, asker: Channel, start: int, least: int, most: int, environ: dict[str, str]
-    ) -> None:
-        """Run the ranks of an attempt, as soon as its parents are there."""
+    def _stop(self, now: Running, message: Message) -> None:
+        """Pass a stop signal on, or end the ranks; those that do not run yet are never started."""
+        if "signal" in message and now.nodes:
+            self._tell(now, message)
+        else:
+            self._end(now, 128 + int(message.get("signal", signal.SIGTERM)))
+
+    def _begin(self, now: Running) -> None:
+        """Prepare an attempt: its log, and parents that live."""
+        if self.parents.running and len(self.parents.living) < now.least:
+            self.parents.dismiss()
+        now.began = time.monotonic()
         with contextlib.suppress(OSError):  # else its lines are in the log of the one before
-            log = RunDir(environ["HPCDDP_RUN_DIR"]).attempt(start).log
+            log = RunDir(now.environ["HPCDDP_RUN_DIR"]).attempt(now.number).log
             new = os.open(log, os.O_WRONLY | os.O_APPEND)
             for old in (1, 2):
                 os.dup2(new, old)
             os.close(new)
-        self.parents.turn(0)  # one of them may be lost by now
-        if self.parents.running and len(self.parents.living) < least:
-            self.parents.dismiss()
         if not self.parents.running:
-            self.parents.start(os.environ)
-        self.running = Running(start, asker, least, most, environ)
+            try:
+                self.parents.start(os.environ)
+            except OSError as error:
+                self._say(f"cannot start the parents of the ranks: {error}")
+                self._finish(now, 127)
 
     def _heard(self, node: int, message: Message) -> None:
-        if "ended" in message:
-            self._ended(node, int(message["code"]), int(message["ended"]))
+        now = self.running
+        if "stopped" in message:
+            self.signalled = 128 + int(message["stopped"])
+        elif "ended" in message and now and message["ended"] == now.number:
+            self._ended(now, node, int(message["code"]))
+
+    def _say(self, text: str) -> None:
+        self._write([f"hpcddp: {text}".encode()])
 
     def _write(self, lines: list[bytes]) -> None:
         """Write lines of the ranks into the log of the attempt."""
-        if now := self.running:
-            ends = {end_of_lines(now.number, node): node for node in now.nodes}
-            now.written.update(ends[line] for line in lines if line in ends)
+        now, kept = self.running, []
+        for line in lines:
+            text = line
+            if b"\x1e" in line:
+                for attempt, node in _END.findall(line):
+                    if now and int(attempt) == now.number:
+                        now.written.add(int(node))
+                text = _END.sub(b"", line)
+                if not text:
+                    continue
+            if not (self._spares and text.startswith(NODE_FAILURE)):
+                kept.append(text + b"\n")
         with contextlib.suppress(OSError):  # a full disk loses lines, not ranks
-            os.write(1, b"".join(line + b"\n" for line in lines if not line.startswith(END)))
+            os.write(1, b"".join(kept))
 
-    def _check(self) -> None:
-        """Start the ranks once the parents are there, and see what has been lost."""
+    @property
+    def _spares(self) -> bool:
+        """Whether the job goes on when a node is lost."""
         now = self.running
-        if now is None:
-            return
+        return now is not None and now.least < self.parents.count
+
+    def _check(self, now: Running) -> None:
+        """Start the ranks once the parents are there, and see what has been lost."""
         if not self.parents.running:
-            self._finish(now.code or self.parents.code or 1)
+            self._finish(now, now.code or self.parents.code or 1)
             return
         if now.asker.closed:
-            self._end(now)
+            self._end(now, TERMINATED)
         if not now.nodes:
             self._order(now)
+            return
         for node in now.nodes:
             parent = self.parents.by_node[node]
             if parent.lost and node not in now.codes:
-                print(f"hpcddp: lost node {parent.host}: {parent.lost}", flush=True)
-                self._ended(node, GONE, now.number)
+                now.lost[parent.host] = parent.lost
+                self._say(f"lost node {parent.host}: {parent.lost}")
+                self._ended(now, node, GONE)
                 now.written.add(node)
-        if now.nodes and len(now.codes) == len(now.nodes):
+        if len(now.codes) == len(now.nodes):
             now.deadline = min(now.deadline, time.monotonic() + LINES)
-        done = now.nodes and len(now.codes) == len(now.written) == len(now.nodes)
-        if done or time.monotonic() > now.deadline:
-            if len(now.codes) < len(now.nodes):
-                self.parents.kill()  # what does not end is not used again
-            self._finish(now.code)
+        if len(now.codes) == len(now.written) == len(now.nodes):
+            self._finish(now, now.code)
+        elif time.monotonic() > now.deadline:
+            self._give_up(now)
+
+    def _give_up(self, now: Running) -> None:
+        """End an attempt whose ranks do not: their nodes are not used again."""
+        for node in now.nodes:
+            if node not in now.codes:
+                parent = self.parents.by_node[node]
+                now.lost[parent.host] = parent.lost = "its ranks do not end"
+                self._say(f"lost node {parent.host}: {parent.lost}")
+        if len(now.codes) < len(now.nodes):
+            self.parents.kill()
+        self._finish(now, now.code or GONE)
 
     def _order(self, now: Running) -> None:
-        """Order the ranks of an attempt, once all parents have come, or enough live of those that
-        did."""
+        """Order the ranks of an attempt, once all parents can fork them, or enough do in time."""
+        late = time.monotonic() > now.began + now.patience
+        if stop := now.code or self.signalled:
+            self.signalled = 0
+            self._finish(now, stop)
+            return
+        if not (self.parents.ready or late):
+            return
         here = self.parents.by_node
-        if len(here) < self.count:
+        able = [node for node in self.parents.living if here[node].ready]
+        if len(able) < now.least:
+            self._say(f"{len(able)} of {self.parents.count} nodes can start ranks"
+                      f"{f' after {now.patience:.0f} s' if late else ''}")  # fmt: skip
+            self.parents.kill()
+            self._finish(now, 1)
             return
-        now.nodes = self.parents.living[: now.most]
-        if len(now.nodes) < now.least:
-            self._finish(GONE)
-            return
+        now.nodes = able[: now.most]
+        if now.nodes[0] != 0:  # the ranks meet on another node than the script's
+            now.environ["MASTER_ADDR"] = here[now.nodes[0]].host + now.suffix
+        now.asker.send(hosts=[here[node].host for node in now.nodes])
         for index, node in enumerate(now.nodes):
             here[node].channel.send(
-                start=now.number, node=index, nodes=len(now.nodes), environ=now.environ
-            )
+                start=now.number, node=index, nodes=len(now.nodes), environ=now.environ,
+                kill_wait=now.kill_wait,
+            )  # fmt: skip
 
-    def _ended(self, node: int, code: int, attempt: int) -> None:
+    def _ended(self, now: Running, node: int, code: int) -> None:
         """The ranks of a node have ended; a bad exit code ends all others."""
-        now = self.running
-        if now is None or node in now.codes or attempt != now.number:
+        if node in now.codes:
             return
         now.codes[node] = code
         if code and not now.code:
             now.code = code
-            self._end(now)
+            self._end(now, code)
 
-    def _end(self, now: Running) -> None:
-        """End the ranks that still run: TERM, and KILL after some time."""
-        if now.deadline == float("inf"):
-            now.deadline = time.monotonic() + LATE
-            self._tell({"end": True})
+    def _end(self, now: Running, code: int) -> None:
+        """End the ranks that still run: TERM, and KILL after some time.
 
-    def _tell(self, order: dict[str, Any]) -> None:
+        Args:
+            code: the exit code of an attempt whose ranks have not started; they never do.
+        """
+        if not now.nodes:
+            now.code = now.code or code
+        elif now.deadline == float("inf"):
+            now.deadline = time.monotonic() + now.kill_wait + LATE
+            self._tell(now, {"end": True})
+
+    def _tell(self, now: Running, order: dict[str, Any]) -> None:
         """Pass an order on to the parents whose ranks run."""
-        now = self.running
-        for node in now.nodes if now else ():
-            if now and node not in now.codes:
+        for node in now.nodes:
+            if node not in now.codes:
                 self.parents.by_node[node].channel.send(**order)
 
-    def _finish(self, code: int) -> None:
+    def _finish(self, now: Running, code: int) -> None:
         """Answer the attempt: all its ranks have ended."""
-        if now := self.running:
-            parents = [self.parents.by_node[node] for node in now.nodes]
-            lost = {parent.host: parent.lost for parent in parents if parent.lost}
-            ended, left = code if code >= 0 else 128 - code, len(self.parents.living)
-            now.asker.send(ended=ended, lost=lost, left=left)
+        code, left = code if code >= 0 else 128 - code, len(self.parents.living)
+        # Without spares, Slurm ends the whole step with a killed parent: a crash like others.
+        lost = {host: why for host, why in now.lost.items() if self._spares or "closed" not in why}
+        now.asker.send(ended=code, lost=lost, left=left)
         self.running = None

@@ -90,6 +90,9 @@ def _met(run: RunDir, mine: Attempt, cause: str) -> Iterator[tuple[str, str, str
     if cause == decision.NODE:
         for host in _lost(folder.log) or _hosts(mine.nodes)[:1]:  # the first is the script's
             yield host, FAILURE, "the node failed"
+    if cause == decision.LOST:
+        for host in _hosts(str((read_json(folder.error) or {}).get("host", ""))):
+            yield host, FAILURE, "the node gave no sign of life"
     for host, ratio in _slow(folder).items():
         yield host, SLOW, f"a rank took {ratio:.1f} times as long as the others"
 
