@@ -68,7 +68,23 @@ def _settled(run: RunDir, mine: Attempt) -> bool:
             now.cause, now.action, now.gained = decision.KILLED, decision.FOLLOW, None
             requeue.note(run, replace(now, successor=job_id))
         return True
+    if job.running and _headless(run, mine):
+        slurm.requeue(mine.job_id)
+        return False  # the next answer shows it
     return not (job.running or job.state == "COMPLETING")
+
+
+def _headless(run: RunDir, mine: Attempt) -> bool:
+    """Whether a job runs on without its script, whose node is down: Slurm ends no job with spare
+    nodes for that.
+
+    Raises:
+        SlurmUnreachable: Slurm does not answer.
+    """
+    this = os.environ.get("SLURMD_NODENAME") or os.uname().nodename
+    if mine.host == this or read_json(run.request):
+        return False
+    return bool(record.read(run).spec.get("spares")) and bad_nodes.is_down(mine.host, ANSWER)
 
 
 def would_follow(run: RunDir, mine: Attempt, cause: str) -> bool:

@@ -24,6 +24,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from hpcddp import cgroups
+from hpcddp.attempt import lost_script
 from hpcddp.attempt.error_record import host
 from hpcddp.attempt.link import PARENT, channel, progress
 from hpcddp.attempt.link.channel import Channel, Message
@@ -35,6 +36,7 @@ from hpcddp.launch.children import Group, patience
 from hpcddp.launch.script import Script
 from hpcddp.preempt import stop_signals
 from hpcddp.processes import adopt_orphans, with_room
+from hpcddp.rundir import RunDir
 from hpcddp.sizes import counted
 from hpcddp.topology import Rank, Topology
 
@@ -172,7 +174,17 @@ def main(args: list[str]) -> int:
         fork.be(born.rank)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, parent.stops)
         return fork.run(script, command, device)
+    if supervisor.closed and not parent.leaving and node == 1:
+        _act_for_the_script(parent.attempt)
     os._exit(0)  # at once: the end of the job waits for this process
+
+
+def _act_for_the_script(attempt: int) -> None:
+    """Without a supervisor, the script's node may be lost: have the job requeued, if so. This
+    process stays until then, as Slurm may end all that a step leaves."""
+    words = lost_script.command(RunDir(os.environ["HPCDDP_RUN_DIR"]), attempt)
+    with suppress(OSError):
+        os.execv(words[0], words)
 
 
 def _connect() -> Channel:

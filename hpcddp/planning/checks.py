@@ -154,10 +154,17 @@ def data(job: JobSpec, sources: Mapping[str, str]) -> None:
     names.check(job.data.stage, job.dataset, sources)
 
 
-def launcher(asked: Asked) -> Launcher:
-    """The job's launcher, which works at this site and can start the command."""
+def launcher(asked: Asked, template: Path) -> Launcher:
+    """The job's launcher, which works at this site and can start the command.
+
+    Args:
+        template: of the script. If it starts the ranks itself, it is taken for the plain launcher.
+    """
     job, where = asked.spec, asked.sources.get("launcher", "")
-    name = job.launcher or launchers.best(job, asked.backend, asked.profile)
+    itself = re.search(r"{%-?\s*block launch\b", template.read_text(encoding="utf-8"))
+    if not (name := job.launcher):
+        best = launchers.best(job, asked.backend, asked.profile)
+        name = launchers.own(asked.backend) if itself else best
     row = launchers.find(name, asked.backend, where)
     if missing := row.missing(job, asked.profile):
         missing, _, hint = missing.partition("\n")

@@ -262,11 +262,11 @@ def make(
         runs: the folder of the runs, for a new run.
     """
     checks.check(asked, environ, folder, begun=begun)
-    launcher = checks.launcher(asked)
+    template = resources.template(asked.spec.template, asked.profile, asked.sources, folder)
+    launcher = checks.launcher(asked, template)
     checks.spares(asked, launcher)
     job, profile, now = _completed(asked.spec, folder), asked.profile, asked.now()
     software_checks.check(job, launcher, asked.backend, asked.sources)
-    template = resources.template(job.template, profile, asked.sources, folder)
     kinds = now.kinds_for(job, asked.gpus, job.gpu_type or profile.cluster.gpu_type)
     request = gpu_request.of(job, profile.cluster, asked.gpus, kinds)
     cpus = rank_cpus.of(asked, kinds, now.cpu_limit(job))

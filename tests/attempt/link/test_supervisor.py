@@ -9,6 +9,7 @@ import struct
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from ranks import wait_for
 from sites import record_run
 
 from hpcddp import processes
+from hpcddp.attempt import error_record
 from hpcddp.attempt.link import channel
 from hpcddp.rundir import RunDir
 
@@ -28,14 +30,19 @@ me = os.environ["RANK"]
 pathlib.Path(f"up-{os.environ['HPCDDP_ATTEMPT']}-{me}").write_text(json.dumps({
     "pid": os.getpid(), "parent": os.getppid(), "torch": "torch" in sys.modules,
     "world": os.environ["WORLD_SIZE"], "port": os.environ["MASTER_PORT"],
+    "address": os.environ["MASTER_ADDR"], "node": os.environ.get("SLURM_NODEID", ""),
     "handlers": [str(signal.getsignal(n)) for n in (signal.SIGTERM, signal.SIGUSR2)],
     "secret": "HPCDDP_SECRET" in os.environ,
 }))
 print(f"rank {me} is up")
 def saved(number, frame):
+    while pathlib.Path("slow").exists():
+        time.sleep(0.01)
     print(f"rank {me} saves")
     sys.exit(85)
 signal.signal(signal.SIGUSR2, saved)
+if pathlib.Path("slow").exists():
+    signal.signal(signal.SIGTERM, saved)
 steps = progress.own_count(os.environ)
 while not (todo := pathlib.Path(f"do-{me}")).exists():
     time.sleep(0.01)
@@ -52,6 +59,7 @@ class Allocation:
         spec = {"requeue": {"heartbeat_seconds": heartbeat}}
         self.run = record_run(RunDir(folder), (size, size), 2, "slurm", spec=spec)
         self.script = subprocess.Popen(["sleep", "1000"])
+        self.door = channel.door_of(self.script.pid)
         self.attempts = 0
         self.going: list[subprocess.Popen[bytes]] = []
         folder.joinpath("train.py").write_text(textwrap.dedent(RANK))
@@ -97,10 +105,19 @@ class Allocation:
         self.run.path.joinpath(f"do-{rank}").write_text(str(code))
 
     @property
+    def reached(self) -> bool:
+        """Whether there is a supervisor."""
+        try:
+            channel.connect_here(self.door).close()
+        except OSError:
+            return False
+        return True
+
+    @property
     def supervisor(self) -> int:
         """The process id of the supervisor."""
         with socket.socket(socket.AF_UNIX) as sock:
-            sock.connect(f"\0{channel.door_of(self.script.pid)}")
+            sock.connect(f"\0{self.door}")
             peer = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         return int(struct.unpack("3i", peer)[0])
 
@@ -115,18 +132,10 @@ class Allocation:
 @pytest.fixture
 def place(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Allocation]:
     place = Allocation(tmp_path, **getattr(request, "param", {}))
-    door = channel.door_of(place.script.pid)
     yield place
     place.end()
 
-    def gone() -> bool:
-        try:
-            channel.connect_here(door).close()
-        except OSError:
-            return True
-        return False
-
-    wait_for(gone, "the end of the supervisor")
+    wait_for(lambda: not place.reached, "the end of the supervisor")
 
 
 def alive(told: list[dict[str, object]], name: str = "pid") -> set[int]:
@@ -173,6 +182,53 @@ def test_a_stop_signal_reaches_all_ranks(place: Allocation) -> None:
     attempt.send_signal(signal.SIGUSR2)
     assert attempt.wait(30) == 85
     assert place.log.read_text().count("saves") == 4
+
+
+def test_ranks_that_are_stopped_before_they_run_never_do(place: Allocation) -> None:
+    attempt = place.start()
+    wait_for(lambda: place.reached, "the supervisor")
+    attempt.send_signal(signal.SIGTERM)
+    assert attempt.wait(60) == 143
+    assert not [*place.run.path.glob("up-*")]
+
+
+def test_a_stop_signal_between_two_attempts_ends_the_next_one(place: Allocation) -> None:
+    place.start()
+    parents = alive(place.up(4), "parent")
+    for rank in range(4):
+        place.let(rank, 1)
+    assert place.going[0].wait(30) == 1
+    for pid in parents:
+        os.kill(pid, signal.SIGTERM)  # Slurm's, to all processes of the step
+    time.sleep(1.0)
+    assert place.start().wait(30) == 143
+    assert not [*place.run.path.glob("up-2-*")]
+    place.start()
+    assert alive(place.up(4), "parent") == parents
+
+
+def test_the_next_ranks_wait_for_the_end_of_the_last_ones(place: Allocation) -> None:
+    (place.run.path / "slow").touch()
+    attempt = place.start()
+    told = place.up(4)
+    attempt.kill()
+    wait_for(lambda: attempt.poll() is not None, "the end of the attempt's process")
+    place.start()
+    time.sleep(2.0)
+    assert not [*place.run.path.glob("up-2-*")] and len(alive(told)) == 4
+    (place.run.path / "slow").unlink()
+    place.up(4)
+    assert not alive(told)
+
+
+def test_without_a_supervisor_ranks_and_parents_leave(place: Allocation) -> None:
+    attempt = place.start()
+    told = place.up(4)
+    os.kill(place.supervisor, signal.SIGKILL)
+    assert attempt.wait(30) == 1
+    wait_for(lambda: not alive(told) and not alive(told, "parent"), "the end of all")
+    place.start()
+    place.up(4)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
@@ -292,3 +348,16 @@ def test_a_job_that_is_suspended_is_not_lost(place: Allocation) -> None:
     for rank in range(4):
         place.let(rank, 0)
     assert attempt.wait(30) == 0
+
+
+@pytest.mark.parametrize("place", [{"size": 2, "heartbeat": 60.0}], indirect=True)
+def test_the_ranks_meet_elsewhere_without_the_first_node(place: Allocation) -> None:
+    attempt = place.start(nodes=3)
+    told = place.up(4)
+    assert {rank["address"] for rank in told} == {"127.0.0.1"}
+    os.kill(int(str(told[0]["parent"])), signal.SIGKILL)
+    assert attempt.wait(60) == 137
+    place.start(nodes=3)
+    assert {rank["address"] for rank in place.up(4)} == {error_record.host()}
+    hosts = json.loads(place.run.attempt(2).hosts.read_text())
+    assert hosts == {"in_order": [error_record.host()] * 2}
