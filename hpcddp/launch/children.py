@@ -73,6 +73,7 @@ class Group:
         self.kill_wait = KILL_WAIT if kill_wait is None else kill_wait
         self.width = len(str(ranks[0].world_size - 1))
         self.code = 0
+        self.holds = False  # a failed rank ends no other one
         self.named: set[int] = set()  # ranks whose end by a signal was printed
         self.parent = os.getppid()
         self.deadline = self.late = float("inf")
@@ -148,6 +149,11 @@ class Group:
         left = self.orphans.look(self._pids(), now=True)
         return left and now < min(self.alone + self.kill_wait, self.deadline)
 
+    @property
+    def left(self) -> list[int]:
+        """The global ranks that still run."""
+        return [rank for rank, process in self.processes.items() if process.poll() is None]
+
     def _pids(self) -> set[int]:
         return {process.pid for process in self.processes.values()}
 
@@ -164,7 +170,8 @@ class Group:
         if bad and not self.code:
             code = bad[0][1]
             self.code = code if code > 0 else 128 - code
-            self.end()
+            if not self.holds:
+                self.end()
         self._pass_on()
         self.orphans.look(self._pids())
         self._wait_for_the_rest(codes)

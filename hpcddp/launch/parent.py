@@ -24,7 +24,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from hpcddp import cgroups
-from hpcddp.attempt import lost_script
+from hpcddp.attempt import exit_codes, lost_script
 from hpcddp.attempt.error_record import host
 from hpcddp.attempt.link import PARENT, channel, progress
 from hpcddp.attempt.link.channel import Channel, Message
@@ -65,6 +65,8 @@ class Parent:
         self._next_beat = self._silent = 0.0
         self._clock = time.monotonic()
         self._oom_kills = 0
+        self._failed = False  # a rank of the attempt has failed
+        self._held: tuple[dict[int, int], int] | None = None  # as told last
         self._told: list[int] = []  # stop signals that found no ranks
         self.stops = {*stop_signals(), signal.SIGINT}
         for number in self.stops:
@@ -82,6 +84,10 @@ class Parent:
                     select.select([self.supervisor], [], [], BEAT)
             elif not self.group.turn():
                 self._ended(self.group.finish())
+            elif not self._failed:
+                self._look(self.group)
+            elif self._failed:
+                self._tell_held(self.group)
             for order in self.supervisor.receive():
                 self._silent = 0.0
                 self._obey(order)
@@ -96,6 +102,11 @@ class Parent:
             self.group.signal(order["signal"])
         elif "end" in order and self.group:
             self.group.end()
+        elif "alarm" in order and self.group:
+            self._failed = True
+            self.progress.alarm()
+        elif "verdict" in order and self.group:
+            self._judge(self.group, order["verdict"])
         self.leaving = self.leaving or "leave" in order
 
     def _start(
@@ -110,11 +121,53 @@ class Parent:
         gc.freeze()  # the ranks share this memory until one writes to it
         out = io.FileIO(1, "w", closefd=False)
         signal.pthread_sigmask(signal.SIG_BLOCK, self.stops)
+        self.progress.begin()
+        self._failed, self._held = False, None
         self.group = Group(ranks, fork.start, out, kill_wait=kill_wait, wait=patience(os.environ))
+        self.group.holds = True
         signal.pthread_sigmask(signal.SIG_UNBLOCK, self.stops)
         for number in self._told:  # just before: srun would have passed them on
             self.group.signal(number)
         self._told.clear()
+
+    def _look(self, group: Group) -> None:
+        """See whether a rank has failed, or has lost another one. The others may save first what
+        they hold, if they can; a rank that has saved and left is no failure."""
+        phases = [self._phase(rank)[0] for rank in group.left]
+        if not (group.code or progress.WAITS in phases):
+            return
+        self._failed = True
+        if group.code in exit_codes.PRIVATE or not {progress.ARMED, progress.WAITS} & {*phases}:
+            group.end()
+        else:
+            self.progress.alarm()
+        self.supervisor.send(failed=self.attempt, code=group.code or exit_codes.FAILED)
+
+    def _phase(self, rank: int) -> tuple[int, int]:
+        """Phase and step of a global rank of this node."""
+        return self.progress.phase(rank % self.ranks)
+
+    def _tell_held(self, group: Group) -> None:
+        """Tell the supervisor which steps the ranks hold that wait for its verdict."""
+        phases = {rank: self._phase(rank) for rank in group.left}
+        held = {rank: step for rank, (phase, step) in phases.items() if phase == progress.WAITS}
+        busy = sum(phase in (progress.BUSY, progress.ARMED) for phase, _ in phases.values())
+        if (held, busy) != self._held:
+            self._held = held, busy
+            self.supervisor.send(held=self.attempt, steps_of=held, busy=busy)
+
+    def _judge(self, group: Group, chosen: int) -> None:
+        """Let one rank save, and the others leave.
+
+        Args:
+            chosen: its global rank; -1 for none.
+        """
+        for rank in group.processes:
+            self.progress.judge(
+                rank % self.ranks, progress.SAVE if rank == chosen else progress.LEAVE
+            )
+        if chosen not in group.left:
+            group.end()
 
     def _ended(self, code: int) -> None:
         """Tell that the ranks have ended, also behind their lines, which take another way."""
@@ -136,7 +189,9 @@ class Parent:
             self.supervisor.close()
         if now >= self._next_beat:
             self._next_beat = now + BEAT
-            self.supervisor.send(steps=self.progress.total)
+            phases = {self.progress.phase(rank)[0] for rank in range(self.ranks)}
+            armed = bool(phases & {progress.ARMED, progress.WAITS})
+            self.supervisor.send(steps=self.progress.total, armed=armed)
             if self._told and not self.group:
                 self.supervisor.send(stopped=self._told.pop(0))
 

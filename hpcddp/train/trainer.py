@@ -15,10 +15,11 @@ from hpcddp.train import micro_batch_search
 from hpcddp.train.checkpoint import newest
 from hpcddp.train.checkpoint.disk_retry import DiskRetry
 from hpcddp.train.checkpoint.lease import Lease
+from hpcddp.train.checkpoint.rescue import Rescue
 from hpcddp.train.checkpoint.snapshot import Position
 from hpcddp.train.divergence import DivergenceDetector, Finding, RollBack
 from hpcddp.train.evaluate import Evaluations
-from hpcddp.train.input import loading
+from hpcddp.train.input import loading, seeding
 from hpcddp.train.input.batches import Micro, Step, TrainData
 from hpcddp.train.meter import Meter
 from hpcddp.train.monitor.heartbeat import Heartbeat
@@ -49,6 +50,7 @@ class Trainer:
         saved = newest.find(lease.run, retry)
         model = Model(task, spec, self.spread, new=saved is None)
         self.module = model.module
+        self._due = False  # an evaluation of this step is to come
         self._clock = Clock(world.device, whole=spec.metrics.ranks)
         self.data = TrainData(task.dataset("train"), spec, self.spread, self._clock)
         self._meter = Meter(world, self._clock)
@@ -59,6 +61,8 @@ class Trainer:
             slow=spec.metrics.slow, trace=spec.train.trace,
         )  # fmt: skip
         self._open(model)
+        keep = spec.checkpoint.keep
+        self.rescue = Rescue(heartbeat.slot, lease, self.spread, self.live, keep)
         self._fit_to_node()
         self.engine = model.engine(self.data, self.hook)
         if not self.spread.layout.threads:
@@ -117,11 +121,16 @@ class Trainer:
             seed=self.spec.seed,
             **self.cpus._asdict(),
         )
+        self.rescue.begin(self.at)
         while True:
             try:
                 return self._train(preemption, deadline)
             except RollBack as answer:
                 self._roll_back(answer.finding)
+            except Exception as error:
+                self.session.saver.close()
+                self.rescue.save(error, self.at, {**self._facts(), "owed": self._due})
+                raise
 
     def _train(self, preemption: Preemption, deadline: float) -> str:
         self._preemption = preemption
@@ -166,14 +175,17 @@ class Trainer:
     def _run_batch(self, batches: Iterator[tuple[list[int], Any]]) -> None:
         """One optimizer step, on this rank's share of a global batch."""
         step = self.data.step_at(self.at.samples_consumed)
+        seeding.seed_step(self.spec.seed, self.spread.stream, self.at.step, self.world.device)
         self.detector.begin(self.at.step + 1)
         self.hook.begin(self.at.step)
         self._clock.count(sum(micro.real for micro in step.micros))
         self.engine.run(batches, step, self.live.scaler, self._seen)
-        self._update()
+        with self.rescue.stepping():
+            self._update()
         self.session.trace.step(self.at.step + 1, self.at.epoch)
         self._advance(step)
         self.hook.end(self.at.step, self.module)
+        self.rescue.mark(self.at)
         self.heartbeat.beat(self.at.step)
 
     def _seen(self, ids: list[int], micro: Micro, loss: Tensor) -> None:
@@ -225,10 +237,11 @@ class Trainer:
         if step % self.spec.train.log_every == 0 or end or self._meter.first:
             self.session.add_up(epoch, self.detector.flag())
         ended, each = self.at.epoch > epoch, self.spec.train.eval_every
-        due = end or (ended and each > 0 and self.at.epoch % each == 0)
+        due = self._due = end or (ended and each > 0 and self.at.epoch % each == 0)
         if due or not self.session.vote.quick:
             self.session.tell()
         improved = self._evaluate() if due else False
+        self._due = False
         every = self.spec.checkpoint.every
         if every and (step % every == 0 or improved) and not self.evaluations.owed:
             self._save()

@@ -1,4 +1,9 @@
-"""The progress of a node's ranks, in memory that they share with their parent (memfd_create(2))."""
+"""What the ranks of a node and their parent tell each other, in shared memory (memfd_create(2)).
+
+A rank counts its progress there. When a rank of the job has failed, the parent sets the alarm: each
+rank that is left tells which step it holds, waits for the verdict of the supervisor, and saves the
+step or leaves (train/checkpoint/rescue.py).
+"""
 
 from __future__ import annotations
 
@@ -10,35 +15,98 @@ from pathlib import Path
 
 NAME = "HPCDDP_PROGRESS"  # the variable with the descriptor
 FILE = "hpcddp-progress"
-SIZE = 8  # bytes of a count
+SIZE = 8  # bytes of a number
+FIELDS = ("beats", "phase", "step", "verdict")  # of a rank; before the first rank is the alarm
+
+# Phases of a rank: no alarm helps it; it could save its step; after the alarm, it waits for the
+# verdict, or holds no whole step; it has saved, or could not.
+BUSY, ARMED, WAITS, UNFIT, SAVED, FAILED = range(6)
+# Verdicts.
+NONE, LEAVE, SAVE = range(3)
+
+
+class Slot:
+    """The numbers of one rank.
+
+    Args:
+        numbers: the alarm and those of all ranks of the node.
+        index: local rank.
+        shared: whether a parent reads them.
+    """
+
+    def __init__(self, numbers: memoryview, index: int, shared: bool) -> None:
+        self._all, self._own, self.shared = numbers, numbers[_at(index) : _at(index + 1)], shared
+
+    @property
+    def alarm(self) -> bool:
+        """Whether a rank of the job has failed."""
+        return bool(self._all[0])
+
+    def count(self, beats: int) -> None:
+        """Count progress; 0.1 us."""
+        self._own[0] = beats
+
+    def tell(self, phase: int, step: int = 0) -> None:
+        """Tell the phase of this rank, and the step that it holds."""
+        self._own[2] = step
+        self._own[1] = phase
+
+    @property
+    def verdict(self) -> int:
+        """What this rank is to do."""
+        return int(self._own[3])
 
 
 class Progress:
-    """The counts of the ranks of a node.
+    """The numbers of a node, as the parent sees them.
 
     Args:
-        ranks: their number.
+        ranks: of this node.
     """
 
     def __init__(self, ranks: int) -> None:
+        self.ranks, size = ranks, SIZE * _at(ranks)
         self.descriptor = os.memfd_create(FILE, 0)  # a rank may replace itself
-        os.ftruncate(self.descriptor, SIZE * ranks)
-        self._counts = memoryview(mmap.mmap(self.descriptor, SIZE * ranks)).cast("Q")
+        os.ftruncate(self.descriptor, size)
+        self._all = memoryview(mmap.mmap(self.descriptor, size)).cast("Q")
 
     @property
     def total(self) -> int:
         """The sum of all counts; it changes with each step of a rank."""
-        return sum(self._counts)
+        return sum(self._all[_at(rank)] for rank in range(self.ranks))
+
+    def begin(self) -> None:
+        """Clear all numbers, before the ranks of an attempt are forked."""
+        for index in range(len(self._all)):
+            self._all[index] = 0
+
+    def alarm(self) -> None:
+        """Tell the ranks that one of the job has failed."""
+        self._all[0] = 1
+
+    def phase(self, rank: int) -> tuple[int, int]:
+        """Phase and step of a rank."""
+        first = _at(rank)
+        return int(self._all[first + 1]), int(self._all[first + 2])
+
+    def judge(self, rank: int, verdict: int) -> None:
+        """Tell a rank what it is to do."""
+        self._all[_at(rank) + 3] = verdict
 
 
-def own_count(environ: Mapping[str, str]) -> memoryview:
-    """The count of a rank, as a view of one number; of its own memory if it has no parent."""
+def own_slot(environ: Mapping[str, str]) -> Slot:
+    """The numbers of a rank; in its own memory if it has no parent."""
     with contextlib.suppress(KeyError, ValueError, OSError):
         descriptor, rank = int(environ[NAME]), int(environ["LOCAL_RANK"])
         # The variable may have come to a process without its descriptor.
         file = Path(f"/proc/self/fd/{descriptor}").readlink()
         if str(file).startswith(f"/memfd:{FILE} "):
-            counts = memoryview(mmap.mmap(descriptor, 0)).cast("Q")
-            if rank < len(counts):
-                return counts[rank : rank + 1]
-    return memoryview(bytearray(SIZE)).cast("Q")
+            numbers = memoryview(mmap.mmap(descriptor, 0)).cast("Q")
+            if _at(rank + 1) <= len(numbers):
+                return Slot(numbers, rank, shared=True)
+    return Slot(memoryview(bytearray(SIZE * _at(1))).cast("Q"), 0, shared=False)
+
+
+def _at(rank: int) -> int:
+    """The index of a rank's first number."""
+    return 1 + len(FIELDS) * rank

@@ -19,12 +19,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hpcddp import processes
-from hpcddp.attempt.exit_codes import TERMINATED
+from hpcddp.attempt.exit_codes import PRIVATE, TERMINATED
 from hpcddp.attempt.link.channel import Channel, Message
 from hpcddp.attempt.link.parents import LOOK, Parents, own
 from hpcddp.rundir import RunDir
 
 LATE = 15.0  # seconds after KILL until a parent that was told to end its ranks counts as lost
+DECIDE = 10.0  # seconds for the ranks to tell which step they hold
+SAVE = 120.0  # seconds for one of them to save it
 LINES = 2.0  # seconds for the last lines of ranks that have ended
 GONE = 128 + signal.SIGKILL  # the exit code of a node without a parent
 _END = re.compile(rb"\x1e(\d+) (\d+)")
@@ -53,6 +55,8 @@ class Running:
         lost: host -> why it is lost.
         code: of the node that failed first, or of the signal that ended it before its start.
         deadline: for the ranks that have been told to end.
+        alarm: when ranks have failed, and the others are asked for their steps; 0 for no time.
+        held: by node, the step that each waiting rank holds, and the number of other ranks.
     """
 
     number: int
@@ -70,6 +74,8 @@ class Running:
     lost: dict[str, str] = field(default_factory=dict)
     code: int = 0
     deadline: float = float("inf")
+    alarm: float = 0.0
+    held: dict[int, tuple[dict[int, int], int]] = field(default_factory=dict)
 
 
 class Supervisor:
@@ -167,8 +173,13 @@ class Supervisor:
         now = self.running
         if "stopped" in message:
             self.signalled = 128 + int(message["stopped"])
-        elif "ended" in message and now and message["ended"] == now.number:
+        elif now and message.get("ended") == now.number:
             self._ended(now, node, int(message["code"]))
+        elif now and message.get("failed") == now.number:
+            self._failed(now, int(message["code"]))
+        elif now and message.get("held") == now.number:
+            steps = {int(rank): step for rank, step in message["steps_of"].items()}
+            now.held[node] = steps, int(message["busy"])
 
     def _say(self, text: str) -> None:
         self._write([f"hpcddp: {text}".encode()])
@@ -206,6 +217,8 @@ class Supervisor:
         if not now.nodes:
             self._order(now)
             return
+        if now.alarm:
+            self._rescue(now)
         for node in now.nodes:
             parent = self.parents.by_node[node]
             if parent.lost and node not in now.codes:
@@ -263,9 +276,37 @@ class Supervisor:
         if node in now.codes:
             return
         now.codes[node] = code
-        if code and not now.code:
-            now.code = code
+        if code:
+            self._failed(now, code)
+
+    def _failed(self, now: Running, code: int) -> None:
+        """Ranks have failed: the others end, once one of them has saved the newest step, if one
+        can."""
+        if now.code:
+            return
+        now.code = code
+        parents = [self.parents.by_node[node] for node in now.nodes if node not in now.codes]
+        if code not in PRIVATE and any(parent.armed for parent in parents):
+            now.alarm = time.monotonic()
+            self._tell(now, {"alarm": True})
+        else:
             self._end(now, code)
+
+    def _rescue(self, now: Running) -> None:
+        """Choose the rank that saves, once all that are left tell which step they hold."""
+        living = [node for node in now.nodes if node not in now.codes]
+        told = [now.held[node] for node in living if node in now.held]
+        waits = len(told) < len(living) or any(busy for _, busy in told)
+        if waits and time.monotonic() < now.alarm + DECIDE:
+            return
+        steps = {rank: step for held, _ in told for rank, step in held.items()}
+        chosen = min((rank for rank in steps if steps[rank] == max(steps.values())), default=-1)
+        now.alarm = 0.0
+        self._tell(now, {"verdict": chosen})
+        if chosen < 0:
+            self._end(now, now.code)
+        else:
+            now.deadline = time.monotonic() + SAVE
 
     def _end(self, now: Running, code: int) -> None:
         """End the ranks that still run: TERM, and KILL after some time.

@@ -206,19 +206,28 @@ def empty(there: Shapes, prefix: str) -> dict[str, Tensor]:
     }
 
 
-def write(folder: Path, tensors: Mapping[str, Tensor], group: dist.ProcessGroup | None) -> None:
-    """Write all ranks' tensors and slices into an existing folder, with fsync; a collective.
+def write(
+    folder: Path,
+    tensors: Mapping[str, Tensor],
+    group: dist.ProcessGroup | None,
+    *,
+    alone: bool = False,
+) -> None:
+    """Write all ranks' tensors and slices into an existing folder, with fsync; a collective, unless
+    ``alone``.
 
     A tensor of several ranks is written once.
 
     Raises:
         CheckpointError: on all ranks, with the first rank's reason.
     """
-    with _errors(folder):
+    with _errors(folder), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         save(
             dict(tensors),
             storage_writer=_Writer(folder),
-            process_group=group,
+            process_group=None if alone else group,
+            no_dist=alone,
         )
 
 

@@ -161,7 +161,7 @@ class SaveWriter:
             else copy
             for name, copy in copies.items()
         }
-        dcp_files.write(aside, slices, self._world.saving)
+        dcp_files.write(aside, slices, self._world.saving, alone=self._world.size == 1)
 
     def _publish(
         self, aside: Path, save: RunningSave, files: list[dict[str, dict[str, Any]]]

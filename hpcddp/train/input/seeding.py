@@ -120,6 +120,18 @@ def seed_sample(names: Collection[str], seed: int, epoch: int, index: int) -> No
         sys.modules["numpy.random"].seed(third)
 
 
+def seed_step(seed: int, stream: int, step: int, device: torch.device) -> None:
+    """Seed the default generators for one optimizer step: what a rank draws follows from the step,
+    so nothing of it is lost with the rank."""
+    first, second, third = struct.unpack_from(">IQI", _digest((seed, stream, step)))
+    torch.default_generator.manual_seed(first)
+    if device.type == "cuda":
+        torch.cuda.default_generators[device.index or 0].manual_seed(first)
+    random.seed(second)
+    if numpy := sys.modules.get("numpy.random"):
+        numpy.seed(third)
+
+
 def rng_state(device: torch.device) -> dict[str, Tensor]:
     """The states of all generators of this process, as uint8 tensors for a checkpoint."""
     state = {"torch": torch.get_rng_state(), "python": _pack(random.getstate())}

@@ -13,7 +13,7 @@ class Heartbeat:
     """Counters that only the training thread writes; a beat costs 0.1 us."""
 
     def __init__(self) -> None:
-        self._shared = progress.own_count(os.environ)
+        self.slot = progress.own_slot(os.environ)  # where its parent reads
         self.step = 0  # the newest optimizer step of the run
         self.taken = 0  # optimizer steps in this process
         self.beats = 0  # grows with any progress
@@ -28,7 +28,7 @@ class Heartbeat:
     def touch(self) -> None:
         """Count other progress, such as a batch of an evaluation."""
         self.beats += 1
-        self._shared[0] = self.beats
+        self.slot.count(self.beats)
 
     @contextlib.contextmanager
     def patience(self) -> Iterator[None]:

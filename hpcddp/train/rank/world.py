@@ -59,6 +59,12 @@ class World:
         """A gloo group for the saving threads only."""
         return self._group("saving")
 
+    def alone(self) -> World:
+        """This rank as a world of its own: the others are lost, and no group works any more."""
+        groups: dict[str, dist.ProcessGroup | None] = {"control": None, "saving": None}
+        rank = Rank(0, 1, 0, 1, 0)
+        return World(rank, self.device, self.backend, [{}], HashStore(), groups)
+
     def connect(self, *, watched: bool = False) -> None:
         """Start the process group, unless the program has, and the gloo groups beside it. They
         connect all ranks at once, so a limit shows at the start. A collective.

@@ -1,0 +1,155 @@
+"""Saves the step that this rank holds, when another rank has failed.
+
+With ``ddp``, each rank has the whole state: between two optimizer steps, and through the next
+forward and backward pass until the optimizer's step. So a rank whose peer is gone still has the
+newest step. It tells the supervisor which step that is (attempt/link/progress.py). The supervisor
+chooses one rank, which writes an ordinary checkpoint, without the others, and all leave.
+
+A rank that waits in a collective for a lost one may not notice: gloo tells only the neighbours. A
+thread waits for the alarm, and shuts down the connections of this rank, which ends the collective.
+
+The next forward pass changes the buffers: they are copied after each step. Random numbers follow
+from seed, rank and step, the schedule and the position from the step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hpcddp.attempt.error_record import kind_of
+from hpcddp.attempt.link import progress
+from hpcddp.attempt.link.progress import Slot
+from hpcddp.train.checkpoint import snapshot
+from hpcddp.train.checkpoint.host_copy import HostCopies
+from hpcddp.train.checkpoint.lease import Lease
+from hpcddp.train.checkpoint.save_writer import RunningSave, SaveWriter
+from hpcddp.train.checkpoint.snapshot import Live, Position
+from hpcddp.train.parallel import state_dict
+from hpcddp.train.rank.spread import Spread
+
+LOOK = 0.05  # seconds between two looks at the alarm
+PATIENCE = 20.0  # seconds to wait for the alarm and the verdict
+
+
+class Rescue:
+    """One rank's part in saving at a failure.
+
+    Args:
+        slot: where the parent of this rank reads and writes.
+        keep: number of checkpoints to keep, the newest.
+    """
+
+    def __init__(self, slot: Slot, lease: Lease, spread: Spread, live: Live, keep: int) -> None:
+        self._slot, self._lease, self._spread, self._live = slot, lease, spread, live
+        self._keep = keep
+        layout, world = spread.layout, spread.world
+        whole = layout.plain and not layout.zero and not live.files
+        memory = live.hook is not None and live.hook.fits is not None
+        self.able = slot.shared and whole and not memory and world.size > 1
+        self.able = self.able and world.device.type == "cpu"
+        self._loose: dict[str, Tensor] = {}
+        self._copies: dict[str, Tensor] = {}
+        self._held: int | None = None  # the newest step that this rank has whole
+        self._over = threading.Event()
+
+    def begin(self, at: Position) -> None:
+        """Be ready from now on, if this rank can save alone."""
+        if not self.able:
+            return
+        parts = state_dict.parts(self._live.module, self._live.optimizer)
+        self._loose = parts.loose
+        self._copies = {name: tensor.clone() for name, tensor in parts.loose.items()}
+        self.mark(at)
+        self._slot.tell(progress.ARMED)
+        threading.Thread(target=self._await_alarm, name="hpcddp alarm", daemon=True).start()
+
+    def close(self) -> None:
+        """End the thread."""
+        self._over.set()
+
+    @contextlib.contextmanager
+    def stepping(self) -> Iterator[None]:
+        """Within, the optimizer changes the weights: a failure leaves no whole step."""
+        held, self._held = self._held, None
+        yield
+        self._held = held
+
+    @torch.no_grad()
+    def mark(self, at: Position) -> None:
+        """Note that a step is complete, and keep what the next forward pass changes."""
+        if self._copies:
+            torch._foreach_copy_([*self._copies.values()], [*self._loose.values()])
+        self._held = at.step
+
+    def save(self, error: BaseException, at: Position, facts: dict[str, Any]) -> None:
+        """After a failure of this rank: if it has only lost another one, wait for the verdict, and
+        save the step if this rank is to."""
+        if not self.able or kind_of(error, stepped=True) != "peer":
+            return
+        fit = self._held == at.step
+        self._slot.tell(progress.WAITS if fit else progress.UNFIT, at.step)
+        until = time.monotonic() + PATIENCE
+        while not self._slot.verdict and time.monotonic() < until:
+            time.sleep(LOOK / 5)
+        if not fit or self._slot.verdict != progress.SAVE:
+            return
+        try:
+            reason = self._write(at, facts)
+        except Exception as failed:
+            reason = f"{type(failed).__name__}: {failed}"
+        what = f"not saved: {reason}" if reason else f"saved by rank {self._number}"
+        print(
+            f"hpcddp: after the loss of a rank: step {at.step} {what}", file=sys.stderr, flush=True
+        )
+        self._slot.tell(progress.FAILED if reason else progress.SAVED, at.step)
+
+    @property
+    def _number(self) -> int:
+        return self._spread.world.rank.world_rank
+
+    def _write(self, at: Position, facts: dict[str, Any]) -> str:
+        """Write a checkpoint without the other ranks; the reason if that fails."""
+        if (self._lease.run.checkpoints / f"step-{at.step}").exists():
+            return ""
+        alone = self._spread.world.alone()
+        parts = state_dict.parts(self._live.module, self._live.optimizer)
+        meta = snapshot.meta(self._lease, self._spread, self._live, at, facts)
+        meta = json.loads(json.dumps(meta, default=Tensor.tolist))
+        copies = HostCopies(alone.device)
+        copies.take({**parts.stepped, **self._copies}, {})
+        save = RunningSave(at.step, meta, parts, time.monotonic())
+        writer = SaveWriter(self._lease, alone, copies, self._keep)
+        writer.run(save)
+        if save.error:
+            return f"{type(save.error).__name__}: {save.error}"
+        return save.reason
+
+    def _await_alarm(self) -> None:
+        """Wait for the alarm, and end the collective in which this rank waits."""
+        while not self._over.wait(LOOK):
+            if self._slot.alarm:
+                _shut_connections()
+                return
+
+
+def _shut_connections() -> None:
+    """Shut down the TCP connections of this process to other ranks: all but those of files."""
+    for link in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError, ValueError):
+            if not str(link.readlink()).startswith("socket:"):
+                continue
+            with socket.socket(fileno=os.dup(int(link.name))) as sock:
+                if sock.family in (socket.AF_INET, socket.AF_INET6):
+                    sock.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,108 @@
+"""A rank is lost without a warning, and the others save the step that they hold: real ranks over
+gloo on two nodes, under parents and their supervisor."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from ranks import make_run, records, wait_for
+
+from hpcddp.attempt.link import channel
+from hpcddp.rundir import RunDir
+
+SLOW = """
+import time
+_loss = loss
+def loss(output, target):
+    time.sleep(0.02)
+    return _loss(output, target)
+"""
+
+
+class Place:
+    """A batch script's place, and attempts of a run in it."""
+
+    def __init__(self, run: RunDir) -> None:
+        self.run, self.number = run, 0
+        self.script = subprocess.Popen(["sleep", "1000"])
+        self.door = channel.door_of(self.script.pid)
+
+    def start(self) -> subprocess.Popen[bytes]:
+        """Start an attempt on two nodes with two ranks each."""
+        self.number += 1
+        self.run.attempt(self.number).path.mkdir(parents=True)
+        python = [sys.executable, "-P", "-m"]
+        command = [*python, "hpcddp.worker", str(self.run.path)]
+        parent = [*python, "hpcddp.launch.parent", "2", *command]
+        srun = [*python, "hpcddp.launch.spawn", "--no-label", "2", "1", *parent]
+        how = [str(self.run.path), str(self.number), str(self.script.pid), "2"]
+        environ = {
+            **os.environ, "HPCDDP_RUN_DIR": str(self.run.path), "MASTER_ADDR": "127.0.0.1",
+            "HPCDDP_ATTEMPT": str(self.number), "MASTER_PORT": str(29400 + self.number),
+        }  # fmt: skip
+        with open(self.run.attempt(self.number).log, "ab") as log:
+            return subprocess.Popen(
+                [*python, "hpcddp.attempt.host", "ranks", *how, *srun], env=environ,
+                stdout=log, stderr=log,
+            )  # fmt: skip
+
+    def pids(self) -> list[int]:
+        """The ranks of the attempt."""
+        lines = [json.loads(x) for x in self.metrics.read_text().splitlines()]
+        return [rank["pid"] for x in lines if x["event"] == "ranks" for rank in x["ranks"]]
+
+    @property
+    def metrics(self) -> Path:
+        return self.run.attempt(self.number).metrics
+
+
+@pytest.fixture
+def places() -> Iterator[list[Place]]:
+    made: list[Place] = []
+    yield made
+    for place in made:
+        place.script.kill()
+        place.script.wait()
+
+
+def newest(run: RunDir) -> int:
+    return max(int(path.name[5:]) for path in run.checkpoints.glob("step-*"))
+
+
+def weights(run: RunDir) -> dict[str, torch.Tensor]:
+    from hpcddp.train.checkpoint import dcp_files
+
+    return dcp_files.read_all(run.checkpoints / f"step-{newest(run)}")
+
+
+@pytest.mark.parametrize("victim", [0, 3])
+def test_no_step_is_lost_with_a_killed_rank(
+    tmp_path: Path, places: list[Place], victim: int
+) -> None:
+    facts = {"nodes": (2, 2), "gpus": 2, "max_steps": 40, "global_batch": 8}
+    run = make_run(tmp_path / "a", extra=SLOW, **facts)
+    places.append(place := Place(run))
+    attempt = place.start()
+    wait_for(lambda: place.metrics.exists() and len(records(run, "train")) > 5, "5 steps")
+    os.kill(place.pids()[victim], signal.SIGKILL)
+    assert attempt.wait(60) == 137
+    log = run.attempt(1).log.read_text()
+    assert "saved by rank" in log, log
+    saved = newest(run)
+    assert saved >= 5
+    second = place.start()
+    assert second.wait(60) == 0, run.attempt(2).log.read_text()
+    started = [x["step"] for x in records(run, "start")]
+    assert started[-1] == saved
+    undisturbed = make_run(tmp_path / "b", **facts)
+    places.append(other := Place(undisturbed))
+    assert other.start().wait(60) == 0
+    mine, theirs = weights(run), weights(undisturbed)
+    assert mine.keys() == theirs.keys()
+    assert all(torch.equal(mine[name], theirs[name]) for name in mine)
