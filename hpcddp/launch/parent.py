@@ -141,7 +141,7 @@ class Parent:
             group.end()
         else:
             self.progress.alarm()
-        self.supervisor.send(failed=self.attempt, code=group.code or exit_codes.FAILED)
+        self.supervisor.send(failed=self.attempt, code=group.code)
 
     def _phase(self, rank: int) -> tuple[int, int]:
         """Phase and step of a global rank of this node."""

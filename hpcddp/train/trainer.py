@@ -180,6 +180,8 @@ class Trainer:
         self.hook.begin(self.at.step)
         self._clock.count(sum(micro.real for micro in step.micros))
         self.engine.run(batches, step, self.live.scaler, self._seen)
+        if self.rescue.levels:
+            self.engine.share_buffers()
         with self.rescue.stepping():
             self._update()
         self.session.trace.step(self.at.step + 1, self.at.epoch)

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hpcddp import processes
-from hpcddp.attempt.exit_codes import PRIVATE, TERMINATED
+from hpcddp.attempt.exit_codes import FAILED, PRIVATE, TERMINATED
 from hpcddp.attempt.link.channel import Channel, Message
 from hpcddp.attempt.link.parents import LOOK, Parents, own
 from hpcddp.rundir import RunDir
@@ -53,6 +53,7 @@ class Running:
         codes: exit code by node, of those that have ended.
         written: the nodes whose last lines are in the log.
         lost: host -> why it is lost.
+        failed: ranks have failed, and the others have been told.
         code: of the node that failed first, or of the signal that ended it before its start.
         deadline: for the ranks that have been told to end.
         alarm: when ranks have failed, and the others are asked for their steps; 0 for no time.
@@ -72,6 +73,7 @@ class Running:
     codes: dict[int, int] = field(default_factory=dict)
     written: set[int] = field(default_factory=set)
     lost: dict[str, str] = field(default_factory=dict)
+    failed: bool = False
     code: int = 0
     deadline: float = float("inf")
     alarm: float = 0.0
@@ -282,9 +284,11 @@ class Supervisor:
     def _failed(self, now: Running, code: int) -> None:
         """Ranks have failed: the others end, once one of them has saved the newest step, if one
         can."""
-        if now.code:
+        # A killed rank is the cause, whichever rank has noticed it first.
+        now.code = code if now.code in (0, FAILED) else now.code
+        if now.failed:
             return
-        now.code = code
+        now.failed = True
         parents = [self.parents.by_node[node] for node in now.nodes if node not in now.codes]
         if code not in PRIVATE and any(parent.armed for parent in parents):
             now.alarm = time.monotonic()

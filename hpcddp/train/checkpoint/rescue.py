@@ -79,6 +79,12 @@ class Rescue:
         """End the thread."""
         self._over.set()
 
+    @property
+    def levels(self) -> bool:
+        """Whether the ranks must have the same buffers before the optimizer's step: any of them may
+        have to save what rank 0 has. DDP gives them rank 0's only in the next forward pass."""
+        return self.able and bool(self._copies)
+
     @contextlib.contextmanager
     def stepping(self) -> Iterator[None]:
         """Within, the optimizer changes the weights: a failure leaves no whole step."""
@@ -152,4 +158,5 @@ def _shut_connections() -> None:
                 continue
             with socket.socket(fileno=os.dup(int(link.name))) as sock:
                 if sock.family in (socket.AF_INET, socket.AF_INET6):
+                    sock.getpeername()  # fails for one that listens: gloo would abort the process
                     sock.shutdown(socket.SHUT_RDWR)
