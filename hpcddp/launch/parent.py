@@ -26,10 +26,10 @@ from pathlib import Path
 from hpcddp import cgroups
 from hpcddp.attempt import exit_codes, lost_script
 from hpcddp.attempt.error_record import host
-from hpcddp.attempt.link import PARENT, channel, progress
+from hpcddp.attempt.link import channel, slots
 from hpcddp.attempt.link.channel import Channel, Message
-from hpcddp.attempt.link.parents import ADDRESS, HEARTBEAT, PROTOCOL, SECRET
-from hpcddp.attempt.link.progress import Progress
+from hpcddp.attempt.link.parents import ADDRESS, HEARTBEAT, PARENT, PROTOCOL, SECRET
+from hpcddp.attempt.link.slots import Progress
 from hpcddp.attempt.link.supervisor import end_of_lines
 from hpcddp.launch import fork
 from hpcddp.launch.children import Group, patience
@@ -61,7 +61,7 @@ class Parent:
         self.group: Group | None = None
         self.leaving, self.attempt = False, 0
         self.progress = Progress(ranks)
-        os.environ[progress.NAME] = str(self.progress.descriptor)
+        os.environ[slots.NAME] = str(self.progress.descriptor)
         self._next_beat = self._silent = 0.0
         self._clock = time.monotonic()
         self._oom_kills = 0
@@ -134,10 +134,10 @@ class Parent:
         """See whether a rank has failed, or has lost another one. The others may save first what
         they hold, if they can; a rank that has saved and left is no failure."""
         phases = [self._phase(rank)[0] for rank in group.left]
-        if not (group.code or progress.WAITS in phases):
+        if not (group.code or slots.WAITS in phases):
             return
         self._failed = True
-        if group.code in exit_codes.PRIVATE or not {progress.ARMED, progress.WAITS} & {*phases}:
+        if group.code in exit_codes.PRIVATE or not {slots.ARMED, slots.WAITS} & {*phases}:
             group.end()
         else:
             self.progress.alarm()
@@ -150,8 +150,8 @@ class Parent:
     def _tell_held(self, group: Group) -> None:
         """Tell the supervisor which steps the ranks hold that wait for its verdict."""
         phases = {rank: self._phase(rank) for rank in group.left}
-        held = {rank: step for rank, (phase, step) in phases.items() if phase == progress.WAITS}
-        busy = sum(phase in (progress.BUSY, progress.ARMED) for phase, _ in phases.values())
+        held = {rank: step for rank, (phase, step) in phases.items() if phase == slots.WAITS}
+        busy = sum(phase in (slots.BUSY, slots.ARMED) for phase, _ in phases.values())
         if (held, busy) != self._held:
             self._held = held, busy
             self.supervisor.send(held=self.attempt, steps_of=held, busy=busy)
@@ -163,9 +163,7 @@ class Parent:
             chosen: its global rank; -1 for none.
         """
         for rank in group.processes:
-            self.progress.judge(
-                rank % self.ranks, progress.SAVE if rank == chosen else progress.LEAVE
-            )
+            self.progress.judge(rank % self.ranks, slots.SAVE if rank == chosen else slots.LEAVE)
         if chosen not in group.left:
             group.end()
 
@@ -190,7 +188,7 @@ class Parent:
         if now >= self._next_beat:
             self._next_beat = now + BEAT
             phases = {self.progress.phase(rank)[0] for rank in range(self.ranks)}
-            armed = bool(phases & {progress.ARMED, progress.WAITS})
+            armed = bool(phases & {slots.ARMED, slots.WAITS})
             self.supervisor.send(steps=self.progress.total, armed=armed)
             if self._told and not self.group:
                 self.supervisor.send(stopped=self._told.pop(0))

@@ -13,7 +13,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpcddp.attempt import link, sentry
+from hpcddp.attempt import sentry
+from hpcddp.attempt.link.parents import PARENT
 from hpcddp.errors import SandboxError
 
 PROC = Path("/proc")
@@ -149,7 +150,7 @@ def of_steps(folder: str) -> list[OwnProcess]:
     mark, tasks = f"HPCDDP_RUN_DIR={folder}".encode(), []
     for pid in _pids():
         environ = _read(pid, "environ").split(b"\0")
-        if _read(pid, "comm").strip() in (sentry.NAME.encode(), link.PARENT.encode()):
+        if _read(pid, "comm").strip() in (sentry.NAME.encode(), PARENT.encode()):
             continue
         if mark in environ and any(entry.startswith(b"SLURM_STEP_ID=") for entry in environ):
             tasks += [(int(e[13:]), pid) for e in environ if e.startswith(b"SLURM_PROCID=")]

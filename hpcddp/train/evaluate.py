@@ -68,7 +68,8 @@ class Evaluations:
     """The evaluations of a training.
 
     ``newest`` is the one of the current weights, or None. ``owed`` is True if a stop interrupted
-    one; the next attempt repeats it. ``best`` is the best by ``checkpoint.best``.
+    one, ``due`` until the one that this step asks for has ended: the next attempt repeats it.
+    ``best`` is the best by ``checkpoint.best``.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class Evaluations:
         self._heartbeat, self._record = heartbeat, record
         self.newest: Evaluation | None = None
         self.best: dict[str, Any] = {}
-        self.owed = False
+        self.owed = self.due = False
         self._evaluator: Evaluator | None = None  # without held-out samples
         self._made = False
         self._batches = 0
@@ -90,7 +91,7 @@ class Evaluations:
     def facts(self) -> dict[str, Any]:
         """The state, for a checkpoint's meta."""
         metrics = self.newest.metrics if self.newest else {}
-        return {"best": self.best, "metrics": metrics, "owed": self.owed}
+        return {"best": self.best, "metrics": metrics, "owed": self.owed or self.due}
 
     def run(
         self, engine: Engine, at: Position, preemption: Preemption, vote: StopVote,
@@ -109,6 +110,7 @@ class Evaluations:
                 preemption.renew()
                 self._made = True
             if self._evaluator is None:
+                self.due = False
                 return False
             prepare()
             device = self._spread.world.device
@@ -117,7 +119,7 @@ class Evaluations:
                 model.autocast(device, self._spec.train.precision, divided=self._spread.divided),
             ):
                 self.newest = self._evaluator(engine, lambda: self._stops(vote, at), start.close)
-        self.owed = self.newest is None
+        self.owed, self.due = self.newest is None, False
         return self.newest is not None and self._judge(self.newest, at)
 
     def _stops(self, vote: StopVote, at: Position) -> bool:

@@ -14,10 +14,12 @@ from typing import Any
 
 from torch import Tensor
 
+from hpcddp.attempt.link.slots import Slot
 from hpcddp.preempt import Preemption
 from hpcddp.train.checkpoint import checkpoint, snapshot
 from hpcddp.train.checkpoint.disk_retry import DiskRetry
 from hpcddp.train.checkpoint.lease import Lease
+from hpcddp.train.checkpoint.rescue import Rescue
 from hpcddp.train.checkpoint.saver import Saver
 from hpcddp.train.checkpoint.snapshot import Live, Position
 from hpcddp.train.meter import Meter
@@ -35,6 +37,7 @@ class Session:
 
     Args:
         saved: the checkpoint to resume from; None to start at step 0.
+        slot: where this rank's parent reads and writes; None for a loop that cannot save alone.
         slow: ``metrics.slow``.
         trace: record every step in a file.
 
@@ -42,6 +45,7 @@ class Session:
     """
 
     saver: Saver
+    rescue: Rescue
     trace: Trace
     vote: StopVote  # between two steps
     pause: StopVote  # between two batches of an evaluation, and at the training's end
@@ -55,13 +59,14 @@ class Session:
         retry: DiskRetry,
         saved: Path | None,
         *,
+        slot: Slot | None = None,
         slow: float,
         trace: bool,
     ) -> None:
         self.lease, self.record, self.meter, self.resumed = lease, record, meter, saved
         self.attempt = lease.run.attempt(lease.attempt)
         self.retry, self._spread, self._world = retry, spread, spread.world
-        self._slow, self._traced = slow, trace
+        self._slow, self._traced, self._slot = slow, trace, slot
         self._pending: tuple[int, int] | None = (
             None  # step and epoch of a record whose sums are not read yet
         )
@@ -92,6 +97,7 @@ class Session:
             self._restore(self.resumed)
         step = self.at.step if self.resumed else None
         self.saver = Saver(self.lease, self._spread, live, self.record, keep, step, self.retry)
+        self.rescue = Rescue(self._slot, self.lease, self._spread, live, keep)
         world, layout = self._world, self._spread.layout
         stages = [layout.place(rank).pp for rank in range(world.size)]
         self._slow_ranks = SlowRanks(self.record, world.hosts, stages, self._slow, hint)
@@ -105,6 +111,7 @@ class Session:
         """Record the step at which the training starts."""
         path = str(self.resumed.relative_to(self.lease.run.path)) if self.resumed else None
         self.record("start", step=self.at.step, epoch=self.at.epoch, resumed=path, **facts)
+        self.rescue.begin(self.at)
 
     def begin(self, preemption: Preemption, detector: Detector, deadline: float) -> None:
         """Start the votes on stopping.
@@ -129,6 +136,7 @@ class Session:
         self._read(folder)
         self._restore(folder)
         self.saver.begin_from(self.at.step)
+        self.rescue.mark(self.at)
         self._pending = None
         self.meter.reset()
 
@@ -172,7 +180,17 @@ class Session:
         step, saved = self.at.step, self.saver.saved
         self.record("end", outcome=outcome, step=step, saved=saved, **facts)
 
+    def failed(self, error: BaseException, facts: dict[str, Any]) -> None:
+        """After a failure of this rank: save its step without the others, if that is to be done.
+
+        Args:
+            facts: further plain data for meta.json.
+        """
+        self.saver.close()
+        self.rescue.save(error, self.at, facts, self.saver.saved)
+
     def close(self) -> None:
         """Wait a short time for a running save."""
+        self.rescue.close()
         self.saver.close()
         self.trace.close()

@@ -15,7 +15,6 @@ from hpcddp.train import micro_batch_search
 from hpcddp.train.checkpoint import newest
 from hpcddp.train.checkpoint.disk_retry import DiskRetry
 from hpcddp.train.checkpoint.lease import Lease
-from hpcddp.train.checkpoint.rescue import Rescue
 from hpcddp.train.checkpoint.snapshot import Position
 from hpcddp.train.divergence import DivergenceDetector, Finding, RollBack
 from hpcddp.train.evaluate import Evaluations
@@ -50,7 +49,6 @@ class Trainer:
         saved = newest.find(lease.run, retry)
         model = Model(task, spec, self.spread, new=saved is None)
         self.module = model.module
-        self._due = False  # an evaluation of this step is to come
         self._clock = Clock(world.device, whole=spec.metrics.ranks)
         self.data = TrainData(task.dataset("train"), spec, self.spread, self._clock)
         self._meter = Meter(world, self._clock)
@@ -58,11 +56,9 @@ class Trainer:
         self.hook = Hook(spec, self.spread)
         self.session = Session(
             lease, self.spread, record, self._meter, retry, saved,
-            slow=spec.metrics.slow, trace=spec.train.trace,
+            slot=heartbeat.slot, slow=spec.metrics.slow, trace=spec.train.trace,
         )  # fmt: skip
         self._open(model)
-        keep = spec.checkpoint.keep
-        self.rescue = Rescue(heartbeat.slot, lease, self.spread, self.live, keep)
         self._fit_to_node()
         self.engine = model.engine(self.data, self.hook)
         if not self.spread.layout.threads:
@@ -101,9 +97,8 @@ class Trainer:
         self._fit: dict[str, Any] = meta.get("fit") or {}  # the micro-batch that fits in memory
         if spec.train.find_micro_batch:
             with self.heartbeat.patience():
-                self._fit = micro_batch_search.settle(
-                    self._fit, self.task, spec, self.spread, self.data, self.live, self.record
-                )
+                how = spec, self.spread, self.data, self.live, self.record
+                self._fit = micro_batch_search.settle(self._fit, self.task, *how)
 
     def train(self, preemption: Preemption, deadline: float = 0.0) -> str:
         """Train to the end, or until all ranks agree to stop: "done" or "stopped".
@@ -112,24 +107,18 @@ class Trainer:
             deadline: end of the time limit, in seconds since the epoch; 0 for none.
         """
         self.session.start(
-            total_steps=self.total_steps,
-            steps_per_epoch=self.data.steps_left(0),
-            micro_batch=self.data.micro_batch,
-            accumulation=self.data.accumulation,
-            global_batch=self.spec.global_batch,
-            strategy=str(self.spread.layout),
-            seed=self.spec.seed,
-            **self.cpus._asdict(),
-        )
-        self.rescue.begin(self.at)
+            total_steps=self.total_steps, steps_per_epoch=self.data.steps_left(0),
+            micro_batch=self.data.micro_batch, accumulation=self.data.accumulation,
+            global_batch=self.spec.global_batch, strategy=str(self.spread.layout),
+            seed=self.spec.seed, **self.cpus._asdict(),
+        )  # fmt: skip
         while True:
             try:
                 return self._train(preemption, deadline)
             except RollBack as answer:
                 self._roll_back(answer.finding)
             except Exception as error:
-                self.session.saver.close()
-                self.rescue.save(error, self.at, {**self._facts(), "owed": self._due})
+                self.session.failed(error, self._facts())
                 raise
 
     def _train(self, preemption: Preemption, deadline: float) -> str:
@@ -180,14 +169,14 @@ class Trainer:
         self.hook.begin(self.at.step)
         self._clock.count(sum(micro.real for micro in step.micros))
         self.engine.run(batches, step, self.live.scaler, self._seen)
-        if self.rescue.levels:
+        if self.session.rescue.levels:
             self.engine.share_buffers()
-        with self.rescue.stepping():
+        with self.session.rescue.stepping():
             self._update()
         self.session.trace.step(self.at.step + 1, self.at.epoch)
         self._advance(step)
         self.hook.end(self.at.step, self.module)
-        self.rescue.mark(self.at)
+        self.session.rescue.mark(self.at)
         self.heartbeat.beat(self.at.step)
 
     def _seen(self, ids: list[int], micro: Micro, loss: Tensor) -> None:
@@ -239,11 +228,10 @@ class Trainer:
         if step % self.spec.train.log_every == 0 or end or self._meter.first:
             self.session.add_up(epoch, self.detector.flag())
         ended, each = self.at.epoch > epoch, self.spec.train.eval_every
-        due = self._due = end or (ended and each > 0 and self.at.epoch % each == 0)
+        due = self.evaluations.due = end or (ended and each > 0 and self.at.epoch % each == 0)
         if due or not self.session.vote.quick:
             self.session.tell()
         improved = self._evaluate() if due else False
-        self._due = False
         every = self.spec.checkpoint.every
         if every and (step % every == 0 or improved) and not self.evaluations.owed:
             self._save()
@@ -302,14 +290,11 @@ class Trainer:
             elif not session.saver.last(at, facts, lambda: session.asked(at.step)):
                 return self._end(session.pause)
         outcome = "stopped" if vote else "done"
-        result = vars(last) if last and not vote else {}
-        session.end(outcome, vote, seed=self.spec.seed, **result)
+        session.end(outcome, vote, seed=self.spec.seed, **(vars(last) if last and not vote else {}))
         return outcome
 
     def close(self) -> None:
         """Wait for a running save, and delete the DDP wrapper: after the end of the process group
         its destructor may hang."""
-        self.session.close()
-        self.engine.close()
-        self.data.close()
-        self.evaluations.close()
+        for part in (self.session, self.engine, self.data, self.evaluations):
+            part.close()

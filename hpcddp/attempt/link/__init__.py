@@ -2,8 +2,7 @@
 
 ``channel`` sends messages to a process of the same job that knows its secret, or of the same user.
 ``parents`` knows which parents of ranks live, ``supervisor`` orders them, ``supervised`` asks it to
-run an attempt, and ``progress`` has the steps of a node's ranks.
-It imports the root alone. ``launch.parent`` and ``attempt.host`` use it.
+run an attempt, and ``slots`` are memory that ranks and their parent share.
+It imports ``attempt`` and the root. Others use ``channel``, ``parents``, ``slots`` and
+``supervisor``.
 """
-
-PARENT = "hpcddp-parent"  # the name of a parent's process, in ps

@@ -25,6 +25,7 @@ from hpcddp.attempt.link.channel import TIMEOUT, Channel, Message, of_this_user
 
 # Variables of a parent: of its supervisor, and how many seconds that may be silent.
 ADDRESS, SECRET, HEARTBEAT = "HPCDDP_SUPERVISOR", "HPCDDP_SECRET", "HPCDDP_HEARTBEAT"
+PARENT = "hpcddp-parent"  # the name of a parent's process, in ps
 PROTOCOL = 1  # of the messages, in a parent's first one
 LOOK = 0.5  # seconds between two looks
 BEAT = 1.0  # seconds between two signs of life for the parents

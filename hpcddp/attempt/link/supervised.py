@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from hpcddp import record
 from hpcddp.attempt import error_record, ledger
-from hpcddp.attempt.link import channel, progress
+from hpcddp.attempt.link import channel, slots
 from hpcddp.attempt.link.channel import Channel, Message
 from hpcddp.attempt.link.parents import ADDRESS, HEARTBEAT, SECRET
 from hpcddp.attempt.link.supervisor import Supervisor
@@ -30,7 +30,7 @@ SILENT = 10.0  # seconds of silence after which a node is lost, where the job sa
 KILL_WAIT = 30.0  # seconds between TERM and KILL: Slurm's default
 START_TIMEOUT = 600.0  # seconds for the parents to come
 READS = 60  # tries to read a file of the run, a second apart
-OWN = {ADDRESS, SECRET, HEARTBEAT, progress.NAME}  # variables of a parent
+OWN = {ADDRESS, SECRET, HEARTBEAT, slots.NAME}  # variables of a parent
 
 T = TypeVar("T")
 

@@ -2,7 +2,7 @@
 
 With ``ddp``, each rank has the whole state: between two optimizer steps, and through the next
 forward and backward pass until the optimizer's step. So a rank whose peer is gone still has the
-newest step. It tells the supervisor which step that is (attempt/link/progress.py). The supervisor
+newest step. It tells the supervisor which step that is (attempt/link/slots.py). The supervisor
 chooses one rank, which writes an ordinary checkpoint, without the others, and all leave.
 
 A rank that waits in a collective for a lost one may not notice: gloo tells only the neighbours. A
@@ -29,8 +29,8 @@ import torch
 from torch import Tensor
 
 from hpcddp.attempt.error_record import kind_of
-from hpcddp.attempt.link import progress
-from hpcddp.attempt.link.progress import Slot
+from hpcddp.attempt.link import slots
+from hpcddp.attempt.link.slots import Slot
 from hpcddp.train.checkpoint import snapshot
 from hpcddp.train.checkpoint.host_copy import HostCopies
 from hpcddp.train.checkpoint.lease import Lease
@@ -47,17 +47,20 @@ class Rescue:
     """One rank's part in saving at a failure.
 
     Args:
-        slot: where the parent of this rank reads and writes.
+        slot: where the parent of this rank reads and writes; None for a loop that cannot save
+            alone.
         keep: number of checkpoints to keep, the newest.
     """
 
-    def __init__(self, slot: Slot, lease: Lease, spread: Spread, live: Live, keep: int) -> None:
-        self._slot, self._lease, self._spread, self._live = slot, lease, spread, live
-        self._keep = keep
+    def __init__(
+        self, slot: Slot | None, lease: Lease, spread: Spread, live: Live, keep: int
+    ) -> None:
+        self._slot = slot or slots.own_slot({})
+        self._lease, self._spread, self._live, self._keep = lease, spread, live, keep
         layout, world = spread.layout, spread.world
         whole = layout.plain and not layout.zero and not live.files
         memory = live.hook is not None and live.hook.fits is not None
-        self.able = slot.shared and whole and not memory and world.size > 1
+        self.able = self._slot.shared and whole and not memory and world.size > 1
         self.able = self.able and world.device.type == "cpu"
         self._loose: dict[str, Tensor] = {}
         self._copies: dict[str, Tensor] = {}
@@ -72,7 +75,7 @@ class Rescue:
         self._loose = parts.loose
         self._copies = {name: tensor.clone() for name, tensor in parts.loose.items()}
         self.mark(at)
-        self._slot.tell(progress.ARMED)
+        self._slot.tell(slots.ARMED)
         threading.Thread(target=self._await_alarm, name="hpcddp alarm", daemon=True).start()
 
     def close(self) -> None:
@@ -99,27 +102,34 @@ class Rescue:
             torch._foreach_copy_([*self._copies.values()], [*self._loose.values()])
         self._held = at.step
 
-    def save(self, error: BaseException, at: Position, facts: dict[str, Any]) -> None:
+    def save(
+        self, error: BaseException, at: Position, facts: dict[str, Any], saved: int | None
+    ) -> None:
         """After a failure of this rank: if it has only lost another one, wait for the verdict, and
-        save the step if this rank is to."""
+        save the step if this rank is to.
+
+        Args:
+            facts: further plain data for meta.json.
+            saved: the newest step on disk.
+        """
         if not self.able or kind_of(error, stepped=True) != "peer":
             return
         fit = self._held == at.step
-        self._slot.tell(progress.WAITS if fit else progress.UNFIT, at.step)
+        self._slot.tell(slots.WAITS if fit else slots.UNFIT, at.step)
         until = time.monotonic() + PATIENCE
         while not self._slot.verdict and time.monotonic() < until:
             time.sleep(LOOK / 5)
-        if not fit or self._slot.verdict != progress.SAVE:
+        if not fit or self._slot.verdict != slots.SAVE:
             return
         try:
-            reason = self._write(at, facts)
+            reason = "" if saved == at.step else self._write(at, facts)
         except Exception as failed:
             reason = f"{type(failed).__name__}: {failed}"
         what = f"not saved: {reason}" if reason else f"saved by rank {self._number}"
         print(
             f"hpcddp: after the loss of a rank: step {at.step} {what}", file=sys.stderr, flush=True
         )
-        self._slot.tell(progress.FAILED if reason else progress.SAVED, at.step)
+        self._slot.tell(slots.FAILED if reason else slots.SAVED, at.step)
 
     @property
     def _number(self) -> int:
@@ -127,8 +137,6 @@ class Rescue:
 
     def _write(self, at: Position, facts: dict[str, Any]) -> str:
         """Write a checkpoint without the other ranks; the reason if that fails."""
-        if (self._lease.run.checkpoints / f"step-{at.step}").exists():
-            return ""
         alone = self._spread.world.alone()
         parts = state_dict.parts(self._live.module, self._live.optimizer)
         meta = snapshot.meta(self._lease, self._spread, self._live, at, facts)

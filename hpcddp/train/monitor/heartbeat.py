@@ -6,14 +6,14 @@ import contextlib
 import os
 from collections.abc import Iterator
 
-from hpcddp.attempt.link import progress
+from hpcddp.attempt.link import slots
 
 
 class Heartbeat:
     """Counters that only the training thread writes; a beat costs 0.1 us."""
 
     def __init__(self) -> None:
-        self.slot = progress.own_slot(os.environ)  # where its parent reads
+        self.slot = slots.own_slot(os.environ)  # where its parent reads
         self.step = 0  # the newest optimizer step of the run
         self.taken = 0  # optimizer steps in this process
         self.beats = 0  # grows with any progress

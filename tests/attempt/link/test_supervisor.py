@@ -25,7 +25,7 @@ from hpcddp.rundir import RunDir
 # A script whose ranks tell who they are, and then do what their file says.
 RANK = """
 import json, os, pathlib, signal, sys, time
-from hpcddp.attempt.link import progress
+from hpcddp.attempt.link import slots
 me = os.environ["RANK"]
 pathlib.Path(f"up-{os.environ['HPCDDP_ATTEMPT']}-{me}").write_text(json.dumps({
     "pid": os.getpid(), "parent": os.getppid(), "torch": "torch" in sys.modules,
@@ -43,7 +43,7 @@ def saved(number, frame):
 signal.signal(signal.SIGUSR2, saved)
 if pathlib.Path("slow").exists():
     signal.signal(signal.SIGTERM, saved)
-slot, steps = progress.own_slot(os.environ), 0
+slot, steps = slots.own_slot(os.environ), 0
 while not (todo := pathlib.Path(f"do-{me}")).exists():
     time.sleep(0.01)
     steps += 1

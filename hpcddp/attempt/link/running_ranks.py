@@ -1,0 +1,49 @@
+"""The ranks of an attempt, as the supervisor knows them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hpcddp.attempt.link.channel import Channel
+
+
+@dataclass
+class Running:
+    """An attempt, and what has become of its ranks.
+
+    Args:
+        asker: the connection to the process that waits for their end.
+        least, most: the number of its nodes.
+        kill_wait: seconds between TERM and KILL for ranks that are ended.
+        patience: seconds for the parents to come.
+        suffix: of a node's name, for MASTER_ADDR.
+        environ: the variables of the attempt.
+        nodes: its nodes, in the order of the ranks; empty until all parents are there.
+        codes: exit code by node, of those that have ended.
+        written: the nodes whose last lines are in the log.
+        lost: host -> why it is lost.
+        failed: ranks have failed, and the others have been told.
+        code: of the node that failed first, or of the signal that ended it before its start.
+        deadline: for the ranks that have been told to end.
+        alarm: when ranks have failed, and the others are asked for their steps; 0 for no time.
+        held: by node, the step that each waiting rank holds, and the number of other ranks.
+    """
+
+    number: int
+    asker: Channel
+    least: int
+    most: int
+    kill_wait: float
+    patience: float
+    suffix: str
+    environ: dict[str, str]
+    began: float = 0.0
+    nodes: list[int] = field(default_factory=list)
+    codes: dict[int, int] = field(default_factory=dict)
+    written: set[int] = field(default_factory=set)
+    lost: dict[str, str] = field(default_factory=dict)
+    failed: bool = False
+    code: int = 0
+    deadline: float = float("inf")
+    alarm: float = 0.0
+    held: dict[int, tuple[dict[int, int], int]] = field(default_factory=dict)
