@@ -164,9 +164,7 @@ class RequeueSpec:
     )
     exclude_bad_nodes: bool = key(False, "keep the job off nodes that failed")
     heartbeat_seconds: float = key(
-        10.0,
-        "seconds without a sign of life after which a node counts as lost; 0 for no limit",
-        least=0,
+        10.0, "seconds without a sign of life after which a node is lost; 0 for no limit", least=0
     )
     here: bool = key(False, "restart failed ranks on the same nodes, without a requeue")
 
@@ -176,11 +174,7 @@ class ContainerSpec:
     """The container in which the ranks run; the batch script stays outside."""
 
     image: str = key("", "image: a file, a folder, or a name that the runtime knows")
-    runtime: str = key(
-        "apptainer",
-        "program that runs the image",
-        choices=RUNTIMES,
-    )
+    runtime: str = key("apptainer", "program that runs the image", choices=RUNTIMES)
     python: str = key("python3", "Python of the image, 3.11 or later, with torch")
     binds: list[str] = key(
         [], "more folders to bind, as SOURCE, SOURCE:TARGET or SOURCE:TARGET:ro", alone=True
@@ -231,9 +225,7 @@ class JobSpec:
     snapshot: bool = key(True, "run a command on a code snapshot, made at submission")
     snapshot_mb: int = key(100, "largest code snapshot, in MB", least=1)
     nodes: str = key("1", "number of nodes, or a range such as 1-4")
-    spares: int = key(
-        0, "more nodes, which do not train: each replaces a lost one, without a requeue", least=0
-    )
+    spares: int = key(0, "more nodes, each to replace a lost one without a requeue", least=0)
     gpus: int = key(
         1, "GPUs per node, one rank each; without GPUs, the processes per node", least=1
     )

@@ -23,13 +23,10 @@ if TYPE_CHECKING:
 
 # Parameter -> the key it sets.
 SHORTCUTS = {
-    "nodes": "nodes",
-    "spares": "spares",
-    "strategy": "strategy",
-    "name": "name",
-    "cluster": "cluster",
-    "launcher": "launcher",
-    "template": "template",
+    **{
+        name: name
+        for name in ("nodes", "spares", "strategy", "name", "cluster", "launcher", "template")
+    },
     "time": "slurm.time",
     "partition": "slurm.partition",
     "account": "slurm.account",
@@ -52,8 +49,7 @@ SET: Settings = {"metavar": "KEY=VALUE", "multiple": True, "shell_complete": com
 JOB_OPTIONS: tuple[tuple[str, tuple[str, ...], Settings], ...] = (
     (RESOURCES, ("-N", "--nodes"),
      {"metavar": "N", "help": "Number of nodes, or a range such as 1-4."}),
-    (RESOURCES, ("--spares",),
-     {"metavar": "N", "help": "More nodes, each to replace a lost one."}),
+    (RESOURCES, ("--spares",), {"metavar": "N", "help": "More nodes, to replace lost ones."}),
     (RESOURCES, ("--gpus",), {"metavar": "GPUS", "help": "GPUs per node: 4, or a100:4."}),
     (RESOURCES, ("-G", "--total-gpus"),
      {"metavar": "GPUS", "help": "GPUs of the whole job, in place of --gpus."}),

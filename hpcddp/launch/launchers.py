@@ -56,13 +56,12 @@ def no_mpi(job: JobSpec, profile: Profile) -> str:
 
 def no_torch(job: JobSpec, profile: Profile) -> str:
     """Whether the Python of hpcddp has torch, for a launcher that imports it."""
+    from importlib.machinery import PathFinder
     from importlib.util import find_spec
 
-    return (
-        ""
-        if job.software.own_python or find_spec("torch")
-        else f"torch is not installed in {sys.executable}"
-    )
+    if job.software.own_python or PathFinder.find_spec("torch") or find_spec("torch"):
+        return ""
+    return f"torch is not installed in {sys.executable}"
 
 
 def no_agent(job: JobSpec, profile: Profile) -> str:

@@ -29,7 +29,7 @@ from hpcddp.attempt.error_record import host
 from hpcddp.attempt.link import channel, slots
 from hpcddp.attempt.link.channel import Channel, Message
 from hpcddp.attempt.link.parents import ADDRESS, HEARTBEAT, PARENT, PROTOCOL, SECRET
-from hpcddp.attempt.link.slots import Progress
+from hpcddp.attempt.link.slots import NodeSlots
 from hpcddp.attempt.link.supervisor import end_of_lines
 from hpcddp.launch import fork
 from hpcddp.launch.children import Group, patience
@@ -45,7 +45,7 @@ MORE = 20.0  # seconds that the supervisor may be silent longer: it may wait for
 PATIENCE = 600.0  # seconds until the supervisor must have answered
 
 
-class Parent:
+class NodeParent:
     """The parent of the ranks of one node.
 
     Args:
@@ -60,14 +60,14 @@ class Parent:
         self.heartbeat = heartbeat
         self.group: Group | None = None
         self.leaving, self.attempt = False, 0
-        self.progress = Progress(ranks)
-        os.environ[slots.NAME] = str(self.progress.descriptor)
+        self.slots = NodeSlots(ranks)
+        os.environ[slots.NAME] = str(self.slots.descriptor)
         self._next_beat = self._silent = 0.0
         self._clock = time.monotonic()
         self._oom_kills = 0
         self._failed = False  # a rank of the attempt has failed
         self._held: tuple[dict[int, int], int] | None = None  # as told last
-        self._told: list[int] = []  # stop signals that found no ranks
+        self._unheard: list[int] = []  # stop signals that found no ranks
         self.stops = {*stop_signals(), signal.SIGINT}
         for number in self.stops:
             signal.signal(number, self._signalled)
@@ -104,7 +104,7 @@ class Parent:
             self.group.end()
         elif "alarm" in order and self.group:
             self._failed = True
-            self.progress.alarm()
+            self.slots.alarm()
         elif "verdict" in order and self.group:
             self._judge(self.group, order["verdict"])
         self.leaving = self.leaving or "leave" in order
@@ -121,14 +121,14 @@ class Parent:
         gc.freeze()  # the ranks share this memory until one writes to it
         out = io.FileIO(1, "w", closefd=False)
         signal.pthread_sigmask(signal.SIG_BLOCK, self.stops)
-        self.progress.begin()
+        self.slots.begin()
         self._failed, self._held = False, None
         self.group = Group(ranks, fork.start, out, kill_wait=kill_wait, wait=patience(os.environ))
         self.group.holds = True
         signal.pthread_sigmask(signal.SIG_UNBLOCK, self.stops)
-        for number in self._told:  # just before: srun would have passed them on
+        for number in self._unheard:  # just before: srun would have passed them on
             self.group.signal(number)
-        self._told.clear()
+        self._unheard.clear()
 
     def _look(self, group: Group) -> None:
         """See whether a rank has failed, or has lost another one. The others may save first what
@@ -140,12 +140,12 @@ class Parent:
         if group.code in exit_codes.PRIVATE or not {slots.ARMED, slots.WAITS} & {*phases}:
             group.end()
         else:
-            self.progress.alarm()
+            self.slots.alarm()
         self.supervisor.send(failed=self.attempt, code=group.code)
 
     def _phase(self, rank: int) -> tuple[int, int]:
         """Phase and step of a global rank of this node."""
-        return self.progress.phase(rank % self.ranks)
+        return self.slots.phase(rank % self.ranks)
 
     def _tell_held(self, group: Group) -> None:
         """Tell the supervisor which steps the ranks hold that wait for its verdict."""
@@ -163,7 +163,7 @@ class Parent:
             chosen: its global rank; -1 for none.
         """
         for rank in group.processes:
-            self.progress.judge(rank % self.ranks, slots.SAVE if rank == chosen else slots.LEAVE)
+            self.slots.judge(rank % self.ranks, slots.SAVE if rank == chosen else slots.LEAVE)
         if chosen not in group.left:
             group.end()
 
@@ -187,18 +187,18 @@ class Parent:
             self.supervisor.close()
         if now >= self._next_beat:
             self._next_beat = now + BEAT
-            phases = {self.progress.phase(rank)[0] for rank in range(self.ranks)}
+            phases = {self.slots.phase(rank)[0] for rank in range(self.ranks)}
             armed = bool(phases & {slots.ARMED, slots.WAITS})
-            self.supervisor.send(steps=self.progress.total, armed=armed)
-            if self._told and not self.group:
-                self.supervisor.send(stopped=self._told.pop(0))
+            self.supervisor.send(steps=self.slots.total, armed=armed)
+            if self._unheard and not self.group:
+                self.supervisor.send(stopped=self._unheard.pop(0))
 
     def _signalled(self, number: int, frame: object) -> None:
         """Slurm signals the ranks too. Without ranks, the supervisor must know of it."""
         if self.group:
             self.group.signal(number)
         else:
-            self._told.append(number)
+            self._unheard.append(number)
             self._next_beat = 0.0
 
 
@@ -211,7 +211,7 @@ def main(args: list[str]) -> int:
     supervisor = _connect()
     supervisor.send(hello=node, host=host(), pid=os.getpid(), protocol=PROTOCOL)
     os.environ.pop("RANK", None)  # this process is no rank, and answers for none
-    parent = Parent(supervisor, node, int(here), float(os.environ.pop(HEARTBEAT, 0)))
+    parent = NodeParent(supervisor, node, int(here), float(os.environ.pop(HEARTBEAT, 0)))
     fork.preload(os.environ)
     device = fork.open_gpu()
     adopt_orphans()

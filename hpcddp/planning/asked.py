@@ -6,8 +6,11 @@ Each value is valid by itself. checks.py checks whether they fit together.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple
 
+from hpcddp.data import names
 from hpcddp.errors import SlurmUnreachable, UserError
 from hpcddp.planning import clusters, gpu_request, jobfile
 from hpcddp.planning.clusters import Profile
@@ -15,6 +18,7 @@ from hpcddp.planning.jobfile import Layer
 from hpcddp.planning.script.header import Origin
 from hpcddp.planning.site import cluster_now
 from hpcddp.planning.site.cluster_now import ClusterNow, Heard
+from hpcddp.planning.software import software_keys
 from hpcddp.sizes import NodeRange, parse_nodes
 from hpcddp.slurm import sbatch
 from hpcddp.spec import JobSpec
@@ -93,6 +97,22 @@ class Asked(NamedTuple):
     @property
     def backend(self) -> str:
         return self.profile.cluster.backend
+
+    def completed(self, folder: Path) -> JobSpec:
+        """The job with full paths, and without requeue if an sbatch option turns it off."""
+        job = self.spec
+        stays = job.slurm.get("no-requeue") or job.slurm.get("requeue") is False
+        return replace(
+            job,
+            start_from=str(folder / job.start_from) if job.start_from else "",
+            data=replace(job.data, stage=names.placed(job.data.stage, folder)),
+            software=software_keys.complete(job.software, folder),
+            requeue=replace(
+                job.requeue,
+                enabled=job.requeue.enabled and not stays,
+                here=job.requeue.here or job.spares > 0,
+            ),
+        )
 
     def now(self) -> ClusterNow:
         """What Slurm says of the cluster; nothing for a job on this machine."""

@@ -1,4 +1,4 @@
-"""Step 3: the checks of a plan. `check` calls all of them but `launcher`, in order.
+"""Step 3: the checks of a plan. `check` calls all of them, in order.
 
 Where a value is checked:
 
@@ -20,7 +20,6 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -28,8 +27,6 @@ from hpcddp import strategy
 from hpcddp.data import names
 from hpcddp.errors import ClusterError, UserError
 from hpcddp.keys import toml_text
-from hpcddp.launch import launchers
-from hpcddp.launch.launchers import Launcher
 from hpcddp.planning import conflicts
 from hpcddp.planning.asked import Asked
 from hpcddp.planning.clusters import Profile
@@ -152,61 +149,6 @@ def data(job: JobSpec, sources: Mapping[str, str]) -> None:
     """The cache size is valid, and staged entries have different names on the node's disk."""
     bytes_of(job.data.cache, sources.get("data.cache", "data.cache"), what="cache", zero=True)
     names.check(job.data.stage, job.dataset, sources)
-
-
-def launcher(asked: Asked, template: Path) -> Launcher:
-    """The job's launcher, which works at this site and can start the command.
-
-    Args:
-        template: of the script. If it starts the ranks itself, it is taken for the plain launcher.
-    """
-    job, where = asked.spec, asked.sources.get("launcher", "")
-    itself = re.search(r"{%-?\s*block launch\b", template.read_text(encoding="utf-8"))
-    if not (name := job.launcher):
-        best = launchers.best(job, asked.backend, asked.profile)
-        name = launchers.own(asked.backend) if itself else best
-    row = launchers.find(name, asked.backend, where)
-    if missing := row.missing(job, asked.profile):
-        missing, _, hint = missing.partition("\n")
-        raise UserError(
-            f"launcher {row.name} does not work here: {missing}",
-            where="launcher",
-            hint=hint or f"use --launcher {launchers.own(asked.backend)}",
-        )
-    if row.python and not job.software.own_python:
-        _forked(asked, row)
-    return row
-
-
-def spares(asked: Asked, row: Launcher) -> None:
-    """Spare nodes are of use: they are Slurm's, and the launcher can start ranks on them."""
-    if not asked.spec.spares:
-        return
-    where = asked.sources.get("spares", "spares")
-    if asked.backend != "slurm":
-        raise UserError("spares requires Slurm: this machine is one node", where=where,
-                        hint="remove it")  # fmt: skip
-    if not asked.spec.requeue.enabled:
-        raise UserError("spares has no effect if requeue.enabled is false", where=where,
-                        hint="remove one of them")  # fmt: skip
-    if not row.facts.get("spares"):
-        able = [name for name, other in launchers.LAUNCHERS.items() if other.facts.get("spares")]
-        raise UserError(f"launcher {row.name} cannot replace a lost node", where=where,
-                        hint=f"use --launcher {' or '.join(able)}, or no spares")  # fmt: skip
-
-
-def _forked(asked: Asked, row: Launcher) -> None:
-    """A launcher that runs scripts in its own processes runs them in this Python."""
-    from hpcddp.launch import script
-
-    for words in filter(None, (asked.spec.command, asked.spec.resume_command)):
-        if named := script.other_python(script.Script(words)):
-            raise UserError(
-                f"launcher {row.name} runs scripts in the Python of hpcddp ({sys.executable}), "
-                f"but the command names {named}",
-                where="launcher",
-                hint=f"use --launcher {launchers.own(asked.backend)}, or install hpcddp in {named}",
-            )
 
 
 def _program(words: list[str], where: str, folder: Path) -> None:

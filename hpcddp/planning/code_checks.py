@@ -10,8 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path, PurePath
 
 from hpcddp.errors import UserError
+from hpcddp.planning import code_files
 from hpcddp.planning.code_files import CodeFiles
 from hpcddp.sizes import counted
+from hpcddp.spec import JobSpec
 
 SECRETS = (
     ".env", ".env.*", "*.pem", "*.key", "*.p12", "*.pfx", "id_rsa", "id_dsa", "id_ecdsa",
@@ -19,6 +21,14 @@ SECRETS = (
     "credentials.json", "*.kdbx", ".htpasswd", "kaggle.json", "secrets.*",
 )  # fmt: skip
 HARMLESS = ("*.example", "*.sample", "*.template", "*.dist")
+
+
+def checked(job: JobSpec, folder: Path, runs: Path) -> CodeFiles:
+    """The checked files of a job's code snapshot."""
+    code = code_files.find(folder, runs)
+    check(code, job.snapshot_mb * 10**6)
+    check_paths(code, job.command)
+    return code
 
 
 def check(code: CodeFiles, limit: int) -> None:

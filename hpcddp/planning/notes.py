@@ -10,7 +10,7 @@ from pathlib import Path
 from hpcddp.data import names
 from hpcddp.errors import UserError, install_extra
 from hpcddp.launch import script
-from hpcddp.launch.launchers import LAUNCHERS, Launcher
+from hpcddp.launch.launchers import LAUNCHERS
 from hpcddp.planning.clusters import Profile
 from hpcddp.planning.software import software_checks
 from hpcddp.spec import KEYS, JobSpec
@@ -23,8 +23,17 @@ OF_TASK = (
 MARGIN = 30.0  # seconds between the last retry of a store and a hang
 
 
-def notes(job: JobSpec, profile: Profile, environ: Mapping[str, str]) -> list[str]:
-    """A line for each possible problem that cannot be checked on this machine."""
+def notes(
+    job: JobSpec, profile: Profile, environ: Mapping[str, str], ranks: int = 1,
+    runs: Path | None = None,
+) -> list[str]:  # fmt: skip
+    """A line for each possible problem that cannot be checked on this machine, and for what another
+    launcher would save.
+
+    Args:
+        ranks: of a node.
+        runs: the folder of the runs, for a new run.
+    """
     return [
         *_unused(job),
         *_absent(job),
@@ -32,17 +41,12 @@ def notes(job: JobSpec, profile: Profile, environ: Mapping[str, str]) -> list[st
         *_patience(job),
         *_trackers(job),
         *_output(job, profile, environ),
+        *(_faster_start(job, ranks, runs) if runs else ()),
     ]
 
 
-def faster_start(job: JobSpec, launcher: Launcher, ranks: int, runs: Path) -> list[str]:
-    """What the launcher of tasks would save a script that can use it; at the first run of a job.
-
-    Args:
-        launcher: that of the job.
-        ranks: of a node.
-        runs: the folder of the runs.
-    """
+def _faster_start(job: JobSpec, ranks: int, runs: Path) -> list[str]:
+    """What the launcher of tasks would save a script that can use it; at the first run of a job."""
     if not job.command or job.launcher or ranks < 2 or job.own_programs:
         return []
     other = next(row.name for row in LAUNCHERS.values() if row.tasks)

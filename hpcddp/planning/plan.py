@@ -10,16 +10,22 @@ import re
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcddp import spec, strategy
 from hpcddp.attempt import launch_facts
-from hpcddp.data import names
 from hpcddp.errors import TemplateError
 from hpcddp.launch.launchers import Launcher
-from hpcddp.planning import checks, gpu_request, notes, rank_cpus, resources
+from hpcddp.planning import (
+    checks,
+    gpu_request,
+    launcher_choice,
+    notes,
+    rank_cpus,
+    resources,
+)
 from hpcddp.planning.asked import Asked
 from hpcddp.planning.clusters import Profile
 from hpcddp.planning.earlier_runs import LEAD, Measured
@@ -28,7 +34,7 @@ from hpcddp.planning.jobfile import FORCED
 from hpcddp.planning.script import header
 from hpcddp.planning.script.header import Origin
 from hpcddp.planning.site import job_fit, local_disks
-from hpcddp.planning.software import software_checks, software_facts, software_keys
+from hpcddp.planning.software import software_checks, software_facts
 from hpcddp.planning.trust import left_out
 from hpcddp.planning.trust.left_out import LeftOut
 from hpcddp.record import JobRecord
@@ -57,7 +63,8 @@ class Plan:
     spec: JobSpec
     sources: Mapping[str, str]
     profile: Profile
-    nodes: NodeRange
+    nodes: NodeRange  # that train
+    allocated: NodeRange  # with the spares
     gpus: int
     launcher: Launcher
     template: Path
@@ -112,15 +119,10 @@ class Plan:
         return f"{SIGNAL}@{self.measured.lead if self.measured else LEAD}"
 
     @property
-    def allocated(self) -> NodeRange:
-        """The nodes that the job asks for, with its spares."""
-        return NodeRange(*(count + self.spec.spares for count in self.nodes))
-
-    @property
     def outlives_nodes(self) -> bool:
-        """Whether the job may go on, in place, when a node is lost: on a spare, or on fewer."""
-        able = self.spec.requeue.here and "spares" in self.launcher.facts
-        return able and self.backend == "slurm" and self.nodes.min < self.allocated.max
+        """Whether the job may continue, in place, when a node is lost."""
+        spared = launcher_choice.outlives_nodes(self.spec, self.launcher, self.nodes)
+        return spared and self.backend == "slurm"
 
     @property
     def checks_nodes(self) -> bool:
@@ -263,9 +265,8 @@ def make(
     """
     checks.check(asked, environ, folder, begun=begun)
     template = resources.template(asked.spec.template, asked.profile, asked.sources, folder)
-    launcher = checks.launcher(asked, template)
-    checks.spares(asked, launcher)
-    job, profile, now = _completed(asked.spec, folder), asked.profile, asked.now()
+    launcher = launcher_choice.choose(asked, template)
+    job, profile, now = asked.completed(folder), asked.profile, asked.now()
     software_checks.check(job, launcher, asked.backend, asked.sources)
     kinds = now.kinds_for(job, asked.gpus, job.gpu_type or profile.cluster.gpu_type)
     request = gpu_request.of(job, profile.cluster, asked.gpus, kinds)
@@ -276,11 +277,10 @@ def make(
     code = _code(job, folder, runs) if runs else None  # last, since it may take long
     return Plan(
         spec=job, sources=asked.sources, profile=profile, nodes=asked.nodes, gpus=asked.gpus,
-        launcher=launcher, template=template, cpus_per_task=cpus, gpu_request=request,
+        allocated=asked.allocated, launcher=launcher, template=template, cpus_per_task=cpus, gpu_request=request,
         notes=(*asked.notes, *filter(None, [request.note]), *fit.notes,
                *(f"leaves out {row}; see `hpcddp nodes`" for row in avoided),
-               *notes.notes(job, profile, environ),
-               *(notes.faster_start(job, launcher, asked.gpus, runs) if runs else ())),
+               *notes.notes(job, profile, environ, asked.gpus, runs)),
         workdir=folder, warnings=tuple(disks), site=now.site, measured=measured, code=code,
         slurm_missing=asked.slurm_missing, left_out=tuple(avoided), memory=fit.memory_mb,
         imported=fit.imported(job.software), origin=asked.origin,
@@ -291,28 +291,9 @@ def _code(job: JobSpec, folder: Path, runs: Path) -> CodeFiles | None:
     """The checked files of the code snapshot; None if the job works in the folder itself."""
     if not (job.command and job.snapshot):
         return None
-    from hpcddp.planning import code_checks, code_files
+    from hpcddp.planning import code_checks
 
-    code = code_files.find(folder, runs)
-    code_checks.check(code, job.snapshot_mb * 10**6)
-    code_checks.check_paths(code, job.command)
-    return code
-
-
-def _completed(job: JobSpec, folder: Path) -> JobSpec:
-    """The job with full paths, and without requeue if an sbatch option turns it off."""
-    stays = job.slurm.get("no-requeue") or job.slurm.get("requeue") is False
-    return replace(
-        job,
-        start_from=str(folder / job.start_from) if job.start_from else "",
-        data=replace(job.data, stage=names.placed(job.data.stage, folder)),
-        software=software_keys.complete(job.software, folder),
-        requeue=replace(
-            job.requeue,
-            enabled=job.requeue.enabled and not stays,
-            here=job.requeue.here or job.spares > 0,
-        ),
-    )
+    return code_checks.checked(job, folder, runs)
 
 
 def _env_text(value: Any) -> str:

@@ -28,7 +28,7 @@ FACTS = {
     "backend": "slurm or local",
     "returns": "whether the job may be requeued",
     "here": "whether the job may start an attempt again in the same allocation",
-    "no_kill": "whether the job may go on in the same allocation when a node is lost",
+    "no_kill": "whether the job may continue in the same allocation when a node is lost",
     "preflight": "whether the nodes are checked while the ranks start",
 }
 # Read-only shell variables of each script, besides those of [variables] in the cluster profile.

@@ -1,3 +1,4 @@
+import importlib.machinery
 import importlib.util
 import sys
 
@@ -80,9 +81,10 @@ def test_a_launcher_that_imports_torch_where_it_is_not(
     site: Site, launcher: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     find = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: None if name == "torch" else find(name)
-    )
+    for where in (importlib.util, importlib.machinery.PathFinder):
+        monkeypatch.setattr(
+            where, "find_spec", lambda name: None if name == "torch" else find(name)
+        )
     flags = Layer()
     flags.put("launcher", launcher, "--launcher")
     with pytest.raises(UserError, match="torch is not installed in"):

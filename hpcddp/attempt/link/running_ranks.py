@@ -8,7 +8,7 @@ from hpcddp.attempt.link.channel import Channel
 
 
 @dataclass
-class Running:
+class RunningRanks:
     """An attempt, and what has become of its ranks.
 
     Args:

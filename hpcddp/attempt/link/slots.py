@@ -57,7 +57,7 @@ class Slot:
         return int(self._own[3])
 
 
-class Progress:
+class NodeSlots:
     """The numbers of a node, as the parent sees them.
 
     Args:

@@ -21,7 +21,7 @@ from hpcddp import processes
 from hpcddp.attempt.exit_codes import FAILED, PRIVATE, TERMINATED
 from hpcddp.attempt.link.channel import Channel, Message
 from hpcddp.attempt.link.parents import LOOK, Parents, own
-from hpcddp.attempt.link.running_ranks import Running
+from hpcddp.attempt.link.running_ranks import RunningRanks
 from hpcddp.rundir import RunDir
 
 LATE = 15.0  # seconds after KILL until a parent that was told to end its ranks counts as lost
@@ -62,8 +62,8 @@ class Supervisor:
         self.script, self.started = script, processes.start_of(script)
         self.parents = Parents(srun, count, address, self._heard, self._write, heartbeat)
         self.parents.listen(door, self._ask)
-        self.waiting: Running | None = None  # until the ranks of the one before have ended
-        self.running: Running | None = None
+        self.waiting: RunningRanks | None = None  # until the ranks of the one before have ended
+        self.running: RunningRanks | None = None
         self.signalled = 0  # a stop signal of Slurm that found no ranks
         self.leaving = not self.started
 
@@ -94,7 +94,7 @@ class Supervisor:
 
         def heard(message: Message) -> None:
             if "start" in message:
-                self.waiting = Running(message.pop("start"), end, **message)
+                self.waiting = RunningRanks(message.pop("start"), end, **message)
             elif "leave" in message:
                 self.leaving = True
             elif now := next(
@@ -104,14 +104,14 @@ class Supervisor:
 
         self.parents.hear(end, heard)
 
-    def _stop(self, now: Running, message: Message) -> None:
+    def _stop(self, now: RunningRanks, message: Message) -> None:
         """Pass a stop signal on, or end the ranks; those that do not run yet are never started."""
         if "signal" in message and now.nodes:
             self._tell(now, message)
         else:
             self._end(now, 128 + int(message.get("signal", signal.SIGTERM)))
 
-    def _begin(self, now: Running) -> None:
+    def _begin(self, now: RunningRanks) -> None:
         """Prepare an attempt: its log, and parents that live."""
         if self.parents.running and len(self.parents.living) < now.least:
             self.parents.dismiss()
@@ -163,11 +163,11 @@ class Supervisor:
 
     @property
     def _spares(self) -> bool:
-        """Whether the job goes on when a node is lost."""
+        """Whether the job continues when a node is lost."""
         now = self.running
         return now is not None and now.least < self.parents.count
 
-    def _check(self, now: Running) -> None:
+    def _check(self, now: RunningRanks) -> None:
         """Start the ranks once the parents are there, and see what has been lost."""
         if not self.parents.running:
             self._finish(now, now.code or self.parents.code or 1)
@@ -193,7 +193,7 @@ class Supervisor:
         elif time.monotonic() > now.deadline:
             self._give_up(now)
 
-    def _give_up(self, now: Running) -> None:
+    def _give_up(self, now: RunningRanks) -> None:
         """End an attempt whose ranks do not: their nodes are not used again."""
         for node in now.nodes:
             if node not in now.codes:
@@ -204,7 +204,7 @@ class Supervisor:
             self.parents.kill()
         self._finish(now, now.code or GONE)
 
-    def _order(self, now: Running) -> None:
+    def _order(self, now: RunningRanks) -> None:
         """Order the ranks of an attempt, once all parents can fork them, or enough do in time."""
         late = time.monotonic() > now.began + now.patience
         if stop := now.code or self.signalled:
@@ -231,7 +231,7 @@ class Supervisor:
                 kill_wait=now.kill_wait,
             )  # fmt: skip
 
-    def _ended(self, now: Running, node: int, code: int) -> None:
+    def _ended(self, now: RunningRanks, node: int, code: int) -> None:
         """The ranks of a node have ended; a bad exit code ends all others."""
         if node in now.codes:
             return
@@ -239,7 +239,7 @@ class Supervisor:
         if code:
             self._failed(now, code)
 
-    def _failed(self, now: Running, code: int) -> None:
+    def _failed(self, now: RunningRanks, code: int) -> None:
         """Ranks have failed: the others end, once one of them has saved the newest step, if one
         can."""
         # A killed rank is the cause, whichever rank has noticed it first.
@@ -254,14 +254,14 @@ class Supervisor:
         else:
             self._end(now, code)
 
-    def _rescue(self, now: Running) -> None:
+    def _rescue(self, now: RunningRanks) -> None:
         """Choose the rank that saves, once all that are left tell which step they hold."""
         living = [node for node in now.nodes if node not in now.codes]
-        told = [now.held[node] for node in living if node in now.held]
-        waits = len(told) < len(living) or any(busy for _, busy in told)
+        reports = [now.held[node] for node in living if node in now.held]
+        waits = len(reports) < len(living) or any(busy for _, busy in reports)
         if waits and time.monotonic() < now.alarm + DECIDE:
             return
-        steps = {rank: step for held, _ in told for rank, step in held.items()}
+        steps = {rank: step for held, _ in reports for rank, step in held.items()}
         chosen = min((rank for rank in steps if steps[rank] == max(steps.values())), default=-1)
         now.alarm = 0.0
         self._tell(now, {"verdict": chosen})
@@ -270,7 +270,7 @@ class Supervisor:
         else:
             now.deadline = time.monotonic() + SAVE
 
-    def _end(self, now: Running, code: int) -> None:
+    def _end(self, now: RunningRanks, code: int) -> None:
         """End the ranks that still run: TERM, and KILL after some time.
 
         Args:
@@ -282,13 +282,13 @@ class Supervisor:
             now.deadline = time.monotonic() + now.kill_wait + LATE
             self._tell(now, {"end": True})
 
-    def _tell(self, now: Running, order: dict[str, Any]) -> None:
+    def _tell(self, now: RunningRanks, order: dict[str, Any]) -> None:
         """Pass an order on to the parents whose ranks run."""
         for node in now.nodes:
             if node not in now.codes:
                 self.parents.by_node[node].channel.send(**order)
 
-    def _finish(self, now: Running, code: int) -> None:
+    def _finish(self, now: RunningRanks, code: int) -> None:
         """Answer the attempt: all its ranks have ended."""
         code, left = code if code >= 0 else 128 - code, len(self.parents.living)
         # Without spares, Slurm ends the whole step with a killed parent: a crash like others.
