@@ -277,14 +277,13 @@ def make(
     code = _code(job, folder, runs) if runs else None  # last, since it may take long
     return Plan(
         spec=job, sources=asked.sources, profile=profile, nodes=asked.nodes, gpus=asked.gpus,
-        allocated=asked.allocated, launcher=launcher, template=template,
-        cpus_per_task=cpus, gpu_request=request,
+        launcher=launcher, template=template, cpus_per_task=cpus, gpu_request=request,
         notes=(*asked.notes, *filter(None, [request.note]), *fit.notes,
                *(f"leaves out {row}; see `hpcddp nodes`" for row in avoided),
                *notes.notes(job, profile, environ, asked.gpus, runs)),
         workdir=folder, warnings=tuple(disks), site=now.site, measured=measured, code=code,
         slurm_missing=asked.slurm_missing, left_out=tuple(avoided), memory=fit.memory_mb,
-        imported=fit.imported(job.software), origin=asked.origin,
+        imported=fit.imported(job.software), origin=asked.origin, allocated=asked.allocated,
     )  # fmt: skip
 
 
