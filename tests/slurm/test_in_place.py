@@ -3,12 +3,15 @@
 import contextlib
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from hpcddp.attempt import ledger, sentry
 from hpcddp.rundir import RunDir
+from hpcddp.sandbox import own_processes
+from hpcddp.slurm.hostlist import expand_hosts
 
 from .desk import LONG, Desk, pids, wait_for
 from .test_survive import SIZE, finished, killed, lost, resumed
@@ -37,7 +40,7 @@ def sentries(run: RunDir) -> list[str]:
 
 
 def test_a_killed_rank_restarts_in_place_and_a_preemption_follows(desk: Desk) -> None:
-    run = desk.submit(*SIZE, *HERE)
+    run = desk.submit(*SIZE, *HERE, "--launcher", "srun")
     told = desk.training(run, step=30)
     folder = RunDir(told["path"])
     wait_for(lambda: killed(folder))
@@ -57,7 +60,71 @@ def test_a_killed_rank_restarts_in_place_and_a_preemption_follows(desk: Desk) ->
     assert "crash" in desk("why", run) and "here" in desk("why", run)
 
 
-@pytest.mark.parametrize("launcher", ["fork", "torchrun"])
+def parents(run: RunDir, attempt: int) -> set[int]:
+    """The processes that have forked the ranks of an attempt."""
+    found = set()
+    for pid in pids(run, attempt):
+        with contextlib.suppress(OSError):
+            stat = Path(f"/proc/{pid}/stat").read_text()
+            found.add(int(stat.rpartition(")")[2].split()[1]))
+    return found
+
+
+def test_a_killed_rank_costs_no_step_and_no_import(desk: Desk) -> None:
+    run = desk.submit(*SIZE, *HERE)
+    folder = RunDir(desk.training(run, step=30)["path"])
+    before = parents(folder, 1)
+    wait_for(lambda: killed(folder))
+    desk.training(run, attempt=2)
+    assert parents(folder, 2) == before and len(before) == 2
+    finished(desk, run)
+    first, second = desk.attempts(run)
+    assert (first.cause, first.action, second.cause) == ("crash", "here", "done")
+    assert first.saved == resumed(folder, 2) and lost(folder) == 0
+    assert "saved by rank" in folder.attempt(1).log.read_text()
+
+
+@contextlib.contextmanager
+def without(desk: Desk, node: str) -> Iterator[None]:
+    """Kill a node's daemon, and all of its jobs' processes."""
+    sandbox = desk.slurm.sandbox
+    sandbox.stop_daemon(f"slurmd-{node}", signal.SIGKILL)
+    try:
+        while left := own_processes.of_jobs(str(sandbox.logs.parent), node):
+            own_processes.end(left, signal.SIGKILL, 1.0)
+        yield
+    finally:
+        sandbox.start_daemon(f"slurmd-{node}")
+
+
+def test_a_spare_takes_the_place_of_a_killed_node(desk: Desk) -> None:
+    run = desk.submit(*SIZE, "--spares", "1", "--set", "checkpoint.every=20")
+    folder = RunDir(desk.training(run, step=30)["path"])
+    (first,) = desk.attempts(run)
+    names = expand_hosts(first.nodes)
+    with without(desk, names[1]):
+        desk.training(run, attempt=2)
+        finished(desk, run)
+    first, second = desk.attempts(run)
+    assert (first.cause, first.action, second.cause) == ("lost node", "here", "done")
+    assert first.job_id == second.job_id
+    assert names[1] not in expand_hosts(second.nodes) and len(expand_hosts(second.nodes)) == 2
+    assert lost(folder) == 0
+
+
+def test_the_loss_of_the_scripts_node_with_a_spare_is_a_requeue(desk: Desk) -> None:
+    run = desk.submit(*SIZE, "--spares", "1", *LONG)
+    desk.training(run, step=20)
+    (first,) = desk.attempts(run)
+    with without(desk, first.host):
+        desk.training(run, attempt=2)
+    first, second = desk.attempts(run)[:2]
+    assert first.job_id == second.job_id and second.host != first.host
+    desk("cancel", run)
+    desk.until(lambda s: s["state"] == "CANCELLED", run)
+
+
+@pytest.mark.parametrize("launcher", ["srun", "torchrun"])
 def test_each_launcher_restarts_in_place(desk: Desk, launcher: str) -> None:
     run = desk.submit(*SIZE, *HERE, "--launcher", launcher)
     folder = RunDir(desk.training(run, step=30)["path"])
