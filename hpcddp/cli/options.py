@@ -49,7 +49,7 @@ SET: Settings = {"metavar": "KEY=VALUE", "multiple": True, "shell_complete": com
 JOB_OPTIONS: tuple[tuple[str, tuple[str, ...], Settings], ...] = (
     (RESOURCES, ("-N", "--nodes"),
      {"metavar": "N", "help": "Number of nodes, or a range such as 1-4."}),
-    (RESOURCES, ("--spares",), {"metavar": "N", "help": "More nodes, to replace lost ones."}),
+    (RESOURCES, ("--spares",), {"metavar": "N", "type": int, "help": "More nodes, for lost ones."}),
     (RESOURCES, ("--gpus",), {"metavar": "GPUS", "help": "GPUs per node: 4, or a100:4."}),
     (RESOURCES, ("-G", "--total-gpus"),
      {"metavar": "GPUS", "help": "GPUs of the whole job, in place of --gpus."}),
