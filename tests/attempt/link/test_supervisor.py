@@ -4,8 +4,6 @@ with `spawn` in place of srun."""
 import json
 import os
 import signal
-import socket
-import struct
 import subprocess
 import sys
 import textwrap
@@ -22,6 +20,7 @@ from hpcddp.attempt import error_record
 from hpcddp.attempt.link import channel
 from hpcddp.rundir import RunDir
 
+SRUN = Path(__file__).parents[2] / "support" / "plain_srun.py"
 # A script whose ranks tell who they are, and then do what their file says.
 RANK = """
 import json, os, pathlib, signal, sys, time
@@ -58,6 +57,7 @@ class Allocation:
 
     def __init__(self, folder: Path, size: int = 2, heartbeat: float = 60.0) -> None:
         spec = {"requeue": {"heartbeat_seconds": heartbeat}}
+        self.size = size
         self.run = record_run(RunDir(folder), (size, size), 2, "slurm", spec=spec)
         self.script = subprocess.Popen(["sleep", "1000"])
         self.door = channel.door_of(self.script.pid)
@@ -74,6 +74,8 @@ class Allocation:
         python = [sys.executable, "-P", "-m"]
         parent = [*python, "hpcddp.launch.parent", str(ranks), sys.executable, "train.py"]
         srun = [*python, "hpcddp.launch.spawn", "--no-label", str(nodes), "1", *parent]
+        if nodes > self.size:
+            srun = [sys.executable, "-P", str(SRUN), str(nodes), *parent]
         how = [str(self.attempts), str(self.script.pid), str(nodes)]
         words = [*python, "hpcddp.attempt.host", "ranks", str(self.run.path), *how, *srun]
         environ = {
@@ -116,11 +118,9 @@ class Allocation:
 
     @property
     def supervisor(self) -> int:
-        """The process id of the supervisor."""
-        with socket.socket(socket.AF_UNIX) as sock:
-            sock.connect(f"\0{self.door}")
-            peer = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-        return int(struct.unpack("3i", peer)[0])
+        """The process id of the supervisor, which the first attempt has started."""
+        (pid,) = processes.children(self.going[0].pid)
+        return pid
 
     def end(self) -> None:
         for process in self.going:
