@@ -14,6 +14,7 @@
       attempts/N/         one attempt
         attempt.json      start, end, host, job id and cause of the end     written by the script
         slurm.json        later facts of Slurm: time limit, site's rules    written by the sentry
+        hosts.json        its nodes by rank, if the job has others too      written by the script
         met               the process group of a command has started        written on its host
         log               output of all ranks, each line with its rank
         metrics.jsonl     the rank map, then metrics                        written by rank 0
@@ -69,8 +70,7 @@ class AttemptDir:
         self.facts = path / "attempt.json"
         self.slurm = path / "slurm.json"
         self.hosts = path / "hosts.json"
-        self.met = path / "met"
-        self.failures = path / "failures"
+        self.met, self.failures = path / "met", path / "failures"
         self.asked, self.asked_script = path / "asked.json", path / "asked.sbatch"
         self.log = path / "log"
         self.metrics = path / "metrics.jsonl"
