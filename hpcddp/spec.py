@@ -166,7 +166,7 @@ class RequeueSpec:
     heartbeat_seconds: float = key(
         10.0, "seconds without a sign of life after which a node is lost; 0 for no limit", least=0
     )
-    here: bool = key(False, "restart failed ranks on the same nodes, without a requeue")
+    here: bool = key(True, "restart failed ranks on the same nodes, without a requeue")
 
 
 @dataclass

@@ -17,7 +17,7 @@ from hpcddp.attempt.exit_codes import SIGKILLED, TERMINATED
 from hpcddp.attempt.ledger import Attempt
 from hpcddp.attempt.nodes import bad_nodes
 from hpcddp.record import JobRecord
-from hpcddp.rundir import AttemptDir, RunDir, last_lines, read_json, read_lines
+from hpcddp.rundir import AttemptDir, RunDir, last_lines, read_json, read_lines, read_step
 from hpcddp.slurm import commands as slurm
 
 LATE = 90.0  # seconds before the time limit: Slurm warns up to a minute early
@@ -110,12 +110,13 @@ def _stays(run: RunDir, mine: Attempt, job: JobRecord, end: End) -> bool:
 
 
 def _in_vain(run: RunDir, mine: Attempt, end: End) -> bool:
-    """Whether restarts in place do not help: the attempt was one, and made no progress, so that its
+    """Whether restarts in place do not help: the attempt was one, and came to no step, so that its
     node may be why; or there were too many."""
     now = time.time()
     ended = {x.number: x.ended or 0.0 for x in ledger.attempts(run) if x.action == decision.HERE}
     often = sum(now - moment < HOUR for moment in ended.values()) >= MOST
-    return often or (mine.number - 1 in ended and not end.progress)
+    came = read_step(run.attempt(mine.number))[0] > (mine.checkpoint or 0)
+    return often or (mine.number - 1 in ended and not (came or end.progress))
 
 
 def _start(run: RunDir, mine: Attempt) -> float:

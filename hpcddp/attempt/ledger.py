@@ -87,7 +87,8 @@ class Attempt:
         """Fill in its progress; returns itself."""
         newest = newest_save(run)
         if newest:
-            self.saved, self.gained = newest.step, newest.attempt == self.number
+            self.saved = newest.step
+            self.gained = newest.attempt == self.number and newest.gained
         else:  # without a step there is no checkpoint
             self.saved, self.gained = (
                 None,
@@ -221,10 +222,15 @@ def refreshed(run: RunDir, mine: Attempt) -> Attempt:
 
 
 class Save(NamedTuple):
-    """A complete checkpoint, and the attempt that saved it."""
+    """A complete checkpoint, and the attempt that saved it.
+
+    Args:
+        gained: whether it shows progress: not if it was saved at a failure, as the attempt's first.
+    """
 
     attempt: int
     step: int
+    gained: bool = True
 
 
 def newest_step(run: RunDir) -> int | None:
@@ -251,14 +257,15 @@ def newest_save(run: RunDir) -> Save | None:
 
 def _save(checkpoint: Path) -> Save | None:
     """A checkpoint's COMPLETE; None if it has none."""
-    by = 0  # not in that of an earlier version
+    by, gained = 0, True  # in that of an earlier version
     try:
-        by = json.loads((checkpoint / "COMPLETE").read_text(encoding="utf-8")).get("attempt", 0)
+        mark = json.loads((checkpoint / "COMPLETE").read_text(encoding="utf-8"))
+        by, gained = mark.get("attempt", 0), mark.get("gained") is not False
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (ValueError, AttributeError, RecursionError):
         pass
-    return Save(by if isinstance(by, int) else 0, step_of(checkpoint) or 0)
+    return Save(by if isinstance(by, int) else 0, step_of(checkpoint) or 0, gained)
 
 
 def _learn(run: RunDir, folders: list[AttemptDir]) -> None:

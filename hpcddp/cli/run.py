@@ -23,6 +23,7 @@ HERE = ("`run` trains in this process", "use `hpcddp submit` for a job of Slurm"
 # Option -> why `run` refuses it, and a hint.
 REFUSED = {
     **dict.fromkeys(("--nodes", "--gpus", "--total-gpus", "--procs", "--launcher"), ONE),
+    "--spares": ONE,
     **dict.fromkeys(("--time", "--partition", "--account", "--qos", "--sbatch"), HERE),
     **dict.fromkeys(("--mem", "--constraint"), HERE),
     **dict.fromkeys(("--cluster", "--template"), HERE),

@@ -110,7 +110,7 @@ class Asked(NamedTuple):
             requeue=replace(
                 job.requeue,
                 enabled=job.requeue.enabled and not stays,
-                here=job.requeue.here or job.spares > 0,
+                here=job.requeue.here and not stays,
             ),
         )
 

@@ -47,9 +47,10 @@ def _check_spares(asked: Asked, row: Launcher) -> None:
     if asked.backend != "slurm":
         raise UserError("spares requires Slurm: this machine is one node", where=where,
                         hint="remove it")  # fmt: skip
-    if not asked.spec.requeue.enabled:
-        raise UserError("spares has no effect if requeue.enabled is false", where=where,
-                        hint="remove one of them")  # fmt: skip
+    for key in ("enabled", "here"):
+        if not getattr(asked.spec.requeue, key):
+            raise UserError(f"spares has no effect if requeue.{key} is false", where=where,
+                            hint="remove one of them")  # fmt: skip
     if not row.facts.get("spares"):
         able = [name for name, other in launchers.LAUNCHERS.items() if other.facts.get("spares")]
         raise UserError(f"launcher {row.name} cannot replace a lost node", where=where,

@@ -13,7 +13,7 @@ from hpcddp import record
 from hpcddp.attempt import decision, exit_codes, ledger
 from hpcddp.attempt.end_facts import gather
 from hpcddp.attempt.ledger import Attempt
-from hpcddp.rundir import RunDir, write_json
+from hpcddp.rundir import STEP, RunDir, write_json
 
 
 @pytest.fixture
@@ -209,6 +209,14 @@ def test_a_restart_in_place_that_brought_nothing_is_not_repeated(run: RunDir) ->
     saved = run.checkpoints / "step-10"
     saved.mkdir(parents=True)
     (saved / "COMPLETE").write_text('{"attempt": 20}')
+    assert stays(run)
+
+
+@pytest.mark.usefixtures("runs_on")
+def test_a_step_is_enough_for_another_restart_in_place(run: RunDir) -> None:
+    restarted(run, 19, 10)
+    assert not stays(run)
+    run.attempt(20).step.write_bytes(STEP.pack(1, time.time()))
     assert stays(run)
 
 

@@ -150,7 +150,7 @@ def test_the_scripts_are_as_they_were(site: Site, installed: None) -> None:
     for name, values in SOFTWARE.items():
         text = text_of(with_keys(site, {"software": values}, "srun"))
         texts[f"software-{name}"] = text.replace(str(site.folder), "/home/ann/code")
-    texts["here"] = text_of(with_keys(site, {"requeue": {"here": True}}, "srun"))
+    texts["queued"] = text_of(with_keys(site, {"requeue": {"here": False}}, "srun"))
     texts["spares"] = text_of(with_keys(site, {"spares": 1}, "fork"))
     new = site.folder / "golden"
     new.mkdir()

@@ -38,6 +38,7 @@ def mark(aside: Path, files: dict[str, dict[str, Any]], meta: dict[str, Any]) ->
     index = () if meta.get("files") else (dcp_files.METADATA,)
     named = {**files, **{name: digest(aside / name) for name in (META, *index)}}
     mark = {"format": FORMAT, "attempt": meta["attempt"], "files": named}
+    mark["gained"] = meta.get("gained", True)
     write_json(aside / COMPLETE, mark)
     _fsync(aside)
     return sum(entry["size"] for entry in named.values())

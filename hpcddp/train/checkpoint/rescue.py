@@ -65,6 +65,7 @@ class Rescue:
         self._loose: dict[str, Tensor] = {}
         self._copies: dict[str, Tensor] = {}
         self._held: int | None = None  # the newest step that this rank has whole
+        self._began = 0  # the step at which this attempt has begun
         self._over = threading.Event()
 
     def begin(self, at: Position) -> None:
@@ -72,7 +73,7 @@ class Rescue:
         if not self.able:
             return
         parts = state_dict.parts(self._live.module, self._live.optimizer)
-        self._loose = parts.loose
+        self._loose, self._began = parts.loose, at.step
         self._copies = {name: tensor.clone() for name, tensor in parts.loose.items()}
         self.mark(at)
         self._slot.tell(slots.ARMED)
@@ -122,7 +123,9 @@ class Rescue:
         if not fit or self._slot.verdict != slots.SAVE:
             return
         try:
-            reason = "" if saved == at.step else self._write(at, facts)
+            gained = {"gained": saved not in (None, self._began)}  # by a save before the failure
+            known = at.step in (saved, self._began)
+            reason = "" if known else self._write(at, {**facts, **gained})
         except Exception as failed:
             reason = f"{type(failed).__name__}: {failed}"
         what = f"not saved: {reason}" if reason else f"saved by rank {self._number}"

@@ -13,6 +13,7 @@ import pytest
 import torch
 from ranks import make_run, records, wait_for
 
+from hpcddp.attempt import ledger
 from hpcddp.attempt.link import channel
 from hpcddp.rundir import RunDir
 
@@ -103,6 +104,7 @@ def test_no_step_is_lost_with_a_killed_rank(
     assert "saved by rank" in log, log
     saved = newest(run)
     assert saved >= 5
+    assert ledger.newest_save(run) == (1, saved, False)  # a save at the failure is no progress
     second = place.start()
     assert second.wait(60) == 0, run.attempt(2).log.read_text()
     started = [x["step"] for x in records(run, "start", attempt=2)]
