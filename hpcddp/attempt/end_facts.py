@@ -96,14 +96,18 @@ def _stays(run: RunDir, mine: Attempt, job: JobRecord, end: End) -> bool:
     start ranks again, the ranks failed by themselves or enough other nodes are left, and there is
     time for a first step."""
     policy = job.spec.get("requeue", {})
-    able = policy.get("here") and launch_facts.of(job.launcher, job.launch).get("here")
-    if not able or not decision.CAUSES[decision.cause(end._replace(state=""))].here:
+    row = launch_facts.of(job.launcher, job.launch)
+    cause = decision.cause(end._replace(state=""))
+    if not (policy.get("here") and row.get("here") and decision.CAUSES[cause].here):
         return False
     failure = read_json(run.attempt(mine.number).error) or {}
     if failure.get("kind") == "lost":
         if int(failure.get("left", 0)) < job.nodes[0]:
             return False
     elif bad_nodes.bad_host(run, mine, job, certain=not policy.get("exclude_bad_nodes")):
+        return False
+    more = int(job.spec.get("spares", 0)) + job.nodes[1] - job.nodes[0] if row.get("spares") else 0
+    if len(bad_nodes.barred(run, job, mine)) > more:
         return False
     until = (mine.deadline or math.inf) - LATE - job.lead
     return time.time() + _start(run, mine) < until and not _in_vain(run, mine, end)

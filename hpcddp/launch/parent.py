@@ -28,9 +28,9 @@ from hpcddp.attempt import exit_codes, lost_script
 from hpcddp.attempt.error_record import host
 from hpcddp.attempt.link import channel, slots
 from hpcddp.attempt.link.channel import Channel, Message
-from hpcddp.attempt.link.parents import ADDRESS, HEARTBEAT, PARENT, PROTOCOL, SECRET
+from hpcddp.attempt.link.parents import ADDRESS, HEARTBEAT, NODE, PARENT, PROTOCOL, SECRET
+from hpcddp.attempt.link.rank_lines import end_of_lines
 from hpcddp.attempt.link.slots import NodeSlots
-from hpcddp.attempt.link.supervisor import end_of_lines
 from hpcddp.launch import fork
 from hpcddp.launch.children import Group, patience
 from hpcddp.launch.script import Script
@@ -205,7 +205,8 @@ class NodeParent:
 def main(args: list[str]) -> int:
     """Import torch, and serve; in a forked process: be a rank."""
     here, *command = args
-    script, node = Script(command), Rank.from_env(os.environ).world_rank
+    node = int(os.environ.pop(NODE, Rank.from_env(os.environ).world_rank))
+    script = Script(command)
     with suppress(OSError):
         Path("/proc/self/comm").write_text(PARENT)
     supervisor = _connect()
@@ -215,21 +216,29 @@ def main(args: list[str]) -> int:
     fork.preload(os.environ)
     device = fork.open_gpu()
     adopt_orphans()
+    mine: Rank | None = None  # of a forked process
     try:
         parent.serve()
     except fork.Born as born:
-        supervisor.close()
-        for number in parent.stops:
-            signal.signal(number, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        with suppress(OSError):
-            Path("/proc/self/comm").write_text(Path(sys.executable).name)
-        fork.be(born.rank)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, parent.stops)
+        mine = born.rank
+    if mine:  # here, so that no exception of the script has that one as its context
+        _be(mine, parent)
         return fork.run(script, command, device)
     if supervisor.closed and not parent.leaving and node == 1:
         _act_for_the_script(parent.attempt)
     os._exit(0)  # at once: the end of the job waits for this process
+
+
+def _be(rank: Rank, parent: NodeParent) -> None:
+    """Set up a forked process: it is no parent, but a rank."""
+    parent.supervisor.close()
+    for number in parent.stops:
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    with suppress(OSError):
+        Path("/proc/self/comm").write_text(Path(sys.executable).name)
+    fork.be(rank)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, parent.stops)
 
 
 def _act_for_the_script(attempt: int) -> None:

@@ -1,6 +1,8 @@
 """Stands for `srun --no-kill --kill-on-bad-exit=0`: one process per node, which outlives others.
 
-python plain_srun.py NODES COMMAND...
+python plain_srun.py --nodes=NODES COMMAND...
+
+All nodes have one name. With --nodelist, it stands for an srun on one node, which has returned.
 """
 
 import os
@@ -10,7 +12,8 @@ import sys
 from hpcddp.processes import die_with_parent
 from hpcddp.topology import Rank
 
-count, *command = sys.argv[1:]
+words = [word for word in sys.argv[1:] if not word.startswith("--nodelist=")]
+count, command = words[0].removeprefix("--nodes="), words[1:]
 tasks = [
     subprocess.Popen(
         command,

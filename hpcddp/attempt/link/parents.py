@@ -4,33 +4,35 @@ A parent that is killed closes its connection, at once. One that is silent, as i
 or no network, sends no sign of life. Only time in which this process runs counts as silence: a
 suspended job is not lost. Nor is a node whose parent alone gets no processor: as long as ranks
 elsewhere make steps, its ranks make them too.
+
+A node that is lost may come back, while Slurm has not noticed: a new parent on it makes it a spare.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import resource
 import secrets
 import selectors
-import signal
 import socket
-import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from hpcddp.attempt.link.channel import TIMEOUT, Channel, Message, of_this_user
+from hpcddp.attempt.link.parent_step import ParentStep
 
 # Variables of a parent: of its supervisor, and how many seconds that may be silent.
 ADDRESS, SECRET, HEARTBEAT = "HPCDDP_SUPERVISOR", "HPCDDP_SECRET", "HPCDDP_HEARTBEAT"
+NODE = "HPCDDP_NODE"  # variable of a parent on a node that was lost: the node's number
 PARENT = "hpcddp-parent"  # the name of a parent's process, in ps
 PROTOCOL = 1  # of the messages, in a parent's first one
 LOOK = 0.5  # seconds between two looks
 BEAT = 1.0  # seconds between two signs of life for the parents
 SRUN = 1.0  # seconds for srun to end, after all parents
 LEAVE = 5.0  # seconds for the parents to leave
+RETURN = 60.0  # seconds for a lost node to start a parent
 
 
 @dataclass
@@ -45,6 +47,7 @@ class Parent:
         steps: of its ranks, as far as they say.
         armed: one of its ranks could save its step if another one failed.
         lost: why it counts as lost; "" while it lives.
+        losses: times that its node was lost before.
     """
 
     channel: Channel
@@ -54,6 +57,7 @@ class Parent:
     steps: int = 0
     armed: bool = False
     lost: str = ""
+    losses: int = 0
 
 
 class Parents:
@@ -80,7 +84,9 @@ class Parents:
         self._srun, self.count, self._address = list(srun), count, address
         self._heard, self._written, self._heartbeat = heard, written, heartbeat
         self._secret = ""
-        self._step: subprocess.Popen[bytes] | None = None
+        self._environ: dict[str, str] = {}
+        self._step: ParentStep | None = None
+        self._returning: dict[int, ParentStep] = {}  # by node, the newest one
         self._selector = selectors.DefaultSelector()
         self._strangers: dict[Channel, float] = {}  # connections without a proof, and since when
         self._clock = time.monotonic()
@@ -102,17 +108,19 @@ class Parents:
     def ready(self) -> bool:
         """Whether all have come, and those that live can fork ranks."""
         here = self.by_node
-        return len(here) == self.count and all(here[node].ready for node in self.living)
+        living = [here[node] for node in self.living]
+        return len(here) == self.count and all(one.ready or one.losses for one in living)
 
     @property
     def code(self) -> int | None:
         """The exit code of their step; None while it runs, or if there is none."""
-        return self._step.poll() if self._step else None
+        return self._step.code if self._step else None
 
     @property
     def running(self) -> bool:
-        """Whether their step runs."""
-        return self._step is not None and self._step.poll() is None
+        """Whether a step of theirs runs."""
+        steps = [self._step, *self._returning.values()]
+        return any(step and step.code is None for step in steps)
 
     def listen(self, sock: socket.socket, take: Callable[[socket.socket], None]) -> None:
         """Call a function with each new connection to a socket."""
@@ -190,43 +198,57 @@ class Parents:
             OSError: srun cannot be started.
         """
         self._leave_out([p.host for p in self.by_node.values() if p.lost])
-        self.by_node, self._secret = {}, secrets.token_hex(32)
+        self.by_node, self._secret, self._returning = {}, secrets.token_hex(32), {}
         where = {ADDRESS: f"{self._address}:{self._port.getsockname()[1]}", SECRET: self._secret}
         where[HEARTBEAT] = str(self._heartbeat)
-        self._step = subprocess.Popen(
-            self._srun, env={**environ, **where}, stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )  # fmt: skip
-        assert self._step.stdout
-        out, number, rest = self._step.stdout, self._step.stdout.fileno(), [b""]
+        self._environ = {**environ, **where}
+        self._step = self._run(self._srun, self._environ, quiet=False)
+
+    def _run(self, words: Sequence[str], environ: Mapping[str, str], *, quiet: bool) -> ParentStep:
+        step = ParentStep(words, environ, quiet=quiet)
+        number = step.fileno()
 
         def copy() -> None:
-            data = os.read(number, 1 << 16)
-            *lines, rest[0] = (rest[0] + data).split(b"\n")
-            if not data:
+            lines = step.lines()
+            if step.closed:
                 self._unwatch(number, copy)
-                out.close()
-                lines = [rest[0]] if rest[0] else []
             self._written(lines)
 
         self._watch(number, copy)
+        return step
 
     def _leave_out(self, hosts: Sequence[str]) -> None:
         """Start no parent on these hosts: srun would wait for them."""
         left = [parent.host for parent in self.by_node.values() if parent.host not in hosts]
-        if not hosts or not left:
-            return
+        if hosts and left and (words := self._srun_on(left)):
+            self._srun, self.count = words, len(left)
+
+    def _srun_on(self, hosts: Sequence[str]) -> list[str]:
+        """The srun command for these hosts alone; empty if it is not Slurm's."""
         size = re.compile(r"--(nodes|ntasks)=\d+")
         words = [word for word in self._srun if not word.startswith("--nodelist=")]
-        words = [f"--{m[1]}={len(left)}" if (m := size.fullmatch(w)) else w for w in words]
-        if words != self._srun:  # else it is not Slurm's
-            self._srun = [words[0], f"--nodelist={','.join(left)}", *words[1:]]
-            self.count = len(left)
+        sized = [f"--{m[1]}={len(hosts)}" if (m := size.fullmatch(w)) else w for w in words]
+        at = next((i for i, word in enumerate(sized) if size.fullmatch(word)), 0)
+        return [*sized[:at], f"--nodelist={','.join(hosts)}", *sized[at:]] if at else []
+
+    def call_back(self, node: int) -> None:
+        """Start a parent on a lost node, in case it has come back."""
+        if (old := self._returning.get(node)) and old.code is None:
+            if old.age < RETURN:
+                return
+            old.kill()
+        if words := self._srun_on([self.by_node[node].host]):
+            with contextlib.suppress(OSError):  # tried again
+                environ = {**self._environ, NODE: str(node)}
+                self._returning[node] = self._run(words, environ, quiet=True)
 
     def dismiss(self, seconds: float = LEAVE) -> None:
         """Let them leave, once their ranks have ended, and end what is left of their step."""
         for parent in self.by_node.values():
             parent.channel.send(leave=True)
+        for node, step in self._returning.items():
+            if self.by_node[node].lost:
+                step.kill()
         until = time.monotonic() + seconds
         while self.running and time.monotonic() < until:
             self.turn(0.1)
@@ -235,10 +257,9 @@ class Parents:
         self.kill()
 
     def kill(self) -> None:
-        """End their step at once; on living nodes they are gone within a second or two."""
-        if self._step:
-            self._step.send_signal(signal.SIGKILL)
-            self._step.wait()
+        """End their steps at once; on living nodes they are gone within a second or two."""
+        for step in filter(None, [self._step, *self._returning.values()]):
+            step.kill()
 
     def _greet(self, sock: socket.socket) -> None:
         """Take in a parent."""
@@ -255,8 +276,12 @@ class Parents:
                     end.close()
                     return
                 mine.append(int(message["hello"]))
-                self.by_node[mine[0]] = Parent(end, str(message["host"]))
+                before = self.by_node.get(mine[0])
+                losses = before.losses + 1 if before else 0
+                self.by_node[mine[0]] = Parent(end, str(message["host"]), losses=losses)
             elif mine and (parent := self.by_node.get(mine[0])) and parent.channel is end:
+                if parent.losses and not parent.ready:
+                    self._written([f"hpcddp: node {parent.host} is back, as a spare".encode()])
                 parent.silent, parent.ready = 0.0, True
                 parent.steps = int(message.get("steps", parent.steps))
                 parent.armed = bool(message.get("armed", parent.armed))

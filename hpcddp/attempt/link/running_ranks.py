@@ -18,6 +18,7 @@ class RunningRanks:
         patience: seconds for the parents to come.
         suffix: of a node's name, for MASTER_ADDR.
         environ: the variables of the attempt.
+        without: the hosts that are not to be used again.
         nodes: its nodes, in the order of the ranks; empty until all parents are there.
         codes: exit code by node, of those that have ended.
         written: the nodes whose last lines are in the log.
@@ -37,6 +38,7 @@ class RunningRanks:
     patience: float
     suffix: str
     environ: dict[str, str]
+    without: list[str] = field(default_factory=list)
     began: float = 0.0
     nodes: list[int] = field(default_factory=list)
     codes: dict[int, int] = field(default_factory=dict)

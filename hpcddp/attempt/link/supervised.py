@@ -20,6 +20,7 @@ from hpcddp.attempt.link import channel, slots
 from hpcddp.attempt.link.channel import Channel, Message
 from hpcddp.attempt.link.parents import ADDRESS, HEARTBEAT, SECRET
 from hpcddp.attempt.link.supervisor import Supervisor
+from hpcddp.attempt.nodes import bad_nodes
 from hpcddp.errors import HpcddpError
 from hpcddp.preempt import ignore_stop_signals
 from hpcddp.record import JobRecord
@@ -92,6 +93,7 @@ def _order(run: RunDir, number: int, job: JobRecord, nodes: int) -> Message:
         "patience": float(os.environ.get("HPCDDP_START_TIMEOUT", START_TIMEOUT)),
         "suffix": job.host_suffix,
         "environ": environ,
+        "without": bad_nodes.barred(run, job, mine) if mine else [],
     }
 
 

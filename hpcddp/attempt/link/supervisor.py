@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import signal
 import socket
 import time
@@ -19,6 +18,7 @@ from typing import Any
 
 from hpcddp import processes
 from hpcddp.attempt.exit_codes import FAILED, PRIVATE, TERMINATED
+from hpcddp.attempt.link import rank_lines
 from hpcddp.attempt.link.channel import Channel, Message
 from hpcddp.attempt.link.parents import LOOK, Parents, own
 from hpcddp.attempt.link.running_ranks import RunningRanks
@@ -27,15 +27,10 @@ from hpcddp.rundir import RunDir
 LATE = 15.0  # seconds after KILL until a parent that was told to end its ranks counts as lost
 DECIDE = 10.0  # seconds for the ranks to tell which step they hold
 SAVE = 120.0  # seconds for one of them to save it
+RETURN = 10.0  # seconds between two tries to start a parent on a lost node
 LINES = 2.0  # seconds for the last lines of ranks that have ended
+STUCK = "its ranks do not end"  # why a node is lost that is not to be used again
 GONE = 128 + signal.SIGKILL  # the exit code of a node without a parent
-_END = re.compile(rb"\x1e(\d+) (\d+)")
-NODE_FAILURE = b"srun: error: Node failure on "  # comes late, into the log of another attempt
-
-
-def end_of_lines(attempt: int, node: int) -> bytes:
-    """What follows, without a rank's label, on the last line of a node's ranks."""
-    return f"\x1e{attempt} {node}".encode()
 
 
 class Supervisor:
@@ -69,7 +64,7 @@ class Supervisor:
 
     def serve(self) -> None:
         """Work until the script is gone, or nothing more is to be done."""
-        look = 0.0
+        look = back = 0.0
         while not self.leaving:
             self.parents.turn()
             if self.waiting and not self.running:
@@ -80,11 +75,22 @@ class Supervisor:
             if (now := time.monotonic()) >= look:
                 look = now + LOOK
                 self.leaving |= processes.start_of(self.script) != self.started
+            if now >= back:
+                back = now + RETURN
+                self._call_back()
         seconds = []
         if self.running:
             self._end(self.running, TERMINATED)
             seconds = [self.running.kill_wait + LATE]
         self.parents.dismiss(*seconds)
+
+    def _call_back(self) -> None:
+        """Take in lost nodes that have come back, as spares."""
+        if not (now := self.running) or not self._spares:
+            return
+        for node, parent in self.parents.by_node.items():
+            if parent.lost and parent.lost != STUCK and parent.host not in now.without:
+                self.parents.call_back(node)
 
     def _ask(self, sock: socket.socket) -> None:
         """Take in a process of this machine."""
@@ -146,20 +152,12 @@ class Supervisor:
 
     def _write(self, lines: list[bytes]) -> None:
         """Write lines of the ranks into the log of the attempt."""
-        now, kept = self.running, []
-        for line in lines:
-            text = line
-            if b"\x1e" in line:
-                for attempt, node in _END.findall(line):
-                    if now and int(attempt) == now.number:
-                        now.written.add(int(node))
-                text = _END.sub(b"", line)
-                if not text:
-                    continue
-            if not (self._spares and text.startswith(NODE_FAILURE)):
-                kept.append(text + b"\n")
+        now = self.running
+        text, ended = rank_lines.sift(lines, spares=self._spares)
+        if now:
+            now.written |= {node for attempt, node in ended if attempt == now.number}
         with contextlib.suppress(OSError):  # a full disk loses lines, not ranks
-            os.write(1, b"".join(kept))
+            os.write(1, text)
 
     @property
     def _spares(self) -> bool:
@@ -198,7 +196,7 @@ class Supervisor:
         for node in now.nodes:
             if node not in now.codes:
                 parent = self.parents.by_node[node]
-                now.lost[parent.host] = parent.lost = "its ranks do not end"
+                now.lost[parent.host] = parent.lost = STUCK
                 self._say(f"lost node {parent.host}: {parent.lost}")
         if len(now.codes) < len(now.nodes):
             self.parents.kill()
@@ -215,13 +213,15 @@ class Supervisor:
             return
         here = self.parents.by_node
         able = [node for node in self.parents.living if here[node].ready]
+        able = [node for node in able if here[node].host not in now.without]
+        able.sort(key=lambda node: here[node].losses)
         if len(able) < now.least:
             self._say(f"{len(able)} of {self.parents.count} nodes can start ranks"
                       f"{f' after {now.patience:.0f} s' if late else ''}")  # fmt: skip
             self.parents.kill()
             self._finish(now, 1)
             return
-        now.nodes = able[: now.most]
+        now.nodes = sorted(able[: now.most])
         if now.nodes[0] != 0:  # the ranks meet on another node than the script's
             now.environ["MASTER_ADDR"] = here[now.nodes[0]].host + now.suffix
         now.asker.send(hosts=[here[node].host for node in now.nodes])

@@ -9,16 +9,18 @@ import time
 from collections.abc import Mapping, Sequence
 
 from hpcddp.attempt import first_failure, ledger
+from hpcddp.attempt.error_record import is_shared
 from hpcddp.attempt.ledger import Attempt
 from hpcddp.attempt.nodes import node_events
 from hpcddp.errors import HpcddpError, NodeUnfit, SlurmUnreachable
 from hpcddp.record import JobRecord
-from hpcddp.rundir import RunDir, read_json
+from hpcddp.rundir import RunDir, read_json, read_step
 from hpcddp.slurm import commands as slurm
 from hpcddp.slurm import hostlist
 from hpcddp.slurm.hostlist_writer import compress_hosts
 
 ANSWER = 15.0  # seconds for one answer of Slurm
+WINDOW = 1000  # steps within which a second failure of a node counts
 
 
 def excluded(run: RunDir, job: JobRecord) -> str | None:
@@ -28,8 +30,9 @@ def excluded(run: RunDir, job: JobRecord) -> str | None:
     Never so many that too few are left: the oldest are used again first.
     """
     asked = bool(job.spec.get("requeue", {}).get("exclude_bad_nodes"))
-    bad: list[str] = []
-    for attempt in reversed(ledger.attempts(run)):
+    attempts = ledger.attempts(run)
+    bad = barred(run, job, attempts[-1]) if attempts else []
+    for attempt in reversed(attempts):
         host = bad_host(run, attempt, job, certain=not asked)
         bad += [name for name in [host] if name and name not in bad]
         if attempt.progress:
@@ -37,6 +40,27 @@ def excluded(run: RunDir, job: JobRecord) -> str | None:
     if bad and (bad := spared(run, bad, job)):
         return ",".join(filter(None, [_own(job, time.time()), *bad]))
     return still_excluded(job)
+
+
+def barred(run: RunDir, job: JobRecord, mine: Attempt) -> list[str]:
+    """The nodes of an attempt's allocation that are not used again in it: those to which two
+    failures within WINDOW steps point, or one before they came to a step."""
+    last: dict[str, int] = {}
+    stepped: set[str] = set()
+    bad: dict[str, None] = {}
+    for attempt in ledger.attempts(run):
+        if (attempt.job_id, attempt.restarts) != (mine.job_id, mine.restarts):
+            continue
+        folder, hosts = run.attempt(attempt.number), {*hostlist.expand_hosts(attempt.nodes)}
+        step = read_step(folder)[0]
+        if step > (attempt.checkpoint or 0) or job.spec.get("command"):  # else steps are unknown
+            stepped |= hosts
+        blamed = "" if is_shared(folder) else bad_host(run, attempt, job)
+        for host in hosts & {*(hostlist.expand_hosts(blamed) if blamed else ())}:
+            if host not in stepped or step - last.get(host, -WINDOW) < WINDOW:
+                bad[host] = None
+            last[host] = step
+    return [*bad]
 
 
 def still_excluded(job: JobRecord) -> str | None:

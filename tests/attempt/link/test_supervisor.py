@@ -75,7 +75,7 @@ class Allocation:
         parent = [*python, "hpcddp.launch.parent", str(ranks), sys.executable, "train.py"]
         srun = [*python, "hpcddp.launch.spawn", "--no-label", str(nodes), "1", *parent]
         if nodes > self.size:
-            srun = [sys.executable, "-P", str(SRUN), str(nodes), *parent]
+            srun = [sys.executable, "-P", str(SRUN), f"--nodes={nodes}", *parent]
         how = [str(self.attempts), str(self.script.pid), str(nodes)]
         words = [*python, "hpcddp.attempt.host", "ranks", str(self.run.path), *how, *srun]
         environ = {
@@ -103,9 +103,11 @@ class Allocation:
         wait_for(lambda: len(told()) == count, f"{count} ranks")
         return told()
 
-    def let(self, rank: int, code: int) -> None:
-        """Let a rank exit."""
-        self.run.path.joinpath(f"do-{rank}").write_text(str(code))
+    def let(self, rank: int, code: int | str) -> None:
+        """Let a rank exit; it fails if the code is no number."""
+        new = self.run.path / f"new-{rank}"
+        new.write_text(str(code))
+        new.rename(self.run.path / f"do-{rank}")
 
     @property
     def reached(self) -> bool:
@@ -162,7 +164,7 @@ def test_the_next_attempt_needs_no_import(place: Allocation) -> None:
     ] * 8
     for rank in range(4):
         place.let(rank, 0)
-    assert second.wait(30) == 0
+    assert second.wait(30) == 0, place.log.read_text()
     assert sorted(place.log.read_text().splitlines()) == sorted(
         f"{rank}: rank {rank} {what}" for rank in range(4) for what in ("is up", "ends")
     )
@@ -175,6 +177,15 @@ def test_a_killed_rank_ends_the_others(place: Allocation) -> None:
     assert attempt.wait(30) == 137
     assert not alive(told)
     assert "rank 2 on" in place.log.read_text() and "SIGKILL" in place.log.read_text()
+
+
+def test_the_error_of_a_script_is_shown_alone(place: Allocation) -> None:
+    attempt = place.start()
+    place.up(4)
+    place.let(1, "none")
+    assert attempt.wait(30) == 1
+    text = place.log.read_text()
+    assert "1: ValueError: invalid literal" in text and "During handling" not in text
 
 
 def test_a_stop_signal_reaches_all_ranks(place: Allocation) -> None:
@@ -307,6 +318,22 @@ def test_a_spare_replaces_a_node_that_is_killed(place: Allocation) -> None:
     place.start(nodes=3)
     parents = [int(str(rank["parent"])) for rank in place.up(4)]
     assert parents[:2] == [first, first] and second not in parents
+
+
+@pytest.mark.parametrize("place", [{"size": 2, "heartbeat": 60.0}], indirect=True)
+def test_a_lost_node_that_is_back_is_a_spare(place: Allocation) -> None:
+    attempt = place.start(nodes=3)
+    first, second = (int(str(place.up(4)[rank]["parent"])) for rank in (0, 2))
+    os.kill(second, signal.SIGKILL)
+    assert attempt.wait(60) == 137
+    attempt = place.start(nodes=3)
+    third = int(str(place.up(4)[2]["parent"]))
+    wait_for(lambda: "is back, as a spare" in place.log.read_text(), "the return of a node")
+    os.kill(third, signal.SIGKILL)
+    assert attempt.wait(60) == 137
+    place.start(nodes=3)
+    parents = [int(str(rank["parent"])) for rank in place.up(4)]
+    assert parents[:2] == [first, first] and not {second, third} & {*parents}
 
 
 @pytest.mark.parametrize("place", [{"size": 2, "heartbeat": 5.0}], indirect=True)
