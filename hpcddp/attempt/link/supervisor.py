@@ -242,8 +242,10 @@ class Supervisor:
     def _failed(self, now: RunningRanks, code: int) -> None:
         """Ranks have failed: the others end, once one of them has saved the newest step, if one
         can."""
-        # A killed rank is the cause, whichever rank has noticed it first.
-        now.code = code if now.code in (0, FAILED) else now.code
+        # A rank that was killed, not by us, is the cause, whichever rank has noticed it first.
+        killed = code > 128 and code != TERMINATED and time.monotonic() < now.deadline - LATE
+        if now.code == 0 or (now.code == FAILED and killed):
+            now.code = code
         if now.failed:
             return
         now.failed = True
