@@ -10,3 +10,4 @@ FENCED = 88  # superseded by a newer attempt
 TERMINATED, USR2, SIGKILLED = 128 + 15, 128 + 12, 128 + 9  # as a shell reports signals
 
 PRIVATE = (STOPPED, HUNG, DIVERGED, FENCED)
+ALONE = (STOPPED, DIVERGED, FENCED)  # after these, no other rank saves its step

@@ -112,6 +112,12 @@ class Group:
                 process.send_signal(number)
         self.orphans.tell(number)
 
+    def kill(self, ranks: Sequence[int]) -> None:
+        """Kill ranks that are not the cause of a failure."""
+        self.named |= {*ranks}
+        for rank in ranks:
+            self.processes[rank].send_signal(signal.SIGKILL)
+
     def end(self) -> None:
         """Send TERM now, and KILL after ``kill_wait``."""
         if self.deadline == float("inf"):

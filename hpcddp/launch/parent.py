@@ -43,6 +43,8 @@ from hpcddp.topology import Rank, Topology
 BEAT = 0.5  # seconds between two signs of life
 MORE = 20.0  # seconds that the supervisor may be silent longer: it may wait for a disk
 PATIENCE = 600.0  # seconds until the supervisor must have answered
+ABLE = {slots.ARMED, slots.WAITS, slots.HUNG}  # phases of ranks that may save their step
+DEAF = {slots.ARMED, slots.BUSY, slots.HUNG}  # phases of ranks that have not heard an alarm
 
 
 class NodeParent:
@@ -133,15 +135,17 @@ class NodeParent:
     def _look(self, group: Group) -> None:
         """See whether a rank has failed, or has lost another one. The others may save first what
         they hold, if they can; a rank that has saved and left is no failure."""
-        phases = [self._phase(rank)[0] for rank in group.left]
-        if not (group.code or slots.WAITS in phases):
+        phases = {self._phase(rank)[0] for rank in group.left}
+        if not (group.code or {slots.WAITS, slots.HUNG} & phases):
             return
-        self._failed = True
-        if group.code in exit_codes.PRIVATE or not {slots.ARMED, slots.WAITS} & {*phases}:
+        self._failed, code = True, group.code
+        if slots.HUNG in phases and not code:
+            code = exit_codes.HUNG
+        if code in exit_codes.ALONE or not phases & ABLE:
             group.end()
         else:
             self.slots.alarm()
-        self.supervisor.send(failed=self.attempt, code=group.code)
+        self.supervisor.send(failed=self.attempt, code=code)
 
     def _phase(self, rank: int) -> tuple[int, int]:
         """Phase and step of a global rank of this node."""
@@ -151,17 +155,18 @@ class NodeParent:
         """Tell the supervisor which steps the ranks hold that wait for its verdict."""
         phases = {rank: self._phase(rank) for rank in group.left}
         held = {rank: step for rank, (phase, step) in phases.items() if phase == slots.WAITS}
-        busy = sum(phase in (slots.BUSY, slots.ARMED) for phase, _ in phases.values())
+        busy = sum(phase in DEAF for phase, _ in phases.values())
         if (held, busy) != self._held:
             self._held = held, busy
             self.supervisor.send(held=self.attempt, steps_of=held, busy=busy)
 
     def _judge(self, group: Group, chosen: int) -> None:
-        """Let one rank save, and the others leave.
+        """Let one rank save, and the others leave; those that have not heard the alarm are killed.
 
         Args:
             chosen: its global rank; -1 for none.
         """
+        group.kill([rank for rank in group.left if self._phase(rank)[0] in DEAF])
         for rank in group.processes:
             self.slots.judge(rank % self.ranks, slots.SAVE if rank == chosen else slots.LEAVE)
         if chosen not in group.left:
@@ -188,7 +193,7 @@ class NodeParent:
         if now >= self._next_beat:
             self._next_beat = now + BEAT
             phases = {self.slots.phase(rank)[0] for rank in range(self.ranks)}
-            armed = bool(phases & {slots.ARMED, slots.WAITS})
+            armed = bool(phases & ABLE)
             self.supervisor.send(steps=self.slots.total, armed=armed)
             if self._unheard and not self.group:
                 self.supervisor.send(stopped=self._unheard.pop(0))

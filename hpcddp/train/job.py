@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from threading import Thread
 
 from hpcddp import rank_results, versions
@@ -15,6 +16,7 @@ from hpcddp import record as record_
 from hpcddp import spec as jobspec
 from hpcddp.attempt import ledger
 from hpcddp.attempt.error_record import host
+from hpcddp.attempt.link.slots import Slot
 from hpcddp.errors import Diverged, RunUnreadable
 from hpcddp.preempt import Preemption
 from hpcddp.record import JobRecord
@@ -22,7 +24,7 @@ from hpcddp.rundir import RunDir, write_json
 from hpcddp.spec import JobSpec
 from hpcddp.topology import Rank
 from hpcddp.train import arrival
-from hpcddp.train.checkpoint import disk_retry
+from hpcddp.train.checkpoint import disk_retry, rescue
 from hpcddp.train.checkpoint.lease import Lease
 from hpcddp.train.monitor.heartbeat import Heartbeat
 from hpcddp.train.monitor.metrics import OnRecord, Recorder
@@ -93,7 +95,8 @@ def train_in(
         lambda: Recorder(folder, active=world.is_main, on_record=on_record, lease=lease)
     )
     try:
-        hangs = watching(heartbeat, world, folder, spec.train.hang_seconds, on_hang)
+        leave = partial(_leave, heartbeat.slot, on_hang) if on_hang else None
+        hangs = watching(heartbeat, world, folder, spec.train.hang_seconds, leave)
         with hangs, rank_results.of(run, attempt):
             world.connect(watched=bool(spec.train.hang_seconds and on_hang))
             lease.take(world)
@@ -113,6 +116,12 @@ def train_in(
             return _train(trainer, preemption, deadline)
     finally:
         record.close()
+
+
+def _leave(slot: Slot, end: Callable[[], object]) -> None:
+    """End the process at a hang, once it is not needed to save its step."""
+    rescue.outlast(slot)
+    end()
 
 
 def _read(run: RunDir) -> JobRecord:

@@ -19,8 +19,8 @@ SIZE = 8  # bytes of a number
 FIELDS = ("beats", "phase", "step", "verdict")  # of a rank; before the first rank is the alarm
 
 # Phases of a rank: no alarm helps it; it could save its step; after the alarm, it waits for the
-# verdict, or holds no whole step; it has saved, or could not.
-BUSY, ARMED, WAITS, UNFIT, SAVED, FAILED = range(6)
+# verdict, or holds no whole step; it has saved, or could not; it makes no progress, and waits.
+BUSY, ARMED, WAITS, UNFIT, SAVED, FAILED, HUNG = range(7)
 # Verdicts.
 NONE, LEAVE, SAVE = range(3)
 
@@ -50,6 +50,11 @@ class Slot:
         """Tell the phase of this rank, and the step that it holds."""
         self._own[2] = step
         self._own[1] = phase
+
+    @property
+    def phase(self) -> int:
+        """The phase that this rank has told."""
+        return int(self._own[1])
 
     @property
     def verdict(self) -> int:

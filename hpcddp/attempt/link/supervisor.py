@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hpcddp import processes
-from hpcddp.attempt.exit_codes import FAILED, PRIVATE, TERMINATED
+from hpcddp.attempt.exit_codes import ALONE, FAILED, HUNG, TERMINATED
 from hpcddp.attempt.link import rank_lines
 from hpcddp.attempt.link.channel import Channel, Message
 from hpcddp.attempt.link.parents import LOOK, Parents, own
@@ -26,6 +26,7 @@ from hpcddp.rundir import RunDir
 
 LATE = 15.0  # seconds after KILL until a parent that was told to end its ranks counts as lost
 DECIDE = 10.0  # seconds for the ranks to tell which step they hold
+HURRY = 3.0  # the same in a hang, as some cannot
 SAVE = 120.0  # seconds for one of them to save it
 RETURN = 10.0  # seconds between two tries to start a parent on a lost node
 LINES = 2.0  # seconds for the last lines of ranks that have ended
@@ -250,7 +251,7 @@ class Supervisor:
             return
         now.failed = True
         parents = [self.parents.by_node[node] for node in now.nodes if node not in now.codes]
-        if code not in PRIVATE and any(parent.armed for parent in parents):
+        if code not in ALONE and any(parent.armed for parent in parents):
             now.alarm = time.monotonic()
             self._tell(now, {"alarm": True})
         else:
@@ -261,7 +262,7 @@ class Supervisor:
         living = [node for node in now.nodes if node not in now.codes]
         reports = [now.held[node] for node in living if node in now.held]
         waits = len(reports) < len(living) or any(busy for _, busy in reports)
-        if waits and time.monotonic() < now.alarm + DECIDE:
+        if waits and time.monotonic() < now.alarm + (HURRY if now.code == HUNG else DECIDE):
             return
         steps = {rank: step for held, _ in reports for rank, step in held.items()}
         chosen = min((rank for rank in steps if steps[rank] == max(steps.values())), default=-1)

@@ -161,6 +161,18 @@ class Rescue:
                 return
 
 
+def outlast(slot: Slot) -> None:
+    """In a hang, before this process ends: call the others to the alarm, and wait as long as this
+    rank may have to save."""
+    if slot.shared and slot.phase == slots.ARMED:
+        slot.tell(slots.HUNG)
+    until = time.monotonic() + PATIENCE
+    while slot.phase in (slots.HUNG, slots.WAITS) and slot.verdict != slots.LEAVE:
+        if slot.verdict == slots.NONE and time.monotonic() > until:
+            return
+        time.sleep(LOOK)
+
+
 def _shut_connections() -> None:
     """Shut down the TCP connections of this process to other ranks: all but those of files."""
     for link in Path("/proc/self/fd").iterdir():

@@ -8,12 +8,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from ranks import make_run, records, wait_for
 
-from hpcddp.attempt import ledger
+from hpcddp.attempt import exit_codes, ledger
 from hpcddp.attempt.link import channel
 from hpcddp.rundir import RunDir
 
@@ -89,17 +90,26 @@ def weights(run: RunDir) -> dict[str, torch.Tensor]:
     return dcp_files.read_all(run.checkpoints / f"step-{newest(run)}")
 
 
-@pytest.mark.parametrize(("victim", "model"), [(0, NOISY), (3, "")], ids=["noisy", "plain"])
-def test_no_step_is_lost_with_a_killed_rank(
-    tmp_path: Path, places: list[Place], victim: int, model: str
+@pytest.mark.parametrize(
+    ("fault", "victim", "model", "code"),
+    [
+        (signal.SIGKILL, 0, NOISY, 137),
+        (signal.SIGKILL, 3, "", 137),
+        (signal.SIGSTOP, 1, NOISY, exit_codes.HUNG),
+    ],
+    ids=["killed", "killed, plain", "hung"],
+)
+def test_no_step_is_lost_with_a_rank(
+    tmp_path: Path, places: list[Place], fault: int, victim: int, model: str, code: int
 ) -> None:
-    facts = {"nodes": (2, 2), "gpus": 2, "max_steps": 40, "global_batch": 8}
+    facts: dict[str, Any] = {"nodes": (2, 2), "gpus": 2, "max_steps": 40, "global_batch": 8}
+    facts["train__hang_seconds"] = 5.0
     run = make_run(tmp_path / "a", extra=model + SLOW, **facts)
     places.append(place := Place(run))
     attempt = place.start()
     wait_for(lambda: place.metrics.exists() and len(records(run, "train")) > 5, "5 steps")
-    os.kill(place.pids()[victim], signal.SIGKILL)
-    assert attempt.wait(60) == 137
+    os.kill(place.pids()[victim], fault)
+    assert attempt.wait(60) == code
     log = run.attempt(1).log.read_text()
     assert "saved by rank" in log, log
     saved = newest(run)
