@@ -24,6 +24,9 @@ FAULTS = {
     "crash": "Number of ranks that are killed.",
     "hang": "Number of ranks that stop making progress.",
     "cancel": "Number of cancels, after which the run must stay ended until it is resumed.",
+    "silent-node": "Number of nodes that are paused, as without network or power.",
+    "kill-script": "Number of batch scripts that are killed.",
+    "kill-head": "Number of nodes that fail while the batch script runs on them.",
 }
 
 
@@ -40,6 +43,8 @@ def fault_options(function: F) -> F:
 @fault_options
 @option("Faults", "--seed", type=int, metavar="N",
         help="Random seed for the fault times.  [default: a new one each time]")  # fmt: skip
+@option("Faults", "--two", metavar="N", type=int, default=0,
+        help="Number of faults during which a rank is killed as well.")  # fmt: skip
 @option("Faults", "--watch", type=float, default=10.0, show_default=True, metavar="SECONDS",
         help="Time for which a cancelled run must stay ended.")  # fmt: skip
 @job_options
@@ -49,8 +54,8 @@ def fault_options(function: F) -> F:
     help="Folder to keep both runs in.  [default: none; kept only after a failure]",
 )
 @json_option
-def rehearse(job: str | None, seed: int | None, watch: float, runs: str | None, as_json: bool,
-             **given: Any) -> int:  # fmt: skip
+def rehearse(job: str | None, seed: int | None, two: int, watch: float, runs: str | None,
+             as_json: bool, **given: Any) -> int:  # fmt: skip
     """Test on a sandbox whether JOB survives faults.
 
     It runs JOB twice, without faults and with them, and compares both runs. The sandbox is a Slurm
@@ -71,7 +76,7 @@ def rehearse(job: str | None, seed: int | None, watch: float, runs: str | None, 
     report = play(
         layers, counts, int.from_bytes(os.urandom(4)) if seed is None else seed,
         say=say.note if as_json else lambda text: click.echo(text, err=True), folder=Path.cwd(),
-        runs=Path(runs) if runs else None, watch=watch,
+        runs=Path(runs) if runs else None, watch=watch, two=two,
     )  # fmt: skip
     click.echo(json.dumps(report.to_dict()) if as_json else table(report))
     return 0 if report.passed else 1

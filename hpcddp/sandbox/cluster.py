@@ -15,6 +15,7 @@ from typing import Any
 from hpcddp.errors import SandboxError
 from hpcddp.sandbox import daemons, hosts, own_processes
 from hpcddp.sandbox.config import SandboxSite, Settings, fits
+from hpcddp.sandbox.own_processes import OwnProcess
 from hpcddp.sandbox.shell import command, default_folder
 from hpcddp.sandbox.state import State, live, load, locked
 
@@ -109,6 +110,10 @@ class Sandbox:
                 raise SandboxError(
                     f"{name} did not end within {END_SECONDS:g} s", where=str(self.folder)
                 )
+
+    def daemon(self, name: str) -> OwnProcess:
+        """The process of one daemon."""
+        return self._recorded().daemons[name]
 
     def start_daemon(self, name: str) -> None:
         """Start a stopped daemon; it may need a moment before it answers."""

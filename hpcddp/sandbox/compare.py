@@ -6,7 +6,7 @@ import hashlib
 import itertools
 from typing import Any
 
-from hpcddp.rundir import RunDir, read_lines
+from hpcddp.rundir import RunDir, read_lines, read_step
 
 Step = dict[str, Any]  # a line of a trace: step, epoch, ids, loss
 
@@ -20,17 +20,29 @@ def traces(run: RunDir, rank: int = 0) -> dict[int, list[Step]]:
     return {number: steps for number, steps in attempts.items() if steps}
 
 
-def repeated(run: RunDir) -> int:
-    """Optimizer steps that were repeated, over all attempts."""
-    steps = [line["step"] for lines in traces(run).values() for line in lines]
-    return len(steps) - len(set(steps))
-
-
 def lost(run: RunDir) -> dict[int, int]:
-    """Attempt -> the number of its steps that the next attempt with steps repeated."""
+    """Attempt -> the number of its steps that the next attempt with steps repeated, without the one
+    that was in flight at its end: that one has changed nothing."""
     steps = traces(run)
     pairs = itertools.pairwise(steps)
-    return {a: max(0, steps[a][-1]["step"] - steps[b][0]["step"] + 1) for a, b in pairs}
+    return {a: max(0, _last(run, a, steps[a]) - steps[b][0]["step"] + 1) for a, b in pairs}
+
+
+def _last(run: RunDir, attempt: int, lines: list[Step]) -> int:
+    """The last step that an attempt completed; one in flight has a line too."""
+    last = int(lines[-1]["step"])
+    return min(read_step(run.attempt(attempt))[0] or last, last)
+
+
+def repeated(run: RunDir) -> int:
+    """Optimizer steps that were repeated, over all attempts, without those in flight."""
+    steps = traces(run)
+    numbers = [line["step"] for lines in steps.values() for line in lines]
+    in_flight = 0
+    for a, b in itertools.pairwise(steps):
+        last = steps[a][-1]["step"]
+        in_flight += _last(run, a, steps[a]) < last and steps[b][0]["step"] <= last
+    return len(numbers) - len(set(numbers)) - in_flight
 
 
 def difference(reference: RunDir, run: RunDir, ranks: int) -> str:

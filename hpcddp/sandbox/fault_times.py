@@ -21,7 +21,11 @@ KINDS = {
     "crash": True,
     "hang": True,
     "cancel": False,
+    "silent-node": True,
+    "kill-script": True,
+    "kill-head": True,
 }
+SECOND = 3.0  # seconds after a fault within which the second one comes
 ROOM = 0.4  # seconds of training between two faults: a stop is agreed within a quarter of a second
 LATEST = 0.95  # of the steps: a later fault may come after the run's end
 EARLY = 3.0  # seconds before a time limit at which a paused run continues: it can still save
@@ -49,6 +53,7 @@ class Fault:
     step: int  # planned; 0 for one during the start of an attempt
     after: float  # seconds after the start of the attempt, for one during the start
     aim: float  # its rank or node: a share of them, from 0 to 1
+    second: float | None = None  # seconds after it until a rank is killed as well
     attempt: int = 0  # that it hit; 0 before
     at: int = 0  # its real step
     when: float = 0.0  # seconds since the epoch
@@ -59,10 +64,13 @@ class Fault:
         return targets[int(self.aim * len(targets))]
 
 
-def draw(counts: Mapping[str, int], seed: int, timeline: Timeline) -> list[Fault]:
+def draw(counts: Mapping[str, int], seed: int, timeline: Timeline, *, two: int = 0) -> list[Fault]:
     """The faults in their order. Their times are uniform over a run without faults, from its start.
 
     Each fault leaves steps for those after it. A time limit leaves at least one step before it.
+
+    Args:
+        two: the number of those with a second fault while the first one is handled.
 
     Raises:
         UserError: the run is too short for the number of faults.
@@ -76,18 +84,7 @@ def draw(counts: Mapping[str, int], seed: int, timeline: Timeline) -> list[Fault
     room = 1 + math.ceil(ROOM / timeline.per_step)
     last = int(LATEST * timeline.steps)
     if last < room * len(drawn):
-        least = math.ceil(room * len(drawn) / LATEST)
-        number = counted(len(drawn), "fault")
-        if timeline.clock:
-            raise UserError(
-                f"a run of {timeline.seconds:.1f} s is too short for {number}",
-                hint=f"use a program that runs for at least {least * timeline.per_step:.0f} s",
-            )
-        steps = f"{counted(timeline.steps, 'step')} in {timeline.per_step * timeline.steps:.1f} s"
-        raise UserError(
-            f"{steps} are too few for {number}",
-            hint=f"use at least {least} steps, with --set epochs=N or --set max_steps=N",
-        )
+        raise _too_short(timeline, len(drawn), math.ceil(room * len(drawn) / LATEST))
     faults = []
     for left, (share, aim, kind) in zip(range(len(drawn) - 1, -1, -1), drawn, strict=True):
         after = share * timeline.seconds
@@ -96,7 +93,24 @@ def draw(counts: Mapping[str, int], seed: int, timeline: Timeline) -> list[Fault
             faults.append(Fault(kind, max(1, min(step, last - room * left)), 0.0, aim))
         else:
             faults.append(Fault(kind, 0, after, aim))
+    for fault in random.sample(faults, min(two, len(faults))):
+        fault.second = SECOND * random.random()
     return faults
+
+
+def _too_short(timeline: Timeline, faults: int, least: int) -> UserError:
+    """The error for a run with fewer steps than its faults need."""
+    number = counted(faults, "fault")
+    if timeline.clock:
+        return UserError(
+            f"a run of {timeline.seconds:.1f} s is too short for {number}",
+            hint=f"use a program that runs for at least {least * timeline.per_step:.0f} s",
+        )
+    steps = f"{counted(timeline.steps, 'step')} in {timeline.per_step * timeline.steps:.1f} s"
+    return UserError(
+        f"{steps} are too few for {number}",
+        hint=f"use at least {least} steps, with --set epochs=N or --set max_steps=N",
+    )
 
 
 def limit(before: int, fault: Fault, timeline: Timeline) -> float:

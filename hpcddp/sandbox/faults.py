@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import threading
 import time
+from collections.abc import Iterator
 
-from hpcddp.errors import SandboxError
+from hpcddp.errors import HpcddpError, SandboxError
 from hpcddp.planning.jobfile import Layer
 from hpcddp.record import read as read_record
 from hpcddp.sandbox import daemons, own_processes, time_limits
 from hpcddp.sandbox.fault_times import EARLY, Fault
-from hpcddp.sandbox.rehearsed_run import RehearsedRun
+from hpcddp.sandbox.rehearsed_run import LOOK, RehearsedRun
 from hpcddp.sandbox.state import load
 from hpcddp.slurm import commands as slurm
 from hpcddp.submit import prepare, submission
@@ -38,7 +41,40 @@ def _notified(run: RehearsedRun, job: str, fault: Fault) -> bool:
 
 def kill_node(run: RehearsedRun, fault: Fault, watch: float) -> None:
     """A node fails with all of its processes, and returns after the run's next start."""
-    node = fault.pick(run.hosts())
+    _kill_node(run, fault, _node(run, fault))
+
+
+def kill_head(run: RehearsedRun, fault: Fault, watch: float) -> None:
+    """The node of the batch script fails, and returns after the run's next start."""
+    _kill_node(run, fault, run.facts().host)
+
+
+def silent_node(run: RehearsedRun, fault: Fault, watch: float) -> None:
+    """A node has no network, or no power, for some time: all its processes are paused."""
+    node, home = _node(run, fault), str(run.sandbox.logs.parent)
+    paused = [run.sandbox.daemon(f"slurmd-{node}"), *own_processes.of_jobs(home, node)]
+    own_processes.send(paused, signal.SIGSTOP)
+    try:
+        run.until_after(fault.attempt)
+    finally:
+        own_processes.send(paused, signal.SIGCONT)
+    run.until(lambda: _back(run, node), f"{node} to return")
+
+
+def kill_script(run: RehearsedRun, fault: Fault, watch: float) -> None:
+    """The batch script is killed, and not by Slurm."""
+    own_processes.send(own_processes.of_pids([run.facts().pid]), signal.SIGKILL)
+
+
+def _node(run: RehearsedRun, fault: Fault) -> str:
+    """A node of the run; with spares, one that a spare can replace."""
+    hosts, facts = run.hosts(), run.facts()
+    if read_record(run.folder).spec.get("spares"):
+        hosts = [host for host in hosts if host != facts.host]
+    return fault.pick(hosts)
+
+
+def _kill_node(run: RehearsedRun, fault: Fault, node: str) -> None:
     home = str(run.sandbox.logs.parent)
     run.sandbox.stop_daemon(f"slurmd-{node}", signal.SIGKILL)
     while left := own_processes.of_jobs(home, node):
@@ -120,6 +156,34 @@ def _jobs(run: RehearsedRun) -> list[str]:
     return [job.job_id for job in jobs if job.live]
 
 
+@contextlib.contextmanager
+def second(run: RehearsedRun, fault: Fault) -> Iterator[None]:
+    """Within, kill one more rank while the fault is handled, if it is to have a second one: of its
+    attempt, or of the next one."""
+    if fault.second is None:
+        yield
+        return
+    over, delay = threading.Event(), fault.second
+
+    def kill() -> None:
+        over.wait(delay)
+        while not over.wait(LOOK):
+            with contextlib.suppress(HpcddpError, OSError):
+                ranks = [rank for rank in run.ranks() if rank.alive()]
+                if ranks:
+                    own_processes.send([fault.pick(ranks)], signal.SIGKILL)
+                    return
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    try:
+        yield
+        killer.join(NOTICE)
+    finally:
+        over.set()
+        killer.join()
+
+
 PLAY = {
     "preempt": preempt,
     "kill-node": kill_node,
@@ -127,4 +191,7 @@ PLAY = {
     "crash": crash,
     "hang": hang,
     "cancel": cancel,
+    "silent-node": silent_node,
+    "kill-script": kill_script,
+    "kill-head": kill_head,
 }

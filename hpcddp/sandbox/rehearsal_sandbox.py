@@ -19,6 +19,7 @@ from hpcddp.slurm import environment
 Say = Callable[[str], None]
 
 HERE = "the rehearsal"
+DOWN = (20, 60)  # seconds until Slurm has a lost node down, soon or late
 HANG_SECONDS = 5.0  # silence that counts as a hang, where the job does not set it
 KEPT = ("slurm.signal", "slurm.requeue", "slurm.no-requeue")  # the other options are a site's
 # Seconds, as on many sites. With a grace shorter than a start, Slurm would end each job that is
@@ -37,18 +38,22 @@ gpu_option = "none"
 
 
 @contextmanager
-def own_sandbox(nodes: int, cpus: int) -> Iterator[Sandbox]:
-    """A sandbox in a new folder. This process and its children use only its Slurm."""
+def own_sandbox(nodes: int, cpus: int, late: bool) -> Iterator[Sandbox]:
+    """A sandbox in a new folder. This process and its children use only its Slurm.
+
+    Args:
+        late: a lost node can return before Slurm has it down, as one whose daemon restarts.
+    """
     with (
         tempfile.TemporaryDirectory(prefix="hp-", dir="/tmp") as home,
-        _running(Path(home), nodes, cpus) as sandbox,
+        _running(Path(home), nodes, cpus, DOWN[late]) as sandbox,
         _surroundings(sandbox),
     ):
         yield sandbox
 
 
 @contextmanager
-def _running(home: Path, nodes: int, cpus: int) -> Iterator[Sandbox]:
+def _running(home: Path, nodes: int, cpus: int, down: int) -> Iterator[Sandbox]:
     """A sandbox below a folder. It ends with the block, also if a signal ends this process."""
     heard = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
     main = threading.current_thread() is threading.main_thread()
@@ -56,7 +61,7 @@ def _running(home: Path, nodes: int, cpus: int) -> Iterator[Sandbox]:
     try:
         for number in before:
             signal.signal(number, _interrupt)
-        yield _boot(home, nodes, cpus)
+        yield _boot(home, nodes, cpus, down)
     finally:
         for number in before:  # a second signal must not interrupt the clean-up
             signal.signal(number, signal.SIG_IGN)
@@ -69,7 +74,7 @@ def _interrupt(number: int, frame: object) -> None:
     raise KeyboardInterrupt
 
 
-def _boot(home: Path, nodes: int, cpus: int) -> Sandbox:
+def _boot(home: Path, nodes: int, cpus: int, down: int) -> Sandbox:
     prolog, scontrol = home / "prolog", shutil.which("scontrol") or "scontrol"
     prolog.write_text(time_limits.PROLOG.format(folder=home, scontrol=scontrol))
     prolog.chmod(0o755)
@@ -78,7 +83,7 @@ def _boot(home: Path, nodes: int, cpus: int) -> Sandbox:
     sandbox.up(
         Settings(
             nodes=nodes, gpus=0, cpus=cpus, accounting=False, grace=GRACE, kill_wait=KILL_WAIT,
-            extra={"Prolog": str(prolog)},
+            extra={"Prolog": str(prolog), "SlurmdTimeout": str(down)},
         )
     )  # fmt: skip
     return sandbox

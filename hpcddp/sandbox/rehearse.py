@@ -39,6 +39,7 @@ def rehearse(
     folder: Path,
     runs: Path | None = None,
     watch: float = 10.0,
+    two: int = 0,
 ) -> Report:
     """Start a sandbox, run the job on it without and with faults, and compare both runs.
 
@@ -51,21 +52,20 @@ def rehearse(
         folder: the current one, where the job runs.
         runs: the folder that keeps the two runs. Without it they stay only after a failure.
         watch: seconds for which a cancelled run must stay cancelled.
+        two: the number of faults during which a rank is killed as well.
 
     Raises:
         UserError: an option is wrong, or the job is too short.
         SandboxError: the sandbox cannot start, or the job fails without faults.
     """
-    check(counts, watch)
-    nodes, gpus = _size(layers)
+    check(counts, watch, two)
+    nodes, more, gpus = _size(layers)
     daemons.require(accounting=False)
     begun = time.monotonic()
-    with _kept(runs, say) as root, own_sandbox(nodes + SPARE, gpus) as sandbox:
-        changed = sandboxed(layers, counts, sandbox.folder.parent, say)
-        checked = _plan(changed, folder, root)
-        say(f"the sandbox is up with {nodes} + {SPARE} spare nodes; seed {seed}")
-        say("run 1 of 2: without faults")
-        report = _Rehearsal(sandbox, checked, root, say, watch).play(counts, seed)
+    with _kept(runs, say) as root, own_sandbox(nodes + more, gpus, more > SPARE) as sandbox:
+        checked = _plan(sandboxed(layers, counts, sandbox.folder.parent, say), folder, root)
+        say(f"the sandbox is up with {nodes} + {more} spare nodes; seed {seed}")
+        report = _Rehearsal(sandbox, checked, root, say, watch).play(counts, seed, two)
         report.seconds = time.monotonic() - begun
         if report.passed and runs is None:
             shutil.rmtree(root)
@@ -78,15 +78,15 @@ def _plan(layers: list[Layer], folder: Path, root: Path) -> Plan:
     return plan.make(asked, environ=os.environ, folder=folder, runs=root)
 
 
-def _size(layers: list[Layer]) -> tuple[int, int]:
-    """Nodes, and ranks on each."""
+def _size(layers: list[Layer]) -> tuple[int, int, int]:
+    """Nodes that train, the others, and ranks on each node."""
     asked, sources = jobfile.merge(layers)
     nodes = parse_nodes(asked.nodes, where=sources.get("nodes", ""))
     if nodes.min != nodes.max:
         message = f"expected a number of nodes, got the range {asked.nodes}"
         hint = "a rehearsal compares two runs of the same size"
         raise UserError(message, where=sources["nodes"], hint=hint)
-    return nodes.max, parse_gpus(asked.gpus, where=sources.get("gpus", ""))
+    return nodes.max, asked.spares + SPARE, parse_gpus(asked.gpus, where=sources.get("gpus", ""))
 
 
 @contextmanager
@@ -106,7 +106,7 @@ def _kept(runs: Path | None, say: Say) -> Iterator[Path]:
             shutil.rmtree(root, ignore_errors=True)
 
 
-def check(counts: Mapping[str, int], watch: float) -> None:
+def check(counts: Mapping[str, int], watch: float, two: int = 0) -> None:
     """Check the options of a rehearsal.
 
     Raises:
@@ -120,6 +120,9 @@ def check(counts: Mapping[str, int], watch: float) -> None:
     if not any(counts.values()):
         hint = "ask for some, such as --preempt 3 --kill-node 1"
         raise UserError("a rehearsal needs at least one fault", hint=hint)
+    if not 0 <= two <= sum(counts.values()):
+        most = f"must be from 0 to {sum(counts.values())}, the number of faults, not {two}"
+        raise UserError(most, where="--two")
     if watch < 0:
         raise UserError(f"must be at least 0, not {watch:g}", where="--watch")
 
@@ -131,8 +134,9 @@ class _Rehearsal:
         self.sandbox, self.plan, self.root, self.say, self.watch = sandbox, plan, root, say, watch
         self.patience = PATIENCE + 7 * plan.spec.train.hang_seconds
 
-    def play(self, counts: Mapping[str, int], seed: int) -> Report:
+    def play(self, counts: Mapping[str, int], seed: int, two: int) -> Report:
         """Do both runs, one after the other, and compare them."""
+        self.say("run 1 of 2: without faults")
         reference = self._new_run()
         timeline = self._undisturbed(reference)
         clock = timeline.clock
@@ -142,7 +146,7 @@ class _Rehearsal:
                 where="--hang",
                 hint="report them with hpcddp.attach in its loop, or leave --hang out",
             )
-        drawn = fault_times.draw(counts, seed, timeline)
+        drawn = fault_times.draw(counts, seed, timeline, two=two)
         self.say(f"run 2 of 2: with {counted(len(drawn), 'fault')}")
         run = self._new_run(clock=clock)
         state, reason = self._disturbed(run, drawn, timeline)
@@ -229,8 +233,9 @@ class _Rehearsal:
             for fault, following in zip(drawn, coming[1:], strict=True):
                 self._wait_for(run, fault)
                 self._prepare(run, following, 0 if run.clock else fault.at, timeline)
-                faults.PLAY[fault.kind](run, fault, self.watch)
-                run.until_after(fault.attempt)
+                with faults.second(run, fault):
+                    faults.PLAY[fault.kind](run, fault, self.watch)
+                    run.until_after(fault.attempt)
         except Over as end:
             reason = f": {end.status.reason}" if end.status.reason else ""
             self.say(f"the run has ended as {end.status.state}{reason}")
@@ -257,7 +262,8 @@ class _Rehearsal:
         fault.when = time.time()
         at = f"after {fault.at * TICK:.1f} s" if run.clock else f"at step {fault.at}"
         moment = at if fault.at else "during the start"
-        self.say(f"{fault.kind} {moment} of attempt {fault.attempt}")
+        more = "" if fault.second is None else f", and a killed rank {fault.second:.1f} s later"
+        self.say(f"{fault.kind} {moment} of attempt {fault.attempt}{more}")
 
 
 def _due(run: RehearsedRun, fault: Fault) -> bool:

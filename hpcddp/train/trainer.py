@@ -169,11 +169,11 @@ class Trainer:
         self.hook.begin(self.at.step)
         self._clock.count(sum(micro.real for micro in step.micros))
         self.engine.run(batches, step, self.live.scaler, self._seen)
-        if self.session.rescue.levels:
+        self.session.trace.step(self.at.step + 1, self.at.epoch)
+        if self.session.rescue.levels:  # behind the trace: a rank killed here has its line
             self.engine.share_buffers()
         with self.session.rescue.stepping():
             self._update()
-        self.session.trace.step(self.at.step + 1, self.at.epoch)
         self._advance(step)
         self.hook.end(self.at.step, self.module)
         self.session.rescue.mark(self.at)

@@ -112,7 +112,7 @@ def test_options_that_a_command_refuses_are_not_in_its_help(
     text = hpcddp(command, "--help").out
     for option, (what, hint) in refused.items():
         assert not re.search(rf"{option}\b", text)
-        value = [] if option.startswith("--no-") else ["A=1"]
+        value = [] if option.startswith("--no-") else ["1" if option == "--spares" else "A=1"]
         done = hpcddp(command, *words, option, *value)
         assert (done.code, done.out) == (2, "")
         assert done.err == f"error: {option}: {what}\n  {hint}\n"

@@ -67,10 +67,18 @@ def test_a_time_limit_never_ends_before_a_first_step() -> None:
 
 def test_a_job_that_is_too_short_is_refused_with_the_steps_that_it_needs() -> None:
     short = Timeline(4.0, 0.01, 100)
-    with pytest.raises(UserError, match=r"100 steps in 1\.0 s are too few for 12 faults") as error:
+    with pytest.raises(UserError, match=r"100 steps in 1\.0 s are too few for 18 faults") as error:
         fault_times.draw(EVERY, 0, short)
     needed = int(error.value.hint.split()[3])
-    assert len(fault_times.draw(EVERY, 0, Timeline(4.0, 0.01, needed))) == 12
+    assert len(fault_times.draw(EVERY, 0, Timeline(4.0, 0.01, needed))) == 18
+
+
+def test_some_faults_have_a_second_one() -> None:
+    faults = fault_times.draw(EVERY, 7, LINE, two=5)
+    seconds = [fault.second for fault in faults if fault.second is not None]
+    assert len(seconds) == 5 and all(0 <= second < fault_times.SECOND for second in seconds)
+    alone = fault_times.draw(EVERY, 7, LINE)
+    assert [fault.step for fault in faults] == [fault.step for fault in alone]
 
 
 # --- comparison
@@ -103,6 +111,14 @@ def test_steps_that_were_taken_again_are_counted_once_each(tmp_path: Path) -> No
     run = run_of(tmp_path / "r", two(1, 50), [], two(41, 45), two(41, 60))
     assert compare.repeated(run) == 10 + 5
     assert compare.lost(run) == {1: 10, 3: 5}
+
+
+def test_a_step_in_flight_is_not_lost(tmp_path: Path) -> None:
+    """It has a line, but was never completed."""
+    run = run_of(tmp_path / "r", two(1, 50), two(50, 60), two(59, 70))
+    for attempt, step in ((1, 49), (2, 60)):
+        run.attempt(attempt).step.write_bytes(STEP.pack(step, 1.0))
+    assert compare.lost(run) == {1: 0, 2: 2} and compare.repeated(run) == 2
 
 
 def test_the_order_is_equal_however_a_run_was_cut(tmp_path: Path) -> None:

@@ -157,6 +157,36 @@ def test_twenty_preemptions(user: tuple[Path, dict[str, str]]) -> None:
     print(talk)
 
 
+# Batch normalization has buffers that differ between ranks; the others save what rank 0 has.
+NORM = """
+plain = model
+def model():
+    return nn.Sequential(nn.BatchNorm1d(4), plain(), nn.Dropout(0.1))
+"""
+FEW = ("--crash", "1", "--kill-node", "1", "--hang", "1", "--two", "1")
+MANY = ("--crash", "8", "--kill-node", "5", "--silent-node", "4", "--hang", "3", "--two", "4")
+
+
+@pytest.mark.timeout(3000)
+@pytest.mark.parametrize(
+    ("faults", "most"),
+    [pytest.param(FEW, 3000), pytest.param(MANY, 20000, marks=pytest.mark.full)],
+    ids=["three", "twenty"],
+)
+def test_what_is_not_announced_costs_no_step(
+    user: tuple[Path, dict[str, str]], faults: tuple[str, ...], most: int
+) -> None:
+    """A spare replaces a lost node, and a rank that is left saves the newest step."""
+    task = user[0] / "jobs/toy.py"
+    task.write_text(task.read_text() + NORM)
+    size = ("--set", f"max_steps={most}", "--gpus", "2", "--spares", "1")
+    code, found, talk = rehearse(user, *size, *faults)
+    assert code == 0, (found, talk)
+    assert all(fault["survived"] for fault in found["faults"]), talk
+    assert found["steps_lost"] == 0
+    assert found["weights_equal"] and found["order_equal"]
+
+
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "seed",
