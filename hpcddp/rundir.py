@@ -75,7 +75,7 @@ class AttemptDir:
         self.log = path / "log"
         self.metrics = path / "metrics.jsonl"
         self.ranks = path / "ranks.jsonl"
-        self.error = path / "error.json"
+        self.error, self.failed = path / "error.json", path / "failed.json"
         self.step = path / "step"
         self.staging = path / "staging"
         self.left = path / "left.json"

@@ -291,7 +291,7 @@ def plan_run(job: str | None, given: dict[str, Any], root: Path, auto: str = "")
     measured = earlier_runs.of_job(asked.spec.name, asked.backend, root)
     plan = plan_asked(asked, measured=measured, runs=root)
     if plan.code:
-        from hpcddp.planning import code_checks
+        from hpcddp.planning.project import code_checks
 
         for path in code_checks.bypassed(plan.code, plan.spec.command):
             say.warning(f"the job reads {path} itself, not the copy in its run folder")

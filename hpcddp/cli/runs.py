@@ -46,14 +46,16 @@ def ls(runs: str | None, as_json: bool) -> int:
 @json_option
 def status(run: str, runs: str | None, as_json: bool) -> int:
     """Show state, progress and pending reason of RUN (the last one by default)."""
+    from hpcddp.observe import recovery
     from hpcddp.submit import status as status_
     from hpcddp.submit import submission
 
-    state = status_.status(submission.find(runs_root(runs), run))
+    folder = submission.find(runs_root(runs), run)
+    state = status_.status(folder)
     if as_json:
         click.echo(json.dumps(state.to_dict()))
     else:
-        for line in tables.fields(lines(state), whole=("run", "folder")):
+        for line in tables.fields(lines(state, recovery.newest(folder)), whole=("run", "folder")):
             click.echo(line)
     return warn_stale([state])
 
@@ -66,8 +68,12 @@ def step(state: Status) -> str:
     return f"{state.step}/{state.total_steps}" if state.total_steps else str(state.step or "-")
 
 
-def lines(state: Status) -> list[tuple[str, str]]:
-    """The known values of a status, with their names."""
+def lines(state: Status, recovery: object = None) -> list[tuple[str, str]]:
+    """The known values of a status, with their names.
+
+    Args:
+        recovery: how its attempt continued in place.
+    """
     from hpcddp.submit import times
 
     nodes = counted(int(state.nodes), "node") if state.nodes.isdigit() else f"{state.nodes} nodes"
@@ -82,7 +88,7 @@ def lines(state: Status) -> list[tuple[str, str]]:
         ("job", f"{state.job_id} on {state.backend}" if state.job_id else ""),
         ("size", f"{nodes} x {counted(state.gpus_per_node, 'GPU')}"),
         ("hosts", state.hosts),
-        ("attempt", str(state.attempt or "")),
+        ("attempt", f"{state.attempt or ''}{f', in place {recovery}' if recovery else ''}"),
         ("step", step(state) if state.step else ""),
         ("loss", f"{state.loss:.4g}" if state.loss is not None else ""),
         ("metrics", ", ".join(f"{n} {v:.4f}" for n, v in (state.metrics or {}).items())),

@@ -48,6 +48,9 @@ def why(run: str, runs: str | None, as_json: bool) -> int:
     if attempts:
         click.echo("\n".join(table(attempts, steps=lost is not None)))
         click.echo(f"steps lost: {'unknown' if lost is None else lost}")
+    for attempt in attempts:
+        if attempt.recovery:
+            click.echo(f"after attempt {attempt.attempt}: in place {attempt.recovery}")
     if failed := next((attempt for attempt in reversed(attempts) if attempt.error), None):
         click.echo(words(failed))
     return warn_stale([state])

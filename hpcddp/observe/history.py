@@ -12,6 +12,8 @@ from hpcddp.attempt import decision, first_failure, ledger, log_reader
 from hpcddp.attempt.error_record import is_peer
 from hpcddp.attempt.first_failure import Failed
 from hpcddp.attempt.ledger import Attempt
+from hpcddp.observe import recovery
+from hpcddp.observe.recovery import Recovery
 from hpcddp.rundir import AttemptDir, RunDir, last_lines, read_json, read_lines, read_step
 from hpcddp.submit.status import whole
 
@@ -43,6 +45,7 @@ class AttemptSummary:
     action: str
     reason: str
     error: dict[str, Any] | None  # of the rank that failed first: its record, or taken from the log
+    recovery: Recovery | None = None  # how the next attempt continued in place
 
     @property
     def done(self) -> int:
@@ -51,7 +54,8 @@ class AttemptSummary:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
-        return {**asdict(self), "done": self.done}
+        words = str(self.recovery or "")
+        return {**asdict(self), "done": self.done, "recovered": words}
 
 
 def summaries(
@@ -75,6 +79,7 @@ def summaries(
     new = [_summary(run, facts, gone=over or facts is not attempts[-1]) for facts in attempts]
     ordered = sorted([*kept.values(), *new], key=lambda summary: summary.attempt)
     kept.update((summary.attempt, summary) for summary in ordered[:-1] if summary.cause)
+    _recover(run, ordered)
     for i, summary in enumerate(ordered):
         # An attempt that never trained repeats no step.
         later = next((each for each in ordered[i + 1 :] if each.last), None)
@@ -84,6 +89,15 @@ def summaries(
         elif summary.cause not in (None, "done"):
             summary.lost = max(0, summary.last - summary.saved)
     return ordered
+
+
+def _recover(run: RunDir, ordered: list[AttemptSummary]) -> None:
+    """Fill in how attempts continued in place, once that is known."""
+    for one, two in itertools.pairwise(ordered):
+        if one.action == decision.HERE and one.recovery is None:
+            before, following = (ledger.read(run.attempt(x.attempt)) for x in (one, two))
+            if before and following:
+                one.recovery = recovery.after(run, before, following)
 
 
 def _summary(run: RunDir, facts: Attempt, gone: bool) -> AttemptSummary:

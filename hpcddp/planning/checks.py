@@ -8,7 +8,8 @@ Where a value is checked:
     checks.py          meaning: names, the batch, files, the environment, sbatch options, the
                        limits of a cluster, the programs of the site
     conflicts.py       a key against the strategy or another key: a table
-    code_checks.py     the code snapshot of a command: secrets, size, paths; checked last
+    code_checks.py     the code snapshot of a command: secrets, size, paths; checked last; in
+                       project/
     plan.py            whether the template exists
     render.py          whether a script can contain the value
 

@@ -291,7 +291,7 @@ def _code(job: JobSpec, folder: Path, runs: Path) -> CodeFiles | None:
     """The checked files of the code snapshot; None if the job works in the folder itself."""
     if not (job.command and job.snapshot):
         return None
-    from hpcddp.planning import code_checks
+    from hpcddp.planning.project import code_checks
 
     return code_checks.checked(job, folder, runs)
 

@@ -167,8 +167,8 @@ def _value(value: Any) -> str:
     return str(value)
 
 
-ATTEMPT = ("attempt", "hosts", "began", "ended", "cause", "by", "first", "last", "lost",
-           "safe_s", "action", "reason", "waited_s", "started_s", "lost_s")  # fmt: skip
+ATTEMPT = ("attempt", "hosts", "began", "ended", "cause", "by", "first", "last", "lost", "safe_s",
+           "action", "reason", "recovered", "waited_s", "started_s", "lost_s")  # fmt: skip
 
 
 def _attempt(attempt: dict[str, Any], size: int) -> dict[str, Any]:

@@ -126,7 +126,7 @@ def test_a_process_that_drives_all_gpus_is_started_once_with_their_cpus(
 def test_the_script_leaves_with_the_jobs_code(
     site: Site, script: Callable[..., RunDir], code: int, left: int, cause: str, asked: str
 ) -> None:
-    run = script(srun=f"echo from srun; exit {code}")
+    run = script(("requeue.here", False), srun=f"echo from srun; exit {code}")
     assert start(run).returncode == left
     found = ledger.last(run)
     assert found and (found.cause, found.exit_code) == (cause, code)

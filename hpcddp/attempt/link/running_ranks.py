@@ -23,7 +23,7 @@ class RunningRanks:
         codes: exit code by node, of those that have ended.
         written: the nodes whose last lines are in the log.
         lost: host -> why it is lost.
-        failed: ranks have failed, and the others have been told.
+        failed: when ranks failed, and the others were told, in seconds since the epoch; 0 before.
         code: of the node that failed first, or of the signal that ended it before its start.
         deadline: for the ranks that have been told to end.
         alarm: when ranks have failed, and the others are asked for their steps; 0 for no time.
@@ -44,7 +44,7 @@ class RunningRanks:
     codes: dict[int, int] = field(default_factory=dict)
     written: set[int] = field(default_factory=set)
     lost: dict[str, str] = field(default_factory=dict)
-    failed: bool = False
+    failed: float = 0.0
     code: int = 0
     deadline: float = float("inf")
     alarm: float = 0.0

@@ -6,6 +6,7 @@ first attempt in an allocation starts the supervisor.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -106,7 +107,10 @@ def _record_nodes(run: RunDir, number: int, hosts: Sequence[str]) -> None:
 
 
 def _record_loss(run: RunDir, number: int, message: Message) -> None:
-    """Record that nodes of the attempt are lost, and how many are left for the next one."""
+    """Record when the attempt failed, which of its nodes are lost, and how many are left."""
+    if message["failed"]:
+        with contextlib.suppress(OSError):  # only for people
+            write_json(run.attempt(number).failed, {"time": message["failed"]})
     if lost := message["lost"]:
         text = "; ".join(f"{host}: {why}" for host, why in lost.items())
         facts = {"host": compress_hosts(list(lost)), "left": message["left"]}

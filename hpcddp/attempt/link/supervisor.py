@@ -249,7 +249,7 @@ class Supervisor:
             now.code = code
         if now.failed:
             return
-        now.failed = True
+        now.failed = time.time()
         parents = [self.parents.by_node[node] for node in now.nodes if node not in now.codes]
         if code not in ALONE and any(parent.armed for parent in parents):
             now.alarm = time.monotonic()
@@ -294,7 +294,5 @@ class Supervisor:
     def _finish(self, now: RunningRanks, code: int) -> None:
         """Answer the attempt: all its ranks have ended."""
         code, left = code if code >= 0 else 128 - code, len(self.parents.living)
-        # Without spares, Slurm ends the whole step with a killed parent: a crash like others.
-        lost = {host: why for host, why in now.lost.items() if self._spares or "closed" not in why}
-        now.asker.send(ended=code, lost=lost, left=left)
+        now.asker.send(ended=code, lost=now.lost, left=left, failed=now.failed)
         self.running = None

@@ -208,7 +208,8 @@ def _cells(view: View, attempt: AttemptView, *, steps: bool) -> list[str]:
         *([taken, f"{summary.lost} lost"] if steps else []),
         f"ran {span(ran)}",
         f"waited {span(attempt.waited_s)}",
-        summary.hosts or "this machine",
+        (summary.hosts or "this machine")
+        + (f"  in place {summary.recovery}" if summary.recovery else ""),
     ]
 
 

@@ -1,5 +1,5 @@
-"""What a user's folder holds: the scripts that train, and a job file for one of them.
+"""What a user's folder holds: the scripts that train, a job file for one of them, and its code.
 
-It imports ``planning.jobfile`` and ``planning.key_schema``.
-Others use ``project_look`` and ``new_job``.
+It imports ``planning.jobfile``, ``planning.key_schema`` and ``planning.code_files``.
+Others use ``project_look``, ``new_job`` and ``code_checks``.
 """

@@ -104,7 +104,8 @@ function costs(run) {
 function attemptTable(run, name) {
   const cost = costs(run);
   const rows = run.attempts.map((attempt, i) => {
-    const then = (attempt.action || "") + (attempt.reason ? ` (${attempt.reason})` : "");
+    const then = (attempt.action || "") + (attempt.reason ? ` (${attempt.reason})` : "") +
+      (attempt.recovered ? ` ${attempt.recovered}` : "");
     return [
       [String(attempt.attempt), "n"], when(attempt.began), [span(attempt.waited_s), "n"],
       [span((attempt.ended || run.now) - attempt.began), "n"],

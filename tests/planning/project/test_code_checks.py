@@ -6,7 +6,8 @@ import pytest
 from repositories import repository
 
 from hpcddp.errors import UserError
-from hpcddp.planning import code_checks, code_files
+from hpcddp.planning import code_files
+from hpcddp.planning.project import code_checks
 
 
 @pytest.fixture

@@ -1,0 +1,79 @@
+"""How a run continued in place after an attempt: the seconds of each phase, and replaced nodes."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from hpcddp.attempt import decision, ledger
+from hpcddp.attempt.ledger import Attempt
+from hpcddp.rundir import RunDir, read_json, read_lines, read_step
+from hpcddp.slurm.hostlist import expand_hosts
+
+FIRST = 200  # records of an attempt that are read, for its first new step
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """From the last step of an attempt to the first new one of the next.
+
+    Args:
+        seconds: by phase: ``detection`` until the failure was known (after a launcher that tells
+            nothing of it, a part of ``ending``), ``ending`` until all ranks had ended and the
+            newest step was saved, ``starting`` until the new ranks had met, ``restoring`` until
+            they had the state, ``replaying`` until the first step that was not taken before.
+        replaced: lost node -> the node in its place; "" for none.
+    """
+
+    seconds: dict[str, float]
+    replaced: dict[str, str]
+
+    def __str__(self) -> str:
+        phases = ", ".join(f"{phase} {seconds:.1f}" for phase, seconds in self.seconds.items())
+        nodes = [f"{new or 'no node'} for {old}" for old, new in self.replaced.items()]
+        return "; ".join([f"in {sum(self.seconds.values()):.1f} s: {phases}", *nodes])
+
+
+def after(run: RunDir, before: Attempt, following: Attempt) -> Recovery | None:
+    """How the next attempt continued in place; None if it did not, or has made no step yet."""
+    if before.action != decision.HERE or before.ended is None:
+        return None
+    marks = dict(_marks(run, before, following))
+    if "replaying" not in marks:
+        return None
+    last = read_step(run.attempt(before.number))[1] or before.began
+    seconds, at = {}, last
+    for phase, moment in marks.items():
+        seconds[phase], at = max(0.0, moment - at), max(at, moment)
+    return Recovery(seconds, _replaced(before, following))
+
+
+def newest(run: RunDir) -> Recovery | None:
+    """How the newest attempt of a run continued in place, if it did."""
+    folders = run.all_attempts()[-2:]
+    facts = [facts for folder in folders if (facts := ledger.read(folder))]
+    return after(run, *facts) if len(facts) == 2 else None
+
+
+def _marks(run: RunDir, before: Attempt, following: Attempt) -> Iterator[tuple[str, float]]:
+    """The end of each phase, in seconds since the epoch, in order."""
+    if known := read_json(run.attempt(before.number).failed):
+        yield "detection", float(known["time"])
+    yield "ending", float(before.ended or 0.0)
+    step = read_step(run.attempt(before.number))[0]
+    phases = {"ranks": "starting", "start": "restoring"}
+    for line in itertools.islice(read_lines(run.attempt(following.number).metrics), FIRST):
+        event, moment = str(line.get("event")), float(line.get("time", 0.0))
+        if event in phases:
+            yield phases.pop(event), moment
+        elif event in ("train", "step") and line.get("step", 0) > step:
+            yield "replaying", moment
+            return
+
+
+def _replaced(before: Attempt, following: Attempt) -> dict[str, str]:
+    old, new = expand_hosts(before.nodes), expand_hosts(following.nodes)
+    gone = [host for host in old if host not in new]
+    come = [host for host in new if host not in old]
+    return dict(itertools.zip_longest(gone, come[: len(gone)], fillvalue=""))
