@@ -15,6 +15,7 @@
         attempt.json      start, end, host, job id and cause of the end     written by the script
         slurm.json        later facts of Slurm: time limit, site's rules    written by the sentry
         hosts.json        its nodes by rank, if the job has others too      written by the script
+        failed.json       when its ranks failed                             written by the script
         met               the process group of a command has started        written on its host
         log               output of all ranks, each line with its rank
         metrics.jsonl     the rank map, then metrics                        written by rank 0
@@ -76,8 +77,7 @@ class AttemptDir:
         self.metrics = path / "metrics.jsonl"
         self.ranks = path / "ranks.jsonl"
         self.error, self.failed = path / "error.json", path / "failed.json"
-        self.step = path / "step"
-        self.staging = path / "staging"
+        self.step, self.staging = path / "step", path / "staging"
         self.left = path / "left.json"
         self.hang = path / "hang.json"
         self.stacks = path / "stacks"
