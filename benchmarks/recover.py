@@ -47,7 +47,7 @@ DOWN = ("recover, after its node is down", 30.0)
 
 
 def rows(site: Site) -> Iterator[Row]:
-    with own_sandbox(NODES + SPARES + 1, RANKS, late=True) as sandbox:
+    with own_sandbox(NODES + SPARES + 1, RANKS, late=False) as sandbox:
         bench = _Bench(site, sandbox)
         floor = bench.take("crash", "requeue.here=false")
         for kind, (name, limit) in KINDS.items():

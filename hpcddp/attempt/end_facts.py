@@ -100,17 +100,23 @@ def _stays(run: RunDir, mine: Attempt, job: JobRecord, end: End) -> bool:
     cause = decision.cause(end._replace(state=""))
     if not (policy.get("here") and row.get("here") and decision.CAUSES[cause].here):
         return False
-    failure = read_json(run.attempt(mine.number).error) or {}
-    if failure.get("kind") == "lost":
-        if int(failure.get("left", 0)) < job.nodes[0]:
-            return False
-    elif bad_nodes.bad_host(run, mine, job, certain=not policy.get("exclude_bad_nodes")):
-        return False
-    more = int(job.spec.get("spares", 0)) + job.nodes[1] - job.nodes[0] if row.get("spares") else 0
-    if len(bad_nodes.barred(run, job, mine)) > more:
+    if not _enough_nodes(run, mine, job, able=bool(row.get("spares"))):
         return False
     until = (mine.deadline or math.inf) - LATE - job.lead
     return time.time() + _start(run, mine) < until and not _in_vain(run, mine, end)
+
+
+def _enough_nodes(run: RunDir, mine: Attempt, job: JobRecord, *, able: bool) -> bool:
+    """Whether enough nodes of the allocation are left.
+
+    Args:
+        able: the launcher can leave some out.
+    """
+    failure = read_json(run.attempt(mine.number).error) or {}
+    if failure.get("kind") == "lost" and int(failure.get("left", 0)) < job.nodes[0]:
+        return False
+    more = int(job.spec.get("spares", 0)) + job.nodes[1] - job.nodes[0] if able else 0
+    return len(bad_nodes.barred(run, job, mine)) <= more
 
 
 def _in_vain(run: RunDir, mine: Attempt, end: End) -> bool:

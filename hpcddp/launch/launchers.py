@@ -125,9 +125,10 @@ def own(backend: str) -> str:
 
 def best(job: JobSpec, backend: str, profile: Profile) -> str:
     """The name of the launcher for a job that names none. A script may set variables before it
-    imports torch, so only a task gets a launcher that imports torch first."""
+    imports torch, so only a task gets a launcher that imports torch first, or a script with spares,
+    which needs one."""
     mine = (row for row in LAUNCHERS.values() if row.tasks and backend in row.backends)
-    for row in mine if not job.command else ():
+    for row in mine if job.spares or not job.command else ():
         if not row.missing(job, profile):
             return row.name
     return own(backend)

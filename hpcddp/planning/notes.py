@@ -50,6 +50,11 @@ def _faster_start(job: JobSpec, ranks: int, runs: Path) -> list[str]:
     if not job.command or job.launcher or ranks < 2 or job.own_programs:
         return []
     other = next(row.name for row in LAUNCHERS.values() if row.tasks)
+    if job.spares:
+        return [
+            f"--spares starts the ranks by the launcher {other}, which imports torch before the "
+            "script runs: variables that torch reads at its import go into [env]"
+        ]
     try:
         foreign = any(
             script.other_python(script.Script(words))

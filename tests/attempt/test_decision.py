@@ -118,7 +118,8 @@ def test_failed_ranks_restart_in_place_where_the_allocation_stays() -> None:
         assert decide(end, [], Policy()).action == AGAIN
         for facts in ({"preempted": True}, {"late": True}, {"warned": True}, {"want": "preempt"}):
             assert decide(stays._replace(**facts), [], Policy()).action == AGAIN
-    for end in (End(85), End(85, want="preempt"), End(143, kind="node")):
+    assert decide(End(143, kind="node", here=True), [], Policy()).action == HERE  # on a spare
+    for end in (End(85), End(85, want="preempt")):
         assert decide(end._replace(here=True), [], Policy()).action == AGAIN
 
 

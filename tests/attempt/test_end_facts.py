@@ -132,19 +132,21 @@ def stays(
     left: float | None = None,
     took: float = 5,
     site: dict[str, Any] | None = None,
+    spares: int = 0,
     **policy: Any,
 ) -> bool:
     """Whether attempt 20, whose first step came `took` seconds after its start, can restart in
     place `left` seconds before its time limit."""
     job = record.read(run)
     job.launcher = launcher
-    job.spec["requeue"] = {"here": True, **policy}
+    job.spec["requeue"], job.spec["spares"] = {"here": True, **policy}, spares
     mine = ledger.new_attempt("7", 1, slurm=True)
     mine.number, mine.began, mine.site = 20, time.time() - took - 1, site or {}
     mine.deadline = None if left is None else time.time() + left
-    mine.checkpoint = 0
+    mine.checkpoint, mine.nodes = 0, "n[1-2]"
     folder = run.attempt(20)
     folder.path.mkdir(exist_ok=True)
+    write_json(folder.facts, asdict(mine))
     if not folder.metrics.exists():
         folder.metrics.write_text(json.dumps({"event": "train", "time": mine.began + took}) + "\n")
     return gather(run, mine, job, 1).here
@@ -154,6 +156,7 @@ def restarted(run: RunDir, number: int, ago: float) -> None:
     """An earlier attempt that was followed in place, so many seconds ago."""
     mine = ledger.new_attempt("7", 1, slurm=True)
     mine.number, mine.cause, mine.action = number, decision.CRASH, decision.HERE
+    mine.nodes = "n[1-2]"
     mine.ended = time.time() - ago
     run.attempt(number).path.mkdir()
     write_json(run.attempt(number).facts, asdict(mine))
@@ -222,13 +225,31 @@ def test_a_step_is_enough_for_another_restart_in_place(run: RunDir) -> None:
 
 @pytest.mark.usefixtures("runs_on")
 def test_a_node_that_failed_is_left(run: RunDir) -> None:
-    """By the ranks' own comparison, or wherever the job is to avoid the nodes of failures."""
+    """By the ranks' own comparison, or as it came to no step, or wherever the job is to avoid the
+    nodes of failures. A spare takes its place."""
     run.attempt(20).path.mkdir()
     failure = {"kind": "crash", "host": "n2", "rank": 1}
     write_json(run.attempt(20).error, failure)
+    assert not stays(run) and stays(run, "fork", spares=1) and not stays(run, spares=1)
+    run.attempt(20).step.write_bytes(STEP.pack(5, time.time()))
     assert stays(run) and not stays(run, exclude_bad_nodes=True)
+    assert stays(run, "fork", spares=1, exclude_bad_nodes=True)
     write_json(run.attempt(20).error, failure | {"bad_host": True})
-    assert not stays(run)
+    assert not stays(run) and stays(run, "fork", spares=1)
+
+
+@pytest.mark.usefixtures("runs_on")
+def test_a_node_is_left_at_the_second_failure_within_a_thousand_steps(run: RunDir) -> None:
+    failure = {"kind": "crash", "host": "n2", "rank": 1}
+    restarted(run, 19, 10)
+    for number in (19, 20):
+        run.attempt(number).path.mkdir(exist_ok=True)
+        write_json(run.attempt(number).error, failure)
+    run.attempt(19).step.write_bytes(STEP.pack(100, time.time()))
+    run.attempt(20).step.write_bytes(STEP.pack(1000, time.time()))
+    assert not stays(run) and stays(run, "fork", spares=1)
+    run.attempt(20).step.write_bytes(STEP.pack(1100, time.time()))
+    assert stays(run)
 
 
 @pytest.mark.parametrize(("grace", "waits"), [(0, False), (30, True)])

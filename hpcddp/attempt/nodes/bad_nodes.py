@@ -43,8 +43,10 @@ def excluded(run: RunDir, job: JobRecord) -> str | None:
 
 
 def barred(run: RunDir, job: JobRecord, mine: Attempt) -> list[str]:
-    """The nodes of an attempt's allocation that are not used again in it: those to which two
-    failures within WINDOW steps point, or one before they came to a step."""
+    """The nodes of an attempt's allocation that are not used again in it: those that failed for
+    certain, to which two failures within WINDOW steps point, or one before they came to a step; to
+    which any failure points, where the job avoids such nodes."""
+    asked = bool(job.spec.get("requeue", {}).get("exclude_bad_nodes"))
     last: dict[str, int] = {}
     stepped: set[str] = set()
     bad: dict[str, None] = {}
@@ -55,9 +57,10 @@ def barred(run: RunDir, job: JobRecord, mine: Attempt) -> list[str]:
         step = read_step(folder)[0]
         if step > (attempt.checkpoint or 0) or job.spec.get("command"):  # else steps are unknown
             stepped |= hosts
-        blamed = "" if is_shared(folder) else bad_host(run, attempt, job)
+        certain = bad_host(run, attempt, job, certain=not asked)
+        blamed = certain or ("" if is_shared(folder) else bad_host(run, attempt, job))
         for host in hosts & {*(hostlist.expand_hosts(blamed) if blamed else ())}:
-            if host not in stepped or step - last.get(host, -WINDOW) < WINDOW:
+            if certain or host not in stepped or step - last.get(host, -WINDOW) < WINDOW:
                 bad[host] = None
             last[host] = step
     return [*bad]
