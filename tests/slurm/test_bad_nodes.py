@@ -55,6 +55,15 @@ def test_a_node_with_a_faulty_gpu_is_left_out_and_remembered(faulty: Desk) -> No
     )
 
 
+def test_a_spare_takes_the_place_of_a_node_with_a_faulty_gpu(faulty: Desk) -> None:
+    slow = ("--set", "max_steps=100", "--set", "dataset.pause=0.1", "--spares", "1")
+    run = faulty.submit("--nodes", "2", "--gpus", "1", "--detach", *slow)
+    faulty.until(lambda s: s["state"] == "COMPLETED", run)
+    first, last = faulty.attempts(run)
+    assert (first.cause, first.action, last.cause) == ("bad node", "here", "done")
+    assert first.job_id == last.job_id and faulty.nodes[1] not in last.nodes
+
+
 def test_a_node_at_half_its_speed_is_left_out_by_the_full_preflight(desk: Desk) -> None:
     slow = desk.nodes[1]
     with throttled(slow, "hpcddp.worker"):

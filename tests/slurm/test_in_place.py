@@ -1,8 +1,10 @@
 """After a failure of ranks, the next attempt starts in the same allocation: nothing is queued."""
 
 import contextlib
+import json
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -110,6 +112,52 @@ def test_a_spare_takes_the_place_of_a_killed_node(desk: Desk) -> None:
     assert first.job_id == second.job_id
     assert names[1] not in expand_hosts(second.nodes) and len(expand_hosts(second.nodes)) == 2
     assert lost(folder) == 0
+
+
+# As for torchrun; it saves to a file of its own each epoch, and knows nothing of hpcddp.
+USUAL = """
+import os, time
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("gloo")
+model = DistributedDataParallel(torch.nn.Linear(4, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+first = 0
+if os.path.exists("last.pt"):
+    saved = torch.load("last.pt")
+    first = saved["epoch"] + 1
+    model.load_state_dict(saved["model"])
+for epoch in range(first, 30):
+    for _ in range(10):
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        time.sleep(0.02)
+    if dist.get_rank() == 0:
+        torch.save({"epoch": epoch, "model": model.state_dict()}, "new.pt")
+        os.replace("new.pt", "last.pt")
+        print("epoch", epoch, "of attempt", os.environ["HPCDDP_ATTEMPT"], flush=True)
+    dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def test_a_usual_script_continues_from_its_own_file_in_place(desk: Desk) -> None:
+    (desk.folder / "train.py").write_text(USUAL)
+    words = ("--nodes", "2", "--gpus", "2", "--spares", "1", "--no-snapshot", "--detach", "--json")
+    out = desk("submit", *words, "--", sys.executable, "train.py")
+    run = json.loads(out.splitlines()[0])["run"]
+    wait_for(lambda: "epoch 5 of attempt 1" in desk.run(run).log.read_text())
+    names = expand_hosts(desk.attempts(run)[0].nodes)
+    with without(desk, names[1]):
+        desk.until(lambda s: s["state"] == "COMPLETED", run)
+    first, second = desk.attempts(run)
+    assert (first.cause, first.action, second.cause) == ("lost node", "here", "done")
+    assert first.job_id == second.job_id and restarts(desk, first.job_id) == "Restarts=0"
+    log = desk.run(run).attempt(2).log.read_text()
+    assert "epoch 29 of attempt 2" in log and "epoch 4 of attempt 2" not in log
 
 
 def test_the_loss_of_the_scripts_node_with_a_spare_is_a_requeue(desk: Desk) -> None:
