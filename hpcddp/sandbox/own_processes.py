@@ -18,6 +18,14 @@ from hpcddp.attempt.link.parents import PARENT
 from hpcddp.errors import SandboxError
 
 PROC = Path("/proc")
+# Becomes a program with a host name and a /dev/shm of its own, as on a machine of its own: that
+# memory goes with its processes. Some containers forbid the mount.
+AS_MACHINE = """\
+mount='mount -t tmpfs -o mode=1777 hpcddp /dev/shm'
+hostname "$0" || exit
+unshare --mount sh -c "$mount" 2>/dev/null || exec "$@"
+exec unshare --mount sh -c "$mount"' && exec "$@"' sh "$@"
+"""
 
 
 @dataclass(frozen=True)
@@ -50,12 +58,12 @@ def start(
     """Start a daemon that outlives this Python, and wait until the program itself runs.
 
     Args:
-        hostname: the host name that it sees.
+        hostname: the host name that it sees, if it is to run as on a machine of its own.
 
     Raises:
         SandboxError: it cannot be started.
     """
-    wrapper = ["unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"', hostname]
+    wrapper = ["unshare", "--uts", "sh", "-c", AS_MACHINE, hostname]
     command = [*wrapper, *argv] if hostname else list(argv)
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     actions = [
