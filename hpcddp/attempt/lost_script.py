@@ -84,7 +84,9 @@ def _headless(run: RunDir, mine: Attempt) -> bool:
     this = os.environ.get("SLURMD_NODENAME") or os.uname().nodename
     if mine.host == this or read_json(run.request):
         return False
-    return bool(record.read(run).spec.get("spares")) and bad_nodes.is_down(mine.host, ANSWER)
+    job = record.read(run)
+    outlives = bool(job.spec.get("spares")) or job.nodes[0] < job.nodes[1]
+    return outlives and bad_nodes.is_down(mine.host, ANSWER)
 
 
 def would_follow(run: RunDir, mine: Attempt, cause: str) -> bool:

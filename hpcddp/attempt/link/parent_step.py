@@ -8,9 +8,13 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 
+# After the loss of a node, Slurm may for a moment be unable to create a step of a job.
+REFUSED = b"srun: error: Unable to create step"
+REFUSALS, PAUSE = 5, 2.0  # tries after a refusal, and seconds between them
+
 
 class ParentStep:
-    """A running srun.
+    """A running srun. It is tried again where Slurm cannot create its step.
 
     Args:
         words: its command.
@@ -18,44 +22,80 @@ class ParentStep:
     """
 
     def __init__(self, words: Sequence[str], environ: Mapping[str, str], *, quiet: bool) -> None:
-        self._process = subprocess.Popen(
-            list(words), env=dict(environ), stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        self._words, self._environ, self._quiet = list(words), dict(environ), quiet
+        self._began, self._ended = time.monotonic(), 0.0
+        self._refusals, self._refused = 0, False
+        self._data = b""
+        self.closed = False  # no more lines come
+        self._out, self._in = os.pipe()
+        os.set_blocking(self._out, False)
+        try:
+            self._process = self._start()
+        except BaseException:
+            os.close(self._out)
+            os.close(self._in)
+            raise
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        self._refused = False
+        return subprocess.Popen(
+            self._words, env=self._environ, stdin=subprocess.DEVNULL,
+            stdout=self._in, stderr=subprocess.STDOUT,
         )  # fmt: skip
-        self._quiet, self._began, self._rest = quiet, time.monotonic(), b""
 
     @property
     def code(self) -> int | None:
-        """Its exit code; None while it runs."""
-        return self._process.poll()
+        """Its exit code; None while it runs, or is tried again."""
+        code = self._process.poll()
+        if code is None:
+            return None
+        if not self._ended:
+            self._ended = time.monotonic()
+            self._read()
+        if self._refused and self._refusals < REFUSALS and code > 0:
+            if time.monotonic() > self._ended + PAUSE:
+                self._refusals, self._ended = self._refusals + 1, 0.0
+                self._process = self._start()
+            return None
+        if self._in >= 0:
+            os.close(self._in)
+            self._in = -1
+        return code
 
     @property
     def age(self) -> float:
         """Seconds since its start."""
         return time.monotonic() - self._began
 
-    @property
-    def closed(self) -> bool:
-        """Whether no more lines come."""
-        assert self._process.stdout
-        return self._process.stdout.closed
-
     def fileno(self) -> int:
         """The descriptor of its lines, for selectors."""
-        assert self._process.stdout
-        return self._process.stdout.fileno()
+        return self._out
 
     def lines(self) -> list[bytes]:
-        """The lines that have come, without their ends; waits for the first one."""
-        assert self._process.stdout
-        data = os.read(self.fileno(), 1 << 16)
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        if not data:
-            self._process.stdout.close()
-            lines = [self._rest] if self._rest else []
+        """The lines that have come, without their ends."""
+        over = self._read()
+        *lines, self._data = self._data.split(b"\n")
+        if over and not self.closed:
+            self.closed = True
+            os.close(self._out)
+            lines += [self._data] if self._data else []
         return [line for line in lines if not (self._quiet and line.startswith(b"srun: "))]
+
+    def _read(self) -> bool:
+        """Take in what has come; whether no more comes."""
+        while not self.closed:
+            try:
+                data = os.read(self._out, 1 << 16)
+            except BlockingIOError:
+                return False
+            self._data += data
+            self._refused |= REFUSED in self._data
+            if not data:
+                return True
+        return True
 
     def kill(self) -> None:
         """End it at once; on living nodes its tasks are gone within a second or two."""
+        self._refusals = REFUSALS
         self._process.send_signal(signal.SIGKILL)
         self._process.wait()
