@@ -194,8 +194,11 @@ class Sentry:
 
 
 def watch_node(run_dir: str, environ: Mapping[str, str]) -> None:
-    """In the first rank of the second node, start a process that acts if the rank has ended but the
-    script records no end: its node may be lost. Returns at once."""
+    """In the first rank of the second node, or in their parent, start a process that acts if this
+    one has ended but the script records no end: its node may be lost. Returns at once.
+
+    A parent calls it before it adopts orphans: Slurm ends all that it has adopted.
+    """
     local = environ.get("LOCAL_RANK", environ.get("SLURM_LOCALID"))
     if (environ.get("SLURM_NODEID"), local) != ("1", "0") or "HPCDDP_ATTEMPT" not in environ:
         return
@@ -213,6 +216,7 @@ def _outlive(run: RunDir, number: int, rank: int, start: str) -> None:
     while processes.start_of(rank) == start:
         time.sleep(1.0)
     until = time.monotonic() + LATE
+    number = max([number, *(folder.number for folder in run.all_attempts())])
     while time.monotonic() < until:
         with contextlib.suppress(OSError, ValueError, TypeError):
             facts = json.loads(run.attempt(number).facts.read_text())

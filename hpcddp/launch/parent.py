@@ -24,7 +24,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from hpcddp import cgroups
-from hpcddp.attempt import exit_codes, lost_script
+from hpcddp.attempt import exit_codes, lost_script, sentry
 from hpcddp.attempt.error_record import host
 from hpcddp.attempt.link import channel, slots
 from hpcddp.attempt.link.channel import Channel, Message
@@ -214,6 +214,8 @@ def main(args: list[str]) -> int:
     script = Script(command)
     with suppress(OSError):
         Path("/proc/self/comm").write_text(PARENT)
+    if "SLURM_JOB_ID" in os.environ:  # before the connection, which that process must not hold
+        sentry.watch_node(os.environ["HPCDDP_RUN_DIR"], os.environ)
     supervisor = _connect()
     supervisor.send(hello=node, host=host(), pid=os.getpid(), protocol=PROTOCOL)
     os.environ.pop("RANK", None)  # this process is no rank, and answers for none

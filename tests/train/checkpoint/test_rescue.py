@@ -107,7 +107,7 @@ def test_no_step_is_lost_with_a_rank(
     run = make_run(tmp_path / "a", extra=model + SLOW, **facts)
     places.append(place := Place(run))
     attempt = place.start()
-    wait_for(lambda: place.metrics.exists() and len(records(run, "train")) > 5, "5 steps")
+    wait_for(lambda: place.metrics.exists() and len(records(run, "train")) > 5, "5 steps", 150)
     os.kill(place.pids()[victim], fault)
     assert attempt.wait(60) == code
     log = run.attempt(1).log.read_text()
