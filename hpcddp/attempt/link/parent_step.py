@@ -8,9 +8,11 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 
-# After the loss of a node, Slurm may for a moment be unable to create a step of a job.
+# After the loss of a node, Slurm may be unable to create a step of a job, for a moment or until the
+# job is requeued (22.05: "Invalid generic resource").
 REFUSED = b"srun: error: Unable to create step"
-REFUSALS, PAUSE = 5, 2.0  # tries after a refusal, and seconds between them
+REFUSALS, PAUSE = 2, 1.0  # tries after a refusal, and seconds between them
+NO_STEP = 1000  # in place of the exit code of an srun that was refused; none has it
 
 
 class ParentStep:
@@ -60,7 +62,7 @@ class ParentStep:
         if self._in >= 0:
             os.close(self._in)
             self._in = -1
-        return code
+        return NO_STEP if self._refused and code > 0 else code
 
     @property
     def age(self) -> float:

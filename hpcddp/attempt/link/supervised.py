@@ -17,8 +17,10 @@ from typing import TypeVar
 
 from hpcddp import record
 from hpcddp.attempt import error_record, ledger
+from hpcddp.attempt.exit_codes import FAILED
 from hpcddp.attempt.link import channel, slots
 from hpcddp.attempt.link.channel import Channel, Message
+from hpcddp.attempt.link.parent_step import NO_STEP
 from hpcddp.attempt.link.parents import ADDRESS, HEARTBEAT, SECRET
 from hpcddp.attempt.link.supervisor import Supervisor
 from hpcddp.attempt.nodes import bad_nodes
@@ -62,7 +64,7 @@ def run(run: RunDir, number: int, script: int, nodes: int, srun: Sequence[str]) 
             if "ended" in message:
                 _record_loss(run, number, message)
                 ignore_stop_signals()  # a signal during Python's exit would change the exit code
-                return int(message["ended"])
+                return _code(run, number, int(message["ended"]))
     print("hpcddp: the supervisor of the ranks has ended", flush=True)
     return 1
 
@@ -115,6 +117,15 @@ def _record_loss(run: RunDir, number: int, message: Message) -> None:
         text = "; ".join(f"{host}: {why}" for host, why in lost.items())
         facts = {"host": compress_hosts(list(lost)), "left": message["left"]}
         error_record.report_for_all(run.attempt(number), "lost", text, **facts)
+
+
+def _code(run: RunDir, number: int, code: int) -> int:
+    """The exit code of the ranks; that Slurm has not let them start is recorded."""
+    if code != NO_STEP:
+        return code
+    text = "Slurm creates no step for the ranks; see the log"
+    error_record.report_for_all(run.attempt(number), "environment", text)
+    return FAILED
 
 
 def find(job: JobRecord, script: int, nodes: int, srun: Sequence[str]) -> Channel:

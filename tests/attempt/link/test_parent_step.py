@@ -42,7 +42,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(("refusals", "code"), [(0, 3), (2, 3), (9, 1)])
+@pytest.mark.parametrize(("refusals", "code"), [(0, 3), (2, 3), (9, parent_step.NO_STEP)])
 def test_a_step_that_cannot_be_created_is_tried_again(
     folder: Path, refusals: int, code: int
 ) -> None:
