@@ -19,6 +19,7 @@ from hpcddp.attempt.nodes import bad_nodes
 from hpcddp.record import JobRecord
 from hpcddp.rundir import AttemptDir, RunDir, last_lines, read_json, read_lines, read_step
 from hpcddp.slurm import commands as slurm
+from hpcddp.slurm.hostlist import expand_hosts
 
 LATE = 90.0  # seconds before the time limit: Slurm warns up to a minute early
 GLANCE = 1.0  # seconds to wait for Slurm where the next attempt needs nothing of it
@@ -112,11 +113,11 @@ def _enough_nodes(run: RunDir, mine: Attempt, job: JobRecord, *, able: bool) -> 
     Args:
         able: the launcher can leave some out.
     """
-    failure = read_json(run.attempt(mine.number).error) or {}
-    if failure.get("kind") == "lost" and int(failure.get("left", 0)) < job.nodes[0]:
-        return False
-    more = int(job.spec.get("spares", 0)) + job.nodes[1] - job.nodes[0] if able else 0
-    return len(bad_nodes.barred(run, job, mine)) <= more
+    barred, facts = {*bad_nodes.barred(run, job, mine)}, read_json(run.attempt(mine.number).failed)
+    if not able:
+        return not barred
+    hosts = facts["usable"] if facts else expand_hosts(mine.nodes)
+    return len({*hosts} - barred) >= job.nodes[0]
 
 
 def _in_vain(run: RunDir, mine: Attempt, end: End) -> bool:

@@ -107,7 +107,8 @@ def read(folder: AttemptDir) -> Attempt | None:
     """The facts of one attempt."""
     data = read_json(folder.facts)
     try:
-        if data and (hosts := read_json(folder.hosts)):  # with spares, not all nodes of the job
+        hosts = (read_json(folder.hosts) or {}) if data else {}
+        if data and "in_order" in hosts:  # with spares, not all nodes of the job
             data["nodes"] = ",".join(hosts["in_order"])
         return Attempt(**data) if data else None
     except TypeError as error:

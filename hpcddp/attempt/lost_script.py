@@ -38,9 +38,9 @@ def bring_back(run: RunDir, number: int) -> None:
                 return
             mine = ledger.owner(run, number)
             here = mine is not None and mine.host == os.uname().nodename
-            if mine is None or (mine.cause and (mine.action not in decision.RETURNS or not here)):
+            ended = mine is not None and mine.cause and mine.action != decision.HERE
+            if mine is None or (ended and (mine.action not in decision.RETURNS or not here)):
                 return  # the script's own sentry ends the wait
-            ended = mine.cause and mine.action != decision.HERE
             if ended or _settled(run, mine):
                 if mine.action in (decision.LEFT, ""):  # no script has chosen the nodes
                     mine.exclude = bad_nodes.excluded(run, record.read(run))

@@ -216,11 +216,13 @@ def _outlive(run: RunDir, number: int, rank: int, start: str) -> None:
     while processes.start_of(rank) == start:
         time.sleep(1.0)
     until = time.monotonic() + LATE
-    number = max([number, *(folder.number for folder in run.all_attempts())])
+    with contextlib.suppress(OSError):  # there may have been restarts in place
+        number = max([number, *(folder.number for folder in run.all_attempts())])
     while time.monotonic() < until:
         with contextlib.suppress(OSError, ValueError, TypeError):
             facts = json.loads(run.attempt(number).facts.read_text())
-            if facts.get("cause") or run.outlived(number):
+            ended = facts.get("cause") and facts.get("action") != decision.HERE
+            if ended or run.outlived(number):
                 return
         time.sleep(1.0)
     words = lost_script.command(run, number)

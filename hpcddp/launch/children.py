@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO, Protocol
 
 from hpcddp.attempt.error_record import host
+from hpcddp.attempt.exit_codes import FAILED
 from hpcddp.attempt.joblog import labelled, rank_ended
 from hpcddp.errors import RunError
 from hpcddp.launch.command import job_of
@@ -115,6 +116,7 @@ class Group:
     def kill(self, ranks: Sequence[int]) -> None:
         """Kill ranks that are not the cause of a failure."""
         self.named |= {*ranks}
+        self.code = self.code or FAILED
         for rank in ranks:
             self.processes[rank].send_signal(signal.SIGKILL)
 

@@ -232,7 +232,7 @@ def main(args: list[str]) -> int:
         _be(mine, parent)
         return fork.run(script, command, device)
     if supervisor.closed and not parent.leaving and node == 1:
-        _act_for_the_script(parent.attempt)
+        _act_for_the_script()
     os._exit(0)  # at once: the end of the job waits for this process
 
 
@@ -248,11 +248,12 @@ def _be(rank: Rank, parent: NodeParent) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, parent.stops)
 
 
-def _act_for_the_script(attempt: int) -> None:
+def _act_for_the_script() -> None:
     """Without a supervisor, the script's node may be lost: have the job requeued, if so. This
     process stays until then, as Slurm may end all that a step leaves."""
-    words = lost_script.command(RunDir(os.environ["HPCDDP_RUN_DIR"]), attempt)
-    with suppress(OSError):
+    run = RunDir(os.environ["HPCDDP_RUN_DIR"])
+    with suppress(OSError, IndexError):
+        words = lost_script.command(run, run.all_attempts()[-1].number)
         os.execv(words[0], words)
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from hpcddp.attempt import decision, ledger
 from hpcddp.attempt.ledger import Attempt
+from hpcddp.errors import HpcddpError
 from hpcddp.rundir import RunDir, read_json, read_lines, read_step
 from hpcddp.slurm.hostlist import expand_hosts
 
@@ -36,10 +38,13 @@ class Recovery:
 
 
 def after(run: RunDir, before: Attempt, following: Attempt) -> Recovery | None:
-    """How the next attempt continued in place; None if it did not, or has made no step yet."""
+    """How the next attempt continued in place; None if it did not, has made no step yet, or if a
+    record of it is damaged."""
     if before.action != decision.HERE or before.ended is None:
         return None
-    marks = dict(_marks(run, before, following))
+    marks: dict[str, float] = {}
+    with contextlib.suppress(HpcddpError, OSError, LookupError, TypeError, ValueError):
+        marks = dict(_marks(run, before, following))
     if "replaying" not in marks:
         return None
     last = read_step(run.attempt(before.number))[1] or before.began
@@ -51,9 +56,11 @@ def after(run: RunDir, before: Attempt, following: Attempt) -> Recovery | None:
 
 def newest(run: RunDir) -> Recovery | None:
     """How the newest attempt of a run continued in place, if it did."""
-    folders = run.all_attempts()[-2:]
-    facts = [facts for folder in folders if (facts := ledger.read(folder))]
-    return after(run, *facts) if len(facts) == 2 else None
+    with contextlib.suppress(HpcddpError, OSError):
+        folders = run.all_attempts()[-2:]
+        facts = [facts for folder in folders if (facts := ledger.read(folder))]
+        return after(run, *facts) if len(facts) == 2 else None
+    return None
 
 
 def _marks(run: RunDir, before: Attempt, following: Attempt) -> Iterator[tuple[str, float]]:

@@ -86,3 +86,13 @@ def test_the_data_of_all_pages_have_it(tmp_path: Path) -> None:
     first, second = history.summaries(run)
     assert first.to_dict()["recovered"].startswith("in 3.9 s: detection 0.2")
     assert second.to_dict()["recovered"] == ""
+
+
+@pytest.mark.parametrize("text", ["{", '{"time": null}', '["x"]'])
+def test_a_damaged_record_hides_nothing_else(site: Site, hpcddp: Command, text: str) -> None:
+    run = made_run(site.runs, ends=((50, 50, "lost node"),))
+    continued(run)
+    run.attempt(1).failed.write_text(text)
+    for words in (["why"], ["status"]):
+        done = hpcddp(*words, run.name)
+        assert run.name in done.out and "in place" not in done.out and "Error" not in done.err

@@ -187,6 +187,14 @@ def of_this_user(sock: socket.socket) -> bool:
     return bool(uid == os.getuid())
 
 
+def own(sock: socket.socket) -> bool:
+    """Whether a connection on this machine is of this user; another one is closed."""
+    if not of_this_user(sock):
+        sock.close()
+        return False
+    return True
+
+
 def _message(line: bytes) -> Message:
     return dict(json.loads(line))
 

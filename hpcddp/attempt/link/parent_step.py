@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import signal
 import subprocess
 import time
@@ -12,7 +14,17 @@ from collections.abc import Mapping, Sequence
 # job is requeued (22.05: "Invalid generic resource").
 REFUSED = b"srun: error: Unable to create step"
 REFUSALS, PAUSE = 2, 1.0  # tries after a refusal, and seconds between them
-NO_STEP = 1000  # in place of the exit code of an srun that was refused; none has it
+
+
+_SIZE = re.compile(r"--(nodes|ntasks)=\d+")
+
+
+def on_hosts(srun: Sequence[str], hosts: Sequence[str]) -> list[str]:
+    """The srun command for these hosts alone; empty if it is not Slurm's."""
+    words = [word for word in srun if not word.startswith("--nodelist=")]
+    sized = [f"--{m[1]}={len(hosts)}" if (m := _SIZE.fullmatch(w)) else w for w in words]
+    at = next((i for i, word in enumerate(sized) if _SIZE.fullmatch(word)), 0)
+    return [*sized[:at], f"--nodelist={','.join(hosts)}", *sized[at:]] if at else []
 
 
 class ParentStep:
@@ -20,13 +32,17 @@ class ParentStep:
 
     Args:
         words: its command.
-        quiet: leave out what srun itself says: it may find that a node has not come back.
+        quiet: for a node that may not have come back: leave out what srun says of it, and try once.
+        tries: steps for this node before.
     """
 
-    def __init__(self, words: Sequence[str], environ: Mapping[str, str], *, quiet: bool) -> None:
+    def __init__(
+        self, words: Sequence[str], environ: Mapping[str, str], *, quiet: bool, tries: int = 0
+    ) -> None:
+        self.tries = tries
         self._words, self._environ, self._quiet = list(words), dict(environ), quiet
         self._began, self._ended = time.monotonic(), 0.0
-        self._refusals, self._refused = 0, False
+        self._refusals, self._refused = REFUSALS if quiet else 0, False
         self._data = b""
         self.closed = False  # no more lines come
         self._out, self._in = os.pipe()
@@ -55,14 +71,16 @@ class ParentStep:
             self._ended = time.monotonic()
             self._read()
         if self._refused and self._refusals < REFUSALS and code > 0:
-            if time.monotonic() > self._ended + PAUSE:
+            if time.monotonic() < self._ended + PAUSE:
+                return None
+            with contextlib.suppress(OSError):
                 self._refusals, self._ended = self._refusals + 1, 0.0
                 self._process = self._start()
-            return None
+                return None
         if self._in >= 0:
             os.close(self._in)
             self._in = -1
-        return NO_STEP if self._refused and code > 0 else code
+        return code
 
     @property
     def age(self) -> float:
@@ -90,8 +108,8 @@ class ParentStep:
                 data = os.read(self._out, 1 << 16)
             except BlockingIOError:
                 return False
+            self._refused |= b"\n" + REFUSED in b"\n" + self._data.rpartition(b"\n")[2] + data
             self._data += data
-            self._refused |= REFUSED in self._data
             if not data:
                 return True
         return True

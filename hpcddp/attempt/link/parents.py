@@ -11,7 +11,6 @@ A node that is lost may come back, while Slurm has not noticed: a new parent on 
 from __future__ import annotations
 
 import contextlib
-import re
 import resource
 import secrets
 import selectors
@@ -19,8 +18,10 @@ import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from hpcddp.attempt.link.channel import TIMEOUT, Channel, Message, of_this_user
+from hpcddp.attempt.link import parent_step
+from hpcddp.attempt.link.channel import TIMEOUT, Channel, Message
 from hpcddp.attempt.link.parent_step import ParentStep
 
 # Variables of a parent: of its supervisor, and how many seconds that may be silent.
@@ -32,7 +33,7 @@ LOOK = 0.5  # seconds between two looks
 BEAT = 1.0  # seconds between two signs of life for the parents
 SRUN = 1.0  # seconds for srun to end, after all parents
 LEAVE = 5.0  # seconds for the parents to leave
-RETURN = 60.0  # seconds for a lost node to start a parent
+RETURN = 10.0  # seconds for a lost node to start a parent; twice as long each time
 
 
 @dataclass
@@ -87,6 +88,7 @@ class Parents:
         self._environ: dict[str, str] = {}
         self._step: ParentStep | None = None
         self._returning: dict[int, ParentStep] = {}  # by node, the newest one
+        self._gone: list[str] | None = None  # the hosts that were lost before the step was ended
         self._selector = selectors.DefaultSelector()
         self._strangers: dict[Channel, float] = {}  # connections without a proof, and since when
         self._clock = time.monotonic()
@@ -145,7 +147,7 @@ class Parents:
         self._watch(number, read)
 
     def _watch(self, number: int, read: Callable[[], None]) -> None:
-        with contextlib.suppress(KeyError):  # of a closed descriptor with the same number
+        if number in self._selector.get_map():  # a closed descriptor with the same number
             self._selector.unregister(number)
         self._selector.register(number, selectors.EVENT_READ, read)
 
@@ -197,15 +199,16 @@ class Parents:
         Raises:
             OSError: srun cannot be started.
         """
-        self._leave_out([p.host for p in self.by_node.values() if p.lost])
+        self._note_lost()
+        self._leave_out()
         self.by_node, self._secret, self._returning = {}, secrets.token_hex(32), {}
         where = {ADDRESS: f"{self._address}:{self._port.getsockname()[1]}", SECRET: self._secret}
         where[HEARTBEAT] = str(self._heartbeat)
         self._environ = {**environ, **where}
         self._step = self._run(self._srun, self._environ, quiet=False)
 
-    def _run(self, words: Sequence[str], environ: Mapping[str, str], *, quiet: bool) -> ParentStep:
-        step = ParentStep(words, environ, quiet=quiet)
+    def _run(self, words: Sequence[str], environ: Mapping[str, str], **how: Any) -> ParentStep:
+        step = ParentStep(words, environ, **how)
         number = step.fileno()
 
         def copy() -> None:
@@ -217,33 +220,33 @@ class Parents:
         self._watch(number, copy)
         return step
 
-    def _leave_out(self, hosts: Sequence[str]) -> None:
-        """Start no parent on these hosts: srun would wait for them."""
-        left = [parent.host for parent in self.by_node.values() if parent.host not in hosts]
-        if hosts and left and (words := self._srun_on(left)):
-            self._srun, self.count = words, len(left)
+    def _note_lost(self) -> None:
+        """Note who is lost, before the others end as well."""
+        if self._gone is None:
+            self._gone = [parent.host for parent in self.by_node.values() if parent.lost]
 
-    def _srun_on(self, hosts: Sequence[str]) -> list[str]:
-        """The srun command for these hosts alone; empty if it is not Slurm's."""
-        size = re.compile(r"--(nodes|ntasks)=\d+")
-        words = [word for word in self._srun if not word.startswith("--nodelist=")]
-        sized = [f"--{m[1]}={len(hosts)}" if (m := size.fullmatch(w)) else w for w in words]
-        at = next((i for i, word in enumerate(sized) if size.fullmatch(word)), 0)
-        return [*sized[:at], f"--nodelist={','.join(hosts)}", *sized[at:]] if at else []
+    def _leave_out(self) -> None:
+        """Start no parent on hosts that are lost: srun would wait for them."""
+        hosts, self._gone = self._gone or [], None
+        left = [parent.host for parent in self.by_node.values() if parent.host not in hosts]
+        if hosts and left and (words := parent_step.on_hosts(self._srun, left)):
+            self._srun, self.count = words, len(left)
 
     def call_back(self, node: int) -> None:
         """Start a parent on a lost node, in case it has come back."""
-        if (old := self._returning.get(node)) and old.code is None:
-            if old.age < RETURN:
+        if old := self._returning.get(node):
+            if old.age < RETURN * 2 ** min(old.tries, 5):
                 return
             old.kill()
-        if words := self._srun_on([self.by_node[node].host]):
+        tries = old.tries + 1 if old else 0
+        if words := parent_step.on_hosts(self._srun, [self.by_node[node].host]):
             with contextlib.suppress(OSError):  # tried again
                 environ = {**self._environ, NODE: str(node)}
-                self._returning[node] = self._run(words, environ, quiet=True)
+                self._returning[node] = self._run(words, environ, quiet=True, tries=tries)
 
     def dismiss(self, seconds: float = LEAVE) -> None:
         """Let them leave, once their ranks have ended, and end what is left of their step."""
+        self._note_lost()
         for parent in self.by_node.values():
             parent.channel.send(leave=True)
         for node, step in self._returning.items():
@@ -258,6 +261,7 @@ class Parents:
 
     def kill(self) -> None:
         """End their steps at once; on living nodes they are gone within a second or two."""
+        self._note_lost()
         for step in filter(None, [self._step, *self._returning.values()]):
             step.kill()
 
@@ -288,11 +292,3 @@ class Parents:
                 self._heard(mine[0], message)
 
         self.hear(end, heard)
-
-
-def own(sock: socket.socket) -> bool:
-    """Whether a connection on this machine is of this user; another one is closed."""
-    if not of_this_user(sock):
-        sock.close()
-        return False
-    return True

@@ -17,10 +17,9 @@ from typing import TypeVar
 
 from hpcddp import record
 from hpcddp.attempt import error_record, ledger
-from hpcddp.attempt.exit_codes import FAILED
+from hpcddp.attempt.ledger import Attempt
 from hpcddp.attempt.link import channel, slots
 from hpcddp.attempt.link.channel import Channel, Message
-from hpcddp.attempt.link.parent_step import NO_STEP
 from hpcddp.attempt.link.parents import ADDRESS, HEARTBEAT, SECRET
 from hpcddp.attempt.link.supervisor import Supervisor
 from hpcddp.attempt.nodes import bad_nodes
@@ -64,7 +63,7 @@ def run(run: RunDir, number: int, script: int, nodes: int, srun: Sequence[str]) 
             if "ended" in message:
                 _record_loss(run, number, message)
                 ignore_stop_signals()  # a signal during Python's exit would change the exit code
-                return _code(run, number, int(message["ended"]))
+                return int(message["ended"])
     print("hpcddp: the supervisor of the ranks has ended", flush=True)
     return 1
 
@@ -96,8 +95,17 @@ def _order(run: RunDir, number: int, job: JobRecord, nodes: int) -> Message:
         "patience": float(os.environ.get("HPCDDP_START_TIMEOUT", START_TIMEOUT)),
         "suffix": job.host_suffix,
         "environ": environ,
-        "without": bad_nodes.barred(run, job, mine) if mine else [],
+        "without": _barred(run, job, mine) if mine else [],
     }
+
+
+def _barred(run: RunDir, job: JobRecord, mine: Attempt) -> list[str]:
+    """The nodes that are not to be used again; none if a record of the run cannot be read."""
+    try:
+        return bad_nodes.barred(run, job, mine)
+    except (HpcddpError, OSError, LookupError, TypeError, ValueError) as error:
+        print(f"hpcddp: all nodes are used: {error}", flush=True)
+        return []
 
 
 def _record_nodes(run: RunDir, number: int, hosts: Sequence[str]) -> None:
@@ -109,23 +117,15 @@ def _record_nodes(run: RunDir, number: int, hosts: Sequence[str]) -> None:
 
 
 def _record_loss(run: RunDir, number: int, message: Message) -> None:
-    """Record when the attempt failed, which of its nodes are lost, and how many are left."""
-    if message["failed"]:
-        with contextlib.suppress(OSError):  # only for people
-            write_json(run.attempt(number).failed, {"time": message["failed"]})
+    """Record when the attempt failed, which of its nodes are lost, and which can be used."""
+    if message["ended"]:
+        with contextlib.suppress(OSError):
+            facts = {"time": message["failed"], "usable": message["usable"]}
+            write_json(run.attempt(number).failed, facts)
     if lost := message["lost"]:
         text = "; ".join(f"{host}: {why}" for host, why in lost.items())
-        facts = {"host": compress_hosts(list(lost)), "left": message["left"]}
-        error_record.report_for_all(run.attempt(number), "lost", text, **facts)
-
-
-def _code(run: RunDir, number: int, code: int) -> int:
-    """The exit code of the ranks; that Slurm has not let them start is recorded."""
-    if code != NO_STEP:
-        return code
-    text = "Slurm creates no step for the ranks; see the log"
-    error_record.report_for_all(run.attempt(number), "environment", text)
-    return FAILED
+        host = compress_hosts(list(lost))
+        error_record.report_for_all(run.attempt(number), "lost", text, host=host)
 
 
 def find(job: JobRecord, script: int, nodes: int, srun: Sequence[str]) -> Channel:

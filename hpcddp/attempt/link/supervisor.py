@@ -19,8 +19,8 @@ from typing import Any
 from hpcddp import processes
 from hpcddp.attempt.exit_codes import ALONE, FAILED, HUNG, TERMINATED
 from hpcddp.attempt.link import rank_lines
-from hpcddp.attempt.link.channel import Channel, Message
-from hpcddp.attempt.link.parents import LOOK, Parents, own
+from hpcddp.attempt.link.channel import Channel, Message, own
+from hpcddp.attempt.link.parents import LOOK, Parents
 from hpcddp.attempt.link.running_ranks import RunningRanks
 from hpcddp.rundir import RunDir
 
@@ -201,7 +201,7 @@ class Supervisor:
                 self._say(f"lost node {parent.host}: {parent.lost}")
         if len(now.codes) < len(now.nodes):
             self.parents.kill()
-        self._finish(now, now.code or GONE)
+        self._finish(now, now.code or GONE * (len(now.codes) < len(now.nodes)))
 
     def _order(self, now: RunningRanks) -> None:
         """Order the ranks of an attempt, once all parents can fork them, or enough do in time."""
@@ -213,10 +213,11 @@ class Supervisor:
         if not (self.parents.ready or late):
             return
         here = self.parents.by_node
-        able = [node for node in self.parents.living if here[node].ready]
-        able = [node for node in able if here[node].host not in now.without]
+        able = [n for n in self.parents.living if here[n].ready and here[n].host not in now.without]
         able.sort(key=lambda node: here[node].losses)
         if len(able) < now.least:
+            if not late and any(not here[node].ready for node in self.parents.living):
+                return  # a node is coming back
             self._say(f"{len(able)} of {self.parents.count} nodes can start ranks"
                       f"{f' after {now.patience:.0f} s' if late else ''}")  # fmt: skip
             self.parents.kill()
@@ -293,6 +294,7 @@ class Supervisor:
 
     def _finish(self, now: RunningRanks, code: int) -> None:
         """Answer the attempt: all its ranks have ended."""
-        code, left = code if code >= 0 else 128 - code, len(self.parents.living)
-        now.asker.send(ended=code, lost=now.lost, left=left, failed=now.failed)
+        usable = [self.parents.by_node[node].host for node in self.parents.living]
+        code = code if code >= 0 else 128 - code
+        now.asker.send(ended=code, lost=now.lost, usable=usable, failed=now.failed or time.time())
         self.running = None

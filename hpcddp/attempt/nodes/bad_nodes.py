@@ -171,8 +171,8 @@ def bad_host(run: RunDir, mine: Attempt, job: JobRecord, *, certain: bool = Fals
     """
     failure = read_json(run.attempt(mine.number).error) or {}
     if certain:
-        return str(failure["host"]) if failure.get("bad_host") else ""
+        return str(failure.get("host", "")) if failure.get("bad_host") else ""
     if failure and failure.get("kind") != "peer":
-        return str(failure["host"])
+        return str(failure.get("host", ""))
     first = first_failure.failed(run, mine.number, job)
     return first.host if first else ""

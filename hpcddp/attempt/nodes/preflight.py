@@ -52,6 +52,8 @@ def check(run: RunDir, number: int, launched: int, first: str) -> None:
     """
     mine, job = ledger.read(run.attempt(number)), record.read(run)
     hosts = expand_hosts(mine.nodes) if mine and mine.slurm else []
+    left_out = bad_nodes.barred(run, job, mine) if mine and hosts else []
+    hosts = [host for host in hosts if host not in left_out]
     if mine is None or len(hosts) < 2:
         return
     wanted = _wanted(job, os.environ)

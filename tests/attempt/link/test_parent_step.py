@@ -42,7 +42,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(("refusals", "code"), [(0, 3), (2, 3), (9, parent_step.NO_STEP)])
+@pytest.mark.parametrize(("refusals", "code"), [(0, 3), (2, 3), (9, 1)])
 def test_a_step_that_cannot_be_created_is_tried_again(
     folder: Path, refusals: int, code: int
 ) -> None:
@@ -55,7 +55,7 @@ def test_a_step_that_cannot_be_created_is_tried_again(
 
 
 def test_a_killed_step_is_not_tried_again(folder: Path) -> None:
-    step = ParentStep(["sh", "-c", "echo one; sleep 60"], os.environ, quiet=False)
+    step = ParentStep(["sh", "-c", "echo one; exec sleep 60"], os.environ, quiet=False)
     assert select.select([step], [], [], 10)[0] and step.lines() == [b"one"]
     step.kill()
     assert ended(step) == (-9, [])

@@ -162,7 +162,7 @@ def test_a_node_that_is_back_is_used(
     run.attempt(1).error.write_text(json.dumps({"kind": "node", "host": "n2", "bad_host": True}))
     attempted(run, 2)
     facts = read_json(run.attempt(1).facts) or {}
-    run.attempt(2).facts.write_text(json.dumps(facts | {"number": 2}))
+    run.attempt(2).facts.write_text(json.dumps(facts | {"number": 2, "restarts": 1}))
     preflight.check(run, 2, launched.pid, "n1")
     assert launched.poll() is None
     assert "the ranks continue: Slurm gave n2 again" in capfd.readouterr().out
