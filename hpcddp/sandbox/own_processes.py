@@ -23,8 +23,8 @@ PROC = Path("/proc")
 AS_MACHINE = """\
 mount='mount -t tmpfs -o mode=1777 hpcddp /dev/shm'
 hostname "$0" || exit
-unshare --mount sh -c "$mount" 2>/dev/null || exec "$@"
-exec unshare --mount sh -c "$mount"' && exec "$@"' sh "$@"
+unshare --mount --propagation slave sh -c "$mount" 2>/dev/null || exec "$@"
+exec unshare --mount --propagation slave sh -c "$mount"' && exec "$@"' sh "$@"
 """
 
 

@@ -1,6 +1,7 @@
 """A real Slurm for the tests in this folder: one sandbox for all of them."""
 
 import os
+import subprocess
 import tempfile
 import time
 from collections.abc import Generator, Iterator
@@ -41,6 +42,8 @@ def slurm(pytestconfig: pytest.Config) -> Iterator[Slurm]:
         pytest.skip(f"no Slurm: {error.what}")
     # Not below pytest's own folder: its long path leaves no room for the daemons' sockets.
     with tempfile.TemporaryDirectory(prefix="hpcddp-", dir="/tmp") as parent:
+        # Its nodes see what tests mount, as on a machine with systemd.
+        subprocess.run(["mount", "--make-rshared", "/"], check=True)
         sandbox = Sandbox(Path(parent, "slurm"))
         try:
             nodes = 2 if pytestconfig.getoption("--smoke") else 4
