@@ -22,6 +22,7 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from hpcddp import cgroups
 from hpcddp.attempt import exit_codes, lost_script, sentry
@@ -68,7 +69,7 @@ class NodeParent:
         self._clock = time.monotonic()
         self._oom_kills = 0
         self._failed = False  # a rank of the attempt has failed
-        self._held: tuple[dict[int, int], int] | None = None  # as told last
+        self._held: tuple[dict[int, Any], int] | None = None  # as told last
         self._unheard: list[int] = []  # stop signals that found no ranks
         self.stops = {*stop_signals(), signal.SIGINT}
         for number in self.stops:
@@ -135,7 +136,7 @@ class NodeParent:
     def _look(self, group: Group) -> None:
         """See whether a rank has failed, or has lost another one. The others may save first what
         they hold, if they can; a rank that has saved and left is no failure."""
-        phases = {self._phase(rank)[0] for rank in group.left}
+        phases = {self._phase(rank) for rank in group.left}
         if not (group.code or {slots.WAITS, slots.HUNG} & phases):
             return
         self._failed, code = True, group.code
@@ -147,29 +148,30 @@ class NodeParent:
             self.slots.alarm()
         self.supervisor.send(failed=self.attempt, code=code)
 
-    def _phase(self, rank: int) -> tuple[int, int]:
-        """Phase and step of a global rank of this node."""
+    def _phase(self, rank: int) -> int:
+        """Phase of a global rank of this node."""
         return self.slots.phase(rank % self.ranks)
 
     def _tell_held(self, group: Group) -> None:
         """Tell the supervisor which steps the ranks hold that wait for its verdict."""
         phases = {rank: self._phase(rank) for rank in group.left}
-        held = {rank: step for rank, (phase, step) in phases.items() if phase == slots.WAITS}
-        busy = sum(phase in DEAF for phase, _ in phases.values())
+        waits = [rank for rank, phase in phases.items() if phase == slots.WAITS]
+        held = {rank: self.slots.held(rank % self.ranks) for rank in waits}
+        busy = sum(phase in DEAF for phase in phases.values())
         if (held, busy) != self._held:
             self._held = held, busy
             self.supervisor.send(held=self.attempt, steps_of=held, busy=busy)
 
-    def _judge(self, group: Group, chosen: int) -> None:
-        """Let one rank save, and the others leave; those that have not heard the alarm are killed.
+    def _judge(self, group: Group, chosen: list[int]) -> None:
+        """Let some ranks save, and the others leave. Those that are deaf to the alarm are killed.
 
         Args:
-            chosen: its global rank; -1 for none.
+            chosen: their global ranks, on all nodes.
         """
-        group.kill([rank for rank in group.left if self._phase(rank)[0] in DEAF])
+        group.kill([rank for rank in group.left if self._phase(rank) in DEAF])
         for rank in group.processes:
-            self.slots.judge(rank % self.ranks, slots.SAVE if rank == chosen else slots.LEAVE)
-        if chosen not in group.left:
+            self.slots.judge(rank % self.ranks, slots.SAVE if rank in chosen else slots.LEAVE)
+        if not {*chosen} & {*group.left}:
             group.end()
 
     def _ended(self, code: int) -> None:
@@ -192,7 +194,7 @@ class NodeParent:
             self.supervisor.close()
         if now >= self._next_beat:
             self._next_beat = now + BEAT
-            phases = {self.slots.phase(rank)[0] for rank in range(self.ranks)}
+            phases = {self.slots.phase(rank) for rank in range(self.ranks)}
             armed = bool(phases & ABLE)
             self.supervisor.send(steps=self.slots.total, armed=armed)
             if self._unheard and not self.group:

@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from hpcddp import gloo
 from hpcddp import record as records
 from hpcddp.attempt import error_record
+from hpcddp.attempt.link import slots
 from hpcddp.attempt.rank_exit import share_failure
 from hpcddp.errors import (
     CheckpointError,
@@ -189,7 +190,8 @@ def _session(
     saved = newest.find(run, retry)
     return Session(
         lease, replicas(world, module), record, meter, retry, saved,
-        slow=spec["metrics"].get("slow", 1.5), trace=bool(spec["train"].get("trace")),
+        slot=slots.own_slot(os.environ), slow=spec["metrics"].get("slow", 1.5),
+        trace=bool(spec["train"].get("trace")),
     )  # fmt: skip
 
 
@@ -246,7 +248,8 @@ def attach(
     world = _meet(_device(module))
     if wrapper:
         models.settle_buckets(wrapper)
-    live = Live(module, _innermost(optimizer), scheduler or _Nothing(), scaler or _Nothing(), more)
+    live = Live(module, _innermost(optimizer), scheduler or _Nothing(), scaler or _Nothing(), more,
+                wrapper=wrapper)  # fmt: skip
     return _run(
         world, live, compiled,
         save_every=save_every, keep=keep, log_every=log_every, leave=leave,

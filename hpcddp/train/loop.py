@@ -33,9 +33,9 @@ from hpcddp.train.checkpoint import snapshot
 from hpcddp.train.checkpoint.snapshot import Live, Position
 from hpcddp.train.input.batches import Micro
 from hpcddp.train.input.loaders import LoaderPosition, batch_size
+from hpcddp.train.input.seeding import StepSeeds
 from hpcddp.train.monitor.metrics import one_number
 from hpcddp.train.monitor.timing import Clock
-from hpcddp.train.parallel import state_dict
 from hpcddp.train.rank import cpus
 from hpcddp.train.rank.world import World
 from hpcddp.train.session import Session
@@ -60,22 +60,20 @@ class Run:
         session: Session | None, *, save_every: int, keep: int, log_every: int, leave: bool,
     ) -> None:  # fmt: skip
         self.world = world  #: rank, device and size of the world
-        self._live, self._clock = live, clock
-        self._session, self._preemption = session, preemption
+        self._live, self._clock, self._session, self._preemption = live, clock, session, preemption
         self.state: dict[str, Any] = {}  #: plain data of the user, saved and loaded
         self.resumed = False  #: whether a checkpoint was loaded
-        self._at = Position()
         self._every, self._log_every, self._leave = save_every, log_every, leave
-        self._asks = self._batch = 0
-        self._random: dict[str, Tensor] = {}
+        self._at, self._asks, self._batch = Position(), 0, 0
+        self._seeds, self._reseeds = StepSeeds(), False
         self._seen: list[int] = []  # batches of the epoch since the last step
         self._reading = False  # the loop works on a batch of `batches`
         self._due = False  # a step was taken, and not handled by _look
         self._read = -1  # the epoch that `batches` read last
         self.stopped = False  #: all ranks have saved and must exit
+        self._place = LoaderPosition(torch.initial_seed(), world.rank.world_rank)
         if session:
             self._open(session, live, keep)
-        self._place = LoaderPosition(torch.initial_seed(), world.rank.world_rank)
 
     def _open(self, session: Session, live: Live, keep: int) -> None:
         """Load the checkpoint, if there is one."""
@@ -83,19 +81,22 @@ class Run:
         self._at, self.resumed = session.at, session.resumed is not None  # it never goes back
         self.state = session.meta.get("own") or {}
         if self.resumed:
-            rank = self.world.rank.world_rank
-            self._random = state_dict.rng_tensors(rank, self.world.device)
+            self._seed()
+            self._reseeds = True
+        session.follow()
         session.start()
-        if not live.files:  # else saves are not in the background
-            live.optimizer.register_step_pre_hook(lambda *_: session.saver.join())
-        deadline = float(os.environ.get("HPCDDP_DEADLINE") or 0)
-        session.begin(self._preemption, NoDetector(), deadline)
+        session.begin(self._preemption, NoDetector(), float(os.environ.get("HPCDDP_DEADLINE") or 0))
         if self.world.is_main:
             atexit.register(session.lease.drop)
 
     def _hint(self) -> str:
         """Advice if the loop waits for its data."""
         return self._place.hint(cpus.share(self.world.reports, self.world.rank.world_rank))
+
+    def _seed(self) -> None:
+        """Seed the generators for the next step; a framework has its own way."""
+        if not self._live.files:
+            self._seeds.seed(self._at.step, self.world.device)
 
     @property
     def epoch(self) -> int:
@@ -113,8 +114,7 @@ class Run:
             yield self._at.epoch
             if self.stopped:
                 return
-            self._at.epoch += 1
-            self._at.samples_consumed = 0
+            self._at.epoch, self._at.samples_consumed = self._at.epoch + 1, 0
         self.finish()
 
     def at(self, epoch: int, batches: int, loader: Any, *, seen: int = 0) -> None:
@@ -163,9 +163,9 @@ class Run:
         self._read, size = self._at.epoch, batch_size(loader)
         each = size * self.world.size
         batches = self._place.begin(loader, self._at.epoch, self._at.samples_consumed, each)
-        if self._random:  # skipping batches has drawn numbers
-            state_dict.set_rng(self._random, self.world.device)
-            self._random = {}
+        if self._reseeds:  # skipping batches has drawn numbers
+            self._seed()
+            self._reseeds = False
         try:
             for batch in self._clock.reading(batches):
                 self._at.samples_consumed += each
@@ -193,18 +193,20 @@ class Run:
             LeaseLost: a newer attempt owns the run folder.
         """
         self._at.step += 1
-        if self._session is None:
-            self._seen.clear()
-            return False
-        self._session.record.took(self._at.step)
-        self._log(self._session, loss)
         self._due = True
+        if self._session:
+            self._session.record.took(self._at.step)
+            self._log(self._session, loss)
+        self._seen = []
         return False if self._reading else self._look()
 
     def _look(self) -> bool:
         """Save or stop if that is due; True if the loop must end."""
         self._due, session = False, self._session
-        assert session
+        self._seed()
+        if session is None:
+            return False
+        session.mark(self._facts)
         session.saver.poll()
         if session.vote.agreed(self._at.step):
             return self.stop(session.vote)
@@ -224,7 +226,6 @@ class Run:
         micro = Micro(len(self._seen), len(self._seen))
         session.trace.add(self._seen, micro, torch.zeros(()) if loss is None else loss)
         session.trace.step(step, self._at.epoch)
-        self._seen = []
         if step % self._log_every == 0 or meter.first:
             session.add_up(self._at.epoch, torch.zeros((), device=self.world.device))
             session.tell()
@@ -281,11 +282,11 @@ class Run:
         session = self._session
         if session is None:
             return
-        if not session.saver.last(self._at, self._facts(), self._asked):
+        if session.saver.last(self._at, self._facts(), self._asked):
+            session.end("done")
+            self.world.barrier()
+        else:
             self.stop()
-            return
-        session.end("done")
-        self.world.barrier()
 
     def _asked(self) -> bool:
         """Whether all ranks agree to stop, now."""

@@ -8,6 +8,9 @@ same order.
 
 from __future__ import annotations
 
+import json
+import sys
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,6 +28,7 @@ from hpcddp.train.checkpoint.snapshot import Live, Position
 from hpcddp.train.meter import Meter
 from hpcddp.train.monitor.metrics import Recorder
 from hpcddp.train.monitor.slow_ranks import SlowRanks
+from hpcddp.train.parallel.model import share_buffers
 from hpcddp.train.rank.spread import Spread
 from hpcddp.train.stop import Detector, StopVote
 from hpcddp.train.trace import Trace
@@ -37,7 +41,7 @@ class Session:
 
     Args:
         saved: the checkpoint to resume from; None to start at step 0.
-        slot: where this rank's parent reads and writes; None for a loop that cannot save alone.
+        slot: where this rank's parent reads and writes.
         slow: ``metrics.slow``.
         trace: record every step in a file.
 
@@ -59,7 +63,7 @@ class Session:
         retry: DiskRetry,
         saved: Path | None,
         *,
-        slot: Slot | None = None,
+        slot: Slot,
         slow: float,
         trace: bool,
     ) -> None:
@@ -67,6 +71,7 @@ class Session:
         self.attempt = lease.run.attempt(lease.attempt)
         self.retry, self._spread, self._world = retry, spread, spread.world
         self._slow, self._traced, self._slot = slow, trace, slot
+        self._kept: dict[str, Any] = {}  # the meta of the last complete step, in a user's own loop
         self._pending: tuple[int, int] | None = (
             None  # step and epoch of a record whose sums are not read yet
         )
@@ -97,7 +102,7 @@ class Session:
             self._restore(self.resumed)
         step = self.at.step if self.resumed else None
         self.saver = Saver(self.lease, self._spread, live, self.record, keep, step, self.retry)
-        self.rescue = Rescue(self._slot, self.lease, self._spread, live, keep)
+        self.rescue = Rescue(self._slot, self.lease, self._spread, live, self.saver, keep)
         world, layout = self._world, self._spread.layout
         stages = [layout.place(rank).pp for rank in range(world.size)]
         self._slow_ranks = SlowRanks(self.record, world.hosts, stages, self._slow, hint)
@@ -107,11 +112,16 @@ class Session:
     def _restore(self, folder: Path) -> None:
         snapshot.restore(folder, self.meta, self._spread, self._live, self.retry, **self._own)
 
-    def start(self, **facts: Any) -> None:
-        """Record the step at which the training starts."""
+    def start(self, describe: Callable[[], dict[str, Any]] | None = None, **facts: Any) -> None:
+        """Record the step at which the training starts.
+
+        Args:
+            describe: the plain data of a checkpoint, besides the state; a loop that has none calls
+                ``mark`` after each step.
+        """
         path = str(self.resumed.relative_to(self.lease.run.path)) if self.resumed else None
         self.record("start", step=self.at.step, epoch=self.at.epoch, resumed=path, **facts)
-        self.rescue.begin(self.at)
+        self.rescue.begin(self.at, lambda: self._meta(describe()) if describe else self._kept)
 
     def begin(self, preemption: Preemption, detector: Detector, deadline: float) -> None:
         """Start the votes on stopping.
@@ -126,6 +136,37 @@ class Session:
             return StopVote(self._world, preemption, request, lease, detector, deadline, self._lead)
 
         self.vote, self.pause = vote(), vote()
+
+    def _meta(self, facts: dict[str, Any]) -> dict[str, Any]:
+        return snapshot.meta(self.lease, self._spread, self._live, self.at, facts)
+
+    def follow(self) -> None:
+        """Follow the optimizer of a user's own loop, and its failure."""
+        wrapper = weakref.ref(self._live.wrapper) if self._live.wrapper else lambda: None
+        self._live.wrapper = None  # the script may delete its own before it ends the process group
+
+        def before(*_: Any) -> None:
+            self.saver.join()
+            if self.rescue.levels and (model := wrapper()):
+                share_buffers(model)
+            self.rescue.change()
+
+        shown = sys.excepthook
+
+        def failed(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+            shown(kind, error, trace)
+            self.failed(error)
+
+        if not self._live.files:  # else saves are not in the background
+            self._live.optimizer.register_step_pre_hook(before)
+            sys.excepthook = failed
+
+    def mark(self, facts: Callable[[], dict[str, Any]]) -> None:
+        """Note that a user's own loop has completed a step."""
+        self._slot.count(self.at.step)
+        if self.rescue.able:
+            self._kept = json.loads(json.dumps(self._meta(facts()), default=Tensor.tolist))
+            self.rescue.mark(self.at)
 
     def _lead(self) -> float:
         """Seconds before the time limit at which the save must start."""
@@ -180,14 +221,10 @@ class Session:
         step, saved = self.at.step, self.saver.saved
         self.record("end", outcome=outcome, step=step, saved=saved, **facts)
 
-    def failed(self, error: BaseException, facts: dict[str, Any]) -> None:
-        """After a failure of this rank: save its step without the others, if that is to be done.
-
-        Args:
-            facts: further plain data for meta.json.
-        """
+    def failed(self, error: BaseException) -> None:
+        """After a failure of this rank: save its step without the others, if that is to be done."""
+        self.rescue.fail(error)
         self.saver.close()
-        self.rescue.save(error, self.at, facts, self.saver.saved)
 
     def close(self) -> None:
         """Wait a short time for a running save."""

@@ -107,7 +107,7 @@ class Trainer:
             deadline: end of the time limit, in seconds since the epoch; 0 for none.
         """
         self.session.start(
-            total_steps=self.total_steps, steps_per_epoch=self.data.steps_left(0),
+            self._facts, total_steps=self.total_steps, steps_per_epoch=self.data.steps_left(0),
             micro_batch=self.data.micro_batch, accumulation=self.data.accumulation,
             global_batch=self.spec.global_batch, strategy=str(self.spread.layout),
             seed=self.spec.seed, **self.cpus._asdict(),
@@ -118,7 +118,7 @@ class Trainer:
             except RollBack as answer:
                 self._roll_back(answer.finding)
             except Exception as error:
-                self.session.failed(error, self._facts())
+                self.session.failed(error)
                 raise
 
     def _train(self, preemption: Preemption, deadline: float) -> str:
@@ -172,8 +172,7 @@ class Trainer:
         self.session.trace.step(self.at.step + 1, self.at.epoch)
         if self.session.rescue.levels:  # behind the trace: a rank killed here has its line
             self.engine.share_buffers()
-        with self.session.rescue.stepping():
-            self._update()
+        self._update()
         self._advance(step)
         self.hook.end(self.at.step, self.module)
         self.session.rescue.mark(self.at)
@@ -190,6 +189,7 @@ class Trainer:
         live, norm = self.live, None
         with self._meter.paused():
             self.session.saver.join()
+        self.session.rescue.change()
         scaled = live.scaler.is_enabled()
         if finding := self.detector.leaves_out(self.at.step + 1, scaled=scaled):
             self._leave_out(finding)

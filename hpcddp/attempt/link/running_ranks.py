@@ -27,7 +27,8 @@ class RunningRanks:
         code: of the node that failed first, or of the signal that ended it before its start.
         deadline: for the ranks that have been told to end.
         alarm: when ranks have failed, and the others are asked for their steps; 0 for no time.
-        held: by node, the step that each waiting rank holds, and the number of other ranks.
+        held: by node, what each waiting rank holds (its step, its replica, and the number of the
+            replica's ranks), and the number of other ranks.
     """
 
     number: int
@@ -48,4 +49,17 @@ class RunningRanks:
     code: int = 0
     deadline: float = float("inf")
     alarm: float = 0.0
-    held: dict[int, tuple[dict[int, int], int]] = field(default_factory=dict)
+    held: dict[int, tuple[dict[int, tuple[int, int, int]], int]] = field(default_factory=dict)
+
+    @property
+    def newest(self) -> list[int]:
+        """The ranks of a whole replica that hold the newest step; empty if none is whole."""
+        sets: dict[tuple[int, int], list[int]] = {}
+        whole = []
+        for ranks, _ in self.held.values():
+            for rank, (step, replica, members) in ranks.items():
+                mine = sets.setdefault((-step, replica), [])
+                mine.append(rank)
+                if len(mine) == members:
+                    whole.append((-step, replica))
+        return sorted(sets[min(whole)]) if whole else []

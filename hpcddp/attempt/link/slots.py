@@ -16,7 +16,9 @@ from pathlib import Path
 NAME = "HPCDDP_PROGRESS"  # the variable with the descriptor
 FILE = "hpcddp-progress"
 SIZE = 8  # bytes of a number
-FIELDS = ("beats", "phase", "step", "verdict")  # of a rank; before the first rank is the alarm
+# Of a rank; before the first rank is the alarm. A replica is a number of ranks that have the whole
+# state together.
+FIELDS = ("beats", "phase", "step", "verdict", "replica", "members")
 
 # Phases of a rank: no alarm helps it; it could save its step; after the alarm, it waits for the
 # verdict, or holds no whole step; it has saved, or could not; it makes no progress, and waits.
@@ -45,6 +47,10 @@ class Slot:
     def count(self, beats: int) -> None:
         """Count progress; 0.1 us."""
         self._own[0] = beats
+
+    def join(self, replica: int, members: int) -> None:
+        """Tell which replica this rank belongs to, and the number of its ranks."""
+        self._own[4], self._own[5] = replica, members
 
     def tell(self, phase: int, step: int = 0) -> None:
         """Tell the phase of this rank, and the step that it holds."""
@@ -89,10 +95,14 @@ class NodeSlots:
         """Tell the ranks that one of the job has failed."""
         self._all[0] = 1
 
-    def phase(self, rank: int) -> tuple[int, int]:
-        """Phase and step of a rank."""
+    def phase(self, rank: int) -> int:
+        """Phase of a rank."""
+        return int(self._all[_at(rank) + 1])
+
+    def held(self, rank: int) -> tuple[int, int, int]:
+        """The step that a rank holds, its replica, and the number of the replica's ranks."""
         first = _at(rank)
-        return int(self._all[first + 1]), int(self._all[first + 2])
+        return int(self._all[first + 2]), int(self._all[first + 4]), int(self._all[first + 5])
 
     def judge(self, rank: int, verdict: int) -> None:
         """Tell a rank what it is to do."""

@@ -145,8 +145,8 @@ class Supervisor:
         elif now and message.get("failed") == now.number:
             self._failed(now, int(message["code"]))
         elif now and message.get("held") == now.number:
-            steps = {int(rank): step for rank, step in message["steps_of"].items()}
-            now.held[node] = steps, int(message["busy"])
+            held = {int(rank): tuple(facts) for rank, facts in message["steps_of"].items()}
+            now.held[node] = held, int(message["busy"])
 
     def _say(self, text: str) -> None:
         self._write([f"hpcddp: {text}".encode()])
@@ -259,20 +259,19 @@ class Supervisor:
             self._end(now, code)
 
     def _rescue(self, now: RunningRanks) -> None:
-        """Choose the rank that saves, once all that are left tell which step they hold."""
+        """Choose the ranks that save, once all that are left tell which step they hold."""
         living = [node for node in now.nodes if node not in now.codes]
         reports = [now.held[node] for node in living if node in now.held]
         waits = len(reports) < len(living) or any(busy for _, busy in reports)
         if waits and time.monotonic() < now.alarm + (HURRY if now.code == HUNG else DECIDE):
             return
-        steps = {rank: step for held, _ in reports for rank, step in held.items()}
-        chosen = min((rank for rank in steps if steps[rank] == max(steps.values())), default=-1)
+        now.held = {node: now.held[node] for node in living if node in now.held}
         now.alarm = 0.0
-        self._tell(now, {"verdict": chosen})
-        if chosen < 0:
-            self._end(now, now.code)
-        else:
+        self._tell(now, {"verdict": now.newest})
+        if now.newest:
             now.deadline = time.monotonic() + SAVE
+        else:
+            self._end(now, now.code)
 
     def _end(self, now: RunningRanks, code: int) -> None:
         """End the ranks that still run: TERM, and KILL after some time.

@@ -3,10 +3,13 @@
 With ``ddp``, each rank has the whole state: between two optimizer steps, and through the next
 forward and backward pass until the optimizer's step. So a rank whose peer is gone still has the
 newest step. It tells the supervisor which step that is (attempt/link/slots.py). The supervisor
-chooses one rank, which writes an ordinary checkpoint, without the others, and all leave.
+chooses one rank, which writes an ordinary checkpoint, without the others, and all leave. With
+``hsdp`` and other products with ``ddp``, the ranks of one replica have the whole state together:
+they write it over a group of their own.
 
-A rank that waits in a collective for a lost one may not notice: gloo tells only the neighbours. A
-thread waits for the alarm, and shuts down the connections of this rank, which ends the collective.
+A thread does this, as the loop may be anywhere: in a collective that waits for a lost rank (gloo
+tells only the neighbours), in an evaluation, in a script that catches the error. It shuts down the
+connections of this rank, which ends the collective, and lets the loop change nothing any more.
 
 The next forward pass changes the buffers: they are copied after each step. Random numbers follow
 from seed, rank and step, the schedule and the position from the step.
@@ -21,67 +24,101 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
+from hpcddp.attempt import exit_codes
 from hpcddp.attempt.error_record import kind_of
 from hpcddp.attempt.link import slots
 from hpcddp.attempt.link.slots import Slot
-from hpcddp.train.checkpoint import snapshot
 from hpcddp.train.checkpoint.host_copy import HostCopies
 from hpcddp.train.checkpoint.lease import Lease
 from hpcddp.train.checkpoint.save_writer import RunningSave, SaveWriter
+from hpcddp.train.checkpoint.saver import Saver
 from hpcddp.train.checkpoint.snapshot import Live, Position
 from hpcddp.train.parallel import state_dict
 from hpcddp.train.rank.spread import Spread
 
 LOOK = 0.05  # seconds between two looks at the alarm
 PATIENCE = 20.0  # seconds to wait for the alarm and the verdict
+TURN = 5.0  # seconds for the loop to complete a step that is being taken
+LEAVE = 10.0  # seconds for the loop to end the process, once nothing is left to save
 
 
 class Rescue:
     """One rank's part in saving at a failure.
 
     Args:
-        slot: where the parent of this rank reads and writes; None for a loop that cannot save
-            alone.
+        slot: where the parent of this rank reads and writes.
+        saver: the saves of the loop.
         keep: number of checkpoints to keep, the newest.
     """
 
     def __init__(
-        self, slot: Slot | None, lease: Lease, spread: Spread, live: Live, keep: int
+        self, slot: Slot, lease: Lease, spread: Spread, live: Live, saver: Saver, keep: int
     ) -> None:
-        self._slot = slot or slots.own_slot({})
-        self._lease, self._spread, self._live, self._keep = lease, spread, live, keep
-        layout, world = spread.layout, spread.world
-        whole = layout.plain and not layout.zero and not live.files
+        self._slot, self._lease, self._spread, self._live = slot, lease, spread, live
+        self._saver, self._keep = saver, keep
+        world = spread.world
         memory = live.hook is not None and live.hook.fits is not None
-        self.able = self._slot.shared and whole and not memory and world.size > 1
-        self.able = self.able and world.device.type == "cpu"
+        self.able = slot.shared and not live.files and not memory
+        self.able = self.able and world.device.type == "cpu" and len(spread.replica) > 0
+        self._group: dist.ProcessGroup | None = None  # of the replica, if it is not this rank
+        self._kept = set[int]()  # the sockets of that group
         self._loose: dict[str, Tensor] = {}
         self._copies: dict[str, Tensor] = {}
         self._held: int | None = None  # the newest step that this rank has whole
         self._began = 0  # the step at which this attempt has begun
-        self._over = threading.Event()
+        self._turn = threading.Lock()  # of the loop, while it takes a step, or of the thread
+        self._changing = False  # the loop has it
+        self._called, self._over = threading.Event(), threading.Event()
+        self._begun, self._done = threading.Event(), threading.Event()
 
-    def begin(self, at: Position) -> None:
-        """Be ready from now on, if this rank can save alone."""
+    def begin(self, at: Position, describe: Callable[[], dict[str, Any]]) -> None:
+        """Be ready from now on, if this rank can save; a collective.
+
+        Args:
+            describe: the meta of a checkpoint of the step that was marked last.
+        """
+        self._meet()
         if not self.able:
             return
-        parts = state_dict.parts(self._live.module, self._live.optimizer)
-        self._loose, self._began = parts.loose, at.step
+        self._resting = state_dict.Resting(self._live.module)
+        parts = self._parts()
+        self._loose, self._began, self._describe = parts.loose, at.step, describe
         self._copies = {name: tensor.clone() for name, tensor in parts.loose.items()}
         self.mark(at)
+        self._slot.join(min(self._spread.replica), len(self._spread.replica))
         self._slot.tell(slots.ARMED)
-        threading.Thread(target=self._await_alarm, name="hpcddp alarm", daemon=True).start()
+        threading.Thread(target=self._stand_by, name="hpcddp alarm", daemon=True).start()
+
+    def _meet(self) -> None:
+        """Make the groups of the replicas, if they have several ranks and all ranks are able."""
+        world, replica = self._spread.world, self._spread.replica
+        if len(replica) < 2:
+            return
+        everyone = world.gather((self.able, replica))
+        self.able = all(able for able, _ in everyone)
+        if self.able:
+            before = _sockets()
+            for ranks in sorted({tuple(ranks) for _, ranks in everyone}):
+                group = dist.new_group(list(ranks), backend="gloo")
+                self._group = group if world.rank.world_rank in ranks else self._group
+            world.barrier()  # until all are connected
+            self._kept = _sockets() - before
+
+    def _parts(self) -> state_dict.Parts:
+        return state_dict.parts(self._resting, self._live.optimizer, self._spread.holders)
 
     def close(self) -> None:
-        """End the thread."""
+        """End the thread, unless it saves."""
         self._over.set()
+        self._called.set()
 
     @property
     def levels(self) -> bool:
@@ -89,12 +126,18 @@ class Rescue:
         have to save what rank 0 has. DDP gives them rank 0's only in the next forward pass."""
         return self.able and bool(self._copies)
 
-    @contextlib.contextmanager
-    def stepping(self) -> Iterator[None]:
-        """Within, the optimizer changes the weights: a failure leaves no whole step."""
-        held, self._held = self._held, None
-        yield
-        self._held = held
+    def change(self) -> None:
+        """The optimizer changes the weights from now on, until ``mark``: there is no whole step.
+
+        Raises:
+            RuntimeError: another rank has failed, and what this one held is saved or not needed.
+        """
+        if self._changing or not self.able:
+            return
+        if not self._turn.acquire(blocking=False):
+            self._done.wait()
+            raise RuntimeError("Connection closed by peer: another rank has failed")
+        self._changing = True
 
     @torch.no_grad()
     def mark(self, at: Position) -> None:
@@ -102,63 +145,83 @@ class Rescue:
         if self._copies:
             torch._foreach_copy_([*self._copies.values()], [*self._loose.values()])
         self._held = at.step
+        if self._changing:
+            self._changing = False
+            self._turn.release()
 
-    def save(
-        self, error: BaseException, at: Position, facts: dict[str, Any], saved: int | None
-    ) -> None:
-        """After a failure of this rank: if it has only lost another one, wait for the verdict, and
-        save the step if this rank is to.
-
-        Args:
-            facts: further plain data for meta.json.
-            saved: the newest step on disk.
-        """
-        if not self.able or kind_of(error, stepped=True) != "peer":
+    def fail(self, error: BaseException) -> None:
+        """After a failure of the loop: if this rank has only lost another one, wait until its step
+        is saved or not needed. What a rank holds that has failed by itself is not used."""
+        if self._changing:
+            self._changing, self._held = False, None
+            self._turn.release()
+        if not self.able:
             return
-        fit = self._held == at.step
-        self._slot.tell(slots.WAITS if fit else slots.UNFIT, at.step)
+        if self._begun.is_set() or kind_of(error, stepped=True) == "peer":
+            self._called.set()
+            self._done.wait()
+        else:
+            self.close()
+
+    def _stand_by(self) -> None:
+        """Wait for a failure, and save what this rank holds if it is chosen for that."""
+        while not self._slot.alarm and not self._called.wait(LOOK):
+            pass
+        if self._over.is_set():
+            return
+        self._begun.set()
+        try:
+            _shut_connections(self._kept)
+            self._answer()
+        finally:
+            self._done.set()
+        time.sleep(LEAVE)
+        os._exit(exit_codes.FAILED)
+
+    def _answer(self) -> None:
+        """Tell which step this rank holds, and save it if that is the verdict."""
+        held = self._held if self._turn.acquire(timeout=TURN) else None
+        self._slot.tell(slots.UNFIT if held is None else slots.WAITS, held or 0)
         until = time.monotonic() + PATIENCE
         while not self._slot.verdict and time.monotonic() < until:
             time.sleep(LOOK / 5)
-        if not fit or self._slot.verdict != slots.SAVE:
+        if held is None or self._slot.verdict != slots.SAVE:
             return
+        self._saver.close()  # it has lost a rank too
         try:
-            gained = {"gained": saved not in (None, self._began)}  # by a save before the failure
-            known = at.step in (saved, self._began)
-            reason = "" if known else self._write(at, {**facts, **gained})
+            reason = self._write(held)
         except Exception as failed:
             reason = f"{type(failed).__name__}: {failed}"
-        what = f"not saved: {reason}" if reason else f"saved by rank {self._number}"
-        print(
-            f"hpcddp: after the loss of a rank: step {at.step} {what}", file=sys.stderr, flush=True
-        )
-        self._slot.tell(slots.FAILED if reason else slots.SAVED, at.step)
+        replica = self._spread.replica
+        if self._spread.world.rank.world_rank == min(replica):
+            who = ", ".join(map(str, replica))
+            who = f"rank{'s' * (len(replica) > 1)} {who}"
+            what = f"not saved: {reason}" if reason else f"saved by {who}"
+            text = f"hpcddp: after the loss of a rank: step {held} {what}"
+            print(text, file=sys.stderr, flush=True)
+        self._slot.tell(slots.FAILED if reason else slots.SAVED, held)
 
-    @property
-    def _number(self) -> int:
-        return self._spread.world.rank.world_rank
-
-    def _write(self, at: Position, facts: dict[str, Any]) -> str:
-        """Write a checkpoint without the other ranks; the reason if that fails."""
-        alone = self._spread.world.alone()
-        parts = state_dict.parts(self._live.module, self._live.optimizer)
-        meta = snapshot.meta(self._lease, self._spread, self._live, at, facts)
+    def _write(self, step: int) -> str:
+        """Write a checkpoint without the other replicas; the reason if that fails."""
+        if step in (self._saver.saved, self._began):
+            return ""
+        world, parts = self._spread.world.without(self._group), self._parts()
+        gained = self._saver.saved not in (None, self._began)  # by a save before the failure
+        meta = {**self._describe(), "gained": gained}
         meta = json.loads(json.dumps(meta, default=Tensor.tolist))
-        copies = HostCopies(alone.device)
-        copies.take({**parts.stepped, **self._copies}, {})
-        save = RunningSave(at.step, meta, parts, time.monotonic())
-        writer = SaveWriter(self._lease, alone, copies, self._keep)
-        writer.run(save)
+        more = state_dict.pack(self._live.more) if self._live.more else {}
+        copies = HostCopies(world.device)
+        tensors = {**parts.stepped, **self._copies}
+        own = {n: t for n, t in tensors.items() if not parts.where[n].nothing(t)}
+        copies.take({**own, **more}, {})
+        save = RunningSave(step, meta, parts, time.monotonic())
+        aside = self._lease.folder / "alone"  # another rank may still write beside it
+        if world.is_main:
+            aside.mkdir()
+        SaveWriter(self._lease, world, copies, self._keep, aside).run(save)
         if save.error:
             return f"{type(save.error).__name__}: {save.error}"
         return save.reason
-
-    def _await_alarm(self) -> None:
-        """Wait for the alarm, and end the collective in which this rank waits."""
-        while not self._over.wait(LOOK):
-            if self._slot.alarm:
-                _shut_connections()
-                return
 
 
 def outlast(slot: Slot) -> None:
@@ -173,13 +236,24 @@ def outlast(slot: Slot) -> None:
         time.sleep(LOOK)
 
 
-def _shut_connections() -> None:
-    """Shut down the TCP connections of this process to other ranks: all but those of files."""
+def _sockets() -> set[int]:
+    """The descriptors of this process that are sockets."""
+    own = set()
     for link in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(OSError, ValueError):
-            if not str(link.readlink()).startswith("socket:"):
-                continue
-            with socket.socket(fileno=os.dup(int(link.name))) as sock:
-                if sock.family in (socket.AF_INET, socket.AF_INET6):
-                    sock.getpeername()  # fails for one that listens: gloo would abort the process
-                    sock.shutdown(socket.SHUT_RDWR)
+        with contextlib.suppress(OSError):
+            if str(link.readlink()).startswith("socket:"):
+                own.add(int(link.name))
+    return own
+
+
+def _shut_connections(kept: set[int]) -> None:
+    """Shut down the TCP connections of this process to other ranks.
+
+    Args:
+        kept: descriptors of others.
+    """
+    for descriptor in _sockets() - kept:
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as sock:
+            if sock.family in (socket.AF_INET, socket.AF_INET6):
+                sock.getpeername()  # fails for one that listens: gloo would abort the process
+                sock.shutdown(socket.SHUT_RDWR)

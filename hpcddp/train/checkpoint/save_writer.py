@@ -63,13 +63,21 @@ class SaveWriter:
     Args:
         staging: the copies of the tensors that this rank writes.
         keep: number of checkpoints to keep, the newest.
+        folder: to write in, before publication; the lease's if none is given.
 
     ``passed`` has the steps of newer checkpoints that the training did not use: they stay.
     """
 
-    def __init__(self, lease: Lease, world: World, staging: HostCopies, keep: int) -> None:
+    def __init__(
+        self,
+        lease: Lease,
+        world: World,
+        staging: HostCopies,
+        keep: int,
+        folder: Path | None = None,
+    ) -> None:
         self._lease, self._world, self._staging, self._keep = lease, world, staging, keep
-        self._folder = lease.run.checkpoints
+        self._folder, self._own = lease.run.checkpoints, folder or lease.folder
         self.passed: set[int] = set()
 
     def run(self, save: RunningSave) -> None:
@@ -83,7 +91,7 @@ class SaveWriter:
         save.seconds = time.monotonic() - save.began
 
     def _write(self, save: RunningSave) -> None:
-        aside = self._lease.folder / f"step-{save.step}"
+        aside = self._own / f"step-{save.step}"
         try:
             files = self._write_state(aside, save)
             sizes = self._together(lambda: self._publish(aside, save, files))
@@ -131,7 +139,7 @@ class SaveWriter:
         if self._world.is_main:
             if not self._lease.held():
                 raise self._lease.error()
-            publish.empty(self._lease.folder)
+            publish.empty(self._own)
             aside.mkdir()
         return (_names(parts), parts.plain) if parts else ({}, {})
 
@@ -184,7 +192,7 @@ class SaveWriter:
         if not self._world.is_main:
             return True
         with contextlib.suppress(OSError):
-            publish.empty(self._lease.folder)
+            publish.empty(self._own)
         return self._lease.held()
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
@@ -57,6 +58,7 @@ class Live:
     more: Any = None  # another object whose state_dict is tensors and plain data
     hook: Hook | None = None  # the DDP communication hook
     files: FrameworkFiles | None = None  # holds all of the state instead
+    wrapper: DistributedDataParallel | None = None  # the script's own
 
 
 def meta(

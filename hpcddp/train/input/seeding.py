@@ -10,6 +10,7 @@ import json
 import random
 import struct
 import sys
+import zlib
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
@@ -130,6 +131,27 @@ def seed_step(seed: int, stream: int, step: int, device: torch.device) -> None:
     random.seed(second)
     if numpy := sys.modules.get("numpy.random"):
         numpy.seed(third)
+
+
+class StepSeeds:
+    """Seeds of a script's own generators for each optimizer step, from their states as the training
+    began: ranks that had the same numbers then still have the same."""
+
+    def __init__(self) -> None:
+        self._torch = torch.initial_seed()
+        self._python = zlib.crc32(repr(random.getstate()).encode())
+        numpy = _numpy_state()
+        self._numpy = zlib.crc32(repr(numpy).encode() if numpy else b"")
+
+    def seed(self, step: int, device: torch.device) -> None:
+        """Seed the default generators for the step that follows this one; 30 us."""
+        first = int.from_bytes(_digest((self._torch, step))[:8], "big")
+        torch.default_generator.manual_seed(first)
+        if device.type == "cuda":
+            torch.cuda.default_generators[device.index or 0].manual_seed(first)
+        random.seed(mix(self._python, step))
+        if numpy := sys.modules.get("numpy.random"):
+            numpy.seed(mix(self._numpy, step))
 
 
 def rng_state(device: torch.device) -> dict[str, Tensor]:

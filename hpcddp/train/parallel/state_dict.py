@@ -80,21 +80,31 @@ def alone(tensor: Tensor, optim: bool) -> tuple[int, ...]:
     return (0,)
 
 
+class Resting:
+    """A module's tensors as they are between two steps: within a pass, fully_shard has gathered
+    ones in their place."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.state, self.name_of = module.state_dict(), naming(module)
+        self.parameters = dict(module.named_parameters(remove_duplicate=False))
+        self.first = list(module.named_parameters())  # each under one name
+
+
 @torch.no_grad()
-def parts(module: nn.Module, optimizer: Optimizer, holders: Holders = alone) -> Parts:
+def parts(module: nn.Module | Resting, optimizer: Optimizer, holders: Holders = alone) -> Parts:
     """The tensors of a module and its optimizer, without a copy.
 
     Raises:
         CheckpointError: the module's state has an entry that is not a tensor.
     """
-    parts, name_of, inner = Parts(module=module.state_dict()), naming(module), own(optimizer)
+    rest = module if isinstance(module, Resting) else Resting(module)
+    parts, name_of, inner = Parts(module=rest.state), rest.name_of, own(optimizer)
     trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    parameters = dict(module.named_parameters(remove_duplicate=False))
     for name, value in parts.module.items():
-        kind = parts.stepped if id(parameters.get(name)) in trained else parts.loose
+        kind = parts.stepped if id(rest.parameters.get(name)) in trained else parts.loose
         tensor = _tensor(name, value)
         parts.add(kind, f"model.{name_of(name)}", tensor, holders(tensor, False))
-    for name, parameter in module.named_parameters():
+    for name, parameter in rest.first:
         for key, value in inner.state.get(parameter, {}).items():
             if isinstance(value, Tensor):
                 full = f"optim.{name_of(name)}.{key}"

@@ -40,6 +40,11 @@ class OwnMeshes:
             mesh: [places[i] for _, places in everyone] for i, mesh in enumerate(meshes)
         }
 
+    @property
+    def divided(self) -> bool:
+        """Whether a tensor is a DTensor."""
+        return bool(self._places)
+
     def holders(self, tensor: Tensor) -> tuple[int, ...] | None:
         """The ranks, this one among them, that hold the same part of a tensor; None if it is no
         DTensor. Ranks that only differ outside of its mesh hold the same part.

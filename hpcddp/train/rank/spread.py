@@ -87,6 +87,16 @@ class Spread:
         return self.layout.fsdp > 1 or self.layout.tp > 1
 
     @property
+    def replica(self) -> list[int]:
+        """The global ranks, this one among them, that have one whole state together; empty if no
+        other ranks have the same."""
+        layout = self.layout
+        if layout.ddp == 1 or layout.zero or (self._own and self._own.divided):
+            return []
+        ranks = range(self.world.size)
+        return [rank for rank in ranks if layout.place(rank).ddp == self.place.ddp]
+
+    @property
     def last(self) -> bool:
         """Whether this rank is in the last pipeline stage, which computes losses."""
         return self.place.pp == self.layout.pp - 1

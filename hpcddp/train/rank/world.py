@@ -59,11 +59,16 @@ class World:
         """A gloo group for the saving threads only."""
         return self._group("saving")
 
-    def alone(self) -> World:
-        """This rank as a world of its own: the others are lost, and no group works any more."""
-        groups: dict[str, dist.ProcessGroup | None] = {"control": None, "saving": None}
-        rank = Rank(0, 1, 0, 1, 0)
-        return World(rank, self.device, self.backend, [{}], HashStore(), groups)
+    def without(self, group: dist.ProcessGroup | None) -> World:
+        """Some ranks as a world of its own: the others are lost, and no group of theirs works.
+
+        Args:
+            group: a gloo group; None for this rank alone.
+        """
+        index, size = (dist.get_rank(group), dist.get_world_size(group)) if group else (0, 1)
+        rank = Rank(index, size, index, size, 0)
+        groups = {"control": group, "saving": group}
+        return World(rank, self.device, self.backend, [{}] * size, HashStore(), groups)
 
     def connect(self, *, watched: bool = False) -> None:
         """Start the process group, unless the program has, and the gloo groups beside it. They

@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 import torch
 from ranks import make_run, records, wait_for
+from sites import record_run
 
+from hpcddp import spec
 from hpcddp.attempt import exit_codes, ledger
 from hpcddp.attempt.link import channel
 from hpcddp.rundir import RunDir
@@ -31,6 +33,53 @@ def model():
     return nn.Sequential(
         nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Dropout(0.3), nn.Linear(8, 2)
     ).double()
+"""
+
+
+# With hsdp, each node has a replica, and each rank half of it.
+HALVES = """
+def model():
+    return nn.Sequential(nn.Linear(4, 9), nn.Tanh(), nn.Dropout(0.3), nn.Linear(9, 2)).double()
+"""
+# A person's own loop, with a schedule, an average of the weights, and data of its own.
+LOOP = """
+import random, sys, time
+import numpy
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.utils.data import DataLoader, TensorDataset
+import hpcddp
+
+dist.init_process_group("gloo")
+torch.manual_seed(dist.get_rank())
+random.seed(dist.get_rank())
+numpy.random.seed(dist.get_rank())
+data = TensorDataset(torch.randn(64, 4, generator=torch.Generator().manual_seed(1)))
+loader = DataLoader(data, batch_size=2, sampler=hpcddp.Sampler(data))
+layers = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.3), nn.Linear(8, 1))
+model = DistributedDataParallel(layers)
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.7)
+ema = AveragedModel(layers, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True)
+run = hpcddp.attach(model, optimizer, scheduler=schedule, more=ema, log_every=1)
+for epoch in run.epochs(5):
+    for (x,) in run.batches(loader):
+        optimizer.zero_grad()
+        try:
+            model(x + 0.1 * random.random()).square().mean().backward()
+        except RuntimeError:
+            if CATCHES:
+                time.sleep(1000)
+            raise
+        optimizer.step()
+        ema.update_parameters(layers)
+        run.state["seen"] = [*run.state.get("seen", []), run.steps]
+        run.step()
+        time.sleep(0.02)
+    schedule.step()
 """
 
 
@@ -71,6 +120,13 @@ class Place:
         return self.run.attempt(self.number).metrics
 
 
+def assert_same(run: RunDir, other: RunDir) -> None:
+    """The newest checkpoints of two runs are the same, bit for bit."""
+    mine, theirs = weights(run), weights(other)
+    assert mine.keys() == theirs.keys()
+    assert [name for name in mine if not torch.equal(mine[name], theirs[name])] == []
+
+
 @pytest.fixture
 def places() -> Iterator[list[Place]]:
     made: list[Place] = []
@@ -90,20 +146,57 @@ def weights(run: RunDir) -> dict[str, torch.Tensor]:
     return dcp_files.read_all(run.checkpoints / f"step-{newest(run)}")
 
 
+def make_loop(folder: Path, text: str) -> RunDir:
+    """A run of a script."""
+    folder.mkdir()
+    script, run = folder / "loop.py", RunDir(folder / "run")
+    script.write_text(text)
+    run.attempts.mkdir(parents=True)
+    job = spec.to_dict(spec.KEYS.build({"command": [sys.executable, str(script)]}))
+    return record_run(run, (2, 2), 2, "local", spec=job, workdir=str(folder))
+
+
+@pytest.mark.parametrize(("victim", "catches"), [(0, False), (3, True)], ids=["0", "3, caught"])
+def test_a_script_of_ones_own_loses_no_step_either(
+    tmp_path: Path, places: list[Place], victim: int, catches: bool
+) -> None:
+    run = make_loop(tmp_path / "a", LOOP.replace("CATCHES", str(catches)))
+    places.append(place := Place(run))
+    attempt = place.start()
+    # In the second epoch: the schedule has stepped.
+    wait_for(lambda: place.metrics.exists() and len(records(run, "step")) > 10, "10 steps", 150)
+    os.kill(place.pids()[victim], signal.SIGKILL)
+    assert attempt.wait(60) == 137
+    log = run.attempt(1).log.read_text()
+    assert "saved by rank" in log, log
+    saved = newest(run)
+    assert place.start().wait(60) == 0, run.attempt(2).log.read_text()
+    assert [x["step"] for x in records(run, "start", attempt=2)] == [saved]
+    places.append(other := Place(make_loop(tmp_path / "b", LOOP.replace("CATCHES", "False"))))
+    assert other.start().wait(60) == 0
+    assert_same(run, other.run)
+    metas = [
+        json.loads((r.checkpoints / "step-40/meta.json").read_text()) for r in (run, other.run)
+    ]
+    assert len({json.dumps([m["own"], m["scheduler"], m["optimizer"]]) for m in metas}) == 1
+
+
 @pytest.mark.parametrize(
     ("fault", "victim", "model", "code"),
     [
         (signal.SIGKILL, 0, NOISY, 137),
         (signal.SIGKILL, 3, "", 137),
         (signal.SIGSTOP, 1, NOISY, exit_codes.HUNG),
+        (signal.SIGKILL, 0, HALVES, 137),
     ],
-    ids=["killed", "killed, plain", "hung"],
+    ids=["killed", "killed, plain", "hung", "hsdp"],
 )
 def test_no_step_is_lost_with_a_rank(
     tmp_path: Path, places: list[Place], fault: int, victim: int, model: str, code: int
 ) -> None:
     facts: dict[str, Any] = {"nodes": (2, 2), "gpus": 2, "max_steps": 40, "global_batch": 8}
     facts["train__hang_seconds"] = 5.0
+    facts["strategy"] = "hsdp" if model == HALVES else "ddp"
     run = make_run(tmp_path / "a", extra=model + SLOW, **facts)
     places.append(place := Place(run))
     attempt = place.start()
@@ -122,6 +215,4 @@ def test_no_step_is_lost_with_a_rank(
     undisturbed = make_run(tmp_path / "b", extra=model, **facts)
     places.append(other := Place(undisturbed))
     assert other.start().wait(60) == 0
-    mine, theirs = weights(run), weights(undisturbed)
-    assert mine.keys() == theirs.keys()
-    assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+    assert_same(run, undisturbed)
