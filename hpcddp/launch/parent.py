@@ -69,7 +69,7 @@ class NodeParent:
         self._clock = time.monotonic()
         self._oom_kills = 0
         self._failed = False  # a rank of the attempt has failed
-        self._held: tuple[dict[int, Any], int] | None = None  # as told last
+        self._held: dict[str, Any] | None = None  # as told last
         self._unheard: list[int] = []  # stop signals that found no ranks
         self.stops = {*stop_signals(), signal.SIGINT}
         for number in self.stops:
@@ -156,23 +156,26 @@ class NodeParent:
         """Tell the supervisor which steps the ranks hold that wait for its verdict."""
         phases = {rank: self._phase(rank) for rank in group.left}
         waits = [rank for rank, phase in phases.items() if phase == slots.WAITS]
-        held = {rank: self.slots.held(rank % self.ranks) for rank in waits}
-        busy = sum(phase in DEAF for phase in phases.values())
-        if (held, busy) != self._held:
-            self._held = held, busy
-            self.supervisor.send(held=self.attempt, steps_of=held, busy=busy)
+        report = {
+            "waits": {rank: self.slots.held(rank % self.ranks) for rank in waits},
+            "saved": [rank for rank, phase in phases.items() if phase == slots.SAVED],
+            "busy": sum(phase in DEAF for phase in phases.values()),
+        }
+        if report != self._held:
+            self._held = report
+            self.supervisor.send(held=self.attempt, **report)
 
     def _judge(self, group: Group, chosen: list[int]) -> None:
-        """Let some ranks save, and the others leave. Those that are deaf to the alarm are killed.
+        """Let some ranks save, while the others wait; all leave if there are none. Those that are
+        deaf to the alarm are killed.
 
         Args:
             chosen: their global ranks, on all nodes.
         """
         group.kill([rank for rank in group.left if self._phase(rank) in DEAF])
         for rank in group.processes:
-            self.slots.judge(rank % self.ranks, slots.SAVE if rank in chosen else slots.LEAVE)
-        if not {*chosen} & {*group.left}:
-            group.end()
+            if rank in chosen or not chosen:
+                self.slots.judge(rank % self.ranks, slots.SAVE if chosen else slots.LEAVE)
 
     def _ended(self, code: int) -> None:
         """Tell that the ranks have ended, also behind their lines, which take another way."""

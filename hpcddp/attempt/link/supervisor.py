@@ -17,17 +17,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from hpcddp import processes
-from hpcddp.attempt.exit_codes import ALONE, FAILED, HUNG, TERMINATED
+from hpcddp.attempt.exit_codes import ALONE, FAILED, TERMINATED
 from hpcddp.attempt.link import rank_lines
 from hpcddp.attempt.link.channel import Channel, Message, own
 from hpcddp.attempt.link.parents import LOOK, Parents
-from hpcddp.attempt.link.running_ranks import RunningRanks
+from hpcddp.attempt.link.running_ranks import Held, RunningRanks
 from hpcddp.rundir import RunDir
 
 LATE = 15.0  # seconds after KILL until a parent that was told to end its ranks counts as lost
-DECIDE = 10.0  # seconds for the ranks to tell which step they hold
-HURRY = 3.0  # the same in a hang, as some cannot
-SAVE = 120.0  # seconds for one of them to save it
 RETURN = 10.0  # seconds between two tries to start a parent on a lost node
 LINES = 2.0  # seconds for the last lines of ranks that have ended
 STUCK = "its ranks do not end"  # why a node is lost that is not to be used again
@@ -145,8 +142,8 @@ class Supervisor:
         elif now and message.get("failed") == now.number:
             self._failed(now, int(message["code"]))
         elif now and message.get("held") == now.number:
-            held = {int(rank): tuple(facts) for rank, facts in message["steps_of"].items()}
-            now.held[node] = held, int(message["busy"])
+            waits = {int(rank): tuple(facts) for rank, facts in message["waits"].items()}
+            now.held[node] = Held(waits, {*message["saved"]}, int(message["busy"]))
 
     def _say(self, text: str) -> None:
         self._write([f"hpcddp: {text}".encode()])
@@ -238,6 +235,7 @@ class Supervisor:
         if node in now.codes:
             return
         now.codes[node] = code
+        now.held.pop(node, None)
         if code:
             self._failed(now, code)
 
@@ -260,17 +258,12 @@ class Supervisor:
 
     def _rescue(self, now: RunningRanks) -> None:
         """Choose the ranks that save, once all that are left tell which step they hold."""
-        living = [node for node in now.nodes if node not in now.codes]
-        reports = [now.held[node] for node in living if node in now.held]
-        waits = len(reports) < len(living) or any(busy for _, busy in reports)
-        if waits and time.monotonic() < now.alarm + (HURRY if now.code == HUNG else DECIDE):
+        chosen = now.verdict(time.monotonic())
+        if chosen is None:
             return
-        now.held = {node: now.held[node] for node in living if node in now.held}
-        now.alarm = 0.0
-        self._tell(now, {"verdict": now.newest})
-        if now.newest:
-            now.deadline = time.monotonic() + SAVE
-        else:
+        self._tell(now, {"verdict": chosen})
+        if not chosen:
+            now.alarm = 0.0
             self._end(now, now.code)
 
     def _end(self, now: RunningRanks, code: int) -> None:

@@ -45,7 +45,7 @@ from hpcddp.train.parallel import state_dict
 from hpcddp.train.rank.spread import Spread
 
 LOOK = 0.05  # seconds between two looks at the alarm
-PATIENCE = 20.0  # seconds to wait for the alarm and the verdict
+PATIENCE = 150.0  # seconds to wait for the verdict: another rank may save first
 TURN = 5.0  # seconds for the loop to complete a step that is being taken
 LEAVE = 10.0  # seconds for the loop to end the process, once nothing is left to save
 
@@ -182,10 +182,7 @@ class Rescue:
         """Tell which step this rank holds, and save it if that is the verdict."""
         held = self._held if self._turn.acquire(timeout=TURN) else None
         self._slot.tell(slots.UNFIT if held is None else slots.WAITS, held or 0)
-        until = time.monotonic() + PATIENCE
-        while not self._slot.verdict and time.monotonic() < until:
-            time.sleep(LOOK / 5)
-        if held is None or self._slot.verdict != slots.SAVE:
+        if held is None or self._verdict(slots.NONE) != slots.SAVE:
             return
         self._saver.close()  # it has lost a rank too
         try:
@@ -200,6 +197,18 @@ class Rescue:
             text = f"hpcddp: after the loss of a rank: step {held} {what}"
             print(text, file=sys.stderr, flush=True)
         self._slot.tell(slots.FAILED if reason else slots.SAVED, held)
+        self._verdict(slots.SAVE)
+
+    def _verdict(self, known: int) -> int:
+        """Wait for the supervisor's verdict; its newest.
+
+        Args:
+            known: the one before.
+        """
+        until = time.monotonic() + PATIENCE
+        while self._slot.verdict == known and time.monotonic() < until:
+            time.sleep(LOOK / 5)
+        return self._slot.verdict
 
     def _write(self, step: int) -> str:
         """Write a checkpoint without the other replicas; the reason if that fails."""
@@ -230,9 +239,8 @@ def outlast(slot: Slot) -> None:
     if slot.shared and slot.phase == slots.ARMED:
         slot.tell(slots.HUNG)
     until = time.monotonic() + PATIENCE
-    while slot.phase in (slots.HUNG, slots.WAITS) and slot.verdict != slots.LEAVE:
-        if slot.verdict == slots.NONE and time.monotonic() > until:
-            return
+    waits = (slots.HUNG, slots.WAITS, slots.SAVED)
+    while slot.phase in waits and slot.verdict != slots.LEAVE and time.monotonic() < until:
         time.sleep(LOOK)
 
 
