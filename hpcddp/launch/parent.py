@@ -108,6 +108,7 @@ class NodeParent:
         elif "alarm" in order and self.group:
             self._failed = True
             self.slots.alarm()
+            self._tell_held(self.group)
         elif "verdict" in order and self.group:
             self._judge(self.group, order["verdict"])
         self.leaving = self.leaving or "leave" in order
@@ -159,7 +160,7 @@ class NodeParent:
         report = {
             "waits": {rank: self.slots.held(rank % self.ranks) for rank in waits},
             "saved": [rank for rank, phase in phases.items() if phase == slots.SAVED],
-            "busy": sum(phase in DEAF for phase in phases.values()),
+            "busy": sum(phase in (slots.ARMED, slots.HUNG) for phase in phases.values()),
         }
         if report != self._held:
             self._held = report
@@ -197,9 +198,7 @@ class NodeParent:
             self.supervisor.close()
         if now >= self._next_beat:
             self._next_beat = now + BEAT
-            phases = {self.slots.phase(rank) for rank in range(self.ranks)}
-            armed = bool(phases & ABLE)
-            self.supervisor.send(steps=self.slots.total, armed=armed)
+            self.supervisor.send(steps=self.slots.total)
             if self._unheard and not self.group:
                 self.supervisor.send(stopped=self._unheard.pop(0))
 

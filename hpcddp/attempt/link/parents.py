@@ -46,7 +46,6 @@ class Parent:
         ready: it has imported all that its ranks need, and sends signs of life.
         silent: seconds since its last sign of life, without those in which nobody looked.
         steps: of its ranks, as far as they say.
-        armed: one of its ranks could save its step if another one failed.
         lost: why it counts as lost; "" while it lives.
         losses: times that its node was lost before.
     """
@@ -56,7 +55,6 @@ class Parent:
     ready: bool = False
     silent: float = 0.0
     steps: int = 0
-    armed: bool = False
     lost: str = ""
     losses: int = 0
 
@@ -288,7 +286,6 @@ class Parents:
                     self._written([f"hpcddp: node {parent.host} is back, as a spare".encode()])
                 parent.silent, parent.ready = 0.0, True
                 parent.steps = int(message.get("steps", parent.steps))
-                parent.armed = bool(message.get("armed", parent.armed))
                 self._heard(mine[0], message)
 
         self.hear(end, heard)

@@ -249,8 +249,7 @@ class Supervisor:
         if now.failed:
             return
         now.failed = time.time()
-        parents = [self.parents.by_node[node] for node in now.nodes if node not in now.codes]
-        if code not in ALONE and any(parent.armed for parent in parents):
+        if code not in ALONE:
             now.alarm = time.monotonic()
             self._tell(now, {"alarm": True})
         else:

@@ -224,7 +224,8 @@ class Rescue:
         own = {n: t for n, t in tensors.items() if not parts.where[n].nothing(t)}
         copies.take({**own, **more}, {})
         save = RunningSave(step, meta, parts, time.monotonic())
-        aside = self._lease.folder / "alone"  # another rank may still write beside it
+        # Others may still write beside it.
+        aside = self._lease.folder / f"replica-{min(self._spread.replica)}"
         if world.is_main:
             aside.mkdir()
         SaveWriter(self._lease, world, copies, self._keep, aside).run(save)

@@ -4,20 +4,17 @@ gloo on two nodes, under parents and their supervisor."""
 import json
 import os
 import signal
-import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
+from places import Place, assert_same, newest
 from ranks import make_run, records, wait_for
 from sites import record_run
 
 from hpcddp import spec
 from hpcddp.attempt import exit_codes, ledger
-from hpcddp.attempt.link import channel
 from hpcddp.rundir import RunDir
 
 SLOW = """
@@ -81,69 +78,6 @@ for epoch in run.epochs(5):
         time.sleep(0.02)
     schedule.step()
 """
-
-
-class Place:
-    """A batch script's place, and attempts of a run in it."""
-
-    def __init__(self, run: RunDir) -> None:
-        self.run, self.number = run, 0
-        self.script = subprocess.Popen(["sleep", "1000"])
-        self.door = channel.door_of(self.script.pid)
-
-    def start(self) -> subprocess.Popen[bytes]:
-        """Start an attempt on two nodes with two ranks each."""
-        self.number += 1
-        self.run.attempt(self.number).path.mkdir(parents=True)
-        python = [sys.executable, "-P", "-m"]
-        command = [*python, "hpcddp.worker", str(self.run.path)]
-        parent = [*python, "hpcddp.launch.parent", "2", *command]
-        srun = [*python, "hpcddp.launch.spawn", "--no-label", "2", "1", *parent]
-        how = [str(self.run.path), str(self.number), str(self.script.pid), "2"]
-        environ = {
-            **os.environ, "HPCDDP_RUN_DIR": str(self.run.path), "MASTER_ADDR": "127.0.0.1",
-            "HPCDDP_ATTEMPT": str(self.number), "MASTER_PORT": str(29400 + self.number),
-        }  # fmt: skip
-        with open(self.run.attempt(self.number).log, "ab") as log:
-            return subprocess.Popen(
-                [*python, "hpcddp.attempt.host", "ranks", *how, *srun], env=environ,
-                stdout=log, stderr=log,
-            )  # fmt: skip
-
-    def pids(self) -> list[int]:
-        """The ranks of the attempt."""
-        lines = [json.loads(x) for x in self.metrics.read_text().splitlines()]
-        return [rank["pid"] for x in lines if x["event"] == "ranks" for rank in x["ranks"]]
-
-    @property
-    def metrics(self) -> Path:
-        return self.run.attempt(self.number).metrics
-
-
-def assert_same(run: RunDir, other: RunDir) -> None:
-    """The newest checkpoints of two runs are the same, bit for bit."""
-    mine, theirs = weights(run), weights(other)
-    assert mine.keys() == theirs.keys()
-    assert [name for name in mine if not torch.equal(mine[name], theirs[name])] == []
-
-
-@pytest.fixture
-def places() -> Iterator[list[Place]]:
-    made: list[Place] = []
-    yield made
-    for place in made:
-        place.script.kill()
-        place.script.wait()
-
-
-def newest(run: RunDir) -> int:
-    return max(int(path.name[5:]) for path in run.checkpoints.glob("step-*"))
-
-
-def weights(run: RunDir) -> dict[str, torch.Tensor]:
-    from hpcddp.train.checkpoint import dcp_files
-
-    return dcp_files.read_all(run.checkpoints / f"step-{newest(run)}")
 
 
 def make_loop(folder: Path, text: str) -> RunDir:

@@ -1,0 +1,135 @@
+"""Ranks are lost in the moments in which the state changes, is saved or is agreed on, each in an
+attempt of its own: nothing is lost, and the run ends as if nothing had happened."""
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+from places import Place, assert_same, places
+from ranks import make_run, records, wait_for
+
+from hpcddp import processes
+from hpcddp.attempt.link.parents import PARENT
+from hpcddp.rundir import RunDir
+from hpcddp.sandbox import compare
+
+# Each attempt: the moment, the first step at which it counts, and the rank that is killed then.
+MOMENTS = [
+    ("before the update", 3, 1),
+    ("after the update", 6, 0),
+    ("evaluation", 10, 2),
+    ("save", 12, 3),
+    ("vote", 16, 0),
+    ("second", 21, 2),  # and rank 0 in the save that follows
+]
+STEPS = 30
+TASK = """
+import json, os, signal, time
+from hpcddp.train import stop
+from hpcddp.train.checkpoint import save_writer
+
+rank, attempt = int(os.environ["RANK"]), int(os.environ["HPCDDP_ATTEMPT"])
+moment, first, victim = {**dict(enumerate(MOMENTS, 1))}.get(attempt, ("", 0, -1))
+taken = 0
+
+def die(here, step=None, who=None):
+    step = taken if step is None else step
+    if here == moment and step >= first and rank == (victim if who is None else who):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+class Dying(torch.optim.AdamW):
+    def step(self, closure=None):
+        global taken
+        state = next(iter(self.state.values()), {})
+        taken = int(state.get("step", 0)) + 1
+        die("before the update")
+        die("second")
+        super().step(closure)
+        die("after the update")
+
+def optimizer(model, train):
+    return Dying(model.parameters(), lr=0.01)
+
+def model():
+    return nn.Sequential(
+        nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Dropout(0.3), nn.Linear(8, 2)
+    ).double()
+
+_loss, _metrics = loss, metrics
+def loss(output, target):
+    time.sleep(0.02)
+    return _loss(output, target)
+
+def metrics(output, target):
+    die("evaluation")
+    return _metrics(output, target)
+
+def write(self, aside, parts, do=save_writer.SaveWriter._write_share):
+    die("save", int(aside.name[5:]))
+    if self._world.size == 1:
+        die("second", who=0)
+    return do(self, aside, parts)
+
+def vote(self, tick, step, do=stop.StopVote._vote):
+    die("vote", step)
+    return do(self, tick, step)
+
+save_writer.SaveWriter._write_share, stop.StopVote._vote = write, vote
+"""
+__all__ = ["places"]
+
+
+def make(folder: Path, moments: list[tuple[str, int, int]]) -> RunDir:
+    facts: dict[str, Any] = {"nodes": (2, 2), "gpus": 2, "max_steps": STEPS, "global_batch": 8}
+    facts |= {"train__trace": True, "train__eval_every": 1, "checkpoint__every": 4}
+    return make_run(folder, extra=TASK.replace("MOMENTS", repr(moments)), **facts)
+
+
+def evaluations(run: RunDir) -> list[str]:
+    return [json.dumps([x["step"], x["metrics"]]) for attempt in run.all_attempts()
+            for x in records(run, "eval", attempt.number)]  # fmt: skip
+
+
+def parents_below(pid: int) -> list[int]:
+    """The parents of ranks that a process has started."""
+    mine = []
+    for child in processes.children(pid):
+        named = Path(f"/proc/{child}/comm").read_text().strip() == PARENT
+        mine += [child] if named else parents_below(child)
+    return mine
+
+
+def test_in_whatever_moment_ranks_are_lost_no_step_is(tmp_path: Path, places: list[Place]) -> None:
+    run = make(tmp_path / "a", MOMENTS)
+    places.append(place := Place(run))
+    for moment, *_ in MOMENTS:
+        assert place.start().wait(120) == 137, moment
+        log = run.attempt(place.number).log.read_text()
+        assert "saved by rank" in log, (moment, log)
+    assert place.start().wait(120) == 0
+    assert sum(compare.lost(run).values()) == 0
+    places.append(other := Place(make(tmp_path / "b", [])))
+    assert other.start().wait(120) == 0
+    assert_same(run, other.run)
+    assert compare.difference(other.run, run, 4) == ""
+    assert evaluations(run) == evaluations(other.run)
+
+
+def test_a_rank_that_is_lost_before_the_ranks_have_met_ends_the_attempt_at_once(
+    tmp_path: Path, places: list[Place]
+) -> None:
+    run = make(tmp_path, [])
+    places.append(place := Place(run))
+    attempt = place.start()
+
+    def ranks() -> list[int]:
+        return [
+            rank for parent in parents_below(attempt.pid) for rank in processes.children(parent)
+        ]
+
+    wait_for(lambda: len(ranks()) > 1, "ranks")
+    os.kill(ranks()[-1], signal.SIGKILL)
+    assert attempt.wait(60) == 137
+    assert place.start().wait(120) == 0
