@@ -29,6 +29,7 @@ from hpcddp.attempt import exit_codes, lost_script, sentry
 from hpcddp.attempt.error_record import host
 from hpcddp.attempt.link import channel, slots
 from hpcddp.attempt.link.channel import Channel, Message
+from hpcddp.attempt.link.newest_step import Held, NewestStep, claim
 from hpcddp.attempt.link.parents import ADDRESS, HEARTBEAT, NODE, PARENT, PROTOCOL, SECRET
 from hpcddp.attempt.link.rank_lines import end_of_lines
 from hpcddp.attempt.link.slots import NodeSlots
@@ -70,6 +71,7 @@ class NodeParent:
         self._oom_kills = 0
         self._failed = False  # a rank of the attempt has failed
         self._held: dict[str, Any] | None = None  # as told last
+        self._newest: NewestStep | None = None  # without a supervisor
         self._unheard: list[int] = []  # stop signals that found no ranks
         self.stops = {*stop_signals(), signal.SIGINT}
         for number in self.stops:
@@ -87,15 +89,15 @@ class NodeParent:
                     select.select([self.supervisor], [], [], BEAT)
             elif not self.group.turn():
                 self._ended(self.group.finish())
+            elif self.supervisor.closed:
+                self._decide(self.group)
             elif not self._failed:
                 self._look(self.group)
-            elif self._failed:
+            else:
                 self._tell_held(self.group)
             for order in self.supervisor.receive():
                 self._silent = 0.0
                 self._obey(order)
-            if self.supervisor.closed and self.group:
-                self.group.end()
             self._beat()
 
     def _obey(self, order: Message) -> None:
@@ -126,7 +128,7 @@ class NodeParent:
         out = io.FileIO(1, "w", closefd=False)
         signal.pthread_sigmask(signal.SIG_BLOCK, self.stops)
         self.slots.begin()
-        self._failed, self._held = False, None
+        self._failed, self._held, self._newest = False, None, None
         self.group = Group(ranks, fork.start, out, kill_wait=kill_wait, wait=patience(os.environ))
         self.group.holds = True
         signal.pthread_sigmask(signal.SIG_UNBLOCK, self.stops)
@@ -137,31 +139,40 @@ class NodeParent:
     def _look(self, group: Group) -> None:
         """See whether a rank has failed, or has lost another one. The others may save first what
         they hold, if they can; a rank that has saved and left is no failure."""
-        phases = {self._phase(rank) for rank in group.left}
-        if not (group.code or {slots.WAITS, slots.HUNG} & phases):
+        phases = self.slots.phases(group.left).values()
+        if not (group.code or {slots.WAITS, slots.HUNG} & {*phases}):
             return
         self._failed, code = True, group.code
         if slots.HUNG in phases and not code:
             code = exit_codes.HUNG
-        if code in exit_codes.ALONE or not phases & ABLE:
+        if code in exit_codes.ALONE or not ABLE & {*phases}:
             group.end()
         else:
             self.slots.alarm()
         self.supervisor.send(failed=self.attempt, code=code)
 
-    def _phase(self, rank: int) -> int:
-        """Phase of a global rank of this node."""
-        return self.slots.phase(rank % self.ranks)
+    def _decide(self, group: Group) -> None:
+        """Without a supervisor, as the script's node may be lost: have ranks of this node save the
+        newest step, if they have the whole state and no other node does it."""
+        if not (newest := self._newest):
+            newest = self._newest = NewestStep(1, time.monotonic())
+            self._failed = True
+            self.slots.alarm()
+        newest.held[self.node] = Held.of(self.slots.report(group.left))
+        chosen = newest.verdict(time.monotonic())
+        if chosen is None or newest.over:
+            return
+        run = RunDir(os.environ["HPCDDP_RUN_DIR"])
+        if chosen and not claim(run, self.attempt, newest.step):
+            chosen = []
+        self._judge(group, chosen)
+        if not chosen:
+            newest.over = True
+            group.end()
 
     def _tell_held(self, group: Group) -> None:
         """Tell the supervisor which steps the ranks hold that wait for its verdict."""
-        phases = {rank: self._phase(rank) for rank in group.left}
-        waits = [rank for rank, phase in phases.items() if phase == slots.WAITS]
-        report = {
-            "waits": {rank: self.slots.held(rank % self.ranks) for rank in waits},
-            "saved": [rank for rank, phase in phases.items() if phase == slots.SAVED],
-            "busy": sum(phase in (slots.ARMED, slots.HUNG) for phase in phases.values()),
-        }
+        report = self.slots.report(group.left)
         if report != self._held:
             self._held = report
             self.supervisor.send(held=self.attempt, **report)
@@ -173,7 +184,8 @@ class NodeParent:
         Args:
             chosen: their global ranks, on all nodes.
         """
-        group.kill([rank for rank in group.left if self._phase(rank) in DEAF])
+        phases = self.slots.phases(group.left)
+        group.kill([rank for rank, phase in phases.items() if phase in DEAF])
         for rank in group.processes:
             if rank in chosen or not chosen:
                 self.slots.judge(rank % self.ranks, slots.SAVE if chosen else slots.LEAVE)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from sites import SUPPORT
 
 from hpcddp.attempt.link import channel
 from hpcddp.rundir import RunDir
@@ -21,6 +22,7 @@ class Place:
 
     def __init__(self, run: RunDir) -> None:
         self.run, self.number = run, 0
+        self.outlives = False  # the step of the parents outlives the supervisor, as with --no-kill
         self.script = subprocess.Popen(["sleep", "1000"])
         self.door = channel.door_of(self.script.pid)
 
@@ -32,6 +34,8 @@ class Place:
         command = [*python, "hpcddp.worker", str(self.run.path)]
         parent = [*python, "hpcddp.launch.parent", "2", *command]
         srun = [*python, "hpcddp.launch.spawn", "--no-label", "2", "1", *parent]
+        if self.outlives:
+            srun = [sys.executable, "-P", str(SUPPORT / "plain_srun.py"), "--nodes=2", *parent]
         how = [str(self.run.path), str(self.number), str(self.script.pid), "2"]
         environ = {
             **os.environ, "HPCDDP_RUN_DIR": str(self.run.path), "MASTER_ADDR": "127.0.0.1",

@@ -10,8 +10,9 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 NAME = "HPCDDP_PROGRESS"  # the variable with the descriptor
 FILE = "hpcddp-progress"
@@ -95,13 +96,22 @@ class NodeSlots:
         """Tell the ranks that one of the job has failed."""
         self._all[0] = 1
 
-    def phase(self, rank: int) -> int:
-        """Phase of a rank."""
-        return int(self._all[_at(rank) + 1])
+    def phases(self, ranks: Sequence[int]) -> dict[int, int]:
+        """The phases of some global ranks of this node."""
+        return {rank: int(self._all[_at(rank % self.ranks) + 1]) for rank in ranks}
 
-    def held(self, rank: int) -> tuple[int, int, int]:
+    def report(self, ranks: Sequence[int]) -> dict[str, Any]:
+        """What global ranks of this node tell after the alarm: see newest_step.py."""
+        phases = self.phases(ranks)
+        return {
+            "waits": {rank: self._held(rank) for rank in ranks if phases[rank] == WAITS},
+            "saved": [rank for rank in ranks if phases[rank] == SAVED],
+            "busy": sum(phase in (ARMED, HUNG) for phase in phases.values()),
+        }
+
+    def _held(self, rank: int) -> tuple[int, int, int]:
         """The step that a rank holds, its replica, and the number of the replica's ranks."""
-        first = _at(rank)
+        first = _at(rank % self.ranks)
         return int(self._all[first + 2]), int(self._all[first + 4]), int(self._all[first + 5])
 
     def judge(self, rank: int, verdict: int) -> None:

@@ -17,11 +17,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from hpcddp import processes
-from hpcddp.attempt.exit_codes import ALONE, FAILED, TERMINATED
+from hpcddp.attempt.exit_codes import ALONE, FAILED, HUNG, TERMINATED
 from hpcddp.attempt.link import rank_lines
 from hpcddp.attempt.link.channel import Channel, Message, own
+from hpcddp.attempt.link.newest_step import DECIDE, HURRY, Held, NewestStep
 from hpcddp.attempt.link.parents import LOOK, Parents
-from hpcddp.attempt.link.running_ranks import Held, RunningRanks
+from hpcddp.attempt.link.running_ranks import RunningRanks
 from hpcddp.rundir import RunDir
 
 LATE = 15.0  # seconds after KILL until a parent that was told to end its ranks counts as lost
@@ -141,9 +142,8 @@ class Supervisor:
             self._ended(now, node, int(message["code"]))
         elif now and message.get("failed") == now.number:
             self._failed(now, int(message["code"]))
-        elif now and message.get("held") == now.number:
-            waits = {int(rank): tuple(facts) for rank, facts in message["waits"].items()}
-            now.held[node] = Held(waits, {*message["saved"]}, int(message["busy"]))
+        elif now and now.newest and message.get("held") == now.number:
+            now.newest.held[node] = Held.of(message)
 
     def _say(self, text: str) -> None:
         self._write([f"hpcddp: {text}".encode()])
@@ -173,8 +173,8 @@ class Supervisor:
         if not now.nodes:
             self._order(now)
             return
-        if now.alarm:
-            self._rescue(now)
+        if now.newest:
+            self._rescue(now, now.newest)
         for node in now.nodes:
             parent = self.parents.by_node[node]
             if parent.lost and node not in now.codes:
@@ -235,7 +235,9 @@ class Supervisor:
         if node in now.codes:
             return
         now.codes[node] = code
-        now.held.pop(node, None)
+        if now.newest:
+            now.newest.held.pop(node, None)
+            now.newest.nodes -= 1
         if code:
             self._failed(now, code)
 
@@ -250,19 +252,21 @@ class Supervisor:
             return
         now.failed = time.time()
         if code not in ALONE:
-            now.alarm = time.monotonic()
+            left = len(now.nodes) - len(now.codes)
+            patience = HURRY if code == HUNG else DECIDE
+            now.newest = NewestStep(left, time.monotonic(), patience)
             self._tell(now, {"alarm": True})
         else:
             self._end(now, code)
 
-    def _rescue(self, now: RunningRanks) -> None:
+    def _rescue(self, now: RunningRanks, newest: NewestStep) -> None:
         """Choose the ranks that save, once all that are left tell which step they hold."""
-        chosen = now.verdict(time.monotonic())
+        chosen = newest.verdict(time.monotonic())
         if chosen is None:
             return
         self._tell(now, {"verdict": chosen})
         if not chosen:
-            now.alarm = 0.0
+            now.newest = None
             self._end(now, now.code)
 
     def _end(self, now: RunningRanks, code: int) -> None:

@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from places import Place, assert_same, places
+from places import Place, assert_same, newest, places
 from ranks import make_run, records, wait_for
 
 from hpcddp import processes
@@ -115,6 +115,25 @@ def test_in_whatever_moment_ranks_are_lost_no_step_is(tmp_path: Path, places: li
     assert_same(run, other.run)
     assert compare.difference(other.run, run, 4) == ""
     assert evaluations(run) == evaluations(other.run)
+
+
+def test_without_a_supervisor_the_parents_have_the_newest_step_saved(
+    tmp_path: Path, places: list[Place]
+) -> None:
+    """As where the node of the batch script is lost; nobody writes their lines down."""
+    run = make(tmp_path, [])
+    places.append(place := Place(run))
+    place.outlives = True
+    attempt = place.start()
+    wait_for(lambda: place.metrics.exists() and len(records(run, "train")) > 3, "3 steps", 150)
+    (supervisor,) = processes.children(attempt.pid)
+    os.kill(supervisor, signal.SIGKILL)
+    ranks = place.pids()
+    assert attempt.wait(60) == 1
+    wait_for(lambda: not any(map(processes.start_of, ranks)), "the end of the ranks")
+    assert newest(run) > 3
+    assert place.start().wait(120) == 0
+    assert compare.lost(run) == {1: 0}
 
 
 def test_a_rank_that_is_lost_before_the_ranks_have_met_ends_the_attempt_at_once(

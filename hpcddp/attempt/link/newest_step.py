@@ -1,0 +1,120 @@
+"""Who saves the newest step after the loss of ranks: the decision of the supervisor, or of a parent
+that has lost it.
+
+A replica is a number of ranks that have the whole state together. One whose ranks all wait, with
+the newest step, saves it; if one of them fails, another replica does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from hpcddp.rundir import RunDir
+
+DECIDE = 10.0  # seconds for the ranks to tell which step they hold
+HURRY = 3.0  # the same in a hang, as some cannot
+SAVE = 120.0  # seconds for them to save it
+
+
+@dataclass(frozen=True)
+class Held:
+    """What the ranks of a node hold.
+
+    Args:
+        waits: global rank -> the step that it holds, its replica, and the number of the replica's
+            ranks; of those that wait for the verdict, or save.
+        saved: those that have saved.
+        busy: the number of those that have not answered.
+    """
+
+    waits: dict[int, tuple[int, int, int]]
+    saved: set[int]
+    busy: int
+
+    @classmethod
+    def of(cls, report: Mapping[str, Any]) -> Held:
+        """What a parent has told."""
+        waits = {int(rank): tuple(facts) for rank, facts in report["waits"].items()}
+        return cls(waits, {*report["saved"]}, int(report["busy"]))
+
+
+@dataclass
+class NewestStep:
+    """The decision.
+
+    Args:
+        nodes: the number of nodes with ranks that may answer.
+        alarm: when they were asked, or some were chosen, in seconds.
+        patience: seconds for the answers.
+        held: by node, what its ranks have told.
+        chosen: the ranks that save.
+        tried: those that were chosen and have failed.
+        over: all have been told to leave.
+    """
+
+    nodes: int
+    alarm: float
+    patience: float = DECIDE
+    held: dict[int, Held] = field(default_factory=dict)
+    chosen: list[int] = field(default_factory=list)
+    tried: set[int] = field(default_factory=set)
+    over: bool = False
+
+    def verdict(self, clock: float) -> list[int] | None:
+        """The ranks that are to save from now on; empty if all are to leave, None if there is
+        nothing to say now.
+
+        Args:
+            clock: as ``alarm``.
+        """
+        held = self.held.values()
+        if self.chosen:
+            saved = {rank for node in held for rank in node.saved}
+            if saved.issuperset(self.chosen):
+                return []
+            busy = saved.union(*(node.waits for node in held)).issuperset(self.chosen)
+            if busy and clock < self.alarm + SAVE:
+                return None
+            self.tried.update(self.chosen)
+        elif clock < self.alarm + self.patience and not self._answered:
+            return None
+        self.chosen, self.alarm = self._newest, clock
+        return self.chosen
+
+    @property
+    def step(self) -> int:
+        """The step that the chosen ranks hold."""
+        return max(node.waits[rank][0] for node in self.held.values()
+                   for rank in self.chosen if rank in node.waits)  # fmt: skip
+
+    @property
+    def _answered(self) -> bool:
+        """Whether all ranks that are left have told what they hold."""
+        return len(self.held) >= self.nodes and not any(node.busy for node in self.held.values())
+
+    @property
+    def _newest(self) -> list[int]:
+        """The ranks of a whole replica that hold the newest step; empty if none is whole."""
+        sets: dict[tuple[int, int], list[int]] = {}
+        whole = []
+        for held in self.held.values():
+            for rank, (step, replica, members) in held.waits.items():
+                mine = sets.setdefault((-step, replica), [])
+                mine.append(rank)
+                if len(mine) == members and not self.tried & {*mine}:
+                    whole.append((-step, replica))
+        return sorted(sets[min(whole)]) if whole else []
+
+
+def claim(run: RunDir, attempt: int, step: int) -> bool:
+    """Whether this node is the one to save a step, where no supervisor decides: the first one to
+    ask. Once a newer attempt has begun, none is."""
+    with contextlib.suppress(OSError):
+        path = run.saving(attempt) / f"step-{step}-claimed"
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
+        return True
+    return False
