@@ -72,7 +72,9 @@ def _of_slurm(run: RunDir, mine: Attempt, job: JobRecord, end: End) -> End:
     """The same, with Slurm's facts."""
     sizes, early = log_reader.sizes(mine), log_reader.ending_of(mine)
     here = _stays(run, mine, job, end)
-    brief = here and mine.site and not mine.site.get("grace")  # else it may have been preempted
+    # A stop signal that meets no ranks is kept by their parents, or else only Slurm knows of it.
+    parents = bool(launch_facts.of(job.launcher, job.launch).get("spares"))
+    brief = here and mine.site and (parents or not mine.site.get("grace"))
     info = requeue.ask(mine, GLANCE) if brief else requeue.ask(mine)
     # If the job still runs, a message that it was cancelled is about a TERM for the batch script
     # alone. Meanwhile a message about the end itself may have come.

@@ -72,7 +72,8 @@ class NodeParent:
         self._failed = False  # a rank of the attempt has failed
         self._held: dict[str, Any] | None = None  # as told last
         self._newest: NewestStep | None = None  # without a supervisor
-        self._unheard: list[int] = []  # stop signals that found no ranks
+        self._signals: list[int] = []  # stop signals of the attempt
+        self._unheard: list[int] = []  # those that found no ranks, or ranks that then failed
         self.stops = {*stop_signals(), signal.SIGINT}
         for number in self.stops:
             signal.signal(number, self._signalled)
@@ -128,13 +129,13 @@ class NodeParent:
         out = io.FileIO(1, "w", closefd=False)
         signal.pthread_sigmask(signal.SIG_BLOCK, self.stops)
         self.slots.begin()
-        self._failed, self._held, self._newest = False, None, None
+        self._failed, self._held, self._newest, self._signals = False, None, None, []
         self.group = Group(ranks, fork.start, out, kill_wait=kill_wait, wait=patience(os.environ))
         self.group.holds = True
         signal.pthread_sigmask(signal.SIG_UNBLOCK, self.stops)
         for number in self._unheard:  # just before: srun would have passed them on
             self.group.signal(number)
-        self._unheard.clear()
+        self._unheard = []
 
     def _look(self, group: Group) -> None:
         """See whether a rank has failed, or has lost another one. The others may save first what
@@ -193,6 +194,8 @@ class NodeParent:
     def _ended(self, code: int) -> None:
         """Tell that the ranks have ended, also behind their lines, which take another way."""
         self.group = None
+        if code and code not in exit_codes.PRIVATE:
+            self._unheard, self._next_beat = self._signals, 0.0
         if (killed := cgroups.oom_kills() - self._oom_kills) > 0:
             ended = counted(killed, "process", "processes")
             print(f"hpcddp: no memory left on {host()}: oom_kill ended {ended}", flush=True)
@@ -212,11 +215,13 @@ class NodeParent:
             self._next_beat = now + BEAT
             self.supervisor.send(steps=self.slots.total)
             if self._unheard and not self.group:
-                self.supervisor.send(stopped=self._unheard.pop(0))
+                self.supervisor.send(stopped=self._unheard[0])
+                self._unheard = []
 
     def _signalled(self, number: int, frame: object) -> None:
         """Slurm signals the ranks too. Without ranks, the supervisor must know of it."""
         if self.group:
+            self._signals.append(number)
             self.group.signal(number)
         else:
             self._unheard.append(number)

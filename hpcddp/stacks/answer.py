@@ -17,6 +17,7 @@ from hpcddp.topology import Rank
 
 SIGNAL = signal.SIGRTMIN + 5  # train/monitor/hang_report.py uses the one before
 NAME = "hpcddp-stack"
+ENVIRON = "hpcddp-environ"  # the memfd with the variables of a forked rank
 SHELL = "HPCDDP_SHELL"  # set in a shell in the environment of a rank, which is no rank
 
 _process = 0  # the process that answers; a forked child is another one
@@ -32,6 +33,9 @@ def answer(environ: Mapping[str, str]) -> None:
         if signal.getsignal(SIGNAL) is signal.SIG_DFL:
             _register(rank, environ.get("HPCDDP_ATTEMPT", "1"))
             _process = os.getpid()
+            if "HPCDDP_FORKED" in environ:  # the kernel shows those of the process that forked it
+                words = (f"{name}={value}" for name, value in environ.items())
+                os.write(os.memfd_create(ENVIRON), os.fsencode("\0".join(words)))
 
 
 def _register(rank: Rank, attempt: str) -> None:

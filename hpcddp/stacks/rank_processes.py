@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hpcddp.processes import start_of
-from hpcddp.stacks.answer import NAME, SHELL
+from hpcddp.stacks.answer import ENVIRON, NAME, SHELL
 from hpcddp.topology import Rank
 
 # Its rank, world size, ranks of its node, and attempt; in older versions without the attempt.
@@ -26,7 +26,7 @@ class RankProcess(NamedTuple):
     pid: int
     start: int  # clock ticks since boot
     program: str  # the path of its program
-    environ: dict[str, str]  # when its program started; of a forked rank that of its parent
+    environ: dict[str, str]  # when its program started, or when it was forked
     answer: str  # the file of its answers, "" if it does not answer
 
     @property
@@ -78,8 +78,21 @@ def _all(run_dir: str, attempt: int) -> Iterator[RankProcess]:
                 yield process
 
 
+def _forked(path: Path) -> dict[str, str]:
+    """The variables of a forked rank; empty for another process."""
+    for file in (path / "fd").iterdir():
+        with contextlib.suppress(OSError):
+            if str(file.readlink()).startswith(f"/memfd:{ENVIRON} "):
+                return _variables(file.read_bytes())
+    return {}
+
+
 def _environ(path: Path) -> dict[str, str]:
-    text = (path / "environ").read_bytes().decode(errors="surrogateescape")
+    return _variables((path / "environ").read_bytes())
+
+
+def _variables(data: bytes) -> dict[str, str]:
+    text = data.decode(errors="surrogateescape")
     return dict(word.partition("=")[::2] for word in text.split("\0") if "=" in word)
 
 
@@ -94,7 +107,8 @@ def _same(folder: str, run_dir: str) -> bool:
 def _rank_process(path: Path, environ: dict[str, str]) -> RankProcess | None:
     """The process, if it is a rank's."""
     answer, rank, attempt = _answer(path)
-    if attempt:  # the parent of a forked rank has seen others
+    environ = _forked(path) or environ
+    if attempt:  # an older version has not shown those of a forked rank
         environ["HPCDDP_ATTEMPT"] = attempt
     if rank is None and "RANK" in environ:
         with contextlib.suppress(Exception):  # it has a RANK of its own

@@ -108,6 +108,15 @@ def test_helpers_and_shells_of_a_rank_are_not_the_rank(start: Start, tmp_path: P
             other.kill()
 
 
+def test_a_forked_rank_is_found_with_its_own_variables(start: Start, tmp_path: Path) -> None:
+    """As in an attempt after the one for which its parent was started."""
+    ranks = start("forked")
+    assert ranks_here(str(tmp_path / "toy-1"), 1) == {}
+    rank = ranks_here(str(tmp_path / "toy-1"), 2)[0]
+    assert rank.pid == ranks.processes[0].pid
+    assert (rank.environment()["MASTER_PORT"], rank.environment()["NOTE"]) == ("7", "a=b c")
+
+
 def test_lines_between_nodes_are_short_and_keep_all(start: Start, tmp_path: Path) -> None:
     start("wait", "hold")
     lines = list(stack_reader.lines(str(tmp_path / "toy-1"), 1))

@@ -219,6 +219,21 @@ def test_a_stop_signal_between_two_attempts_ends_the_next_one(place: Allocation)
     assert alive(place.up(4), "parent") == parents
 
 
+def test_a_stop_signal_to_ranks_that_then_fail_ends_the_next_ones(place: Allocation) -> None:
+    (place.run.path / "slow").touch()
+    attempt = place.start()
+    told = place.up(4)
+    for pid in alive(told, "parent"):
+        os.kill(pid, signal.SIGUSR2)  # Slurm's; the ranks take their time
+    os.kill(int(str(told[1]["pid"])), signal.SIGKILL)
+    assert attempt.wait(60) == 137
+    (place.run.path / "slow").unlink()
+    assert place.start().wait(30) == 128 + signal.SIGUSR2
+    assert not [*place.run.path.glob("up-2-*")]
+    place.start()
+    place.up(4)
+
+
 def test_the_next_ranks_wait_for_the_end_of_the_last_ones(place: Allocation) -> None:
     (place.run.path / "slow").touch()
     attempt = place.start()

@@ -81,9 +81,9 @@ save_writer.SaveWriter._write_share, stop.StopVote._vote = write, vote
 __all__ = ["places"]
 
 
-def make(folder: Path, moments: list[tuple[str, int, int]]) -> RunDir:
+def make(folder: Path, moments: list[tuple[str, int, int]], every: int = 4) -> RunDir:
     facts: dict[str, Any] = {"nodes": (2, 2), "gpus": 2, "max_steps": STEPS, "global_batch": 8}
-    facts |= {"train__trace": True, "train__eval_every": 1, "checkpoint__every": 4}
+    facts |= {"train__trace": True, "train__eval_every": 1, "checkpoint__every": every}
     return make_run(folder, extra=TASK.replace("MOMENTS", repr(moments)), **facts)
 
 
@@ -121,7 +121,7 @@ def test_without_a_supervisor_the_parents_have_the_newest_step_saved(
     tmp_path: Path, places: list[Place]
 ) -> None:
     """As where the node of the batch script is lost; nobody writes their lines down."""
-    run = make(tmp_path, [])
+    run = make(tmp_path, [], every=100)
     places.append(place := Place(run))
     place.outlives = True
     attempt = place.start()
