@@ -17,6 +17,7 @@ from pathlib import Path
 from benchmarks import (
     against,
     agree,
+    armed,
     detect,
     goodput,
     help,
@@ -59,6 +60,7 @@ BENCHMARKS: dict[str, Callable[[Site], Iterator[Row]]] = {
     "leave": leave.rows,
     "goodput": goodput.rows,
     "recover": recover.rows,
+    "armed": armed.rows,
     "stores": stores.rows,
     "watch": watch.rows,
     "report": report_page.rows,

@@ -4,12 +4,16 @@ On a real Slurm on this machine: 2 nodes x 2 ranks, 1 spare node, steps of 0.05 
 starts with the fault, and ends with the first step that the run had not taken before. The floor is
 the same job with ``requeue.here = false`` and a killed rank. Where the node of the batch script
 fails, a second row starts at the moment in which Slurm has that node down.
+
+A last row has the memory of the parent on the spare node, which has no ranks, beside a Python that
+has imported torch.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 import threading
 import time
@@ -18,7 +22,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from benchmarks.measure import Row
-from benchmarks.site import HPCDDP, Site, output
+from benchmarks.memory import held
+from benchmarks.site import HPCDDP, PYTHON, Site, output
+from hpcddp import processes
+from hpcddp.attempt.link.parents import PARENT
 from hpcddp.errors import HpcddpError
 from hpcddp.rundir import RunDir, read_step
 from hpcddp.sandbox import daemons, faults
@@ -43,6 +50,7 @@ KINDS = {
     "kill-script": ("recover, killed script", 30.0),
     "kill-head": ("recover, killed host", None),
 }
+IDLE = 300e6  # bytes
 DOWN = ("recover, after its node is down", 30.0)
 
 
@@ -56,17 +64,20 @@ def rows(site: Site) -> Iterator[Row]:
             yield Row(name, ours, floor, limit=limit)
             if kind == "kill-head":
                 yield Row(DOWN[0], bench.after_down, floor, limit=DOWN[1])
+        yield Row("recover, idle parent", bench.idle, [_bare()], unit="B", limit=IDLE)
 
 
 class _Bench:
     """The measurements on one sandbox.
 
-    ``after_down`` has the seconds from the moment at which Slurm has a node down.
+    ``after_down`` has the seconds from the moment at which Slurm has a node down, ``idle`` the
+    bytes of parents without ranks.
     """
 
     def __init__(self, site: Site, sandbox: Sandbox) -> None:
         self.site, self.sandbox = site, sandbox
         self.after_down: list[float] = []
+        self.idle: list[float] = []
 
     def take(self, kind: str, *how: str) -> list[float]:
         """The seconds of each of some faults of a kind.
@@ -84,6 +95,7 @@ class _Bench:
     def _fault(self, kind: str, aim: float, words: list[str]) -> float:
         run = RehearsedRun(self.sandbox, self._submit(words), PATIENCE)
         run.until(lambda: run.look()[1] >= FROM, "the first steps")
+        self._weigh()
         fault = Fault(kind, FROM, 0.0, aim, attempt=1)
         host = run.facts().host
         new = _Moment(lambda: _new_step(run.folder))
@@ -97,6 +109,13 @@ class _Bench:
         output([HPCDDP, "cancel", str(run.folder.path)], os.environ, self.site.folder)
         run.until(lambda: not run.tasks(), "the end of the job", ends=True)
         return seconds
+
+    def _weigh(self) -> None:
+        """Note the memory of parents without ranks."""
+        for path in Path("/proc").glob("[0-9]*/comm"):
+            with suppress(OSError):
+                if path.read_text().strip() == PARENT and not processes.children(_pid(path)):
+                    self.idle.append(held(_pid(path)))
 
     def _submit(self, words: list[str]) -> RunDir:
         folder = self.site.fresh()
@@ -113,6 +132,21 @@ class _Bench:
     def _is_down(self, host: str) -> bool:
         state = load(self.sandbox.folder)
         return state is not None and "down" in daemons.node_states(state)[host]
+
+
+def _pid(path: Path) -> int:
+    return int(path.parent.name)
+
+
+def _bare() -> float:
+    """The bytes of a Python that has imported torch and nothing else."""
+    words = [PYTHON, "-c", "import torch, torch.distributed; print(flush=True); input()"]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as bare:
+        assert bare.stdout
+        bare.stdout.readline()
+        figure = held(bare.pid)
+        bare.communicate(b"\n")
+    return figure
 
 
 def _new_step(run: RunDir) -> float:
