@@ -7,10 +7,11 @@ import images
 import pytest
 from sites import SUPPORT
 
+from hpcddp.rundir import RunDir
 from hpcddp.sandbox import compare
 
-from .desk import Desk
-from .test_survive import STEADY, finished, lost
+from .desk import Desk, wait_for
+from .test_survive import STEADY, finished, killed, lost
 
 # Those of the container runtimes that this machine has -> their program.
 RUNTIMES = {"charliecloud": "ch-run", "apptainer": "apptainer"}
@@ -54,6 +55,17 @@ def test_a_task_in_a_container_is_preempted_and_loses_nothing(
     first, second = desk.attempts(run)
     assert (first.cause, second.cause, lost(folder)) == ("preempted", "done", 0)
     assert str(image) in folder.script.read_text()
+
+
+@pytest.mark.parametrize("runtime", HERE)
+def test_a_rank_killed_in_a_container_costs_no_step(desk: Desk, image: Path, runtime: str) -> None:
+    run = desk.submit(*STEADY, "--nodes", "2", *inside(image, runtime))
+    folder = RunDir(desk.training(run, step=30)["path"])
+    wait_for(lambda: killed(folder))
+    finished(desk, run)
+    first, second = desk.attempts(run)
+    assert (first.cause, first.action, second.cause) == ("crash", "here", "done")
+    assert lost(folder) == 0
 
 
 @pytest.mark.smoke("command in a container")

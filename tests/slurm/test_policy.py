@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 
 from hpcddp.errors import SandboxError
-from hpcddp.rundir import read_lines
+from hpcddp.rundir import RunDir, read_lines
 from hpcddp.sandbox.cluster import Sandbox, Settings
 from hpcddp.slurm import rules
 
 from .conftest import clean_environ
-from .desk import LONG, Desk, Slurm, make_toy
+from .desk import LONG, Desk, Slurm, make_toy, wait_for
+from .test_survive import SIZE, finished, killed, lost
 
 
 def test_what_a_partition_gives(slurm: Slurm, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,3 +137,14 @@ def test_where_cgroups_track_processes_a_follow_up_does_not_wait(tracked: Desk) 
     assert again["step"] >= first.saved >= 10
     tracked("cancel", run)
     tracked.until(lambda s: s["state"] == "CANCELLED", run)
+
+
+@pytest.mark.full
+def test_where_cgroups_track_processes_a_killed_rank_restarts_in_place(tracked: Desk) -> None:
+    run = tracked.submit(*SIZE)
+    folder = RunDir(tracked.training(run, step=30)["path"])
+    wait_for(lambda: killed(folder))
+    finished(tracked, run)
+    first, second = tracked.attempts(run)
+    assert (first.cause, first.action, second.cause) == ("crash", "here", "done")
+    assert (first.site["tracking"], lost(folder)) == ("cgroup", 0)
