@@ -72,10 +72,10 @@ def run(
 
 
 def watch_node(folder: str) -> None:
-    """On the second node of a Slurm job, start a process that acts if the first node is lost. A
-    parent of ranks has started one before it forked them."""
-    first = os.environ.get("SLURM_NODEID") == "1" and "HPCDDP_FORKED" not in os.environ
-    if first and "SLURM_JOB_ID" in os.environ:
+    """On the second and the third node of a Slurm job, start a process that acts if the first node
+    is lost. A parent of ranks has started one before it forked them."""
+    others = os.environ.get("SLURM_NODEID") in ("1", "2") and "HPCDDP_FORKED" not in os.environ
+    if others and "SLURM_JOB_ID" in os.environ:
         from hpcddp.attempt import sentry
 
         sentry.watch_node(folder, os.environ)

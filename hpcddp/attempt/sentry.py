@@ -13,7 +13,8 @@ by cgroup: then it runs until Slurm's KILL. It
 
 Once the script has started the next attempt in the same allocation, which has its own, it leaves.
 
-A process on the second node does the last two if the script's whole node is lost.
+A process on the second node does the last two if the script's whole node is lost, and one on the
+third if the second is lost too.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ from hpcddp.slurm import commands as slurm
 from hpcddp.slurm import rules as site_rules
 
 GLANCE = 0.5  # seconds between two looks at the script and at Slurm's messages
-LATE = 10.0  # seconds for a script to record its end, before other nodes ask Slurm
+LATE = 10.0  # seconds for a script to record its end, before the next node asks Slurm
+WATCHERS = ("1", "2")  # the nodes of a step on which a process waits for the loss of the script's
 RARELY = 30.0  # most seconds between two requests while it runs
 NAME = "hpcddp-sentry"  # of the process, in ps
 DEAF = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
@@ -194,28 +196,34 @@ class Sentry:
 
 
 def watch_node(run_dir: str, environ: Mapping[str, str]) -> None:
-    """In the first rank of the second node, or in their parent, start a process that acts if this
-    one has ended but the script records no end: its node may be lost. Returns at once.
+    """In the first rank of the second and the third node, or in their parent, start a process that
+    acts if this one has ended but the script records no end: its node may be lost. Returns at once.
 
     A parent calls it before it adopts orphans: Slurm ends all that it has adopted.
     """
     local = environ.get("LOCAL_RANK", environ.get("SLURM_LOCALID"))
-    if (environ.get("SLURM_NODEID"), local) != ("1", "0") or "HPCDDP_ATTEMPT" not in environ:
+    node = environ.get("SLURM_NODEID", "")
+    if node not in WATCHERS or local != "0" or "HPCDDP_ATTEMPT" not in environ:
         return
     rank, start = os.getpid(), processes.start_of(os.getpid())
     if not _detached():
         return
     try:
-        _outlive(RunDir(run_dir), int(environ["HPCDDP_ATTEMPT"]), rank, start)
+        late = LATE * int(node)
+        _outlive(RunDir(run_dir), int(environ["HPCDDP_ATTEMPT"]), rank, start, late)
     finally:
         os._exit(0)
 
 
-def _outlive(run: RunDir, number: int, rank: int, start: str) -> None:
-    """Wait for a rank's end, and then for the script's record; without one, act."""
+def _outlive(run: RunDir, number: int, rank: int, start: str, late: float) -> None:
+    """Wait for a rank's end, and then for the script's record; without one, act.
+
+    Args:
+        late: seconds for that record.
+    """
     while processes.start_of(rank) == start:
         time.sleep(1.0)
-    until = time.monotonic() + LATE
+    until = time.monotonic() + late
     with contextlib.suppress(OSError):  # there may have been restarts in place
         number = max([number, *(folder.number for folder in run.all_attempts())])
     while time.monotonic() < until:

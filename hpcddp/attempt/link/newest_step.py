@@ -11,13 +11,23 @@ import contextlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from hpcddp.rundir import RunDir
 
 DECIDE = 10.0  # seconds for the ranks to tell which step they hold
 HURRY = 3.0  # the same in a hang, as some cannot
-SAVE = 120.0  # seconds for them to save it
+SAVE = 120.0  # seconds for them to save it, at least
+
+
+class Share(NamedTuple):
+    """What a rank holds: its step, its replica, the number of the replica's ranks, and the seconds
+    that its save may take."""
+
+    step: int
+    replica: int
+    members: int
+    seconds: int
 
 
 @dataclass(frozen=True)
@@ -25,20 +35,19 @@ class Held:
     """What the ranks of a node hold.
 
     Args:
-        waits: global rank -> the step that it holds, its replica, and the number of the replica's
-            ranks; of those that wait for the verdict, or save.
+        waits: by global rank, of those that wait for the verdict, or save.
         saved: those that have saved.
         busy: the number of those that have not answered.
     """
 
-    waits: dict[int, tuple[int, int, int]]
+    waits: dict[int, Share]
     saved: set[int]
     busy: int
 
     @classmethod
     def of(cls, report: Mapping[str, Any]) -> Held:
         """What a parent has told."""
-        waits = {int(rank): tuple(facts) for rank, facts in report["waits"].items()}
+        waits = {int(rank): Share(*facts) for rank, facts in report["waits"].items()}
         return cls(waits, {*report["saved"]}, int(report["busy"]))
 
 
@@ -76,8 +85,9 @@ class NewestStep:
             saved = {rank for node in held for rank in node.saved}
             if saved.issuperset(self.chosen):
                 return []
-            busy = saved.union(*(node.waits for node in held)).issuperset(self.chosen)
-            if busy and clock < self.alarm + SAVE:
+            saving = {rank: share.seconds for node in held for rank, share in node.waits.items()}
+            late = clock > self.alarm + max(SAVE, *(saving.get(rank, 0) for rank in self.chosen))
+            if saved.union(saving).issuperset(self.chosen) and not late:
                 return None
             self.tried.update(self.chosen)
         elif clock < self.alarm + self.patience and not self._answered:
@@ -88,7 +98,7 @@ class NewestStep:
     @property
     def step(self) -> int:
         """The step that the chosen ranks hold."""
-        return max(node.waits[rank][0] for node in self.held.values()
+        return max(node.waits[rank].step for node in self.held.values()
                    for rank in self.chosen if rank in node.waits)  # fmt: skip
 
     @property
@@ -102,11 +112,12 @@ class NewestStep:
         sets: dict[tuple[int, int], list[int]] = {}
         whole = []
         for held in self.held.values():
-            for rank, (step, replica, members) in held.waits.items():
-                mine = sets.setdefault((-step, replica), [])
+            for rank, share in held.waits.items():
+                key = -share.step, share.replica
+                mine = sets.setdefault(key, [])
                 mine.append(rank)
-                if len(mine) == members and not self.tried & {*mine}:
-                    whole.append((-step, replica))
+                if len(mine) == share.members and not self.tried & {*mine}:
+                    whole.append(key)
         return sorted(sets[min(whole)]) if whole else []
 
 

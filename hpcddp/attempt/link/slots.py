@@ -8,6 +8,7 @@ step or leaves (train/checkpoint/rescue.py).
 from __future__ import annotations
 
 import contextlib
+import math
 import mmap
 import os
 from collections.abc import Mapping, Sequence
@@ -19,7 +20,7 @@ FILE = "hpcddp-progress"
 SIZE = 8  # bytes of a number
 # Of a rank; before the first rank is the alarm. A replica is a number of ranks that have the whole
 # state together.
-FIELDS = ("beats", "phase", "step", "verdict", "replica", "members")
+FIELDS = ("beats", "phase", "step", "verdict", "replica", "members", "seconds")
 
 # Phases of a rank: no alarm helps it; it could save its step; after the alarm, it waits for the
 # verdict, or holds no whole step; it has saved, or could not; it makes no progress, and waits.
@@ -53,9 +54,9 @@ class Slot:
         """Tell which replica this rank belongs to, and the number of its ranks."""
         self._own[4], self._own[5] = replica, members
 
-    def tell(self, phase: int, step: int = 0) -> None:
-        """Tell the phase of this rank, and the step that it holds."""
-        self._own[2] = step
+    def tell(self, phase: int, step: int = 0, seconds: float = 0.0) -> None:
+        """Tell the phase of this rank, the step that it holds, and how long it may take to save."""
+        self._own[2], self._own[6] = step, math.ceil(seconds)
         self._own[1] = phase
 
     @property
@@ -109,10 +110,11 @@ class NodeSlots:
             "busy": sum(phase in (ARMED, HUNG) for phase in phases.values()),
         }
 
-    def _held(self, rank: int) -> tuple[int, int, int]:
-        """The step that a rank holds, its replica, and the number of the replica's ranks."""
+    def _held(self, rank: int) -> list[int]:
+        """The step that a rank holds, its replica, the number of the replica's ranks, and the
+        seconds of its save."""
         first = _at(rank % self.ranks)
-        return int(self._all[first + 2]), int(self._all[first + 4]), int(self._all[first + 5])
+        return [int(self._all[first + index]) for index in (2, 4, 5, 6)]
 
     def judge(self, rank: int, verdict: int) -> None:
         """Tell a rank what it is to do."""

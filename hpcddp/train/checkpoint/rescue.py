@@ -47,6 +47,7 @@ from hpcddp.train.rank.spread import Spread
 LOOK = 0.05  # seconds between two looks at the alarm
 PATIENCE = 150.0  # seconds to wait for the verdict: another rank may save first
 TURN = 5.0  # seconds for the loop to complete a step that is being taken
+SLOWER = 3  # times the slowest save, for one of a part of the ranks
 LEAVE = 10.0  # seconds for the loop to end the process, once nothing is left to save
 
 
@@ -181,7 +182,7 @@ class Rescue:
     def _answer(self) -> None:
         """Tell which step this rank holds, and save it if that is the verdict."""
         held = self._held if self._turn.acquire(timeout=TURN) else None
-        self._slot.tell(slots.UNFIT if held is None else slots.WAITS, held or 0)
+        self._slot.tell(slots.UNFIT if held is None else slots.WAITS, held or 0, self._seconds)
         if held is None or self._verdict(slots.NONE) != slots.SAVE:
             return
         self._saver.close()  # it has lost a rank too
@@ -198,6 +199,12 @@ class Rescue:
             print(text, file=sys.stderr, flush=True)
         self._slot.tell(slots.FAILED if reason else slots.SAVED, held)
         self._verdict(slots.SAVE)
+
+    @property
+    def _seconds(self) -> float:
+        """Seconds that a save without the other replicas may take, which have shared its work."""
+        world, replica = self._spread.world, self._spread.replica
+        return SLOWER * self._saver.took * world.size / len(replica)
 
     def _verdict(self, known: int) -> int:
         """Wait for the supervisor's verdict; its newest.
@@ -240,8 +247,9 @@ def outlast(slot: Slot) -> None:
     if slot.shared and slot.phase == slots.ARMED:
         slot.tell(slots.HUNG)
     until = time.monotonic() + PATIENCE
-    waits = (slots.HUNG, slots.WAITS, slots.SAVED)
-    while slot.phase in waits and slot.verdict != slots.LEAVE and time.monotonic() < until:
+    while slot.phase in (slots.HUNG, slots.WAITS, slots.SAVED) and slot.verdict != slots.LEAVE:
+        if slot.verdict == slots.NONE and time.monotonic() > until:
+            return
         time.sleep(LOOK)
 
 

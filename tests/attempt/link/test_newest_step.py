@@ -1,0 +1,61 @@
+"""Who saves the newest step: the ranks of one whole replica, and others if they fail."""
+
+from pathlib import Path
+
+import pytest
+
+from hpcddp.attempt.link.newest_step import DECIDE, SAVE, Held, NewestStep, Share, claim
+from hpcddp.rundir import RunDir
+
+
+def held(*waits: tuple[int, int, int, int], saved: tuple[int, ...] = (), busy: int = 0) -> Held:
+    """Of ranks with their step, their replica and its size."""
+    return Held({rank: Share(*facts, 5) for rank, *facts in waits}, {*saved}, busy)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "chosen"),
+    [
+        ([held((0, 7, 0, 1)), held((2, 7, 2, 1), (3, 7, 3, 1))], [0]),
+        ([held((0, 7, 0, 1)), held((2, 8, 2, 1), (3, 7, 3, 1))], [2]),  # the newest
+        ([held((0, 7, 0, 2)), held((2, 7, 2, 2), (3, 7, 2, 2))], [2, 3]),  # a whole replica
+        ([held((0, 8, 0, 2), (1, 7, 0, 2)), held((2, 7, 2, 2), (3, 7, 2, 2))], [2, 3]),
+        ([held((0, 7, 0, 2)), held((3, 7, 2, 2))], []),
+        ([held(), held()], []),
+    ],
+)
+def test_a_whole_replica_with_the_newest_step_saves(nodes: list[Held], chosen: list[int]) -> None:
+    newest = NewestStep(2, alarm=100.0)
+    newest.held = dict(enumerate(nodes))
+    assert newest.verdict(100.0) == chosen
+    if chosen:
+        assert newest.step == max(newest.held[n].waits[r].step for n in (0, 1) for r in chosen
+                                  if r in newest.held[n].waits)  # fmt: skip
+
+
+def test_answers_are_waited_for_but_not_for_ever() -> None:
+    newest = NewestStep(2, alarm=100.0)
+    newest.held[0] = held((0, 7, 0, 1))
+    assert newest.verdict(101.0) is None  # a node has not answered
+    newest.held[1] = held((2, 8, 2, 1), busy=1)
+    assert newest.verdict(101.0) is None
+    assert newest.verdict(100.0 + DECIDE) == [2]
+
+
+@pytest.mark.parametrize(("why", "after"), [("gone", 1.0), ("slow", SAVE + 1.0)])
+def test_another_one_saves_where_the_chosen_one_fails(why: str, after: float) -> None:
+    newest = NewestStep(1, alarm=0.0)
+    newest.held[0] = held((0, 7, 0, 1), (1, 7, 1, 1))
+    assert newest.verdict(0.0) == [0] and newest.verdict(1.0) is None
+    if why == "gone":
+        newest.held[0] = held((1, 7, 1, 1))
+    assert newest.verdict(after) == [1]
+    newest.held[0] = held(saved=(1,))
+    assert newest.verdict(after + 1.0) == []
+
+
+def test_one_node_alone_claims_a_step_until_a_newer_attempt_begins(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    assert not claim(run, 1, 7)  # its folder has been removed
+    run.saving(1).mkdir(parents=True)
+    assert [claim(run, 1, 7), claim(run, 1, 7), claim(run, 1, 8)] == [True, False, True]
