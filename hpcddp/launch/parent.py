@@ -29,7 +29,7 @@ from hpcddp.attempt import exit_codes, lost_script, sentry
 from hpcddp.attempt.error_record import host
 from hpcddp.attempt.link import channel, slots
 from hpcddp.attempt.link.channel import Channel, Message
-from hpcddp.attempt.link.newest_step import Held, NewestStep, claim
+from hpcddp.attempt.link.newest_step import Held, NewestStep
 from hpcddp.attempt.link.parents import ADDRESS, HEARTBEAT, NODE, PARENT, PROTOCOL, SECRET
 from hpcddp.attempt.link.rank_lines import end_of_lines
 from hpcddp.attempt.link.slots import NodeSlots
@@ -46,7 +46,7 @@ BEAT = 0.5  # seconds between two signs of life
 MORE = 20.0  # seconds that the supervisor may be silent longer: it may wait for a disk
 PATIENCE = 600.0  # seconds until the supervisor must have answered
 ABLE = {slots.ARMED, slots.WAITS, slots.HUNG}  # phases of ranks that may save their step
-DEAF = {slots.ARMED, slots.BUSY, slots.HUNG}  # phases of ranks that have not heard an alarm
+DEAF = {slots.ARMED, slots.HUNG}  # phases of ranks that have not heard an alarm
 
 
 class NodeParent:
@@ -155,20 +155,18 @@ class NodeParent:
     def _decide(self, group: Group) -> None:
         """Without a supervisor, as the script's node may be lost: have ranks of this node save the
         newest step, if they have the whole state and no other node does it."""
+        clock = time.monotonic()
         if not (newest := self._newest):
-            newest = self._newest = NewestStep(1, time.monotonic())
+            newest = self._newest = NewestStep(1, clock)
+            if self._failed or ABLE & {*self.slots.phases(group.left).values()}:
+                self.slots.alarm()  # else all may save together, as after a stop signal
             self._failed = True
-            self.slots.alarm()
         newest.held[self.node] = Held.of(self.slots.report(group.left))
-        chosen = newest.verdict(time.monotonic())
-        if chosen is None or newest.over:
-            return
         run = RunDir(os.environ["HPCDDP_RUN_DIR"])
-        if chosen and not claim(run, self.attempt, newest.step):
-            chosen = []
-        self._judge(group, chosen)
-        if not chosen:
-            newest.over = True
+        chosen = newest.alone(run, self.attempt, str(self.node), clock)
+        if chosen is not None:
+            self._judge(group, chosen)
+        if chosen == []:
             group.end()
 
     def _tell_held(self, group: Group) -> None:
@@ -194,8 +192,9 @@ class NodeParent:
     def _ended(self, code: int) -> None:
         """Tell that the ranks have ended, also behind their lines, which take another way."""
         self.group = None
-        if code and code not in exit_codes.PRIVATE:
-            self._unheard, self._next_beat = self._signals, 0.0
+        if code and code not in exit_codes.ALONE:
+            self._unheard += self._signals
+            self._next_beat = 0.0
         if (killed := cgroups.oom_kills() - self._oom_kills) > 0:
             ended = counted(killed, "process", "processes")
             print(f"hpcddp: no memory left on {host()}: oom_kill ended {ended}", flush=True)

@@ -33,9 +33,9 @@ from hpcddp.train.checkpoint import snapshot
 from hpcddp.train.checkpoint.snapshot import Live, Position
 from hpcddp.train.input.batches import Micro
 from hpcddp.train.input.loaders import LoaderPosition, batch_size
-from hpcddp.train.input.seeding import StepSeeds
 from hpcddp.train.monitor.metrics import one_number
 from hpcddp.train.monitor.timing import Clock
+from hpcddp.train.parallel import state_dict
 from hpcddp.train.rank import cpus
 from hpcddp.train.rank.world import World
 from hpcddp.train.session import Session
@@ -65,7 +65,7 @@ class Run:
         self.resumed = False  #: whether a checkpoint was loaded
         self._every, self._log_every, self._leave = save_every, log_every, leave
         self._at, self._asks, self._batch = Position(), 0, 0
-        self._seeds, self._reseeds = StepSeeds(), False
+        self._random: dict[str, Tensor] = {}
         self._seen: list[int] = []  # batches of the epoch since the last step
         self._reading = False  # the loop works on a batch of `batches`
         self._due = False  # a step was taken, and not handled by _look
@@ -80,11 +80,11 @@ class Run:
         session.open(live, keep, self._hint, optimizer=True, schedule=True)
         self._at, self.resumed = session.at, session.resumed is not None  # it never goes back
         self.state = session.meta.get("own") or {}
-        if self.resumed:
-            self._seed()
-            self._reseeds = True
         session.follow()
         session.start()
+        if self.resumed:
+            session.seed()
+            self._random = state_dict.rng_tensors(self.world.rank.world_rank, self.world.device)
         session.begin(self._preemption, NoDetector(), float(os.environ.get("HPCDDP_DEADLINE") or 0))
         if self.world.is_main:
             atexit.register(session.lease.drop)
@@ -92,11 +92,6 @@ class Run:
     def _hint(self) -> str:
         """Advice if the loop waits for its data."""
         return self._place.hint(cpus.share(self.world.reports, self.world.rank.world_rank))
-
-    def _seed(self) -> None:
-        """Seed the generators for the next step; a framework has its own way."""
-        if not self._live.files:
-            self._seeds.seed(self._at.step, self.world.device)
 
     @property
     def epoch(self) -> int:
@@ -163,9 +158,10 @@ class Run:
         self._read, size = self._at.epoch, batch_size(loader)
         each = size * self.world.size
         batches = self._place.begin(loader, self._at.epoch, self._at.samples_consumed, each)
-        if self._reseeds:  # skipping batches has drawn numbers
-            self._seed()
-            self._reseeds = False
+        if self._random and self._session:  # skipping batches has drawn numbers
+            if not self._session.seed():
+                state_dict.set_rng(self._random, self.world.device)
+            self._random = {}
         try:
             for batch in self._clock.reading(batches):
                 self._at.samples_consumed += each
@@ -197,16 +193,17 @@ class Run:
         if self._session:
             self._session.record.took(self._at.step)
             self._log(self._session, loss)
+            self._session.mark(self._facts, early=True)
         self._seen = []
         return False if self._reading else self._look()
 
     def _look(self) -> bool:
         """Save or stop if that is due; True if the loop must end."""
         self._due, session = False, self._session
-        self._seed()
         if session is None:
             return False
         session.mark(self._facts)
+        session.seed()
         session.saver.poll()
         if session.vote.agreed(self._at.step):
             return self.stop(session.vote)
@@ -260,6 +257,7 @@ class Run:
             return False
         saved = self.save()
         session.end("stopped", vote or session.pause)
+        session.rescue.close()
         if self.world.is_main and saved:
             with contextlib.suppress(OSError):  # without it, the run is requeued as after a crash
                 write_json(session.attempt.left, {"code": exit_codes.STOPPED, "step": self.steps})
@@ -284,6 +282,7 @@ class Run:
             return
         if session.saver.last(self._at, self._facts(), self._asked):
             session.end("done")
+            session.rescue.close()
             self.world.barrier()
         else:
             self.stop()

@@ -8,10 +8,12 @@ same order.
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import json
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,8 @@ from hpcddp.train.checkpoint.lease import Lease
 from hpcddp.train.checkpoint.rescue import Rescue
 from hpcddp.train.checkpoint.saver import Saver
 from hpcddp.train.checkpoint.snapshot import Live, Position
+from hpcddp.train.divergence import RollBack
+from hpcddp.train.input.seeding import StepSeeds
 from hpcddp.train.meter import Meter
 from hpcddp.train.monitor.metrics import Recorder
 from hpcddp.train.monitor.slow_ranks import SlowRanks
@@ -71,7 +75,10 @@ class Session:
         self.attempt = lease.run.attempt(lease.attempt)
         self.retry, self._spread, self._world = retry, spread, spread.world
         self._slow, self._traced, self._slot = slow, trace, slot
-        self._kept: dict[str, Any] = {}  # the meta of the last complete step, in a user's own loop
+        # In a user's own loop, the meta of the last complete step, the one before its body ended,
+        # and whether both were the same.
+        self._kept, self._early, self._same = dict[str, Any](), dict[str, Any](), False
+        self._seeds = StepSeeds()
         self._pending: tuple[int, int] | None = (
             None  # step and epoch of a record whose sums are not read yet
         )
@@ -121,6 +128,7 @@ class Session:
         """
         path = str(self.resumed.relative_to(self.lease.run.path)) if self.resumed else None
         self.record("start", step=self.at.step, epoch=self.at.epoch, resumed=path, **facts)
+        self._seeds.settle()
         self.rescue.begin(self.at, lambda: self._meta(describe()) if describe else self._kept)
 
     def begin(self, preemption: Preemption, detector: Detector, deadline: float) -> None:
@@ -160,12 +168,33 @@ class Session:
         if not self._live.files:  # else saves are not in the background
             self._live.optimizer.register_step_pre_hook(before)
             sys.excepthook = failed
+            atexit.register(self.rescue.leave)
 
-    def mark(self, facts: Callable[[], dict[str, Any]]) -> None:
-        """Note that a user's own loop has completed a step."""
-        self._slot.count(self.at.step)
+    def seed(self) -> bool:
+        """In a user's own loop, seed the generators for the next step, if this rank may be lost and
+        its numbers with it; whether it did."""
         if self.rescue.able:
-            self._kept = json.loads(json.dumps(self._meta(facts()), default=Tensor.tolist))
+            self._seeds.seed(self.at.step, self._world.device)
+        return self.rescue.able
+
+    def mark(self, facts: Callable[[], dict[str, Any]], *, early: bool = False) -> None:
+        """Note that a user's own loop has completed a step.
+
+        Args:
+            early: the body of the loop still runs. It may change what is saved: a mark counts then
+                only if the step before was not changed.
+        """
+        self._slot.count(self.at.step)
+        if not self.rescue.able:
+            return
+        meta = json.loads(json.dumps(self._meta(facts()), default=Tensor.tolist))
+        if early:
+            self._early = meta
+        else:
+            self._same = meta == self._early
+        if not early or (self._same and not self._live.more):
+            self.rescue.change()
+            self._kept = meta
             self.rescue.mark(self.at)
 
     def _lead(self) -> float:
@@ -174,10 +203,11 @@ class Session:
 
     def go_back(self, folder: Path) -> None:
         """Continue from an earlier checkpoint of this run, during the training."""
+        self.rescue.change()
         self._read(folder)
         self._restore(folder)
         self.saver.begin_from(self.at.step)
-        self.rescue.mark(self.at)
+        self.rescue.restart(self.at)
         self._pending = None
         self.meter.reset()
 
@@ -220,6 +250,17 @@ class Session:
             facts["by"], facts["asked"] = vote.asked_by()
         step, saved = self.at.step, self.saver.saved
         self.record("end", outcome=outcome, step=step, saved=saved, **facts)
+
+    @contextlib.contextmanager
+    def failing(self) -> Iterator[None]:
+        """Within, a failure of this rank is one of the training."""
+        try:
+            yield
+        except RollBack:
+            raise
+        except Exception as error:
+            self.failed(error)
+            raise
 
     def failed(self, error: BaseException) -> None:
         """After a failure of this rank: save its step without the others, if that is to be done."""

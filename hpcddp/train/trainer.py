@@ -114,12 +114,11 @@ class Trainer:
         )  # fmt: skip
         while True:
             try:
-                return self._train(preemption, deadline)
+                with self.session.failing():
+                    return self._train(preemption, deadline)
             except RollBack as answer:
-                self._roll_back(answer.finding)
-            except Exception as error:
-                self.session.failed(error)
-                raise
+                with self.session.failing():
+                    self._roll_back(answer.finding)
 
     def _train(self, preemption: Preemption, deadline: float) -> str:
         self._preemption = preemption
@@ -189,7 +188,6 @@ class Trainer:
         live, norm = self.live, None
         with self._meter.paused():
             self.session.saver.join()
-        self.session.rescue.change()
         scaled = live.scaler.is_enabled()
         if finding := self.detector.leaves_out(self.at.step + 1, scaled=scaled):
             self._leave_out(finding)
@@ -198,6 +196,7 @@ class Trainer:
             live.scaler.unscale_(live.optimizer)
         if self.spec.train.clip_norm:
             norm = self.spread.clip(self.module, self.spec.train.clip_norm)
+        self.session.rescue.change()
         live.scaler.step(live.optimizer)
         live.scaler.update()
         self._meter.step(float(live.optimizer.param_groups[0]["lr"]), norm)
@@ -206,6 +205,7 @@ class Trainer:
 
     def _leave_out(self, finding: Finding) -> None:
         """Skip the update; schedule and position advance, as they follow from the step number."""
+        self.session.rescue.change()
         self.live.optimizer.zero_grad(set_to_none=True)
         self.live.scheduler.step()
         self.hook.forget()

@@ -6,10 +6,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
 import torch
 from sites import SUPPORT
 
@@ -62,15 +60,6 @@ def assert_same(run: RunDir, other: RunDir) -> None:
     mine, theirs = weights(run), weights(other)
     assert mine.keys() == theirs.keys()
     assert [name for name in mine if not torch.equal(mine[name], theirs[name])] == []
-
-
-@pytest.fixture
-def places() -> Iterator[list[Place]]:
-    made: list[Place] = []
-    yield made
-    for place in made:
-        place.script.kill()
-        place.script.wait()
 
 
 def newest(run: RunDir) -> int:

@@ -8,7 +8,6 @@ the newest step, saves it; if one of them fails, another replica does.
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -62,7 +61,7 @@ class NewestStep:
         held: by node, what its ranks have told.
         chosen: the ranks that save.
         tried: those that were chosen and have failed.
-        over: all have been told to leave.
+        over: without a supervisor, all have been told to leave.
     """
 
     nodes: int
@@ -95,8 +94,20 @@ class NewestStep:
         self.chosen, self.alarm = self._newest, clock
         return self.chosen
 
+    def alone(self, run: RunDir, attempt: int, who: str, clock: float) -> list[int] | None:
+        """The verdict of a parent without a supervisor: it saves only what no other node does.
+
+        Args:
+            who: names the node.
+        """
+        chosen = None if self.over else self.verdict(clock)
+        if chosen and not claim(run, attempt, self._step, who):
+            chosen = []
+        self.over |= chosen == []
+        return chosen
+
     @property
-    def step(self) -> int:
+    def _step(self) -> int:
         """The step that the chosen ranks hold."""
         return max(node.waits[rank].step for node in self.held.values()
                    for rank in self.chosen if rank in node.waits)  # fmt: skip
@@ -121,11 +132,14 @@ class NewestStep:
         return sorted(sets[min(whole)]) if whole else []
 
 
-def claim(run: RunDir, attempt: int, step: int) -> bool:
+def claim(run: RunDir, attempt: int, step: int, who: str) -> bool:
     """Whether this node is the one to save a step, where no supervisor decides: the first one to
     ask. Once a newer attempt has begun, none is."""
+    path = run.saving(attempt) / f"step-{step}-claimed"
     with contextlib.suppress(OSError):
-        path = run.saving(attempt) / f"step-{step}-claimed"
-        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
+        try:
+            path.symlink_to(who)
+        except FileExistsError:
+            return str(path.readlink()) == who
         return True
     return False

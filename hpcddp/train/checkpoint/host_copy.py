@@ -9,6 +9,22 @@ import torch
 from torch import Tensor
 
 
+class HeldTensors:
+    """Stands for HostCopies where nothing changes the tensors: they are used without a copy."""
+
+    def __init__(self, tensors: dict[str, Tensor]) -> None:
+        self._tensors = tensors
+
+    def copy(self) -> None:
+        """Do nothing."""
+
+    def ready(self) -> dict[str, Tensor]:
+        return self._tensors
+
+    def release(self) -> None:
+        """Do nothing."""
+
+
 class HostCopies:
     """Host copies of tensors, in memory that is reused from one save to the next.
 

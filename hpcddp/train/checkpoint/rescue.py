@@ -17,35 +17,35 @@ from seed, rank and step, the schedule and the position from the step.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import socket
 import sys
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from hpcddp.attempt import exit_codes
 from hpcddp.attempt.error_record import kind_of
 from hpcddp.attempt.link import slots
 from hpcddp.attempt.link.slots import Slot
-from hpcddp.train.checkpoint.host_copy import HostCopies
+from hpcddp.train.checkpoint.host_copy import HeldTensors
 from hpcddp.train.checkpoint.lease import Lease
+from hpcddp.train.checkpoint.loose_copies import LooseCopies
 from hpcddp.train.checkpoint.save_writer import RunningSave, SaveWriter
 from hpcddp.train.checkpoint.saver import Saver
 from hpcddp.train.checkpoint.snapshot import Live, Position
 from hpcddp.train.parallel import state_dict
+from hpcddp.train.parallel.optim import own
+from hpcddp.train.rank import connections
 from hpcddp.train.rank.spread import Spread
 
 LOOK = 0.05  # seconds between two looks at the alarm
-PATIENCE = 150.0  # seconds to wait for the verdict: another rank may save first
+PATIENCE = 3600.0  # seconds to wait for the verdict: another rank may save first
+MOMENT = 0.5  # seconds to wait for the alarm at the end of a script
 TURN = 5.0  # seconds for the loop to complete a step that is being taken
 SLOWER = 3  # times the slowest save, for one of a part of the ranks
 LEAVE = 10.0  # seconds for the loop to end the process, once nothing is left to save
@@ -66,13 +66,11 @@ class Rescue:
         self._slot, self._lease, self._spread, self._live = slot, lease, spread, live
         self._saver, self._keep = saver, keep
         world = spread.world
-        memory = live.hook is not None and live.hook.fits is not None
-        self.able = slot.shared and not live.files and not memory
-        self.able = self.able and world.device.type == "cpu" and len(spread.replica) > 0
+        self.able = slot.shared and world.device.type == "cpu" and _alike(live)
+        self.able = self.able and len(spread.replica) > 0
         self._group: dist.ProcessGroup | None = None  # of the replica, if it is not this rank
         self._kept = set[int]()  # the sockets of that group
-        self._loose: dict[str, Tensor] = {}
-        self._copies: dict[str, Tensor] = {}
+        self._loose: LooseCopies | None = None
         self._held: int | None = None  # the newest step that this rank has whole
         self._began = 0  # the step at which this attempt has begun
         self._turn = threading.Lock()  # of the loop, while it takes a step, or of the thread
@@ -89,43 +87,45 @@ class Rescue:
         self._meet()
         if not self.able:
             return
-        self._resting = state_dict.Resting(self._live.module)
-        parts = self._parts()
-        self._loose, self._began, self._describe = parts.loose, at.step, describe
-        self._copies = {name: tensor.clone() for name, tensor in parts.loose.items()}
-        self.mark(at)
+        self._loose = LooseCopies(self._live.module, divided=self._spread.divided)
+        self._describe = describe
+        self.restart(at)
         self._slot.join(min(self._spread.replica), len(self._spread.replica))
         self._slot.tell(slots.ARMED)
         threading.Thread(target=self._stand_by, name="hpcddp alarm", daemon=True).start()
 
+    def restart(self, at: Position) -> None:
+        """Note the step from which the training continues: it is on disk."""
+        self._began = at.step
+        self.mark(at)
+
     def _meet(self) -> None:
-        """Make the groups of the replicas, if they have several ranks and all ranks are able."""
+        """Agree whether all ranks are able, and make the groups of replicas of several ranks."""
         world, replica = self._spread.world, self._spread.replica
-        if len(replica) < 2:
-            return
         everyone = world.gather((self.able, replica))
         self.able = all(able for able, _ in everyone)
-        if self.able:
-            before = _sockets()
+        if self.able and len(replica) > 1:
+            before = connections.sockets()
             for ranks in sorted({tuple(ranks) for _, ranks in everyone}):
                 group = dist.new_group(list(ranks), backend="gloo")
                 self._group = group if world.rank.world_rank in ranks else self._group
             world.barrier()  # until all are connected
-            self._kept = _sockets() - before
-
-    def _parts(self) -> state_dict.Parts:
-        return state_dict.parts(self._resting, self._live.optimizer, self._spread.holders)
+            self._kept = connections.sockets() - before
 
     def close(self) -> None:
-        """End the thread, unless it saves."""
-        self._over.set()
-        self._called.set()
+        """End the thread, unless it saves: this rank has nothing more to save."""
+        if self.able and not self._begun.is_set():
+            self.able = False
+            self._over.set()
+            self._slot.tell(slots.UNFIT)
+            self._called.set()
+            self._done.set()
 
     @property
     def levels(self) -> bool:
         """Whether the ranks must have the same buffers before the optimizer's step: any of them may
         have to save what rank 0 has. DDP gives them rank 0's only in the next forward pass."""
-        return self.able and bool(self._copies)
+        return self.able and bool(self._loose)
 
     def change(self) -> None:
         """The optimizer changes the weights from now on, until ``mark``: there is no whole step.
@@ -140,11 +140,10 @@ class Rescue:
             raise RuntimeError("Connection closed by peer: another rank has failed")
         self._changing = True
 
-    @torch.no_grad()
     def mark(self, at: Position) -> None:
         """Note that a step is complete, and keep what the next forward pass changes."""
-        if self._copies:
-            torch._foreach_copy_([*self._copies.values()], [*self._loose.values()])
+        if self._loose is not None:
+            self._loose.take()
         self._held = at.step
         if self._changing:
             self._changing = False
@@ -158,11 +157,20 @@ class Rescue:
             self._turn.release()
         if not self.able:
             return
-        if self._begun.is_set() or kind_of(error, stepped=True) == "peer":
+        if self._begun.is_set() or _of_a_peer(error):
             self._called.set()
             self._done.wait()
         else:
             self.close()
+
+    def leave(self) -> None:
+        """At the end of a script, which may have caught the error: wait a moment for the alarm."""
+        until = time.monotonic() + MOMENT
+        while self.able and not self._slot.alarm and time.monotonic() < until:
+            time.sleep(LOOK / 5)
+        if self.able and self._slot.alarm:
+            self._done.wait()
+        self.close()
 
     def _stand_by(self) -> None:
         """Wait for a failure, and save what this rank holds if it is chosen for that."""
@@ -172,7 +180,7 @@ class Rescue:
             return
         self._begun.set()
         try:
-            _shut_connections(self._kept)
+            connections.shut(self._kept)
             self._answer()
         finally:
             self._done.set()
@@ -182,6 +190,7 @@ class Rescue:
     def _answer(self) -> None:
         """Tell which step this rank holds, and save it if that is the verdict."""
         held = self._held if self._turn.acquire(timeout=TURN) else None
+        held = held if self._sound() else None
         self._slot.tell(slots.UNFIT if held is None else slots.WAITS, held or 0, self._seconds)
         if held is None or self._verdict(slots.NONE) != slots.SAVE:
             return
@@ -199,6 +208,18 @@ class Rescue:
             print(text, file=sys.stderr, flush=True)
         self._slot.tell(slots.FAILED if reason else slots.SAVED, held)
         self._verdict(slots.SAVE)
+
+    def _sound(self) -> bool:
+        """Whether what this rank holds is of its step, and good. What a script saves besides its
+        model, rank 0 has."""
+        assert self._loose is not None
+        return self._loose.sound(self._parts()) and (
+            not self._live.more or 0 in self._spread.replica
+        )
+
+    def _parts(self) -> state_dict.Parts:
+        assert self._loose is not None
+        return self._loose.parts(self._live.optimizer, self._spread.holders)
 
     @property
     def _seconds(self) -> float:
@@ -226,19 +247,34 @@ class Rescue:
         meta = {**self._describe(), "gained": gained}
         meta = json.loads(json.dumps(meta, default=Tensor.tolist))
         more = state_dict.pack(self._live.more) if self._live.more else {}
-        copies = HostCopies(world.device)
-        tensors = {**parts.stepped, **self._copies}
-        own = {n: t for n, t in tensors.items() if not parts.where[n].nothing(t)}
-        copies.take({**own, **more}, {})
+        mine = {n: t for n, t in parts.tensors.items() if not parts.where[n].nothing(t)}
+        held = HeldTensors({**mine, **more})
         save = RunningSave(step, meta, parts, time.monotonic())
         # Others may still write beside it.
         aside = self._lease.folder / f"replica-{min(self._spread.replica)}"
         if world.is_main:
             aside.mkdir()
-        SaveWriter(self._lease, world, copies, self._keep, aside).run(save)
+        SaveWriter(self._lease, world, held, self._keep, aside).run(save)
         if save.error:
             return f"{type(save.error).__name__}: {save.error}"
         return save.reason
+
+
+def _alike(live: Live) -> bool:
+    """Whether all ranks save the same, and have the state of a step until the next one. A script's
+    further object may be an average of the weights, which changes with them."""
+    hook = live.hook is None or live.hook.alike
+    more = live.more is None or isinstance(live.more, nn.Module)
+    return hook and more and not live.files and own(live.optimizer) is live.optimizer
+
+
+def _of_a_peer(error: BaseException | None) -> bool:
+    """Whether a rank has failed since another one is gone, by the error or what caused it."""
+    while error is not None:
+        if kind_of(error, stepped=True) == "peer":
+            return True
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return False
 
 
 def outlast(slot: Slot) -> None:
@@ -251,26 +287,3 @@ def outlast(slot: Slot) -> None:
         if slot.verdict == slots.NONE and time.monotonic() > until:
             return
         time.sleep(LOOK)
-
-
-def _sockets() -> set[int]:
-    """The descriptors of this process that are sockets."""
-    own = set()
-    for link in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(OSError):
-            if str(link.readlink()).startswith("socket:"):
-                own.add(int(link.name))
-    return own
-
-
-def _shut_connections(kept: set[int]) -> None:
-    """Shut down the TCP connections of this process to other ranks.
-
-    Args:
-        kept: descriptors of others.
-    """
-    for descriptor in _sockets() - kept:
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as sock:
-            if sock.family in (socket.AF_INET, socket.AF_INET6):
-                sock.getpeername()  # fails for one that listens: gloo would abort the process
-                sock.shutdown(socket.SHUT_RDWR)

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from hpcddp.errors import HpcddpError
 from hpcddp.train.checkpoint import damage, publish
-from hpcddp.train.checkpoint.host_copy import HostCopies
+from hpcddp.train.checkpoint.host_copy import HeldTensors, HostCopies
 from hpcddp.train.checkpoint.lease import Lease
 from hpcddp.train.checkpoint.snapshot import FrameworkFiles
 from hpcddp.train.parallel import state_dict
@@ -72,7 +72,7 @@ class SaveWriter:
         self,
         lease: Lease,
         world: World,
-        staging: HostCopies,
+        staging: HostCopies | HeldTensors,
         keep: int,
         folder: Path | None = None,
     ) -> None:

@@ -196,6 +196,9 @@ class Saver:
         """Wait a short time for a running save: the training may have failed."""
         if self._thread:
             self._thread.join(GRACE)
+            done = self._current
+            if done and not (self._thread.is_alive() or done.error or done.reason):
+                self.saved = done.step
 
     @contextlib.contextmanager
     def _blocked(self) -> Iterator[None]:

@@ -138,15 +138,23 @@ class StepSeeds:
     began: ranks that had the same numbers then still have the same."""
 
     def __init__(self) -> None:
-        self._torch = torch.initial_seed()
+        self._torch = self._last = torch.initial_seed()
         self._python = zlib.crc32(repr(random.getstate()).encode())
         numpy = _numpy_state()
         self._numpy = zlib.crc32(repr(numpy).encode() if numpy else b"")
 
+    def settle(self) -> None:
+        """Take the seed that torch has now, perhaps of a checkpoint, for none of the script."""
+        self._last = torch.initial_seed()
+
     def seed(self, step: int, device: torch.device) -> None:
-        """Seed the default generators for the step that follows this one; 30 us."""
+        """Seed the default generators for the step that follows this one; 30 us. If the script has
+        seeded torch meanwhile, its seed counts from now on."""
+        if torch.initial_seed() != self._last:
+            self._torch = torch.initial_seed()
         first = int.from_bytes(_digest((self._torch, step))[:8], "big")
         torch.default_generator.manual_seed(first)
+        self._last = torch.initial_seed()
         if device.type == "cuda":
             torch.cuda.default_generators[device.index or 0].manual_seed(first)
         random.seed(mix(self._python, step))

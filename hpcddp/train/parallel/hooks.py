@@ -116,6 +116,11 @@ class Hook:
         check_dense(model.module, "ddp.hook")
         model.register_comm_hook(self._state, self._hook)
 
+    @property
+    def alike(self) -> bool:
+        """Whether all ranks always have the same model and optimizer state, and no memory."""
+        return not self._local and self.fits is None
+
     def begin(self, step: int) -> None:
         """Note the start of a step, after ``step`` steps."""
         if hasattr(self._state, "iter"):  # the hook counts backward passes; a step may have several

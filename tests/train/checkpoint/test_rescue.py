@@ -61,7 +61,7 @@ model = DistributedDataParallel(layers)
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
 schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.7)
 ema = AveragedModel(layers, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True)
-run = hpcddp.attach(model, optimizer, scheduler=schedule, more=ema, log_every=1)
+run = hpcddp.attach(model, optimizer, scheduler=schedule, more=MORE, log_every=1)
 for epoch in run.epochs(5):
     for (x,) in run.batches(loader):
         optimizer.zero_grad()
@@ -90,11 +90,16 @@ def make_loop(folder: Path, text: str) -> RunDir:
     return record_run(run, (2, 2), 2, "local", spec=job, workdir=str(folder))
 
 
-@pytest.mark.parametrize(("victim", "catches"), [(0, False), (3, True)], ids=["0", "3, caught"])
+@pytest.mark.parametrize(
+    ("victim", "catches", "more"),
+    [(0, False, "None"), (3, True, "ema")],  # a further object is rank 0's
+    ids=["0", "3, caught"],
+)
 def test_a_script_of_ones_own_loses_no_step_either(
-    tmp_path: Path, places: list[Place], victim: int, catches: bool
+    tmp_path: Path, places: list[Place], victim: int, catches: bool, more: str
 ) -> None:
-    run = make_loop(tmp_path / "a", LOOP.replace("CATCHES", str(catches)))
+    text = LOOP.replace("MORE", more)
+    run = make_loop(tmp_path / "a", text.replace("CATCHES", str(catches)))
     places.append(place := Place(run))
     attempt = place.start()
     # In the second epoch: the schedule has stepped.
@@ -106,7 +111,7 @@ def test_a_script_of_ones_own_loses_no_step_either(
     saved = newest(run)
     assert place.start().wait(60) == 0, run.attempt(2).log.read_text()
     assert [x["step"] for x in records(run, "start", attempt=2)] == [saved]
-    places.append(other := Place(make_loop(tmp_path / "b", LOOP.replace("CATCHES", "False"))))
+    places.append(other := Place(make_loop(tmp_path / "b", text.replace("CATCHES", "False"))))
     assert other.start().wait(60) == 0
     assert_same(run, other.run)
     metas = [
@@ -129,7 +134,7 @@ def test_no_step_is_lost_with_a_rank(
     tmp_path: Path, places: list[Place], fault: int, victim: int, model: str, code: int
 ) -> None:
     facts: dict[str, Any] = {"nodes": (2, 2), "gpus": 2, "max_steps": 40, "global_batch": 8}
-    facts["train__hang_seconds"] = 5.0
+    facts |= {"train__hang_seconds": 5.0, "train__eval_every": 0}  # nothing is saved before
     facts["strategy"] = "hsdp" if model == HALVES else "ddp"
     run = make_run(tmp_path / "a", extra=model + SLOW, **facts)
     places.append(place := Place(run))

@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from places import Place, assert_same, newest, places
+from places import Place, assert_same, newest
 from ranks import make_run, records, wait_for
 
 from hpcddp import processes
@@ -78,7 +78,6 @@ def vote(self, tick, step, do=stop.StopVote._vote):
 
 save_writer.SaveWriter._write_share, stop.StopVote._vote = write, vote
 """
-__all__ = ["places"]
 
 
 def make(folder: Path, moments: list[tuple[str, int, int]], every: int = 4) -> RunDir:
