@@ -200,6 +200,8 @@ class Group:
 
     def _wait_for_the_rest(self, codes: dict[int, int | None]) -> None:
         """End ranks that hang at their end, long after another one has left."""
+        if self.holds and self.code:  # others may have to save first
+            return
         left = [rank for rank, code in codes.items() if code is not None]
         if left and self.late == float("inf"):
             self.late = time.monotonic() + self.wait
