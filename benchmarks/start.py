@@ -1,8 +1,9 @@
 """Time from sbatch to the first optimizer step of 2 x 4 ranks, beside a bare srun of a DDP loop.
 
 On a real Slurm on this machine. Both sides request the same nodes, tasks, GPUs and CPUs, have the
-same model and data, and make one step. Two rows share the floor: sbatch of the script from `hpcddp
-render`, and `hpcddp submit`, which calls sbatch through submitit.
+same model and data, and make one step. Three rows share the floor: sbatch of the script from
+`hpcddp render`, `hpcddp submit`, which calls sbatch through submitit, and sbatch of the script with
+`--launcher srun`, whose ranks import torch one by one, as the floor's do.
 
 A measurement starts when sbatch is called: a program of that name, first on PATH, records the time
 and executes the real sbatch. On our side it ends with the `time` of the train record of step 1 in
@@ -25,7 +26,7 @@ from hpcddp.attempt.rendezvous import free_port
 from hpcddp.errors import HpcddpError
 from hpcddp.rundir import RunDir, read_lines
 
-LIMIT = 1.10
+LIMIT, SRUN = 0.35, 1.10
 NODES, GPUS = "2", "4"
 BATCH, WIDTH = "12", "24"  # as in jobs/digits.toml: 96 samples over 8 ranks
 SHAPE = ["--nodes", NODES, "--gpus", GPUS, "--sbatch", "cpus-per-task=1"]
@@ -43,11 +44,16 @@ srun --cpus-per-task=1 --distribution=block {command}
 
 def rows(site: Site) -> Iterator[Row]:
     cluster = Cluster(site)
-    rendered, submitted, bare = site.interleave(
-        "start", cluster.rendered, cluster.submitted, cluster.bare
+    rendered, submitted, srun, bare = site.interleave(
+        "start",
+        cluster.rendered,
+        cluster.submitted,
+        lambda: cluster.rendered("--launcher", "srun"),
+        cluster.bare,
     )
     yield Row("start, render", rendered, bare, ratio_limit=LIMIT)
     yield Row("start, submit", submitted, bare, ratio_limit=LIMIT)
+    yield Row("start, srun", srun, bare, ratio_limit=SRUN)
 
 
 class Cluster:
@@ -64,9 +70,9 @@ class Cluster:
         wrapper.write_text(f'#!/bin/sh\ndate +%s.%N >{stamp}\nexec {real} "$@"\n')
         wrapper.chmod(0o755)
 
-    def rendered(self) -> float:
+    def rendered(self, *how: str) -> float:
         folder = self.site.fresh()
-        self._sbatch(folder, output([HPCDDP, "render", *JOB], self.environ, folder))
+        self._sbatch(folder, output([HPCDDP, "render", *JOB, *how], self.environ, folder))
         (run,) = (folder / "runs").iterdir()
         return self._since_call(_first_step(RunDir(run)))
 
