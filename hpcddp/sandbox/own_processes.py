@@ -7,6 +7,7 @@ pidfd, opened before these are compared, so that nothing can change in between.
 import os
 import select
 import signal
+import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -18,14 +19,6 @@ from hpcddp.attempt.link.parents import PARENT
 from hpcddp.errors import SandboxError
 
 PROC = Path("/proc")
-# Becomes a program with a host name and a /dev/shm of its own, as on a machine of its own: that
-# memory goes with its processes. Some containers forbid the mount.
-AS_MACHINE = """\
-mount='mount -t tmpfs -o mode=1777 hpcddp /dev/shm'
-hostname "$0" || exit
-unshare --mount --propagation slave sh -c "$mount" 2>/dev/null || exec "$@"
-exec unshare --mount --propagation slave sh -c "$mount"' && exec "$@"' sh "$@"
-"""
 
 
 @dataclass(frozen=True)
@@ -63,7 +56,7 @@ def start(
     Raises:
         SandboxError: it cannot be started.
     """
-    wrapper = ["unshare", "--uts", "sh", "-c", AS_MACHINE, hostname]
+    wrapper = [sys.executable, "-I", str(Path(__file__).with_name("as_machine.py")), hostname]
     command = [*wrapper, *argv] if hostname else list(argv)
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     actions = [

@@ -6,6 +6,7 @@ import signal
 import stat
 import subprocess
 import sys
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -128,6 +129,22 @@ def test_a_program_that_does_not_start_says_why(tmp_path: Path) -> None:
     with pytest.raises(SandboxError, match="/nowhere/slurmd did not start") as caught:
         own_processes.start(["/nowhere/slurmd"], os.environ, tmp_path / "out", hostname="n1")
     assert caught.value.hint  # the shell's words, or those of unshare where it is forbidden
+
+
+def test_a_node_has_a_tmp_of_its_own_in_which_earlier_folders_are_shared(tmp_path: Path) -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as earlier:
+        node = own_processes.start(["sleep", "60"], os.environ, tmp_path / "out", hostname="n1")
+        root = Path(f"/proc/{node.pid}/root")
+        try:
+            Path(earlier, "told").touch()
+            assert (root / earlier.lstrip("/") / "told").exists()
+            with tempfile.TemporaryDirectory(dir="/tmp") as later:
+                assert not (root / later.lstrip("/")).exists()
+            assert not list((root / "dev/shm").iterdir())
+            (root / "tmp/own").touch()
+            assert not Path("/tmp/own").exists()
+        finally:
+            own_processes.end([node], signal.SIGKILL, 10)
 
 
 def test_a_shell_that_points_at_a_sandbox_is_not_taken_for_its_job(tmp_path: Path) -> None:

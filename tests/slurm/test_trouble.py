@@ -276,8 +276,12 @@ def test_a_disk_that_is_no_use_while_the_job_begins(desk: Desk, disk: Path, trou
     disks.TROUBLES[trouble](run.path)
     try:
         desk.slurm.run("scontrol", "release", job, check=True)
-        log = Path(f"/tmp/hpcddp-{run.name}-{job}.log")
-        wait_for(lambda: log.exists() and (trouble == "away" or "hpcddp:" in log.read_text()))
+        daemons = (desk.slurm.sandbox.daemon(f"slurmd-{node}") for node in desk.nodes)
+        # Each node has a /tmp of its own.
+        name = f"hpcddp-{run.name}-{job}.log"
+        logs = [Path(f"/proc/{daemon.pid}/root/tmp/{name}") for daemon in daemons]
+        told = "" if trouble == "away" else "hpcddp:"
+        wait_for(lambda: any(log.exists() and told in log.read_text() for log in logs))
         time.sleep(1)
     finally:
         disks.well(run.path)
