@@ -45,6 +45,8 @@ def fault_options(function: F) -> F:
         help="Random seed for the fault times.  [default: a new one each time]")  # fmt: skip
 @option("Faults", "--two", metavar="N", type=int, default=0,
         help="Number of faults during which a rank is killed as well.")  # fmt: skip
+@option("Faults", "--down", metavar="N", type=int, default=0,
+        help="Number of lost nodes that return only once Slurm has them down.")  # fmt: skip
 @option("Faults", "--watch", type=float, default=10.0, show_default=True, metavar="SECONDS",
         help="Time for which a cancelled run must stay ended.")  # fmt: skip
 @job_options
@@ -54,8 +56,8 @@ def fault_options(function: F) -> F:
     help="Folder to keep both runs in.  [default: none; kept only after a failure]",
 )
 @json_option
-def rehearse(job: str | None, seed: int | None, two: int, watch: float, runs: str | None,
-             as_json: bool, **given: Any) -> int:  # fmt: skip
+def rehearse(job: str | None, seed: int | None, two: int, down: int, watch: float,
+             runs: str | None, as_json: bool, **given: Any) -> int:  # fmt: skip
     """Test on a sandbox whether JOB survives faults.
 
     It runs JOB twice, without faults and with them, and compares both runs. The sandbox is a Slurm
@@ -76,7 +78,7 @@ def rehearse(job: str | None, seed: int | None, two: int, watch: float, runs: st
     report = play(
         layers, counts, int.from_bytes(os.urandom(4)) if seed is None else seed,
         say=say.note if as_json else lambda text: click.echo(text, err=True), folder=Path.cwd(),
-        runs=Path(runs) if runs else None, watch=watch, two=two,
+        runs=Path(runs) if runs else None, watch=watch, two=two, down=down,
     )  # fmt: skip
     click.echo(json.dumps(report.to_dict()) if as_json else table(report))
     return 0 if report.passed else 1

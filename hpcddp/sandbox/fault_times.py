@@ -25,6 +25,7 @@ KINDS = {
     "kill-script": True,
     "kill-head": True,
 }
+LOST = ("kill-node", "silent-node")  # kinds that lose a node
 SECOND = 3.0  # seconds after a fault within which the second one comes
 ROOM = 0.4  # seconds of training between two faults: a stop is agreed within a quarter of a second
 LATEST = 0.95  # of the steps: a later fault may come after the run's end
@@ -54,6 +55,7 @@ class Fault:
     after: float  # seconds after the start of the attempt, for one during the start
     aim: float  # its rank or node: a share of them, from 0 to 1
     second: float | None = None  # seconds after it until a rank is killed as well
+    down: bool = False  # its node returns only when Slurm has marked it as down
     attempt: int = 0  # that it hit; 0 before
     at: int = 0  # its real step
     when: float = 0.0  # seconds since the epoch
@@ -64,13 +66,16 @@ class Fault:
         return targets[int(self.aim * len(targets))]
 
 
-def draw(counts: Mapping[str, int], seed: int, timeline: Timeline, *, two: int = 0) -> list[Fault]:
+def draw(
+    counts: Mapping[str, int], seed: int, timeline: Timeline, *, two: int = 0, down: int = 0
+) -> list[Fault]:
     """The faults in their order. Their times are uniform over a run without faults, from its start.
 
     Each fault leaves steps for those after it. A time limit leaves at least one step before it.
 
     Args:
         two: the number of those with a second fault while the first one is handled.
+        down: the number of lost nodes that return only when Slurm has marked them as down.
 
     Raises:
         UserError: the run is too short for the number of faults.
@@ -95,6 +100,8 @@ def draw(counts: Mapping[str, int], seed: int, timeline: Timeline, *, two: int =
             faults.append(Fault(kind, 0, after, aim))
     for fault in random.sample(faults, min(two, len(faults))):
         fault.second = SECOND * random.random()
+    for fault in random.sample([fault for fault in faults if fault.kind in LOST], down):
+        fault.down = True
     return faults
 
 

@@ -21,6 +21,7 @@ from hpcddp.submit import prepare, submission
 from hpcddp.submit.run_jobs import current, rows_of
 from hpcddp.submit.status import status
 
+PAUSE = 0.5  # seconds between two questions to Slurm
 NOTICE = 40.0  # seconds within which Slurm preempts, or ends a job at its limit
 
 
@@ -55,7 +56,7 @@ def silent_node(run: RehearsedRun, fault: Fault, watch: float) -> None:
     paused = [run.sandbox.daemon(f"slurmd-{node}"), *own_processes.of_jobs(home, node)]
     own_processes.send(paused, signal.SIGSTOP)
     try:
-        run.until_after(fault.attempt)
+        _outlast(run, fault, node)
     finally:
         own_processes.send(paused, signal.SIGCONT)
     run.until(lambda: _back(run, node), f"{node} to return")
@@ -79,14 +80,27 @@ def _kill_node(run: RehearsedRun, fault: Fault, node: str) -> None:
     run.sandbox.stop_daemon(f"slurmd-{node}", signal.SIGKILL)
     while left := own_processes.of_jobs(home, node):
         own_processes.end(left, signal.SIGKILL, 1.0)
-    run.until_after(fault.attempt)
+    _outlast(run, fault, node)
     run.sandbox.start_daemon(f"slurmd-{node}")
     run.until(lambda: _back(run, node), f"{node} to return")
 
 
+def _outlast(run: RehearsedRun, fault: Fault, node: str) -> None:
+    """Wait until the run continues without a node, and perhaps until Slurm does too."""
+    run.until_after(fault.attempt)
+    while fault.down and "down" not in _state(run, node):
+        run.look()
+        time.sleep(PAUSE)
+
+
 def _back(run: RehearsedRun, node: str) -> bool:
+    return _state(run, node) in ("idle", "mixed", "allocated")
+
+
+def _state(run: RehearsedRun, node: str) -> str:
+    """A node's state at Slurm."""
     state = load(run.sandbox.folder)
-    return state is not None and daemons.node_states(state)[node] in ("idle", "mixed", "allocated")
+    return daemons.node_states(state)[node] if state else ""
 
 
 def timeout(run: RehearsedRun, fault: Fault, watch: float) -> None:

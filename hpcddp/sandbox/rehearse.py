@@ -40,6 +40,7 @@ def rehearse(
     runs: Path | None = None,
     watch: float = 10.0,
     two: int = 0,
+    down: int = 0,
 ) -> Report:
     """Start a sandbox, run the job on it without and with faults, and compare both runs.
 
@@ -53,19 +54,20 @@ def rehearse(
         runs: the folder that keeps the two runs. Without it they stay only after a failure.
         watch: seconds for which a cancelled run must stay cancelled.
         two: the number of faults during which a rank is killed as well.
+        down: the number of lost nodes that return only when Slurm has marked them as down.
 
     Raises:
         UserError: an option is wrong, or the job is too short.
         SandboxError: the sandbox cannot start, or the job fails without faults.
     """
-    check(counts, watch, two)
+    check(counts, watch, two, down)
     nodes, more, gpus = _size(layers)
     daemons.require(accounting=False)
     begun = time.monotonic()
     with _kept(runs, say) as root, own_sandbox(nodes + more, gpus, more > SPARE) as sandbox:
         checked = _plan(sandboxed(layers, counts, sandbox.folder.parent, say), folder, root)
         say(f"the sandbox is up with {nodes} + {more} spare nodes; seed {seed}")
-        report = _Rehearsal(sandbox, checked, root, say, watch).play(counts, seed, two)
+        report = _Rehearsal(sandbox, checked, root, say, watch).play(counts, seed, two, down)
         report.seconds = time.monotonic() - begun
         if report.passed and runs is None:
             shutil.rmtree(root)
@@ -106,7 +108,7 @@ def _kept(runs: Path | None, say: Say) -> Iterator[Path]:
             shutil.rmtree(root, ignore_errors=True)
 
 
-def check(counts: Mapping[str, int], watch: float, two: int = 0) -> None:
+def check(counts: Mapping[str, int], watch: float, two: int = 0, down: int = 0) -> None:
     """Check the options of a rehearsal.
 
     Raises:
@@ -120,9 +122,12 @@ def check(counts: Mapping[str, int], watch: float, two: int = 0) -> None:
     if not any(counts.values()):
         hint = "ask for some, such as --preempt 3 --kill-node 1"
         raise UserError("a rehearsal needs at least one fault", hint=hint)
-    if not 0 <= two <= sum(counts.values()):
-        most = f"must be from 0 to {sum(counts.values())}, the number of faults, not {two}"
-        raise UserError(most, where="--two")
+    lost = sum(counts.get(kind, 0) for kind in fault_times.LOST)
+    limits = ("two", two, sum(counts.values()), "faults"), ("down", down, lost, "lost nodes")
+    for name, number, most, what in limits:
+        if not 0 <= number <= most:
+            text = f"must be from 0 to {most}, the number of {what}, not {number}"
+            raise UserError(text, where=f"--{name}")
     if watch < 0:
         raise UserError(f"must be at least 0, not {watch:g}", where="--watch")
 
@@ -134,7 +139,7 @@ class _Rehearsal:
         self.sandbox, self.plan, self.root, self.say, self.watch = sandbox, plan, root, say, watch
         self.patience = PATIENCE + 7 * plan.spec.train.hang_seconds
 
-    def play(self, counts: Mapping[str, int], seed: int, two: int) -> Report:
+    def play(self, counts: Mapping[str, int], seed: int, two: int, down: int) -> Report:
         """Do both runs, one after the other, and compare them."""
         self.say("run 1 of 2: without faults")
         reference = self._new_run()
@@ -146,7 +151,7 @@ class _Rehearsal:
                 where="--hang",
                 hint="report them with hpcddp.attach in its loop, or leave --hang out",
             )
-        drawn = fault_times.draw(counts, seed, timeline, two=two)
+        drawn = fault_times.draw(counts, seed, timeline, two=two, down=down)
         self.say(f"run 2 of 2: with {counted(len(drawn), 'fault')}")
         run = self._new_run(clock=clock)
         state, reason = self._disturbed(run, drawn, timeline)

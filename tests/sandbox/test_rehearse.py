@@ -81,6 +81,14 @@ def test_some_faults_have_a_second_one() -> None:
     assert [fault.step for fault in faults] == [fault.step for fault in alone]
 
 
+def test_some_lost_nodes_return_late() -> None:
+    faults = fault_times.draw(EVERY, 7, LINE, down=3)
+    assert sum(fault.down for fault in faults) == 3
+    assert all(fault.kind in fault_times.LOST for fault in faults if fault.down)
+    with pytest.raises(UserError, match=r"must be from 0 to 4, the number of lost nodes, not 5"):
+        rehearse.check({"kill-node": 3, "silent-node": 1}, 10.0, down=5)
+
+
 # --- comparison
 
 
