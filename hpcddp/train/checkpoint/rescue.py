@@ -17,6 +17,7 @@ from seed, rank and step, the schedule and the position from the step.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -190,7 +191,7 @@ class Rescue:
     def _answer(self) -> None:
         """Tell which step this rank holds, and save it if that is the verdict."""
         held = self._held if self._turn.acquire(timeout=TURN) else None
-        held = held if self._sound() else None
+        held = held if held is not None and self._sound() else None
         self._slot.tell(slots.UNFIT if held is None else slots.WAITS, held or 0, self._seconds)
         if held is None or self._verdict(slots.NONE) != slots.SAVE:
             return
@@ -212,10 +213,12 @@ class Rescue:
     def _sound(self) -> bool:
         """Whether what this rank holds is of its step, and good. What a script saves besides its
         model, rank 0 has."""
-        assert self._loose is not None
-        return self._loose.sound(self._parts()) and (
-            not self._live.more or 0 in self._spread.replica
-        )
+        if self._live.more and 0 not in self._spread.replica:
+            return False
+        with contextlib.suppress(Exception):  # of a model that the script has changed
+            assert self._loose is not None
+            return self._loose.sound(self._parts())
+        return False
 
     def _parts(self) -> state_dict.Parts:
         assert self._loose is not None
