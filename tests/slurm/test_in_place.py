@@ -165,7 +165,9 @@ def first_step(desk: Desk, run: str) -> int:
     return read_step(desk.run(run).attempt(1))[0]
 
 
+@pytest.mark.full
 def test_the_loss_of_the_scripts_node_with_a_spare_is_a_requeue(desk: Desk) -> None:
+    """Without the supervisor, the parent of the other node has the newest step saved."""
     run = desk.submit(*SIZE, "--spares", "1", *LONG)
     desk.training(run, step=20)
     (first,) = desk.attempts(run)
@@ -174,6 +176,7 @@ def test_the_loss_of_the_scripts_node_with_a_spare_is_a_requeue(desk: Desk) -> N
         desk.until(lambda s: s["attempt"] > 1 and s["step"] > first_step(desk, run), run)
     first, *_, last = desk.attempts(run)
     assert first.job_id == last.job_id and last.host != first.host
+    assert lost(desk.run(run)) == 0
     desk("cancel", run)
     desk.until(lambda s: s["state"] == "CANCELLED", run)
 
