@@ -32,7 +32,7 @@ def clean_environ(sandbox: Sandbox) -> dict[str, str]:
 
 
 @pytest.fixture(scope="session")
-def slurm(pytestconfig: pytest.Config) -> Iterator[Slurm]:
+def slurm(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
     try:
         daemons.require(accounting=True)
     except SandboxError as error:
@@ -42,6 +42,7 @@ def slurm(pytestconfig: pytest.Config) -> Iterator[Slurm]:
         pytest.skip(f"no Slurm: {error.what}")
     # Not below pytest's own folder: its long path leaves no room for the daemons' sockets.
     with tempfile.TemporaryDirectory(prefix="hpcddp-", dir="/tmp") as parent:
+        tmp_path_factory.getbasetemp()  # before: later folders in /tmp are not shared
         # Its nodes see what tests mount, as on a machine with systemd.
         subprocess.run(["mount", "--make-rshared", "/"], check=True)
         sandbox = Sandbox(Path(parent, "slurm"))
