@@ -91,6 +91,10 @@ class AttemptDir:
     def trace(self, rank: int) -> Path:
         return self.path / f"trace-{rank}.jsonl"
 
+    def traces(self) -> list[Path]:
+        """The traces of all ranks."""
+        return sorted(self.path.glob("trace-*.jsonl"))
+
 
 class RunDir:
     """A run folder; only this class names the paths in it."""

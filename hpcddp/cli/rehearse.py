@@ -103,10 +103,12 @@ def table(report: Report) -> str:
     reason = f": {report.reason}" if report.reason else ""
     known = report.steps_lost is not None
     lost = f"{report.steps_lost} of {report.steps}" if known else "unknown"
+    again = f"in flight      {report.steps_repeated}, taken again" if report.steps_repeated else ""
     return "\n".join([
         *tables.table(rows),
         f"the run is {report.state}{reason}",
         f"steps lost     {lost}{needless}",
+        *filter(None, [again]),
         f"weights equal  {_yes(report.weights_equal)}",
         f"order equal    {order}",
         f"seed           {report.seed}",

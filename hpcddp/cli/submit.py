@@ -205,6 +205,6 @@ def show(plan: Plan, folder: RunDir, as_json: bool, **more: Any) -> int:
 def note_hours(plan: Plan, hours: float) -> None:
     """Print what an attempt may use, where it has a time limit."""
     if plan.backend == "slurm" and 0 < hours < math.inf:
-        gpus = counted(plan.nodes.max * plan.gpus, "GPU")
+        gpus = counted(plan.allocated.max * plan.gpus, "GPU")
         amount = f"{hours:.4g} GPU hour" + ("" if hours == 1 else "s")
         say.note(f"an attempt uses up to {amount}, of {gpus}")

@@ -81,11 +81,12 @@ def become(
     preemption.restore()  # from here on a stop signal ends the process
     if preemption.requested:
         return 128 + int(getattr(signal, preemption.signal))
-    if environ.get("HPCDDP_FORKED"):
-        from hpcddp.launch.script import Script
+    if variables.pop("HPCDDP_FORKED", ""):
+        from hpcddp.launch import script
 
-        os.environ.update(variables)
-        return Script(words).run()
+        if here := script.in_process(words):
+            os.environ.update(variables)
+            return here.run()
     try:
         execute(words, variables)
     except OSError as error:

@@ -78,6 +78,15 @@ def other_python(script: Script) -> Path | None:
     return None if named.absolute().parent == Path(sys.executable).parent else named
 
 
+def in_process(words: Sequence[str]) -> Script | None:
+    """A command that this process can run itself; None for one that must replace it."""
+    try:
+        script = Script(words)
+    except UserError:
+        return None
+    return None if other_python(script) else script
+
+
 def _execute(path: str) -> None:
     """Run a script in a new module `__main__`, as the interpreter does."""
     main: Any = types.ModuleType("__main__")

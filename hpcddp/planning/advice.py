@@ -109,7 +109,7 @@ def gpu_hours(plan: Plan) -> float:
     """GPU hours that one attempt can use; infinity without a time limit, 0 without GPUs."""
     limit = str(plan.spec.slurm.get("time", "")) or (plan.site.limit if plan.site else "")
     asks = gpu_request.asks(plan.spec, plan.gpu_request)
-    gpus = plan.nodes.max * plan.gpus if asks else 0
+    gpus = plan.allocated.max * plan.gpus if asks else 0
     return gpus * time_limit.seconds(limit or "0", "time") / 3600 if gpus else 0.0
 
 

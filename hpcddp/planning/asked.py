@@ -63,6 +63,9 @@ class Asked(NamedTuple):
         sources.setdefault("nodes", "default")
         sources.setdefault("gpus", "default")
         job.cluster = profile.name if above.cluster in ("auto", profile.name) else str(profile.path)
+        if profile.cluster.backend != "slurm" and not sources.get("spares", "--").startswith("--"):
+            job.spares = 0
+            notes = [*notes, "spares is left out: this machine is one node"]
         nodes = parse_nodes(job.nodes, where=sources["nodes"])
         if job.total_gpus:
             sources["gpus"] = sources["total_gpus"]

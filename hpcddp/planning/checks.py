@@ -80,7 +80,7 @@ def check(asked: Asked, environ: Mapping[str, str], folder: Path, *, begun: bool
     data(job, sources)
     environment(job, sources, profile)
     options(job, sources, gpus=profile.cluster.gpu_option != "none" and job.device != "cpu")
-    limits(job, nodes, gpus, profile)
+    limits(job, asked.allocated, gpus, profile)
     if asked.backend == "slurm":
         variables(environ)
 
@@ -249,14 +249,22 @@ def _set_by_hpcddp(name: str, value: object, where: str, *, gpus: bool) -> None:
 
 
 def limits(job: JobSpec, nodes: NodeRange, gpus: int, profile: Profile) -> None:
+    """What is asked for is within the limits of the profile.
+
+    Args:
+        nodes: with the spares.
+    """
     cluster = profile.cluster
+    spares = " with spares" if job.spares else ""
     for asked, limit, text, option in (
-        (nodes.max, cluster.nodes, counted(nodes.max, "node"), "--nodes"),
+        (nodes.max, cluster.nodes, counted(nodes.max, "node") + spares, "--nodes"),
         (gpus, cluster.gpus_per_node, f"{counted(gpus, 'GPU')} per node", "--gpus"),
     ):
         if limit and asked > limit:
             text = f"{text} requested, but {profile.name} has {limit}"
             hint = f"use {option} {limit} or fewer"
+            if job.spares and option == "--nodes":
+                hint += ", of them --spares"
             raise ClusterError(text, where=str(profile.path), hint=hint)
     if cluster.max_time and "time" in job.slurm:
         time, most = str(job.slurm["time"]), cluster.max_time

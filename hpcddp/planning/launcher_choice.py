@@ -47,6 +47,10 @@ def _check_spares(asked: Asked, row: Launcher) -> None:
     if asked.backend != "slurm":
         raise UserError("spares requires Slurm: this machine is one node", where=where,
                         hint="remove it")  # fmt: skip
+    if asked.spec.software.container.image:
+        raise UserError("spares does not work with a container: from there, a node cannot ask "
+                        "Slurm whether another one is lost", where=where,
+                        hint="remove one of them")  # fmt: skip
     for key in ("enabled", "here"):
         if not getattr(asked.spec.requeue, key):
             raise UserError(f"spares has no effect if requeue.{key} is false", where=where,
@@ -61,6 +65,8 @@ def _forked(asked: Asked, row: Launcher) -> None:
     """A launcher that runs scripts in its own processes runs them in this Python."""
     from hpcddp.launch import script
 
+    if asked.spec.spares:  # it can start any command
+        return
     for words in filter(None, (asked.spec.command, asked.spec.resume_command)):
         if named := script.other_python(script.Script(words)):
             raise UserError(
@@ -72,6 +78,8 @@ def _forked(asked: Asked, row: Launcher) -> None:
 
 
 def outlives_nodes(job: JobSpec, row: Launcher, nodes: NodeRange) -> bool:
-    """Whether the job may continue, in place, when a node is lost: on a spare, or on fewer."""
-    able = job.requeue.here and row.facts.get("spares") and "slurm" in row.backends
-    return bool(able) and nodes.min < nodes.max + job.spares
+    """Whether the job may continue, in place, when a node is lost: on a spare, or on fewer. From a
+    container, no other node can ask Slurm whether that of the script is lost."""
+    able = job.requeue.enabled and job.requeue.here and not job.software.container.image
+    able = able and row.facts.get("spares", False) and "slurm" in row.backends
+    return able and nodes.min < nodes.max + job.spares

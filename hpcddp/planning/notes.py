@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from hpcddp.data import names
-from hpcddp.errors import UserError, install_extra
+from hpcddp.errors import install_extra
 from hpcddp.launch import script
 from hpcddp.launch.launchers import LAUNCHERS
 from hpcddp.planning.clusters import Profile
@@ -47,7 +47,8 @@ def notes(
 
 def _faster_start(job: JobSpec, ranks: int, runs: Path) -> list[str]:
     """What the launcher of tasks would save a script that can use it; at the first run of a job."""
-    if not job.command or job.launcher or ranks < 2 or job.own_programs:
+    words = list(filter(None, (job.command, job.resume_command)))
+    if not words or job.launcher or not all(map(script.in_process, words)):
         return []
     other = next(row.name for row in LAUNCHERS.values() if row.tasks)
     if job.spares:
@@ -55,14 +56,7 @@ def _faster_start(job: JobSpec, ranks: int, runs: Path) -> list[str]:
             f"--spares starts the ranks by the launcher {other}, which imports torch before the "
             "script runs: variables that torch reads at its import go into [env]"
         ]
-    try:
-        foreign = any(
-            script.other_python(script.Script(words))
-            for words in (job.command, job.resume_command) if words
-        )  # fmt: skip
-    except UserError:  # no script of Python
-        return []
-    if foreign or any(runs.glob(f"{job.name}-*")):
+    if ranks < 2 or job.own_programs or any(runs.glob(f"{job.name}-*")):
         return []
     return [
         f"--launcher {other} imports torch once per node, and not in each of its {ranks} ranks: "

@@ -128,7 +128,7 @@ class Plan:
     def checks_nodes(self) -> bool:
         """Whether the nodes are checked while the ranks start: only of several nodes one can be
         missed."""
-        return self.backend == "slurm" and self.nodes.max > 1 and self.spec.preflight != "off"
+        return self.backend == "slurm" and self.allocated.max > 1 and self.spec.preflight != "off"
 
     def worker_command(self, run: RunDir) -> list[str]:
         """How a rank starts."""

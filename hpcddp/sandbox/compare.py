@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from typing import Any
+from typing import Any, NamedTuple
 
 from hpcddp.rundir import RunDir, read_lines, read_step
 
@@ -20,29 +20,38 @@ def traces(run: RunDir, rank: int = 0) -> dict[int, list[Step]]:
     return {number: steps for number, steps in attempts.items() if steps}
 
 
+class _Span(NamedTuple):
+    """The first and the last step whose forward pass any rank has run in an attempt, and the last
+    one that was completed."""
+
+    first: int
+    last: int
+    completed: int
+
+
+def _spans(run: RunDir) -> dict[int, _Span]:
+    """Those of the attempts with steps."""
+    spans = {}
+    for attempt in run.all_attempts():
+        lines = [list(read_lines(path)) for path in attempt.traces()]
+        if steps := [each[end]["step"] for each in lines if each for end in (0, -1)]:
+            completed = read_step(attempt)[0] or min(steps) - 1
+            spans[attempt.number] = _Span(min(steps), max(steps), min(completed, max(steps)))
+    return spans
+
+
 def lost(run: RunDir) -> dict[int, int]:
-    """Attempt -> the number of its steps that the next attempt with steps repeated, without the one
-    that was in flight at its end: that one has changed nothing."""
-    steps = traces(run)
-    pairs = itertools.pairwise(steps)
-    return {a: max(0, _last(run, a, steps[a]) - steps[b][0]["step"] + 1) for a, b in pairs}
-
-
-def _last(run: RunDir, attempt: int, lines: list[Step]) -> int:
-    """The last step that an attempt completed; one in flight has a line too."""
-    last = int(lines[-1]["step"])
-    return min(read_step(run.attempt(attempt))[0] or last, last)
+    """Attempt -> the number of steps that it had completed, and the next attempt with steps took
+    again."""
+    pairs = itertools.pairwise(_spans(run).items())
+    return {a: max(0, before.completed - after.first + 1) for (a, before), (_, after) in pairs}
 
 
 def repeated(run: RunDir) -> int:
-    """Optimizer steps that were repeated, over all attempts, without those in flight."""
-    steps = traces(run)
-    numbers = [line["step"] for lines in steps.values() for line in lines]
-    in_flight = 0
-    for a, b in itertools.pairwise(steps):
-        last = steps[a][-1]["step"]
-        in_flight += _last(run, a, steps[a]) < last and steps[b][0]["step"] <= last
-    return len(numbers) - len(set(numbers)) - in_flight
+    """The number of steps that were in flight at the end of an attempt, and were taken again: they
+    had changed nothing."""
+    pairs = itertools.pairwise(_spans(run).values())
+    return sum(max(0, a.last - max(a.completed, b.first - 1)) for a, b in pairs)
 
 
 def difference(reference: RunDir, run: RunDir, ranks: int) -> str:

@@ -55,8 +55,10 @@ class Fault:
     after: float  # seconds after the start of the attempt, for one during the start
     aim: float  # its rank or node: a share of them, from 0 to 1
     second: float | None = None  # seconds after it until a rank is killed as well
+    second_attempt: int = 0  # the one that this hit; 0 before
     down: bool = False  # its node returns only when Slurm has marked it as down
     attempt: int = 0  # that it hit; 0 before
+    node: str = ""  # that it lost
     at: int = 0  # its real step
     when: float = 0.0  # seconds since the epoch
     failed: str = ""  # the reason why the run did not survive it

@@ -52,11 +52,12 @@ def kill_head(run: RehearsedRun, fault: Fault, watch: float) -> None:
 
 def silent_node(run: RehearsedRun, fault: Fault, watch: float) -> None:
     """A node has no network, or no power, for some time: all its processes are paused."""
-    node, home = _node(run, fault), str(run.sandbox.logs.parent)
+    fault.node = node = _node(run, fault)
+    home = str(run.sandbox.logs.parent)
     paused = [run.sandbox.daemon(f"slurmd-{node}"), *own_processes.of_jobs(home, node)]
     own_processes.send(paused, signal.SIGSTOP)
     try:
-        _outlast(run, fault, node)
+        _outlast(run, fault)
     finally:
         own_processes.send(paused, signal.SIGCONT)
     run.until(lambda: _back(run, node), f"{node} to return")
@@ -71,24 +72,24 @@ def _node(run: RehearsedRun, fault: Fault) -> str:
     """A node of the run; with spares, one that a spare can replace."""
     hosts, facts = run.hosts(), run.facts()
     if read_record(run.folder).spec.get("spares"):
-        hosts = [host for host in hosts if host != facts.host]
+        hosts = [host for host in hosts if host != facts.host] or hosts
     return fault.pick(hosts)
 
 
 def _kill_node(run: RehearsedRun, fault: Fault, node: str) -> None:
-    home = str(run.sandbox.logs.parent)
+    fault.node, home = node, str(run.sandbox.logs.parent)
     run.sandbox.stop_daemon(f"slurmd-{node}", signal.SIGKILL)
     while left := own_processes.of_jobs(home, node):
         own_processes.end(left, signal.SIGKILL, 1.0)
-    _outlast(run, fault, node)
+    _outlast(run, fault)
     run.sandbox.start_daemon(f"slurmd-{node}")
     run.until(lambda: _back(run, node), f"{node} to return")
 
 
-def _outlast(run: RehearsedRun, fault: Fault, node: str) -> None:
+def _outlast(run: RehearsedRun, fault: Fault) -> None:
     """Wait until the run continues without a node, and perhaps until Slurm does too."""
-    run.until_after(fault.attempt)
-    while fault.down and "down" not in _state(run, node):
+    run.until_after(fault.attempt, without=fault.node)
+    while fault.down and "down" not in _state(run, fault.node):
         run.look()
         time.sleep(PAUSE)
 
@@ -185,6 +186,7 @@ def second(run: RehearsedRun, fault: Fault) -> Iterator[None]:
             with contextlib.suppress(HpcddpError, OSError):
                 ranks = [rank for rank in run.ranks() if rank.alive()]
                 if ranks:
+                    fault.second_attempt = run.number
                     own_processes.send([fault.pick(ranks)], signal.SIGKILL)
                     return
 

@@ -42,6 +42,7 @@ class Report:
     reason: str = ""
     steps_lost: int | None = None  # None: unknown, without steps or an end
     steps_needless: int = 0  # of these, more than the faults explain
+    steps_repeated: int = 0  # that were in flight at a fault: they had changed nothing
     weights_equal: bool | None = False  # None: the program does not record them
     order_equal: bool | None = False
     difference: str = ""  # the first one, where the order is not equal
@@ -63,13 +64,13 @@ def outcomes(run: RehearsedRun, drawn: list[Fault]) -> list[FaultOutcome]:
     """The outcome of each fault."""
     lost = compare.lost(run.folder)
     attempts = {summary.attempt: summary for summary in history.summaries(run.folder)}
-    return [_outcome(run, fault, lost.get(fault.attempt, 0), attempts) for fault in drawn]
+    return [_outcome(run, fault, lost, attempts) for fault in drawn]
 
 
 def _outcome(
     run: RehearsedRun,
     fault: Fault,
-    lost: int,
+    lost_of: Mapping[int, int],
     attempts: Mapping[int, history.AttemptSummary],
 ) -> FaultOutcome:
     if not fault.attempt:
@@ -78,7 +79,11 @@ def _outcome(
     hit = attempts[fault.attempt]
     later = [n for n in run.first_steps if n > fault.attempt]
     done = any(each.cause == "done" for n, each in attempts.items() if n >= fault.attempt)
-    allowed = max(0, hit.last - hit.saved) if KINDS[fault.kind] else 0
+    # Attempts that had no time to save.
+    ended = {fault.attempt} if KINDS[fault.kind] else set[int]()
+    ended |= {fault.second_attempt} & attempts.keys()
+    allowed = sum(max(0, attempts[n].last - attempts[n].saved) for n in ended)
+    lost = sum(lost_of.get(n, 0) for n in ended | {fault.attempt})
     reason = fault.failed
     if not later and not done:
         reason = reason or f"no training after it: {hit.cause}; {hit.action} {hit.reason}".strip()

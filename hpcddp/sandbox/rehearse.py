@@ -95,6 +95,7 @@ def _size(layers: list[Layer]) -> tuple[int, int, int]:
 def _kept(runs: Path | None, say: Say) -> Iterator[Path]:
     """The folder of the two runs: the given one, or a new one, which stays if a run is in it."""
     root = runs.absolute() if runs else Path(tempfile.mkdtemp(prefix="hpcddp-rehearsal-"))
+    root.mkdir(parents=True, exist_ok=True)  # the sandbox's nodes share what is there at its start
     try:
         yield root
     except KeyboardInterrupt:
@@ -168,10 +169,9 @@ class _Rehearsal:
 
     def _compare(self, reference: RunDir, run: RunDir, report: Report) -> None:
         """Fill in the comparison of both runs."""
-        lost = compare.repeated(run)
+        lost, report.steps_repeated = sum(compare.lost(run).values()), compare.repeated(run)
         report.steps_lost = lost if report.state == "COMPLETED" else None
-        survived = [fault for fault in report.faults if KINDS[fault.fault] and fault.survived]
-        cost = sum(fault.steps_lost or 0 for fault in survived)
+        cost = sum(fault.steps_lost or 0 for fault in report.faults if fault.survived)
         report.steps_needless = max(0, lost - cost)
         report.difference = compare.difference(reference, run, self.plan.topology.world_size)
         report.order_equal = not report.difference
@@ -240,7 +240,7 @@ class _Rehearsal:
                 self._prepare(run, following, 0 if run.clock else fault.at, timeline)
                 with faults.second(run, fault):
                     faults.PLAY[fault.kind](run, fault, self.watch)
-                    run.until_after(fault.attempt)
+                    run.until_after(fault.attempt, without=fault.node)
         except Over as end:
             reason = f": {end.status.reason}" if end.status.reason else ""
             self.say(f"the run has ended as {end.status.state}{reason}")

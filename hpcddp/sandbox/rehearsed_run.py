@@ -112,9 +112,15 @@ class RehearsedRun:
                 raise SandboxError(message, where=str(self.folder.path))
             time.sleep(LOOK)
 
-    def until_after(self, number: int) -> None:
-        """Wait until an attempt after this one has begun."""
-        self.until(lambda: self.number > number, "the next attempt")
+    def until_after(self, number: int, *, without: str = "") -> None:
+        """Wait until an attempt after this one has begun, or this one goes on without a node that
+        was lost before its ranks were started."""
+
+        def continues() -> bool:
+            at, step = self.look()
+            return at > number or bool(without and step > 0 and without not in self.hosts())
+
+        self.until(continues, "the next attempt")
 
     def _ended(self) -> Status | None:
         """The run's status if it has ended for good; Slurm is asked only from time to time."""
