@@ -1,8 +1,8 @@
 """What a step costs that could be saved at a failure, beside the same step of the same ranks.
 
-Two ranks on this machine, each with a parent of its own: sockets to their supervisor with signs of
-life, steps that are told and marked, buffers that are levelled. The floor is the launcher `fork`
-alone, whose ranks have none of it. A figure is of one optimizer step: its time, and the CPU seconds
+Two ranks on this machine, each as a node of its own with a parent: sockets to the supervisor with
+signs of life, steps that are told and marked, buffers that are levelled. The floor is the launcher
+`fork` on such nodes, whose ranks have none of it. A figure is of one optimizer step: its time, and the CPU seconds
 of all processes of the job, from the step WARM_UP on.
 """
 
@@ -22,11 +22,11 @@ from hpcddp.attempt.rendezvous import free_port
 from hpcddp.rundir import RunDir, read_step
 
 LIMIT = 1.01
-RANKS = 2
+NODES = 2  # of one rank
 WARM_UP, STEPS = 50, 600
 KEYS = {
     "launcher": "fork",
-    "global_batch": RANKS * 48,
+    "global_batch": NODES * 48,
     "model.width": 24,
     "epochs": 0,
     "max_steps": WARM_UP + STEPS + 100,
@@ -58,7 +58,7 @@ def _steps(site: Site, armed: bool) -> tuple[float, float]:
     """The seconds of a step, and its CPU seconds in all processes."""
     folder = site.fresh()
     keys = [word for key, value in KEYS.items() for word in ("--set", f"{key}={value}")]
-    shape = ["--cluster", "local", "--nodes", "1", "--gpus", str(RANKS)]
+    shape = ["--cluster", "local", "--nodes", str(NODES), "--gpus", "1"]
     output([HPCDDP, "render", *shape, *keys], site.environ, folder)
     (path,) = (folder / "runs").iterdir()
     run = RunDir(path)
@@ -83,11 +83,12 @@ def _command(run: RunDir, script: int, armed: bool) -> list[str]:
     """The ranks of the run, with parents and their supervisor or without."""
     python = [PYTHON, "-P", "-m"]
     worker = [*python, "hpcddp.worker", str(run.path)]
+    srun = [*python, "hpcddp.launch.spawn", "--no-label", str(NODES), "1"]
     if not armed:
-        return [*python, "hpcddp.launch.fork", str(RANKS), *worker]
-    parent = [*python, "hpcddp.launch.parent", str(RANKS), *worker]
-    srun = [*python, "hpcddp.launch.spawn", "--no-label", "1", "1", *parent]
-    return [*python, "hpcddp.attempt.host", "ranks", str(run.path), "1", str(script), "1", *srun]
+        return [*srun, *python, "hpcddp.launch.fork", "1", *worker]
+    parent = [*python, "hpcddp.launch.parent", "1", *worker]
+    host = [*python, "hpcddp.attempt.host", "ranks", str(run.path), "1", str(script), str(NODES)]
+    return [*host, *srun, *parent]
 
 
 def _environ(site: Site, run: RunDir) -> dict[str, str]:
@@ -96,10 +97,8 @@ def _environ(site: Site, run: RunDir) -> dict[str, str]:
         "MASTER_PORT": str(free_port()),
         "GLOO_SOCKET_IFNAME": "lo",
     }
-    node = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1",
-            "GROUP_RANK": "0", "OMP_NUM_THREADS": "1"}  # fmt: skip
-    mine = {"HPCDDP_RUN_DIR": str(run.path), "HPCDDP_ATTEMPT": "1"}
-    return {**site.environ, **where, **node, **mine}
+    mine = {"HPCDDP_RUN_DIR": str(run.path), "HPCDDP_ATTEMPT": "1", "OMP_NUM_THREADS": "1"}
+    return {**site.environ, **where, **mine}
 
 
 def _reach(run: RunDir, job: subprocess.Popen[bytes], step: int) -> tuple[int, float, float]:

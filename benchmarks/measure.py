@@ -69,6 +69,7 @@ class Row:
         ratio_least: lower limit of the ratio of the medians, where more is better.
         limit: upper limit of the median of ``ours``, in units (exclusive).
         apart: check the ratio only if the interquartile ranges of both sides do not overlap.
+        twice: none of ``ours`` may be above twice the limit.
     """
 
     name: str
@@ -80,6 +81,7 @@ class Row:
     allowance: float = 0.0
     ratio_least: float | None = None
     apart: bool = False
+    twice: bool = False
 
     @property
     def ratio(self) -> float:
@@ -103,5 +105,6 @@ class Row:
         return (
             (self.ratio_limit is None or self.ratio - beyond <= self.ratio_limit)
             and (self.limit is None or median(self.ours) < self.limit)
+            and (not self.twice or max(self.ours) <= 2 * (self.limit or math.inf))
             and (self.ratio_least is None or self.ratio >= self.ratio_least)
         )

@@ -4,16 +4,12 @@ On a real Slurm on this machine: 2 nodes x 2 ranks, 1 spare node, steps of 0.05 
 starts with the fault, and ends with the first step that the run had not taken before. The floor is
 the same job with ``requeue.here = false`` and a killed rank. Where the node of the batch script
 fails, a second row starts at the moment in which Slurm has that node down.
-
-A last row has the memory of the parent on the spare node, which has no ranks, beside a Python that
-has imported torch.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import threading
 import time
@@ -22,10 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from benchmarks.measure import Row
-from benchmarks.memory import held
-from benchmarks.site import HPCDDP, PYTHON, Site, output
-from hpcddp import processes
-from hpcddp.attempt.link.parents import PARENT
+from benchmarks.site import HPCDDP, Site, output
 from hpcddp.errors import HpcddpError
 from hpcddp.rundir import RunDir, read_step
 from hpcddp.sandbox import daemons, faults
@@ -50,7 +43,6 @@ KINDS = {
     "kill-script": ("recover, killed script", 30.0),
     "kill-head": ("recover, killed host", None),
 }
-IDLE = 300e6  # bytes
 DOWN = ("recover, after its node is down", 30.0)
 
 
@@ -59,25 +51,22 @@ def rows(site: Site) -> Iterator[Row]:
         bench = _Bench(site, sandbox)
         floor = bench.take("crash", "requeue.here=false")
         for kind, (name, limit) in KINDS.items():
-            spares = ("--spares", str(SPARES)) if kind in ("kill-node", "silent-node") else ()
-            ours = bench.take(kind, *spares)
-            yield Row(name, ours, floor, limit=limit)
+            hangs = [f"train.hang_seconds={HANG_SECONDS}"] if kind == "hang" else []
+            ours = bench.take(kind, "--spares", str(SPARES), *hangs)
+            yield Row(name, ours, floor, limit=limit, twice=limit is not None)
             if kind == "kill-head":
-                yield Row(DOWN[0], bench.after_down, floor, limit=DOWN[1])
-        yield Row("recover, idle parent", bench.idle, [_bare()], unit="B", limit=IDLE)
+                yield Row(DOWN[0], bench.after_down, floor, limit=DOWN[1], twice=True)
 
 
 class _Bench:
     """The measurements on one sandbox.
 
-    ``after_down`` has the seconds from the moment at which Slurm has a node down, ``idle`` the
-    bytes of parents without ranks.
+    ``after_down`` has the seconds from the moment at which Slurm has a node down.
     """
 
     def __init__(self, site: Site, sandbox: Sandbox) -> None:
         self.site, self.sandbox = site, sandbox
         self.after_down: list[float] = []
-        self.idle: list[float] = []
 
     def take(self, kind: str, *how: str) -> list[float]:
         """The seconds of each of some faults of a kind.
@@ -95,7 +84,6 @@ class _Bench:
     def _fault(self, kind: str, aim: float, words: list[str]) -> float:
         run = RehearsedRun(self.sandbox, self._submit(words), PATIENCE)
         run.until(lambda: run.look()[1] >= FROM, "the first steps")
-        self._weigh()
         fault = Fault(kind, FROM, 0.0, aim, attempt=1)
         host = run.facts().host
         new = _Moment(lambda: _new_step(run.folder))
@@ -110,20 +98,13 @@ class _Bench:
         run.until(lambda: not run.tasks(), "the end of the job", ends=True)
         return seconds
 
-    def _weigh(self) -> None:
-        """Note the memory of parents without ranks."""
-        for path in Path("/proc").glob("[0-9]*/comm"):
-            with suppress(OSError):
-                if path.read_text().strip() == PARENT and not processes.children(_pid(path)):
-                    self.idle.append(held(_pid(path)))
-
     def _submit(self, words: list[str]) -> RunDir:
         folder = self.site.fresh()
         (folder / "jobs").mkdir()
         (folder / "jobs/heavy.py").write_text(TASK.read_text())
         (folder / "jobs/heavy.toml").write_text("global_batch = 4\nmax_steps = 100000\n")
         profile = str(self.sandbox.folder.parent / "rehearsal.toml")
-        keys = {"dataset.pause": "0.05", "train.hang_seconds": HANG_SECONDS}
+        keys = {"dataset.pause": "0.05"}
         command = [HPCDDP, "submit", "heavy", "--nodes", str(NODES), "--gpus", str(RANKS),
                    "--cluster", profile, "--partition", "low", "--detach", "--json"]  # fmt: skip
         sets = [word for key, value in keys.items() for word in ("--set", f"{key}={value}")]
@@ -132,21 +113,6 @@ class _Bench:
     def _is_down(self, host: str) -> bool:
         state = load(self.sandbox.folder)
         return state is not None and "down" in daemons.node_states(state)[host]
-
-
-def _pid(path: Path) -> int:
-    return int(path.parent.name)
-
-
-def _bare() -> float:
-    """The bytes of a Python that has imported torch and nothing else."""
-    words = [PYTHON, "-c", "import torch, torch.distributed; print(flush=True); input()"]
-    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as bare:
-        assert bare.stdout
-        bare.stdout.readline()
-        figure = held(bare.pid)
-        bare.communicate(b"\n")
-    return figure
 
 
 def _new_step(run: RunDir) -> float:

@@ -52,7 +52,8 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 def _limit(row: Row, scale: float, unit: str) -> str:
     if row.limit is not None:
-        return f"{row.limit / scale:g} {unit}"
+        most = f", each {2 * row.limit / scale:g}" if row.twice else ""
+        return f"{row.limit / scale:g} {unit}{most}"
     if row.ratio_limit is None:
         return f">={row.ratio_least:.2f}"
     more = f"+{row.allowance:g} {row.unit}" if row.allowance else ""
