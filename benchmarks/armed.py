@@ -2,8 +2,8 @@
 
 Two ranks on this machine, each as a node of its own with a parent: sockets to the supervisor with
 signs of life, steps that are told and marked, buffers that are levelled. The floor is the launcher
-`fork` on such nodes, whose ranks have none of it. A figure is of one optimizer step: its time, and the CPU seconds
-of all processes of the job, from the step WARM_UP on.
+`fork` on such nodes, whose ranks have none of it. A figure is of one optimizer step: its time, and
+the CPU seconds of all processes of the job, from the step WARM_UP on.
 """
 
 from __future__ import annotations

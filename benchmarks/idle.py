@@ -1,4 +1,4 @@
-"""The memory of a parent without ranks, as on a spare node, beside a Python that has imported torch.
+"""The memory of a parent without ranks, as on a spare node, beside a Python with torch.
 
 No other process of this machine should have torch in memory, as on that node: shared pages count in
 parts.

@@ -123,6 +123,15 @@ def kind_of(error: BaseException, *, stepped: bool) -> str:
     return "mistake" if not stepped and not isinstance(error, MAY_PASS) else "crash"
 
 
+def of_a_peer(error: BaseException | None) -> bool:
+    """Whether a rank has failed since another one is gone, by the error or what caused it."""
+    while error is not None:
+        if kind_of(error, stepped=True) == "peer":
+            return True
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return False
+
+
 def is_peer(record: Mapping[str, Any]) -> bool:
     """Whether a record only says that another rank is gone."""
     if "kind" in record:

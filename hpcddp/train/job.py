@@ -24,9 +24,9 @@ from hpcddp.rundir import RunDir, write_json
 from hpcddp.spec import JobSpec
 from hpcddp.topology import Rank
 from hpcddp.train import arrival
-from hpcddp.train.checkpoint import disk_retry, rescue
+from hpcddp.train.checkpoint import disk_retry
 from hpcddp.train.checkpoint.lease import Lease
-from hpcddp.train.monitor.heartbeat import Heartbeat
+from hpcddp.train.monitor.heartbeat import Heartbeat, outlast
 from hpcddp.train.monitor.metrics import OnRecord, Recorder
 from hpcddp.train.monitor.watchdog import watching
 from hpcddp.train.rank import node_speed
@@ -120,7 +120,7 @@ def train_in(
 
 def _leave(slot: Slot, end: Callable[[], object]) -> None:
     """End the process at a hang, once it is not needed to save its step."""
-    rescue.outlast(slot)
+    outlast(slot)
     end()
 
 

@@ -29,7 +29,6 @@ from hpcddp.attempt import exit_codes, lost_script
 from hpcddp.errors import UserError
 from hpcddp.preempt import Preemption
 from hpcddp.rundir import write_json
-from hpcddp.train.checkpoint import snapshot
 from hpcddp.train.checkpoint.snapshot import Live, Position
 from hpcddp.train.input.batches import Micro
 from hpcddp.train.input.loaders import LoaderPosition, batch_size
@@ -71,23 +70,25 @@ class Run:
         self._due = False  # a step was taken, and not handled by _look
         self._read = -1  # the epoch that `batches` read last
         self.stopped = False  #: all ranks have saved and must exit
-        self._place = LoaderPosition(torch.initial_seed(), world.rank.world_rank)
         if session:
             self._open(session, live, keep)
+        else:
+            self._place = LoaderPosition(torch.initial_seed(), world.rank.world_rank)
 
     def _open(self, session: Session, live: Live, keep: int) -> None:
         """Load the checkpoint, if there is one."""
         session.open(live, keep, self._hint, optimizer=True, schedule=True)
         self._at, self.resumed = session.at, session.resumed is not None  # it never goes back
         self.state = session.meta.get("own") or {}
-        session.follow()
+        self._place = LoaderPosition.of(self.world, session.meta, session.fixed)
         session.start()
+        session.follow()
         if self.resumed:
             session.seed()
             self._random = state_dict.rng_tensors(self.world.rank.world_rank, self.world.device)
         session.begin(self._preemption, NoDetector(), float(os.environ.get("HPCDDP_DEADLINE") or 0))
         if self.world.is_main:
-            atexit.register(session.lease.drop)
+            atexit.register(session.drop)
 
     def _hint(self) -> str:
         """Advice if the loop waits for its data."""
@@ -193,7 +194,6 @@ class Run:
         if self._session:
             self._session.record.took(self._at.step)
             self._log(self._session, loss)
-            self._session.mark(self._facts, early=True)
         self._seen = []
         return False if self._reading else self._look()
 
@@ -204,11 +204,12 @@ class Run:
             return False
         session.mark(self._facts)
         session.seed()
+        session.tell()  # waits for the others, so the step is marked before
         session.saver.poll()
         if session.vote.agreed(self._at.step):
             return self.stop(session.vote)
         if self._every and self._at.step % self._every == 0:
-            session.saver.save(self._at, self._facts())
+            session.saver.save(self._at, session.checked(self._facts()))
         return False
 
     def _log(self, session: Session, loss: Tensor | None) -> None:
@@ -225,7 +226,6 @@ class Run:
         session.trace.step(step, self._at.epoch)
         if step % self._log_every == 0 or meter.first:
             session.add_up(self._at.epoch, torch.zeros((), device=self.world.device))
-            session.tell()
 
     def log(self, **numbers: float | Tensor) -> None:
         """Add numbers of rank 0 to the records of the run: ``run.log(accuracy=0.9)``.
@@ -248,7 +248,8 @@ class Run:
 
     def save(self) -> bool:
         """Save now and wait; whether the newest step is saved."""
-        return self._session is not None and self._session.saver.finish(self._at, self._facts())
+        session = self._session
+        return bool(session and session.saver.finish(self._at, session.checked(self._facts())))
 
     def stop(self, vote: StopVote | None = None) -> bool:
         """Save, record that the run must continue, and exit."""
@@ -257,7 +258,6 @@ class Run:
             return False
         saved = self.save()
         session.end("stopped", vote or session.pause)
-        session.rescue.close()
         if self.world.is_main and saved:
             with contextlib.suppress(OSError):  # without it, the run is requeued as after a crash
                 write_json(session.attempt.left, {"code": exit_codes.STOPPED, "step": self.steps})
@@ -280,9 +280,8 @@ class Run:
         session = self._session
         if session is None:
             return
-        if session.saver.last(self._at, self._facts(), self._asked):
+        if session.saver.last(self._at, session.checked(self._facts()), self._asked):
             session.end("done")
-            session.rescue.close()
             self.world.barrier()
         else:
             self.stop()
@@ -295,5 +294,4 @@ class Run:
 
     def _facts(self) -> dict[str, Any]:
         """The plain data of a checkpoint, besides the state."""
-        snapshot.require_plain(self.state)
         return {"best": {}, "metrics": {}, "owed": False, "first_loss": None, "own": self.state}

@@ -75,10 +75,9 @@ class Session:
         self.attempt = lease.run.attempt(lease.attempt)
         self.retry, self._spread, self._world = retry, spread, spread.world
         self._slow, self._traced, self._slot = slow, trace, slot
-        # In a user's own loop, the meta of the last complete step, the one before its body ended,
-        # and whether both were the same.
-        self._kept, self._early, self._same = dict[str, Any](), dict[str, Any](), False
-        self._seeds = StepSeeds()
+        # In a user's own loop: the meta of the last complete step, and what is the same in all.
+        self._kept, self.fixed = "{}", dict[str, Any]()
+        self._seeds, self._ended = StepSeeds(), False
         self._pending: tuple[int, int] | None = (
             None  # step and epoch of a record whose sums are not read yet
         )
@@ -109,7 +108,9 @@ class Session:
             self._restore(self.resumed)
         step = self.at.step if self.resumed else None
         self.saver = Saver(self.lease, self._spread, live, self.record, keep, step, self.retry)
-        self.rescue = Rescue(self._slot, self.lease, self._spread, live, self.saver, keep)
+        self.rescue = Rescue(
+            self._slot, self.lease, self._spread, live, self.saver, keep, self.retry.touch
+        )
         world, layout = self._world, self._spread.layout
         stages = [layout.place(rank).pp for rank in range(world.size)]
         self._slow_ranks = SlowRanks(self.record, world.hosts, stages, self._slow, hint)
@@ -129,7 +130,11 @@ class Session:
         path = str(self.resumed.relative_to(self.lease.run.path)) if self.resumed else None
         self.record("start", step=self.at.step, epoch=self.at.epoch, resumed=path, **facts)
         self._seeds.settle()
-        self.rescue.begin(self.at, lambda: self._meta(describe()) if describe else self._kept)
+
+        def newest() -> dict[str, Any]:
+            return self._meta(describe()) if describe else json.loads(self._kept) | self.fixed
+
+        self.rescue.begin(self.at, newest)
 
     def begin(self, preemption: Preemption, detector: Detector, deadline: float) -> None:
         """Start the votes on stopping.
@@ -138,6 +143,7 @@ class Session:
             deadline: end of the time limit, in seconds since the epoch; 0 for none.
         """
         self._detector, lease = detector, self.lease
+        self.rescue.suspect = detector.bad
 
         def vote() -> StopVote:
             request = lease.run.request
@@ -152,6 +158,7 @@ class Session:
         """Follow the optimizer of a user's own loop, and its failure."""
         wrapper = weakref.ref(self._live.wrapper) if self._live.wrapper else lambda: None
         self._live.wrapper = None  # the script may delete its own before it ends the process group
+        self.rescue.levelled = (model := wrapper()) is not None and model.broadcast_buffers
 
         def before(*_: Any) -> None:
             self.saver.join()
@@ -177,25 +184,25 @@ class Session:
             self._seeds.seed(self.at.step, self._world.device)
         return self.rescue.able
 
-    def mark(self, facts: Callable[[], dict[str, Any]], *, early: bool = False) -> None:
-        """Note that a user's own loop has completed a step.
-
-        Args:
-            early: the body of the loop still runs. It may change what is saved: a mark counts then
-                only if the step before was not changed.
-        """
+    def mark(self, facts: Callable[[], dict[str, Any]]) -> None:
+        """Note that a user's own loop has completed a step, and its body."""
         self._slot.count(self.at.step)
         if not self.rescue.able:
             return
-        meta = json.loads(json.dumps(self._meta(facts()), default=Tensor.tolist))
-        if early:
-            self._early = meta
-        else:
-            self._same = meta == self._early
-        if not early or (self._same and not self._live.more):
+        with contextlib.suppress(TypeError):  # a save says that its data are not plain
+            kept = json.dumps(self._meta(facts()), default=Tensor.tolist)
             self.rescue.change()
-            self._kept = meta
+            self._kept = kept
             self.rescue.mark(self.at)
+
+    def checked(self, facts: dict[str, Any]) -> dict[str, Any]:
+        """The plain data of a checkpoint of a user's own loop.
+
+        Raises:
+            UserError: those of the user are not plain.
+        """
+        snapshot.require_plain(facts["own"])
+        return facts | self.fixed
 
     def _lead(self) -> float:
         """Seconds before the time limit at which the save must start."""
@@ -241,15 +248,24 @@ class Session:
         return self.pause.agreed(tick, step=self.at.step, now=True)
 
     def end(self, outcome: str, vote: StopVote | None = None, **facts: Any) -> None:
-        """Record how the training ended.
+        """Record how the training ended: all is saved.
 
         Args:
             vote: the vote that stopped it.
         """
+        self.tell()
+        self.rescue.close()
+        self._ended = True
         if vote:
             facts["by"], facts["asked"] = vote.asked_by()
         step, saved = self.at.step, self.saver.saved
         self.record("end", outcome=outcome, step=step, saved=saved, **facts)
+
+    def drop(self) -> None:
+        """Remove the folder of this attempt's saves, but not after a failure of this rank: others
+        may still save."""
+        if self._ended:
+            self.lease.drop()
 
     @contextlib.contextmanager
     def failing(self) -> Iterator[None]:
@@ -257,6 +273,7 @@ class Session:
         try:
             yield
         except RollBack:
+            self.rescue.change()  # the state of this step is not good
             raise
         except Exception as error:
             self.failed(error)

@@ -221,8 +221,7 @@ def write(
     Raises:
         CheckpointError: on all ranks, with the first rank's reason.
     """
-    with _errors(folder), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+    with _errors(folder), _quiet() if alone else contextlib.nullcontext():
         save(
             dict(tensors),
             storage_writer=_Writer(folder),
@@ -248,8 +247,7 @@ def read(
         CheckpointError: on all ranks, with the first rank's reason.
         OSError: on all ranks; a file cannot be read.
     """
-    with _errors(folder, reading=True), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+    with _errors(folder, reading=True), _quiet() if alone else contextlib.nullcontext():
         load(
             dict(tensors),
             storage_reader=_Reader(folder, index),
@@ -263,6 +261,14 @@ def read_all(folder: Path, prefix: str = "") -> dict[str, Tensor]:
     tensors = empty(shapes(folder), prefix)
     read(folder, read_metadata(folder), tensors, None, alone=True)
     return tensors
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without torch's warning that it works without a process group."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        yield
 
 
 @contextlib.contextmanager

@@ -58,7 +58,7 @@ class DiskRetry:
         seconds: float | None = None,
         pause: float | None = None,
     ) -> None:
-        self.world, self._touch = world, touch
+        self.world, self.touch = world, touch
         self._seconds = SECONDS if seconds is None else seconds
         self._pause = PAUSE if pause is None else pause
 
@@ -85,7 +85,7 @@ class DiskRetry:
                     f"all ranks retry for up to {self._seconds:g} s"
                 )
             printed = True
-            self._touch()
+            self.touch()
             time.sleep(self._pause)
 
     def until(self, done: Callable[[], bool], failure: str) -> bool:
@@ -102,7 +102,7 @@ class DiskRetry:
             if self.world.is_main and not printed:
                 say(f"{failure}; all ranks retry for up to {self._seconds:g} s")
             printed = True
-            self._touch()
+            self.touch()
             time.sleep(self._pause)
         return True
 

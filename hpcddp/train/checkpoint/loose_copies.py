@@ -10,6 +10,9 @@ from torch import Tensor, nn
 
 from hpcddp.train.parallel import state_dict
 from hpcddp.train.parallel.state_dict import Parts, Resting
+from hpcddp.train.rank.spread import local
+
+SAMPLES = 16  # tensors of which one number is noted, at least
 
 
 class LooseCopies:
@@ -18,16 +21,25 @@ class LooseCopies:
     as averages for an evaluation.
 
     Args:
+        beside: another module that is saved; it must be as it was too.
         divided: ``fully_shard`` or ``parallelize_module`` have made the parameters: they replace
             them within a pass.
+
+    Raises:
+        KeyError: the module saves what is neither a parameter nor a buffer.
     """
 
-    def __init__(self, module: nn.Module, *, divided: bool) -> None:
+    def __init__(self, module: nn.Module, beside: nn.Module | None, *, divided: bool) -> None:
         self._module, self._resting = module, Resting(module) if divided else None
         rest = self._resting or Resting(module)
         self._owners = dict(_owners(module, rest))
-        self._parameters = [] if divided else list(rest.parameters.values())
-        self._versions: list[int] = []
+        self._known = {f"model.{rest.name_of(name)}": p for name, p in rest.parameters.items()}
+        # A mask may have them, among parameters that are never changed.
+        self._infinite = {name for name, p in self._known.items() if not _finite(p)}
+        self._watched: list[Tensor] = [] if divided else [*rest.parameters.values()]
+        self._watched += [*beside.parameters(), *beside.buffers()] if beside else []
+        self._samples = self._watched[:: max(1, len(self._watched) // SAMPLES)]
+        self._marks: list[Any] = []
         self._copies: dict[str, Tensor] = {}
         self._buffers: list[Tensor] = []  # those that were copied last
 
@@ -36,15 +48,27 @@ class LooseCopies:
 
     @torch.no_grad()
     def take(self) -> None:
-        """Copy the buffers, and note the parameters."""
+        """Copy the buffers, and note the parameters.
+
+        Raises:
+            KeyError: the module has lost a buffer.
+        """
         now = [owner[key] for owner, key in self._owners.values()]
+        if any(buffer is None for buffer in now):
+            raise KeyError("a buffer")
         if len(self._buffers) != len(now) or any(map(operator.is_not, self._buffers, now)):
             copies = (buffer.detach().clone() for buffer in now)
             self._copies = dict(zip(self._owners, copies, strict=True))
         elif now:
             torch._foreach_copy_([*self._copies.values()], now)
         self._buffers = now
-        self._versions = [parameter._version for parameter in self._parameters]
+        self._marks = self._look()
+
+    def _look(self) -> list[Any]:
+        """What changes with a parameter: its version, its memory or, as ``.data`` counts no
+        version, a number in it."""
+        each = [mark for t in self._watched for mark in (t._version, t.data_ptr())]
+        return [*each, *(t.detach()[(-1,) * t.dim()].item() for t in self._samples if t.numel())]
 
     def parts(self, optimizer: torch.optim.Optimizer, holders: state_dict.Holders) -> Parts:
         """The live tensors, with the copies in the place of the buffers."""
@@ -52,20 +76,31 @@ class LooseCopies:
         parts.loose.update(self._copies)
         return parts
 
+    def same(self) -> bool:
+        """Whether all that is not copied is as it was."""
+        return self._marks == self._look()
+
     def sound(self, parts: Parts) -> bool:
-        """Whether the parameters are as they were, and all numbers that the optimizer changes are
-        finite."""
-        if self._versions != [parameter._version for parameter in self._parameters]:
+        """Whether the tensors are those that were noted, and all numbers that the optimizer changes
+        are finite."""
+        if parts.loose.keys() - self._copies.keys() - self._known.keys() or not self.same():
             return False
-        floats = (t for t in parts.stepped.values() if t.is_floating_point())
-        return all(bool(torch.isfinite(tensor).all()) for tensor in floats)
+        stepped = (t for name, t in parts.stepped.items() if name not in self._infinite)
+        return all(map(_finite, stepped))
+
+
+def _finite(tensor: Tensor) -> bool:
+    part = local(tensor.detach())
+    return not part.is_floating_point() or bool(torch.isfinite(part).all())
 
 
 def _owners(module: nn.Module, rest: Resting) -> Any:
     """The name of each saved buffer in a checkpoint, and the dictionary that holds it, with its key
     there."""
-    for name in rest.state:
+    parts = dict(module.named_modules())
+    for name in rest.state.keys() - rest.parameters.keys():
         path, _, key = name.rpartition(".")
-        owner = module.get_submodule(path)._buffers
-        if isinstance(owner.get(key), Tensor):
-            yield f"model.{rest.name_of(name)}", (owner, key)
+        owner = parts[path]._buffers
+        if not isinstance(owner[key], Tensor):
+            raise KeyError(name)
+        yield f"model.{rest.name_of(name)}", (owner, key)

@@ -3,7 +3,8 @@ the new one was read back.
 
 Names in ``checkpoints/`` that begin with a dot:
 
-    .saving-N/       attempt N writes here, in ``step-S``; published by renaming
+    .saving-N/       attempt N writes here, in ``step-S``; published by renaming. After a failure,
+                     some ranks write alone, in ``replica-R``
     .step-S.old/     a step-S being replaced, until the new one is read back
     .gone-*/         being removed
 """
@@ -22,6 +23,8 @@ from hpcddp.rundir import step_of, token, write_json
 from hpcddp.train.checkpoint import damage
 from hpcddp.train.checkpoint.checkpoint import find, old, steps
 from hpcddp.train.checkpoint.damage import COMPLETE, FORMAT, META, digest
+
+REPLICA = "replica-"  # the folder of a save of some ranks, with the number of the first one
 
 
 def mark(aside: Path, files: dict[str, dict[str, Any]], meta: dict[str, Any]) -> int:
@@ -103,13 +106,14 @@ def _fsync(folder: Path) -> None:
 
 
 def empty(folder: Path) -> None:
-    """Remove a folder's content; the folder stays.
+    """Remove a folder's content, but for what some of the ranks write alone; the folder stays.
 
     Raises:
         FileNotFoundError: the folder is missing.
     """
     for path in list(folder.iterdir()):
-        shutil.rmtree(path, ignore_errors=True)
+        if not path.name.startswith(REPLICA):
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def tidy(checkpoints: Path) -> None:

@@ -18,7 +18,6 @@ from seed, rank and step, the schedule and the position from the step.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import sys
 import threading
@@ -27,12 +26,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch.distributed as dist
-from torch import Tensor, nn
 
 from hpcddp.attempt import exit_codes
-from hpcddp.attempt.error_record import kind_of
+from hpcddp.attempt.error_record import of_a_peer
 from hpcddp.attempt.link import slots
 from hpcddp.attempt.link.slots import Slot
+from hpcddp.errors import CheckpointError
+from hpcddp.train.checkpoint import publish, snapshot
 from hpcddp.train.checkpoint.host_copy import HeldTensors
 from hpcddp.train.checkpoint.lease import Lease
 from hpcddp.train.checkpoint.loose_copies import LooseCopies
@@ -40,7 +40,6 @@ from hpcddp.train.checkpoint.save_writer import RunningSave, SaveWriter
 from hpcddp.train.checkpoint.saver import Saver
 from hpcddp.train.checkpoint.snapshot import Live, Position
 from hpcddp.train.parallel import state_dict
-from hpcddp.train.parallel.optim import own
 from hpcddp.train.rank import connections
 from hpcddp.train.rank.spread import Spread
 
@@ -49,6 +48,7 @@ PATIENCE = 3600.0  # seconds to wait for the verdict: another rank may save firs
 MOMENT = 0.5  # seconds to wait for the alarm at the end of a script
 TURN = 5.0  # seconds for the loop to complete a step that is being taken
 SLOWER = 3  # times the slowest save, for one of a part of the ranks
+TOUCH = 1.0  # seconds between two signs of life while the loop waits
 LEAVE = 10.0  # seconds for the loop to end the process, once nothing is left to save
 
 
@@ -59,16 +59,21 @@ class Rescue:
         slot: where the parent of this rank reads and writes.
         saver: the saves of the loop.
         keep: number of checkpoints to keep, the newest.
+        touch: called while this rank waits, which is no hang.
+
+    ``able``: this rank may be called to save. ``levelled``: all ranks have the same buffers.
+    ``suspect`` tells whether the numbers of this rank are bad.
     """
 
     def __init__(
-        self, slot: Slot, lease: Lease, spread: Spread, live: Live, saver: Saver, keep: int
-    ) -> None:
+        self, slot: Slot, lease: Lease, spread: Spread, live: Live, saver: Saver, keep: int,
+        touch: Callable[[], object],
+    ) -> None:  # fmt: skip
         self._slot, self._lease, self._spread, self._live = slot, lease, spread, live
-        self._saver, self._keep = saver, keep
-        world = spread.world
-        self.able = slot.shared and world.device.type == "cpu" and _alike(live)
-        self.able = self.able and len(spread.replica) > 0
+        self._saver, self._keep, self._touch = saver, keep, touch
+        self.able = False
+        self.levelled = True
+        self.suspect: Callable[[], bool] = lambda: False
         self._group: dist.ProcessGroup | None = None  # of the replica, if it is not this rank
         self._kept = set[int]()  # the sockets of that group
         self._loose: LooseCopies | None = None
@@ -85,33 +90,48 @@ class Rescue:
         Args:
             describe: the meta of a checkpoint of the step that was marked last.
         """
-        self._meet()
-        if not self.able:
+        if not self._meet():
+            self._loose = None
             return
-        self._loose = LooseCopies(self._live.module, divided=self._spread.divided)
         self._describe = describe
         self.restart(at)
         self._slot.join(min(self._spread.replica), len(self._spread.replica))
         self._slot.tell(slots.ARMED)
         threading.Thread(target=self._stand_by, name="hpcddp alarm", daemon=True).start()
+        self.able = True
 
     def restart(self, at: Position) -> None:
         """Note the step from which the training continues: it is on disk."""
         self._began = at.step
         self.mark(at)
 
-    def _meet(self) -> None:
-        """Agree whether all ranks are able, and make the groups of replicas of several ranks."""
+    def _meet(self) -> bool:
+        """Whether all ranks are able; then make the groups of replicas of several ranks."""
         world, replica = self._spread.world, self._spread.replica
-        everyone = world.gather((self.able, replica))
-        self.able = all(able for able, _ in everyone)
-        if self.able and len(replica) > 1:
+        everyone = world.gather((self._prepare(), replica))
+        able = all(able for able, _ in everyone)
+        if able and len(replica) > 1:
             before = connections.sockets()
             for ranks in sorted({tuple(ranks) for _, ranks in everyone}):
                 group = dist.new_group(list(ranks), backend="gloo")
                 self._group = group if world.rank.world_rank in ranks else self._group
             world.barrier()  # until all are connected
             self._kept = connections.sockets() - before
+        return able
+
+    def _prepare(self) -> bool:
+        """Whether this rank can hold a step."""
+        if not self._slot.shared or self._spread.world.device.type != "cpu":
+            return False
+        if not self._live.alike or not self._spread.replica:
+            return False
+        with contextlib.suppress(Exception):  # a model may save anything
+            divided = self._spread.divided
+            self._loose = LooseCopies(self._live.module, self._live.more, divided=divided)
+            self._loose.take()
+            self._parts()
+            return True
+        return False
 
     def close(self) -> None:
         """End the thread, unless it saves: this rank has nothing more to save."""
@@ -137,15 +157,18 @@ class Rescue:
         if self._changing or not self.able:
             return
         if not self._turn.acquire(blocking=False):
-            self._done.wait()
+            self._wait()
             raise RuntimeError("Connection closed by peer: another rank has failed")
         self._changing = True
 
     def mark(self, at: Position) -> None:
         """Note that a step is complete, and keep what the next forward pass changes."""
-        if self._loose is not None:
-            self._loose.take()
-        self._held = at.step
+        try:
+            if self._loose is not None:
+                self._loose.take()
+            self._held = at.step
+        except KeyError:  # the script has changed the model
+            self._held = None
         if self._changing:
             self._changing = False
             self._turn.release()
@@ -158,11 +181,16 @@ class Rescue:
             self._turn.release()
         if not self.able:
             return
-        if self._begun.is_set() or _of_a_peer(error):
+        if self._begun.is_set() or of_a_peer(error):
             self._called.set()
-            self._done.wait()
+            self._wait()
         else:
             self.close()
+
+    def _wait(self) -> None:
+        """Wait until the step is saved or not needed."""
+        while not self._done.wait(TOUCH):
+            self._touch()
 
     def leave(self) -> None:
         """At the end of a script, which may have caught the error: wait a moment for the alarm."""
@@ -170,7 +198,7 @@ class Rescue:
         while self.able and not self._slot.alarm and time.monotonic() < until:
             time.sleep(LOOK / 5)
         if self.able and self._slot.alarm:
-            self._done.wait()
+            self._wait()
         self.close()
 
     def _stand_by(self) -> None:
@@ -183,6 +211,9 @@ class Rescue:
         try:
             connections.shut(self._kept)
             self._answer()
+        except Exception as failed:  # such as one for want of descriptors
+            print(f"hpcddp: the newest step is not saved: {failed}", file=sys.stderr, flush=True)
+            self._slot.tell(slots.UNFIT)
         finally:
             self._done.set()
         time.sleep(LEAVE)
@@ -202,8 +233,7 @@ class Rescue:
             reason = f"{type(failed).__name__}: {failed}"
         replica = self._spread.replica
         if self._spread.world.rank.world_rank == min(replica):
-            who = ", ".join(map(str, replica))
-            who = f"rank{'s' * (len(replica) > 1)} {who}"
+            who = f"rank{'s' * (len(replica) > 1)} {', '.join(map(str, replica))}"
             what = f"not saved: {reason}" if reason else f"saved by {who}"
             text = f"hpcddp: after the loss of a rank: step {held} {what}"
             print(text, file=sys.stderr, flush=True)
@@ -212,11 +242,12 @@ class Rescue:
 
     def _sound(self) -> bool:
         """Whether what this rank holds is of its step, and good. What a script saves besides its
-        model, rank 0 has."""
-        if self._live.more and 0 not in self._spread.replica:
+        model, rank 0 has, and the right buffers, if those of the ranks differ."""
+        assert self._loose is not None
+        only_of_rank_0 = self._live.more or (len(self._loose) and not self.levelled)
+        if (only_of_rank_0 and 0 not in self._spread.replica) or self.suspect():
             return False
         with contextlib.suppress(Exception):  # of a model that the script has changed
-            assert self._loose is not None
             return self._loose.sound(self._parts())
         return False
 
@@ -245,48 +276,25 @@ class Rescue:
         """Write a checkpoint without the other replicas; the reason if that fails."""
         if step in (self._saver.saved, self._began):
             return ""
-        world, parts = self._spread.world.without(self._group), self._parts()
         gained = self._saver.saved not in (None, self._began)  # by a save before the failure
         meta = {**self._describe(), "gained": gained}
-        meta = json.loads(json.dumps(meta, default=Tensor.tolist))
-        more = state_dict.pack(self._live.more) if self._live.more else {}
-        mine = {n: t for n, t in parts.tensors.items() if not parts.where[n].nothing(t)}
-        held = HeldTensors({**mine, **more})
-        save = RunningSave(step, meta, parts, time.monotonic())
+        world, parts = self._spread.world.without(self._group), self._parts()
         # Others may still write beside it.
-        aside = self._lease.folder / f"replica-{min(self._spread.replica)}"
+        aside = self._lease.folder / f"{publish.REPLICA}{min(self._spread.replica)}"
         if world.is_main:
             aside.mkdir()
-        SaveWriter(self._lease, world, held, self._keep, aside).run(save)
-        if save.error:
-            return f"{type(save.error).__name__}: {save.error}"
-        return save.reason
+        more = state_dict.pack(self._live.more) if self._live.more else {}
+        held = HeldTensors({**parts.mine, **more})
+        writer = SaveWriter(self._lease, world, held, self._keep, aside, self._require_same)
+        save = RunningSave(step, snapshot.plain(meta), parts, time.monotonic())
+        writer.run(save)
+        return f"{type(save.error).__name__}: {save.error}" if save.error else save.reason
 
+    def _require_same(self) -> None:
+        """Check that the loop, which may still run, has not changed what was written.
 
-def _alike(live: Live) -> bool:
-    """Whether all ranks save the same, and have the state of a step until the next one. A script's
-    further object may be an average of the weights, which changes with them."""
-    hook = live.hook is None or live.hook.alike
-    more = live.more is None or isinstance(live.more, nn.Module)
-    return hook and more and not live.files and own(live.optimizer) is live.optimizer
-
-
-def _of_a_peer(error: BaseException | None) -> bool:
-    """Whether a rank has failed since another one is gone, by the error or what caused it."""
-    while error is not None:
-        if kind_of(error, stepped=True) == "peer":
-            return True
-        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-    return False
-
-
-def outlast(slot: Slot) -> None:
-    """In a hang, before this process ends: call the others to the alarm, and wait as long as this
-    rank may have to save."""
-    if slot.shared and slot.phase == slots.ARMED:
-        slot.tell(slots.HUNG)
-    until = time.monotonic() + PATIENCE
-    while slot.phase in (slots.HUNG, slots.WAITS, slots.SAVED) and slot.verdict != slots.LEAVE:
-        if slot.verdict == slots.NONE and time.monotonic() > until:
-            return
-        time.sleep(LOOK)
+        Raises:
+            CheckpointError: it has.
+        """
+        if self._loose is None or not self._loose.same():
+            raise CheckpointError("the script has changed its model meanwhile")

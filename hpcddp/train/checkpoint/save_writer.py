@@ -64,6 +64,7 @@ class SaveWriter:
         staging: the copies of the tensors that this rank writes.
         keep: number of checkpoints to keep, the newest.
         folder: to write in, before publication; the lease's if none is given.
+        check: raises an error if what was written must not be published.
 
     ``passed`` has the steps of newer checkpoints that the training did not use: they stay.
     """
@@ -75,10 +76,11 @@ class SaveWriter:
         staging: HostCopies | HeldTensors,
         keep: int,
         folder: Path | None = None,
+        check: Callable[[], None] | None = None,
     ) -> None:
         self._lease, self._world, self._staging, self._keep = lease, world, staging, keep
         self._folder, self._own = lease.run.checkpoints, folder or lease.folder
-        self.passed: set[int] = set()
+        self._check, self.passed = check, set[int]()
 
     def run(self, save: RunningSave) -> None:
         """Save, and store the outcome in ``save``."""
@@ -94,6 +96,8 @@ class SaveWriter:
         aside = self._own / f"step-{save.step}"
         try:
             files = self._write_state(aside, save)
+            if self._check:
+                self._together(self._check)
             sizes = self._together(lambda: self._publish(aside, save, files))
             save.size = sizes[0]
         except _SaveFailed as failed:

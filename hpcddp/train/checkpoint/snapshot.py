@@ -60,6 +60,14 @@ class Live:
     files: FrameworkFiles | None = None  # holds all of the state instead
     wrapper: DistributedDataParallel | None = None  # the script's own
 
+    @property
+    def alike(self) -> bool:
+        """Whether all ranks save the same, and have the state of a step until the next one. A
+        script's further object may be an average of the weights, which changes with them."""
+        hook = self.hook is None or self.hook.alike
+        more = self.more is None or isinstance(self.more, nn.Module)
+        return hook and more and not self.files and optim.own(self.optimizer) is self.optimizer
+
 
 def meta(
     lease: Lease,
@@ -87,6 +95,11 @@ def meta(
             "python": platform.python_version(),
         },
     }
+
+
+def plain(meta: dict[str, Any]) -> Any:
+    """The content of a meta.json as it is now: what it names may change."""
+    return json.loads(json.dumps(meta, default=Tensor.tolist))
 
 
 def _state_meta(live: Live) -> dict[str, Any]:

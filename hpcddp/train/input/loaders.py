@@ -22,6 +22,7 @@ from hpcddp.train.input import loading
 from hpcddp.train.input.data_workers import leave_garbage
 from hpcddp.train.input.sampler import ResumableSampler
 from hpcddp.train.input.seeding import mix
+from hpcddp.train.rank.world import World
 
 
 class _Deaf:
@@ -81,6 +82,19 @@ class LoaderPosition:
         self._own = mix(seed, rank)
         self._reads = 0  # epochs started
         self._workers, self._dataset = 0, None  # those of the last loader
+
+    @classmethod
+    def of(cls, world: World, meta: dict[str, Any], fixed: dict[str, Any]) -> LoaderPosition:
+        """With the seed of the first attempt, if it had the same ranks; a collective.
+
+        Args:
+            meta: of the checkpoint that this attempt continues from.
+            fixed: for the meta of its own ones.
+        """
+        rank, known = world.rank.world_rank, meta.get("order_seeds") or []
+        seed = known[rank] if len(known) == world.size else torch.initial_seed()
+        fixed["order_seeds"] = world.gather(seed)
+        return cls(seed, rank)
 
     def begin(self, loader: Any, epoch: int, consumed: int, each: int) -> Iterator[Any]:
         """The loader's batches after the seen samples of the epoch. Its processes, if any, ignore

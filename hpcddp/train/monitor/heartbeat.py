@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Iterator
 
 from hpcddp.attempt.link import slots
+from hpcddp.attempt.link.slots import Slot
+
+LOOK = 0.05  # seconds between two looks at the verdict
+PATIENCE = 3600.0  # seconds to wait for it: another rank may save first
 
 
 class Heartbeat:
@@ -40,3 +45,15 @@ class Heartbeat:
         finally:
             self.patient -= 1
             self.touch()
+
+
+def outlast(slot: Slot) -> None:
+    """In a hang, before this process ends: call the others to the alarm, and wait as long as this
+    rank may have to save."""
+    if slot.shared and slot.phase == slots.ARMED:
+        slot.tell(slots.HUNG)
+    until = time.monotonic() + PATIENCE
+    while slot.phase in (slots.HUNG, slots.WAITS, slots.SAVED) and slot.verdict != slots.LEAVE:
+        if slot.verdict == slots.NONE and time.monotonic() > until:
+            return
+        time.sleep(LOOK)

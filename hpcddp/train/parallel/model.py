@@ -102,10 +102,11 @@ def saved_buffers(modules: Iterable[torch.nn.Module]) -> list[Tensor]:
 def share_buffers(model: DistributedDataParallel) -> None:
     """Give all ranks rank 0's buffers, which are the saved ones; a collective.
 
-    DDP does the same at the start of the next forward pass, so the training does not change.
+    DDP does the same at the start of the next forward pass, and need not do it again then.
     """
     if dist.get_world_size() > 1 and model.will_sync_module_buffers():
         model._sync_buffers()
+        model.require_forward_param_sync = False
 
 
 def autocast(

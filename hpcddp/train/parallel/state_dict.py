@@ -70,6 +70,11 @@ class Parts:
     def tensors(self) -> dict[str, Tensor]:
         return {**self.stepped, **self.loose}
 
+    @property
+    def mine(self) -> dict[str, Tensor]:
+        """Those of which this rank has a part."""
+        return {name: t for name, t in self.tensors.items() if not self.where[name].nothing(t)}
+
     def add(self, kind: dict[str, Tensor], name: str, tensor: Tensor, who: tuple[int, ...]) -> None:
         kind[name] = local(tensor)
         self.where[name] = Where(tensor.size(), _offsets(tensor), who)
