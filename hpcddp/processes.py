@@ -56,6 +56,16 @@ def children(parent: int) -> list[int]:
     return pids
 
 
+def named(name: str) -> list[int]:
+    """The processes with a name (proc(5), comm)."""
+    pids = []
+    for path in Path("/proc").glob("[0-9]*/comm"):
+        with contextlib.suppress(OSError):
+            if path.read_text().strip() == name:
+                pids.append(int(path.parent.name))
+    return pids
+
+
 def start_of(pid: int) -> str:
     """The start of a process, in clock ticks since boot; "" if it ended (proc(5), stat)."""
     try:

@@ -128,7 +128,10 @@ def _in_vain(run: RunDir, mine: Attempt, end: End) -> bool:
     now = time.time()
     ended = {x.number: x.ended or 0.0 for x in ledger.attempts(run) if x.action == decision.HERE}
     often = sum(now - moment < HOUR for moment in ended.values()) >= MOST
-    came = read_step(run.attempt(mine.number))[0] > (mine.checkpoint or 0)
+    step = read_step(run.attempt(mine.number))[0]
+    came = step > (mine.checkpoint or 0)
+    if end.program and not step:  # it reports none
+        came = now - mine.began > UNSEEN
     return often or (mine.number - 1 in ended and not (came or end.progress))
 
 

@@ -12,8 +12,8 @@
     preflight RUN N PID  checks the nodes, and ends the ranks that PID started if one fails twice
     check-node RUN N FIRST BOOT [GPUS]  on each node: prints its faults as JSON; see
                          nodes/node_check.py
-    bereaved RUN N       on another node: requeues the run, or ends its wait, if the batch script
-                         cannot
+    bereaved RUN N [NODE]  on another node, with its number: requeues the run, or ends its wait, if
+                         the batch script cannot
     stacks RUN N         prints the stacks of the attempt's ranks on this node, as JSON lines
     shell RUN N RANK ... becomes a shell in the environment of a rank on this node; the further
                          words enter its container
@@ -205,7 +205,7 @@ def _check_node(run: RunDir, words: list[str]) -> str:
 
 def _bereaved(run: RunDir, words: list[str]) -> str:
     _deaf()
-    lost_script.bring_back(run, int(words[0]))
+    lost_script.bring_back(run, *map(int, words))
     return ""
 
 

@@ -63,6 +63,7 @@ class Attempt:
     gained: bool | None = None  # whether it saved any itself, if known
     successor: str = ""  # the follow-up job, if any
     exclude: str | None = None  # host list for the next attempt; None for the script's own
+    node: str = ""  # Slurm's name of ``host``
 
     @property
     def release(self) -> str:
@@ -99,8 +100,8 @@ class Attempt:
 
 def new_attempt(job_id: str, pid: int, *, slurm: bool = False, nodes: str = "") -> Attempt:
     """The facts of an attempt that begins now on this host; `begin` gives it a number."""
-    host = os.uname().nodename
-    return Attempt(0, job_id, host, pid, start_of(pid), slurm, nodes, time.time())
+    host, node = os.uname().nodename, os.environ.get("SLURMD_NODENAME", "") if slurm else ""
+    return Attempt(0, job_id, host, pid, start_of(pid), slurm, nodes, time.time(), node=node)
 
 
 def read(folder: AttemptDir) -> Attempt | None:

@@ -14,7 +14,7 @@ import time
 from dataclasses import replace
 
 from hpcddp import processes, record
-from hpcddp.attempt import decision, end_facts, ledger, requeue
+from hpcddp.attempt import decision, end_facts, error_record, ledger, requeue
 from hpcddp.attempt.decision import End, Policy
 from hpcddp.attempt.ledger import Attempt
 from hpcddp.attempt.nodes import bad_nodes
@@ -29,10 +29,14 @@ SLOWEST = 5.0  # seconds between two requests for the job's state
 RELIEF = 20.0  # least seconds that a rank spends on a lost script's work
 
 
-def bring_back(run: RunDir, number: int) -> None:
-    """Do for an attempt what its lost script would have done."""
-    pause, deadline = 0.3, time.monotonic() + requeue.HOLD
-    while time.monotonic() < deadline:
+def bring_back(run: RunDir, number: int, node: int = 1) -> None:
+    """Do for an attempt what its lost script would have done.
+
+    Args:
+        node: of this process, in its step: later ones ask less often.
+    """
+    pause, deadline = 0.3 * node, time.monotonic() + requeue.HOLD
+    while time.monotonic() < deadline or _outlives(run):
         with contextlib.suppress(OSError, HpcddpError):
             if run.deleted():
                 return
@@ -47,7 +51,7 @@ def bring_back(run: RunDir, number: int) -> None:
                 requeue.release(mine)
                 return
         time.sleep(pause)
-        pause = min(SLOWEST, 1.5 * pause)
+        pause = min(SLOWEST * node, 1.5 * pause)
 
 
 def _settled(run: RunDir, mine: Attempt) -> bool:
@@ -69,9 +73,17 @@ def _settled(run: RunDir, mine: Attempt) -> bool:
             requeue.note(run, replace(now, successor=job_id))
         return True
     if job.running and _headless(run, mine):
-        slurm.requeue(mine.job_id)
+        _end_headless(run, mine)
         return False  # the next answer shows it
     return not (job.running or job.state == "COMPLETING")
+
+
+def _outlives(run: RunDir) -> bool:
+    """Whether Slurm does not end the job when a node of it is lost."""
+    with contextlib.suppress(OSError, HpcddpError, LookupError, TypeError):
+        job = record.read(run)
+        return bool(job.spec.get("spares")) or job.nodes[0] < job.nodes[1]
+    return False
 
 
 def _headless(run: RunDir, mine: Attempt) -> bool:
@@ -81,12 +93,23 @@ def _headless(run: RunDir, mine: Attempt) -> bool:
     Raises:
         SlurmUnreachable: Slurm does not answer.
     """
-    this = os.environ.get("SLURMD_NODENAME") or os.uname().nodename
-    if mine.host == this or read_json(run.request):
+    if mine.node in ("", error_record.host()) or read_json(run.request) or not _outlives(run):
         return False
-    job = record.read(run)
-    outlives = bool(job.spec.get("spares")) or job.nodes[0] < job.nodes[1]
-    return outlives and bad_nodes.is_down(mine.host, ANSWER)
+    return slurm.node_failed(mine.node, ANSWER)
+
+
+def _end_headless(run: RunDir, mine: Attempt) -> None:
+    """Requeue a job that runs on without its script, or follow it, or end it, unless Slurm or a
+    person ends it meanwhile.
+
+    Raises:
+        SlurmUnreachable: Slurm does not answer.
+    """
+    job = slurm.facts(mine.job_id)
+    if job and job.running and slurm.requeue(mine.job_id):  # refused
+        if would_follow(run, mine, decision.NODE):
+            submit(run, mine, ask=True)
+        slurm.cancel(mine.job_id)
 
 
 def would_follow(run: RunDir, mine: Attempt, cause: str) -> bool:
@@ -156,6 +179,7 @@ def relieve(run: RunDir, number: int) -> None:
             subprocess.run(command(run, number), check=False, timeout=max(RELIEF, left))
 
 
-def command(run: RunDir, number: int) -> list[str]:
+def command(run: RunDir, number: int, node: int = 1) -> list[str]:
     """The command that runs ``bring_back`` in another process."""
-    return [sys.executable, "-I", str(run.host), "bereaved", str(run.path), str(number)]
+    words = ["bereaved", str(run.path), str(number), str(node)]
+    return [sys.executable, "-I", str(run.host), *words]

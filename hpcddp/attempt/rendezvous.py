@@ -67,15 +67,20 @@ def watch(run: RunDir, number: int, launched: int, environ: Mapping[str, str]) -
     if environ.get("SLURM_NODEID", "0") != "0":
         return
     if hidden(job):
-        until = time.monotonic() + LIVES
-        while alive(launched) and time.monotonic() < until:
-            time.sleep(LOOK)
+        _await_time(launched)
     else:
         port, limit = int(environ["MASTER_PORT"]), float(job.spec.get("start_seconds", 0))
         here = job.gpus_per_node * (1 if job.backend == "slurm" else job.nodes[1])
         if not _await_listener(run.attempt(number), launched, port, limit, here):
             return
     _note(run, number, launched)
+
+
+def _await_time(launched: int) -> None:
+    """Wait until ranks whose rendezvous cannot be seen have lived for some time."""
+    until = time.monotonic() + LIVES
+    while alive(launched) and time.monotonic() < until:
+        time.sleep(LOOK)
 
 
 def hidden(job: JobRecord) -> bool:
@@ -96,6 +101,10 @@ def _await_listener(attempt: AttemptDir, launched: int, port: int, limit: float,
     began, said = time.monotonic(), False
     inner = InnerLauncher(attempt.path.parents[1], here)
     while alive(launched) and not listening(port):
+        hosts = (read_json(attempt.hosts) or {}).get("in_order") or [error_record.host()]
+        if hosts[0] != error_record.host():  # the ranks meet on another node
+            _await_time(launched)
+            return True
         if attempt.staging.exists():  # before the ranks start
             began = time.monotonic()
         waited = time.monotonic() - began

@@ -16,6 +16,7 @@ from pathlib import Path
 from hpcddp.processes import children, start_of
 
 LOOK = 0.5  # seconds between two looks
+STUCK = 10.0  # seconds for a killed process to end
 
 
 class Orphans:
@@ -76,3 +77,28 @@ def is_sentry(pid: int) -> bool:
 def _send(pid: int, number: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
+
+
+class Ending:
+    """What ranks that have ended leave on this node: it is killed, also what comes up meanwhile.
+
+    Args:
+        code: the ranks' exit code.
+    """
+
+    def __init__(self, code: int) -> None:
+        self.code, self._until = code, time.monotonic() + STUCK
+
+    @property
+    def late(self) -> bool:
+        """Whether the time is over for what cannot be killed."""
+        return time.monotonic() > self._until
+
+    def left(self) -> list[int]:
+        """The processes that are left."""
+        left = [pid for pid in children(os.getpid()) if not is_sentry(pid)]
+        for pid in left:
+            _send(pid, signal.SIGKILL)
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+        return left

@@ -35,6 +35,7 @@ from hpcddp.attempt.link.rank_lines import end_of_lines
 from hpcddp.attempt.link.slots import NodeSlots
 from hpcddp.launch import fork
 from hpcddp.launch.children import Group, patience
+from hpcddp.launch.orphans import Ending
 from hpcddp.launch.script import Script
 from hpcddp.preempt import stop_signals
 from hpcddp.processes import adopt_orphans, with_room
@@ -44,7 +45,6 @@ from hpcddp.topology import Rank, Topology
 
 BEAT = 0.5  # seconds between two signs of life
 MORE = 20.0  # seconds that the supervisor may be silent longer: it may wait for a disk
-PATIENCE = 600.0  # seconds until the supervisor must have answered
 ABLE = {slots.ARMED, slots.WAITS, slots.HUNG}  # phases of ranks that may save their step
 DEAF = {slots.ARMED, slots.HUNG}  # phases of ranks that have not heard an alarm
 
@@ -63,7 +63,8 @@ class NodeParent:
         self.supervisor, self.node, self.ranks = supervisor, node, ranks
         self.heartbeat = heartbeat
         self.group: Group | None = None
-        self.leaving, self.attempt = False, 0
+        self.leaving, self.attempt = False, 0  # that of its ranks
+        self.newest = int(os.environ.get("HPCDDP_ATTEMPT", "1"))  # of the job
         self.slots = NodeSlots(ranks)
         os.environ[slots.NAME] = str(self.slots.descriptor)
         self._next_beat = self._silent = 0.0
@@ -74,6 +75,7 @@ class NodeParent:
         self._newest: NewestStep | None = None  # without a supervisor
         self._signals: list[int] = []  # stop signals of the attempt
         self._unheard: list[int] = []  # those that found no ranks, or ranks that then failed
+        self._ending: Ending | None = None  # the ranks have ended, and what they leave has not
         self.stops = {*stop_signals(), signal.SIGINT}
         for number in self.stops:
             signal.signal(number, self._signalled)
@@ -84,12 +86,14 @@ class NodeParent:
         Raises:
             fork.Born: in a forked process, which is a rank.
         """
-        while self.group or not (self.leaving or self.supervisor.closed):
-            if self.group is None:
+        while self.group or self._ending or not (self.leaving or self.supervisor.closed):
+            if self._ending:
+                self._end(self._ending)
+            elif self.group is None:
                 with suppress(ValueError):  # it is closed
                     select.select([self.supervisor], [], [], BEAT)
             elif not self.group.turn():
-                self._ended(self.group.finish())
+                self._ending, self.group = Ending(self.group.finish()), None
             elif self.supervisor.closed:
                 self._decide(self.group)
             elif not self._failed:
@@ -102,7 +106,9 @@ class NodeParent:
             self._beat()
 
     def _obey(self, order: Message) -> None:
-        if "start" in order and not self.group:
+        if "beat" in order:
+            self.newest = order["beat"]
+        elif "start" in order and not self.group:
             self._start(**order)
         elif "signal" in order and self.group:
             self.group.signal(order["signal"])
@@ -189,16 +195,21 @@ class NodeParent:
             if rank in chosen or not chosen:
                 self.slots.judge(rank % self.ranks, slots.SAVE if chosen else slots.LEAVE)
 
-    def _ended(self, code: int) -> None:
-        """Tell that the ranks have ended, also behind their lines, which take another way."""
-        self.group = None
+    def _end(self, ending: Ending) -> None:
+        """Tell that the ranks have ended, and all that they have started; also behind their lines,
+        which take another way. Else the next ones might lack memory of their GPUs."""
+        left = ending.left()
+        if left and not ending.late:
+            time.sleep(0.05)
+            return
+        self._ending, code = None, ending.code
         if code and code not in exit_codes.ALONE:
             self._unheard += self._signals
             self._next_beat = 0.0
         if (killed := cgroups.oom_kills() - self._oom_kills) > 0:
             ended = counted(killed, "process", "processes")
             print(f"hpcddp: no memory left on {host()}: oom_kill ended {ended}", flush=True)
-        self.supervisor.send(ended=self.attempt, code=code)
+        self.supervisor.send(ended=self.attempt, code=code, stuck=bool(left))
         with suppress(OSError):
             os.write(1, end_of_lines(self.attempt, self.node) + b"\n")
 
@@ -236,7 +247,12 @@ def main(args: list[str]) -> int:
         Path("/proc/self/comm").write_text(PARENT)
     if "SLURM_JOB_ID" in os.environ:  # before the connection, which that process must not hold
         sentry.watch_node(os.environ["HPCDDP_RUN_DIR"], os.environ)
-    supervisor = _connect()
+    attempt = int(os.environ.get("HPCDDP_ATTEMPT", "1"))
+    try:
+        supervisor = channel.reach(os.environ.pop(ADDRESS), os.environ.pop(SECRET))
+    except OSError:
+        _act_for_the_script(attempt, node)
+        raise
     supervisor.send(hello=node, host=host(), pid=os.getpid(), protocol=PROTOCOL)
     os.environ.pop("RANK", None)  # this process is no rank, and answers for none
     parent = NodeParent(supervisor, node, int(here), float(os.environ.pop(HEARTBEAT, 0)))
@@ -251,8 +267,8 @@ def main(args: list[str]) -> int:
     if mine:  # here, so that no exception of the script has that one as its context
         _be(mine, parent)
         return fork.run(script, command, device)
-    if supervisor.closed and not parent.leaving and node == 1:
-        _act_for_the_script()
+    if supervisor.closed and not parent.leaving and "SLURM_JOB_ID" in os.environ:
+        _act_for_the_script(parent.newest, node)
     os._exit(0)  # at once: the end of the job waits for this process
 
 
@@ -268,30 +284,16 @@ def _be(rank: Rank, parent: NodeParent) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, parent.stops)
 
 
-def _act_for_the_script() -> None:
+def _act_for_the_script(attempt: int, node: int) -> None:
     """Without a supervisor, the script's node may be lost: have the job requeued, if so. This
-    process stays until then, as Slurm may end all that a step leaves."""
-    run = RunDir(os.environ["HPCDDP_RUN_DIR"])
-    with suppress(OSError, IndexError):
-        words = lost_script.command(run, run.all_attempts()[-1].number)
-        os.execv(words[0], words)
+    process stays until then, as Slurm may end all that a step leaves.
 
-
-def _connect() -> Channel:
-    """The connection to the supervisor, which may be slow.
-
-    Raises:
-        OSError: it does not answer for ten minutes.
+    Args:
+        attempt: the newest one, as far as this node knows: a newer one needs nothing of it.
     """
-    address, _, port = os.environ.pop(ADDRESS).rpartition(":")
-    secret, until = os.environ.pop(SECRET), time.monotonic() + PATIENCE
-    while True:
-        try:
-            return channel.connect(address, int(port), secret)
-        except OSError:
-            if time.monotonic() > until:
-                raise
-            time.sleep(1.0)
+    with suppress(OSError):
+        words = lost_script.command(RunDir(os.environ["HPCDDP_RUN_DIR"]), attempt, node)
+        os.execv(words[0], words)
 
 
 if __name__ == "__main__":

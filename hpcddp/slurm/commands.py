@@ -228,6 +228,19 @@ def requeue(job_id: str, timeout: float = TIMEOUT) -> str:
     return first_line(done.stderr)
 
 
+def node_failed(name: str, timeout: float = TIMEOUT) -> bool:
+    """Whether Slurm has given a node up, or an administrator has; one that answers late is not.
+
+    Raises:
+        SlurmUnreachable: there is no answer.
+    """
+    done = call("scontrol", "--oneliner", "show", "node", name, timeout=timeout)
+    state = re.search(r"\bState=([A-Z_]+)", done.stdout)
+    if done.returncode or not state:
+        raise SlurmUnreachable(first_line(done.stderr) or f"no state of node {name}")
+    return state[1] in ("DOWN", "FAIL")
+
+
 def release(job_id: str, when: str = "now", exclude: str | None = None) -> bool:
     """Set the start time and, if given, the excluded nodes of a waiting job; whether Slurm did."""
     more = [] if exclude is None else [f"ExcNodeList={exclude}"]

@@ -24,6 +24,7 @@ from hpcddp.processes import start_of
 LONGEST = 1 << 20  # bytes of a line
 PROOF = 1 << 10  # bytes of the first line of an unknown peer
 LEAVE = 2.0  # seconds to wait for a supervisor's leave: Slurm may be ending the job
+PATIENCE = 600.0  # seconds until a supervisor must have answered
 TIMEOUT = 10.0  # seconds for a connection and its proof
 
 Message = dict[str, Any]
@@ -127,6 +128,23 @@ def connect(host: str, port: int, secret: str, timeout: float = TIMEOUT) -> Chan
     except BaseException:
         sock.close()
         raise
+
+
+def reach(address: str, secret: str) -> Channel:
+    """Connect to HOST:PORT, which may be slow.
+
+    Raises:
+        OSError: it does not answer for ten minutes.
+    """
+    host, _, port = address.rpartition(":")
+    until = time.monotonic() + PATIENCE
+    while True:
+        try:
+            return connect(host, int(port), secret)
+        except OSError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(1.0)
 
 
 def listen_here(name: str) -> socket.socket:

@@ -77,10 +77,14 @@ class ParentStep:
                 self._refusals, self._ended = self._refusals + 1, 0.0
                 self._process = self._start()
                 return None
+        self._close()
+        return code
+
+    def _close(self) -> None:
+        """No more lines come than those that are there."""
         if self._in >= 0:
             os.close(self._in)
             self._in = -1
-        return code
 
     @property
     def age(self) -> float:
@@ -119,3 +123,4 @@ class ParentStep:
         self._refusals = REFUSALS
         self._process.send_signal(signal.SIGKILL)
         self._process.wait()
+        self._close()

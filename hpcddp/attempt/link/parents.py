@@ -2,8 +2,8 @@
 
 A parent that is killed closes its connection, at once. One that is silent, as its node has no power
 or no network, sends no sign of life. Only time in which this process runs counts as silence: a
-suspended job is not lost. Nor is a node whose parent alone gets no processor: as long as ranks
-elsewhere make steps, its ranks make them too.
+suspended job is not lost. Nor is a node whose parent alone gets no processor: as long as the ranks
+make steps, those of this node make them too.
 
 A node that is lost may come back, while Slurm has not noticed: a new parent on it makes it a spare.
 """
@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import resource
 import secrets
-import selectors
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -23,12 +22,14 @@ from typing import Any
 from hpcddp.attempt.link import parent_step
 from hpcddp.attempt.link.channel import TIMEOUT, Channel, Message
 from hpcddp.attempt.link.parent_step import ParentStep
+from hpcddp.attempt.link.sockets import Sockets
 
 # Variables of a parent: of its supervisor, and how many seconds that may be silent.
 ADDRESS, SECRET, HEARTBEAT = "HPCDDP_SUPERVISOR", "HPCDDP_SECRET", "HPCDDP_HEARTBEAT"
 NODE = "HPCDDP_NODE"  # variable of a parent on a node that was lost: the node's number
 PARENT = "hpcddp-parent"  # the name of a parent's process, in ps
 PROTOCOL = 1  # of the messages, in a parent's first one
+STUCK = "its ranks do not end"  # why a node is lost that is not to be used again
 LOOK = 0.5  # seconds between two looks
 BEAT = 1.0  # seconds between two signs of life for the parents
 SRUN = 1.0  # seconds for srun to end, after all parents
@@ -82,27 +83,35 @@ class Parents:
     ) -> None:
         self._srun, self.count, self._address = list(srun), count, address
         self._heard, self._written, self._heartbeat = heard, written, heartbeat
-        self._secret = ""
+        self._secret = secrets.token_hex(32)
         self._environ: dict[str, str] = {}
         self._step: ParentStep | None = None
         self._returning: dict[int, ParentStep] = {}  # by node, the newest one
         self._gone: list[str] | None = None  # the hosts that were lost before the step was ended
-        self._selector = selectors.DefaultSelector()
+        self.sockets = Sockets()
         self._strangers: dict[Channel, float] = {}  # connections without a proof, and since when
         self._clock = time.monotonic()
         self._steps, self._still = -1, 0.0  # of all ranks, and seconds since they became more
         self._next_beat = 0.0
+        self.attempt = 0  # the newest one, for the parents
+        self.active: set[int] = set()  # nodes whose ranks run
         self.by_node: dict[int, Parent] = {}
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         with contextlib.suppress(ValueError, OSError):  # each node needs a descriptor
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         self._port = socket.create_server(("", 0), backlog=socket.SOMAXCONN)
-        self.listen(self._port, self._greet)
+        self.sockets.listen(self._port, self._greet)
 
     @property
     def living(self) -> list[int]:
         """The nodes whose parent lives, in their order."""
         return sorted(node for node, parent in self.by_node.items() if not parent.lost)
+
+    def able(self, without: Sequence[str]) -> list[int]:
+        """The nodes that can fork ranks, but for some hosts; those that were lost come last."""
+        here = self.by_node
+        able = [n for n in self.living if here[n].ready and here[n].host not in without]
+        return sorted(able, key=lambda node: here[node].losses)
 
     @property
     def ready(self) -> bool:
@@ -122,42 +131,9 @@ class Parents:
         steps = [self._step, *self._returning.values()]
         return any(step and step.code is None for step in steps)
 
-    def listen(self, sock: socket.socket, take: Callable[[socket.socket], None]) -> None:
-        """Call a function with each new connection to a socket."""
-
-        def accept() -> None:
-            with contextlib.suppress(OSError):
-                take(sock.accept()[0])
-
-        sock.setblocking(False)
-        self._watch(sock.fileno(), accept)
-
-    def hear(self, end: Channel, heard: Callable[[Message], None]) -> None:
-        """Call a function with each message of a connection, until it is closed."""
-        number = end.fileno()
-
-        def read() -> None:
-            for message in end.receive():
-                heard(message)
-            if end.closed:
-                self._unwatch(number, read)
-
-        self._watch(number, read)
-
-    def _watch(self, number: int, read: Callable[[], None]) -> None:
-        if number in self._selector.get_map():  # a closed descriptor with the same number
-            self._selector.unregister(number)
-        self._selector.register(number, selectors.EVENT_READ, read)
-
-    def _unwatch(self, number: int, read: Callable[[], None]) -> None:
-        key = self._selector.get_map().get(number)
-        if key and key.data is read:
-            self._selector.unregister(number)
-
     def turn(self, seconds: float = LOOK) -> None:
         """Wait for what comes, and see who is lost."""
-        for key, _ in self._selector.select(seconds):
-            key.data()
+        self.sockets.wait(seconds)
         now = time.monotonic()
         passed, self._clock = min(now - self._clock, 2 * LOOK), now
         for end in [end for end, since in self._strangers.items() if now > since + TIMEOUT]:
@@ -172,7 +148,7 @@ class Parents:
         if now >= self._next_beat:
             self._next_beat = now + BEAT
             for node in self.living:
-                self.by_node[node].channel.send(beat=True)
+                self.by_node[node].channel.send(beat=self.attempt)
 
     def _look(self, passed: float) -> None:
         """See who is lost.
@@ -183,11 +159,12 @@ class Parents:
         steps = sum(parent.steps for parent in self.by_node.values())
         self._still = 0.0 if steps != self._steps else self._still + passed
         self._steps = steps
-        for parent in self.by_node.values():
+        for node, parent in self.by_node.items():
             parent.silent += passed
+            silent = min(parent.silent, self._still) if node in self.active else parent.silent
             if parent.channel.closed:
                 parent.lost = parent.lost or "its connection is closed"
-            elif parent.ready and 0 < self._heartbeat < min(parent.silent, self._still):
+            elif parent.ready and 0 < self._heartbeat < silent:
                 parent.lost = f"no sign of life for {parent.silent:.0f} s"
                 parent.channel.close()  # if it wakes up, it ends its ranks
 
@@ -212,10 +189,10 @@ class Parents:
         def copy() -> None:
             lines = step.lines()
             if step.closed:
-                self._unwatch(number, copy)
+                self.sockets.unwatch(number, copy)
             self._written(lines)
 
-        self._watch(number, copy)
+        self.sockets.watch(number, copy)
         return step
 
     def _note_lost(self) -> None:
@@ -230,14 +207,19 @@ class Parents:
         if hosts and left and (words := parent_step.on_hosts(self._srun, left)):
             self._srun, self.count = words, len(left)
 
-    def call_back(self, node: int) -> None:
-        """Start a parent on a lost node, in case it has come back."""
+    def call_back(self, without: Sequence[str]) -> None:
+        """Start a parent on each lost node, in case it has come back, but on some hosts."""
+        for node, parent in self.by_node.items():
+            if parent.lost and parent.lost != STUCK and parent.host not in without:
+                self._call_back(node, parent.host)
+
+    def _call_back(self, node: int, host: str) -> None:
         if old := self._returning.get(node):
             if old.age < RETURN * 2 ** min(old.tries, 5):
                 return
             old.kill()
         tries = old.tries + 1 if old else 0
-        if words := parent_step.on_hosts(self._srun, [self.by_node[node].host]):
+        if words := parent_step.on_hosts(self._srun, [host]):
             with contextlib.suppress(OSError):  # tried again
                 environ = {**self._environ, NODE: str(node)}
                 self._returning[node] = self._run(words, environ, quiet=True, tries=tries)
@@ -277,6 +259,8 @@ class Parents:
                     self._written([text.format(message.get("host")).encode()])
                     end.close()
                     return
+                if not 0 <= int(message["hello"]) < self.count:
+                    raise ValueError(message["hello"])
                 mine.append(int(message["hello"]))
                 before = self.by_node.get(mine[0])
                 losses = before.losses + 1 if before else 0
@@ -288,4 +272,4 @@ class Parents:
                 parent.steps = int(message.get("steps", parent.steps))
                 self._heard(mine[0], message)
 
-        self.hear(end, heard)
+        self.sockets.hear(end, heard)

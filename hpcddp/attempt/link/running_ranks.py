@@ -17,6 +17,7 @@ class RunningRanks:
         least, most: the number of its nodes.
         kill_wait: seconds between TERM and KILL for ranks that are ended.
         patience: seconds for the parents to come.
+        wait: seconds that ranks may run on after those of another node have ended; 0 for no limit.
         suffix: of a node's name, for MASTER_ADDR.
         environ: the variables of the attempt.
         without: the hosts that are not to be used again.
@@ -26,7 +27,7 @@ class RunningRanks:
         lost: host -> why it is lost.
         failed: when ranks failed, and the others were told, in seconds since the epoch; 0 before.
         code: of the node that failed first, or of the signal that ended it before its start.
-        deadline: for the ranks that have been told to end.
+        deadline: for the ranks that have been told to end; late: for those that have not.
         newest: after a failure, who saves the newest step.
     """
 
@@ -36,6 +37,7 @@ class RunningRanks:
     most: int
     kill_wait: float
     patience: float
+    wait: float
     suffix: str
     environ: dict[str, str]
     without: list[str] = field(default_factory=list)
@@ -47,4 +49,5 @@ class RunningRanks:
     failed: float = 0.0
     code: int = 0
     deadline: float = float("inf")
+    late: float = float("inf")
     newest: NewestStep | None = None

@@ -15,12 +15,13 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from hpcddp import record
+from hpcddp import processes, record
 from hpcddp.attempt import error_record, ledger
 from hpcddp.attempt.ledger import Attempt
 from hpcddp.attempt.link import channel, slots
 from hpcddp.attempt.link.channel import Channel, Message
-from hpcddp.attempt.link.parents import ADDRESS, HEARTBEAT, SECRET
+from hpcddp.attempt.link.newest_step import SAVE
+from hpcddp.attempt.link.parents import ADDRESS, HEARTBEAT, PARENT, SECRET
 from hpcddp.attempt.link.supervisor import Supervisor
 from hpcddp.attempt.nodes import bad_nodes
 from hpcddp.errors import HpcddpError
@@ -32,6 +33,7 @@ from hpcddp.slurm.hostlist_writer import compress_hosts
 SILENT = 10.0  # seconds of silence after which a node is lost, where the job says nothing
 KILL_WAIT = 30.0  # seconds between TERM and KILL: Slurm's default
 START_TIMEOUT = 600.0  # seconds for the parents to come
+WAIT = 600.0  # seconds between the end of the first node's ranks and the last's, for a task
 READS = 60  # tries to read a file of the run, a second apart
 OWN = {ADDRESS, SECRET, HEARTBEAT, slots.NAME}  # variables of a parent
 
@@ -65,7 +67,19 @@ def run(run: RunDir, number: int, script: int, nodes: int, srun: Sequence[str]) 
                 ignore_stop_signals()  # a signal during Python's exit would change the exit code
                 return int(message["ended"])
     print("hpcddp: the supervisor of the ranks has ended", flush=True)
+    _await_parent(run)
+    _record_loss(run, number, {"ended": 1, "failed": time.time(), "usable": [], "lost": {}})
     return 1
+
+
+def _await_parent(run: RunDir) -> None:
+    """Wait until this node's parent has ended, which may save first. Those of other nodes are not
+    known without a supervisor, so that this allocation is not used again."""
+    until, mine = time.monotonic() + SAVE, f"HPCDDP_RUN_DIR={run.path}".encode()
+    while time.monotonic() < until and any(
+        mine in processes.environ_of(pid).split(b"\0") for pid in processes.named(PARENT)
+    ):
+        time.sleep(0.5)
 
 
 def patiently(read: Callable[[], T]) -> T:
@@ -93,6 +107,7 @@ def _order(run: RunDir, number: int, job: JobRecord, nodes: int) -> Message:
         "most": min(nodes - int(job.spec.get("spares", 0)), job.nodes[1]),
         "kill_wait": float(site.get("kill_wait", KILL_WAIT)),
         "patience": float(os.environ.get("HPCDDP_START_TIMEOUT", START_TIMEOUT)),
+        "wait": 0.0 if job.spec.get("command") else WAIT,
         "suffix": job.host_suffix,
         "environ": environ,
         "without": _barred(run, job, mine) if mine else [],
@@ -124,7 +139,8 @@ def _record_loss(run: RunDir, number: int, message: Message) -> None:
             write_json(run.attempt(number).failed, facts)
     if lost := message["lost"]:
         text = "; ".join(f"{host}: {why}" for host, why in lost.items())
-        host = compress_hosts(list(lost))
+        all_of_them = len(lost) > 1 and not message["usable"]  # as if this node's network is down
+        host = "" if all_of_them else compress_hosts(list(lost))
         error_record.report_for_all(run.attempt(number), "lost", text, host=host)
 
 

@@ -8,7 +8,6 @@ code of the first one. The attempt's part of this is supervised.py.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import socket
@@ -17,18 +16,19 @@ from collections.abc import Sequence
 from typing import Any
 
 from hpcddp import processes
+from hpcddp.attempt.error_record import host
 from hpcddp.attempt.exit_codes import ALONE, FAILED, HUNG, TERMINATED
 from hpcddp.attempt.link import rank_lines
 from hpcddp.attempt.link.channel import Channel, Message, own
+from hpcddp.attempt.link.log_writer import LogWriter
 from hpcddp.attempt.link.newest_step import DECIDE, HURRY, Held, NewestStep
-from hpcddp.attempt.link.parents import LOOK, Parents
+from hpcddp.attempt.link.parents import LOOK, STUCK, Parents
 from hpcddp.attempt.link.running_ranks import RunningRanks
 from hpcddp.rundir import RunDir
 
 LATE = 15.0  # seconds after KILL until a parent that was told to end its ranks counts as lost
 RETURN = 10.0  # seconds between two tries to start a parent on a lost node
 LINES = 2.0  # seconds for the last lines of ranks that have ended
-STUCK = "its ranks do not end"  # why a node is lost that is not to be used again
 GONE = 128 + signal.SIGKILL  # the exit code of a node without a parent
 
 
@@ -54,8 +54,9 @@ class Supervisor:
         heartbeat: float,
     ) -> None:
         self.script, self.started = script, processes.start_of(script)
+        self._log = LogWriter()
         self.parents = Parents(srun, count, address, self._heard, self._write, heartbeat)
-        self.parents.listen(door, self._ask)
+        self.parents.sockets.listen(door, self._ask)
         self.waiting: RunningRanks | None = None  # until the ranks of the one before have ended
         self.running: RunningRanks | None = None
         self.signalled = 0  # a stop signal of Slurm that found no ranks
@@ -76,20 +77,13 @@ class Supervisor:
                 self.leaving |= processes.start_of(self.script) != self.started
             if now >= back:
                 back = now + RETURN
-                self._call_back()
+                if self.running and self._spares:
+                    self.parents.call_back(self.running.without)
         seconds = []
         if self.running:
             self._end(self.running, TERMINATED)
             seconds = [self.running.kill_wait + LATE]
         self.parents.dismiss(*seconds)
-
-    def _call_back(self) -> None:
-        """Take in lost nodes that have come back, as spares."""
-        if not (now := self.running) or not self._spares:
-            return
-        for node, parent in self.parents.by_node.items():
-            if parent.lost and parent.lost != STUCK and parent.host not in now.without:
-                self.parents.call_back(node)
 
     def _ask(self, sock: socket.socket) -> None:
         """Take in a process of this machine."""
@@ -107,7 +101,7 @@ class Supervisor:
             ):
                 self._stop(now, message)
 
-        self.parents.hear(end, heard)
+        self.parents.sockets.hear(end, heard)
 
     def _stop(self, now: RunningRanks, message: Message) -> None:
         """Pass a stop signal on, or end the ranks; those that do not run yet are never started."""
@@ -120,13 +114,8 @@ class Supervisor:
         """Prepare an attempt: its log, and parents that live."""
         if self.parents.running and len(self.parents.living) < now.least:
             self.parents.dismiss()
-        now.began = time.monotonic()
-        with contextlib.suppress(OSError):  # else its lines are in the log of the one before
-            log = RunDir(now.environ["HPCDDP_RUN_DIR"]).attempt(now.number).log
-            new = os.open(log, os.O_WRONLY | os.O_APPEND)
-            for old in (1, 2):
-                os.dup2(new, old)
-            os.close(new)
+        now.began, self.parents.attempt = time.monotonic(), now.number
+        self._log.open(RunDir(now.environ["HPCDDP_RUN_DIR"]).attempt(now.number).log)
         if not self.parents.running:
             try:
                 self.parents.start(os.environ)
@@ -137,13 +126,29 @@ class Supervisor:
     def _heard(self, node: int, message: Message) -> None:
         now = self.running
         if "stopped" in message:
-            self.signalled = 128 + int(message["stopped"])
+            self._stopped(now, node, int(message["stopped"]))
         elif now and message.get("ended") == now.number:
+            if message.get("stuck"):
+                self._lose(now, node, STUCK)
             self._ended(now, node, int(message["code"]))
         elif now and message.get("failed") == now.number:
             self._failed(now, int(message["code"]))
         elif now and now.newest and message.get("held") == now.number:
             now.newest.held[node] = Held.of(message)
+
+    def _stopped(self, now: RunningRanks | None, node: int, number: int) -> None:
+        """A parent got a stop signal while it had no ranks: they may be ordered at this moment, or
+        be those of the next attempt. Those of other nodes have got their own."""
+        if now is None or not now.nodes:
+            self.signalled = 128 + number
+        elif node in now.nodes and node not in now.codes:
+            self.parents.by_node[node].channel.send(signal=number)
+
+    def _lose(self, now: RunningRanks, node: int, why: str) -> None:
+        """Note that a node is lost."""
+        parent = self.parents.by_node[node]
+        now.lost[parent.host] = parent.lost = parent.lost or why
+        self._say(f"lost node {parent.host}: {parent.lost}")
 
     def _say(self, text: str) -> None:
         self._write([f"hpcddp: {text}".encode()])
@@ -154,8 +159,8 @@ class Supervisor:
         text, ended = rank_lines.sift(lines, spares=self._spares)
         if now:
             now.written |= {node for attempt, node in ended if attempt == now.number}
-        with contextlib.suppress(OSError):  # a full disk loses lines, not ranks
-            os.write(1, text)
+        if text:
+            self._log.write(text)
 
     @property
     def _spares(self) -> bool:
@@ -176,26 +181,26 @@ class Supervisor:
         if now.newest:
             self._rescue(now, now.newest)
         for node in now.nodes:
-            parent = self.parents.by_node[node]
-            if parent.lost and node not in now.codes:
-                now.lost[parent.host] = parent.lost
-                self._say(f"lost node {parent.host}: {parent.lost}")
+            if self.parents.by_node[node].lost and node not in now.codes:
+                self._lose(now, node, "")
                 self._ended(now, node, GONE)
                 now.written.add(node)
         if len(now.codes) == len(now.nodes):
             now.deadline = min(now.deadline, time.monotonic() + LINES)
-        if len(now.codes) == len(now.written) == len(now.nodes):
+        if len(now.codes) == len(now.written) == len(now.nodes) and self._log.idle:
             self._finish(now, now.code)
         elif time.monotonic() > now.deadline:
             self._give_up(now)
+        elif now.codes and time.monotonic() > now.late:
+            now.late = float("inf")
+            self._say(f"ranks still ran {now.wait:.0f} s after those of another node: ending them")
+            self._end(now, TERMINATED)
 
     def _give_up(self, now: RunningRanks) -> None:
         """End an attempt whose ranks do not: their nodes are not used again."""
         for node in now.nodes:
             if node not in now.codes:
-                parent = self.parents.by_node[node]
-                now.lost[parent.host] = parent.lost = STUCK
-                self._say(f"lost node {parent.host}: {parent.lost}")
+                self._lose(now, node, STUCK)
         if len(now.codes) < len(now.nodes):
             self.parents.kill()
         self._finish(now, now.code or GONE * (len(now.codes) < len(now.nodes)))
@@ -209,9 +214,7 @@ class Supervisor:
             return
         if not (self.parents.ready or late):
             return
-        here = self.parents.by_node
-        able = [n for n in self.parents.living if here[n].ready and here[n].host not in now.without]
-        able.sort(key=lambda node: here[node].losses)
+        here, able = self.parents.by_node, self.parents.able(now.without)
         if len(able) < now.least:
             if not late and any(not here[node].ready for node in self.parents.living):
                 return  # a node is coming back
@@ -221,8 +224,9 @@ class Supervisor:
             self._finish(now, 1)
             return
         now.nodes = sorted(able[: now.most])
-        if now.nodes[0] != 0:  # the ranks meet on another node than the script's
+        if here[now.nodes[0]].host != host():  # the ranks meet on another node than the script's
             now.environ["MASTER_ADDR"] = here[now.nodes[0]].host + now.suffix
+        self.parents.active = {*now.nodes}
         now.asker.send(hosts=[here[node].host for node in now.nodes])
         for index, node in enumerate(now.nodes):
             here[node].channel.send(
@@ -235,6 +239,7 @@ class Supervisor:
         if node in now.codes:
             return
         now.codes[node] = code
+        now.late = min(now.late, time.monotonic() + (now.wait or float("inf")))
         if now.newest:
             now.newest.held.pop(node, None)
             now.newest.nodes -= 1
@@ -292,4 +297,4 @@ class Supervisor:
         usable = [self.parents.by_node[node].host for node in self.parents.living]
         code = code if code >= 0 else 128 - code
         now.asker.send(ended=code, lost=now.lost, usable=usable, failed=now.failed or time.time())
-        self.running = None
+        self.running, self.parents.active = None, set()
