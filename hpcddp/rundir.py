@@ -15,6 +15,7 @@
         attempt.json      start, end, host, job id and cause of the end     written by the script
         slurm.json        later facts of Slurm: time limit, site's rules    written by the sentry
         hosts.json        its nodes by rank, if the job has others too      written by the script
+        unfit.json        spares that failed their check                    written by the script
         failed.json       when its ranks failed                             written by the script
         met               the process group of a command has started        written on its host
         log               output of all ranks, each line with its rank
@@ -66,22 +67,17 @@ class AttemptDir:
     """The folder of an attempt: RUN/attempts/N."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self.number = int(path.name)
-        self.facts = path / "attempt.json"
-        self.slurm = path / "slurm.json"
-        self.hosts = path / "hosts.json"
+        self.path, self.number = path, int(path.name)
+        self.facts, self.slurm = path / "attempt.json", path / "slurm.json"
+        self.hosts, self.unfit = path / "hosts.json", path / "unfit.json"
         self.met, self.failures = path / "met", path / "failures"
         self.asked, self.asked_script = path / "asked.json", path / "asked.sbatch"
         self.log = path / "log"
-        self.metrics = path / "metrics.jsonl"
-        self.ranks = path / "ranks.jsonl"
+        self.metrics, self.ranks = path / "metrics.jsonl", path / "ranks.jsonl"
         self.error, self.failed = path / "error.json", path / "failed.json"
         self.step, self.staging = path / "step", path / "staging"
-        self.left = path / "left.json"
-        self.hang = path / "hang.json"
-        self.stacks = path / "stacks"
-        self.dask = path / "dask"
+        self.left, self.hang = path / "left.json", path / "hang.json"
+        self.stacks, self.dask = path / "stacks", path / "dask"
         self.sending = path / "sending"
 
     def stack(self, rank: int) -> Path:

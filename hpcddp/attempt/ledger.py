@@ -116,6 +116,11 @@ def read(folder: AttemptDir) -> Attempt | None:
         raise RunError(f"damaged file: {error}", where=str(folder.facts)) from None
 
 
+def allocation(folder: AttemptDir) -> str:
+    """The host list of an attempt's allocation, with its spares."""
+    return str((read_json(folder.facts) or {}).get("nodes", ""))
+
+
 def attempts(run: RunDir) -> list[Attempt]:
     """All attempts, oldest first."""
     return [facts for folder in run.all_attempts() if (facts := read(folder))]

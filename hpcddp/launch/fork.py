@@ -94,6 +94,8 @@ def environment(rank: Rank, environ: Mapping[str, str]) -> dict[str, str]:
         "SLURM_NTASKS_PER_NODE": rank.local_size,
         "SLURM_TASK_PID": os.getpid(),
         "SLURM_NODEID": rank.node,
+        # Of an allocation with spares, not all nodes have ranks.
+        **dict.fromkeys(("SLURM_NNODES", "SLURM_JOB_NUM_NODES", "SLURM_STEP_NUM_NODES"), nodes),
     }
     if (cpus := environ.get("SLURM_CPUS_PER_TASK", "")).isdigit():
         slurm["SLURM_CPUS_PER_TASK"] = int(cpus) // rank.local_size

@@ -29,6 +29,7 @@ from hpcddp.rundir import RunDir
 LATE = 15.0  # seconds after KILL until a parent that was told to end its ranks counts as lost
 RETURN = 10.0  # seconds between two tries to start a parent on a lost node
 LINES = 2.0  # seconds for the last lines of ranks that have ended
+NODELISTS = ("SLURM_NODELIST", "SLURM_JOB_NODELIST", "SLURM_STEP_NODELIST")  # of the ranks
 GONE = 128 + signal.SIGKILL  # the exit code of a node without a parent
 
 
@@ -155,12 +156,10 @@ class Supervisor:
 
     def _write(self, lines: list[bytes]) -> None:
         """Write lines of the ranks into the log of the attempt."""
-        now = self.running
         text, ended = rank_lines.sift(lines, spares=self._spares)
-        if now:
+        if now := self.running:
             now.written |= {node for attempt, node in ended if attempt == now.number}
-        if text:
-            self._log.write(text)
+        self._log.write(text)
 
     @property
     def _spares(self) -> bool:
@@ -226,8 +225,9 @@ class Supervisor:
         now.nodes = sorted(able[: now.most])
         if here[now.nodes[0]].host != host():  # the ranks meet on another node than the script's
             now.environ["MASTER_ADDR"] = here[now.nodes[0]].host + now.suffix
-        self.parents.active = {*now.nodes}
-        now.asker.send(hosts=[here[node].host for node in now.nodes])
+        self.parents.active, hosts = {*now.nodes}, [here[node].host for node in now.nodes]
+        now.environ |= dict.fromkeys(NODELISTS, ",".join(hosts))
+        now.asker.send(hosts=hosts)
         for index, node in enumerate(now.nodes):
             here[node].channel.send(
                 start=now.number, node=index, nodes=len(now.nodes), environ=now.environ,

@@ -8,7 +8,7 @@ import shutil
 import time
 from collections.abc import Mapping, Sequence
 
-from hpcddp.attempt import first_failure, ledger
+from hpcddp.attempt import first_failure, launch_facts, ledger
 from hpcddp.attempt.error_record import is_shared
 from hpcddp.attempt.ledger import Attempt
 from hpcddp.attempt.nodes import node_events
@@ -54,6 +54,7 @@ def barred(run: RunDir, job: JobRecord, mine: Attempt) -> list[str]:
         if (attempt.job_id, attempt.restarts) != (mine.job_id, mine.restarts):
             continue
         folder, hosts = run.attempt(attempt.number), {*hostlist.expand_hosts(attempt.nodes)}
+        bad |= dict.fromkeys((read_json(folder.unfit) or {}).get("hosts", ()))
         step = read_step(folder)[0]
         if step > (attempt.checkpoint or 0) or job.spec.get("command"):  # else steps are unknown
             stepped |= hosts
@@ -97,6 +98,8 @@ def are_kept(run: RunDir, number: int, faults: Mapping[str, Sequence[str]], job:
 
 
 def _why_kept(run: RunDir, number: int, hosts: Sequence[str], job: JobRecord) -> str:
+    if _left_here(run, number, hosts, job):
+        return ""
     if again := sorted({*hosts} & {*blamed(run, number - 1)}):
         return f"Slurm gave {compress_hosts(again)} again"
     if not job.spec.get("requeue", {}).get("enabled", True):
@@ -105,6 +108,16 @@ def _why_kept(run: RunDir, number: int, hosts: Sequence[str], job: JobRecord) ->
     if shutil.which("sinfo") and len(spared(run, hosts, job)) < len(hosts):
         return "no other node can take the place"
     return ""
+
+
+def _left_here(run: RunDir, number: int, hosts: Sequence[str], job: JobRecord) -> bool:
+    """Whether the next attempt has enough other nodes in the allocation."""
+    row = launch_facts.of(job.launcher, job.launch)
+    if not (row.get("spares") and job.spec.get("requeue", {}).get("here")):
+        return False
+    mine, all_hosts = ledger.read(run.attempt(number)), ledger.allocation(run.attempt(number))
+    bad = {*hosts, *(barred(run, job, mine) if mine else ())}
+    return len({*hostlist.expand_hosts(all_hosts)} - bad) >= job.nodes[0]
 
 
 def in_words(faults: Mapping[str, Sequence[str]]) -> str:

@@ -18,10 +18,10 @@ from typing import Any
 from hpcddp import record
 from hpcddp.attempt import error_record, ledger
 from hpcddp.attempt.ledger import Attempt
-from hpcddp.attempt.nodes import bad_nodes, node_check
+from hpcddp.attempt.nodes import bad_nodes, node_check, node_events
 from hpcddp.errors import NodeUnfit
 from hpcddp.record import JobRecord
-from hpcddp.rundir import RunDir, parse_lines
+from hpcddp.rundir import RunDir, parse_lines, write_json
 from hpcddp.sizes import counted
 from hpcddp.slurm import steps
 from hpcddp.slurm.hostlist import expand_hosts
@@ -51,7 +51,7 @@ def check(run: RunDir, number: int, launched: int, first: str) -> None:
         first: the address at which the first node's rank listens.
     """
     mine, job = ledger.read(run.attempt(number)), record.read(run)
-    hosts = expand_hosts(mine.nodes) if mine and mine.slurm else []
+    hosts = expand_hosts(ledger.allocation(run.attempt(number))) if mine and mine.slurm else []
     left_out = bad_nodes.barred(run, job, mine) if mine and hosts else []
     hosts = [host for host in hosts if host not in left_out]
     if mine is None or len(hosts) < 2:
@@ -142,7 +142,15 @@ def judged(rows: Mapping[str, Mapping[str, Any]], begin: float, end: float, want
 
 
 def _conclude(run: RunDir, mine: Attempt, job: JobRecord, faults: Faults, launched: int) -> None:
-    """End the attempt, unless it keeps the nodes."""
+    """End the attempt, unless it keeps the nodes. A spare is only not used."""
+    train = {*expand_hosts((ledger.read(run.attempt(mine.number)) or mine).nodes)}
+    if spares := {host: faults[host] for host in faults.keys() - train}:
+        _say(f"{bad_nodes.in_words(spares)}; not used as a spare")
+        write_json(run.attempt(mine.number).unfit, {"hosts": sorted(spares)})
+        node_events.record_checks(run, mine.number, spares)
+        faults = {host: texts for host, texts in faults.items() if host in train}
+    if not faults:
+        return
     if bad_nodes.are_kept(run, mine.number, faults, job):
         return
     text = bad_nodes.in_words(faults)
