@@ -34,7 +34,7 @@ found = {
     "main": sys.modules["__main__"].__dict__ is globals(),
     "files": sorted(
         int(f) for f in os.listdir("/proc/self/fd")
-        if "hpcddp-stack" not in os.path.realpath(f"/proc/self/fd/{f}")
+        if "memfd:hpcddp-" not in os.path.realpath(f"/proc/self/fd/{f}")
     )[:-1],
     "signals": [str(signal.getsignal(n)) for n in (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT)],
     "blocked": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])),

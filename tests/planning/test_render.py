@@ -23,7 +23,7 @@ def rendered(folder: Path, text: str, **given: Any) -> str:
     return render.render(path, resources.folder("templates"), facts(**given))
 
 
-@pytest.mark.parametrize("launcher", ["srun", "fork", "torchrun", "mpi", "dask"])
+@pytest.mark.parametrize("launcher", ["srun", "torchrun", "mpi", "dask"])
 @pytest.mark.parametrize(("program", "seconds"), [(True, 0), (False, 600)])
 def test_ranks_of_a_program_may_outstay_one_another(
     tmp_path: Path, launcher: str, program: bool, seconds: int

@@ -140,10 +140,10 @@ class Supervisor:
     def _stopped(self, now: RunningRanks | None, node: int, number: int) -> None:
         """A parent got a stop signal while it had no ranks: they may be ordered at this moment, or
         be those of the next attempt. Those of other nodes have got their own."""
-        if now is None or not now.nodes:
-            self.signalled = 128 + number
-        elif node in now.nodes and node not in now.codes:
+        if now and node in now.nodes and node not in now.codes:
             self.parents.by_node[node].channel.send(signal=number)
+        elif now is None or not now.nodes or node in now.codes:
+            self.signalled = 128 + number
 
     def _lose(self, now: RunningRanks, node: int, why: str) -> None:
         """Note that a node is lost."""
@@ -223,7 +223,7 @@ class Supervisor:
             self._finish(now, 1)
             return
         now.nodes = sorted(able[: now.most])
-        if here[now.nodes[0]].host != host():  # the ranks meet on another node than the script's
+        if now.nodes[0] or here[now.nodes[0]].host != host():  # not on the script's node
             now.environ["MASTER_ADDR"] = here[now.nodes[0]].host + now.suffix
         self.parents.active, hosts = {*now.nodes}, [here[node].host for node in now.nodes]
         now.environ |= dict.fromkeys(NODELISTS, ",".join(hosts))
