@@ -16,6 +16,8 @@ SLOWNESS = re.compile(rb'^.*"event": ?"(?:slow|recovered)".*$', re.MULTILINE)
 # The part of a line that a rank has overwritten by a carriage return, after the launcher's label.
 REDRAWN = re.compile(r"^( *\d+: |).*\r(?=.)")
 
+NEW_STEP = "new"  # the record of the first step that no earlier attempt has taken
+
 
 def label(rank: int) -> re.Pattern[bytes]:
     """The pattern of the label before each line of a rank, by srun or our launchers."""

@@ -121,6 +121,14 @@ def allocation(folder: AttemptDir) -> str:
     return str((read_json(folder.facts) or {}).get("nodes", ""))
 
 
+def taken_before(folder: AttemptDir, back: int = 10) -> int | None:
+    """The last step that the attempts before one have taken, at most so many; None if there is
+    none."""
+    numbers = range(max(1, folder.number - back), folder.number)
+    before = (AttemptDir(folder.path.with_name(str(number))) for number in numbers)
+    return max((read_step(other)[0] for other in before), default=None)
+
+
 def attempts(run: RunDir) -> list[Attempt]:
     """All attempts, oldest first."""
     return [facts for folder in run.all_attempts() if (facts := read(folder))]

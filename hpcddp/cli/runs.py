@@ -52,10 +52,11 @@ def status(run: str, runs: str | None, as_json: bool) -> int:
 
     folder = submission.find(runs_root(runs), run)
     state = status_.status(folder)
+    recovered = recovery.newest(folder)
     if as_json:
-        click.echo(json.dumps(state.to_dict()))
+        click.echo(json.dumps({**state.to_dict(), "recovered": str(recovered or "")}))
     else:
-        for line in tables.fields(lines(state, recovery.newest(folder)), whole=("run", "folder")):
+        for line in tables.fields(lines(state, recovered), whole=("run", "folder")):
             click.echo(line)
     return warn_stale([state])
 

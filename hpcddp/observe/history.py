@@ -94,7 +94,8 @@ def summaries(
 def _recover(run: RunDir, ordered: list[AttemptSummary]) -> None:
     """Fill in how attempts continued in place, once that is known."""
     for one, two in itertools.pairwise(ordered):
-        if one.action == decision.HERE and one.recovery is None:
+        known = one.recovery and (one.recovery.done or two.cause)
+        if one.action == decision.HERE and not known:
             before, following = (ledger.read(run.attempt(x.attempt)) for x in (one, two))
             if before and following:
                 one.recovery = recovery.after(run, before, following)

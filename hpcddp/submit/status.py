@@ -240,7 +240,7 @@ def ended(run: RunDir, last: ledger.Attempt, ends: ledger.Attempt) -> tuple[str,
     if last.action in decision.WAITS:
         return "PENDING", f"requeued ({last.cause})"
     if last.action == decision.HERE:
-        return "RUNNING", f"starts again on its nodes ({last.cause})"
+        return "RUNNING", f"starts again in its allocation ({last.cause})"
     state, why = _over(run, ends)
     if ends is not last:
         why = "; ".join(

@@ -68,7 +68,23 @@ def test_a_requeue_is_not_in_place_and_a_start_without_a_step_is_not_over(tmp_pa
     first, second = continued(run)
     lines = run.attempt(2).metrics.read_text().splitlines()
     run.attempt(2).metrics.write_text("\n".join(lines[:3]) + "\n")
-    assert recovery.after(run, first, second) is None
+    begun = recovery.after(run, first, second)
+    assert begun and not begun.done
+    assert str(begun) == "(detection 0.2, ending 1.3, starting 1.0, restoring 0.5; n3 for n2)"
+
+
+def test_a_step_that_an_attempt_before_has_taken_is_not_new(tmp_path: Path) -> None:
+    run = made_run(tmp_path)
+    _, second = continued(run)
+    again = replace(second, ended=T0 + 104, action=decision.HERE)
+    run.attempt(2).step.write_bytes(STEP.pack(49, T0 + 103.3))
+    events: list[dict[str, object]] = [
+        {"event": "train", "time": T0 + 106, "step": 50, "loss": 1.0},
+        {"event": "new", "time": T0 + 107, "step": 51},
+    ]
+    third = attempt(run, 3, events, nodes="n[1,3]", began=T0 + 105)
+    mine = recovery.after(run, again, third)
+    assert mine and round(sum(mine.seconds.values()), 1) == 3.7 and not mine.replaced
 
 
 @pytest.mark.parametrize("words", [["why"], ["status"]])

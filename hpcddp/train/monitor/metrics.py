@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from hpcddp.attempt.joblog import line
+from hpcddp.attempt import ledger
+from hpcddp.attempt.joblog import NEW_STEP, line
 from hpcddp.errors import UserError
 from hpcddp.rundir import STEP, AttemptDir, RunDir, last_lines
 
@@ -44,7 +46,10 @@ class Recorder:
         self._step: IO[bytes] | None = None
         self._ranks: IO[bytes] | None = None
         self._torn: set[str] = set()  # files whose last line is incomplete
+        self._known: float = math.inf  # the last step that was taken before; then infinite
         if active:
+            known = ledger.taken_before(attempt)
+            self._known = math.inf if known is None else known
             attempt.path.mkdir(parents=True, exist_ok=True)
             self._file = attempt.metrics.open("ab", buffering=0)
             self._ranks = attempt.ranks.open("ab", buffering=0)
@@ -79,6 +84,9 @@ class Recorder:
         if self._step is not None:
             with contextlib.suppress(OSError):
                 os.pwrite(self._step.fileno(), STEP.pack(step, time.time()), 0)
+        if step > self._known:
+            self._known = math.inf
+            self(NEW_STEP, step=step)
 
     def _write(self, name: str, file: IO[bytes], values: dict[str, Any]) -> None:
         """Write one line at once, on a new line if a full disk left an incomplete one."""
