@@ -159,10 +159,10 @@ class Run:
         self._read, size = self._at.epoch, batch_size(loader)
         each = size * self.world.size
         batches = self._place.begin(loader, self._at.epoch, self._at.samples_consumed, each)
-        if self._random and self._session:  # skipping batches has drawn numbers
-            if not self._session.seed():
-                state_dict.set_rng(self._random, self.world.device)
-            self._random = {}
+        seeded = self._session is not None and self._session.seed()
+        if self._random and not seeded:  # skipping batches has drawn numbers
+            state_dict.set_rng(self._random, self.world.device)
+        self._random = {}
         try:
             for batch in self._clock.reading(batches):
                 self._at.samples_consumed += each

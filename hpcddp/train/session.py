@@ -28,7 +28,7 @@ from hpcddp.train.checkpoint.rescue import Rescue
 from hpcddp.train.checkpoint.saver import Saver
 from hpcddp.train.checkpoint.snapshot import Live, Position
 from hpcddp.train.divergence import RollBack
-from hpcddp.train.input.seeding import StepSeeds
+from hpcddp.train.input.step_seeds import StepSeeds
 from hpcddp.train.meter import Meter
 from hpcddp.train.monitor.metrics import Recorder
 from hpcddp.train.monitor.slow_ranks import SlowRanks

@@ -13,7 +13,7 @@ from hpcddp import record
 from hpcddp.attempt import decision, exit_codes, ledger
 from hpcddp.attempt.end_facts import gather
 from hpcddp.attempt.ledger import Attempt
-from hpcddp.rundir import STEP, RunDir, write_json
+from hpcddp.rundir import STEP, RunDir, read_json, write_json
 
 
 @pytest.fixture
@@ -267,3 +267,15 @@ def test_a_restart_in_place_does_not_wait_for_slurm(
     assert (end.here, end.preempted) == (True, waits)
     action = decision.AGAIN if waits else decision.HERE
     assert decision.decide(end, [], decision.Policy()).action == action
+
+
+@pytest.mark.usefixtures("runs_on")
+@pytest.mark.parametrize(("took", "there"), [(5, False), (7200, True)])
+def test_a_program_that_reports_no_steps_has_come_on_if_it_ran_for_long(
+    run: RunDir, took: float, there: bool
+) -> None:
+    write_json(run.job, {**(read_json(run.job) or {}), "spec": {"command": ["./train.sh"]}})
+    restarted(run, 19, 10)
+    run.attempt(20).path.mkdir()
+    run.attempt(20).metrics.touch()
+    assert stays(run, took=took) is there

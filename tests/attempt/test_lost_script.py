@@ -87,3 +87,40 @@ def test_who_is_followed(
     if want:
         write_json(run.request, {"want": want, "job_id": "7"})
     assert lost_script.would_follow(run, mine(run), cause) is follows
+
+
+@pytest.mark.usefixtures("in_slurm")
+@pytest.mark.parametrize(
+    ("state", "refused", "wanted"),
+    [
+        ("DOWN*", "", ["requeue 7"]),
+        ("IDLE*+NOT_RESPONDING", "", []),  # it answers late
+        ("DOWN*", "Access denied", ["requeue 7", "sbatch", "scancel 7"]),
+    ],
+    ids=["down", "late", "refused"],
+)
+def test_a_job_without_its_scripts_node_is_brought_back(
+    site: Site, run: RunDir, state: str, refused: str, wanted: list[str]
+) -> None:
+    """By another node of it, whatever ``uname`` says there: Slurm's names count."""
+    spec = {**(read_json(run.job) or {})["spec"], "spares": 1}
+    write_json(run.job, {**(read_json(run.job) or {}), "spec": spec})
+    calls = site.folder / "calls"
+    site.program(
+        "scontrol",
+        f"""
+case "$*" in
+  *"show node n1"*) echo NodeName=n1 State={state} ;;
+  requeue*) echo "$*" >>{calls}; if [ "{refused}" ]; then echo "{refused}" >&2; exit 1; fi ;;
+  *) state=RUNNING; if [ -e {calls} -o -e {site.folder}/twice ]; then state=CANCELLED; fi
+     if [ -e {site.folder}/once ]; then : >{site.folder}/twice; fi; : >{site.folder}/once
+     echo JobId=7 JobState=$state Restarts=0 ExitCode=0:0 ;;
+esac
+""",
+    )
+    site.program("squeue", "exit 0")
+    site.program("sbatch", f"echo sbatch >>{calls}; echo 8")
+    site.program("scancel", f"echo scancel $* >>{calls}")
+    earlier(run, slurm=True, job_id="7", host="n1.site.org", node="n1")
+    lost_script.bring_back(run, mine(run).number, 2)
+    assert (calls.read_text().splitlines() if calls.exists() else []) == wanted

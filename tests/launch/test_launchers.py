@@ -3,7 +3,7 @@ import importlib.util
 import sys
 
 import pytest
-from sites import Site
+from sites import Site, flags
 
 from hpcddp.cli.options import STARTERS
 from hpcddp.errors import UserError
@@ -101,3 +101,31 @@ def test_a_node_whose_name_speaks_of_mpi_lacks_none(site: Site) -> None:
 def test_the_help_of_submit_names_each_launcher() -> None:
     """It cannot import the table: that takes time."""
     assert sorted(STARTERS.split(", ")) == sorted(launchers.LAUNCHERS)
+
+
+def test_spares_take_any_command(site: Site) -> None:
+    site.write("train.sh", "")
+    plan = site.plan(flags(("command", ["./train.sh"]), ("spares", 1), ("gpus", 2)), None)
+    assert plan.launcher.name == "fork" and plan.outlives_nodes and plan.checks_nodes
+    assert not [note for note in plan.notes if "spares" in note]  # no Python that torch is for
+    site.write("train.py", "")
+    plan = site.plan(flags(("command", [sys.executable, "train.py"]), ("spares", 1)), None,
+                     runs=site.runs)  # fmt: skip
+    assert [note for note in plan.notes if "imports torch before the script runs" in note]
+
+
+def test_no_job_loses_its_head_unnoticed(site: Site) -> None:
+    """From a container, no node can ask Slurm; and what is not to come back is left to Slurm."""
+    assert site.plan(flags(("nodes", "2-3"))).outlives_nodes
+    assert not site.plan(flags(("nodes", "2-3"), ("requeue.enabled", False))).outlives_nodes
+    image = flags(("software.container.image", "torch.sif"), ("spares", 1))
+    with pytest.raises(UserError, match="spares does not work with a container"):
+        site.plan(image)
+
+
+def test_spares_of_a_job_file_are_left_out_on_one_machine(site: Site) -> None:
+    site.job("spared", "global_batch = 8\nspares = 1\n")
+    plan = site.plan(flags(("cluster", "local")), job="spared")
+    assert not plan.spec.spares and "spares is left out: this machine is one node" in plan.notes
+    with pytest.raises(UserError, match="spares requires Slurm"):
+        site.plan(flags(("cluster", "local"), ("spares", 1), where="--spares"))

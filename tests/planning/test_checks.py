@@ -260,3 +260,12 @@ def test_weights_are_a_file_until_a_run_has_begun(site: Site) -> None:
     site.program("true", "exit 0")
     with pytest.raises(UserError, match="start_from requires a task"):
         site.plan(command("true", start_from="w.pt"), job=None)
+
+
+def test_spares_count_within_the_limit_of_nodes(site: Site) -> None:
+    site.profile("small", "nodes = 3")
+    asked = (("cluster", "small"), ("nodes", "3"), ("gpus", 1))
+    assert site.plan(flags(*asked)).nodes.max == 3
+    with pytest.raises(ClusterError, match="4 nodes with spares requested") as caught:
+        site.plan(flags(*asked, ("spares", 1)))
+    assert caught.value.hint == "use --nodes 3 or fewer, of them --spares"

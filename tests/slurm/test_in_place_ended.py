@@ -49,8 +49,9 @@ def test_a_preemption_in_the_middle_of_it_loses_nothing(
     folder = restarting(desk, run)
     desk.take_all_nodes()
     finished(desk, run)
-    first, *_, last = desk.attempts(run)
+    first, *between, last = desk.attempts(run)
     assert (first.cause, first.action, last.cause) == ("crash", "here", "done")
+    assert "preempted" in [attempt.cause for attempt in between]
     assert (first.job_id == last.job_id) == same
     if launcher == "fork":
         assert lost(folder) == 0
@@ -60,11 +61,12 @@ def test_a_preemption_in_the_middle_of_it_loses_nothing(
 
 @pytest.mark.full
 def test_a_time_limit_in_the_middle_of_it_loses_nothing(desk: Desk) -> None:
-    run = desk.submit(*SIZE, "--time", "30")
+    run = desk.submit(*SIZE, "--time", "30", "--set", "dataset.pause=0.1")
     folder = restarting(desk, run)
     job = desk.attempts(run)[0].job_id
     desk.slurm.run("scontrol", "update", f"JobId={job}", "TimeLimit=1", check=True)
     finished(desk, run)
-    first, *_, last = desk.attempts(run)
+    first, *between, last = desk.attempts(run)
     assert (first.cause, first.action, last.cause) == ("crash", "here", "done")
+    assert "time limit" in [attempt.cause for attempt in between]
     assert lost(folder) == 0

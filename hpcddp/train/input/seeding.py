@@ -10,7 +10,6 @@ import json
 import random
 import struct
 import sys
-import zlib
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
@@ -20,10 +19,11 @@ from torch import Tensor
 
 def mix(*parts: int) -> int:
     """A seed of 32 bits from several numbers; near numbers give unrelated seeds."""
-    return int.from_bytes(_digest(parts)[:4], "big")
+    return int.from_bytes(digest(parts)[:4], "big")
 
 
-def _digest(parts: tuple[int, ...]) -> bytes:
+def digest(parts: tuple[int, ...]) -> bytes:
+    """32 bytes from several numbers."""
     return hashlib.sha256(" ".join(map(str, parts)).encode()).digest()
 
 
@@ -76,8 +76,8 @@ _SAME = {
     "numpy": Generators.same_numpy,
 }
 MT_BYTES = 624 * 4 + 4  # of a Mersenne Twister in memory: its words and the position
-_PYTHON: Any = random.random.__self__  # type: ignore[attr-defined]  # behind random's functions
-_HEAD = object.__basicsize__
+PYTHON: Any = random.random.__self__  # type: ignore[attr-defined]  # behind random's functions
+HEAD = object.__basicsize__
 _known: dict[str, tuple[Any, Any]] = {}  # by generator: its words at the last read, and its state
 
 
@@ -91,8 +91,8 @@ def _state(name: str, words: Any, read: Callable[[], Any]) -> Any:
 
 def _python_state() -> Any:
     """The result of random.getstate(). The C object's own part is the words and the position."""
-    words = ctypes.string_at(id(_PYTHON) + _HEAD, _random.Random.__basicsize__ - _HEAD)
-    return _state("python", (words, _PYTHON.gauss_next), random.getstate)
+    words = ctypes.string_at(id(PYTHON) + HEAD, _random.Random.__basicsize__ - HEAD)
+    return _state("python", (words, PYTHON.gauss_next), random.getstate)
 
 
 def _numpy_state() -> Any:
@@ -112,7 +112,7 @@ def _numpy_state() -> Any:
 
 def seed_sample(names: Collection[str], seed: int, epoch: int, index: int) -> None:
     """Seed some of the default generators for one sample; unlike ``seed_all``, not the GPU's."""
-    first, second, third = struct.unpack_from(">IQI", _digest((seed, epoch, index)))
+    first, second, third = struct.unpack_from(">IQI", digest((seed, epoch, index)))
     if "torch" in names:
         torch.default_generator.manual_seed(first)
     if "python" in names:
@@ -124,42 +124,13 @@ def seed_sample(names: Collection[str], seed: int, epoch: int, index: int) -> No
 def seed_step(seed: int, stream: int, step: int, device: torch.device) -> None:
     """Seed the default generators for one optimizer step: what a rank draws follows from the step,
     so nothing of it is lost with the rank."""
-    first, second, third = struct.unpack_from(">IQI", _digest((seed, stream, step)))
+    first, second, third = struct.unpack_from(">IQI", digest((seed, stream, step)))
     torch.default_generator.manual_seed(first)
     if device.type == "cuda":
         torch.cuda.default_generators[device.index or 0].manual_seed(first)
     random.seed(second)
     if numpy := sys.modules.get("numpy.random"):
         numpy.seed(third)
-
-
-class StepSeeds:
-    """Seeds of a script's own generators for each optimizer step, from their states as the training
-    began: ranks that had the same numbers then still have the same."""
-
-    def __init__(self) -> None:
-        self._torch = self._last = torch.initial_seed()
-        self._python = zlib.crc32(repr(random.getstate()).encode())
-        numpy = _numpy_state()
-        self._numpy = zlib.crc32(repr(numpy).encode() if numpy else b"")
-
-    def settle(self) -> None:
-        """Take the seed that torch has now, perhaps of a checkpoint, for none of the script."""
-        self._last = torch.initial_seed()
-
-    def seed(self, step: int, device: torch.device) -> None:
-        """Seed the default generators for the step that follows this one; 30 us. If the script has
-        seeded torch meanwhile, its seed counts from now on."""
-        if torch.initial_seed() != self._last:
-            self._torch = torch.initial_seed()
-        first = int.from_bytes(_digest((self._torch, step))[:8], "big")
-        torch.default_generator.manual_seed(first)
-        self._last = torch.initial_seed()
-        if device.type == "cuda":
-            torch.cuda.default_generators[device.index or 0].manual_seed(first)
-        random.seed(mix(self._python, step))
-        if numpy := sys.modules.get("numpy.random"):
-            numpy.seed(mix(self._numpy, step))
 
 
 def rng_state(device: torch.device) -> dict[str, Tensor]:

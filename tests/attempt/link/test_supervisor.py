@@ -1,9 +1,12 @@
 """Parents that outlive attempts, and the supervisor that orders them to fork ranks: real processes,
 with `spawn` in place of srun."""
 
+import contextlib
 import json
 import os
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import textwrap
@@ -23,7 +26,7 @@ from hpcddp.rundir import RunDir
 SRUN = Path(__file__).parents[2] / "support" / "plain_srun.py"
 # A script whose ranks tell who they are, and then do what their file says.
 RANK = """
-import json, os, pathlib, signal, sys, time
+import json, os, pathlib, signal, subprocess, sys, time
 from hpcddp.attempt.link import slots
 me = os.environ["RANK"]
 pathlib.Path(f"up-{os.environ['HPCDDP_ATTEMPT']}-{me}").write_text(json.dumps({
@@ -33,6 +36,8 @@ pathlib.Path(f"up-{os.environ['HPCDDP_ATTEMPT']}-{me}").write_text(json.dumps({
     "handlers": [str(signal.getsignal(n)) for n in (signal.SIGTERM, signal.SIGUSR2)],
     "secret": "HPCDDP_SECRET" in os.environ,
 }))
+if pathlib.Path("leaves").exists():
+    subprocess.Popen(["sh", "-c", "trap '' TERM; sleep 7654 & wait"])
 print(f"rank {me} is up")
 def saved(number, frame):
     while pathlib.Path("slow").exists():
@@ -404,3 +409,64 @@ def test_the_ranks_meet_elsewhere_without_the_first_node(place: Allocation) -> N
     assert {rank["address"] for rank in place.up(4)} == {error_record.host()}
     hosts = json.loads(place.run.attempt(2).hosts.read_text())
     assert hosts == {"in_order": [error_record.host()] * 2}
+
+
+def test_strangers_at_the_port_disturb_nobody(place: Allocation) -> None:
+    attempt = place.start()
+    parent = int(str(place.up(4)[0]["parent"]))
+    variables = processes.environ_of(parent).decode().split("\0")
+    address = next(v for v in variables if v.startswith("HPCDDP_SUPERVISOR="))
+    where = ("127.0.0.1", int(address.rpartition(":")[2]))
+    for text in (b"", b"{\n", b'{"hello": -1, "host": "elsewhere", "protocol": 1}\n'):
+        with socket.create_connection(where) as stranger:
+            stranger.sendall(text)
+            stranger.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    for rank in range(4):
+        place.let(rank, 0)
+    assert attempt.wait(30) == 0
+    place.start()
+    assert {rank["parent"] for rank in place.up(4)} >= {parent}
+
+
+def test_what_a_rank_leaves_is_gone_before_the_next_ones_start(place: Allocation) -> None:
+    """Also what comes to light only when its own parent has been killed."""
+    (place.run.path / "leaves").touch()
+    attempt = place.start()
+    told = place.up(4)
+    wait_for(lambda: len(left_over()) == 4, "the processes of the ranks")
+    (place.run.path / "leaves").unlink()
+    os.kill(int(str(told[0]["pid"])), signal.SIGKILL)
+    assert attempt.wait(30) == 137
+    assert not left_over()
+    place.start()
+    place.up(4)
+
+
+def left_over() -> list[int]:
+    """Processes that ranks have started."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if path.read_bytes() == b"sleep\x007654\0":
+                found.append(int(path.parent.name))
+    return found
+
+
+@pytest.mark.parametrize("place", [{"size": 2, "heartbeat": 5.0}], indirect=True)
+def test_a_silent_spare_is_not_used(place: Allocation) -> None:
+    """It is noticed while the others train."""
+    attempt = place.start(nodes=3)
+    told = place.up(4)
+    (spare,) = {*map(int, parents_of(place))} - alive(told, "parent")
+    paused({spare})
+    time.sleep(8)
+    os.kill(int(str(told[2]["parent"])), signal.SIGKILL)
+    assert attempt.wait(60) == 137
+    facts = json.loads(place.run.attempt(1).failed.read_text())
+    assert len(facts["usable"]) == 1
+    continued({spare})
+
+
+def parents_of(place: Allocation) -> list[int]:
+    mine = f"HPCDDP_RUN_DIR={place.run.path}".encode()
+    return [p for p in processes.named("hpcddp-parent") if mine in processes.environ_of(p)]

@@ -12,8 +12,10 @@ import pytest
 from lives import attempted, failing
 from sites import Site
 
-from hpcddp.attempt.nodes import node_check, node_events, preflight
-from hpcddp.rundir import RunDir, read_json
+from hpcddp import record
+from hpcddp.attempt import ledger
+from hpcddp.attempt.nodes import bad_nodes, node_check, node_events, preflight
+from hpcddp.rundir import RunDir, read_json, write_json
 
 GOOD = {"time": 100.0, "gpus": 4, "faults": []}
 
@@ -251,3 +253,28 @@ def test_a_node_tells_its_faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.delenv("GLOO_SOCKET_IFNAME")
     assert json.loads(node_check.answer(run, 1, "n1", node_check.boot_id()))["faults"] == []
     assert [path.name for path in run.attempt(1).path.iterdir()] == ["attempt.json"]
+
+
+def test_a_spare_that_fails_is_not_used_and_the_attempt_goes_on(
+    site: Site, monkeypatch: pytest.MonkeyPatch, launched: subprocess.Popen[bytes],
+    capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    run = three_nodes(site, monkeypatch, spares=1)
+    run.attempt(1).hosts.write_text('{"in_order": ["n1", "n3"]}')
+    preflight.check(run, 1, launched.pid, "n1")
+    assert launched.poll() is None and not run.attempt(1).error.exists()
+    assert "memory errors (3); not used as a spare" in capfd.readouterr().out
+    mine = ledger.read(run.attempt(1))
+    assert mine and bad_nodes.barred(run, record.read(run), mine) == ["n2"]
+
+
+def test_a_spare_counts_as_another_node(
+    site: Site, monkeypatch: pytest.MonkeyPatch, launched: subprocess.Popen[bytes]
+) -> None:
+    run = three_nodes(site, monkeypatch, spares=1, requeue={"here": True})
+    job = read_json(run.job) or {}
+    write_json(run.job, {**job, "launcher": "fork"})
+    run.attempt(1).hosts.write_text('{"in_order": ["n1", "n2"]}')
+    site.program("sinfo", "echo 'n[1-3]|idle'")  # no node outside of the job
+    preflight.check(run, 1, launched.pid, "n1")
+    assert launched.wait(5) == -signal.SIGTERM

@@ -1,0 +1,86 @@
+"""What a forward pass may change of a step, and what else must be as it was."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
+
+from hpcddp.train.checkpoint.loose_copies import LooseCopies
+from hpcddp.train.parallel import state_dict
+
+
+class Model(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(4, 4), nn.BatchNorm1d(4))
+        self.register_buffer("mask", torch.full((2,), -float("inf")))
+
+
+def made(beside: bool = False) -> tuple[Model, AveragedModel, LooseCopies, Callable[[], bool]]:
+    model = Model()
+    average = AveragedModel(model)
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    loose = LooseCopies(model, average if beside else None, divided=False)
+    loose.take()
+    return model, average, loose, lambda: loose.sound(loose.parts(optimizer, state_dict.alone))
+
+
+def test_a_forward_pass_changes_buffers_and_no_copy_of_them() -> None:
+    model, _, loose, sound = made()
+    before = model[1].running_mean.clone()
+    model(torch.ones(2, 4))
+    model[1].running_mean = torch.ones(4)
+    optimizer = torch.optim.SGD(model.parameters())
+    kept = loose.parts(optimizer, state_dict.alone).loose["model.1.running_mean"]
+    assert torch.equal(kept, before) and sound()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda model: model[0].weight.data.copy_(torch.ones(4, 4)),
+        lambda model: setattr(model[0].weight, "data", torch.ones(4, 4)),
+        lambda model: torch.nn.init.zeros_(model[0].weight),
+        lambda model: model.register_buffer("late", torch.ones(1)),
+    ],
+    ids=["copied in", "in place of them", "changed", "a new buffer"],
+)
+def test_what_a_script_has_put_into_the_model_is_seen(change: Callable[[Model], None]) -> None:
+    model, _, _, sound = made()
+    assert sound()
+    change(model)
+    assert not sound()
+
+
+def test_numbers_that_are_not_finite_are_seen() -> None:
+    model, _, loose, sound = made()
+    with torch.no_grad():
+        model[0].weight[0, 0] = float("nan")
+    loose.take()
+    assert not sound()
+
+
+def test_an_average_that_has_moved_on_is_seen() -> None:
+    model, average, loose, sound = made(beside=True)
+    assert sound()
+    average.update_parameters(model)
+    assert not sound()
+    loose.take()
+    assert sound()
+
+
+def test_a_model_that_saves_something_else_is_left_alone() -> None:
+    class Own(nn.Linear):
+        def _save_to_state_dict(self, to: dict[str, Tensor], prefix: str, keep: bool) -> None:
+            super()._save_to_state_dict(to, prefix, keep)
+            to[f"{prefix}weight.scale"] = torch.ones(1)
+
+    with pytest.raises(KeyError):
+        LooseCopies(Own(2, 2), None, divided=False)
+    model, _, loose, _ = made()
+    model[1].running_mean = None
+    with pytest.raises(KeyError):
+        loose.take()

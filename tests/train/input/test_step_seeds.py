@@ -1,0 +1,68 @@
+"""What a script draws follows from its seeds and the step, and from a seed that it sets later."""
+
+import random
+from collections.abc import Callable, Iterator
+
+import numpy
+import pytest
+import torch
+
+from hpcddp.train.input.seeding import rng_state, set_rng_state
+from hpcddp.train.input.step_seeds import StepSeeds
+
+CPU = torch.device("cpu")
+Drawn = tuple[float, float, float]
+
+
+@pytest.fixture(autouse=True)
+def as_before() -> Iterator[None]:
+    state = rng_state(CPU)
+    yield
+    set_rng_state(state, CPU)
+
+
+def drawn(
+    steps: range, draws: int = 3, before: Callable[[int], object] = lambda step: None
+) -> list[Drawn]:
+    """The first numbers behind each step of a script that seeds with 1, and draws more."""
+    random.seed(1)
+    numpy.random.seed(1)
+    torch.manual_seed(1)
+    seeds, found = StepSeeds(), []
+    for step in steps:
+        before(step)
+        seeds.seed(step, CPU)
+        found.append((random.random(), numpy.random.rand(), torch.rand(1).item()))
+        for _ in range(draws):
+            random.random()
+            numpy.random.rand()
+    return found
+
+
+def test_a_steps_numbers_do_not_depend_on_those_before() -> None:
+    whole = drawn(range(6))
+    assert drawn(range(3, 6)) == whole[3:]
+    assert drawn(range(6), draws=5000) == whole  # all words of the generators change many times
+    assert len({*whole}) == 6
+
+
+def test_a_seed_of_the_script_counts_from_then_on() -> None:
+    """Each epoch with its own, on ranks whose generators differed before."""
+
+    def epoch(step: int) -> None:
+        if step == 2:
+            random.seed(7)
+            numpy.random.seed(7)
+
+    whole, with_epoch = drawn(range(5)), drawn(range(5), before=epoch)
+    assert with_epoch[:2] == whole[:2]
+    for mine, other in zip(whole[2:], with_epoch[2:], strict=True):
+        assert mine[0] != other[0] and mine[1] != other[1] and mine[2] == other[2]
+
+    def otherwise(step: int) -> None:
+        if step == 0:
+            random.seed(99)
+            numpy.random.seed(99)
+        epoch(step)
+
+    assert drawn(range(5), before=otherwise)[2:] == with_epoch[2:]
