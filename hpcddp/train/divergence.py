@@ -122,6 +122,11 @@ class DivergenceDetector:
         """Whether a loss is bad; waits for the device."""
         return bool(self.flag().item())
 
+    def suspect(self, step: int) -> bool:
+        """Whether a loss until a step is bad; in another thread than the loop's."""
+        losses = [loss for at, loss in tuple(self._losses) if at <= step]
+        return any(not abs(loss.item()) <= self._limit for loss in losses)
+
     def settle(self, step: int, bad: bool) -> None:
         """Continue, or raise on all ranks; a collective if numbers are bad.
 

@@ -143,7 +143,7 @@ class Session:
             deadline: end of the time limit, in seconds since the epoch; 0 for none.
         """
         self._detector, lease = detector, self.lease
-        self.rescue.suspect = detector.bad
+        self.rescue.suspect = detector.suspect
 
         def vote() -> StopVote:
             request = lease.run.request

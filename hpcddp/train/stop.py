@@ -39,6 +39,9 @@ class Detector(Protocol):
     def bad(self) -> bool:
         """Whether this rank has bad numbers."""
 
+    def suspect(self, step: int) -> bool:
+        """Whether a loss of this rank until a step is bad; in another thread than the loop's."""
+
     def settle(self, step: int, bad: bool) -> None:
         """Continue, or raise on all ranks if one of them had bad numbers up to this step."""
 
@@ -50,6 +53,9 @@ class NoDetector:
     """For a user's own loop, which checks its numbers itself."""
 
     def bad(self) -> bool:
+        return False
+
+    def suspect(self, step: int) -> bool:
         return False
 
     def settle(self, step: int, bad: bool) -> None:

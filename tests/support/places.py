@@ -24,17 +24,27 @@ class Place:
         self.script = subprocess.Popen(["sleep", "1000"])
         self.door = channel.door_of(self.script.pid)
 
-    def start(self) -> subprocess.Popen[bytes]:
-        """Start an attempt on two nodes with two ranks each."""
+    def start(self, nodes: int = 2, ranks: int = 2) -> subprocess.Popen[bytes]:
+        """Start an attempt.
+
+        Args:
+            ranks: of each node.
+        """
         self.number += 1
         self.run.attempt(self.number).path.mkdir(parents=True)
         python = [sys.executable, "-P", "-m"]
         command = [*python, "hpcddp.worker", str(self.run.path)]
-        parent = [*python, "hpcddp.launch.parent", "2", *command]
-        srun = [*python, "hpcddp.launch.spawn", "--no-label", "2", "1", *parent]
+        parent = [*python, "hpcddp.launch.parent", str(ranks), *command]
+        srun = [*python, "hpcddp.launch.spawn", "--no-label", str(nodes), "1", *parent]
         if self.outlives:
-            srun = [sys.executable, "-P", str(SUPPORT / "plain_srun.py"), "--nodes=2", *parent]
-        how = [str(self.run.path), str(self.number), str(self.script.pid), "2"]
+            srun = [
+                sys.executable,
+                "-P",
+                str(SUPPORT / "plain_srun.py"),
+                f"--nodes={nodes}",
+                *parent,
+            ]
+        how = [str(self.run.path), str(self.number), str(self.script.pid), str(nodes)]
         environ = {
             **os.environ, "HPCDDP_RUN_DIR": str(self.run.path), "MASTER_ADDR": "127.0.0.1",
             "HPCDDP_ATTEMPT": str(self.number), "MASTER_PORT": str(29400 + self.number),

@@ -1,13 +1,19 @@
 """What needs a GPU; skipped where there is none."""
 
 import json
+import os
+import signal
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from sites import Outcome, Site
+from ranks import wait_for
+from sites import Outcome, Site, flags
 from toy import TOY
+
+from hpcddp.rundir import RunDir, read_step
 
 GPUS = len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
 
@@ -201,3 +207,68 @@ def test_what_has_no_deterministic_form_is_refused() -> None:
             torch.zeros(8, device=device).put_(index[:9], values[:9])
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+def test_the_step_that_is_saved_is_the_devices_and_nobody_waits_for_it() -> None:
+    """Python has put another step behind a collective that never ends."""
+    import torch
+
+    from hpcddp.train.checkpoint.device_steps import DeviceSteps
+
+    device = torch.device("cuda", GPUS - 1)
+    torch.cuda.set_device(device)
+    weights = torch.nn.Parameter(torch.zeros(1 << 25, device=device))  # 128 MB: more than a part
+    optimizer = torch.optim.Adam([weights], lr=1.0, foreach=True)  # its counter is on the host
+    steps = DeviceSteps(device, optimizer)
+
+    def step(number: int) -> None:
+        weights.grad = torch.ones_like(weights)
+        steps.change()
+        optimizer.step()
+        steps.mark(number, {}, lambda: f"[{number}]")
+
+    for number in (1, 2, 3):
+        step(number)
+    torch.cuda.synchronize()
+    expected = weights.detach().cpu()
+    torch.cuda._sleep(20_000_000_000)  # some seconds, as a collective without a peer
+    step(4)
+    began = time.monotonic()
+    mark = steps.newest()
+    assert mark and (mark.step, mark.meta) == (3, "[3]") and not steps.is_last(mark)
+    state = optimizer.state[weights]
+    held = steps.on_host({"weights": weights, "step": state["step"]}, mark)
+    assert steps.holds(mark) and time.monotonic() - began < 3
+    assert torch.equal(held["weights"], expected)
+    assert (held["step"].item(), state["step"].item()) == (3, 4)
+    torch.cuda.synchronize()
+    assert not steps.holds(mark)
+    newest = steps.newest()
+    assert newest and newest.step == 4 and steps.is_last(newest)
+
+
+@pytest.mark.skipif(GPUS < 2, reason="needs two GPUs")
+def test_a_killed_rank_costs_no_step(tmp_path: Path, site: Site) -> None:
+    """The others wait in NCCL, and one of them saves what its GPU holds."""
+    from places import Place, assert_same, newest
+
+    site.job("toy", f"global_batch = {8 * GPUS}\nmax_steps = 400\n", TOY)
+    places = [Place(made(site, name)) for name in ("whole", "hit")]
+    assert places[0].start(1, GPUS).wait(240) == 0
+    hit = places[1]
+    attempt = hit.start(1, GPUS)
+    wait_for(lambda: read_step(hit.run.attempt(1))[0] > 50, "the first steps")
+    os.kill(hit.pids()[0], signal.SIGKILL)
+    assert attempt.wait(60) == 137
+    last = read_step(hit.run.attempt(1))[0]
+    assert newest(hit.run) in (last, last + 1)
+    assert hit.start(1, GPUS).wait(240) == 0
+    assert_same(hit.run, places[0].run)
+
+
+def made(site: Site, name: str) -> RunDir:
+    """A run of the job that is rendered, and not started."""
+    from hpcddp.submit import prepare
+
+    plan = site.plan(flags(("cluster", "local"), ("gpus", GPUS), ("name", name)))
+    return prepare.new_run(plan, site.runs)

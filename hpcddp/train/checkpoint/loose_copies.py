@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -38,9 +39,11 @@ class LooseCopies:
         self._infinite = {name for name, p in self._known.items() if not _finite(p)}
         self._watched: list[Tensor] = [] if divided else [*rest.parameters.values()]
         self._watched += [*beside.parameters(), *beside.buffers()] if beside else []
-        self._samples = self._watched[:: max(1, len(self._watched) // SAMPLES)]
+        # Reading a number of a GPU would wait for it.
+        on_host = [tensor for tensor in self._watched if not tensor.is_cuda]
+        self._samples = on_host[:: max(1, len(on_host) // SAMPLES)]
         self._marks: list[Any] = []
-        self._copies: dict[str, Tensor] = {}
+        self.copies: dict[str, Tensor] = {}  # as of the last ``take``
         self._buffers: list[Tensor] = []  # those that were copied last
 
     def __len__(self) -> int:
@@ -58,9 +61,9 @@ class LooseCopies:
             raise KeyError("a buffer")
         if len(self._buffers) != len(now) or any(map(operator.is_not, self._buffers, now)):
             copies = (buffer.detach().clone() for buffer in now)
-            self._copies = dict(zip(self._owners, copies, strict=True))
+            self.copies = dict(zip(self._owners, copies, strict=True))
         elif now:
-            torch._foreach_copy_([*self._copies.values()], now)
+            torch._foreach_copy_([*self.copies.values()], now)
         self._buffers = now
         self._marks = self._look()
 
@@ -70,22 +73,28 @@ class LooseCopies:
         each = [mark for t in self._watched for mark in (t._version, t.data_ptr())]
         return [*each, *(t.detach()[(-1,) * t.dim()].item() for t in self._samples if t.numel())]
 
-    def parts(self, optimizer: torch.optim.Optimizer, holders: state_dict.Holders) -> Parts:
-        """The live tensors, with the copies in the place of the buffers."""
+    def parts(
+        self,
+        optimizer: torch.optim.Optimizer,
+        holders: state_dict.Holders,
+        copies: Mapping[str, Tensor],
+    ) -> Parts:
+        """The live tensors, with copies in the place of the buffers."""
         parts = state_dict.parts(self._resting or self._module, optimizer, holders)
-        parts.loose.update(self._copies)
+        parts.loose.update(copies)
         return parts
 
     def same(self) -> bool:
         """Whether all that is not copied is as it was."""
         return self._marks == self._look()
 
-    def sound(self, parts: Parts) -> bool:
-        """Whether the tensors are those that were noted, and all numbers that the optimizer changes
-        are finite."""
-        if parts.loose.keys() - self._copies.keys() - self._known.keys() or not self.same():
-            return False
-        stepped = (t for name, t in parts.stepped.items() if name not in self._infinite)
+    def known(self, parts: Parts) -> bool:
+        """Whether the tensors are those that were noted, and no others."""
+        return not parts.loose.keys() - self.copies.keys() - self._known.keys()
+
+    def finite(self, parts: Parts) -> bool:
+        """Whether all numbers that the optimizer changes are finite."""
+        stepped = (tensor for name, tensor in parts.stepped.items() if name not in self._infinite)
         return all(map(_finite, stepped))
 
 

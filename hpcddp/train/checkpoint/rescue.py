@@ -31,15 +31,14 @@ from hpcddp.attempt import exit_codes
 from hpcddp.attempt.error_record import of_a_peer
 from hpcddp.attempt.link import slots
 from hpcddp.attempt.link.slots import Slot
-from hpcddp.errors import CheckpointError
-from hpcddp.train.checkpoint import publish, snapshot
+from hpcddp.train.checkpoint import publish
+from hpcddp.train.checkpoint.device_steps import Mark
+from hpcddp.train.checkpoint.held_step import HeldStep, can_hold
 from hpcddp.train.checkpoint.host_copy import HeldTensors
 from hpcddp.train.checkpoint.lease import Lease
-from hpcddp.train.checkpoint.loose_copies import LooseCopies
 from hpcddp.train.checkpoint.save_writer import RunningSave, SaveWriter
 from hpcddp.train.checkpoint.saver import Saver
 from hpcddp.train.checkpoint.snapshot import Live, Position
-from hpcddp.train.parallel import state_dict
 from hpcddp.train.rank import connections
 from hpcddp.train.rank.spread import Spread
 
@@ -62,7 +61,7 @@ class Rescue:
         touch: called while this rank waits, which is no hang.
 
     ``able``: this rank may be called to save. ``levelled``: all ranks have the same buffers.
-    ``suspect`` tells whether the numbers of this rank are bad.
+    ``suspect`` tells whether a loss of this rank until a step is bad.
     """
 
     def __init__(
@@ -73,11 +72,10 @@ class Rescue:
         self._saver, self._keep, self._touch = saver, keep, touch
         self.able = False
         self.levelled = True
-        self.suspect: Callable[[], bool] = lambda: False
+        self.suspect: Callable[[int], bool] = lambda step: False
         self._group: dist.ProcessGroup | None = None  # of the replica, if it is not this rank
         self._kept = set[int]()  # the sockets of that group
-        self._loose: LooseCopies | None = None
-        self._held: int | None = None  # the newest step that this rank has whole
+        self._held: HeldStep | None = None
         self._began = 0  # the step at which this attempt has begun
         self._turn = threading.Lock()  # of the loop, while it takes a step, or of the thread
         self._changing = False  # the loop has it
@@ -90,10 +88,9 @@ class Rescue:
         Args:
             describe: the meta of a checkpoint of the step that was marked last.
         """
-        if not self._meet():
-            self._loose = None
+        if not self._meet(describe):
+            self._held = None
             return
-        self._describe = describe
         self.restart(at)
         self._slot.join(min(self._spread.replica), len(self._spread.replica))
         self._slot.tell(slots.ARMED)
@@ -105,10 +102,10 @@ class Rescue:
         self._began = at.step
         self.mark(at)
 
-    def _meet(self) -> bool:
+    def _meet(self, describe: Callable[[], dict[str, Any]]) -> bool:
         """Whether all ranks are able; then make the groups of replicas of several ranks."""
         world, replica = self._spread.world, self._spread.replica
-        everyone = world.gather((self._prepare(), replica))
+        everyone = world.gather((self._prepare(describe), replica))
         able = all(able for able, _ in everyone)
         if able and len(replica) > 1:
             before = connections.sockets()
@@ -119,19 +116,14 @@ class Rescue:
             self._kept = connections.sockets() - before
         return able
 
-    def _prepare(self) -> bool:
+    def _prepare(self, describe: Callable[[], dict[str, Any]]) -> bool:
         """Whether this rank can hold a step."""
-        if not self._slot.shared or self._spread.world.device.type != "cpu":
-            return False
-        if not self._live.alike or not self._spread.replica:
-            return False
-        with contextlib.suppress(Exception):  # a model may save anything
-            divided = self._spread.divided
-            self._loose = LooseCopies(self._live.module, self._live.more, divided=divided)
-            self._loose.take()
-            self._parts()
-            return True
-        return False
+        able = self._slot.shared and can_hold(self._live, self._spread.world.device)
+        with contextlib.suppress(Exception):  # see HeldStep
+            self._held = None
+            if able and self._spread.replica:
+                self._held = HeldStep(self._live, self._spread, describe)
+        return self._held is not None
 
     def close(self) -> None:
         """End the thread, unless it saves: this rank has nothing more to save."""
@@ -146,7 +138,7 @@ class Rescue:
     def levels(self) -> bool:
         """Whether the ranks must have the same buffers before the optimizer's step: any of them may
         have to save what rank 0 has. DDP gives them rank 0's only in the next forward pass."""
-        return self.able and bool(self._loose)
+        return self.able and self._held is not None and self._held.has_buffers
 
     def change(self) -> None:
         """The optimizer changes the weights from now on, until ``mark``: there is no whole step.
@@ -160,13 +152,14 @@ class Rescue:
             self._wait()
             raise RuntimeError("Connection closed by peer: another rank has failed")
         self._changing = True
+        if self._held:
+            self._held.change()
 
     def mark(self, at: Position) -> None:
         """Note that a step is complete, and keep what the next forward pass changes."""
         try:
-            if self._loose is not None:
-                self._loose.take()
-            self._held = at.step
+            if self._held:
+                self._held.mark(at.step)
         except KeyError:  # the script has changed the model
             self._held = None
         if self._changing:
@@ -177,7 +170,9 @@ class Rescue:
         """After a failure of the loop: if this rank has only lost another one, wait until its step
         is saved or not needed. What a rank holds that has failed by itself is not used."""
         if self._changing:
-            self._changing, self._held = False, None
+            self._changing = False
+            if self._held:
+                self._held.forget()
             self._turn.release()
         if not self.able:
             return
@@ -216,44 +211,41 @@ class Rescue:
             self._slot.tell(slots.UNFIT)
         finally:
             self._done.set()
-        time.sleep(LEAVE)
+        # On a GPU, the loop may wait for ever.
+        time.sleep(0.0 if self._held and self._held.ahead else LEAVE)
         os._exit(exit_codes.FAILED)
 
     def _answer(self) -> None:
         """Tell which step this rank holds, and save it if that is the verdict."""
-        held = self._held if self._turn.acquire(timeout=TURN) else None
-        held = held if held is not None and self._sound() else None
-        self._slot.tell(slots.UNFIT if held is None else slots.WAITS, held or 0, self._seconds)
-        if held is None or self._verdict(slots.NONE) != slots.SAVE:
+        mark, held = self._whole(), self._held
+        step = mark.step if mark else 0
+        self._slot.tell(slots.WAITS if mark else slots.UNFIT, step, self._seconds)
+        if not (mark and held) or self._verdict(slots.NONE) != slots.SAVE:
             return
         self._saver.close()  # it has lost a rank too
         try:
-            reason = self._write(held)
+            reason = self._write(held, mark)
         except Exception as failed:
             reason = f"{type(failed).__name__}: {failed}"
         replica = self._spread.replica
         if self._spread.world.rank.world_rank == min(replica):
             who = f"rank{'s' * (len(replica) > 1)} {', '.join(map(str, replica))}"
             what = f"not saved: {reason}" if reason else f"saved by {who}"
-            text = f"hpcddp: after the loss of a rank: step {held} {what}"
+            text = f"hpcddp: after the loss of a rank: step {step} {what}"
             print(text, file=sys.stderr, flush=True)
-        self._slot.tell(slots.FAILED if reason else slots.SAVED, held)
+        self._slot.tell(slots.FAILED if reason else slots.SAVED, step)
         self._verdict(slots.SAVE)
 
-    def _sound(self) -> bool:
-        """Whether what this rank holds is of its step, and good. What a script saves besides its
-        model, rank 0 has, and the right buffers, if those of the ranks differ."""
-        assert self._loose is not None
-        only_of_rank_0 = self._live.more or (len(self._loose) and not self.levelled)
-        if (only_of_rank_0 and 0 not in self._spread.replica) or self.suspect():
-            return False
-        with contextlib.suppress(Exception):  # of a model that the script has changed
-            return self._loose.sound(self._parts())
-        return False
-
-    def _parts(self) -> state_dict.Parts:
-        assert self._loose is not None
-        return self._loose.parts(self._live.optimizer, self._spread.holders)
+    def _whole(self) -> Mark | None:
+        """The newest step that this rank has whole. What a script saves besides its model, rank 0
+        has, and the right buffers, if those of the ranks differ."""
+        turn, held = self._turn.acquire(timeout=TURN), self._held
+        if held is None or not (turn or held.ahead):
+            return None
+        only_of_rank_0 = self._live.more or (held.has_buffers and not self.levelled)
+        if only_of_rank_0 and 0 not in self._spread.replica:
+            return None
+        return held.newest(self.suspect)
 
     @property
     def _seconds(self) -> float:
@@ -272,29 +264,19 @@ class Rescue:
             time.sleep(LOOK / 5)
         return self._slot.verdict
 
-    def _write(self, step: int) -> str:
+    def _write(self, held: HeldStep, mark: Mark) -> str:
         """Write a checkpoint without the other replicas; the reason if that fails."""
-        if step in (self._saver.saved, self._began):
+        if mark.step in (self._saver.saved, self._began):
             return ""
-        gained = self._saver.saved not in (None, self._began)  # by a save before the failure
-        meta = {**self._describe(), "gained": gained}
-        world, parts = self._spread.world.without(self._group), self._parts()
+        parts, tensors, meta = held.content(mark)
+        meta["gained"] = self._saver.saved not in (None, self._began)  # by a save before
+        world = self._spread.world.without(self._group)
         # Others may still write beside it.
         aside = self._lease.folder / f"{publish.REPLICA}{min(self._spread.replica)}"
         if world.is_main:
             aside.mkdir()
-        more = state_dict.pack(self._live.more) if self._live.more else {}
-        held = HeldTensors({**parts.mine, **more})
-        writer = SaveWriter(self._lease, world, held, self._keep, aside, self._require_same)
-        save = RunningSave(step, snapshot.plain(meta), parts, time.monotonic())
+        how = self._keep, aside, held.require_same
+        writer = SaveWriter(self._lease, world, HeldTensors(tensors), *how)
+        save = RunningSave(mark.step, meta, parts, time.monotonic())
         writer.run(save)
         return f"{type(save.error).__name__}: {save.error}" if save.error else save.reason
-
-    def _require_same(self) -> None:
-        """Check that the loop, which may still run, has not changed what was written.
-
-        Raises:
-            CheckpointError: it has.
-        """
-        if self._loose is None or not self._loose.same():
-            raise CheckpointError("the script has changed its model meanwhile")
