@@ -5,7 +5,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -99,12 +99,28 @@ def without(desk: Desk, node: str) -> Iterator[None]:
         sandbox.start_daemon(f"slurmd-{node}")
 
 
-def test_a_spare_takes_the_place_of_a_killed_node(desk: Desk) -> None:
+@contextlib.contextmanager
+def silent(desk: Desk, node: str) -> Iterator[None]:
+    """Pause a node, as without power: it is known by its silence alone."""
+    sandbox = desk.slurm.sandbox
+    home = str(sandbox.logs.parent)
+    paused = [sandbox.daemon(f"slurmd-{node}"), *own_processes.of_jobs(home, node)]
+    own_processes.send(paused, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        own_processes.send(paused, signal.SIGCONT)
+
+
+@pytest.mark.parametrize("lose", [without, silent])
+def test_a_spare_takes_the_place_of_a_lost_node(
+    desk: Desk, lose: Callable[[Desk, str], contextlib.AbstractContextManager[None]]
+) -> None:
     run = desk.submit(*SIZE, "--spares", "1", "--set", "checkpoint.every=20")
     folder = RunDir(desk.training(run, step=30)["path"])
     (first,) = desk.attempts(run)
     names = expand_hosts(first.nodes)
-    with without(desk, names[1]):
+    with lose(desk, names[1]):
         desk.training(run, attempt=2)
         finished(desk, run)
     first, second = desk.attempts(run)
@@ -144,10 +160,18 @@ dist.destroy_process_group()
 """
 
 
-def test_a_usual_script_continues_from_its_own_file_in_place(desk: Desk) -> None:
+@pytest.mark.parametrize(
+    "command",
+    [(sys.executable, "train.py"), pytest.param(("sh", "train.sh"), marks=pytest.mark.full)],
+    ids=["python", "shell"],
+)
+def test_a_usual_script_continues_from_its_own_file_in_place(
+    desk: Desk, command: tuple[str, ...]
+) -> None:
     (desk.folder / "train.py").write_text(USUAL)
+    (desk.folder / "train.sh").write_text(f"{sys.executable} train.py\n")
     words = ("--nodes", "2", "--gpus", "2", "--spares", "1", "--no-snapshot", "--detach", "--json")
-    out = desk("submit", *words, "--", sys.executable, "train.py")
+    out = desk("submit", *words, "--", *command)
     run = json.loads(out.splitlines()[0])["run"]
     wait_for(lambda: "epoch 5 of attempt 1" in desk.run(run).log.read_text())
     names = expand_hosts(desk.attempts(run)[0].nodes)

@@ -164,10 +164,11 @@ def model():
     return nn.Sequential(nn.BatchNorm1d(4), plain(), nn.Dropout(0.1))
 """
 FEW = ("--crash", "1", "--kill-node", "1", "--hang", "1", "--two", "1")
-MANY = ("--crash", "8", "--kill-node", "5", "--silent-node", "4", "--hang", "3", "--two", "4")
+MANY = ("--crash", "8", "--kill-node", "5", "--silent-node", "4", "--hang", "3", "--two", "4",
+        "--down", "5", "--set", "dataset.pause=0.01")  # fmt: skip
 
 
-@pytest.mark.timeout(3000)
+@pytest.mark.timeout(6000)
 @pytest.mark.parametrize(
     ("faults", "most"),
     [pytest.param(FEW, 3000), pytest.param(MANY, 20000, marks=pytest.mark.full)],
