@@ -232,3 +232,9 @@ def test_an_unknown_name_is_refused() -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
     assert "unknown benchmark 'nothing'" in done.stderr
+
+
+@pytest.mark.parametrize(("slowest", "met"), [(3.9, True), (4.1, False)])
+def test_no_measurement_may_take_twice_the_limit(slowest: float, met: bool) -> None:
+    row = Row("x", [1.0, 1.0, slowest], [1.0, 1.0, 1.0], limit=2.0, twice=True)
+    assert row.met is met and "each 4" in table([row])
