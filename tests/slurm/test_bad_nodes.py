@@ -1,6 +1,7 @@
 """A node with a fault is left out: by the next attempt, and by the next job."""
 
 import json
+import re
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -62,6 +63,7 @@ def test_a_spare_takes_the_place_of_a_node_with_a_faulty_gpu(faulty: Desk) -> No
     first, last = faulty.attempts(run)
     assert (first.cause, first.action, last.cause) == ("bad node", "here", "done")
     assert first.job_id == last.job_id and faulty.nodes[1] not in last.nodes
+    assert re.search(rf"n\d for {faulty.nodes[1]}", faulty("why", run))
 
 
 def test_a_node_at_half_its_speed_is_left_out_by_the_full_preflight(desk: Desk) -> None:
