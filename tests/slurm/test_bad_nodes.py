@@ -1,8 +1,8 @@
 """A node with a fault is left out: by the next attempt, and by the next job."""
 
 import json
-import re
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 
