@@ -218,7 +218,8 @@ def needless(run: RunDir, me: Attempt, follows: int, look: bool, cause: str = ""
         known = asked_until(lambda: slurm.facts(newest.job_id))
         if known and known.state in ("PENDING", "RUNNING", "CONFIGURING", "SUSPENDED"):
             return f"job {newest.job_id} was requeued and continues"
-        if known and known.state.startswith("CANCELLED"):
+        # Where the script's node was lost, and Slurm refused the requeue, we have cancelled it.
+        if known and known.state.startswith("CANCELLED") and newest.cause != decision.NODE:
             return f"job {newest.job_id} was cancelled while it waited"
     return ""
 

@@ -14,7 +14,7 @@ import time
 from dataclasses import replace
 
 from hpcddp import processes, record
-from hpcddp.attempt import decision, end_facts, error_record, ledger, requeue
+from hpcddp.attempt import decision, end_facts, error_record, launch_facts, ledger, requeue
 from hpcddp.attempt.decision import End, Policy
 from hpcddp.attempt.ledger import Attempt
 from hpcddp.attempt.nodes import bad_nodes
@@ -26,6 +26,7 @@ from hpcddp.slurm import follow_up_jobs
 SOON = 3.0  # seconds for an answer if Slurm may kill this process soon
 ANSWER = 60.0  # seconds for an answer that can wait
 SLOWEST = 5.0  # seconds between two requests for the job's state
+LATER = 4  # times slower for a process that has missed an attempt: its own node may have been lost
 RELIEF = 20.0  # least seconds that a rank spends on a lost script's work
 
 
@@ -35,12 +36,15 @@ def bring_back(run: RunDir, number: int, node: int = 1) -> None:
     Args:
         node: of this process, in its step: later ones ask less often.
     """
-    pause, deadline = 0.3 * node, time.monotonic() + requeue.HOLD
+    late = max(1, node)
+    pause, deadline = 0.3 * late, time.monotonic() + requeue.HOLD
     while time.monotonic() < deadline or _outlives(run):
         with contextlib.suppress(OSError, HpcddpError):
             if run.deleted():
                 return
             mine = ledger.owner(run, number)
+            if mine is None and (mine := _restarted(run, number)):  # and its node may be lost since
+                number, late = mine.number, late * LATER
             here = mine is not None and mine.host == os.uname().nodename
             ended = mine is not None and mine.cause and mine.action != decision.HERE
             if mine is None or (ended and (mine.action not in decision.RETURNS or not here)):
@@ -51,7 +55,16 @@ def bring_back(run: RunDir, number: int, node: int = 1) -> None:
                 requeue.release(mine)
                 return
         time.sleep(pause)
-        pause = min(SLOWEST * node, 1.5 * pause)
+        pause = min(SLOWEST * late, 1.5 * pause)
+
+
+def _restarted(run: RunDir, number: int) -> Attempt | None:
+    """The newest attempt, if it is a restart of one in the same allocation."""
+    before, newest = ledger.read(run.attempt(number)), ledger.last(run)
+    if before is None or newest is None or newest.number == number or not _outlives(run):
+        return None
+    same = (before.job_id, before.restarts) == (newest.job_id, newest.restarts)
+    return newest if same else None
 
 
 def _settled(run: RunDir, mine: Attempt) -> bool:
@@ -66,11 +79,7 @@ def _settled(run: RunDir, mine: Attempt) -> bool:
         return True
     if end_facts.was_killed(run, mine, job):
         if would_follow(run, mine, decision.KILLED):
-            # Slurm forgets the job after some minutes, and the follow-up may wait longer.
-            job_id = submit(run, mine, ask=True)
-            now = replace(mine, ended=time.time(), exit_code=128 + signal.SIGKILL, saved=None)
-            now.cause, now.action, now.gained = decision.KILLED, decision.FOLLOW, None
-            requeue.note(run, replace(now, successor=job_id))
+            _note_follow_up(run, mine, decision.KILLED, submit(run, mine, ask=True))
         return True
     if job.running and _headless(run, mine):
         _end_headless(run, mine)
@@ -79,10 +88,14 @@ def _settled(run: RunDir, mine: Attempt) -> bool:
 
 
 def _outlives(run: RunDir) -> bool:
-    """Whether Slurm does not end the job when a node of it is lost."""
+    """Whether Slurm does not end the job when a node of it is lost: see the plan's property of that
+    name."""
     with contextlib.suppress(OSError, HpcddpError, LookupError, TypeError):
         job = record.read(run)
-        return bool(job.spec.get("spares")) or job.nodes[0] < job.nodes[1]
+        policy = job.spec.get("requeue", {})
+        able = policy.get("enabled", True) and policy.get("here") and not job.container
+        able = able and launch_facts.of(job.launcher, job.launch).get("spares")
+        return bool(able and job.nodes[0] < job.nodes[1] + int(job.spec.get("spares", 0)))
     return False
 
 
@@ -108,8 +121,16 @@ def _end_headless(run: RunDir, mine: Attempt) -> None:
     job = slurm.facts(mine.job_id)
     if job and job.running and slurm.requeue(mine.job_id):  # refused
         if would_follow(run, mine, decision.NODE):
-            submit(run, mine, ask=True)
+            _note_follow_up(run, mine, decision.NODE, submit(run, mine, ask=True))
         slurm.cancel(mine.job_id)
+
+
+def _note_follow_up(run: RunDir, mine: Attempt, cause: str, job_id: str) -> None:
+    """Record the end of an attempt whose script cannot, and the job that follows: Slurm forgets the
+    old one after some minutes, and the new one may wait longer."""
+    now = replace(mine, ended=time.time(), exit_code=128 + signal.SIGKILL, saved=None)
+    now.cause, now.action, now.gained = cause, decision.FOLLOW, None
+    requeue.note(run, replace(now, successor=job_id))
 
 
 def would_follow(run: RunDir, mine: Attempt, cause: str) -> bool:

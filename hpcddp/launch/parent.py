@@ -224,7 +224,7 @@ class NodeParent:
         if now >= self._next_beat:
             self._next_beat = now + BEAT
             self.supervisor.send(steps=self.slots.total)
-            if self._unheard and not self.group:
+            if self._unheard and not (self.group or self._ending):
                 self.supervisor.send(stopped=self._unheard[0])
                 self._unheard = []
 

@@ -77,10 +77,11 @@ class Run:
 
     def _open(self, session: Session, live: Live, keep: int) -> None:
         """Load the checkpoint, if there is one."""
+        seed = torch.initial_seed()
         session.open(live, keep, self._hint, optimizer=True, schedule=True)
         self._at, self.resumed = session.at, session.resumed is not None  # it never goes back
         self.state = session.meta.get("own") or {}
-        self._place = LoaderPosition.of(self.world, session.meta, session.fixed)
+        self._place = LoaderPosition.of(self.world, seed, session.meta, session.fixed)
         session.start()
         session.follow()
         if self.resumed:
@@ -225,6 +226,7 @@ class Run:
         session.trace.add(self._seen, micro, torch.zeros(()) if loss is None else loss)
         session.trace.step(step, self._at.epoch)
         if step % self._log_every == 0 or meter.first:
+            session.tell()  # of a step before, without a batch between
             session.add_up(self._at.epoch, torch.zeros((), device=self.world.device))
 
     def log(self, **numbers: float | Tensor) -> None:

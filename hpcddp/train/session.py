@@ -129,7 +129,6 @@ class Session:
         """
         path = str(self.resumed.relative_to(self.lease.run.path)) if self.resumed else None
         self.record("start", step=self.at.step, epoch=self.at.epoch, resumed=path, **facts)
-        self._seeds.settle()
 
         def newest() -> dict[str, Any]:
             return self._meta(describe()) if describe else json.loads(self._kept) | self.fixed
@@ -175,6 +174,7 @@ class Session:
         if not self._live.files:  # else saves are not in the background
             self._live.optimizer.register_step_pre_hook(before)
             sys.excepthook = failed
+            self._seeds.watch()
             atexit.register(self.rescue.leave)
 
     def seed(self) -> bool:

@@ -34,8 +34,9 @@ SILENT = 10.0  # seconds of silence after which a node is lost, where the job sa
 KILL_WAIT = 30.0  # seconds between TERM and KILL: Slurm's default
 START_TIMEOUT = 600.0  # seconds for the parents to come
 WAIT = 600.0  # seconds between the end of the first node's ranks and the last's, for a task
-# The parents end ranks that have lost another one, once the newest step is saved. With 0, NCCL does
-# not abort them before (PyTorch, "ProcessGroupNCCL Environment Variables").
+# The parents end ranks that have lost another one, once the newest step is saved, and a watchdog
+# those that hang. With 0, NCCL aborts none before (PyTorch, "ProcessGroupNCCL Environment
+# Variables").
 NCCL_ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 READS = 60  # tries to read a file of the run, a second apart
 OWN = {ADDRESS, SECRET, HEARTBEAT, slots.NAME}  # variables of a parent
@@ -105,7 +106,9 @@ def _order(run: RunDir, number: int, job: JobRecord, nodes: int) -> Message:
     site = mine.site if mine else {}
     environ = {name: text for name, text in os.environ.items()
                if name.startswith(("HPCDDP_", "MASTER_")) and name not in OWN}  # fmt: skip
-    environ[NCCL_ERRORS] = os.environ.get(NCCL_ERRORS, "0")
+    watched = not job.spec.get("command") and job.spec.get("train", {}).get("hang_seconds", 0) > 0
+    if watched and not os.environ.keys() & {NCCL_ERRORS, NCCL_ERRORS.removeprefix("TORCH_")}:
+        environ[NCCL_ERRORS] = "0"
     return {
         "least": job.nodes[0],
         "most": min(nodes - int(job.spec.get("spares", 0)), job.nodes[1]),

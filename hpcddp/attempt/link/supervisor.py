@@ -190,7 +190,7 @@ class Supervisor:
             self._finish(now, now.code)
         elif time.monotonic() > now.deadline:
             self._give_up(now)
-        elif now.codes and time.monotonic() > now.late:
+        elif time.monotonic() > now.late and not now.newest:
             now.late = float("inf")
             self._say(f"ranks still ran {now.wait:.0f} s after those of another node: ending them")
             self._end(now, TERMINATED)

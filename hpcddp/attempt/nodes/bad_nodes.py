@@ -112,8 +112,8 @@ def _why_kept(run: RunDir, number: int, hosts: Sequence[str], job: JobRecord) ->
 
 def _left_here(run: RunDir, number: int, hosts: Sequence[str], job: JobRecord) -> bool:
     """Whether the next attempt has enough other nodes in the allocation."""
-    row = launch_facts.of(job.launcher, job.launch)
-    if not (row.get("spares") and job.spec.get("requeue", {}).get("here")):
+    row, policy = launch_facts.of(job.launcher, job.launch), job.spec.get("requeue", {})
+    if not (row.get("spares") and policy.get("here") and policy.get("enabled", True)):
         return False
     mine, all_hosts = ledger.read(run.attempt(number)), ledger.allocation(run.attempt(number))
     bad = {*hosts, *(barred(run, job, mine) if mine else ())}

@@ -19,6 +19,7 @@ from hpcddp import record
 from hpcddp.attempt import error_record, ledger
 from hpcddp.attempt.ledger import Attempt
 from hpcddp.attempt.nodes import bad_nodes, node_check, node_events
+from hpcddp.attempt.rendezvous import alive
 from hpcddp.errors import NodeUnfit
 from hpcddp.record import JobRecord
 from hpcddp.rundir import RunDir, parse_lines, write_json
@@ -143,7 +144,7 @@ def judged(rows: Mapping[str, Mapping[str, Any]], begin: float, end: float, want
 
 def _conclude(run: RunDir, mine: Attempt, job: JobRecord, faults: Faults, launched: int) -> None:
     """End the attempt, unless it keeps the nodes. A spare is only not used."""
-    train = {*expand_hosts((ledger.read(run.attempt(mine.number)) or mine).nodes)}
+    train = {*_training(run, mine, job, launched)}
     if spares := {host: faults[host] for host in faults.keys() - train}:
         _say(f"{bad_nodes.in_words(spares)}; not used as a spare")
         write_json(run.attempt(mine.number).unfit, {"hosts": sorted(spares)})
@@ -159,6 +160,16 @@ def _conclude(run: RunDir, mine: Attempt, job: JobRecord, faults: Faults, launch
     error_record.report_for_all(run.attempt(mine.number), NodeUnfit.kind, text, **facts)
     with suppress(ProcessLookupError):
         os.kill(launched, signal.SIGTERM)
+
+
+def _training(run: RunDir, mine: Attempt, job: JobRecord, launched: int) -> list[str]:
+    """The nodes whose ranks train, once that is known: with spares, only when the ranks start."""
+    folder, until = run.attempt(mine.number), time.monotonic() + TIMEOUT
+    hosts = expand_hosts(ledger.allocation(folder))
+    if len(hosts) > job.nodes[1] or job.spec.get("spares"):
+        while not folder.hosts.exists() and time.monotonic() < until and alive(launched):
+            time.sleep(0.1)
+    return expand_hosts((ledger.read(folder) or mine).nodes)
 
 
 def _say(text: str) -> None:

@@ -106,7 +106,7 @@ def _finite(tensor: Tensor) -> bool:
 def _owners(module: nn.Module, rest: Resting) -> Any:
     """The name of each saved buffer in a checkpoint, and the dictionary that holds it, with its key
     there."""
-    parts = dict(module.named_modules())
+    parts = dict(module.named_modules(remove_duplicate=False))
     for name in rest.state.keys() - rest.parameters.keys():
         path, _, key = name.rpartition(".")
         owner = parts[path]._buffers

@@ -84,15 +84,18 @@ class LoaderPosition:
         self._workers, self._dataset = 0, None  # those of the last loader
 
     @classmethod
-    def of(cls, world: World, meta: dict[str, Any], fixed: dict[str, Any]) -> LoaderPosition:
+    def of(
+        cls, world: World, seed: int, meta: dict[str, Any], fixed: dict[str, Any]
+    ) -> LoaderPosition:
         """With the seed of the first attempt, if it had the same ranks; a collective.
 
         Args:
+            seed: the script's seed on this rank, before a checkpoint is loaded.
             meta: of the checkpoint that this attempt continues from.
             fixed: for the meta of its own ones.
         """
         rank, known = world.rank.world_rank, meta.get("order_seeds") or []
-        seed = known[rank] if len(known) == world.size else torch.initial_seed()
+        seed = known[rank] if len(known) == world.size else seed
         fixed["order_seeds"] = world.gather(seed)
         return cls(seed, rank)
 

@@ -76,8 +76,8 @@ _SAME = {
     "numpy": Generators.same_numpy,
 }
 MT_BYTES = 624 * 4 + 4  # of a Mersenne Twister in memory: its words and the position
-PYTHON: Any = random.random.__self__  # type: ignore[attr-defined]  # behind random's functions
-HEAD = object.__basicsize__
+_PYTHON: Any = random.random.__self__  # type: ignore[attr-defined]  # behind random's functions
+_HEAD = object.__basicsize__
 _known: dict[str, tuple[Any, Any]] = {}  # by generator: its words at the last read, and its state
 
 
@@ -91,8 +91,8 @@ def _state(name: str, words: Any, read: Callable[[], Any]) -> Any:
 
 def _python_state() -> Any:
     """The result of random.getstate(). The C object's own part is the words and the position."""
-    words = ctypes.string_at(id(PYTHON) + HEAD, _random.Random.__basicsize__ - HEAD)
-    return _state("python", (words, PYTHON.gauss_next), random.getstate)
+    words = ctypes.string_at(id(_PYTHON) + _HEAD, _random.Random.__basicsize__ - _HEAD)
+    return _state("python", (words, _PYTHON.gauss_next), random.getstate)
 
 
 def _numpy_state() -> Any:

@@ -116,7 +116,7 @@ class Plain:
 
     def share_buffers(self) -> None:
         if isinstance(self._model, DistributedDataParallel):
-            model.share_buffers(self._model)
+            model.share_buffers(self._model, again=False)
         elif not self._spread.layout.plain:
             self._spread.share(self._buffers)
 

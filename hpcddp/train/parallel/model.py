@@ -99,14 +99,17 @@ def saved_buffers(modules: Iterable[torch.nn.Module]) -> list[Tensor]:
     return [buffer for buffer in buffers if not hasattr(buffer, "to_local")]
 
 
-def share_buffers(model: DistributedDataParallel) -> None:
+def share_buffers(model: DistributedDataParallel, *, again: bool = True) -> None:
     """Give all ranks rank 0's buffers, which are the saved ones; a collective.
 
-    DDP does the same at the start of the next forward pass, and need not do it again then.
+    DDP does the same at the start of the next forward pass, so the training does not change.
+
+    Args:
+        again: it must, as the buffers may change until then.
     """
     if dist.get_world_size() > 1 and model.will_sync_module_buffers():
         model._sync_buffers()
-        model.require_forward_param_sync = False
+        model.require_forward_param_sync = again
 
 
 def autocast(
