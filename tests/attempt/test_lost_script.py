@@ -103,8 +103,9 @@ def test_a_job_without_its_scripts_node_is_brought_back(
     site: Site, run: RunDir, state: str, refused: str, wanted: list[str]
 ) -> None:
     """By another node of it, whatever ``uname`` says there: Slurm's names count."""
-    spec = {**(read_json(run.job) or {})["spec"], "spares": 1}
-    write_json(run.job, {**(read_json(run.job) or {}), "spec": spec})
+    job = read_json(run.job) or {}
+    spec = {**job["spec"], "spares": 1, "requeue": {"here": True}}
+    write_json(run.job, {**job, "launcher": "fork", "spec": spec})
     calls = site.folder / "calls"
     site.program(
         "scontrol",
@@ -124,3 +125,5 @@ esac
     earlier(run, slurm=True, job_id="7", host="n1.site.org", node="n1")
     lost_script.bring_back(run, mine(run).number, 2)
     assert (calls.read_text().splitlines() if calls.exists() else []) == wanted
+    ends = (mine(run).cause, mine(run).action, mine(run).successor)
+    assert ends == (("node failure", "follow-up", "8") if refused else (None, "", ""))

@@ -77,9 +77,7 @@ class HeldStep:
     def _is_sound(self, mark: Mark) -> bool:
         """Whether the tensors are those of a step. On a GPU, their numbers are looked at later."""
         parts, last = self._parts(mark), self._steps.is_last(mark)
-        if (
-            self.ahead and not last
-        ):  # Python's own numbers, and those on the host, are of a later one
+        if self.ahead and not last:  # what is not on the GPU is of a later step
             mine = all(copy.is_cuda for copy in mark.copies.values()) and not parts.plain
             return mine and not self._live.more and self._loose.known(parts)
         good = self.ahead or self._loose.finite(parts)

@@ -77,6 +77,13 @@ def test_an_average_that_has_moved_on_is_seen() -> None:
     assert sound()
 
 
+def test_a_part_that_a_model_has_twice_is_known_by_both_names() -> None:
+    norm = nn.BatchNorm1d(4)
+    loose = LooseCopies(nn.Sequential(norm, norm), None, divided=False)
+    loose.take()
+    assert {"model.0.running_mean", "model.1.running_mean"} <= loose.copies.keys()
+
+
 def test_a_model_that_saves_something_else_is_left_alone() -> None:
     class Own(nn.Linear):
         def _save_to_state_dict(self, to: dict[str, Tensor], prefix: str, keep: bool) -> None:
