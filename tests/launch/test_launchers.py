@@ -105,7 +105,7 @@ def test_the_help_of_submit_names_each_launcher() -> None:
 
 def test_spares_take_any_command(site: Site) -> None:
     site.write("train.sh", "")
-    plan = site.plan(flags(("command", ["./train.sh"]), ("spares", 1), ("gpus", 2)), None)
+    plan = site.plan(flags(("command", ["bash", "train.sh"]), ("spares", 1), ("gpus", 2)), None)
     assert plan.launcher.name == "fork" and plan.outlives_nodes and plan.checks_nodes
     assert not [note for note in plan.notes if "spares" in note]  # no Python that torch is for
     site.write("train.py", "")

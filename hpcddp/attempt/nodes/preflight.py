@@ -16,7 +16,7 @@ from contextlib import suppress
 from typing import Any
 
 from hpcddp import record
-from hpcddp.attempt import error_record, ledger
+from hpcddp.attempt import error_record, launch_facts, ledger
 from hpcddp.attempt.ledger import Attempt
 from hpcddp.attempt.nodes import bad_nodes, node_check, node_events
 from hpcddp.attempt.rendezvous import alive
@@ -166,7 +166,8 @@ def _training(run: RunDir, mine: Attempt, job: JobRecord, launched: int) -> list
     """The nodes whose ranks train, once that is known: with spares, only when the ranks start."""
     folder, until = run.attempt(mine.number), time.monotonic() + TIMEOUT
     hosts = expand_hosts(ledger.allocation(folder))
-    if len(hosts) > job.nodes[1] or job.spec.get("spares"):
+    parents = launch_facts.of(job.launcher, job.launch).get("spares")
+    if parents and (len(hosts) > job.nodes[1] or job.spec.get("spares")):
         while not folder.hosts.exists() and time.monotonic() < until and alive(launched):
             time.sleep(0.1)
     return expand_hosts((ledger.read(folder) or mine).nodes)
