@@ -75,7 +75,8 @@ class Rescue:
         self.suspect: Callable[[int], bool] = lambda step: False
         self._group: dist.ProcessGroup | None = None  # of the replica, if it is not this rank
         self._kept = set[int]()  # the sockets of that group
-        self._held: HeldStep | None = None
+        self._held: HeldStep | None = None  # also None once the script has changed its model
+        self._has_buffers = False
         self._began = 0  # the step at which this attempt has begun
         self._turn = threading.Lock()  # of the loop, while it takes a step, or of the thread
         self._changing = False  # the loop has it
@@ -91,6 +92,7 @@ class Rescue:
         if not self._meet(describe):
             self._held = None
             return
+        self._has_buffers = self._held is not None and self._held.has_buffers
         self.restart(at)
         self._slot.join(min(self._spread.replica), len(self._spread.replica))
         self._slot.tell(slots.ARMED)
@@ -138,7 +140,7 @@ class Rescue:
     def levels(self) -> bool:
         """Whether the ranks must have the same buffers before the optimizer's step: any of them may
         have to save what rank 0 has. DDP gives them rank 0's only in the next forward pass."""
-        return self.able and self._held is not None and self._held.has_buffers
+        return self.able and self._has_buffers
 
     def change(self) -> None:
         """The optimizer changes the weights from now on, until ``mark``: there is no whole step.
@@ -160,7 +162,7 @@ class Rescue:
         try:
             if self._held:
                 self._held.mark(at.step)
-        except KeyError:  # the script has changed the model
+        except Exception:  # the script has changed the model: it trains on as it is
             self._held = None
         if self._changing:
             self._changing = False
