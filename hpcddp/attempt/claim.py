@@ -219,7 +219,8 @@ def needless(run: RunDir, me: Attempt, follows: int, look: bool, cause: str = ""
         if known and known.state in ("PENDING", "RUNNING", "CONFIGURING", "SUSPENDED"):
             return f"job {newest.job_id} was requeued and continues"
         # Where the script's node was lost, and Slurm refused the requeue, we have cancelled it.
-        if known and known.state.startswith("CANCELLED") and newest.cause != decision.NODE:
+        ours = (newest.cause, newest.action) == (decision.NODE, decision.FOLLOW)
+        if known and known.state.startswith("CANCELLED") and not ours:
             return f"job {newest.job_id} was cancelled while it waited"
     return ""
 

@@ -44,12 +44,14 @@ def bring_back(run: RunDir, number: int, node: int = 1) -> None:
                 return
             mine = ledger.owner(run, number)
             if mine is None and (mine := _restarted(run, number)):  # and its node may be lost since
-                number, late = mine.number, late * LATER
-            here = mine is not None and mine.host == os.uname().nodename
+                number, late = mine.number, max(1, node) * LATER
             ended = mine is not None and mine.cause and mine.action != decision.HERE
-            if mine is None or (ended and (mine.action not in decision.RETURNS or not here)):
-                return  # the script's own sentry ends the wait
-            if ended or _settled(run, mine):
+            if mine is None or (ended and mine.action not in decision.RETURNS):
+                return
+            if ended and mine.host != os.uname().nodename:
+                if not _runs_on(run, mine):
+                    return  # the script's own sentry ends the wait
+            elif ended or _settled(run, mine):
                 if mine.action in (decision.LEFT, ""):  # no script has chosen the nodes
                     mine.exclude = bad_nodes.excluded(run, record.read(run))
                 requeue.release(mine)
@@ -81,9 +83,8 @@ def _settled(run: RunDir, mine: Attempt) -> bool:
         if would_follow(run, mine, decision.KILLED):
             _note_follow_up(run, mine, decision.KILLED, submit(run, mine, ask=True))
         return True
-    if job.running and _headless(run, mine):
-        _end_headless(run, mine)
-        return False  # the next answer shows it
+    if job.running:
+        _runs_on(run, mine)
     return not (job.running or job.state == "COMPLETING")
 
 
@@ -99,16 +100,24 @@ def _outlives(run: RunDir) -> bool:
     return False
 
 
-def _headless(run: RunDir, mine: Attempt) -> bool:
-    """Whether a job runs on without its script, whose node is down: Slurm ends no job with spare
-    nodes for that.
+def _runs_on(run: RunDir, mine: Attempt) -> bool:
+    """Whether a job still runs that Slurm does not end when the script's node is lost. Once Slurm
+    has that node down, end the job; the next call shows it.
 
     Raises:
         SlurmUnreachable: Slurm does not answer.
     """
-    if mine.node in ("", error_record.host()) or read_json(run.request) or not _outlives(run):
+    if mine.node in ("", error_record.host()) or not _outlives(run) or not _same(mine):
         return False
-    return slurm.node_failed(mine.node, ANSWER)
+    if slurm.node_failed(mine.node, ANSWER):
+        _end_headless(run, mine)
+    return True
+
+
+def _same(mine: Attempt) -> bool:
+    """Whether the job of an attempt runs, and has not been requeued since."""
+    job = slurm.facts(mine.job_id)
+    return bool(job and job.running and job.restarts == mine.restarts)
 
 
 def _end_headless(run: RunDir, mine: Attempt) -> None:
@@ -118,11 +127,15 @@ def _end_headless(run: RunDir, mine: Attempt) -> None:
     Raises:
         SlurmUnreachable: Slurm does not answer.
     """
-    job = slurm.facts(mine.job_id)
-    if job and job.running and slurm.requeue(mine.job_id):  # refused
-        if would_follow(run, mine, decision.NODE):
-            _note_follow_up(run, mine, decision.NODE, submit(run, mine, ask=True))
-        slurm.cancel(mine.job_id)
+    asked = (read_json(run.request) or {}).get("want") in ("stop", "cancel")
+    stays = asked or mine.action == decision.FOLLOW
+    if not _same(mine) or not (stays or slurm.requeue(mine.job_id)):
+        return
+    if not _same(mine):  # a person has ended it, and so Slurm refused
+        return
+    if not mine.cause and not asked and would_follow(run, mine, decision.NODE):
+        _note_follow_up(run, mine, decision.NODE, submit(run, mine, ask=True))
+    slurm.cancel(mine.job_id)
 
 
 def _note_follow_up(run: RunDir, mine: Attempt, cause: str, job_id: str) -> None:
@@ -130,6 +143,8 @@ def _note_follow_up(run: RunDir, mine: Attempt, cause: str, job_id: str) -> None
     old one after some minutes, and the new one may wait longer."""
     now = replace(mine, ended=time.time(), exit_code=128 + signal.SIGKILL, saved=None)
     now.cause, now.action, now.gained = cause, decision.FOLLOW, None
+    if not job_id:
+        now.action, now.reason = decision.NONE, "Slurm refused the follow-up job"
     requeue.note(run, replace(now, successor=job_id))
 
 

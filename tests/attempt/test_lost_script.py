@@ -89,41 +89,95 @@ def test_who_is_followed(
     assert lost_script.would_follow(run, mine(run), cause) is follows
 
 
+class Headless:
+    """A job on spare nodes, and a Slurm that tells the state of its script's node n1.
+
+    Args:
+        state: of that node.
+        refused: what Slurm says to a requeue.
+        looks: times that the job is shown as running, if nobody ends it.
+    """
+
+    def __init__(self, site: Site, run: RunDir, state: str, refused: str, looks: int = 9) -> None:
+        job = read_json(run.job) or {}
+        spec = {**job["spec"], "spares": 1, "requeue": {"here": True}}
+        write_json(run.job, {**job, "launcher": "fork", "spec": spec})
+        self._calls, over = site.folder / "calls", site.folder / "over"
+        counted = site.folder / "looks"
+        site.program(
+            "scontrol",
+            f"""
+case "$*" in
+  *"show node n1"*) echo NodeName=n1 State={state} ;;
+  requeue*) echo requeue >>{self._calls}
+     if [ "{refused}" ]; then echo "{refused}" >&2; exit 1; fi; : >{over} ;;
+  *) state=RUNNING; printf . >>{counted}; read -r looks <{counted}
+     if [ -e {over} ] || [ "${{#looks}}" -gt {looks} ]; then state=CANCELLED; fi
+     echo JobId=7 JobState=$state Restarts=0 ExitCode=0:0 ;;
+esac
+""",
+        )
+        site.program("squeue", "exit 0")
+        site.program("sbatch", f"echo sbatch >>{self._calls}; echo 8")
+        site.program("scancel", f"echo scancel >>{self._calls}; : >{over}")
+        self._run = run
+
+    def ended(self, **attempt: str) -> tuple[list[str], tuple[str | None, str, str]]:
+        """What another node asks of Slurm, and how the attempt has ended then."""
+        earlier(self._run, slurm=True, job_id="7", host="n1.site.org", node="n1", **attempt)
+        lost_script.bring_back(self._run, mine(self._run).number, 2)
+        calls = self._calls.read_text().splitlines() if self._calls.exists() else []
+        now = mine(self._run)
+        return calls, (now.cause, now.action, now.successor)
+
+
+NOT_ENDED = (None, "", "")
+
+
 @pytest.mark.usefixtures("in_slurm")
 @pytest.mark.parametrize(
-    ("state", "refused", "wanted"),
+    ("state", "refused", "wanted", "ends"),
     [
-        ("DOWN*", "", ["requeue 7"]),
-        ("IDLE*+NOT_RESPONDING", "", []),  # it answers late
-        ("DOWN*", "Access denied", ["requeue 7", "sbatch", "scancel 7"]),
+        ("DOWN*", "", ["requeue"], NOT_ENDED),
+        ("IDLE*+NOT_RESPONDING", "", [], NOT_ENDED),  # it answers late
+        (
+            "DOWN*",
+            "Access denied",
+            ["requeue", "sbatch", "scancel"],
+            ("node failure", "follow-up", "8"),
+        ),
     ],
     ids=["down", "late", "refused"],
 )
 def test_a_job_without_its_scripts_node_is_brought_back(
-    site: Site, run: RunDir, state: str, refused: str, wanted: list[str]
-) -> None:
+    site: Site, run: RunDir, state: str, refused: str, wanted: list[str],
+    ends: tuple[str | None, str, str],
+) -> None:  # fmt: skip
     """By another node of it, whatever ``uname`` says there: Slurm's names count."""
-    job = read_json(run.job) or {}
-    spec = {**job["spec"], "spares": 1, "requeue": {"here": True}}
-    write_json(run.job, {**job, "launcher": "fork", "spec": spec})
-    calls = site.folder / "calls"
-    site.program(
-        "scontrol",
-        f"""
-case "$*" in
-  *"show node n1"*) echo NodeName=n1 State={state} ;;
-  requeue*) echo "$*" >>{calls}; if [ "{refused}" ]; then echo "{refused}" >&2; exit 1; fi ;;
-  *) state=RUNNING; if [ -e {calls} -o -e {site.folder}/twice ]; then state=CANCELLED; fi
-     if [ -e {site.folder}/once ]; then : >{site.folder}/twice; fi; : >{site.folder}/once
-     echo JobId=7 JobState=$state Restarts=0 ExitCode=0:0 ;;
-esac
-""",
-    )
-    site.program("squeue", "exit 0")
-    site.program("sbatch", f"echo sbatch >>{calls}; echo 8")
-    site.program("scancel", f"echo scancel $* >>{calls}")
-    earlier(run, slurm=True, job_id="7", host="n1.site.org", node="n1")
-    lost_script.bring_back(run, mine(run).number, 2)
-    assert (calls.read_text().splitlines() if calls.exists() else []) == wanted
-    ends = (mine(run).cause, mine(run).action, mine(run).successor)
-    assert ends == (("node failure", "follow-up", "8") if refused else (None, "", ""))
+    assert Headless(site, run, state, refused, 4 if not wanted else 9).ended() == (wanted, ends)
+
+
+@pytest.mark.usefixtures("in_slurm")
+def test_a_job_that_a_person_ends_meanwhile_is_not_followed(site: Site, run: RunDir) -> None:
+    """Slurm then refuses the requeue."""
+    job = Headless(site, run, "DOWN*", "already completing", looks=3)
+    assert job.ended() == (["requeue"], NOT_ENDED)
+
+
+@pytest.mark.usefixtures("in_slurm")
+def test_a_job_that_is_to_stop_is_ended_without_its_scripts_node(site: Site, run: RunDir) -> None:
+    write_json(run.request, {"want": "stop", "job_id": "7"})
+    assert Headless(site, run, "DOWN*", "").ended()[0] == ["scancel"]
+
+
+@pytest.mark.usefixtures("in_slurm")
+def test_a_follow_up_does_not_wait_for_a_job_that_nobody_could_end(site: Site, run: RunDir) -> None:
+    end = {"cause": decision.NODE, "action": decision.FOLLOW, "successor": "8"}
+    assert Headless(site, run, "DOWN*", "").ended(**end)[0] == ["scancel"]
+
+
+@pytest.mark.usefixtures("in_slurm")
+def test_a_refused_follow_up_is_the_end(site: Site, run: RunDir) -> None:
+    job = Headless(site, run, "DOWN*", "Access denied")
+    site.program("sbatch", "echo no >&2; exit 1")
+    assert job.ended()[1] == ("node failure", "none", "")

@@ -116,8 +116,18 @@ def _left_here(run: RunDir, number: int, hosts: Sequence[str], job: JobRecord) -
     if not (row.get("spares") and policy.get("here") and policy.get("enabled", True)):
         return False
     mine, all_hosts = ledger.read(run.attempt(number)), ledger.allocation(run.attempt(number))
-    bad = {*hosts, *(barred(run, job, mine) if mine else ())}
+    bad = {*hosts, *(barred(run, job, mine) if mine else ()), *_lost(run, mine)}
     return len({*hostlist.expand_hosts(all_hosts)} - bad) >= job.nodes[0]
+
+
+def _lost(run: RunDir, mine: Attempt | None) -> set[str]:
+    """The nodes of this allocation that the attempt before could not leave to this one."""
+    before = ledger.read(run.attempt(mine.number - 1)) if mine and mine.number > 1 else None
+    if not mine or not before or (before.job_id, before.restarts) != (mine.job_id, mine.restarts):
+        return set()
+    failed = read_json(run.attempt(before.number).failed) or {}
+    every = hostlist.expand_hosts(ledger.allocation(run.attempt(mine.number)))
+    return {*every} - {*failed["usable"]} if failed.get("usable") else set()
 
 
 def in_words(faults: Mapping[str, Sequence[str]]) -> str:

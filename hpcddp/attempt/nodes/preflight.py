@@ -164,11 +164,11 @@ def _conclude(run: RunDir, mine: Attempt, job: JobRecord, faults: Faults, launch
 
 def _training(run: RunDir, mine: Attempt, job: JobRecord, launched: int) -> list[str]:
     """The nodes whose ranks train, once that is known: with spares, only when the ranks start."""
-    folder, until = run.attempt(mine.number), time.monotonic() + TIMEOUT
+    folder = run.attempt(mine.number)
     hosts = expand_hosts(ledger.allocation(folder))
     parents = launch_facts.of(job.launcher, job.launch).get("spares")
     if parents and (len(hosts) > job.nodes[1] or job.spec.get("spares")):
-        while not folder.hosts.exists() and time.monotonic() < until and alive(launched):
+        while not folder.hosts.exists() and alive(launched):
             time.sleep(0.1)
     return expand_hosts((ledger.read(folder) or mine).nodes)
 

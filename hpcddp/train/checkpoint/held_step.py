@@ -15,6 +15,7 @@ from hpcddp.train.checkpoint.device_steps import DeviceSteps, Mark
 from hpcddp.train.checkpoint.loose_copies import LooseCopies
 from hpcddp.train.checkpoint.snapshot import Live
 from hpcddp.train.parallel import state_dict
+from hpcddp.train.parallel.optim import own
 from hpcddp.train.parallel.state_dict import Parts
 from hpcddp.train.rank.spread import Spread
 
@@ -34,7 +35,9 @@ class HeldStep:
 
     def __init__(self, live: Live, spread: Spread, describe: Describe) -> None:
         self._live, self._spread, self._describe = live, spread, describe
-        self._loose = LooseCopies(live.module, live.more, divided=spread.divided)
+        self._loose = LooseCopies(
+            live.module, live.more, own(live.optimizer), divided=spread.divided
+        )
         self._steps = DeviceSteps(spread.world.device, live.optimizer)
         self.ahead = self._steps.ahead
         self._loose.take()
@@ -78,8 +81,10 @@ class HeldStep:
         """Whether the tensors are those of a step. On a GPU, their numbers are looked at later."""
         parts, last = self._parts(mark), self._steps.is_last(mark)
         if self.ahead and not last:  # what is not on the GPU is of a later step
-            mine = all(copy.is_cuda for copy in mark.copies.values()) and not parts.plain
-            return mine and not self._live.more and self._loose.known(parts)
+            there = all(t.is_cuda or id(t) in mark.counters for t in parts.mine.values())
+            there = there and all(copy.is_cuda for copy in mark.copies.values())
+            plain = parts.plain or self._live.more
+            return there and not plain and self._loose.known(parts) and self._loose.untouched()
         good = self.ahead or self._loose.finite(parts)
         return good and self._loose.known(parts) and self._loose.same()
 

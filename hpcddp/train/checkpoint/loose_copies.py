@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ class LooseCopies:
 
     Args:
         beside: another module that is saved; it must be as it was too.
+        optimizer: changes some of the parameters.
         divided: ``fully_shard`` or ``parallelize_module`` have made the parameters: they replace
             them within a pass.
 
@@ -30,7 +31,14 @@ class LooseCopies:
         KeyError: the module saves what is neither a parameter nor a buffer.
     """
 
-    def __init__(self, module: nn.Module, beside: nn.Module | None, *, divided: bool) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        beside: nn.Module | None,
+        optimizer: torch.optim.Optimizer,
+        *,
+        divided: bool,
+    ) -> None:
         self._module, self._resting = module, Resting(module) if divided else None
         rest = self._resting or Resting(module)
         self._owners = dict(_owners(module, rest))
@@ -39,6 +47,9 @@ class LooseCopies:
         self._infinite = {name for name, p in self._known.items() if not _finite(p)}
         self._watched: list[Tensor] = [] if divided else [*rest.parameters.values()]
         self._watched += [*beside.parameters(), *beside.buffers()] if beside else []
+        trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        self._others = [p for p in rest.parameters.values() if id(p) not in trained]
+        self._first = _numbers(self._others)
         # Reading a number of a GPU would wait for it.
         on_host = [tensor for tensor in self._watched if not tensor.is_cuda]
         self._samples = on_host[:: max(1, len(on_host) // SAMPLES)]
@@ -71,7 +82,7 @@ class LooseCopies:
         """What changes with a parameter: its version, its memory or, as ``.data`` counts no
         version, a number in it."""
         each = [mark for t in self._watched for mark in (t._version, t.data_ptr())]
-        return [*each, *(t.detach()[(-1,) * t.dim()].item() for t in self._samples if t.numel())]
+        return [*each, *_numbers(self._samples)]
 
     def parts(
         self,
@@ -88,6 +99,11 @@ class LooseCopies:
         """Whether all that is not copied is as it was."""
         return self._marks == self._look()
 
+    def untouched(self) -> bool:
+        """Whether nothing has ever changed the parameters that the optimizer does not: an average
+        of the others may be one. Of each, one number is looked at."""
+        return self._first == _numbers(self._others)
+
     def known(self, parts: Parts) -> bool:
         """Whether the tensors are those that were noted, and no others."""
         return not parts.loose.keys() - self.copies.keys() - self._known.keys()
@@ -96,6 +112,12 @@ class LooseCopies:
         """Whether all numbers that the optimizer changes are finite."""
         stepped = (tensor for name, tensor in parts.stepped.items() if name not in self._infinite)
         return all(map(_finite, stepped))
+
+
+def _numbers(tensors: Sequence[Tensor]) -> list[float]:
+    """A number of each tensor."""
+    parts = (local(tensor.detach()) for tensor in tensors)
+    return [part[(-1,) * part.dim()].item() for part in parts if part.numel()]
 
 
 def _finite(tensor: Tensor) -> bool:

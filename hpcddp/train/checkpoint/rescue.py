@@ -46,6 +46,7 @@ LOOK = 0.05  # seconds between two looks at the alarm
 PATIENCE = 3600.0  # seconds to wait for the verdict: another rank may save first
 MOMENT = 0.5  # seconds to wait for the alarm at the end of a script
 TURN = 5.0  # seconds for the loop to complete a step that is being taken
+AHEAD = 0.5  # the same if the device goes on by itself, and Python may wait for it
 SLOWER = 3  # times the slowest save, for one of a part of the ranks
 TOUCH = 1.0  # seconds between two signs of life while the loop waits
 LEAVE = 10.0  # seconds for the loop to end the process, once nothing is left to save
@@ -241,7 +242,8 @@ class Rescue:
     def _whole(self) -> Mark | None:
         """The newest step that this rank has whole. What a script saves besides its model, rank 0
         has, and the right buffers, if those of the ranks differ."""
-        turn, held = self._turn.acquire(timeout=TURN), self._held
+        ahead = self._held is not None and self._held.ahead
+        turn, held = self._turn.acquire(timeout=AHEAD if ahead else TURN), self._held
         if held is None or not (turn or held.ahead):
             return None
         only_of_rank_0 = self._live.more or (held.has_buffers and not self.levelled)

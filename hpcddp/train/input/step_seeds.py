@@ -8,6 +8,7 @@ then on: ranks that it has given the same numbers still have the same.
 from __future__ import annotations
 
 import functools
+import os
 import random
 import sys
 import zlib
@@ -19,6 +20,7 @@ import torch
 from hpcddp.train.input.seeding import digest, mix
 
 SEEDING = ("seed", "setstate", "set_state")  # functions that give a generator a state
+READING = ("getstate", "get_state")
 
 
 class _Twister:
@@ -27,40 +29,55 @@ class _Twister:
 
     Args:
         module: with the functions.
-        known: its state is of a seed.
+        base: the number from which the seeds follow, if its state is not of a seed.
     """
 
-    def __init__(self, module: Any, *, known: bool) -> None:
+    def __init__(self, module: Any, base: int | None = None) -> None:
         self._module, self._own = module, module.seed
-        self._base = self._state() if known else 0  # the number from which the seeds follow
+        self._read = getattr(module, "getstate", None) or module.get_state
+        self._base = self._state() if base is None else base
         self._noted = False  # the script has seeded it
+        self._ours: set[int] = set()  # states of this step that the script has read
 
     def watch(self) -> None:
-        """Note from now on when the script seeds it."""
-        for name in SEEDING:
-            if function := getattr(self._module, name, None):
-                setattr(self._module, name, self._noting(function))
+        """Note from now on when the script seeds it. To give it a state back that it had since our
+        last seed is none."""
+        for names, note in ((SEEDING, self._note), (READING, self._note_read)):
+            for name in names:
+                if function := getattr(self._module, name, None):
+                    setattr(self._module, name, _after(function, note))
 
-    def _noting(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(function)
-        def noted(*args: Any, **kwargs: Any) -> Any:
-            self._noted = True
-            return function(*args, **kwargs)
+    def _note(self) -> None:
+        self._noted = self._state() not in self._ours
 
-        return noted
+    def _note_read(self) -> None:
+        if not self._noted:
+            self._ours.add(self._state())
 
     def seed(self, step: int) -> None:
         """Seed it for the step that follows this one."""
         if self._noted:
             self._base, self._noted = self._state(), False
+        self._ours.clear()
         self._own(mix(self._base, step))
 
     def _state(self) -> int:
         """A number for the state now."""
-        read = getattr(self._module, "getstate", None) or self._module.get_state
-        name_or_version, words, *rest = read()
+        name_or_version, words, *rest = self._read()
         words = words.tobytes() if hasattr(words, "tobytes") else repr(words).encode()
         return zlib.crc32(words + repr((name_or_version, rest)).encode())
+
+
+def _after(function: Callable[..., Any], note: Callable[[], None]) -> Callable[..., Any]:
+    """A function that also notes that it was called."""
+
+    @functools.wraps(function)
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        result = function(*args, **kwargs)
+        note()
+        return result
+
+    return noted
 
 
 class StepSeeds:
@@ -68,8 +85,8 @@ class StepSeeds:
 
     def __init__(self) -> None:
         self._torch = self._last = torch.initial_seed()
-        self._python = _Twister(random, known=True)
-        self._numpy = _Twister(numpy, known=True) if (numpy := _numpy()) else None
+        self._python = _Twister(random)
+        self._numpy = _Twister(numpy) if (numpy := _numpy()) else None
 
     def watch(self) -> None:
         """Note from now on when the script seeds a generator: what a checkpoint has restored until
@@ -89,7 +106,8 @@ class StepSeeds:
             torch.cuda.default_generators[device.index or 0].manual_seed(first)
         self._python.seed(step)
         if self._numpy is None and (numpy := _numpy()):
-            self._numpy = _Twister(numpy, known=False)
+            rank = int(os.environ.get("RANK", "0"))  # each with its own numbers, as unseeded
+            self._numpy = _Twister(numpy, mix(self._torch, rank))
             self._numpy.watch()
         if self._numpy:
             self._numpy.seed(step)

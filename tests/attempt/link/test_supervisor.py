@@ -459,12 +459,14 @@ def test_a_silent_spare_is_not_used(place: Allocation) -> None:
     told = place.up(4)
     (spare,) = {*map(int, parents_of(place))} - alive(told, "parent")
     paused({spare})
-    time.sleep(8)
-    os.kill(int(str(told[2]["parent"])), signal.SIGKILL)
-    assert attempt.wait(60) == 137
-    facts = json.loads(place.run.attempt(1).failed.read_text())
-    assert len(facts["usable"]) == 1
-    continued({spare})
+    try:
+        time.sleep(8)
+        os.kill(int(str(told[2]["parent"])), signal.SIGKILL)
+        assert attempt.wait(60) == 137
+        facts = json.loads(place.run.attempt(1).failed.read_text())
+        assert len(facts["usable"]) == 1
+    finally:
+        continued({spare})
 
 
 def parents_of(place: Allocation) -> list[int]:

@@ -23,7 +23,7 @@ def made(beside: bool = False) -> tuple[Model, AveragedModel, LooseCopies, Calla
     optimizer = torch.optim.Adam(model.parameters())
     model(torch.ones(2, 4)).sum().backward()
     optimizer.step()
-    loose = LooseCopies(model, average if beside else None, divided=False)
+    loose = LooseCopies(model, average if beside else None, optimizer, divided=False)
     loose.take()
 
     def sound() -> bool:
@@ -79,7 +79,8 @@ def test_an_average_that_has_moved_on_is_seen() -> None:
 
 def test_a_part_that_a_model_has_twice_is_known_by_both_names() -> None:
     norm = nn.BatchNorm1d(4)
-    loose = LooseCopies(nn.Sequential(norm, norm), None, divided=False)
+    twice = nn.Sequential(norm, norm)
+    loose = LooseCopies(twice, None, torch.optim.SGD(twice.parameters()), divided=False)
     loose.take()
     assert {"model.0.running_mean", "model.1.running_mean"} <= loose.copies.keys()
 
@@ -90,9 +91,27 @@ def test_a_model_that_saves_something_else_is_left_alone() -> None:
             super()._save_to_state_dict(to, prefix, keep)
             to[f"{prefix}weight.scale"] = torch.ones(1)
 
+    own = Own(2, 2)
     with pytest.raises(KeyError):
-        LooseCopies(Own(2, 2), None, divided=False)
+        LooseCopies(own, None, torch.optim.SGD(own.parameters()), divided=False)
     model, _, loose, _ = made()
     model[1].running_mean = None
     with pytest.raises(KeyError):
         loose.take()
+
+
+@pytest.mark.parametrize("moves", [False, True])
+def test_parameters_that_the_optimizer_does_not_change_may_change_all_the_same(
+    moves: bool,
+) -> None:
+    """As those of a teacher, the average of a student; frozen ones do not."""
+    both = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
+    student, teacher = both
+    optimizer = torch.optim.SGD(student.parameters(), lr=0.1)
+    loose = LooseCopies(both, None, optimizer, divided=False)
+    student(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    if moves:
+        teacher.weight.data.lerp_(student.weight.data, 0.1)
+    loose.take()
+    assert loose.untouched() is not moves

@@ -18,7 +18,7 @@ Drawn = tuple[float, float, float]
 @pytest.fixture(autouse=True)
 def as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for module in (random, numpy.random):
-        for name in step_seeds.SEEDING:
+        for name in (*step_seeds.SEEDING, *step_seeds.READING):
             if function := getattr(module, name, None):
                 monkeypatch.setattr(module, name, function)
     state = rng_state(CPU)
@@ -82,3 +82,34 @@ def test_a_seed_of_the_script_counts_from_then_on() -> None:
         epoch(step)
 
     assert drawn(range(5), before=otherwise)[2:] == with_epoch[2:]
+
+
+def test_a_state_that_a_script_gives_back_is_no_seed() -> None:
+    """As around an evaluation with its own numbers."""
+
+    def evaluation(step: int) -> None:
+        if step == 2:
+            before, numbers = random.getstate(), numpy.random.get_state()
+            random.seed(0)
+            numpy.random.seed(0)
+            random.random()
+            random.setstate(before)
+            numpy.random.set_state(numbers)
+
+    assert drawn(range(5), before=evaluation) == drawn(range(5))
+
+
+def test_a_state_of_the_scripts_own_seed_counts() -> None:
+    def epoch(step: int) -> None:
+        if step == 2:
+            random.seed(7)
+            mine = random.getstate()
+            random.random()
+            random.setstate(mine)
+
+    def otherwise(step: int) -> None:
+        if step == 0:
+            random.seed(99)
+        epoch(step)
+
+    assert drawn(range(5), before=otherwise)[2:] == drawn(range(5), before=epoch)[2:]
