@@ -2,7 +2,7 @@
 
 import os
 import socket
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from sites import Site, record_run
@@ -33,9 +33,8 @@ def failing(site: Site, **spec: Any) -> tuple[RunDir, ledger.Attempt]:
     return run, attempted(run, 1)
 
 
-def attempted(run: RunDir, number: int, *, met: bool = False) -> ledger.Attempt:
-    mine = ledger.new_attempt("7", 1)
-    mine.number = number
+def attempted(run: RunDir, number: int, *, met: bool = False, **given: Any) -> ledger.Attempt:
+    mine = replace(ledger.new_attempt("7", 1), number=number, **given)
     run.attempt(number).path.mkdir(parents=True)
     write_json(run.attempt(number).facts, asdict(mine))
     if met:

@@ -1,5 +1,5 @@
 """Parents that outlive attempts, and the supervisor that orders them to fork ranks: real processes,
-with `spawn` in place of srun."""
+with support/plain_srun.py in place of srun."""
 
 import contextlib
 import json
@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from lives import attempted
 from ranks import wait_for
 from sites import record_run
 
@@ -73,14 +74,12 @@ class Allocation:
     def start(self, nodes: int = 2, ranks: int = 2) -> subprocess.Popen[bytes]:
         """Start an attempt."""
         self.attempts += 1
-        self.run.attempt(self.attempts).path.mkdir(parents=True)
+        attempted(self.run, self.attempts, site={"kill_wait": 3.0})
         for path in self.run.path.glob("do-*"):
             path.unlink()
         python = [sys.executable, "-P", "-m"]
         parent = [*python, "hpcddp.launch.parent", str(ranks), sys.executable, "train.py"]
-        srun = [*python, "hpcddp.launch.spawn", "--no-label", str(nodes), "1", *parent]
-        if nodes > self.size:
-            srun = [sys.executable, "-P", str(SRUN), f"--nodes={nodes}", *parent]
+        srun = [sys.executable, "-P", str(SRUN), f"--nodes={nodes}", *parent]
         how = [str(self.attempts), str(self.script.pid), str(nodes)]
         words = [*python, "hpcddp.attempt.host", "ranks", str(self.run.path), *how, *srun]
         environ = {
@@ -463,8 +462,8 @@ def test_a_silent_spare_is_not_used(place: Allocation) -> None:
         time.sleep(8)
         os.kill(int(str(told[2]["parent"])), signal.SIGKILL)
         assert attempt.wait(60) == 137
-        facts = json.loads(place.run.attempt(1).failed.read_text())
-        assert len(facts["usable"]) == 1
+        place.start(nodes=3)
+        assert spare not in alive(place.up(4), "parent")  # the killed one is back
     finally:
         continued({spare})
 
