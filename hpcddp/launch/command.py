@@ -15,13 +15,16 @@ import sys
 import time
 from collections.abc import Mapping
 from importlib import import_module
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from hpcddp import JOB_FORMAT, gloo
 from hpcddp.attempt import exit_codes, launch_facts
 from hpcddp.errors import HpcddpError, UserError
 from hpcddp.preempt import Preemption
 from hpcddp.topology import Rank, check_map
+
+if TYPE_CHECKING:
+    from hpcddp.launch.script import Script
 
 READS = 60  # tries to read job.json, a second apart
 FILE = "hpcddp.py"  # hides the package from a script beside it
@@ -81,16 +84,22 @@ def become(
     preemption.restore()  # from here on a stop signal ends the process
     if preemption.requested:
         return 128 + int(getattr(signal, preemption.signal))
-    if variables.pop("HPCDDP_FORKED", ""):
-        from hpcddp.launch import script
-
-        if here := script.in_process(words):
-            os.environ.update(variables)
-            return here.run()
+    if here := in_this_process(words, variables):
+        os.environ.update(variables)
+        return here.run()
     try:
         execute(words, variables)
     except OSError as error:
         return failed(not_started(words, error), run_dir, attempt, rank)
+
+
+def in_this_process(words: list[str], variables: dict[str, str]) -> Script | None:
+    """The script that a forked process runs itself, if the command is one."""
+    if not variables.pop("HPCDDP_FORKED", ""):
+        return None
+    from hpcddp.launch import script  # needed by no other process
+
+    return script.in_process(words)
 
 
 def in_own_python(words: list[str], software: Mapping[str, Any]) -> list[str]:

@@ -29,7 +29,7 @@ from hpcddp.attempt import exit_codes, lost_script, sentry
 from hpcddp.attempt.error_record import host
 from hpcddp.attempt.link import channel, slots
 from hpcddp.attempt.link.channel import Channel, Message
-from hpcddp.attempt.link.newest_step import Held, NewestStep
+from hpcddp.attempt.link.newest_step import NewestStep, NodeShares
 from hpcddp.attempt.link.parents import ADDRESS, HEARTBEAT, NODE, PARENT, PROTOCOL, SECRET
 from hpcddp.attempt.link.rank_lines import end_of_lines
 from hpcddp.attempt.link.slots import NodeSlots
@@ -167,7 +167,7 @@ class NodeParent:
             if self._failed or ABLE & {*self.slots.phases(group.left).values()}:
                 self.slots.alarm()  # else all may save together, as after a stop signal
             self._failed = True
-        newest.held[self.node] = Held.of(self.slots.report(group.left))
+        newest.held[self.node] = NodeShares.of(self.slots.report(group.left))
         run = RunDir(os.environ["HPCDDP_RUN_DIR"])
         chosen = newest.alone(run, self.attempt, str(self.node), clock)
         if chosen is not None:

@@ -42,9 +42,7 @@ def rehearse(
     two: int = 0,
     down: int = 0,
 ) -> Report:
-    """Start a sandbox, run the job on it without and with faults, and compare both runs.
-
-    It ends all processes that it starts.
+    """Start a sandbox, run the job on it without and with faults, compare both runs, and end all.
 
     Args:
         layers: the job's values, the highest precedence first.

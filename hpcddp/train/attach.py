@@ -40,12 +40,12 @@ from hpcddp.train.loop import Run
 from hpcddp.train.meter import Meter
 from hpcddp.train.monitor.metrics import Recorder
 from hpcddp.train.monitor.timing import Clock
+from hpcddp.train.own_session import OwnSession
 from hpcddp.train.parallel import model as models
 from hpcddp.train.rank import node_speed
 from hpcddp.train.rank import world as worlds
 from hpcddp.train.rank.spread import replicas
 from hpcddp.train.rank.world import World
-from hpcddp.train.session import Session
 
 _Spec = dict[str, dict[str, Any]]  # the sections of a job that apply to a user's own loop
 
@@ -175,7 +175,7 @@ def _session(
     preemption: Preemption,
     module: nn.Module,
     preflight: str,
-) -> Session:
+) -> OwnSession:
     """Take the lease of the run folder, and choose the checkpoint to resume from; a collective."""
     meter, attempt = Meter(world, clock), int(os.environ.get("HPCDDP_ATTEMPT", "1"))
     lease = Lease(run, attempt)
@@ -188,7 +188,7 @@ def _session(
     node_speed.check(world, run, attempt, preflight, record)
     retry = DiskRetry(world)
     saved = newest.find(run, retry)
-    return Session(
+    return OwnSession(
         lease, replicas(world, module), record, meter, retry, saved,
         slot=slots.own_slot(os.environ), slow=spec["metrics"].get("slow", 1.5),
         trace=bool(spec["train"].get("trace")),

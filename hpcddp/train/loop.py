@@ -34,10 +34,10 @@ from hpcddp.train.input.batches import Micro
 from hpcddp.train.input.loaders import LoaderPosition, batch_size
 from hpcddp.train.monitor.metrics import one_number
 from hpcddp.train.monitor.timing import Clock
+from hpcddp.train.own_session import OwnSession
 from hpcddp.train.parallel import state_dict
 from hpcddp.train.rank import cpus
 from hpcddp.train.rank.world import World
-from hpcddp.train.session import Session
 from hpcddp.train.stop import NoDetector, StopVote
 
 
@@ -56,7 +56,7 @@ class Run:
 
     def __init__(
         self, world: World, live: Live, clock: Clock, preemption: Preemption,
-        session: Session | None, *, save_every: int, keep: int, log_every: int, leave: bool,
+        session: OwnSession | None, *, save_every: int, keep: int, log_every: int, leave: bool,
     ) -> None:  # fmt: skip
         self.world = world  #: rank, device and size of the world
         self._live, self._clock, self._session, self._preemption = live, clock, session, preemption
@@ -75,14 +75,14 @@ class Run:
         else:
             self._place = LoaderPosition(torch.initial_seed(), world.rank.world_rank)
 
-    def _open(self, session: Session, live: Live, keep: int) -> None:
+    def _open(self, session: OwnSession, live: Live, keep: int) -> None:
         """Load the checkpoint, if there is one."""
         seed = torch.initial_seed()
         session.open(live, keep, self._hint, optimizer=True, schedule=True)
         self._at, self.resumed = session.at, session.resumed is not None  # it never goes back
         self.state = session.meta.get("own") or {}
         self._place = LoaderPosition.of(self.world, seed, session.meta, session.fixed)
-        session.start()
+        session.start(lambda: session.fixed)
         session.follow()
         if self.resumed:
             session.seed()
@@ -213,7 +213,7 @@ class Run:
             session.saver.save(self._at, session.checked(self._facts()))
         return False
 
-    def _log(self, session: Session, loss: Tensor | None) -> None:
+    def _log(self, session: OwnSession, loss: Tensor | None) -> None:
         """Count the step, and record it if that is due."""
         step, meter = self._at.step, session.meter
         loss = None if loss is None else loss.detach()

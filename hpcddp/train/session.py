@@ -8,11 +8,7 @@ same order.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import json
-import sys
-import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -28,11 +24,9 @@ from hpcddp.train.checkpoint.rescue import Rescue
 from hpcddp.train.checkpoint.saver import Saver
 from hpcddp.train.checkpoint.snapshot import Live, Position
 from hpcddp.train.divergence import RollBack
-from hpcddp.train.input.step_seeds import StepSeeds
 from hpcddp.train.meter import Meter
 from hpcddp.train.monitor.metrics import Recorder
 from hpcddp.train.monitor.slow_ranks import SlowRanks
-from hpcddp.train.parallel.model import share_buffers
 from hpcddp.train.rank.spread import Spread
 from hpcddp.train.stop import Detector, StopVote
 from hpcddp.train.trace import Trace
@@ -75,9 +69,7 @@ class Session:
         self.attempt = lease.run.attempt(lease.attempt)
         self.retry, self._spread, self._world = retry, spread, spread.world
         self._slow, self._traced, self._slot = slow, trace, slot
-        # In a user's own loop: the meta of the last complete step, and what is the same in all.
-        self._kept, self.fixed = "{}", dict[str, Any]()
-        self._seeds, self._ended = StepSeeds(), False
+        self._ended = False
         self._pending: tuple[int, int] | None = (
             None  # step and epoch of a record whose sums are not read yet
         )
@@ -120,20 +112,15 @@ class Session:
     def _restore(self, folder: Path) -> None:
         snapshot.restore(folder, self.meta, self._spread, self._live, self.retry, **self._own)
 
-    def start(self, describe: Callable[[], dict[str, Any]] | None = None, **facts: Any) -> None:
-        """Record the step at which the training starts.
+    def start(self, describe: Callable[[], dict[str, Any]], **facts: Any) -> None:
+        """Record the step at which the training starts, with some facts.
 
         Args:
-            describe: the plain data of a checkpoint, besides the state; a loop that has none calls
-                ``mark`` after each step.
+            describe: the plain data of a checkpoint of the newest step, besides the state.
         """
         path = str(self.resumed.relative_to(self.lease.run.path)) if self.resumed else None
         self.record("start", step=self.at.step, epoch=self.at.epoch, resumed=path, **facts)
-
-        def newest() -> dict[str, Any]:
-            return self._meta(describe()) if describe else json.loads(self._kept) | self.fixed
-
-        self.rescue.begin(self.at, newest)
+        self.rescue.begin(self.at, lambda: self._newest(describe()))
 
     def begin(self, preemption: Preemption, detector: Detector, deadline: float) -> None:
         """Start the votes on stopping.
@@ -150,59 +137,13 @@ class Session:
 
         self.vote, self.pause = vote(), vote()
 
-    def _meta(self, facts: dict[str, Any]) -> dict[str, Any]:
-        return snapshot.meta(self.lease, self._spread, self._live, self.at, facts)
+    def _newest(self, facts: dict[str, Any]) -> dict[str, Any]:
+        """The meta of a checkpoint of the newest step.
 
-    def follow(self) -> None:
-        """Follow the optimizer of a user's own loop, and its failure."""
-        wrapper = weakref.ref(self._live.wrapper) if self._live.wrapper else lambda: None
-        self._live.wrapper = None  # the script may delete its own before it ends the process group
-        self.rescue.levelled = (model := wrapper()) is not None and model.broadcast_buffers
-
-        def before(*_: Any) -> None:
-            self.saver.join()
-            if self.rescue.levels and (model := wrapper()):
-                share_buffers(model)
-            self.rescue.change()
-
-        shown = sys.excepthook
-
-        def failed(kind: type[BaseException], error: BaseException, trace: Any) -> None:
-            shown(kind, error, trace)
-            self.failed(error)
-
-        if not self._live.files:  # else saves are not in the background
-            self._live.optimizer.register_step_pre_hook(before)
-            sys.excepthook = failed
-            self._seeds.watch()
-            atexit.register(self.rescue.leave)
-
-    def seed(self) -> bool:
-        """In a user's own loop, seed the generators for the next step, if this rank may be lost and
-        its numbers with it; whether it did."""
-        if self.rescue.able:
-            self._seeds.seed(self.at.step, self._world.device)
-        return self.rescue.able
-
-    def mark(self, facts: Callable[[], dict[str, Any]]) -> None:
-        """Note that a user's own loop has completed a step, and its body."""
-        self._slot.count(self.at.step)
-        if not self.rescue.able:
-            return
-        with contextlib.suppress(TypeError):  # a save says that its data are not plain
-            kept = json.dumps(self._meta(facts()), default=Tensor.tolist)
-            self.rescue.change()
-            self._kept = kept
-            self.rescue.mark(self.at)
-
-    def checked(self, facts: dict[str, Any]) -> dict[str, Any]:
-        """The plain data of a checkpoint of a user's own loop.
-
-        Raises:
-            UserError: those of the user are not plain.
+        Args:
+            facts: what the loop adds.
         """
-        snapshot.require_plain(facts["own"])
-        return facts | self.fixed
+        return snapshot.meta(self.lease, self._spread, self._live, self.at, facts)
 
     def _lead(self) -> float:
         """Seconds before the time limit at which the save must start."""
@@ -261,12 +202,6 @@ class Session:
         step, saved = self.at.step, self.saver.saved
         self.record("end", outcome=outcome, step=step, saved=saved, **facts)
 
-    def drop(self) -> None:
-        """Remove the folder of this attempt's saves, but not after a failure of this rank: others
-        may still save."""
-        if self._ended:
-            self.lease.drop()
-
     @contextlib.contextmanager
     def failing(self) -> Iterator[None]:
         """Within, a failure of this rank is one of the training."""
@@ -276,10 +211,10 @@ class Session:
             self.rescue.change()  # the state of this step is not good
             raise
         except Exception as error:
-            self.failed(error)
+            self._failed(error)
             raise
 
-    def failed(self, error: BaseException) -> None:
+    def _failed(self, error: BaseException) -> None:
         """After a failure of this rank: save its step without the others, if that is to be done."""
         self.rescue.fail(error)
         self.saver.close()

@@ -30,7 +30,7 @@ class Share(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Held:
+class NodeShares:
     """What the ranks of a node hold.
 
     Args:
@@ -44,7 +44,7 @@ class Held:
     busy: int
 
     @classmethod
-    def of(cls, report: Mapping[str, Any]) -> Held:
+    def of(cls, report: Mapping[str, Any]) -> NodeShares:
         """What a parent has told."""
         waits = {int(rank): Share(*facts) for rank, facts in report["waits"].items()}
         return cls(waits, {*report["saved"]}, int(report["busy"]))
@@ -67,7 +67,7 @@ class NewestStep:
     nodes: int
     alarm: float
     patience: float = DECIDE
-    held: dict[int, Held] = field(default_factory=dict)
+    held: dict[int, NodeShares] = field(default_factory=dict)
     chosen: list[int] = field(default_factory=list)
     tried: set[int] = field(default_factory=set)
     over: bool = False

@@ -21,7 +21,7 @@ from hpcddp.attempt.exit_codes import ALONE, FAILED, HUNG, TERMINATED
 from hpcddp.attempt.link import rank_lines
 from hpcddp.attempt.link.channel import Channel, Message, own
 from hpcddp.attempt.link.log_writer import LogWriter
-from hpcddp.attempt.link.newest_step import DECIDE, HURRY, Held, NewestStep
+from hpcddp.attempt.link.newest_step import DECIDE, HURRY, NewestStep, NodeShares
 from hpcddp.attempt.link.parents import LOOK, STUCK, Parents
 from hpcddp.attempt.link.running_ranks import RunningRanks
 from hpcddp.rundir import RunDir
@@ -135,7 +135,7 @@ class Supervisor:
         elif now and message.get("failed") == now.number:
             self._failed(now, int(message["code"]))
         elif now and now.newest and message.get("held") == now.number:
-            now.newest.held[node] = Held.of(message)
+            now.newest.held[node] = NodeShares.of(message)
 
     def _stopped(self, now: RunningRanks | None, node: int, number: int) -> None:
         """A parent got a stop signal while it had no ranks: they may be ordered at this moment, or

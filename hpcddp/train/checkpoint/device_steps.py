@@ -27,7 +27,7 @@ LOOK = 0.01
 
 
 @dataclass(frozen=True)
-class Mark:
+class StepMark:
     """A complete step.
 
     Args:
@@ -54,7 +54,7 @@ class DeviceSteps:
     def __init__(self, device: torch.device, optimizer: torch.optim.Optimizer) -> None:
         self.ahead = device.type == "cuda"
         self._device, self._optimizer = device, optimizer
-        self._marks: tuple[Mark, ...] = ()  # replaced as a whole: another thread reads it
+        self._marks: tuple[StepMark, ...] = ()  # replaced as a whole: another thread reads it
         self._began: Any = None
         self._stream: Any = torch.cuda.Stream(device) if self.ahead else None
         size = BOUNCE if self.ahead else 0
@@ -71,9 +71,9 @@ class DeviceSteps:
             describe: makes the meta of its checkpoint.
         """
         if not self.ahead:
-            self._marks = (Mark(step, copies=copies),)
+            self._marks = (StepMark(step, copies=copies),)
             return
-        mark = Mark(step, describe(), copies, self._counters(), self._began, self._event())
+        mark = StepMark(step, describe(), copies, self._counters(), self._began, self._event())
         marks = (*self._marks, mark)
         first = max((i for i, each in enumerate(marks) if each.done.query()), default=0)
         self._marks = marks[first:]
@@ -84,7 +84,7 @@ class DeviceSteps:
         if not self.ahead:
             self._marks = ()
 
-    def newest(self) -> Mark | None:
+    def newest(self) -> StepMark | None:
         """The newest step that the device has completed, once it makes no more."""
         if self.ahead:
             torch.cuda.set_device(self._device)  # a new thread would make a context on GPU 0
@@ -95,20 +95,20 @@ class DeviceSteps:
                 mark, since = now, time.monotonic()
         return mark
 
-    def _complete(self) -> Mark | None:
+    def _complete(self) -> StepMark | None:
         marks = reversed(self._marks)
         return next((mark for mark in marks if mark.done is None or mark.done.query()), None)
 
-    def holds(self, mark: Mark) -> bool:
+    def holds(self, mark: StepMark) -> bool:
         """Whether the device has not begun to change the weights after a step."""
         later = [other.began for other in self._marks if other.step > mark.step]
         return not any(began is not None and began.query() for began in (*later, self._began))
 
-    def is_last(self, mark: Mark) -> bool:
+    def is_last(self, mark: StepMark) -> bool:
         """Whether Python has marked no later step, and begun no change."""
         return self._began is None and bool(self._marks) and self._marks[-1] is mark
 
-    def on_host(self, tensors: Mapping[str, Tensor], mark: Mark) -> dict[str, Tensor]:
+    def on_host(self, tensors: Mapping[str, Tensor], mark: StepMark) -> dict[str, Tensor]:
         """The tensors as of a step, in host memory; those that lie there are not copied."""
         with self.aside():
             return {name: self._copied(t) if t.is_cuda else mark.counters.get(id(t), t)

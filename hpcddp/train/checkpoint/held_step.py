@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hpcddp.errors import CheckpointError
-from hpcddp.train.checkpoint.device_steps import DeviceSteps, Mark
+from hpcddp.train.checkpoint.device_steps import DeviceSteps, StepMark
 from hpcddp.train.checkpoint.loose_copies import LooseCopies
 from hpcddp.train.checkpoint.snapshot import Live
 from hpcddp.train.parallel import state_dict
@@ -41,7 +41,7 @@ class HeldStep:
         self._steps = DeviceSteps(spread.world.device, live.optimizer)
         self.ahead = self._steps.ahead
         self._loose.take()
-        self._parts(Mark(0, copies=self._loose.copies))
+        self._parts(StepMark(0, copies=self._loose.copies))
 
     @property
     def has_buffers(self) -> bool:
@@ -65,7 +65,7 @@ class HeldStep:
         """Note that a change has begun that may not be completed."""
         self._steps.forget()
 
-    def newest(self, suspect: Callable[[int], bool]) -> Mark | None:
+    def newest(self, suspect: Callable[[int], bool]) -> StepMark | None:
         """The newest step, if it is whole and its numbers are good.
 
         Args:
@@ -77,7 +77,7 @@ class HeldStep:
                 return mark
         return None
 
-    def _is_sound(self, mark: Mark) -> bool:
+    def _is_sound(self, mark: StepMark) -> bool:
         """Whether the tensors are those of a step. On a GPU, their numbers are looked at later."""
         parts, last = self._parts(mark), self._steps.is_last(mark)
         if self.ahead and not last:  # what is not on the GPU is of a later step
@@ -88,10 +88,10 @@ class HeldStep:
         good = self.ahead or self._loose.finite(parts)
         return good and self._loose.known(parts) and self._loose.same()
 
-    def _parts(self, mark: Mark) -> Parts:
+    def _parts(self, mark: StepMark) -> Parts:
         return self._loose.parts(self._live.optimizer, self._spread.holders, mark.copies)
 
-    def content(self, mark: Mark) -> tuple[Parts, dict[str, Tensor], dict[str, Any]]:
+    def content(self, mark: StepMark) -> tuple[Parts, dict[str, Tensor], dict[str, Any]]:
         """All tensors of a step, those that this rank writes, and the meta.
 
         Raises:

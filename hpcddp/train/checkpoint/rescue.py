@@ -32,7 +32,7 @@ from hpcddp.attempt.error_record import of_a_peer
 from hpcddp.attempt.link import slots
 from hpcddp.attempt.link.slots import Slot
 from hpcddp.train.checkpoint import publish
-from hpcddp.train.checkpoint.device_steps import Mark
+from hpcddp.train.checkpoint.device_steps import StepMark
 from hpcddp.train.checkpoint.held_step import HeldStep, can_hold
 from hpcddp.train.checkpoint.host_copy import HeldTensors
 from hpcddp.train.checkpoint.lease import Lease
@@ -239,7 +239,7 @@ class Rescue:
         self._slot.tell(slots.FAILED if reason else slots.SAVED, step)
         self._verdict(slots.SAVE)
 
-    def _whole(self) -> Mark | None:
+    def _whole(self) -> StepMark | None:
         """The newest step that this rank has whole. What a script saves besides its model, rank 0
         has, and the right buffers, if those of the ranks differ."""
         ahead = self._held is not None and self._held.ahead
@@ -268,7 +268,7 @@ class Rescue:
             time.sleep(LOOK / 5)
         return self._slot.verdict
 
-    def _write(self, held: HeldStep, mark: Mark) -> str:
+    def _write(self, held: HeldStep, mark: StepMark) -> str:
         """Write a checkpoint without the other replicas; the reason if that fails."""
         if mark.step in (self._saver.saved, self._began):
             return ""
