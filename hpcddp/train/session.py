@@ -27,9 +27,9 @@ from hpcddp.train.divergence import RollBack
 from hpcddp.train.meter import Meter
 from hpcddp.train.monitor.metrics import Recorder
 from hpcddp.train.monitor.slow_ranks import SlowRanks
+from hpcddp.train.monitor.trace import Trace
 from hpcddp.train.rank.spread import Spread
 from hpcddp.train.stop import Detector, StopVote
-from hpcddp.train.trace import Trace
 
 LEAD = 5.0  # seconds between the end of the last save and the time limit
 

@@ -4,11 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from hpcddp.attempt.link.newest_step import DECIDE, SAVE, NodeShares, NewestStep, Share, claim
+from hpcddp.attempt.link.newest_step import DECIDE, SAVE, NewestStep, NodeShares, Share, claim
 from hpcddp.rundir import RunDir
 
 
-def held(*waits: tuple[int, int, int, int], saved: tuple[int, ...] = (), busy: int = 0) -> NodeShares:
+def held(
+    *waits: tuple[int, int, int, int], saved: tuple[int, ...] = (), busy: int = 0
+) -> NodeShares:
     """Of ranks with their step, their replica and its size."""
     return NodeShares({rank: Share(*facts, 5) for rank, *facts in waits}, {*saved}, busy)
 
@@ -24,7 +26,9 @@ def held(*waits: tuple[int, int, int, int], saved: tuple[int, ...] = (), busy: i
         ([held(), held()], []),
     ],
 )
-def test_a_whole_replica_with_the_newest_step_saves(nodes: list[NodeShares], chosen: list[int]) -> None:
+def test_a_whole_replica_with_the_newest_step_saves(
+    nodes: list[NodeShares], chosen: list[int]
+) -> None:
     newest = NewestStep(2, alarm=100.0)
     newest.held = dict(enumerate(nodes))
     assert newest.verdict(100.0) == chosen

@@ -14,11 +14,12 @@ import contextlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from torch import Tensor
 
-from hpcddp.train.input.batches import Micro
+if TYPE_CHECKING:
+    from hpcddp.train.input.batches import Micro
 
 
 class Trace:

@@ -6,7 +6,7 @@ import torch
 from ranks import make_run, one_rank, records
 
 from hpcddp.train.input.batches import Micro
-from hpcddp.train.trace import Trace
+from hpcddp.train.monitor.trace import Trace
 
 
 def lines(path):
