@@ -57,13 +57,17 @@ def repeated(run: RunDir) -> int:
 def difference(reference: RunDir, run: RunDir, ranks: int) -> str:
     """The first step with other samples or another loss than the reference's, or "".
 
-    Repeated steps count each time; a missing step counts too.
+    Repeated steps count each time; a missing step counts too, but for one that a rank was killed in
+    when it had done its part: the others have completed it.
     """
+    spans = _spans(run)
     for rank in range(ranks):
         expected = {line["step"]: line for lines in traces(reference, rank).values()
                     for line in lines}  # fmt: skip
-        taken = set()
-        for attempt, lines in traces(run, rank).items():
+        took = traces(run, rank)
+        taken = {span.completed for n, span in spans.items()
+                 if _last(took.get(n, []), span) == span.completed - 1}  # fmt: skip
+        for attempt, lines in took.items():
             for line in lines:
                 taken.add(line["step"])
                 if other := _other(line, expected.get(line["step"])):
@@ -73,6 +77,11 @@ def difference(reference: RunDir, run: RunDir, ranks: int) -> str:
         if not expected:
             return f"rank {rank} recorded no steps"
     return ""
+
+
+def _last(lines: list[Step], span: _Span) -> int:
+    """The last step that a rank has recorded in an attempt, or the one before its first."""
+    return int(lines[-1]["step"]) if lines else span.first - 1
 
 
 def _other(line: Step, expected: Step | None) -> str:

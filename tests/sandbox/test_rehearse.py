@@ -136,6 +136,15 @@ def test_the_order_is_equal_however_a_run_was_cut(tmp_path: Path) -> None:
     assert compare.difference(reference, run, 2) == ""
 
 
+def test_a_rank_that_is_killed_has_no_line_of_the_step_that_others_complete(tmp_path: Path) -> None:
+    reference = run_of(tmp_path / "a", two(1, 60))
+    run = run_of(tmp_path / "b", [steps(1, 50), steps(1, 49, 1)], two(51, 60))
+    run.attempt(1).step.write_bytes(STEP.pack(50, 1.0))
+    assert compare.difference(reference, run, 2) == ""
+    run.attempt(1).step.write_bytes(STEP.pack(49, 1.0))  # nobody has completed it
+    assert compare.difference(reference, run, 2) == "rank 1 has no step 50"
+
+
 @pytest.mark.parametrize(
     ("attempts", "word"),
     [

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
+import ports
 import torch
 from sites import SUPPORT
 
@@ -23,6 +25,7 @@ class Place:
         self.outlives = False  # the step of the parents outlives the supervisor, as with --no-kill
         self.script = subprocess.Popen(["sleep", "1000"])
         self.door = channel.door_of(self.script.pid)
+        self.ports: list[socket.socket] = []  # one for each attempt
 
     def start(self, nodes: int = 2, ranks: int = 2) -> subprocess.Popen[bytes]:
         """Start an attempt.
@@ -31,6 +34,7 @@ class Place:
             ranks: of each node.
         """
         self.number += 1
+        self.ports.append(ports.held())
         self.run.attempt(self.number).path.mkdir(parents=True)
         python = [sys.executable, "-P", "-m"]
         command = [*python, "hpcddp.worker", str(self.run.path)]
@@ -47,7 +51,7 @@ class Place:
         how = [str(self.run.path), str(self.number), str(self.script.pid), str(nodes)]
         environ = {
             **os.environ, "HPCDDP_RUN_DIR": str(self.run.path), "MASTER_ADDR": "127.0.0.1",
-            "HPCDDP_ATTEMPT": str(self.number), "MASTER_PORT": str(29400 + self.number),
+            "HPCDDP_ATTEMPT": str(self.number), "MASTER_PORT": str(ports.number(self.ports[-1])),
         }  # fmt: skip
         with open(self.run.attempt(self.number).log, "ab") as log:
             return subprocess.Popen(

@@ -61,9 +61,11 @@ sys.exit(int(todo.read_text()))
 class Allocation:
     """The place of a batch script: a process that stands for it, and the attempts in it."""
 
-    def __init__(self, folder: Path, size: int = 2, heartbeat: float = 60.0) -> None:
+    def __init__(
+        self, folder: Path, size: int = 2, heartbeat: float = 60.0, kill_wait: float = 0.0
+    ) -> None:
         spec = {"requeue": {"heartbeat_seconds": heartbeat}}
-        self.size = size
+        self.size, self.kill_wait = size, kill_wait
         self.run = record_run(RunDir(folder), (size, size), 2, "slurm", spec=spec)
         self.script = subprocess.Popen(["sleep", "1000"])
         self.door = channel.door_of(self.script.pid)
@@ -74,7 +76,9 @@ class Allocation:
     def start(self, nodes: int = 2, ranks: int = 2) -> subprocess.Popen[bytes]:
         """Start an attempt."""
         self.attempts += 1
-        attempted(self.run, self.attempts, site={"kill_wait": 3.0})
+        if self.kill_wait:
+            attempted(self.run, self.attempts, site={"kill_wait": self.kill_wait})
+        self.run.attempt(self.attempts).path.mkdir(parents=True, exist_ok=True)
         for path in self.run.path.glob("do-*"):
             path.unlink()
         python = [sys.executable, "-P", "-m"]
@@ -223,6 +227,7 @@ def test_a_stop_signal_between_two_attempts_ends_the_next_one(place: Allocation)
     assert alive(place.up(4), "parent") == parents
 
 
+@pytest.mark.parametrize("place", [{"kill_wait": 3.0}], indirect=True)
 def test_a_stop_signal_to_ranks_that_then_fail_ends_the_next_ones(place: Allocation) -> None:
     (place.run.path / "slow").touch()
     attempt = place.start()
@@ -323,7 +328,8 @@ def paused(pids: set[int]) -> None:
 
 def continued(pids: set[int]) -> None:
     for pid in pids:
-        os.kill(pid, signal.SIGCONT)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
 
 
 @pytest.mark.parametrize("place", [{"size": 2, "heartbeat": 60.0}], indirect=True)
@@ -427,6 +433,7 @@ def test_strangers_at_the_port_disturb_nobody(place: Allocation) -> None:
     assert {rank["parent"] for rank in place.up(4)} >= {parent}
 
 
+@pytest.mark.parametrize("place", [{"kill_wait": 3.0}], indirect=True)
 def test_what_a_rank_leaves_is_gone_before_the_next_ones_start(place: Allocation) -> None:
     """Also what comes to light only when its own parent has been killed."""
     (place.run.path / "leaves").touch()

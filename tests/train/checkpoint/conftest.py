@@ -13,3 +13,5 @@ def places() -> Iterator[list[Place]]:
     for place in made:
         place.script.kill()
         place.script.wait()
+        for port in place.ports:
+            port.close()
