@@ -35,7 +35,8 @@ def restarting(desk: Desk, run: str) -> RunDir:
     ("how", "same"),
     [
         ({"grace": 10, "kill_wait": 10}, True),
-        ({"preempt_mode": "CANCEL", "grace": 10, "kill_wait": 10}, False),
+        # Within the grace time the job is requeued, and then Slurm has nothing to cancel.
+        ({"preempt_mode": "CANCEL", "grace": 10, "kill_wait": 10}, True),
         ({"preempt_mode": "CANCEL", "grace": 0, "kill_wait": 10}, False),
     ],
     ids=["requeue", "cancel", "cancel, no grace"],
