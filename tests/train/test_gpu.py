@@ -1,19 +1,14 @@
 """What needs a GPU; skipped where there is none."""
 
 import json
-import os
-import signal
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from ranks import wait_for
-from sites import Outcome, Site, flags
+from sites import Outcome, Site
 from toy import TOY
-
-from hpcddp.rundir import RunDir, read_step
 
 GPUS = len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
 
@@ -245,30 +240,3 @@ def test_the_step_that_is_saved_is_the_devices_and_nobody_waits_for_it() -> None
     assert not steps.holds(mark)
     newest = steps.newest()
     assert newest and newest.step == 4 and steps.is_last(newest)
-
-
-@pytest.mark.skipif(GPUS < 2, reason="needs two GPUs")
-def test_a_killed_rank_costs_no_step(tmp_path: Path, site: Site) -> None:
-    """The others wait in NCCL, and one of them saves what its GPU holds."""
-    from places import Place, assert_same, newest
-
-    site.job("toy", f"global_batch = {8 * GPUS}\nmax_steps = 400\n", TOY)
-    places = [Place(made(site, name)) for name in ("whole", "hit")]
-    assert places[0].start(1, GPUS).wait(240) == 0
-    hit = places[1]
-    attempt = hit.start(1, GPUS)
-    wait_for(lambda: read_step(hit.run.attempt(1))[0] > 50, "the first steps")
-    os.kill(hit.pids()[0], signal.SIGKILL)
-    assert attempt.wait(60) == 137
-    last = read_step(hit.run.attempt(1))[0]
-    assert newest(hit.run) in (last, last + 1)
-    assert hit.start(1, GPUS).wait(240) == 0
-    assert_same(hit.run, places[0].run)
-
-
-def made(site: Site, name: str) -> RunDir:
-    """A run of the job that is rendered, and not started."""
-    from hpcddp.submit import prepare
-
-    plan = site.plan(flags(("cluster", "local"), ("gpus", GPUS), ("name", name)))
-    return prepare.new_run(plan, site.runs)

@@ -4,18 +4,15 @@ gloo on two nodes, under parents and their supervisor."""
 import json
 import os
 import signal
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from places import Place, assert_same, newest
 from ranks import make_run, records, wait_for
-from sites import record_run
+from rescued_loop import make_loop
 
-from hpcddp import spec
 from hpcddp.attempt import exit_codes, ledger
-from hpcddp.rundir import RunDir
 
 SLOW = """
 import time
@@ -38,56 +35,6 @@ HALVES = """
 def model():
     return nn.Sequential(nn.Linear(4, 9), nn.Tanh(), nn.Dropout(0.3), nn.Linear(9, 2)).double()
 """
-# A person's own loop, with a schedule, an average of the weights, and data of its own.
-LOOP = """
-import random, sys, time
-import numpy
-import torch
-import torch.distributed as dist
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
-from torch.utils.data import DataLoader, TensorDataset
-import hpcddp
-
-dist.init_process_group("gloo")
-torch.manual_seed(dist.get_rank())
-random.seed(dist.get_rank())
-numpy.random.seed(dist.get_rank())
-data = TensorDataset(torch.randn(64, 4, generator=torch.Generator().manual_seed(1)))
-loader = DataLoader(data, batch_size=2, sampler=hpcddp.Sampler(data))
-layers = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.3), nn.Linear(8, 1))
-model = DistributedDataParallel(layers)
-optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.7)
-ema = AveragedModel(layers, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True)
-run = hpcddp.attach(model, optimizer, scheduler=schedule, more=MORE, log_every=1)
-for epoch in run.epochs(5):
-    for (x,) in run.batches(loader):
-        optimizer.zero_grad()
-        try:
-            model(x + 0.1 * random.random()).square().mean().backward()
-        except RuntimeError:
-            if CATCHES:
-                time.sleep(1000)
-            raise
-        optimizer.step()
-        ema.update_parameters(layers)
-        run.state["seen"] = [*run.state.get("seen", []), run.steps]
-        run.step()
-        time.sleep(0.02)
-    schedule.step()
-"""
-
-
-def make_loop(folder: Path, text: str) -> RunDir:
-    """A run of a script."""
-    folder.mkdir()
-    script, run = folder / "loop.py", RunDir(folder / "run")
-    script.write_text(text)
-    run.attempts.mkdir(parents=True)
-    job = spec.to_dict(spec.KEYS.build({"command": [sys.executable, str(script)]}))
-    return record_run(run, (2, 2), 2, "local", spec=job, workdir=str(folder))
 
 
 @pytest.mark.parametrize(
@@ -98,8 +45,7 @@ def make_loop(folder: Path, text: str) -> RunDir:
 def test_a_script_of_ones_own_loses_no_step_either(
     tmp_path: Path, places: list[Place], victim: int, catches: bool, more: str
 ) -> None:
-    text = LOOP.replace("MORE", more)
-    run = make_loop(tmp_path / "a", text.replace("CATCHES", str(catches)))
+    run = make_loop(tmp_path / "a", more=more, catches=catches)
     places.append(place := Place(run))
     attempt = place.start()
     # In the second epoch: the schedule has stepped.
@@ -111,7 +57,7 @@ def test_a_script_of_ones_own_loses_no_step_either(
     saved = newest(run)
     assert place.start().wait(60) == 0, run.attempt(2).log.read_text()
     assert [x["step"] for x in records(run, "start", attempt=2)] == [saved]
-    places.append(other := Place(make_loop(tmp_path / "b", text.replace("CATCHES", "False"))))
+    places.append(other := Place(make_loop(tmp_path / "b", more=more)))
     assert other.start().wait(60) == 0
     assert_same(run, other.run)
     metas = [
