@@ -205,7 +205,7 @@ def test_the_loss_of_the_scripts_node_with_a_spare_is_a_requeue(desk: Desk) -> N
     desk.until(lambda s: s["state"] == "CANCELLED", run)
 
 
-@pytest.mark.parametrize("launcher", ["srun", "torchrun"])
+@pytest.mark.parametrize("launcher", ["srun", pytest.param("torchrun", marks=pytest.mark.full)])
 def test_each_launcher_restarts_in_place(desk: Desk, launcher: str) -> None:
     run = desk.submit(*SIZE, *HERE, "--launcher", launcher)
     folder = RunDir(desk.training(run, step=30)["path"])

@@ -163,7 +163,7 @@ plain = model
 def model():
     return nn.Sequential(nn.BatchNorm1d(4), plain(), nn.Dropout(0.1))
 """
-FEW = ("--crash", "1", "--kill-node", "1", "--hang", "1", "--two", "1")
+FEW = ("--crash", "1", "--kill-node", "1")
 MANY = ("--crash", "8", "--kill-node", "5", "--silent-node", "4", "--hang", "3", "--two", "4",
         "--down", "5", "--set", "dataset.pause=0.01")  # fmt: skip
 
@@ -172,7 +172,7 @@ MANY = ("--crash", "8", "--kill-node", "5", "--silent-node", "4", "--hang", "3",
 @pytest.mark.parametrize(
     ("faults", "most"),
     [pytest.param(FEW, 3000), pytest.param(MANY, 20000, marks=pytest.mark.full)],
-    ids=["three", "twenty"],
+    ids=["two", "twenty"],
 )
 def test_what_is_not_announced_costs_no_step(
     user: tuple[Path, dict[str, str]], faults: tuple[str, ...], most: int

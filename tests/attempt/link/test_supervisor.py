@@ -361,6 +361,7 @@ def test_a_lost_node_that_is_back_is_a_spare(place: Allocation) -> None:
     assert parents[:2] == [first, first] and not {second, third} & {*parents}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("place", [{"size": 2, "heartbeat": 5.0}], indirect=True)
 def test_a_spare_replaces_a_node_that_is_silent(place: Allocation) -> None:
     attempt = place.start(nodes=3)
@@ -458,6 +459,7 @@ def left_over() -> list[int]:
     return found
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("place", [{"size": 2, "heartbeat": 5.0}], indirect=True)
 def test_a_silent_spare_is_not_used(place: Allocation) -> None:
     """It is noticed while the others train."""

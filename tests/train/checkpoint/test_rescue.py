@@ -39,7 +39,10 @@ def model():
 
 @pytest.mark.parametrize(
     ("victim", "catches", "more"),
-    [(0, False, "None"), (3, True, "ema")],  # a further object is rank 0's
+    [
+        pytest.param(0, False, "None", marks=pytest.mark.full),
+        (3, True, "ema"),
+    ],  # a further object is rank 0's
     ids=["0", "3, caught"],
 )
 def test_a_script_of_ones_own_loses_no_step_either(
@@ -70,7 +73,7 @@ def test_a_script_of_ones_own_loses_no_step_either(
     ("fault", "victim", "model", "code"),
     [
         (signal.SIGKILL, 0, NOISY, 137),
-        (signal.SIGKILL, 3, "", 137),
+        pytest.param(signal.SIGKILL, 3, "", 137, marks=pytest.mark.full),
         (signal.SIGSTOP, 1, NOISY, exit_codes.HUNG),
         (signal.SIGKILL, 0, HALVES, 137),
     ],
