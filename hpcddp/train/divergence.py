@@ -19,7 +19,7 @@ checked loss is the one before scaling.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -122,10 +122,14 @@ class DivergenceDetector:
         """Whether a loss is bad; waits for the device."""
         return bool(self.flag().item())
 
-    def suspect(self, step: int) -> bool:
-        """Whether a loss until a step is bad; in another thread than the loop's."""
+    def suspect(self, step: int, number: Callable[[Tensor], float]) -> bool:
+        """Whether a loss until a step is bad; in another thread than the loop's.
+
+        Args:
+            number: reads one of the device, which may stand still for ever.
+        """
         losses = [loss for at, loss in tuple(self._losses) if at <= step]
-        return any(not abs(loss.item()) <= self._limit for loss in losses)
+        return any(not abs(number(loss)) <= self._limit for loss in losses)
 
     def settle(self, step: int, bad: bool) -> None:
         """Continue, or raise on all ranks; a collective if numbers are bad.

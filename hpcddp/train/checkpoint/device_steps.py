@@ -6,8 +6,8 @@ events in the stream: before the optimizer changes the weights, and when the ste
 the next change has not begun, the device's memory is that of one step.
 
 Nothing here waits for the training's stream. A copy has a stream of its own, and goes through
-pinned memory that was made at the start. (CUDA C++ Programming Guide, "Asynchronous Concurrent
-Execution")
+pinned memory that was made at the start; it starts no kernel, as CUDA may load one only once the
+device stands still. (CUDA C++ Programming Guide, "Implicit Synchronization" and "Lazy Loading")
 """
 
 from __future__ import annotations
@@ -114,6 +114,11 @@ class DeviceSteps:
             return {name: self._copied(t) if t.is_cuda else mark.counters.get(id(t), t)
                     for name, t in tensors.items()}  # fmt: skip
 
+    def number(self, tensor: Tensor) -> float:
+        """The number in a tensor of a step that is complete."""
+        with self.aside():
+            return float((self._copied(tensor) if tensor.is_cuda else tensor).item())
+
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
         """Within, work of this thread on the GPU does not wait for the training's."""
@@ -122,15 +127,17 @@ class DeviceSteps:
 
     @torch.no_grad()
     def _copied(self, tensor: Tensor) -> Tensor:
-        copy = torch.empty_like(tensor, device="cpu", memory_format=torch.contiguous_format)
-        source = tensor.detach().contiguous().view(-1).view(torch.uint8)
-        target = copy.view(-1).view(torch.uint8)
+        steps = zip(tensor.size(), tensor.stride(), strict=True)
+        span = 1 + sum((size - 1) * stride for size, stride in steps) if tensor.numel() else 0
+        flat = tensor.detach().as_strided((span,), (1,))
+        copy = torch.empty_like(flat, device="cpu")
+        source, target = flat.view(torch.uint8), copy.view(torch.uint8)
         for first in range(0, len(source), BOUNCE):
             part = self._bounce[: min(BOUNCE, len(source) - first)]
             part.copy_(source[first : first + BOUNCE], non_blocking=True)
             self._stream.synchronize()
             target[first : first + BOUNCE].copy_(part)
-        return copy
+        return copy.as_strided(tensor.size(), tensor.stride(), 0).contiguous()
 
     def _counters(self) -> dict[int, Tensor]:
         """Copies of the numbers that the optimizer has on the host: they are Python's."""

@@ -20,6 +20,7 @@ from hpcddp.train.parallel.state_dict import Parts
 from hpcddp.train.rank.spread import Spread
 
 Describe = Callable[[], dict[str, Any]]
+Suspect = Callable[[int, Callable[[Tensor], float]], bool]
 
 
 class HeldStep:
@@ -65,15 +66,15 @@ class HeldStep:
         """Note that a change has begun that may not be completed."""
         self._steps.forget()
 
-    def newest(self, suspect: Callable[[int], bool]) -> StepMark | None:
+    def newest(self, suspect: Suspect) -> StepMark | None:
         """The newest step, if it is whole and its numbers are good.
 
         Args:
-            suspect: whether a loss until a step is bad.
+            suspect: whether a loss until a step is bad; it is given what reads a number.
         """
         mark = self._steps.newest()
         with contextlib.suppress(Exception), self._steps.aside():  # of a model that was changed
-            if mark and not suspect(mark.step) and self._is_sound(mark):
+            if mark and not suspect(mark.step, self._steps.number) and self._is_sound(mark):
                 return mark
         return None
 
@@ -83,8 +84,8 @@ class HeldStep:
         if self.ahead and not last:  # what is not on the GPU is of a later step
             there = all(t.is_cuda or id(t) in mark.counters for t in parts.mine.values())
             there = there and all(copy.is_cuda for copy in mark.copies.values())
-            plain = parts.plain or self._live.more
-            return there and not plain and self._loose.known(parts) and self._loose.untouched()
+            there = there and not parts.plain and not self._live.more and self._loose.known(parts)
+            return there and self._loose.untouched(self._steps.number)
         good = self.ahead or self._loose.finite(parts)
         return good and self._loose.known(parts) and self._loose.same()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -99,10 +99,14 @@ class LooseCopies:
         """Whether all that is not copied is as it was."""
         return self._marks == self._look()
 
-    def untouched(self) -> bool:
+    def untouched(self, number: Callable[[Tensor], float]) -> bool:
         """Whether nothing has ever changed the parameters that the optimizer does not: an average
-        of the others may be one. Of each, one number is looked at."""
-        return self._first == _numbers(self._others)
+        of the others may be one. Of each, one number is looked at.
+
+        Args:
+            number: reads one of the device.
+        """
+        return self._first == _numbers(self._others, number)
 
     def known(self, parts: Parts) -> bool:
         """Whether the tensors are those that were noted, and no others."""
@@ -114,10 +118,12 @@ class LooseCopies:
         return all(map(_finite, stepped))
 
 
-def _numbers(tensors: Sequence[Tensor]) -> list[float]:
+def _numbers(
+    tensors: Sequence[Tensor], number: Callable[[Tensor], float] = Tensor.item
+) -> list[float]:
     """A number of each tensor."""
     parts = (local(tensor.detach()) for tensor in tensors)
-    return [part[(-1,) * part.dim()].item() for part in parts if part.numel()]
+    return [number(part[(-1,) * part.dim()]) for part in parts if part.numel()]
 
 
 def _finite(tensor: Tensor) -> bool:

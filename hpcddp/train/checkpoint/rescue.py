@@ -33,7 +33,7 @@ from hpcddp.attempt.link import slots
 from hpcddp.attempt.link.slots import Slot
 from hpcddp.train.checkpoint import publish
 from hpcddp.train.checkpoint.device_steps import StepMark
-from hpcddp.train.checkpoint.held_step import HeldStep, can_hold
+from hpcddp.train.checkpoint.held_step import HeldStep, Suspect, can_hold
 from hpcddp.train.checkpoint.host_copy import HeldTensors
 from hpcddp.train.checkpoint.lease import Lease
 from hpcddp.train.checkpoint.save_writer import RunningSave, SaveWriter
@@ -73,7 +73,7 @@ class Rescue:
         self._saver, self._keep, self._touch = saver, keep, touch
         self.able = False
         self.levelled = True
-        self.suspect: Callable[[int], bool] = lambda step: False
+        self.suspect: Suspect = lambda step, number: False
         self._group: dist.ProcessGroup | None = None  # of the replica, if it is not this rank
         self._kept = set[int]()  # the sockets of that group
         self._held: HeldStep | None = None  # also None once the script has changed its model
