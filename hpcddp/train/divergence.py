@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from hpcddp.errors import Diverged
 from hpcddp.spec import TrainSpec
 from hpcddp.train.meter import Meter
+from hpcddp.train.rank import readout
 from hpcddp.train.rank.spread import Spread, local
 
 LARGEST = torch.finfo(torch.float32).max
@@ -206,7 +207,7 @@ class DivergenceDetector:
             flags[1] = (~_finite(self._gradients())).float()
         if self._world.size > 1:
             dist.all_reduce(flags, dist.ReduceOp.MAX)
-        loss, gradient = flags.tolist()
+        loss, gradient = readout.numbers(flags)
         if loss or gradient:
             finding = self._culprit(step, False, bool(gradient))
         elif step == self._blamed:

@@ -24,6 +24,7 @@ from hpcddp.train.checkpoint.snapshot import Live
 from hpcddp.train.memory_use import PARTS, MemoryUse
 from hpcddp.train.monitor.timing import Clock
 from hpcddp.train.monitor.traffic import Traffic
+from hpcddp.train.rank import readout
 from hpcddp.train.rank.world import World
 
 KEPT = 1024  # losses of micro-batches that are kept before they are merged into one
@@ -150,14 +151,14 @@ class Meter:
         assert sums
         for work in filter(None, sums.works):
             work.wait()
-        loss, bad, samples, mute, *rest = sums.totals.tolist()
+        loss, bad, samples, mute, *rest = readout.numbers(sums.totals)
         width = self._clock.width
         first = len(rest) - self._world.size * width
         sent = rest[:first]
         self.ranks = [rest[i : i + width] for i in range(first, len(rest), width)]
         if not samples + mute:
             return {}, bool(bad)
-        values = {
+        values: dict[str, Any] = {
             **({"loss": loss / samples} if samples else {}),
             **({} if math.isnan(sums.lr) else {"lr": sums.lr}),
             "samples_per_s": (samples + mute) / sums.seconds,
@@ -170,7 +171,8 @@ class Meter:
         if sums.norm is not None:
             values["grad_norm"] = float(sums.norm)
         if sent:
-            values["memory"] = dict(zip(PARTS, map(_known, sums.most.tolist()), strict=True))
+            most = map(_known, readout.numbers(sums.most))
+            values["memory"] = dict(zip(PARTS, most, strict=True))
             values["sent"] = _known(sent[0] / sums.steps)
         self.first = False
         return values, bool(bad)

@@ -240,3 +240,30 @@ def test_the_step_that_is_saved_is_the_devices_and_nobody_waits_for_it() -> None
     assert not steps.holds(mark)
     newest = steps.newest()
     assert newest and newest.step == 4 and steps.is_last(newest)
+
+
+@pytest.mark.parametrize("way", ["numbers", "item"])
+def test_what_a_gpu_holds_is_copied_while_the_loop_waits_for_a_number(way: str) -> None:
+    import torch
+
+    from hpcddp.train.checkpoint.device_steps import DeviceSteps
+    from hpcddp.train.rank import readout
+
+    device = torch.device("cuda", GPUS - 1)
+    torch.cuda.set_device(device)
+    weights = torch.nn.Parameter(torch.ones(512, 256, device=device).T)  # not contiguous
+    steps, late = DeviceSteps(device, torch.optim.Adam([weights])), torch.ones(1, device=device)
+    steps.mark(1, {}, lambda: "")
+    torch.cuda.synchronize()
+    torch.cuda._sleep(10_000_000_000)  # some seconds, as a collective without a peer
+    read = {"numbers": lambda: readout.numbers(late + 1), "item": (late + 1).item}[way]
+    loop = threading.Thread(target=read)
+    loop.start()
+    loop.join(0.5)
+    mark = steps.newest()
+    assert mark
+    held = steps.on_host({"weights": weights}, mark)
+    assert steps.number(weights[-1, -1]) == 1
+    assert loop.is_alive()
+    loop.join()
+    assert torch.equal(held["weights"], torch.ones(256, 512))
