@@ -254,9 +254,10 @@ def test_what_a_gpu_holds_is_copied_while_the_loop_waits_for_a_number(way: str) 
     weights = torch.nn.Parameter(torch.ones(512, 256, device=device).T)  # not contiguous
     steps, late = DeviceSteps(device, torch.optim.Adam([weights])), torch.ones(1, device=device)
     steps.mark(1, {}, lambda: "")
+    read = {"numbers": lambda: readout.numbers(late), "item": late.item}[way]
+    read()  # the pinned memory is reserved once
     torch.cuda.synchronize()
     torch.cuda._sleep(10_000_000_000)  # some seconds, as a collective without a peer
-    read = {"numbers": lambda: readout.numbers(late + 1), "item": (late + 1).item}[way]
     loop = threading.Thread(target=read)
     loop.start()
     loop.join(0.5)
