@@ -249,12 +249,15 @@ for count in (1, 3):
 held = iter(loader)
 {more}
 """
+# A new process takes its time.
+LATE = "import os, time; os.register_at_fork(after_in_child=lambda: time.sleep(1))"
 
 
 @pytest.mark.parametrize(
     ("more", "told"),
     [
         ("print('end')", "0: end"),
+        (f"{LATE}; loader._iterator = None; held = iter(loader); print('end')", "0: end"),
         ("next(run.batches(loader)); next(run.batches(loader))", "epoch 3 was already read"),
         (
             "run.state['x'] = model.weight; run.save()",

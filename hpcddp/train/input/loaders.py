@@ -10,6 +10,7 @@ import atexit
 import contextlib
 import functools
 import multiprocessing
+import multiprocessing.connection
 import signal
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -39,14 +40,17 @@ class _Deaf:
 
 @functools.cache
 def _end_workers_at_exit() -> None:
-    """Kill data workers at exit: multiprocessing would send TERM, which they ignore, and hang."""
+    """End data workers at exit: multiprocessing would send TERM once, which they ignore, or which
+    comes before they can obey it, and wait for ever."""
     atexit.register(_end_workers)
 
 
 def _end_workers() -> None:
-    for process in multiprocessing.active_children():
-        if process.daemon and process.pid and ignores(process.pid, signal.SIGTERM):
-            process.kill()
+    while daemons := [child for child in multiprocessing.active_children() if child.daemon]:
+        for process in daemons:
+            deaf = ignores(process.pid or 0, signal.SIGTERM)
+            process.kill() if deaf else process.terminate()
+        multiprocessing.connection.wait([process.sentinel for process in daemons], 1.0)
 
 
 def keep_workers(loader: Any) -> None:
