@@ -171,7 +171,7 @@ MANY = ("--crash", "8", "--kill-node", "5", "--silent-node", "4", "--hang", "3",
 @pytest.mark.timeout(6000)
 @pytest.mark.parametrize(
     ("faults", "most"),
-    [pytest.param(FEW, 3000), pytest.param(MANY, 20000, marks=pytest.mark.full)],
+    [pytest.param(FEW, 800), pytest.param(MANY, 20000, marks=pytest.mark.full)],
     ids=["two", "twenty"],
 )
 def test_what_is_not_announced_costs_no_step(
