@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from hpcddp.errors import Diverged
 from hpcddp.spec import TrainSpec
 from hpcddp.train.meter import Meter
-from hpcddp.train.rank import readout
+from hpcddp.train.rank.readout import Readout
 from hpcddp.train.rank.spread import Spread, local
 
 LARGEST = torch.finfo(torch.float32).max
@@ -72,7 +72,7 @@ class DivergenceDetector:
     def __init__(self, spread: Spread, train: TrainSpec, module: nn.Module, meter: Meter) -> None:
         self._world, self._train, self._module, self._meter = spread.world, train, module, meter
         self._losses: list[tuple[int, Tensor]] = []  # of micro-batches, with their steps
-        self._limit = LARGEST
+        self._limit, self._readout = LARGEST, Readout(spread.world.device, 2)
         self.first_loss: float | None = None
         parameters = list(module.parameters())
         if spread.layout.plain:  # equal on all ranks: each checks some
@@ -123,7 +123,7 @@ class DivergenceDetector:
         """Whether a loss is bad; waits for the device."""
         return bool(self.flag().item())
 
-    def suspect(self, step: int, number: Callable[[Tensor], float]) -> bool:
+    def suspect(self, step: int, number: Callable[[Tensor], float | complex]) -> bool:
         """Whether a loss until a step is bad; in another thread than the loop's.
 
         Args:
@@ -207,7 +207,7 @@ class DivergenceDetector:
             flags[1] = (~_finite(self._gradients())).float()
         if self._world.size > 1:
             dist.all_reduce(flags, dist.ReduceOp.MAX)
-        loss, gradient = readout.numbers(flags)
+        loss, gradient = self._readout.numbers(flags)
         if loss or gradient:
             finding = self._culprit(step, False, bool(gradient))
         elif step == self._blamed:

@@ -24,9 +24,10 @@ from hpcddp.train.checkpoint.snapshot import Live
 from hpcddp.train.memory_use import PARTS, MemoryUse
 from hpcddp.train.monitor.timing import Clock
 from hpcddp.train.monitor.traffic import Traffic
-from hpcddp.train.rank import readout
+from hpcddp.train.rank.readout import Readout
 from hpcddp.train.rank.world import World
 
+OWN = 8  # the most numbers of a record beside those of each rank
 KEPT = 1024  # losses of micro-batches that are kept before they are merged into one
 
 
@@ -53,6 +54,7 @@ class Meter:
     def __init__(self, world: World, clock: Clock | None = None) -> None:
         self._world = world
         self._clock = clock or Clock(world.device, whole=False)
+        self._readout = Readout(world.device, OWN + world.size * self._clock.width)
         self.ranks: list[list[float]] = []
         self._losses: list[Tensor] = []  # of micro-batches
         self._samples: list[int] = []  # of each, on this rank
@@ -151,7 +153,7 @@ class Meter:
         assert sums
         for work in filter(None, sums.works):
             work.wait()
-        loss, bad, samples, mute, *rest = readout.numbers(sums.totals)
+        loss, bad, samples, mute, *rest = self._readout.numbers(sums.totals)
         width = self._clock.width
         first = len(rest) - self._world.size * width
         sent = rest[:first]
@@ -171,7 +173,7 @@ class Meter:
         if sums.norm is not None:
             values["grad_norm"] = float(sums.norm)
         if sent:
-            most = map(_known, readout.numbers(sums.most))
+            most = map(_known, self._readout.numbers(sums.most))
             values["memory"] = dict(zip(PARTS, most, strict=True))
             values["sent"] = _known(sent[0] / sums.steps)
         self.first = False

@@ -39,7 +39,7 @@ class Detector(Protocol):
     def bad(self) -> bool:
         """Whether this rank has bad numbers."""
 
-    def suspect(self, step: int, number: Callable[[torch.Tensor], float]) -> bool:
+    def suspect(self, step: int, number: Callable[[torch.Tensor], float | complex]) -> bool:
         """Whether a loss of this rank until a step is bad; in another thread than the loop's."""
 
     def settle(self, step: int, bad: bool) -> None:
@@ -55,7 +55,7 @@ class NoDetector:
     def bad(self) -> bool:
         return False
 
-    def suspect(self, step: int, number: Callable[[torch.Tensor], float]) -> bool:
+    def suspect(self, step: int, number: Callable[[torch.Tensor], float | complex]) -> bool:
         return False
 
     def settle(self, step: int, bad: bool) -> None:

@@ -242,29 +242,59 @@ def test_the_step_that_is_saved_is_the_devices_and_nobody_waits_for_it() -> None
     assert newest and newest.step == 4 and steps.is_last(newest)
 
 
-@pytest.mark.parametrize("way", ["numbers", "item"])
+@pytest.mark.parametrize("way", ["numbers", "item", "reserve"])
 def test_what_a_gpu_holds_is_copied_while_the_loop_waits_for_a_number(way: str) -> None:
+    """Or reserves pinned memory, as a loader does."""
     import torch
 
     from hpcddp.train.checkpoint.device_steps import DeviceSteps
-    from hpcddp.train.rank import readout
+    from hpcddp.train.rank.readout import Readout
 
     device = torch.device("cuda", GPUS - 1)
     torch.cuda.set_device(device)
-    weights = torch.nn.Parameter(torch.ones(512, 256, device=device).T)  # not contiguous
+    weights = torch.nn.Parameter(torch.arange(512.0 * 256, device=device).view(512, 256).T)
     steps, late = DeviceSteps(device, torch.optim.Adam([weights])), torch.ones(1, device=device)
     steps.mark(1, {}, lambda: "")
-    read = {"numbers": lambda: readout.numbers(late), "item": late.item}[way]
-    read()  # the pinned memory is reserved once
+    readout, size = Readout(device, 1), 1 << 27
+    ways = {
+        "numbers": lambda: readout.numbers(late),
+        "item": late.item,
+        "reserve": lambda: torch.empty(size, dtype=torch.uint8, pin_memory=True),
+    }
     torch.cuda.synchronize()
     torch.cuda._sleep(10_000_000_000)  # some seconds, as a collective without a peer
-    loop = threading.Thread(target=read)
+    loop = threading.Thread(target=ways[way])
     loop.start()
     loop.join(0.5)
     mark = steps.newest()
     assert mark
     held = steps.on_host({"weights": weights}, mark)
-    assert steps.number(weights[-1, -1]) == 1
-    assert loop.is_alive()
+    assert steps.number(weights[-1, 0]) == 255
+    assert not torch.cuda.current_stream().query()  # the device still stands still
     loop.join()
-    assert torch.equal(held["weights"], torch.ones(256, 512))
+    assert torch.equal(held["weights"], torch.arange(512.0 * 256).view(512, 256).T)
+
+
+def test_tensors_of_all_kinds_are_copied_as_they_are() -> None:
+    import torch
+
+    from hpcddp.train.checkpoint.device_steps import BOUNCE, DeviceSteps, StepMark
+
+    device = torch.device("cuda", GPUS - 1)
+    torch.cuda.set_device(device)
+    steps = DeviceSteps(device, torch.optim.Adam([torch.nn.Parameter(torch.ones(1))]))
+    line = torch.arange(2.0 * BOUNCE // 4, device=device)
+    square = line[:120].view(2, 3, 4, 5)
+    tensors = {
+        "long": line.view(2, -1).T,
+        "slice": square[1, 1:, ::2, 3],
+        "number": line[7],
+        "expanded": line[5:7].expand(3, 2),
+        "none": line[:0],
+        "channels last": square.to(memory_format=torch.channels_last),
+        "bool": square > 50,
+        "bfloat16": square.bfloat16(),
+        "complex": torch.view_as_complex(square[..., :2].contiguous()).transpose(0, 1),
+    }
+    found = steps.on_host(tensors, StepMark(1))
+    assert all(torch.equal(found[name], tensor.cpu()) for name, tensor in tensors.items())

@@ -21,6 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hpcddp.errors import CheckpointError
+
 BOUNCE = 1 << 25  # bytes of pinned memory
 QUIET = 0.2  # seconds without a new step after which the device stands still
 LOOK = 0.01
@@ -114,10 +116,10 @@ class DeviceSteps:
             return {name: self._copied(t) if t.is_cuda else mark.counters.get(id(t), t)
                     for name, t in tensors.items()}  # fmt: skip
 
-    def number(self, tensor: Tensor) -> float:
+    def number(self, tensor: Tensor) -> float | complex:
         """The number in a tensor of a step that is complete."""
         with self.aside():
-            return float((self._copied(tensor) if tensor.is_cuda else tensor).item())
+            return (self._copied(tensor) if tensor.is_cuda else tensor).item()
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
@@ -127,9 +129,9 @@ class DeviceSteps:
 
     @torch.no_grad()
     def _copied(self, tensor: Tensor) -> Tensor:
-        steps = zip(tensor.size(), tensor.stride(), strict=True)
-        span = 1 + sum((size - 1) * stride for size, stride in steps) if tensor.numel() else 0
-        flat = tensor.detach().as_strided((span,), (1,))
+        if tensor.device != self._device:  # the stream and the events are of one device
+            raise CheckpointError(f"a tensor is on {tensor.device}, the rank on {self._device}")
+        flat = spanned(tensor.detach())
         copy = torch.empty_like(flat, device="cpu")
         source, target = flat.view(torch.uint8), copy.view(torch.uint8)
         for first in range(0, len(source), BOUNCE):
@@ -137,7 +139,7 @@ class DeviceSteps:
             part.copy_(source[first : first + BOUNCE], non_blocking=True)
             self._stream.synchronize()
             target[first : first + BOUNCE].copy_(part)
-        return copy.as_strided(tensor.size(), tensor.stride(), 0).contiguous()
+        return shaped(copy, tensor).contiguous()
 
     def _counters(self) -> dict[int, Tensor]:
         """Copies of the numbers that the optimizer has on the host: they are Python's."""
@@ -147,3 +149,15 @@ class DeviceSteps:
 
     def _event(self) -> Any:
         return torch.cuda.current_stream(self._device).record_event() if self.ahead else None
+
+
+def spanned(tensor: Tensor) -> Tensor:
+    """The memory that a tensor spans, as one dimension and without a copy."""
+    steps = zip(tensor.size(), tensor.stride(), strict=True)
+    span = 1 + sum((size - 1) * stride for size, stride in steps) if tensor.numel() else 0
+    return tensor.as_strided((span,), (1,))
+
+
+def shaped(memory: Tensor, like: Tensor) -> Tensor:
+    """A copy of what ``spanned`` gives, in the form of the tensor."""
+    return memory.as_strided(like.size(), like.stride(), 0)

@@ -20,7 +20,7 @@ from hpcddp.train.parallel.state_dict import Parts
 from hpcddp.train.rank.spread import Spread
 
 Describe = Callable[[], dict[str, Any]]
-Suspect = Callable[[int, Callable[[Tensor], float]], bool]
+Suspect = Callable[[int, Callable[[Tensor], float | complex]], bool]
 
 
 class HeldStep:

@@ -99,7 +99,7 @@ class LooseCopies:
         """Whether all that is not copied is as it was."""
         return self._marks == self._look()
 
-    def untouched(self, number: Callable[[Tensor], float]) -> bool:
+    def untouched(self, number: Callable[[Tensor], float | complex]) -> bool:
         """Whether nothing has ever changed the parameters that the optimizer does not: an average
         of the others may be one. Of each, one number is looked at.
 
@@ -119,8 +119,8 @@ class LooseCopies:
 
 
 def _numbers(
-    tensors: Sequence[Tensor], number: Callable[[Tensor], float] = Tensor.item
-) -> list[float]:
+    tensors: Sequence[Tensor], number: Callable[[Tensor], float | complex] = Tensor.item
+) -> list[float | complex]:
     """A number of each tensor."""
     parts = (local(tensor.detach()) for tensor in tensors)
     return [number(part[(-1,) * part.dim()]) for part in parts if part.numel()]

@@ -243,11 +243,11 @@ def placed(batch: Any, device: torch.device, *, double: bool = False) -> Any:
     Args:
         double: convert floating-point tensors to float64.
     """
+    if device.type != "cpu":  # first: the converted ones would not be in pinned memory
+        batch = _map(batch, lambda t: t.to(device, non_blocking=True))
     if double:
         batch = _map(batch, lambda t: t.double() if t.is_floating_point() else t)
-    if device.type == "cpu":
-        return batch
-    return _map(batch, lambda t: t.to(device, non_blocking=True))
+    return batch
 
 
 def _map(value: Any, change: Any) -> Any:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import mmap
 import multiprocessing
-import multiprocessing.connection
+import os
 import signal
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -25,6 +26,9 @@ from hpcddp.train.input.sampler import ResumableSampler
 from hpcddp.train.input.seeding import mix
 from hpcddp.train.rank.world import World
 
+# 1 once this process ends its data workers; those that it forks see that too.
+_ending = mmap.mmap(-1, 1)
+
 
 class _Deaf:
     """Makes data workers ignore stop signals, then calls the user's own ``worker_init_fn``."""
@@ -34,23 +38,26 @@ class _Deaf:
 
     def __call__(self, worker: int) -> None:
         ignore_stop_signals(worker)
+        if _ending[0]:  # the signal to end came before
+            os._exit(0)
         if self.own:
             self.own(worker)
 
 
 @functools.cache
 def _end_workers_at_exit() -> None:
-    """End data workers at exit: multiprocessing would send TERM once, which they ignore, or which
-    comes before they can obey it, and wait for ever."""
-    atexit.register(_end_workers)
+    """Kill data workers at exit: multiprocessing would send TERM, which they ignore, and hang."""
+    atexit.register(_end_workers, os.getpid())
 
 
-def _end_workers() -> None:
-    while daemons := [child for child in multiprocessing.active_children() if child.daemon]:
-        for process in daemons:
-            deaf = ignores(process.pid or 0, signal.SIGTERM)
-            process.kill() if deaf else process.terminate()
-        multiprocessing.connection.wait([process.sentinel for process in daemons], 1.0)
+def _end_workers(owner: int) -> None:
+    if os.getpid() != owner:  # a process that the script has forked
+        return
+    _ending[0] = 1
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler raises when a worker dies
+    for process in multiprocessing.active_children():
+        if process.daemon and process.pid and ignores(process.pid, signal.SIGTERM):
+            process.kill()
 
 
 def keep_workers(loader: Any) -> None:
