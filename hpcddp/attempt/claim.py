@@ -131,7 +131,7 @@ def _take(run: RunDir, facts: Attempt, follows: int, cause: str) -> bool:
         check_awaiting(run)
         return still
 
-    attempt = ledger.begin(run, facts, at_work, lambda earlier: close(run, earlier, cause))
+    attempt = ledger.begin(run, facts, at_work, lambda earlier: close(run, earlier, facts, cause))
     return attempt is not None
 
 
@@ -263,13 +263,17 @@ def asked(run: RunDir, job_id: str, follows: int, instead: Sequence[str] = ()) -
     return str(request["want"])
 
 
-def close(run: RunDir, earlier: Attempt, cause: str = "") -> None:
-    """Record the end of an attempt whose script was killed or whose node failed. A failure counts
-    against the node only if Slurm knows of one.
+def close(run: RunDir, earlier: Attempt, mine: Attempt, cause: str = "") -> None:
+    """Record the end of an attempt whose script was killed, whose node failed, or which could not
+    record it. A failure counts against the node only if Slurm knows of one.
 
     Args:
+        mine: the attempt that begins: in the same allocation, the earlier one was to restart here.
         cause: of the end, if known.
     """
+    if earlier.slurm and earlier.allocation == mine.allocation:
+        earlier.cause, earlier.action, earlier.ended = decision.CRASH, decision.HERE, time.time()
+        return
     with contextlib.suppress(SlurmUnreachable, TopologyError):
         cause = cause or end_facts.why_ended(run, earlier, ASK)
         first = hostlist.first_host(earlier.nodes) if earlier.slurm and not cause else ""

@@ -71,6 +71,11 @@ class Attempt:
         return str(self.site.get("version", ""))
 
     @property
+    def allocation(self) -> tuple[str, int]:
+        """The job's id and Slurm's count of its restarts: equal for attempts of one allocation."""
+        return self.job_id, self.restarts
+
+    @property
     def live(self) -> bool:
         """Whether no end is recorded; its process may have ended all the same."""
         return self.cause is None
@@ -91,10 +96,8 @@ class Attempt:
             self.saved = newest.step
             self.gained = newest.attempt == self.number and newest.gained
         else:  # without a step there is no checkpoint
-            self.saved, self.gained = (
-                None,
-                None if read_step(run.attempt(self.number))[0] else False,
-            )
+            stepped = read_step(run.attempt(self.number))[0]
+            self.saved, self.gained = None, None if stepped else False
         return self
 
 
@@ -116,14 +119,13 @@ def read(folder: AttemptDir) -> Attempt | None:
         raise RunError(f"damaged file: {error}", where=str(folder.facts)) from None
 
 
-def allocation(folder: AttemptDir) -> str:
+def all_nodes(folder: AttemptDir) -> str:
     """The host list of an attempt's allocation, with its spares."""
     return str((read_json(folder.facts) or {}).get("nodes", ""))
 
 
 def taken_before(folder: AttemptDir, back: int = 10) -> int | None:
-    """The last step that the attempts before one have taken, at most so many; None if there is
-    none."""
+    """The last step of at most so many attempts before this one; None without one."""
     numbers = range(max(1, folder.number - back), folder.number)
     before = (AttemptDir(folder.path.with_name(str(number))) for number in numbers)
     return max((read_step(other)[0] for other in before), default=None)
@@ -161,9 +163,7 @@ def begin(
         if not _take(run, facts):  # another attempt has the number
             continue
         fence(run, facts.number)
-        with contextlib.suppress(
-            OSError, RunUnreadable
-        ):  # the number is taken, also on a full disk
+        with contextlib.suppress(OSError, RunUnreadable):  # the number is taken, on a full disk too
             if earlier and earlier.live:
                 close(earlier)
                 earlier.measure(run)

@@ -65,8 +65,7 @@ def _restarted(run: RunDir, number: int) -> Attempt | None:
     before, newest = ledger.read(run.attempt(number)), ledger.last(run)
     if before is None or newest is None or newest.number == number or not _outlives(run):
         return None
-    same = (before.job_id, before.restarts) == (newest.job_id, newest.restarts)
-    return newest if same else None
+    return newest if before.allocation == newest.allocation else None
 
 
 def _settled(run: RunDir, mine: Attempt) -> bool:

@@ -79,7 +79,7 @@ def job_attempt(run: RunDir, job_id: str, pid: int) -> Attempt:
     facts = ledger.new_attempt(job_id, pid, slurm=True, nodes=nodes)
     facts.restarts = int(os.environ.get("SLURM_RESTART_COUNT") or 0)
     earlier = ledger.last(run)
-    same = earlier and (earlier.job_id, earlier.restarts) == (job_id, facts.restarts)
+    same = earlier and earlier.allocation == facts.allocation
     if earlier and same and earlier.action == decision.HERE:  # Slurm need not be asked
         known = ledger.refreshed(run, earlier)
         return replace(facts, **{name: getattr(known, name) for name in KEPT})

@@ -268,10 +268,22 @@ def test_a_failure_counts_against_a_node_if_slurm_knows_of_it(
     earlier(run, slurm=True, job_id="7", nodes="n[1-2]")
     before = ledger.last(run)
     assert before
-    claim.close(run, before)
+    claim.close(run, before, ledger.new_attempt("8", 1, slurm=True))
     assert before.cause == "node failure"  # as far as it is known
     lines = run.node_events.read_text().splitlines() if run.node_events.exists() else []
     assert [event.host for event in node_events.read(lines)] == ["n1"] * failed
+
+
+@pytest.mark.usefixtures("in_slurm")
+def test_an_end_that_could_not_be_written_is_known_by_the_restart_in_place(
+    run: RunDir, site: Site
+) -> None:
+    """The ranks failed, since the script went on in the same allocation."""
+    site.program("scontrol", "echo JobState=RUNNING Restarts=0")
+    assert host.begin(run, 1)
+    assert host.begin(run, 1)
+    closed = ledger.read(run.attempt(1))
+    assert closed and (closed.cause, closed.action) == ("crash", "here")
 
 
 @pytest.mark.usefixtures("in_slurm")

@@ -51,7 +51,7 @@ def barred(run: RunDir, job: JobRecord, mine: Attempt) -> list[str]:
     stepped: set[str] = set()
     bad: dict[str, None] = {}
     for attempt in ledger.attempts(run):
-        if (attempt.job_id, attempt.restarts) != (mine.job_id, mine.restarts):
+        if attempt.allocation != mine.allocation:
             continue
         folder, hosts = run.attempt(attempt.number), {*hostlist.expand_hosts(attempt.nodes)}
         bad |= dict.fromkeys((read_json(folder.unfit) or {}).get("hosts", ()))
@@ -115,7 +115,7 @@ def _left_here(run: RunDir, number: int, hosts: Sequence[str], job: JobRecord) -
     row, policy = launch_facts.of(job.launcher, job.launch), job.spec.get("requeue", {})
     if not (row.get("spares") and policy.get("here") and policy.get("enabled", True)):
         return False
-    mine, all_hosts = ledger.read(run.attempt(number)), ledger.allocation(run.attempt(number))
+    mine, all_hosts = ledger.read(run.attempt(number)), ledger.all_nodes(run.attempt(number))
     bad = {*hosts, *(barred(run, job, mine) if mine else ()), *_lost(run, mine)}
     return len({*hostlist.expand_hosts(all_hosts)} - bad) >= job.nodes[0]
 
@@ -123,10 +123,10 @@ def _left_here(run: RunDir, number: int, hosts: Sequence[str], job: JobRecord) -
 def _lost(run: RunDir, mine: Attempt | None) -> set[str]:
     """The nodes of this allocation that the attempt before could not leave to this one."""
     before = ledger.read(run.attempt(mine.number - 1)) if mine and mine.number > 1 else None
-    if not mine or not before or (before.job_id, before.restarts) != (mine.job_id, mine.restarts):
+    if not mine or not before or before.allocation != mine.allocation:
         return set()
     failed = read_json(run.attempt(before.number).failed) or {}
-    every = hostlist.expand_hosts(ledger.allocation(run.attempt(mine.number)))
+    every = hostlist.expand_hosts(ledger.all_nodes(run.attempt(mine.number)))
     return {*every} - {*failed["usable"]} if failed.get("usable") else set()
 
 

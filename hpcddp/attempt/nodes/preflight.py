@@ -52,7 +52,7 @@ def check(run: RunDir, number: int, launched: int, first: str) -> None:
         first: the address at which the first node's rank listens.
     """
     mine, job = ledger.read(run.attempt(number)), record.read(run)
-    hosts = expand_hosts(ledger.allocation(run.attempt(number))) if mine and mine.slurm else []
+    hosts = expand_hosts(ledger.all_nodes(run.attempt(number))) if mine and mine.slurm else []
     left_out = bad_nodes.barred(run, job, mine) if mine and hosts else []
     hosts = [host for host in hosts if host not in left_out]
     if mine is None or len(hosts) < 2:
@@ -165,7 +165,7 @@ def _conclude(run: RunDir, mine: Attempt, job: JobRecord, faults: Faults, launch
 def _training(run: RunDir, mine: Attempt, job: JobRecord, launched: int) -> list[str]:
     """The nodes whose ranks train, once that is known: with spares, only when the ranks start."""
     folder = run.attempt(mine.number)
-    hosts = expand_hosts(ledger.allocation(folder))
+    hosts = expand_hosts(ledger.all_nodes(folder))
     parents = launch_facts.of(job.launcher, job.launch).get("spares")
     if parents and (len(hosts) > job.nodes[1] or job.spec.get("spares")):
         while not folder.hosts.exists() and alive(launched):
