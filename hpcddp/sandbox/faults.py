@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 
-from hpcddp.errors import HpcddpError, SandboxError
+from hpcddp.errors import HpcddpError
 from hpcddp.planning.jobfile import Layer
 from hpcddp.record import read as read_record
 from hpcddp.sandbox import daemons, own_processes, time_limits
@@ -106,12 +106,10 @@ def _state(run: RehearsedRun, node: str) -> str:
 
 def timeout(run: RehearsedRun, fault: Fault, watch: float) -> None:
     """The time limit ends; the attempt has had it from its start."""
-    deadline = time_limits.deadline(run.facts())
-    if not deadline:
-        raise SandboxError("the job got no time limit", where=str(run.folder.path))
-    # A program that does not know its limit stays paused until Slurm ends it, some time later.
-    near = float("inf") if run.clock else deadline - EARLY
     with run.held():
+        deadline = run.until(lambda: time_limits.deadline(run.facts()), "a time limit", NOTICE)
+        # A program that does not know its limit stays paused until Slurm ends it, some time later.
+        near = float("inf") if run.clock else deadline - EARLY
         run.until(lambda: time.time() > near or run.gone(fault.attempt), "the time limit")
     run.until(lambda: run.gone(fault.attempt), "the end by the time limit", NOTICE + EARLY)
     run.until(lambda: _unlimited(run, fault), "the old time limit of the job")

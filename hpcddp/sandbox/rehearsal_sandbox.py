@@ -34,6 +34,7 @@ description = "the sandbox of a rehearsal"
 template = "slurm.sh.j2"
 backend = "slurm"
 gpu_option = "none"
+poll_seconds = 5
 """
 
 

@@ -260,6 +260,8 @@ class _Rehearsal:
 
     def _wait_for(self, run: RehearsedRun, fault: Fault) -> None:
         """Wait for the time of a fault."""
+        if fault.kind == "timeout" and run.number:
+            time_limits.limit_now(self.sandbox.folder.parent, run.facts().job_id)
         run.until(lambda: _due(run, fault), f"step {fault.step}")
         fault.attempt, fault.at = run.look()
         fault.when = time.time()

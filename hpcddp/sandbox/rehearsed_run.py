@@ -82,7 +82,7 @@ class RehearsedRun:
         newest = ledger.last(self.folder)
         if newest is None:
             raise SandboxError("no attempt has started", where=str(self.folder.path))
-        return newest
+        return ledger.refreshed(self.folder, newest)
 
     def until(
         self, ask: Callable[[], T], event: str, seconds: float = 0.0, *, ends: bool = False

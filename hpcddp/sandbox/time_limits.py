@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 from hpcddp.attempt.ledger import Attempt
+from hpcddp.slurm import commands as slurm
 
+KNOWN = 10  # more seconds for an attempt that learns its limit only when it asks Slurm again
 FILE = "limit"  # beside the sandbox's folder: seconds for the next attempt, once
 USUAL = "7-00:00:00"  # the time limit of the other attempts, which none reaches
 USUAL_SECONDS = 7 * 86400.0
@@ -33,6 +36,20 @@ def limit_next(folder: Path, seconds: float) -> None:
     aside = path.with_suffix(".new")
     aside.write_text(f"{seconds:.0f}")
     aside.replace(path)
+
+
+def limit_now(folder: Path, job_id: str) -> None:
+    """Give an attempt that has begun the limit that waits, if one does. A restart in place has no
+    prolog.
+
+    Args:
+        folder: that of ``limit_next``.
+    """
+    path = folder / FILE
+    with suppress(FileNotFoundError):
+        seconds = float(path.read_text()) + KNOWN
+        path.unlink()
+        slurm.call("scontrol", "update", f"JobId={job_id}", f"EndTime=now+{seconds:.0f}")
 
 
 def deadline(facts: Attempt) -> float:

@@ -30,3 +30,16 @@ def test_the_prolog_sets_one_limit_even_if_slurm_refuses_at_first(tmp_path: Path
     for _ in range(2):  # the next attempt has no limit of its own
         subprocess.run(["sh", str(prolog)], env=job, check=True)
     assert asked.read_text().splitlines() == ["update JobId=17 EndTime=now+62"] * 3
+
+
+def test_a_restart_in_place_gets_the_limit_that_waits_for_a_prolog(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, scontrol = tmp_path / "asked", tmp_path / "scontrol"
+    scontrol.write_text(f'#!/bin/sh\necho "$@" >> {asked}\n')
+    scontrol.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    time_limits.limit_next(tmp_path, 20.0)
+    for _ in range(2):  # the next attempt has no limit of its own
+        time_limits.limit_now(tmp_path, "17")
+    assert asked.read_text().splitlines() == ["update JobId=17 EndTime=now+30"]
