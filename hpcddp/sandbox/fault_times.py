@@ -28,6 +28,8 @@ KINDS = {
 LOST = ("kill-node", "silent-node")  # kinds that lose a node
 SECOND = 3.0  # seconds after a fault within which the second one comes
 ROOM = 0.4  # seconds of training between two faults: a stop is agreed within a quarter of a second
+DOWN = (20, 60)  # seconds until Slurm has a lost node down, soon or late
+LATE = 1.25 * DOWN[1]  # seconds of training until it has, late: Slurm asks a node now and then
 LATEST = 0.95  # of the steps: a later fault may come after the run's end
 EARLY = 3.0  # seconds before a time limit at which a paused run continues: it can still save
 
@@ -88,23 +90,28 @@ def draw(
         for kind in KINDS
         for _ in range(counts.get(kind, 0))
     )
-    room = 1 + math.ceil(ROOM / timeline.per_step)
-    last = int(LATEST * timeline.steps)
-    if last < room * len(drawn):
-        raise _too_short(timeline, len(drawn), math.ceil(room * len(drawn) / LATEST))
-    faults = []
-    for left, (share, aim, kind) in zip(range(len(drawn) - 1, -1, -1), drawn, strict=True):
-        after = share * timeline.seconds
-        step = math.ceil((after - timeline.startup) / timeline.per_step)
-        if step > 0 or kind == "timeout":
-            faults.append(Fault(kind, max(1, min(step, last - room * left)), 0.0, aim))
-        else:
-            faults.append(Fault(kind, 0, after, aim))
+    faults = [_at(share * timeline.seconds, aim, kind, timeline) for share, aim, kind in drawn]
     for fault in random.sample(faults, min(two, len(faults))):
         fault.second = SECOND * random.random()
     for fault in random.sample([fault for fault in faults if fault.kind in LOST], down):
         fault.down = True
+    rooms = [1 + math.ceil((LATE if f.down else ROOM) / timeline.per_step) for f in faults]
+    last = int(LATEST * timeline.steps)
+    if last < sum(rooms):
+        raise _too_short(timeline, len(drawn), math.ceil(sum(rooms) / LATEST))
+    for fault, room in zip(reversed(faults), reversed(rooms), strict=True):
+        last -= room
+        if fault.step:
+            fault.step = max(1, min(fault.step, last))
     return faults
+
+
+def _at(after: float, aim: float, kind: str, timeline: Timeline) -> Fault:
+    """A fault some seconds after the start of a run without faults."""
+    step = math.ceil((after - timeline.startup) / timeline.per_step)
+    if step > 0 or kind == "timeout":
+        return Fault(kind, max(1, step), 0.0, aim)
+    return Fault(kind, 0, after, aim)
 
 
 def _too_short(timeline: Timeline, faults: int, least: int) -> UserError:

@@ -14,12 +14,12 @@ from pathlib import Path
 from hpcddp.planning.jobfile import Layer
 from hpcddp.sandbox import time_limits
 from hpcddp.sandbox.cluster import Sandbox, Settings
+from hpcddp.sandbox.fault_times import DOWN
 from hpcddp.slurm import environment
 
 Say = Callable[[str], None]
 
 HERE = "the rehearsal"
-DOWN = (20, 60)  # seconds until Slurm has a lost node down, soon or late
 HANG_SECONDS = 5.0  # silence that counts as a hang, where the job does not set it
 KEPT = ("slurm.signal", "slurm.requeue", "slurm.no-requeue")  # the other options are a site's
 # Seconds, as on many sites. With a grace shorter than a start, Slurm would end each job that is

@@ -82,9 +82,16 @@ def test_some_faults_have_a_second_one() -> None:
 
 
 def test_some_lost_nodes_return_late() -> None:
-    faults = fault_times.draw(EVERY, 7, LINE, down=3)
+    line = Timeline(startup=4.0, per_step=0.05, steps=6000)
+    faults = fault_times.draw(EVERY, 7, line, down=3)
     assert sum(fault.down for fault in faults) == 3
     assert all(fault.kind in fault_times.LOST for fault in faults if fault.down)
+    for seed in range(50):  # and the run outlasts them
+        late = [fault.step for fault in fault_times.draw(EVERY, seed, line, down=3) if fault.down]
+        for left, step in enumerate(reversed(late), 1):
+            assert (6000 - step) * line.per_step >= left * fault_times.LATE
+    with pytest.raises(UserError, match=r"too few for 18 faults"):
+        fault_times.draw(EVERY, 7, LINE, down=3)
     with pytest.raises(UserError, match=r"must be from 0 to 4, the number of lost nodes, not 5"):
         rehearse.check({"kill-node": 3, "silent-node": 1}, 10.0, down=5)
 

@@ -165,13 +165,13 @@ def model():
 """
 FEW = ("--crash", "1", "--kill-node", "1")
 MANY = ("--crash", "8", "--kill-node", "5", "--silent-node", "4", "--hang", "3", "--two", "4",
-        "--down", "5", "--set", "dataset.pause=0.01")  # fmt: skip
+        "--down", "5", "--set", "dataset.pause=0.03")  # fmt: skip
 
 
 @pytest.mark.timeout(6000)
 @pytest.mark.parametrize(
     ("faults", "most"),
-    [pytest.param(FEW, 800), pytest.param(MANY, 20000, marks=pytest.mark.full)],
+    [pytest.param(FEW, 800), pytest.param(MANY, 4500, marks=pytest.mark.full)],
     ids=["two", "twenty"],
 )
 def test_what_is_not_announced_costs_no_step(
