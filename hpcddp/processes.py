@@ -1,9 +1,10 @@
-"""Processes of this machine: their start, children and end (prctl(2), proc(5)), and the stack of
-this one."""
+"""Processes of this machine: their start, children and end (prctl(2), proc(5)), the stack of this
+one, and memory that they share."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import TypeVar
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
+MFD_CLOEXEC = 1
 ROOM = 1 << 16  # slots of a frame in `with_room`, of 8 bytes each
 
 T = TypeVar("T")
@@ -44,6 +46,27 @@ def adopt_orphans() -> None:
     import ctypes
 
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def memory_file(name: str, *, inherited: bool = False) -> int:
+    """Make a file in memory, `/memfd:NAME` in proc(5); returns its descriptor (memfd_create(2)).
+
+    The Pythons of conda have no `os.memfd_create`, as they are built for an older C library than
+    PyTorch needs.
+
+    Args:
+        inherited: programs that this process starts have the descriptor too.
+
+    Raises:
+        OSError: the kernel refuses.
+    """
+    import ctypes
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    descriptor: int = libc.memfd_create(name.encode(), 0 if inherited else MFD_CLOEXEC)
+    if descriptor < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), name)
+    return descriptor
 
 
 def children(parent: int) -> list[int]:

@@ -1,10 +1,14 @@
 """What a process is known by, and its stack."""
 
+import os
 import resource
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
+
+import pytest
 
 from hpcddp import processes
 
@@ -21,6 +25,22 @@ def test_a_process_is_known_by_its_start() -> None:
         child.kill()
         child.wait()
     assert processes.start_of(child.pid) == ""
+
+
+@pytest.mark.parametrize("inherited", [False, True])
+def test_memory_is_shared_also_where_python_was_built_without_it(
+    monkeypatch: pytest.MonkeyPatch, inherited: bool
+) -> None:
+    """As those of conda."""
+    monkeypatch.delattr(os, "memfd_create", raising=False)
+    file = processes.memory_file("hpcddp-test", inherited=inherited)
+    try:
+        path = f"/proc/self/fd/{file}"
+        assert str(Path(path).readlink()) == "/memfd:hpcddp-test (deleted)"
+        look = ["test", "-e", path]
+        assert (subprocess.run(look, close_fds=False, check=False).returncode == 0) == inherited
+    finally:
+        os.close(file)
 
 
 def leaf() -> None:

@@ -13,6 +13,7 @@ import os
 import signal
 from collections.abc import Mapping
 
+from hpcddp.processes import memory_file
 from hpcddp.topology import Rank
 
 SIGNAL = signal.SIGRTMIN + 5  # train/monitor/hang_report.py uses the one before
@@ -35,7 +36,7 @@ def answer(environ: Mapping[str, str]) -> None:
             _process = os.getpid()
             if "HPCDDP_FORKED" in environ:  # the kernel shows those of the process that forked it
                 words = (f"{name}={value}" for name, value in environ.items())
-                os.write(os.memfd_create(ENVIRON), os.fsencode("\0".join(words)))
+                os.write(memory_file(ENVIRON), os.fsencode("\0".join(words)))
 
 
 def _register(rank: Rank, attempt: str) -> None:
@@ -43,6 +44,6 @@ def _register(rank: Rank, attempt: str) -> None:
     import fcntl
 
     name = f"{NAME}-{rank.world_rank}-{rank.world_size}-{rank.local_size}-{attempt}"
-    file = os.memfd_create(name)
+    file = memory_file(name)
     fcntl.fcntl(file, fcntl.F_SETFL, os.O_APPEND)  # a reader empties it
     faulthandler.register(SIGNAL, file, all_threads=False)

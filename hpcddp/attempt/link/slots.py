@@ -15,6 +15,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hpcddp.processes import memory_file
+
 NAME = "HPCDDP_PROGRESS"  # the variable with the descriptor
 FILE = "hpcddp-progress"
 SIZE = 8  # bytes of a number
@@ -79,7 +81,7 @@ class NodeSlots:
 
     def __init__(self, ranks: int) -> None:
         self.ranks, size = ranks, SIZE * _at(ranks)
-        self.descriptor = os.memfd_create(FILE, 0)  # a rank may replace itself
+        self.descriptor = memory_file(FILE, inherited=True)  # a rank may replace itself
         os.ftruncate(self.descriptor, size)
         self._all = memoryview(mmap.mmap(self.descriptor, size)).cast("Q")
 

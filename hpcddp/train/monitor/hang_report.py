@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcddp.attempt import error_record
+from hpcddp.processes import memory_file
 from hpcddp.rundir import AttemptDir, token, write_json
 from hpcddp.train.monitor.rank_stacks import blame, read_sign, sentence, speak_for, state_of
 from hpcddp.train.rank.world import World
@@ -109,7 +110,7 @@ class Evidence:
         """Write the stacks of all threads, which hold still: this one has Python's lock."""
         if self._fd is None:
             return
-        with contextlib.suppress(OSError), open(os.memfd_create("stacks"), "w+b") as copy:
+        with contextlib.suppress(OSError), open(memory_file("stacks"), "w+b") as copy:
             faulthandler.dump_traceback(copy, all_threads=True)
             copy.seek(0)
             os.write(self._fd, copy.read())  # at once: the answer to the signal may come between
