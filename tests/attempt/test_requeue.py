@@ -78,6 +78,36 @@ def test_a_node_is_left_out_no_longer_than_new_jobs_avoid_it(site: Site) -> None
     assert bad_nodes.excluded(run, record.read(run)) == "n9,n8,n2"
 
 
+def test_after_progress_a_requeued_job_may_use_all_nodes_again(site: Site) -> None:
+    """Slurm keeps the nodes that it was to leave out for the attempt before."""
+    run, _ = failing(site, slurm={"exclude": "n9"})
+    attempted(run, 2)
+    for number in (1, 2):
+        now = ledger.read(run.attempt(number))
+        assert now
+        now.job_id, now.exclude, now.gained = "7", "n9,n2" if number == 1 else None, number == 2
+        requeue.note(run, now)
+    assert bad_nodes.excluded(run, record.read(run)) == "n9"
+    now.job_id = "8"  # a follow-up: the script says which
+    requeue.note(run, now)
+    assert bad_nodes.excluded(run, record.read(run)) is None
+
+
+def test_a_node_that_is_lost_takes_the_place_of_none_that_is_left_out(site: Site) -> None:
+    """Slurm may still take it for well."""
+    run, _ = failing(site, spares=1)
+    job = record.read(run)
+    site.program("sinfo", "echo 'n[1-5]|idle'")
+    job.nodes = [3, 3]
+    assert bad_nodes.spared(run, ["n2"], job) == ["n2"]
+    now = ledger.read(run.attempt(1))
+    assert now
+    now.nodes = "n[1-4]"
+    requeue.note(run, now)
+    write_json(run.attempt(1).failed, {"time": 1.0, "usable": ["n1", "n2", "n3"]})
+    assert bad_nodes.spared(run, ["n2"], job) == []
+
+
 @pytest.mark.usefixtures("in_slurm")
 @pytest.mark.parametrize(
     ("left_out", "asked"),

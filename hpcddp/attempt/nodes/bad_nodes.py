@@ -25,7 +25,7 @@ WINDOW = 1000  # steps within which a second failure of a node counts
 
 def excluded(run: RunDir, job: JobRecord) -> str | None:
     """The nodes to exclude from the next attempt, in Slurm's form: the job's own, and those that
-    failed since the last progress. None for those that the script excludes, "" for none.
+    failed since the last progress. None for those of the job as it is now, "" for none.
 
     Never so many that too few are left: the oldest are used again first.
     """
@@ -37,9 +37,12 @@ def excluded(run: RunDir, job: JobRecord) -> str | None:
         bad += [name for name in [host] if name and name not in bad]
         if attempt.progress:
             break
+    own = _own(job, time.time())
     if bad and (bad := spared(run, bad, job)):
-        return ",".join(filter(None, [_own(job, time.time()), *bad]))
-    return still_excluded(job)
+        return ",".join(filter(None, [own, *bad]))
+    # A requeued job keeps what was excluded from an earlier attempt.
+    same = [x for x in attempts[:-1] if x.job_id == attempts[-1].job_id]
+    return own if any(x.exclude is not None for x in same) else still_excluded(job)
 
 
 def barred(run: RunDir, job: JobRecord, mine: Attempt) -> list[str]:
@@ -116,18 +119,22 @@ def _left_here(run: RunDir, number: int, hosts: Sequence[str], job: JobRecord) -
     if not (row.get("spares") and policy.get("here") and policy.get("enabled", True)):
         return False
     mine, all_hosts = ledger.read(run.attempt(number)), ledger.all_nodes(run.attempt(number))
-    bad = {*hosts, *(barred(run, job, mine) if mine else ()), *_lost(run, mine)}
+    bad = {*hosts, *(barred(run, job, mine) if mine else ()), *lost(run, mine)}
     return len({*hostlist.expand_hosts(all_hosts)} - bad) >= job.nodes[0]
 
 
-def _lost(run: RunDir, mine: Attempt | None) -> set[str]:
-    """The nodes of this allocation that the attempt before could not leave to this one."""
-    before = ledger.read(run.attempt(mine.number - 1)) if mine and mine.number > 1 else None
-    if not mine or not before or before.allocation != mine.allocation:
+def lost(run: RunDir, mine: Attempt | None) -> set[str]:
+    """The nodes of this allocation that the attempt before could not leave to this one, or this one
+    to the next."""
+    if not mine:
         return set()
-    failed = read_json(run.attempt(before.number).failed) or {}
-    every = hostlist.expand_hosts(ledger.all_nodes(run.attempt(mine.number)))
-    return {*every} - {*failed["usable"]} if failed.get("usable") else set()
+    lost, every = set(), {*hostlist.expand_hosts(ledger.all_nodes(run.attempt(mine.number)))}
+    for number in (mine.number - 1, mine.number):
+        attempt = ledger.read(run.attempt(number)) if number else None
+        if attempt and attempt.allocation == mine.allocation:
+            failed = read_json(run.attempt(number).failed) or {}
+            lost |= every - {*failed["usable"]} if failed.get("usable") else set()
+    return lost
 
 
 def in_words(faults: Mapping[str, Sequence[str]]) -> str:
@@ -149,13 +156,14 @@ def spared(run: RunDir, bad: Sequence[str], job: JobRecord) -> list[str]:
     try:
         usable = _usable(partition or os.environ.get("SLURM_JOB_PARTITION", ""))
         usable -= set(hostlist.expand_hosts(own)) if own else set()
+        usable -= lost(run, ledger.last(run))  # Slurm may not know it yet
     except HpcddpError as error:
         print(f"hpcddp: no node is excluded: {error.what}", flush=True)
         return []
-    kept = []
+    kept, least = [], job.nodes[0] + int(job.spec.get("spares", 0))
     for hosts in bad:
         left = usable - set(hostlist.expand_hosts(hosts))
-        if len(left) >= job.nodes[0]:
+        if len(left) >= least:
             usable = left
             kept.append(hosts)
     with contextlib.suppress(SlurmUnreachable):

@@ -53,8 +53,9 @@ def check(run: RunDir, number: int, launched: int, first: str) -> None:
     """
     mine, job = ledger.read(run.attempt(number)), record.read(run)
     hosts = expand_hosts(ledger.all_nodes(run.attempt(number))) if mine and mine.slurm else []
-    left_out = bad_nodes.barred(run, job, mine) if mine and hosts else []
-    hosts = [host for host in hosts if host not in left_out]
+    if mine and hosts:  # srun would wait for a node that is lost
+        left_out = {*bad_nodes.barred(run, job, mine), *bad_nodes.lost(run, mine)}
+        hosts = [host for host in hosts if host not in left_out]
     if mine is None or len(hosts) < 2:
         return
     wanted = _wanted(job, os.environ)
