@@ -82,7 +82,7 @@ CAUSES = {
         kinds=("environment",), budget="crashes", early="it would fail again in the same way"
     ),
     BAD_NODE: Cause(kinds=("node",), idle=4, here=True),
-    LOST: Cause(kinds=("lost",), here=True),
+    LOST: Cause(kinds=("lost",), idle=10, here=True),
     REFUSED: Cause(kinds=("foreign",), final="the checkpoint is of another model or format"),
     KILLED: Cause(budget="crashes", followed=True),
     SUPERSEDED: Cause(calm=True),

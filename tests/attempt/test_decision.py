@@ -220,6 +220,13 @@ def test_time_limits_without_progress_are_the_end() -> None:
     assert "without progress" in decide(late, [Past(TIMEOUT, False)] * 2, Policy()).reason
 
 
+def test_lost_nodes_without_progress_are_the_end() -> None:
+    """Else a job whose ranks end their parents would be requeued for ever."""
+    lost = End(137, kind="lost")
+    assert outcomes(*[lost] * 10) == [AGAIN] * 9 + [NONE]
+    assert outcomes(*[lost] * 9, End(137, kind="lost", progress=True), lost)[-1] == AGAIN
+
+
 def test_a_job_that_is_not_to_come_back_does_not() -> None:
     for end in (PREEMPT, BAD, End(85, late=True), End(85, ENDED, ending=TIMEOUT)):
         found = decide(end, [], Policy(enabled=False))

@@ -4,6 +4,7 @@ with support/plain_srun.py in place of srun."""
 import contextlib
 import json
 import os
+import resource
 import signal
 import socket
 import struct
@@ -185,6 +186,22 @@ def test_a_killed_rank_ends_the_others(place: Allocation) -> None:
     assert attempt.wait(30) == 137
     assert not alive(told)
     assert "rank 2 on" in place.log.read_text() and "SIGKILL" in place.log.read_text()
+
+
+def test_ranks_that_cannot_be_forked_end_the_attempt_and_no_parent(place: Allocation) -> None:
+    place.start()
+    (parent, other) = alive(place.up(4), "parent")
+    place.let(0, 1)
+    assert place.going[0].wait(30) == 1
+    _, most = resource.prlimit(parent, resource.RLIMIT_NOFILE)
+    count = len([*Path(f"/proc/{parent}/fd").iterdir()])
+    resource.prlimit(parent, resource.RLIMIT_NOFILE, (count + 1, most))  # too few for a pipe
+    assert place.start().wait(30) == 1
+    assert "cannot be started: [Errno 24] Too many open files" in place.log.read_text()
+    assert "lost node" not in place.log.read_text()
+    resource.prlimit(parent, resource.RLIMIT_NOFILE, (most, most))
+    place.start()
+    assert alive(place.up(4), "parent") == {parent, other}
 
 
 def test_the_error_of_a_script_is_shown_alone(place: Allocation) -> None:
