@@ -40,7 +40,8 @@ class Channel:
 
     def __init__(self, sock: socket.socket, secret: str = "") -> None:
         sock.setblocking(False)
-        self._socket, self._rest, self._secret = sock, b"", secret
+        self._socket, self._secret = sock, secret
+        self._rest = self._unsent = b""  # of a line that has come, and of those to be sent
         self.closed = False  # by either end, or as the peer is not of this job
         self._nonce = secrets.token_hex(16).encode()
         if secret:
@@ -93,11 +94,15 @@ class Channel:
             return b""
 
     def _put_line(self, line: bytes) -> None:
+        self._unsent += line + b"\n"
         try:
-            self._socket.sendall(line + b"\n")
-        except OSError:  # BlockingIOError too: megabytes wait already
-            if not self.closed:
+            while self._unsent:
+                self._unsent = self._unsent[self._socket.send(self._unsent) :]
+        except BlockingIOError:  # the rest goes with the next message
+            if len(self._unsent) > LONGEST:
                 self.close()
+        except OSError:
+            self.close()
 
     def _check(self, line: bytes) -> bool:
         """Whether a line is the proof of a peer; it is answered with one."""

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hpcddp.attempt.link import parent_step
+from hpcddp.attempt.link import parent_step, rank_lines
 from hpcddp.attempt.link.channel import TIMEOUT, Channel, Message
 from hpcddp.attempt.link.parent_step import ParentStep
 from hpcddp.attempt.link.sockets import Sockets
@@ -87,6 +87,7 @@ class Parents:
         self._environ: dict[str, str] = {}
         self._step: ParentStep | None = None
         self._returning: dict[int, ParentStep] = {}  # by node, the newest one
+        self._ended: set[str] = set()  # the hosts of their step's tasks that have ended
         self._gone: list[str] | None = None  # the hosts that were lost before the step was ended
         self.sockets = Sockets()
         self._strangers: dict[Channel, float] = {}  # connections without a proof, and since when
@@ -99,7 +100,11 @@ class Parents:
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         with contextlib.suppress(ValueError, OSError):  # each node needs a descriptor
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        self._port = socket.create_server(("", 0), backlog=socket.SOMAXCONN)
+        both = socket.has_dualstack_ipv6()  # a cluster may have one of the two
+        family = socket.AF_INET6 if both else socket.AF_INET
+        self._port = socket.create_server(
+            ("", 0), family=family, backlog=socket.SOMAXCONN, dualstack_ipv6=both
+        )
         self.sockets.listen(self._port, self._greet)
 
     @property
@@ -118,7 +123,14 @@ class Parents:
         """Whether all have come, and those that live can fork ranks."""
         here = self.by_node
         living = [here[node] for node in self.living]
-        return len(here) == self.count and all(one.ready or one.losses for one in living)
+        came = len(here) + len(self.missing) >= self.count
+        return came and all(one.ready or one.losses for one in living)
+
+    @property
+    def missing(self) -> dict[str, str]:
+        """Hosts whose task has ended before it could connect -> why they count as lost."""
+        hosts = self._ended - {parent.host for parent in self.by_node.values()}
+        return dict.fromkeys(sorted(hosts), "no parent of ranks could start")
 
     @property
     def code(self) -> int | None:
@@ -180,6 +192,7 @@ class Parents:
         where = {ADDRESS: f"{self._address}:{self._port.getsockname()[1]}", SECRET: self._secret}
         where[HEARTBEAT] = str(self._heartbeat)
         self._environ = {**environ, **where}
+        self._ended = set()
         self._step = self._run(self._srun, self._environ, quiet=False)
 
     def _run(self, words: Sequence[str], environ: Mapping[str, str], **how: Any) -> ParentStep:
@@ -188,6 +201,8 @@ class Parents:
 
         def copy() -> None:
             lines = step.lines()
+            if step is self._step:
+                self._ended |= rank_lines.hosts_of_ended_tasks(lines)
             if step.closed:
                 self.sockets.unwatch(number, copy)
             self._written(lines)

@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Sequence
 
+from hpcddp.errors import TopologyError
+from hpcddp.slurm.hostlist import expand_hosts
+
 _END = re.compile(rb"\x1e(\d+) (\d+)")
+_TASKS = re.compile(rb"srun: error: ([\w.\-\[\],]+): tasks? [\d,-]+: ")
 NODE_FAILURE = b"srun: error: Node failure on "  # comes late, into the log of another attempt
 
 
 def end_of_lines(attempt: int, node: int) -> bytes:
     """What follows, without a rank's label, on the last line of a node's ranks."""
     return f"\x1e{attempt} {node}".encode()
+
+
+def hosts_of_ended_tasks(lines: Sequence[bytes]) -> set[str]:
+    """The nodes of which srun says that a task has ended there by an error."""
+    lists = [match[1].decode() for line in lines if (match := _TASKS.match(line))]
+    with contextlib.suppress(TopologyError):
+        return {host for hosts in lists for host in expand_hosts(hosts)}
+    return set()
 
 
 def sift(lines: Sequence[bytes], *, spares: bool) -> tuple[bytes, list[tuple[int, int]]]:

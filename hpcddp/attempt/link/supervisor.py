@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from hpcddp import processes
-from hpcddp.attempt.error_record import host
 from hpcddp.attempt.exit_codes import ALONE, FAILED, HUNG, TERMINATED
 from hpcddp.attempt.link import rank_lines
 from hpcddp.attempt.link.channel import Channel, Message, own
@@ -28,8 +27,8 @@ from hpcddp.rundir import RunDir
 
 LATE = 15.0  # seconds after KILL until a parent that was told to end its ranks counts as lost
 RETURN = 10.0  # seconds between two tries to start a parent on a lost node
+SLOW = 20.0  # seconds that a spare node may take longer to start its parent than the others
 LINES = 2.0  # seconds for the last lines of ranks that have ended
-NODELISTS = ("SLURM_NODELIST", "SLURM_JOB_NODELIST", "SLURM_STEP_NODELIST")  # of the ranks
 GONE = 128 + signal.SIGKILL  # the exit code of a node without a parent
 
 
@@ -211,28 +210,27 @@ class Supervisor:
             self.signalled = 0
             self._finish(now, stop)
             return
-        if not (self.parents.ready or late):
+        if not (self.parents.ready or late or self._enough(now)):
             return
         here, able = self.parents.by_node, self.parents.able(now.without)
         if len(able) < now.least:
             if not late and any(not here[node].ready for node in self.parents.living):
                 return  # a node is coming back
+            now.lost |= self.parents.missing
             self._say(f"{len(able)} of {self.parents.count} nodes can start ranks"
                       f"{f' after {now.patience:.0f} s' if late else ''}")  # fmt: skip
             self.parents.kill()
             self._finish(now, 1)
             return
-        now.nodes = sorted(able[: now.most])
-        if now.nodes[0] or here[now.nodes[0]].host != host():  # not on the script's node
-            now.environ["MASTER_ADDR"] = here[now.nodes[0]].host + now.suffix
-        self.parents.active, hosts = {*now.nodes}, [here[node].host for node in now.nodes]
-        now.environ |= dict.fromkeys(NODELISTS, ",".join(hosts))
-        now.asker.send(hosts=hosts)
-        for index, node in enumerate(now.nodes):
-            here[node].channel.send(
-                start=now.number, node=index, nodes=len(now.nodes), environ=now.environ,
-                kill_wait=now.kill_wait,
-            )  # fmt: skip
+        self.parents.active = {*able[: now.most]}
+        now.start({node: here[node] for node in sorted(self.parents.active)})
+
+    def _enough(self, now: RunningRanks) -> bool:
+        """Whether another node is slow, while enough can fork ranks."""
+        if len(self.parents.able(now.without)) < now.most:
+            now.enough = float("inf")
+        now.enough = min(now.enough, time.monotonic() + SLOW)
+        return time.monotonic() > now.enough
 
     def _ended(self, now: RunningRanks, node: int, code: int) -> None:
         """The ranks of a node have ended; a bad exit code ends all others."""

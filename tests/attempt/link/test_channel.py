@@ -118,6 +118,22 @@ def test_processes_of_one_user_meet_by_a_name() -> None:
         assert messages == [{"a": 1}, {"a": 2}]
 
 
+def test_a_long_message_waits_for_a_slow_reader() -> None:
+    mine, theirs = socket.socketpair()
+    end, peer = Channel(mine), Channel(theirs)
+    sent: list[channel.Message] = [{"text": "x" * 900_000}, {"beat": 1}]
+    for message in sent:
+        end.send(**message)
+    assert not end.closed
+    got: list[channel.Message] = []
+    while len(got) < len(sent):
+        got += peer.receive()
+        end.send(beat=2)
+    assert got[:2] == sent
+    end.close()
+    peer.close()
+
+
 def test_a_peer_that_reads_nothing_blocks_nobody() -> None:
     mine, theirs = socket.socketpair()
     end = Channel(mine)

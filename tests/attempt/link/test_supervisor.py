@@ -338,6 +338,31 @@ def test_parents_that_cannot_start_end_the_attempt(place: Allocation) -> None:
     assert "no torch here" in place.log.read_text()
 
 
+def test_a_node_without_python_is_known_at_once(
+    place: Allocation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PLAIN_SRUN", json.dumps({"1": ["false"]}))
+    assert place.start().wait(30) == 1
+    assert "1 of 2 nodes can start ranks" in place.log.read_text()
+    error = json.loads(place.run.attempt(1).error.read_text())
+    assert (error["kind"], error["host"]) == ("lost", "n1")
+
+
+def test_a_spare_stands_in_for_a_node_without_python(
+    place: Allocation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PLAIN_SRUN", json.dumps({"1": ["false"]}))
+    place.start(nodes=3)
+    place.up(4)
+
+
+@pytest.mark.full
+def test_nobody_waits_long_for_a_spare(place: Allocation, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PLAIN_SRUN", json.dumps({"1": ["sleep", "600"]}))
+    place.start(nodes=3)
+    wait_for(lambda: len([*place.run.path.glob("up-1-*")]) == 4, "the ranks", 60)
+
+
 def paused(pids: set[int]) -> None:
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
