@@ -21,7 +21,7 @@ from hpcddp.attempt.nodes import bad_nodes
 from hpcddp.errors import HpcddpError, SlurmUnreachable, SubmissionRefused
 from hpcddp.rundir import RunDir, read_json
 from hpcddp.slurm import commands as slurm
-from hpcddp.slurm import follow_up_jobs
+from hpcddp.slurm import follow_up_jobs, hostlist
 
 SOON = 3.0  # seconds for an answer if Slurm may kill this process soon
 ANSWER = 60.0  # seconds for an answer that can wait
@@ -38,7 +38,9 @@ def bring_back(run: RunDir, number: int, node: int = 1) -> None:
     """
     late = max(1, node)
     pause, deadline = 0.3 * late, time.monotonic() + requeue.HOLD
-    while time.monotonic() < deadline or _outlives(run):
+    while time.monotonic() < deadline or (_outlives(run) and requeue.can_ask()):
+        time.sleep(pause)  # first: all nodes begin at once
+        pause = min(SLOWEST * late, 1.5 * pause)
         with contextlib.suppress(OSError, HpcddpError):
             if run.deleted():
                 return
@@ -56,8 +58,6 @@ def bring_back(run: RunDir, number: int, node: int = 1) -> None:
                     mine.exclude = bad_nodes.excluded(run, record.read(run))
                 requeue.release(mine)
                 return
-        time.sleep(pause)
-        pause = min(SLOWEST * late, 1.5 * pause)
 
 
 def _restarted(run: RunDir, number: int) -> Attempt | None:
@@ -101,22 +101,25 @@ def _outlives(run: RunDir) -> bool:
 
 def _runs_on(run: RunDir, mine: Attempt) -> bool:
     """Whether a job still runs that Slurm does not end when the script's node is lost. Once Slurm
-    has that node down, end the job; the next call shows it.
+    has that node down, or has taken it out of the job, end the job; the next call shows it.
 
     Raises:
         SlurmUnreachable: Slurm does not answer.
     """
-    if mine.node in ("", error_record.host()) or not _outlives(run) or not _same(mine):
+    if mine.node in ("", error_record.host()) or not _outlives(run):
         return False
-    if slurm.node_failed(mine.node, ANSWER):
+    if (job := _same(mine)) is None:
+        return False
+    left = job.nodes and mine.node not in hostlist.expand_hosts(job.nodes)
+    if left or slurm.node_failed(mine.node, ANSWER):  # which may be back already
         _end_headless(run, mine)
     return True
 
 
-def _same(mine: Attempt) -> bool:
-    """Whether the job of an attempt runs, and has not been requeued since."""
+def _same(mine: Attempt) -> slurm.JobInfo | None:
+    """The job of an attempt, if it runs, and has not been requeued since."""
     job = slurm.facts(mine.job_id)
-    return bool(job and job.running and job.restarts == mine.restarts)
+    return job if job and job.running and job.restarts == mine.restarts else None
 
 
 def _end_headless(run: RunDir, mine: Attempt) -> None:

@@ -162,6 +162,7 @@ class JobInfo(NamedTuple):
     preempted: bool = False  # a preemption of this attempt is recorded
     end: float | None = None  # of its time limit, in seconds since the epoch
     exit_code: str = ""  # of the batch script, CODE:SIGNAL
+    nodes: str = ""  # its host list; "" while it has none
 
     @property
     def running(self) -> bool:
@@ -169,8 +170,8 @@ class JobInfo(NamedTuple):
         return self.state in ("RUNNING", "SIGNALING")
 
 
-_FIELDS = ("JobState", "Reason", "Restarts", "PreemptTime", "EndTime", "ExitCode")
-_SQUEUE = "State:|,Reason:|,RestartCnt:|,PreemptTime:|,EndTime:|,exit_code:|"
+_FIELDS = ("JobState", "Reason", "Restarts", "PreemptTime", "EndTime", "ExitCode", "NodeList")
+_SQUEUE = "State:|,Reason:|,RestartCnt:|,PreemptTime:|,EndTime:|,exit_code:|,NodeList:|"
 
 
 def facts(job_id: str, timeout: float = TIMEOUT) -> JobInfo | None:
@@ -193,6 +194,7 @@ def facts(job_id: str, timeout: float = TIMEOUT) -> JobInfo | None:
         fields.get("PreemptTime", "") not in ("", "None", "N/A"),
         moment(fields.get("EndTime", "")),
         fields.get("ExitCode", ""),
+        fields.get("NodeList", "").replace("(null)", ""),
     )
 
 

@@ -96,9 +96,13 @@ class Headless:
         state: of that node.
         refused: what Slurm says to a requeue.
         looks: times that the job is shown as running, if nobody ends it.
+        nodes: the job's.
     """
 
-    def __init__(self, site: Site, run: RunDir, state: str, refused: str, looks: int = 9) -> None:
+    def __init__(
+        self, site: Site, run: RunDir, state: str, refused: str, looks: int = 9,
+        nodes: str = "n[1-2]",
+    ) -> None:  # fmt: skip
         job = read_json(run.job) or {}
         spec = {**job["spec"], "spares": 1, "requeue": {"here": True}}
         write_json(run.job, {**job, "launcher": "fork", "spec": spec})
@@ -111,9 +115,9 @@ case "$*" in
   *"show node n1"*) echo NodeName=n1 State={state} ;;
   requeue*) echo requeue >>{self._calls}
      if [ "{refused}" ]; then echo "{refused}" >&2; exit 1; fi; : >{over} ;;
-  *) state=RUNNING; printf . >>{counted}; read -r looks <{counted}
+  *) state=RUNNING nodes={nodes}; printf . >>{counted}; read -r looks <{counted}
      if [ -e {over} ] || [ "${{#looks}}" -gt {looks} ]; then state=CANCELLED; fi
-     echo JobId=7 JobState=$state Restarts=0 ExitCode=0:0 ;;
+     echo JobId=7 JobState=$state Restarts=0 ExitCode=0:0 ReqNodeList=n1 NodeList=$nodes ;;
 esac
 """,
         )
@@ -155,6 +159,15 @@ def test_a_job_without_its_scripts_node_is_brought_back(
 ) -> None:  # fmt: skip
     """By another node of it, whatever ``uname`` says there: Slurm's names count."""
     assert Headless(site, run, state, refused, 4 if not wanted else 9).ended() == (wanted, ends)
+
+
+@pytest.mark.usefixtures("in_slurm")
+def test_a_job_whose_scripts_node_is_back_without_it_is_brought_back(
+    site: Site, run: RunDir
+) -> None:
+    """Slurm had it down only for a moment, and has taken it out of the job."""
+    job = Headless(site, run, "IDLE", "", nodes="n[2-3]")
+    assert job.ended() == (["requeue"], NOT_ENDED)
 
 
 @pytest.mark.usefixtures("in_slurm")

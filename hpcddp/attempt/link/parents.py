@@ -30,6 +30,7 @@ NODE = "HPCDDP_NODE"  # variable of a parent on a node that was lost: the node's
 PARENT = "hpcddp-parent"  # the name of a parent's process, in ps
 PROTOCOL = 1  # of the messages, in a parent's first one
 STUCK = "its ranks do not end"  # why a node is lost that is not to be used again
+STRANGERS = 64  # connections without a proof, besides those of the parents
 LOOK = 0.5  # seconds between two looks
 BEAT = 1.0  # seconds between two signs of life for the parents
 SRUN = 1.0  # seconds for srun to end, after all parents
@@ -102,9 +103,8 @@ class Parents:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         both = socket.has_dualstack_ipv6()  # a cluster may have one of the two
         family = socket.AF_INET6 if both else socket.AF_INET
-        self._port = socket.create_server(
-            ("", 0), family=family, backlog=socket.SOMAXCONN, dualstack_ipv6=both
-        )
+        self._port = socket.create_server(("", 0), family=family, dualstack_ipv6=both)
+        self._port.listen(socket.SOMAXCONN)
         self.sockets.listen(self._port, self._greet)
 
     @property
@@ -125,6 +125,12 @@ class Parents:
         living = [here[node] for node in self.living]
         came = len(here) + len(self.missing) >= self.count
         return came and all(one.ready or one.losses for one in living)
+
+    @property
+    def lost(self) -> dict[str, str]:
+        """Hosts that are lost -> why; once the step is ended, those that were lost before."""
+        lost = {parent.host: parent.lost for parent in self.by_node.values() if parent.lost}
+        return {host: why for host, why in lost.items() if self._gone is None or host in self._gone}
 
     @property
     def missing(self) -> dict[str, str]:
@@ -213,7 +219,7 @@ class Parents:
     def _note_lost(self) -> None:
         """Note who is lost, before the others end as well."""
         if self._gone is None:
-            self._gone = [parent.host for parent in self.by_node.values() if parent.lost]
+            self._gone = [*self.lost]
 
     def _leave_out(self) -> None:
         """Start no parent on hosts that are lost: srun would wait for them."""
@@ -264,6 +270,10 @@ class Parents:
         """Take in a parent."""
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         end, mine = Channel(sock, self._secret), list[int]()
+        if len(self._strangers) >= self.count + STRANGERS:
+            oldest = next(iter(self._strangers))
+            del self._strangers[oldest]
+            oldest.close()
         self._strangers[end] = time.monotonic()
 
         def heard(message: Message) -> None:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import selectors
 import socket
+import time
 from collections.abc import Callable
 
 from hpcddp.attempt.link.channel import Channel, Message
+
+FULL = 0.1  # seconds to wait where no connection can be taken in
 
 
 class Sockets:
@@ -25,8 +29,14 @@ class Sockets:
         """Call a function with each new connection to a socket."""
 
         def accept() -> None:
+            try:
+                new = sock.accept()[0]
+            except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE):  # until others have left
+                    time.sleep(FULL)
+                return
             with contextlib.suppress(OSError):
-                take(sock.accept()[0])
+                take(new)
 
         sock.setblocking(False)
         self.watch(sock.fileno(), accept)

@@ -16,20 +16,18 @@ from collections.abc import Sequence
 from typing import Any
 
 from hpcddp import processes
-from hpcddp.attempt.exit_codes import ALONE, FAILED, HUNG, TERMINATED
+from hpcddp.attempt.exit_codes import ALONE, FAILED, HUNG, SIGKILLED, TERMINATED
 from hpcddp.attempt.link import rank_lines
 from hpcddp.attempt.link.channel import Channel, Message, own
 from hpcddp.attempt.link.log_writer import LogWriter
 from hpcddp.attempt.link.newest_step import DECIDE, HURRY, NewestStep, NodeShares
-from hpcddp.attempt.link.parents import LOOK, STUCK, Parents
+from hpcddp.attempt.link.parents import LOOK, RETURN, STUCK, Parents
 from hpcddp.attempt.link.running_ranks import RunningRanks
 from hpcddp.rundir import RunDir
 
 LATE = 15.0  # seconds after KILL until a parent that was told to end its ranks counts as lost
-RETURN = 10.0  # seconds between two tries to start a parent on a lost node
 SLOW = 20.0  # seconds that a spare node may take longer to start its parent than the others
 LINES = 2.0  # seconds for the last lines of ranks that have ended
-GONE = 128 + signal.SIGKILL  # the exit code of a node without a parent
 
 
 class Supervisor:
@@ -112,6 +110,10 @@ class Supervisor:
 
     def _begin(self, now: RunningRanks) -> None:
         """Prepare an attempt: its log, and parents that live."""
+        if self.parents.count - len(lost := self.parents.lost) < now.least:
+            now.lost |= lost
+            self._finish(now, SIGKILLED)
+            return
         if self.parents.running and len(self.parents.living) < now.least:
             self.parents.dismiss()
         now.began, self.parents.attempt = time.monotonic(), now.number
@@ -181,7 +183,7 @@ class Supervisor:
         for node in now.nodes:
             if self.parents.by_node[node].lost and node not in now.codes:
                 self._lose(now, node, "")
-                self._ended(now, node, GONE)
+                self._ended(now, node, SIGKILLED)
                 now.written.add(node)
         if len(now.codes) == len(now.nodes):
             now.deadline = min(now.deadline, time.monotonic() + LINES)
@@ -201,7 +203,7 @@ class Supervisor:
                 self._lose(now, node, STUCK)
         if len(now.codes) < len(now.nodes):
             self.parents.kill()
-        self._finish(now, now.code or GONE * (len(now.codes) < len(now.nodes)))
+        self._finish(now, now.code or SIGKILLED * (len(now.codes) < len(now.nodes)))
 
     def _order(self, now: RunningRanks) -> None:
         """Order the ranks of an attempt, once all parents can fork them, or enough do in time."""

@@ -317,14 +317,16 @@ def test_all_leave_before_the_job_ends(place: Allocation) -> None:
     channel.dismiss(place.script.pid)  # nobody is there
 
 
-def test_a_parent_that_is_lost_ends_the_attempt_and_is_replaced(place: Allocation) -> None:
+def test_a_parent_that_is_lost_ends_the_attempt_and_the_next_one(place: Allocation) -> None:
+    """Without a spare: the nodes that are left are too few."""
     attempt = place.start()
     told = place.up(4)
     os.kill(int(str(told[0]["parent"])), signal.SIGKILL)
     assert attempt.wait(60) == 137
     assert not alive(told)
-    place.start()
-    assert len(alive(place.up(4), "parent")) == 2
+    assert place.start().wait(60) == 137
+    assert json.loads(place.run.attempt(2).error.read_text())["kind"] == "lost"
+    assert not [*place.run.path.glob("up-2-*")]
 
 
 def test_parents_that_cannot_start_end_the_attempt(place: Allocation) -> None:
