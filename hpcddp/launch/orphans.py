@@ -13,7 +13,7 @@ import time
 from collections.abc import Collection
 from pathlib import Path
 
-from hpcddp.processes import children, start_of
+from hpcddp.processes import children, ignores, start_of
 
 LOOK = 0.5  # seconds between two looks
 STUCK = 10.0  # seconds for a killed process to end
@@ -41,7 +41,8 @@ class Orphans:
         self._got = dict.fromkeys(self._got, len(self._signals))
 
     def look(self, mine: Collection[int], *, now: bool = False) -> bool:
-        """Send the signals to new orphans; whether any signalled orphan still runs.
+        """Send the signals to new orphans; whether one still runs that does not ignore the last
+        signal. A data worker does, which would stay for five seconds without its rank.
 
         Args:
             mine: processes that are no orphans.
@@ -57,7 +58,7 @@ class Orphans:
                     os.waitpid(pid, os.WNOHANG)
             self._got = {pid: self._got.get(pid, 0) for pid in left if start_of(pid)}
             self._pass_on()
-        return bool(self._signals and self._got)
+        return any(not ignores(pid, self._signals[-1]) for pid in self._got if self._signals)
 
     def kill(self) -> None:
         """Kill all orphans."""

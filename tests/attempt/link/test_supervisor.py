@@ -344,7 +344,7 @@ def test_a_node_without_python_is_known_at_once(
     place: Allocation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PLAIN_SRUN", json.dumps({"1": ["false"]}))
-    assert place.start().wait(30) == 1
+    assert place.start().wait(60) == 1
     assert "1 of 2 nodes can start ranks" in place.log.read_text()
     error = json.loads(place.run.attempt(1).error.read_text())
     assert (error["kind"], error["host"]) == ("lost", "n1")
