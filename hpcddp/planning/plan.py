@@ -265,8 +265,8 @@ def make(
     """
     checks.check(asked, environ, folder, begun=begun)
     template = resources.template(asked.spec.template, asked.profile, asked.sources, folder)
-    launcher = launcher_choice.choose(asked, template)
-    job, profile, now = asked.completed(folder), asked.profile, asked.now()
+    job, profile = asked.completed(folder), asked.profile
+    launcher, now = launcher_choice.choose(asked._replace(spec=job), template), asked.now()
     software_checks.check(job, launcher, asked.backend, asked.sources)
     kinds = now.kinds_for(job, asked.gpus, job.gpu_type or profile.cluster.gpu_type)
     request = gpu_request.of(job, profile.cluster, asked.gpus, kinds)

@@ -269,3 +269,11 @@ def test_spares_count_within_the_limit_of_nodes(site: Site) -> None:
     with pytest.raises(ClusterError, match="4 nodes with spares requested") as caught:
         site.plan(flags(*asked, ("spares", 1)))
     assert caught.value.hint == "use --nodes 3 or fewer, of them --spares"
+
+
+@pytest.mark.parametrize(
+    "key", [("requeue.enabled", False), ("slurm.no-requeue", True), ("slurm.requeue", False)]
+)
+def test_spares_are_refused_where_no_lost_node_is_replaced(site: Site, key: Any) -> None:
+    with pytest.raises(UserError, match="spares has no effect if requeue"):
+        site.plan(flags(("spares", 1), key))
