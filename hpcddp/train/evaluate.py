@@ -88,6 +88,16 @@ class Evaluations:
         """Load the state from a checkpoint's meta."""
         self.newest, self.best, self.owed = None, meta.get("best") or {}, bool(meta.get("owed"))
 
+    def step(self, at: Position, *, ended: bool, last: bool) -> None:
+        """Note that a step was taken, and whether it asks for an evaluation.
+
+        Args:
+            ended: it has ended an epoch.
+            last: it is the training's last.
+        """
+        each = self._spec.train.eval_every
+        self.newest, self.due = None, last or (ended and each > 0 and at.epoch % each == 0)
+
     def facts(self) -> dict[str, Any]:
         """The state, for a checkpoint's meta."""
         metrics = self.newest.metrics if self.newest else {}
@@ -119,8 +129,10 @@ class Evaluations:
                 model.autocast(device, self._spec.train.precision, divided=self._spread.divided),
             ):
                 self.newest = self._evaluator(engine, lambda: self._stops(vote, at), start.close)
-        self.owed, self.due = self.newest is None, False
-        return self.newest is not None and self._judge(self.newest, at)
+        self.owed = self.newest is None
+        better = self.newest is not None and self._judge(self.newest, at)
+        self.due = False  # last, as a save at a failure may read the facts at any moment
+        return better
 
     def _stops(self, vote: StopVote, at: Position) -> bool:
         self._batches += 1

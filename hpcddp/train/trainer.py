@@ -212,23 +212,21 @@ class Trainer:
         self.record("skipped", epoch=self.at.epoch, **finding.facts())
 
     def _advance(self, step: Step) -> None:
-        self.evaluations.newest = None
         self.at.step += 1
         self.record.took(self.at.step)
         self.at.samples_consumed += step.samples
-        if self.data.steps_left(self.at.samples_consumed) == 0:
+        if ended := self.data.steps_left(self.at.samples_consumed) == 0:
             self.at.epoch += 1
             self.at.samples_consumed = 0
+        self.evaluations.step(self.at, ended=ended, last=self.at.step == self.total_steps)
 
     def _after_step(self, epoch: int) -> bool:
         """Log, evaluate and save if due; True after an evaluation."""
         self.session.saver.poll()
         self.session.tell()
-        step, end = self.at.step, self.at.step == self.total_steps
+        step, end, due = self.at.step, self.at.step == self.total_steps, self.evaluations.due
         if step % self.spec.train.log_every == 0 or end or self._meter.first:
             self.session.add_up(epoch, self.detector.flag())
-        ended, each = self.at.epoch > epoch, self.spec.train.eval_every
-        due = self.evaluations.due = end or (ended and each > 0 and self.at.epoch % each == 0)
         if due or not self.session.vote.quick:
             self.session.tell()
         improved = self._evaluate() if due else False
@@ -241,7 +239,9 @@ class Trainer:
         """Evaluate, if there are held-out samples; True if the result is the best so far."""
         with self._meter.paused():
             how = self._preemption, self.session.pause, self._level
-            return self.evaluations.run(self.engine, self.at, *how)
+            better = self.evaluations.run(self.engine, self.at, *how)
+        self.session.rescue.renew(self.at)
+        return better
 
     def _level(self) -> None:
         """Give all ranks the same weights and buffers."""

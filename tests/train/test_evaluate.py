@@ -1,12 +1,13 @@
 """A stop in the middle of an evaluation: it is broken off, and made up for."""
 
 import pytest
-from ranks import TASK, Ranks, make_run, records
+from ranks import TASK, Ranks, make_run, one_rank, records
 
 from hpcddp import record, spec
 from hpcddp.preempt import Preemption
 from hpcddp.topology import Rank
 from hpcddp.train.checkpoint import checkpoint, dcp_files
+from hpcddp.train.checkpoint.rescue import Rescue
 from hpcddp.train.evaluate import Evaluator
 from hpcddp.train.job import train
 from hpcddp.train.monitor.heartbeat import Heartbeat
@@ -104,3 +105,27 @@ def test_the_watchdog_is_patient_until_a_new_evaluations_first_batch_is_through(
     train(run, Rank(0, 1, 0, 1, 0), 1, Preemption(), heartbeat=heartbeat)
     leave()
     assert seen == [("vote", 1), ("batch", 1), *[("vote", 0), ("batch", 0)] * 3]
+
+
+def test_a_step_that_is_to_be_evaluated_is_marked_so_and_again_with_the_result(
+    tmp_path, monkeypatch
+):
+    """A GPU has the meta of a step from its mark on, and saves it if a rank is lost meanwhile."""
+    begin, mark, marks = Rescue.begin, Rescue.mark, []
+
+    def begun(self, at, describe):
+        self.describe = describe
+        begin(self, at, describe)
+
+    def marked(self, at):
+        mark(self, at)
+        meta = self.describe()
+        marks.append((meta["step"], meta["owed"], meta["best"].get("step")))
+
+    monkeypatch.setattr(Rescue, "begin", begun)
+    monkeypatch.setattr(Rescue, "mark", marked)
+    run = make_run(tmp_path, epochs=2, max_steps=0, dataset={"size": 12})
+    one_rank(run)
+    assert marks[:4] == [(1, False, None), (2, False, None), (3, True, None), (3, False, 3)]
+    assert marks[4:7] == [(4, False, 3), (5, False, 3), (6, True, 3)]
+    assert marks[7][:2] == (6, False)

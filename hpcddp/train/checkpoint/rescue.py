@@ -169,6 +169,11 @@ class Rescue:
             self._changing = False
             self._turn.release()
 
+    def renew(self, at: Position) -> None:
+        """Note the same step again, after an evaluation of it: on a GPU, its mark has the meta."""
+        self.change()
+        self.mark(at)
+
     def fail(self, error: BaseException) -> None:
         """After a failure of the loop: if this rank has only lost another one, wait until its step
         is saved or not needed. What a rank holds that has failed by itself is not used."""
