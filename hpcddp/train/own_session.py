@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from hpcddp.train.checkpoint import snapshot
-from hpcddp.train.input.step_seeds import StepSeeds
+from hpcddp.train.input.step_seeds import StepSeeds, default_generators
 from hpcddp.train.parallel.model import share_buffers
 from hpcddp.train.session import Session
 
@@ -27,7 +27,7 @@ class OwnSession(Session):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._kept, self.fixed = "{}", dict[str, Any]()  # the meta of the last complete step
-        self._seeds = StepSeeds()
+        self._seeds = StepSeeds(default_generators(self._world.device))
 
     def _newest(self, facts: dict[str, Any]) -> dict[str, Any]:
         """The meta of the last complete step: the loop may be in the next one."""
@@ -62,7 +62,7 @@ class OwnSession(Session):
         """In a user's own loop, seed the generators for the next step, if this rank may be lost and
         its numbers with it; whether it did."""
         if self.rescue.able:
-            self._seeds.seed(self.at.step, self._world.device)
+            self._seeds.seed(self.at.step)
         return self.rescue.able
 
     def mark(self, facts: Callable[[], dict[str, Any]]) -> None:

@@ -12,7 +12,7 @@ import os
 import random
 import sys
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -80,37 +80,64 @@ def _after(function: Callable[..., Any], note: Callable[[], None]) -> Callable[.
     return noted
 
 
-class StepSeeds:
-    """The seeds of all default generators of this process."""
+class _Torch:
+    """A generator of torch, which tells how it was seeded. That of a GPU need not be waited for."""
 
-    def __init__(self) -> None:
-        self._torch = self._last = torch.initial_seed()
+    def __init__(self, generator: torch.Generator) -> None:
+        self._generator = generator
+        self.base = self._last = generator.initial_seed()
+
+    def watch(self) -> None:
+        """Take no seed until now for one of the script."""
+        self._last = self._generator.initial_seed()
+
+    def seed(self, step: int) -> None:
+        """Seed it for the step that follows this one."""
+        if (seed := self._generator.initial_seed()) != self._last:
+            self.base = seed
+        self._generator.manual_seed(int.from_bytes(digest((self.base, step))[:8], "big"))
+        self._last = self._generator.initial_seed()
+
+
+class StepSeeds:
+    """The seeds of all default generators of this process.
+
+    Args:
+        generators: those of torch, the CPU's first.
+    """
+
+    def __init__(self, generators: Sequence[torch.Generator]) -> None:
+        self._torch = [_Torch(generator) for generator in generators]
         self._python = _Twister(random)
         self._numpy = _Twister(numpy) if (numpy := _numpy()) else None
 
     def watch(self) -> None:
         """Note from now on when the script seeds a generator: what a checkpoint has restored until
         now is no seed of the script."""
-        self._last = torch.initial_seed()
-        for generator in filter(None, (self._python, self._numpy)):
+        for generator in self._torch:
             generator.watch()
+        for twister in filter(None, (self._python, self._numpy)):
+            twister.watch()
 
-    def seed(self, step: int, device: torch.device) -> None:
+    def seed(self, step: int) -> None:
         """Seed the default generators for the step that follows this one; 30 us."""
-        if torch.initial_seed() != self._last:
-            self._torch = torch.initial_seed()
-        first = int.from_bytes(digest((self._torch, step))[:8], "big")
-        torch.default_generator.manual_seed(first)
-        self._last = torch.initial_seed()
-        if device.type == "cuda":
-            torch.cuda.default_generators[device.index or 0].manual_seed(first)
+        for generator in self._torch:
+            generator.seed(step)
         self._python.seed(step)
         if self._numpy is None and (numpy := _numpy()):
             rank = int(os.environ.get("RANK", "0"))  # each with its own numbers, as unseeded
-            self._numpy = _Twister(numpy, mix(self._torch, rank))
+            self._numpy = _Twister(numpy, mix(self._torch[0].base, rank))
             self._numpy.watch()
         if self._numpy:
             self._numpy.seed(step)
+
+
+def default_generators(device: torch.device) -> list[torch.Generator]:
+    """Those of torch for a training on a device."""
+    generators = [torch.default_generator]
+    if device.type == "cuda" and torch.cuda.is_initialized():  # before that, there are none
+        generators.append(torch.cuda.default_generators[device.index or 0])
+    return generators
 
 
 def _numpy() -> Any:

@@ -9,7 +9,7 @@ import torch
 
 from hpcddp.train.input import step_seeds
 from hpcddp.train.input.seeding import rng_state, set_rng_state
-from hpcddp.train.input.step_seeds import StepSeeds
+from hpcddp.train.input.step_seeds import StepSeeds, default_generators
 
 CPU = torch.device("cpu")
 Drawn = tuple[float, float, float]
@@ -40,13 +40,13 @@ def drawn(
     random.seed(1)
     numpy.random.seed(1)
     torch.manual_seed(1)
-    seeds, found = StepSeeds(), []
+    seeds, found = StepSeeds(default_generators(CPU)), []
     if restored:
         set_rng_state(restored, CPU)
     seeds.watch()
     for step in steps:
         before(step)
-        seeds.seed(step, CPU)
+        seeds.seed(step)
         found.append((random.random(), numpy.random.rand(), torch.rand(1).item()))
         for _ in range(draws):
             random.random()
@@ -113,3 +113,29 @@ def test_a_state_of_the_scripts_own_seed_counts() -> None:
         epoch(step)
 
     assert drawn(range(5), before=otherwise)[2:] == drawn(range(5), before=epoch)[2:]
+
+
+def seeds_of(own: int, later: int | None = None) -> list[tuple[int, ...]]:
+    """The seeds of each step on a rank that seeds its CPU with 1 and its GPU otherwise.
+
+    Args:
+        later: what it seeds its GPU with before the third step.
+    """
+    cpu, gpu = torch.Generator().manual_seed(1), torch.Generator().manual_seed(own)
+    seeds, steps = StepSeeds([cpu, gpu]), []
+    gpu.manual_seed(99)  # restored from a checkpoint
+    seeds.watch()
+    for step in range(4):
+        if step == 2 and later is not None:
+            gpu.manual_seed(later)
+        seeds.seed(step)
+        steps.append((cpu.initial_seed(), gpu.initial_seed()))
+    return steps
+
+
+def test_a_seed_that_is_the_gpus_alone_counts_too() -> None:
+    """Ranks with the same numbers on their CPUs may want others on their GPUs, as for dropout."""
+    assert all(cpu == gpu for cpu, gpu in seeds_of(1))
+    for mine, other in zip(seeds_of(2), seeds_of(3), strict=True):
+        assert mine[0] == other[0] and mine[1] != other[1]
+    assert seeds_of(2, later=3) == seeds_of(2)[:2] + seeds_of(3)[2:]
