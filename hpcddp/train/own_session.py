@@ -55,7 +55,8 @@ class OwnSession(Session):
         if not self._live.files:  # else saves are not in the background
             self._live.optimizer.register_step_pre_hook(before)
             sys.excepthook = failed
-            self._seeds.watch()
+            if self.rescue.able:  # else nothing is seeded
+                self._seeds.watch()
             atexit.register(self.rescue.leave)
 
     def seed(self) -> bool:

@@ -98,6 +98,24 @@ def test_ranks_that_are_not_the_planned_ones_leave_a_record_of_who_it_was(tmp_pa
     assert "does not fit" in error["message"] and error["host"]
 
 
+def test_where_no_other_rank_could_save_its_step_the_generators_are_left_alone(
+    tmp_path: Path,
+) -> None:
+    run = RunDir(tmp_path / "run")
+    run.attempt(1).path.mkdir(parents=True)
+    record_run(run, (1, 1), 1, "local")
+    environ = {**os.environ, "HPCDDP_RUN_DIR": str(run.path), **Rank(0, 1, 0, 1, 0).to_env()}
+    code = (
+        "import random, torch, hpcddp; seed, model = random.seed, torch.nn.Linear(2, 1)\n"
+        "run = hpcddp.attach(model, torch.optim.SGD(model.parameters(), 0.1))\n"
+        "print(random.seed == seed)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=False
+    )
+    assert done.stdout.splitlines()[-1:] == ["True"], done.stderr
+
+
 MANY = """
 import sys, torch
 import hpcddp

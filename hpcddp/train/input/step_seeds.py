@@ -12,6 +12,7 @@ import os
 import random
 import sys
 import zlib
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,6 +22,7 @@ from hpcddp.train.input.seeding import digest, mix
 
 SEEDING = ("seed", "setstate", "set_state")  # functions that give a generator a state
 READING = ("getstate", "get_state")
+READ = 1000  # states that are remembered: a script may read one for each sample of an evaluation
 
 
 class _Twister:
@@ -37,22 +39,23 @@ class _Twister:
         self._read = getattr(module, "getstate", None) or module.get_state
         self._base = self._state() if base is None else base
         self._noted = False  # the script has seeded it
-        self._ours: set[int] = set()  # states of this step that the script has read
+        # States of this step that the script has read.
+        self._ours: deque[int] = deque(maxlen=READ)
 
     def watch(self) -> None:
         """Note from now on when the script seeds it. To give it a state back that it had since our
         last seed is none."""
         for names, note in ((SEEDING, self._note), (READING, self._note_read)):
             for name in names:
-                if function := getattr(self._module, name, None):
-                    setattr(self._module, name, _after(function, note))
+                if hasattr(self._module, name):
+                    setattr(self._module, name, _noted(self._module, name, note))
 
     def _note(self) -> None:
         self._noted = self._state() not in self._ours
 
     def _note_read(self) -> None:
         if not self._noted:
-            self._ours.add(self._state())
+            self._ours.append(self._state())
 
     def seed(self, step: int) -> None:
         """Seed it for the step that follows this one."""
@@ -68,8 +71,9 @@ class _Twister:
         return zlib.crc32(words + repr((name_or_version, rest)).encode())
 
 
-def _after(function: Callable[..., Any], note: Callable[[], None]) -> Callable[..., Any]:
-    """A function that also notes that it was called."""
+def _noted(module: Any, name: str, note: Callable[[], None]) -> Callable[..., Any]:
+    """A module's function that also notes that it was called."""
+    function = getattr(module, name)
 
     @functools.wraps(function)
     def noted(*args: Any, **kwargs: Any) -> Any:
@@ -77,6 +81,8 @@ def _after(function: Callable[..., Any], note: Callable[[], None]) -> Callable[.
         note()
         return result
 
+    # Pickled by these names, it is the module's own function in another process.
+    noted.__module__, noted.__qualname__ = module.__name__, name
     return noted
 
 

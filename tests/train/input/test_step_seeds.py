@@ -1,6 +1,9 @@
 """What a script draws follows from its seeds and the step, and from a seed that it sets later."""
 
+import pickle
 import random
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 
 import numpy
@@ -139,3 +142,25 @@ def test_a_seed_that_is_the_gpus_alone_counts_too() -> None:
     for mine, other in zip(seeds_of(2), seeds_of(3), strict=True):
         assert mine[0] == other[0] and mine[1] != other[1]
     assert seeds_of(2, later=3) == seeds_of(2)[:2] + seeds_of(3)[2:]
+
+
+def test_a_watched_function_is_pickled_as_that_of_its_module() -> None:
+    """A process that a script starts gets it with its target or its data."""
+    StepSeeds(default_generators(CPU)).watch()
+    for module in (random, numpy.random):
+        for name in (*step_seeds.SEEDING, *step_seeds.READING):
+            if function := getattr(module, name, None):
+                assert pickle.loads(pickle.dumps(function)) is function
+    code = "import pickle, sys; print(pickle.load(sys.stdin.buffer))"
+    functions = pickle.dumps([random.getstate, numpy.random.set_state])
+    shown = subprocess.run([sys.executable, "-c", code], input=functions, capture_output=True)
+    assert b"bound method Random.getstate" in shown.stdout and b"RandomState" in shown.stdout
+
+
+def test_states_that_a_script_reads_without_a_step_take_no_more_memory() -> None:
+    twister = step_seeds._Twister(random)
+    twister.watch()
+    for _ in range(step_seeds.READ + 10):
+        random.getstate()
+        random.random()
+    assert len(twister._ours) == step_seeds.READ
