@@ -286,6 +286,7 @@ class Rescue:
             aside.mkdir()
         how = self._keep, aside, held.require_same
         writer = SaveWriter(self._lease, world, HeldTensors(tensors), *how)
+        writer.passed = set(self._saver.passed)
         save = RunningSave(mark.step, meta, parts, time.monotonic())
         writer.run(save)
         return f"{type(save.error).__name__}: {save.error}" if save.error else save.reason

@@ -81,12 +81,19 @@ class Saver:
         are known on rank 0 only, which alone checks the time limit."""
         return max(self._times, default=FIRST)
 
+    @property
+    def passed(self) -> set[int]:
+        """Steps of newer checkpoints that the training does not use. Rank 0 forgets those that the
+        training has replaced."""
+        return self._writer.passed
+
     def begin_from(self, saved: int | None) -> None:
         """Note that the training continues from this step; newer checkpoints are unused."""
         self.saved = saved  # the newest step on disk
         steps = self._retry.read(
             lambda: checkpoint.steps(self._folder) if self._world.is_main else []
         )
+        steps = self._world.gather(steps)[0]
         self._writer.passed = {step for step in steps if saved is None or step > saved}
 
     def save(self, at: Position, facts: dict[str, Any], looked: float = 0.0) -> None:

@@ -80,10 +80,10 @@ save_writer.SaveWriter._write_share, stop.StopVote._vote = write, vote
 """
 
 
-def make(folder: Path, moments: list[tuple[str, int, int]], every: int = 4) -> RunDir:
+def make(folder: Path, moments: list[tuple[str, int, int]], every: int = 4, **more: Any) -> RunDir:
     facts: dict[str, Any] = {"nodes": (2, 2), "gpus": 2, "max_steps": STEPS, "global_batch": 8}
     facts |= {"train__trace": True, "train__eval_every": 1, "checkpoint__every": every}
-    return make_run(folder, extra=TASK.replace("MOMENTS", repr(moments)), **facts)
+    return make_run(folder, extra=TASK.replace("MOMENTS", repr(moments)), **facts | more)
 
 
 def evaluations(run: RunDir) -> list[str]:
@@ -114,6 +114,30 @@ def test_in_whatever_moment_ranks_are_lost_no_step_is(tmp_path: Path, places: li
     assert_same(run, other.run)
     assert compare.difference(other.run, run, 4) == ""
     assert evaluations(run) == evaluations(other.run)
+
+
+def test_what_the_training_passed_over_does_not_push_out_a_save_at_a_failure(
+    tmp_path: Path, places: list[Place]
+) -> None:
+    """Its content is damaged, and its size is as it was."""
+    moments = [("before the update", 11, 0), ("before the update", 7, 0)]
+    run = make(tmp_path, moments, train__eval_every=0, checkpoint__keep=9)
+    places.append(place := Place(run))
+    assert place.start().wait(120) == 137
+    damaged = {*run.checkpoints.glob("step-*")} - {run.checkpoints / "step-4"}
+    assert run.checkpoints / "step-11" in damaged
+    for path in damaged:
+        data = next(path.glob("*.distcp"))
+        content = bytearray(data.read_bytes())
+        content[len(content) // 2] ^= 1
+        data.write_bytes(content)
+    job = json.loads(run.job.read_text())
+    job["spec"]["checkpoint"]["keep"] = 1
+    run.job.write_text(json.dumps(job))
+    assert place.start().wait(120) == 137
+    assert {*run.checkpoints.glob("step-*")} == damaged | {run.checkpoints / "step-7"}
+    assert place.start().wait(120) == 0
+    assert records(run, "start", attempt=3)[0]["step"] == 7
 
 
 def test_without_a_supervisor_the_parents_have_the_newest_step_saved(
