@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import json
 import sys
 import weakref
 from collections.abc import Callable
 from typing import Any
-
-from torch import Tensor
 
 from hpcddp.train.checkpoint import snapshot
 from hpcddp.train.input.step_seeds import StepSeeds, default_generators
@@ -26,13 +23,12 @@ class OwnSession(Session):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._kept, self.fixed = "{}", dict[str, Any]()  # the meta of the last complete step
+        self._kept, self.fixed = "{}", dict[str, Any]()  # the meta.json of the last complete step
         self._seeds = StepSeeds(default_generators(self._world.device))
 
-    def _newest(self, facts: dict[str, Any]) -> dict[str, Any]:
-        """The meta of the last complete step: the loop may be in the next one."""
-        kept: dict[str, Any] = json.loads(self._kept)
-        return kept | facts
+    def _newest(self, facts: dict[str, Any]) -> str:
+        """That of the last complete step: the loop may be in the next one."""
+        return self._kept
 
     def follow(self) -> None:
         """Follow the optimizer of a user's own loop, and its failure."""
@@ -72,7 +68,7 @@ class OwnSession(Session):
         if not self.rescue.able:
             return
         with contextlib.suppress(TypeError):  # a save says that its data are not plain
-            kept = json.dumps(super()._newest(facts()), default=Tensor.tolist)
+            kept = super()._newest(facts() | self.fixed)
             self.rescue.change()
             self._kept = kept
             self.rescue.mark(self.at)

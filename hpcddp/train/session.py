@@ -137,13 +137,14 @@ class Session:
 
         self.vote, self.pause = vote(), vote()
 
-    def _newest(self, facts: dict[str, Any]) -> dict[str, Any]:
-        """The meta of a checkpoint of the newest step.
+    def _newest(self, facts: dict[str, Any]) -> str:
+        """The meta.json of a checkpoint of the newest step.
 
         Args:
             facts: what the loop adds.
         """
-        return snapshot.meta(self.lease, self._spread, self._live, self.at, facts)
+        meta = snapshot.meta(self.lease, self._spread, self._live, self.at, facts)
+        return snapshot.text(meta)
 
     def _lead(self) -> float:
         """Seconds before the time limit at which the save must start."""

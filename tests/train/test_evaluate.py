@@ -1,5 +1,7 @@
 """A stop in the middle of an evaluation: it is broken off, and made up for."""
 
+import json
+
 import pytest
 from ranks import TASK, Ranks, make_run, one_rank, records
 
@@ -119,7 +121,7 @@ def test_a_step_that_is_to_be_evaluated_is_marked_so_and_again_with_the_result(
 
     def marked(self, at):
         mark(self, at)
-        meta = self.describe()
+        meta = json.loads(self.describe())
         marks.append((meta["step"], meta["owed"], meta["best"].get("step")))
 
     monkeypatch.setattr(Rescue, "begin", begun)

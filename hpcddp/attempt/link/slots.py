@@ -29,6 +29,7 @@ FIELDS = ("beats", "phase", "step", "verdict", "replica", "members", "seconds")
 BUSY, ARMED, WAITS, UNFIT, SAVED, FAILED, HUNG = range(7)
 # Verdicts.
 NONE, LEAVE, SAVE = range(3)
+PATIENCE = 3600.0  # seconds that a rank waits for its verdict: another one may save first
 
 
 class Slot:

@@ -19,7 +19,7 @@ from hpcddp.train.parallel.optim import own
 from hpcddp.train.parallel.state_dict import Parts
 from hpcddp.train.rank.spread import Spread
 
-Describe = Callable[[], dict[str, Any]]
+Describe = Callable[[], str]
 Suspect = Callable[[int, Callable[[Tensor], float | complex]], bool]
 
 
@@ -27,7 +27,7 @@ class HeldStep:
     """What one rank holds of its newest step.
 
     Args:
-        describe: the meta of a checkpoint of the step that is marked.
+        describe: makes the meta.json of a checkpoint of the step that is marked.
 
     Raises:
         Exception: no step of this model or optimizer can be held; of any kind, as a model may save
@@ -60,7 +60,7 @@ class HeldStep:
             KeyError: the script has changed the model.
         """
         self._loose.take()
-        self._steps.mark(step, self._loose.copies, lambda: _plain(self._describe()))
+        self._steps.mark(step, self._loose.copies, self._describe)
 
     def forget(self) -> None:
         """Note that a change has begun that may not be completed."""
@@ -107,7 +107,7 @@ class HeldStep:
             stepped = {name: tensors[name] for name in parts.stepped if name in tensors}
             if not (self._steps.holds(mark) and self._loose.finite(Parts(stepped=stepped))):
                 raise CheckpointError("the step is not whole, or its numbers are not finite")
-        return parts, tensors, json.loads(mark.meta or _plain(self._describe()))
+        return parts, tensors, json.loads(mark.meta or self._describe())
 
     def require_same(self) -> None:
         """Check that the loop, which may still run, has not changed what was written; on a GPU,
@@ -128,7 +128,3 @@ def can_hold(live: Live, device: torch.device) -> bool:
         if live.scaler.is_enabled() or any(isinstance(value, Tensor) for value in options):
             return False
     return live.alike and device.type in ("cpu", "cuda")
-
-
-def _plain(meta: dict[str, Any]) -> str:
-    return json.dumps(meta, default=Tensor.tolist)

@@ -23,7 +23,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
 
 import torch.distributed as dist
 
@@ -33,7 +32,7 @@ from hpcddp.attempt.link import slots
 from hpcddp.attempt.link.slots import Slot
 from hpcddp.train.checkpoint import publish
 from hpcddp.train.checkpoint.device_steps import StepMark
-from hpcddp.train.checkpoint.held_step import HeldStep, Suspect, can_hold
+from hpcddp.train.checkpoint.held_step import Describe, HeldStep, Suspect, can_hold
 from hpcddp.train.checkpoint.host_copy import HeldTensors
 from hpcddp.train.checkpoint.lease import Lease
 from hpcddp.train.checkpoint.save_writer import RunningSave, SaveWriter
@@ -43,7 +42,6 @@ from hpcddp.train.rank import connections
 from hpcddp.train.rank.spread import Spread
 
 LOOK = 0.05  # seconds between two looks at the alarm
-PATIENCE = 3600.0  # seconds to wait for the verdict: another rank may save first
 MOMENT = 0.5  # seconds to wait for the alarm at the end of a script
 TURN = 5.0  # seconds for the loop to complete a step that is being taken
 AHEAD = 0.5  # the same if the device goes on by itself, and Python may wait for it
@@ -84,11 +82,11 @@ class Rescue:
         self._called, self._over = threading.Event(), threading.Event()
         self._begun, self._done = threading.Event(), threading.Event()
 
-    def begin(self, at: Position, describe: Callable[[], dict[str, Any]]) -> None:
+    def begin(self, at: Position, describe: Describe) -> None:
         """Be ready from now on, if this rank can save; a collective.
 
         Args:
-            describe: the meta of a checkpoint of the step that was marked last.
+            describe: makes the meta.json of a checkpoint of the step that was marked last.
         """
         if not self._meet(describe):
             self._held = None
@@ -105,7 +103,7 @@ class Rescue:
         self._began = at.step
         self.mark(at)
 
-    def _meet(self, describe: Callable[[], dict[str, Any]]) -> bool:
+    def _meet(self, describe: Describe) -> bool:
         """Whether all ranks are able; then make the groups of replicas of several ranks."""
         world, replica = self._spread.world, self._spread.replica
         everyone = world.gather((self._prepare(describe), replica))
@@ -119,7 +117,7 @@ class Rescue:
             self._kept = connections.sockets() - before
         return able
 
-    def _prepare(self, describe: Callable[[], dict[str, Any]]) -> bool:
+    def _prepare(self, describe: Describe) -> bool:
         """Whether this rank can hold a step."""
         able = self._slot.shared and can_hold(self._live, self._spread.world.device)
         with contextlib.suppress(Exception):  # see HeldStep
@@ -268,7 +266,7 @@ class Rescue:
         Args:
             known: the one before.
         """
-        until = time.monotonic() + PATIENCE
+        until = time.monotonic() + slots.PATIENCE
         while self._slot.verdict == known and time.monotonic() < until:
             time.sleep(LOOK / 5)
         return self._slot.verdict

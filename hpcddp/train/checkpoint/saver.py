@@ -15,6 +15,7 @@ if saves take longer than the steps between them, the training waits for the dis
 from __future__ import annotations
 
 import contextlib
+import json
 import threading
 import time
 from collections import deque
@@ -117,7 +118,7 @@ class Saver:
         meta = snapshot.meta(self._lease, self._spread, self._live, at, facts)
         rank = self._world.rank.world_rank
         self._staging.take(self._now(parts), state_dict.share(parts.stepped, parts.where, rank))
-        meta = snapshot.plain(meta)
+        meta = json.loads(snapshot.text(meta))
         self._current = RunningSave(at.step, meta, parts, began)
         _ = self._world.saving  # all ranks create this group here together
         self._thread = threading.Thread(target=self._writer.run, args=(self._current,), daemon=True)

@@ -97,9 +97,13 @@ def meta(
     }
 
 
-def plain(meta: dict[str, Any]) -> Any:
-    """The content of a meta.json as it is now: what it names may change."""
-    return json.loads(json.dumps(meta, default=Tensor.tolist))
+def text(meta: dict[str, Any]) -> str:
+    """A meta.json as it is now: what it names may change.
+
+    Raises:
+        TypeError: data of the user are not plain.
+    """
+    return json.dumps(meta, default=Tensor.tolist)
 
 
 def _state_meta(live: Live) -> dict[str, Any]:

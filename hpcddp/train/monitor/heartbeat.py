@@ -11,7 +11,6 @@ from hpcddp.attempt.link import slots
 from hpcddp.attempt.link.slots import Slot
 
 LOOK = 0.05  # seconds between two looks at the verdict
-PATIENCE = 3600.0  # seconds to wait for it: another rank may save first
 
 
 class Heartbeat:
@@ -52,7 +51,7 @@ def outlast(slot: Slot) -> None:
     rank may have to save."""
     if slot.shared and slot.phase == slots.ARMED:
         slot.tell(slots.HUNG)
-    until = time.monotonic() + PATIENCE
+    until = time.monotonic() + slots.PATIENCE
     while slot.phase in (slots.HUNG, slots.WAITS, slots.SAVED) and slot.verdict != slots.LEAVE:
         if slot.verdict == slots.NONE and time.monotonic() > until:
             return
