@@ -44,6 +44,7 @@ for epoch in run.epochs(5):
                 time.sleep(1000)
             raise
         optimizer.step()
+        AFTER
         ema.update_parameters(layers)
         run.state["seen"] = [*run.state.get("seen", []), run.steps]
         run.step()
@@ -53,18 +54,20 @@ for epoch in run.epochs(5):
 
 
 def make_loop(
-    folder: Path, *, more: str = "None", catches: bool = False, gpu: bool = False
-) -> RunDir:
+    folder: Path, *, more: str = "None", catches: bool = False, gpu: bool = False,
+    after: str = "pass",
+) -> RunDir:  # fmt: skip
     """A run of the script, for two ranks on each of two nodes, or one on each with a GPU.
 
     Args:
         more: the further object that it saves.
         catches: it catches the error of a collective, and waits.
+        after: what it does behind the optimizer's step.
         gpu: all ranks train on the first GPU.
     """
     folder.mkdir()
     script, run = folder / "loop.py", RunDir(folder / "run")
-    text = LOOP.replace("MORE", more).replace("CATCHES", str(catches))
+    text = LOOP.replace("MORE", more).replace("CATCHES", str(catches)).replace("AFTER", after)
     if gpu:
         text = text.replace('"cpu"', '"cuda", 0').replace('"gloo"', '"nccl"')
     script.write_text(text)

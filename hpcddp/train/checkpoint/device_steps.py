@@ -35,6 +35,7 @@ class StepMark:
     Args:
         meta: that of its checkpoint; "" where it can still be made.
         copies: of what a forward pass changes, by name.
+        level: no forward pass has changed it since the ranks made it the same.
         counters: the numbers that the optimizer keeps on the host, by the id of their tensor.
         began, done: the events before its change of the weights, and behind it.
     """
@@ -42,6 +43,7 @@ class StepMark:
     step: int
     meta: str = ""
     copies: Mapping[str, Tensor] = field(default_factory=dict)
+    level: bool = True
     counters: Mapping[int, Tensor] = field(default_factory=dict)
     began: Any = None
     done: Any = None
@@ -66,16 +68,21 @@ class DeviceSteps:
         """Note that the weights change from now on; in the loop's thread."""
         self._began = self._event()
 
-    def mark(self, step: int, copies: Mapping[str, Tensor], describe: Callable[[], str]) -> None:
+    def mark(
+        self, step: int, copies: Mapping[str, Tensor], level: bool, describe: Callable[[], str]
+    ) -> None:
         """Note that a step is complete; in the loop's thread.
 
         Args:
+            copies, level: see StepMark.
             describe: makes the meta of its checkpoint.
         """
         if not self.ahead:
-            self._marks = (StepMark(step, copies=copies),)
+            self._marks = (StepMark(step, copies=copies, level=level),)
             return
-        mark = StepMark(step, describe(), copies, self._counters(), self._began, self._event())
+        mark = StepMark(
+            step, describe(), copies, level, self._counters(), self._began, self._event()
+        )
         marks = (*self._marks, mark)
         first = max((i for i, each in enumerate(marks) if each.done.query()), default=0)
         self._marks = marks[first:]

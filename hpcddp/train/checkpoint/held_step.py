@@ -50,7 +50,9 @@ class HeldStep:
         return len(self._loose) > 0
 
     def change(self) -> None:
-        """Note that the optimizer changes the weights from now on."""
+        """Note that the optimizer changes the weights from now on. All ranks have the same buffers,
+        if they level them."""
+        self._loose.note()
         self._steps.change()
 
     def mark(self, step: int) -> None:
@@ -59,8 +61,9 @@ class HeldStep:
         Raises:
             KeyError: the script has changed the model.
         """
+        level = self._loose.as_noted()
         self._loose.take()
-        self._steps.mark(step, self._loose.copies, self._describe)
+        self._steps.mark(step, self._loose.copies, level, self._describe)
 
     def forget(self) -> None:
         """Note that a change has begun that may not be completed."""

@@ -56,9 +56,24 @@ class LooseCopies:
         self._marks: list[Any] = []
         self.copies: dict[str, Tensor] = {}  # as of the last ``take``
         self._buffers: list[Tensor] = []  # those that were copied last
+        self._noted: list[tuple[Tensor, int]] = []
 
     def __len__(self) -> int:
         return len(self._owners)
+
+    def note(self) -> None:
+        """Note which buffers there are, and their versions."""
+        self._noted = self._versions()
+
+    def as_noted(self) -> bool:
+        """Whether nothing has changed a buffer since ``note``. A norm counts its passes in one."""
+        pairs = zip(self._noted, self._versions(), strict=False)
+        return all(one is now and version == newer for (one, version), (now, newer) in pairs)
+
+    def _versions(self) -> list[tuple[Tensor, int]]:
+        buffers = (owner.get(key) for owner, key in self._owners.values())
+        there = (buffer for buffer in buffers if buffer is not None)  # else ``take`` raises
+        return [(each, 0 if each.is_inference() else each._version) for each in there]
 
     @torch.no_grad()
     def take(self) -> None:

@@ -59,8 +59,8 @@ class Rescue:
         keep: number of checkpoints to keep, the newest.
         touch: called while this rank waits, which is no hang.
 
-    ``able``: this rank may be called to save. ``levelled``: all ranks have the same buffers.
-    ``suspect`` tells whether a loss of this rank until a step is bad.
+    ``able``: this rank may be called to save. ``levelled``: all ranks have the same buffers when
+    the weights begin to change. ``suspect`` tells whether a loss of this rank until a step is bad.
     """
 
     def __init__(
@@ -249,10 +249,10 @@ class Rescue:
         turn, held = self._turn.acquire(timeout=AHEAD if ahead else TURN), self._held
         if held is None or not (turn or held.ahead):
             return None
-        only_of_rank_0 = self._live.more or (held.has_buffers and not self.levelled)
-        if only_of_rank_0 and 0 not in self._spread.replica:
-            return None
-        return held.newest(self.suspect)
+        mark = held.newest(self.suspect)
+        same = self.levelled and mark is not None and mark.level
+        only_of_rank_0 = self._live.more or (held.has_buffers and not same)
+        return None if only_of_rank_0 and 0 not in self._spread.replica else mark
 
     @property
     def _seconds(self) -> float:

@@ -44,6 +44,26 @@ def test_a_forward_pass_changes_buffers_and_no_copy_of_them() -> None:
 
 
 @pytest.mark.parametrize(
+    ("change", "seen"),
+    [
+        (lambda model: model(torch.ones(2, 4)), True),
+        (lambda model: setattr(model[1], "running_mean", torch.ones(4)), True),
+        (lambda model: model.eval()(torch.ones(2, 4)), False),
+    ],
+    ids=["a pass", "another one", "an evaluation"],
+)
+def test_a_change_of_buffers_within_a_step_is_seen(
+    change: Callable[[Model], object], seen: bool
+) -> None:
+    """They are then no longer the same on all ranks."""
+    model, _, loose, _ = made()
+    assert loose.as_noted()  # nothing is noted
+    loose.note()
+    change(model)
+    assert loose.as_noted() is not seen
+
+
+@pytest.mark.parametrize(
     "change",
     [
         lambda model: model[0].weight.data.copy_(torch.ones(4, 4)),

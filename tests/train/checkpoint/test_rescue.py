@@ -3,6 +3,7 @@ gloo on two nodes, under parents and their supervisor."""
 
 import json
 import os
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,23 @@ def test_a_script_of_ones_own_loses_no_step_either(
         json.loads((r.checkpoints / "step-40/meta.json").read_text()) for r in (run, other.run)
     ]
     assert len({json.dumps([m["own"], m["scheduler"], m["optimizer"]]) for m in metas}) == 1
+
+
+@pytest.mark.parametrize(
+    ("victim", "saved"), [(0, "[]"), pytest.param(3, "['0']", marks=pytest.mark.full)]
+)
+def test_buffers_that_a_rank_has_changed_for_itself_are_not_saved(
+    tmp_path: Path, places: list[Place], victim: int, saved: str
+) -> None:
+    """As in a second forward pass before the next batch: rank 0's count."""
+    run = make_loop(tmp_path / "a", after="layers(x)")
+    places.append(place := Place(run))
+    attempt = place.start()
+    wait_for(lambda: place.metrics.exists() and len(records(run, "step")) > 3, "3 steps", 150)
+    os.kill(place.pids()[victim], signal.SIGKILL)
+    assert attempt.wait(60) == 137
+    log = run.attempt(1).log.read_text()
+    assert str(re.findall(r"saved by rank (\d)", log)) == saved, log
 
 
 @pytest.mark.parametrize(
