@@ -128,13 +128,20 @@ def _is_back(mine: Attempt) -> bool:
 
 
 def prefers_follow(mine: Attempt) -> bool:
-    """Whether a follow-up is better: if Slurm tracks processes by cgroup, no process can end a
-    requeued job's wait, and a follow-up does not wait.
+    """Whether a follow-up is better: if Slurm tracks processes by cgroup, or no longer lets the job
+    be changed, no process can end a requeued job's wait, and a follow-up does not wait.
 
     An array's element is requeued all the same: a follow-up would leave its array.
     """
+    if "_" in mine.job_id:
+        return False
     rules = Site(**mine.site) if mine.site else Site(tracking="linuxproc")
-    return not rules.outlives and rules.hold > 10 and "_" not in mine.job_id
+    if not rules.outlives and rules.hold > 10:
+        return True
+    with contextlib.suppress(SlurmUnreachable):
+        job = slurm.facts(mine.job_id)
+        return bool(job and job.resized) and not slurm.takes_updates(mine.job_id)
+    return False
 
 
 def back(run: RunDir, mine: Attempt, verdict: Decision, job: JobRecord) -> None:

@@ -163,6 +163,7 @@ class JobInfo(NamedTuple):
     end: float | None = None  # of its time limit, in seconds since the epoch
     exit_code: str = ""  # of the batch script, CODE:SIGNAL
     nodes: str = ""  # its host list; "" while it has none
+    resized: bool = False  # Slurm has taken a lost node out of it
 
     @property
     def running(self) -> bool:
@@ -170,8 +171,11 @@ class JobInfo(NamedTuple):
         return self.state in ("RUNNING", "SIGNALING")
 
 
-_FIELDS = ("JobState", "Reason", "Restarts", "PreemptTime", "EndTime", "ExitCode", "NodeList")
-_SQUEUE = "State:|,Reason:|,RestartCnt:|,PreemptTime:|,EndTime:|,exit_code:|,NodeList:|"
+_FIELDS = ("JobState", "Reason", "Restarts", "PreemptTime", "EndTime", "ExitCode", "NodeList",
+           "ResizeTime")  # fmt: skip
+_SQUEUE = (
+    "State:|,Reason:|,RestartCnt:|,PreemptTime:|,EndTime:|,exit_code:|,NodeList:|,ResizeTime:|"
+)
 
 
 def facts(job_id: str, timeout: float = TIMEOUT) -> JobInfo | None:
@@ -195,6 +199,7 @@ def facts(job_id: str, timeout: float = TIMEOUT) -> JobInfo | None:
         moment(fields.get("EndTime", "")),
         fields.get("ExitCode", ""),
         fields.get("NodeList", "").replace("(null)", ""),
+        fields.get("ResizeTime", "") not in ("", "None", "N/A"),
     )
 
 
@@ -228,6 +233,18 @@ def requeue(job_id: str, timeout: float = TIMEOUT) -> str:
     if not done.returncode or "pending execution" in done.stderr:  # requeued already
         return ""
     return first_line(done.stderr)
+
+
+def takes_updates(job_id: str, timeout: float = TIMEOUT) -> bool:
+    """Whether Slurm lets a job be changed. If it keeps no accounts, then never again once the job
+    was resized ("the DB index is being set", seen with 22.05).
+
+    Raises:
+        SlurmUnreachable: there is no answer.
+    """
+    return not call(
+        "scontrol", "update", f"JobId={job_id}", "Requeue=1", timeout=timeout
+    ).returncode
 
 
 def node_failed(name: str, timeout: float = TIMEOUT) -> bool:

@@ -157,6 +157,35 @@ def test_a_preempted_job_is_not_requeued_beside_its_follow_up(
 
 
 @pytest.mark.usefixtures("in_slurm")
+@pytest.mark.parametrize(
+    ("resized", "accounts", "asked"),
+    [("ResizeTime=5", 1, "sbatch"), ("ResizeTime=5", 0, "requeue"), ("", 1, "requeue")],
+)
+def test_a_job_that_slurm_lets_nobody_change_is_followed(
+    site: Site, run: RunDir, resized: str, accounts: int, asked: str
+) -> None:
+    """It has lost a node, and Slurm keeps no accounts."""
+    site.program(
+        "scontrol",
+        f"""
+case "$*" in
+  *update*) exit {accounts} ;;
+  requeue*) echo requeue >>{site.folder}/asked ;;
+  *) echo JobState=RUNNING Restarts=0 {resized} ;;
+esac
+""",
+    )
+    site.program("squeue", "exit 0")
+    site.program("sbatch", f"echo sbatch >>{site.folder}/asked; echo 8")
+    earlier(run, slurm=True, job_id="7")
+    mine, verdict = ledger.last(run), Decision("lost node", decision.AGAIN)
+    assert mine
+    mine.site = Rules(tracking="linuxproc")._asdict()
+    assert requeue.bring_back(run, mine, verdict, record.read(run)) == "0"
+    assert (site.folder / "asked").read_text().split() == [asked]
+
+
+@pytest.mark.usefixtures("in_slurm")
 def test_a_preempted_run_waits_for_a_slow_slurm(site: Site, run: RunDir) -> None:
     """A requeue in place of its follow-up would cost two minutes."""
     site.program("squeue", "sleep 4")  # longer than this site gives a job that it ends
