@@ -14,7 +14,7 @@ import time
 from dataclasses import replace
 
 from hpcddp import processes, record
-from hpcddp.attempt import decision, end_facts, error_record, launch_facts, ledger, requeue
+from hpcddp.attempt import decision, end_facts, error_record, ledger, requeue
 from hpcddp.attempt.decision import End, Policy
 from hpcddp.attempt.ledger import Attempt
 from hpcddp.attempt.nodes import bad_nodes
@@ -88,14 +88,9 @@ def _settled(run: RunDir, mine: Attempt) -> bool:
 
 
 def _outlives(run: RunDir) -> bool:
-    """Whether Slurm does not end the job when a node of it is lost: see the plan's property of that
-    name."""
+    """Whether Slurm does not end the job when a node of it is lost."""
     with contextlib.suppress(OSError, HpcddpError, LookupError, TypeError):
-        job = record.read(run)
-        policy = job.spec.get("requeue", {})
-        able = policy.get("enabled", True) and policy.get("here") and not job.container
-        able = able and launch_facts.of(job.launcher, job.launch).get("spares")
-        return bool(able and job.nodes[0] < job.nodes[1] + int(job.spec.get("spares", 0)))
+        return requeue.outlives_nodes(record.read(run))
     return False
 
 

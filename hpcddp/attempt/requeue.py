@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from hpcddp.attempt import decision, ledger, log_reader
+from hpcddp.attempt import decision, launch_facts, ledger, log_reader
 from hpcddp.attempt.decision import Decision, Past
 from hpcddp.attempt.ledger import Attempt
 from hpcddp.attempt.nodes import bad_nodes
@@ -80,7 +80,7 @@ def bring_back(run: RunDir, mine: Attempt, verdict: Decision, job: JobRecord) ->
     if mine.exclude is not None:
         note(run, mine)
     ways = [follow] if verdict.action == decision.FOLLOW else [back, follow]
-    if verdict.action == decision.AGAIN and prefers_follow(mine):
+    if verdict.action == decision.AGAIN and prefers_follow(mine, job):
         ways.reverse()
     verb = {back: decision.AGAIN, follow: decision.FOLLOW}
     deadline, refused, tries = time.monotonic() + PATIENCE, "", 0
@@ -127,7 +127,16 @@ def _is_back(mine: Attempt) -> bool:
     return False
 
 
-def prefers_follow(mine: Attempt) -> bool:
+def outlives_nodes(job: JobRecord) -> bool:
+    """Whether Slurm does not end the job when a node of it is lost: see the plan's property of that
+    name."""
+    policy = job.spec.get("requeue", {})
+    able = policy.get("enabled", True) and policy.get("here") and not job.container
+    able = able and launch_facts.of(job.launcher, job.launch).get("spares")
+    return bool(able and job.nodes[0] < job.nodes[1] + int(job.spec.get("spares", 0)))
+
+
+def prefers_follow(mine: Attempt, job: JobRecord) -> bool:
     """Whether a follow-up is better: if Slurm tracks processes by cgroup, or no longer lets the job
     be changed, no process can end a requeued job's wait, and a follow-up does not wait.
 
@@ -139,8 +148,8 @@ def prefers_follow(mine: Attempt) -> bool:
     if not rules.outlives and rules.hold > 10:
         return True
     with contextlib.suppress(SlurmUnreachable):
-        job = slurm.facts(mine.job_id)
-        return bool(job and job.resized) and not slurm.takes_updates(mine.job_id)
+        known = slurm.facts(mine.job_id) if outlives_nodes(job) else None
+        return bool(known and known.resized) and not slurm.takes_updates(mine.job_id)
     return False
 
 

@@ -177,6 +177,9 @@ esac
     )
     site.program("squeue", "exit 0")
     site.program("sbatch", f"echo sbatch >>{site.folder}/asked; echo 8")
+    job = read_json(run.job) or {}
+    spec = {**job["spec"], "spares": 1, "requeue": {"here": True}}
+    write_json(run.job, {**job, "launcher": "fork", "spec": spec})
     earlier(run, slurm=True, job_id="7")
     mine, verdict = ledger.last(run), Decision("lost node", decision.AGAIN)
     assert mine
