@@ -9,7 +9,10 @@ and job.json those that are not in KNOWN. Each rank of a program imports this be
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hpcddp.record import JobRecord
 
 # Older versions know these names, and cannot read a job.json with facts.
 KNOWN: Mapping[str, Mapping[str, Any]] = {
@@ -23,6 +26,15 @@ KNOWN: Mapping[str, Mapping[str, Any]] = {
 def of(launcher: str, said: Mapping[str, Any]) -> Mapping[str, Any]:
     """The facts of a run's launcher, by its name and job.json."""
     return said or KNOWN.get(launcher, {})
+
+
+def outlives_nodes(job: JobRecord) -> bool:
+    """Whether Slurm does not end the job when a node of it is lost: see the plan's property of that
+    name."""
+    policy = job.spec.get("requeue", {})
+    able = policy.get("enabled", True) and policy.get("here") and not job.container
+    able = able and of(job.launcher, job.launch).get("spares")
+    return bool(able and job.nodes[0] < job.nodes[1] + int(job.spec.get("spares", 0)))
 
 
 def to_say(launcher: str, facts: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import time
 from dataclasses import replace
 
 from hpcddp import processes, record
-from hpcddp.attempt import decision, end_facts, error_record, ledger, requeue
+from hpcddp.attempt import decision, end_facts, error_record, launch_facts, ledger, requeue
 from hpcddp.attempt.decision import End, Policy
 from hpcddp.attempt.ledger import Attempt
 from hpcddp.attempt.nodes import bad_nodes
@@ -90,7 +90,7 @@ def _settled(run: RunDir, mine: Attempt) -> bool:
 def _outlives(run: RunDir) -> bool:
     """Whether Slurm does not end the job when a node of it is lost."""
     with contextlib.suppress(OSError, HpcddpError, LookupError, TypeError):
-        return requeue.outlives_nodes(record.read(run))
+        return launch_facts.outlives_nodes(record.read(run))
     return False
 
 

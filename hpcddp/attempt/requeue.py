@@ -127,15 +127,6 @@ def _is_back(mine: Attempt) -> bool:
     return False
 
 
-def outlives_nodes(job: JobRecord) -> bool:
-    """Whether Slurm does not end the job when a node of it is lost: see the plan's property of that
-    name."""
-    policy = job.spec.get("requeue", {})
-    able = policy.get("enabled", True) and policy.get("here") and not job.container
-    able = able and launch_facts.of(job.launcher, job.launch).get("spares")
-    return bool(able and job.nodes[0] < job.nodes[1] + int(job.spec.get("spares", 0)))
-
-
 def prefers_follow(mine: Attempt, job: JobRecord) -> bool:
     """Whether a follow-up is better: if Slurm tracks processes by cgroup, or no longer lets the job
     be changed, no process can end a requeued job's wait, and a follow-up does not wait.
@@ -148,7 +139,7 @@ def prefers_follow(mine: Attempt, job: JobRecord) -> bool:
     if not rules.outlives and rules.hold > 10:
         return True
     with contextlib.suppress(SlurmUnreachable):
-        known = slurm.facts(mine.job_id) if outlives_nodes(job) else None
+        known = slurm.facts(mine.job_id) if launch_facts.outlives_nodes(job) else None
         return bool(known and known.resized) and not slurm.takes_updates(mine.job_id)
     return False
 

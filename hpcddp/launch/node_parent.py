@@ -239,7 +239,7 @@ def _fork(ranks: list[Rank], kill_wait: float) -> Group | None:
     try:
         group = Group(ranks, fork.start, out, kill_wait=kill_wait, wait=patience(os.environ))
     except OSError as error:
-        print(f"hpcddp: the ranks of {host()} cannot be started: {error}", flush=True)
+        print(f"hpcddp: cannot start ranks on {host()}: {error}", flush=True)
         return None
     group.holds = True
     return group

@@ -82,7 +82,7 @@ class Channel:
 
     def close(self) -> None:
         """End the connection."""
-        self.closed = True
+        self.closed, self._unsent = True, b""
         self._socket.close()
 
     def _read(self) -> bytes:

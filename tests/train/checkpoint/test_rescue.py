@@ -38,6 +38,15 @@ def model():
 """
 
 
+def log_of_a_loss(place: Place, victim: int, count: int) -> str:
+    """The log of an attempt of which a rank is killed after so many steps."""
+    attempt, run = place.start(), place.run
+    wait_for(lambda: place.metrics.exists() and len(records(run, "step")) > count, "steps", 150)
+    os.kill(place.pids()[victim], signal.SIGKILL)
+    assert attempt.wait(60) == 137
+    return run.attempt(place.number).log.read_text()
+
+
 @pytest.mark.parametrize(
     ("victim", "catches", "more"),
     [
@@ -51,12 +60,7 @@ def test_a_script_of_ones_own_loses_no_step_either(
 ) -> None:
     run = make_loop(tmp_path / "a", more=more, catches=catches)
     places.append(place := Place(run))
-    attempt = place.start()
-    # In the second epoch: the schedule has stepped.
-    wait_for(lambda: place.metrics.exists() and len(records(run, "step")) > 10, "10 steps", 150)
-    os.kill(place.pids()[victim], signal.SIGKILL)
-    assert attempt.wait(60) == 137
-    log = run.attempt(1).log.read_text()
+    log = log_of_a_loss(place, victim, 10)  # in the second epoch: the schedule has stepped
     assert "saved by rank" in log, log
     saved = newest(run)
     assert place.start().wait(60) == 0, run.attempt(2).log.read_text()
@@ -79,11 +83,7 @@ def test_buffers_that_a_rank_has_changed_for_itself_are_not_saved(
     """As in a second forward pass before the next batch: rank 0's count."""
     run = make_loop(tmp_path / "a", after="layers(x)")
     places.append(place := Place(run))
-    attempt = place.start()
-    wait_for(lambda: place.metrics.exists() and len(records(run, "step")) > 3, "3 steps", 150)
-    os.kill(place.pids()[victim], signal.SIGKILL)
-    assert attempt.wait(60) == 137
-    log = run.attempt(1).log.read_text()
+    log = log_of_a_loss(place, victim, 3)
     assert str(re.findall(r"saved by rank (\d)", log)) == saved, log
 
 
