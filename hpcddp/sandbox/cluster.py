@@ -8,7 +8,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -187,7 +187,7 @@ def _environ(folder: Path, state: State) -> dict[str, str]:
 
 
 def _site(home: Path, prefix: str, nodes: int) -> SandboxSite:
-    port = _free_ports(2 + nodes)
+    port = free_ports(2 + nodes)
     return SandboxSite(
         home=str(home),
         host=socket.gethostname().partition(".")[0],
@@ -197,16 +197,29 @@ def _site(home: Path, prefix: str, nodes: int) -> SandboxSite:
     )
 
 
-def _free_ports(count: int) -> int:
+def free_ports(count: int) -> int:
     """The first of `count` free ports in a row, below the ports that jobs and the kernel use."""
     text = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text()
     last = max(min(int(text.split()[0]), 15000) - count, 11000)
+    taken = _chosen_ports()
     for _ in range(100):
         first = random.randrange(10000, last)
-        if all(_free(port) for port in range(first, first + count)):
+        ports = range(first, first + count)
+        if taken.isdisjoint(ports) and all(_free(port) for port in ports):
             return first
     message = f"no {count} free ports in a row between 10000 and {last}"
     raise SandboxError(message, hint="end another sandbox, or use fewer --nodes")
+
+
+def _chosen_ports() -> set[int]:
+    """Those of the user's sandboxes; one that starts now does not listen yet."""
+    chosen: set[int] = set()
+    for owner in hosts.owners(hosts.HOSTS.read_text()):
+        with suppress(SandboxError):  # another user's
+            if (state := load(owner)) is not None:
+                first = state.site.ports["slurmctld"]
+                chosen.update(range(first, first + 2 + state.settings.nodes))
+    return chosen
 
 
 def _free(port: int) -> bool:

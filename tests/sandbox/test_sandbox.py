@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import signal
 import stat
 import subprocess
@@ -15,7 +16,7 @@ from click.testing import CliRunner
 
 from hpcddp.cli.sandbox import sandbox
 from hpcddp.errors import SandboxError, UserError
-from hpcddp.sandbox import config, daemons, hosts, own_processes, shell, state
+from hpcddp.sandbox import cluster, config, daemons, hosts, own_processes, shell, state
 from hpcddp.sandbox.cluster import Sandbox, Settings
 
 SITE = config.SandboxSite(
@@ -108,6 +109,25 @@ def test_a_name_of_a_real_machine_is_not_taken(tmp_path: Path) -> None:
     file.write_text("10.0.0.7 n3.example n3")
     assert hosts.claim(tmp_path / "a", 4, everybody_lives, file) == "sb2n"
     assert file.read_text().startswith("10.0.0.7 n3.example n3\n")
+
+
+def test_a_sandbox_that_starts_keeps_its_ports(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has chosen them and does not listen yet."""
+    file = tmp_path / "hosts"
+    file.write_text("127.0.0.1 localhost\n")
+    monkeypatch.setattr(hosts, "HOSTS", file)
+    other = tmp_path / "other"
+    other.mkdir()
+    hosts.claim(other, 4, everybody_lives, file)
+    state.State(Settings(4), SITE).save(other)
+    first, chosen = SITE.ports["slurmctld"], random.randrange
+    near = iter([first - 5, first, first + 5])
+    monkeypatch.setattr(random, "randrange", lambda *ends: next(near, None) or chosen(*ends))
+    found = cluster.free_ports(6)
+    assert next(near, None) is None  # all were tried
+    assert not {*range(found, found + 6)} & {*range(first, first + 6)}
 
 
 # --- processes
