@@ -96,13 +96,14 @@ def draw(
     for fault in random.sample([fault for fault in faults if fault.kind in LOST], down):
         fault.down = True
     rooms = [1 + math.ceil((LATE if f.down else ROOM) / timeline.per_step) for f in faults]
-    last = int(LATEST * timeline.steps)
-    if last < sum(rooms):
+    spare = int(LATEST * timeline.steps) - sum(rooms)
+    if spare < 0:
         raise _too_short(timeline, len(drawn), math.ceil(sum(rooms) / LATEST))
-    for fault, room in zip(reversed(faults), reversed(rooms), strict=True):
-        last -= room
+    before = 1
+    for fault, room in zip(faults, rooms, strict=True):
         if fault.step:
-            fault.step = max(1, min(fault.step, last))
+            fault.step = before + int((fault.step - 1) / timeline.steps * spare)
+            before += room
     return faults
 
 

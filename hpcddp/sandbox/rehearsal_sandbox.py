@@ -10,11 +10,12 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from hpcddp.planning.jobfile import Layer
 from hpcddp.sandbox import time_limits
 from hpcddp.sandbox.cluster import Sandbox, Settings
-from hpcddp.sandbox.fault_times import DOWN
+from hpcddp.sandbox.fault_times import DOWN, KINDS
 from hpcddp.slurm import environment
 
 Say = Callable[[str], None]
@@ -22,6 +23,8 @@ Say = Callable[[str], None]
 HERE = "the rehearsal"
 HANG_SECONDS = 5.0  # silence that counts as a hang, where the job does not set it
 KEPT = ("slurm.signal", "slurm.requeue", "slurm.no-requeue")  # the other options are a site's
+LIMITS = ("requeue.crashes", "requeue.hangs")  # failures in a row without progress
+ENOUGH = 3  # failures for each fault without a warning, which may come with a second one
 # Seconds, as on many sites. With a grace shorter than a start, Slurm would end each job that is
 # preempted during its start, and hold it for two minutes.
 GRACE, KILL_WAIT = 30, 10
@@ -113,8 +116,9 @@ def sandboxed(layers: list[Layer], counts: Mapping[str, int], home: Path, say: S
     own.put("slurm.time", time_limits.USUAL, HERE)
     own.put("env.CUDA_VISIBLE_DEVICES", "", HERE)
     own.put("train.trace", True, HERE)
-    if counts.get("hang") and not any("train.hang_seconds" in layer.values for layer in layers):
-        own.put("train.hang_seconds", HANG_SECONDS, HERE)
+    for name, value in _unless_set(counts).items():
+        if not any(name in layer.values for layer in layers):
+            own.put(name, value, HERE)
     for layer in layers:
         site = {n for n in layer.values if n.startswith("slurm.") and n not in KEPT}
         left |= site | ({"cluster"} & layer.values.keys())
@@ -123,3 +127,11 @@ def sandboxed(layers: list[Layer], counts: Mapping[str, int], home: Path, say: S
     if left:
         say(f"keys of a cluster, not used here: {', '.join(sorted(left))}")
     return [own, *kept]
+
+
+def _unless_set(counts: Mapping[str, int]) -> dict[str, Any]:
+    """Values for keys that the job does not set itself."""
+    unannounced = sum(count for kind, count in counts.items() if KINDS[kind])
+    # Failures close together, without progress between them, are the rehearsal's doing.
+    values: dict[str, Any] = dict.fromkeys(LIMITS, ENOUGH * max(1, unannounced))
+    return values | ({"train.hang_seconds": HANG_SECONDS} if counts.get("hang") else {})

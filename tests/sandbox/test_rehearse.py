@@ -5,6 +5,7 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,8 @@ def test_each_fault_leaves_room_for_those_after_it() -> None:
             assert fault.step <= 400 - left * room
         when = [(f.step, f.after) for f in faults if f.kind != "timeout"]
         assert when == sorted(when)
+        steps = [f.step for f in faults if f.step]
+        assert all(later - step >= room for step, later in pairwise(steps))
 
 
 def test_a_time_limit_never_ends_before_a_first_step() -> None:
@@ -212,6 +215,23 @@ def test_a_hang_is_found_soon_unless_the_job_says_when(
     layers = rehearsal_sandbox.sandboxed([job], counts, Path("/home"), print)
     values = {name: v for layer in reversed(layers) for name, v in layer.values.items()}
     assert values.get("train.hang_seconds") == seconds
+
+
+@pytest.mark.parametrize(
+    ("counts", "given", "limit"),
+    [
+        ({"crash": 8, "hang": 2, "preempt": 5}, {}, 30),
+        ({"crash": 8}, {"crashes": 2}, 2),
+        ({"preempt": 20}, {}, 3),
+    ],
+)
+def test_its_own_faults_do_not_use_up_the_crashes_that_a_job_may_have(
+    counts: dict[str, int], given: dict[str, int], limit: int
+) -> None:
+    job = Layer().put_all({"requeue": given}, "job")
+    layers = rehearsal_sandbox.sandboxed([job], counts, Path("/home"), print)
+    values = {name: v for layer in reversed(layers) for name, v in layer.values.items()}
+    assert values["requeue.crashes"] == limit
 
 
 # --- what is refused, before anything starts
