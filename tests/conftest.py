@@ -38,11 +38,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     elif not config.getoption("--full"):
         left_out = [item for item in items if item.get_closest_marker("full")]
     elif "PYTEST_XDIST_WORKER" in os.environ:
+        items.sort(key=_long)  # first, or the last one runs alone
         left_out = [item for item in items if item.get_closest_marker("alone")]
     else:
         return
     items[:] = [item for item in items if item not in left_out]
     config.hook.pytest_deselected(items=left_out)
+
+
+def _long(item: pytest.Item) -> float:
+    """A sort key: the longest come first, those of less than 25 minutes stay in their order."""
+    mark = item.get_closest_marker("timeout")
+    seconds = float(mark.args[0]) if mark else 0.0
+    return -seconds if seconds >= 1500 else 0.0
 
 
 def _in_smoke_set(item: pytest.Item, quick: bool) -> bool:

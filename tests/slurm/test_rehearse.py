@@ -190,22 +190,21 @@ def test_what_is_not_announced_costs_no_step(
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    "seed",
+    ("seed", "cause"),
     [
-        pytest.param(19, marks=pytest.mark.smoke("lost node")),
-        pytest.param(37, marks=pytest.mark.full),
+        pytest.param(19, "lost node", marks=pytest.mark.smoke("lost node")),
+        pytest.param(37, "node failure", marks=pytest.mark.full),  # with it the batch script
     ],
     ids=["the second", "the first"],
 )
-def test_a_node_dies(user: tuple[Path, dict[str, str]], seed: int) -> None:
-    """With its daemon, its step daemon and its ranks. It costs what is not saved: steps are longer
-    than saves here, so that is the steps since the last one, and the one that was saving."""
+def test_a_node_dies(user: tuple[Path, dict[str, str]], seed: int, cause: str) -> None:
+    """With its daemon, its step daemon and its ranks."""
     code, found, talk = rehearse(
         user, "--set", "max_steps=60", "--set", "dataset.pause=0.05", "--gpus", "2",
         "--kill-node", "1", "--seed", str(seed),
     )  # fmt: skip
     assert code == 0, (found, talk)
     (fault,) = found["faults"]
-    assert fault["survived"] and fault["cause"] == "lost node"
+    assert fault["survived"] and fault["cause"] == cause
     assert found["steps_lost"] == 0  # a rank of the other node has saved the newest one
     assert found["weights_equal"] and found["order_equal"]
