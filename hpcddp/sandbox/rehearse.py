@@ -122,10 +122,14 @@ def check(counts: Mapping[str, int], watch: float, two: int = 0, down: int = 0) 
         hint = "ask for some, such as --preempt 3 --kill-node 1"
         raise UserError("a rehearsal needs at least one fault", hint=hint)
     lost = sum(counts.get(kind, 0) for kind in fault_times.LOST)
-    limits = ("two", two, sum(counts.values()), "faults"), ("down", down, lost, "lost nodes")
+    losing = " and ".join(f"--{kind}" for kind in fault_times.LOST)
+    limits = (
+        ("two", two, sum(counts.values()), "the number of faults"),
+        ("down", down, lost, f"the number of nodes that {losing} lose"),
+    )
     for name, number, most, what in limits:
         if not 0 <= number <= most:
-            text = f"must be from 0 to {most}, the number of {what}, not {number}"
+            text = f"must be from 0 to {most}, {what}, not {number}"
             raise UserError(text, where=f"--{name}")
     if watch < 0:
         raise UserError(f"must be at least 0, not {watch:g}", where="--watch")

@@ -95,7 +95,8 @@ def test_some_lost_nodes_return_late() -> None:
             assert (6000 - step) * line.per_step >= left * fault_times.LATE
     with pytest.raises(UserError, match=r"too few for 18 faults"):
         fault_times.draw(EVERY, 7, LINE, down=3)
-    with pytest.raises(UserError, match=r"must be from 0 to 4, the number of lost nodes, not 5"):
+    said = r"from 0 to 4, the number of nodes that --kill-node and --silent-node lose, not 5"
+    with pytest.raises(UserError, match=said):
         rehearse.check({"kill-node": 3, "silent-node": 1}, 10.0, down=5)
 
 
