@@ -19,7 +19,7 @@ from hpcddp.attempt import exit_codes
 from hpcddp.attempt.error_record import host
 from hpcddp.attempt.link import slots
 from hpcddp.attempt.link.channel import Channel, Message
-from hpcddp.attempt.link.newest_step import NewestStep, NodeShares
+from hpcddp.attempt.link.own_decision import OwnDecision
 from hpcddp.attempt.link.rank_lines import end_of_lines
 from hpcddp.attempt.link.slots import NodeSlots
 from hpcddp.launch import fork
@@ -59,7 +59,7 @@ class NodeParent:
         self._oom_kills = 0
         self._failed = False  # a rank of the attempt has failed
         self._held: dict[str, Any] | None = None  # as told last
-        self._newest: NewestStep | None = None  # without a supervisor
+        self._decision: OwnDecision | None = None  # without a supervisor
         self._signals: list[int] = []  # stop signals of the attempt
         self._unheard: list[int] = []  # those that found no ranks, or ranks that then failed
         self._ending: Ending | None = None  # the ranks have ended, and what they leave has not
@@ -121,7 +121,7 @@ class NodeParent:
         gc.freeze()  # the ranks share this memory until one writes to it
         signal.pthread_sigmask(signal.SIG_BLOCK, self.stops)
         self.slots.begin()
-        self._failed, self._held, self._newest, self._signals = False, None, None, []
+        self._failed, self._held, self._decision, self._signals = False, None, None, []
         self.group = _fork(ranks, kill_wait)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, self.stops)
         if not self.group:
@@ -148,16 +148,16 @@ class NodeParent:
 
     def _decide(self, group: Group) -> None:
         """Without a supervisor, as the script's node may be lost: have ranks of this node save the
-        newest step, if they have the whole state and no other node does it."""
+        newest step, if they have the whole state, alone or together with those of other nodes, and
+        no others do it."""
         clock = time.monotonic()
-        if not (newest := self._newest):
-            newest = self._newest = NewestStep(1, clock)
+        if not (decision := self._decision):
+            run = RunDir(os.environ["HPCDDP_RUN_DIR"])
+            decision = self._decision = OwnDecision(run, self.attempt, self.node, clock)
             if self._failed or ABLE & {*self.slots.phases(group.left).values()}:
                 self.slots.alarm()  # else all may save together, as after a stop signal
             self._failed = True
-        newest.held[self.node] = NodeShares.of(self.slots.report(group.left))
-        run = RunDir(os.environ["HPCDDP_RUN_DIR"])
-        chosen = newest.alone(run, self.attempt, str(self.node), clock)
+        chosen = decision.verdict(self.slots.report(group.left), clock)
         if chosen is not None:
             self._judge(group, chosen)
         if chosen == []:

@@ -1,5 +1,5 @@
-"""Who saves the newest step after the loss of ranks: the decision of the supervisor, or of a parent
-that has lost it.
+"""Who saves the newest step after the loss of ranks: the decision of the supervisor. Where it is
+lost, own_decision.py is what a parent does.
 
 A replica is a number of ranks that have the whole state together. One whose ranks all wait, with
 the newest step, saves it; if one of them fails, another replica does.
@@ -7,12 +7,9 @@ the newest step, saves it; if one of them fails, another replica does.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
-
-from hpcddp.rundir import RunDir
 
 DECIDE = 10.0  # seconds for the ranks to tell which step they hold
 HURRY = 3.0  # the same in a hang, as some cannot
@@ -49,6 +46,11 @@ class NodeShares:
         waits = {int(rank): Share(*facts) for rank, facts in report["waits"].items()}
         return cls(waits, {*report["saved"]}, int(report["busy"]))
 
+    def only(self, replicas: Collection[int]) -> NodeShares:
+        """The same without what they hold of other replicas."""
+        waits = {rank: share for rank, share in self.waits.items() if share.replica in replicas}
+        return NodeShares(waits, self.saved, self.busy)
+
 
 @dataclass
 class NewestStep:
@@ -61,7 +63,6 @@ class NewestStep:
         held: by node, what its ranks have told.
         chosen: the ranks that save.
         tried: those that were chosen and have failed.
-        over: without a supervisor, all have been told to leave.
     """
 
     nodes: int
@@ -70,7 +71,6 @@ class NewestStep:
     held: dict[int, NodeShares] = field(default_factory=dict)
     chosen: list[int] = field(default_factory=list)
     tried: set[int] = field(default_factory=set)
-    over: bool = False
 
     def verdict(self, clock: float) -> list[int] | None:
         """The ranks that are to save from now on; empty if all are to leave, None if there is
@@ -94,23 +94,23 @@ class NewestStep:
         self.chosen, self.alarm = self._newest, clock
         return self.chosen
 
-    def alone(self, run: RunDir, attempt: int, who: str, clock: float) -> list[int] | None:
-        """The verdict of a parent without a supervisor: it saves only what no other node does.
+    @property
+    def whole(self) -> bool:
+        """Whether a whole replica waits."""
+        return bool(self._newest)
 
-        Args:
-            who: names the node.
-        """
-        chosen = None if self.over else self.verdict(clock)
-        if chosen and not claim(run, attempt, self._step, who):
-            chosen = []
-        self.over |= chosen == []
-        return chosen
+    def share_of(self, rank: int) -> Share:
+        """What a rank holds that waits."""
+        return next(node.waits[rank] for node in self.held.values() if rank in node.waits)
 
     @property
-    def _step(self) -> int:
-        """The step that the chosen ranks hold."""
-        return max(node.waits[rank].step for node in self.held.values()
-                   for rank in self.chosen if rank in node.waits)  # fmt: skip
+    def waiting(self) -> dict[tuple[int, int], list[int]]:
+        """The ranks that wait, in order, by their step and replica."""
+        sets: dict[tuple[int, int], list[int]] = {}
+        shares = (share for node in self.held.values() for share in node.waits.items())
+        for rank, share in sorted(shares):
+            sets.setdefault((share.step, share.replica), []).append(rank)
+        return sets
 
     @property
     def _answered(self) -> bool:
@@ -120,26 +120,9 @@ class NewestStep:
     @property
     def _newest(self) -> list[int]:
         """The ranks of a whole replica that hold the newest step; empty if none is whole."""
-        sets: dict[tuple[int, int], list[int]] = {}
-        whole = []
-        for held in self.held.values():
-            for rank, share in held.waits.items():
-                key = -share.step, share.replica
-                mine = sets.setdefault(key, [])
-                mine.append(rank)
-                if len(mine) == share.members and not self.tried & {*mine}:
-                    whole.append(key)
-        return sorted(sets[min(whole)]) if whole else []
-
-
-def claim(run: RunDir, attempt: int, step: int, who: str) -> bool:
-    """Whether this node is the one to save a step, where no supervisor decides: the first one to
-    ask. Once a newer attempt has begun, none is."""
-    path = run.saving(attempt) / f"step-{step}-claimed"
-    with contextlib.suppress(OSError):
-        try:
-            path.symlink_to(who)
-        except FileExistsError:
-            return str(path.readlink()) == who
-        return True
-    return False
+        able = [
+            (-step, replica, ranks)
+            for (step, replica), ranks in self.waiting.items()
+            if len(ranks) == self.share_of(ranks[0]).members and not self.tried & {*ranks}
+        ]
+        return min(able)[2] if able else []

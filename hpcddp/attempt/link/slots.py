@@ -11,6 +11,7 @@ import contextlib
 import math
 import mmap
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -111,7 +112,17 @@ class NodeSlots:
             "waits": {rank: self._held(rank) for rank in ranks if phases[rank] == WAITS},
             "saved": [rank for rank in ranks if phases[rank] == SAVED],
             "busy": sum(phase in (ARMED, HUNG) for phase in phases.values()),
+            "divided": self._divided,
         }
+
+    @property
+    def _divided(self) -> bool:
+        """Whether ranks of other nodes belong to a replica of this one's."""
+        joined = [
+            (self._all[_at(rank) + 4], self._all[_at(rank) + 5]) for rank in range(self.ranks)
+        ]
+        here = Counter(replica for replica, members in joined if members)
+        return any(members > here[replica] for replica, members in joined)
 
     def _held(self, rank: int) -> list[int]:
         """The step that a rank holds, its replica, the number of the replica's ranks, and the

@@ -18,9 +18,10 @@ from typing import TypeVar
 from hpcddp import processes, record
 from hpcddp.attempt import error_record, ledger
 from hpcddp.attempt.ledger import Attempt
-from hpcddp.attempt.link import channel, slots
+from hpcddp.attempt.link import channel, own_decision, slots
 from hpcddp.attempt.link.channel import Channel, Message
 from hpcddp.attempt.link.newest_step import SAVE
+from hpcddp.attempt.link.own_decision import SHOWN
 from hpcddp.attempt.link.parents import ADDRESS, HEARTBEAT, PARENT, SECRET
 from hpcddp.attempt.link.supervisor import Supervisor
 from hpcddp.attempt.nodes import bad_nodes
@@ -71,17 +72,19 @@ def run(run: RunDir, number: int, script: int, nodes: int, srun: Sequence[str]) 
                 ignore_stop_signals()  # a signal during Python's exit would change the exit code
                 return int(message["ended"])
     print("hpcddp: the supervisor of the ranks has ended", flush=True)
-    _await_parent(run)
+    _await_parents(run, number)
     _record_loss(run, number, {"ended": 1, "failed": time.time(), "usable": [], "lost": {}})
     return 1
 
 
-def _await_parent(run: RunDir) -> None:
-    """Wait until this node's parent has ended, which may save first. Those of other nodes are not
-    known without a supervisor, so that this allocation is not used again."""
-    until, mine = time.monotonic() + SAVE, f"HPCDDP_RUN_DIR={run.path}".encode()
-    while time.monotonic() < until and any(
-        mine in processes.environ_of(pid).split(b"\0") for pid in processes.named(PARENT)
+def _await_parents(run: RunDir, attempt: int) -> None:
+    """Wait until this node's parent has ended, which may save first, and until those of other nodes
+    have saved what they claim. They are not known without a supervisor, so that this allocation is
+    not used again."""
+    until, mine = time.monotonic() + SAVE + 2 * SHOWN, f"HPCDDP_RUN_DIR={run.path}".encode()
+    while time.monotonic() < until and (
+        any(mine in processes.environ_of(pid).split(b"\0") for pid in processes.named(PARENT))
+        or own_decision.unsaved(run, attempt)
     ):
         time.sleep(0.5)
 

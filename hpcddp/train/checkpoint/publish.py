@@ -4,7 +4,7 @@ the new one was read back.
 Names in ``checkpoints/`` that begin with a dot:
 
     .saving-N/       attempt N writes here, in ``step-S``; published by renaming. After a failure,
-                     some ranks write alone, in ``replica-R``
+                     some ranks write alone, in ``replica-R``; files: attempt/link/own_decision.py
     .step-S.old/     a step-S being replaced, until the new one is read back
     .gone-*/         being removed
 """
@@ -106,13 +106,13 @@ def _fsync(folder: Path) -> None:
 
 
 def empty(folder: Path) -> None:
-    """Remove a folder's content, but for what some of the ranks write alone; the folder stays.
+    """Remove the folders in a folder, but for what some of the ranks write alone.
 
     Raises:
         FileNotFoundError: the folder is missing.
     """
     for path in list(folder.iterdir()):
-        if not path.name.startswith(REPLICA):
+        if path.is_dir() and not path.name.startswith(REPLICA):
             shutil.rmtree(path, ignore_errors=True)
 
 

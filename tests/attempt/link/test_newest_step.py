@@ -1,11 +1,8 @@
 """Who saves the newest step: the ranks of one whole replica, and others if they fail."""
 
-from pathlib import Path
-
 import pytest
 
-from hpcddp.attempt.link.newest_step import DECIDE, SAVE, NewestStep, NodeShares, Share, claim
-from hpcddp.rundir import RunDir
+from hpcddp.attempt.link.newest_step import DECIDE, SAVE, NewestStep, NodeShares, Share
 
 
 def held(
@@ -53,11 +50,3 @@ def test_another_one_saves_where_the_chosen_one_fails(why: str, after: float) ->
     assert newest.verdict(after) == [1]
     newest.held[0] = held(saved=(1,))
     assert newest.verdict(after + 1.0) == []
-
-
-def test_one_node_alone_claims_a_step_until_a_newer_attempt_begins(tmp_path: Path) -> None:
-    run = RunDir(tmp_path)
-    assert not claim(run, 1, 7, "0")  # its folder has been removed
-    run.saving(1).mkdir(parents=True)
-    asked = [(7, "0"), (7, "1"), (7, "0"), (8, "1")]
-    assert [claim(run, 1, step, who) for step, who in asked] == [True, False, True, True]

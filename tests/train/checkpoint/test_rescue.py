@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 from places import Place, assert_same, newest
-from ranks import make_run, records, wait_for
+from ranks import HALVES, make_run, records, wait_for
 from rescued_loop import make_loop
 
 from hpcddp.attempt import exit_codes, ledger
+from hpcddp.attempt.link import supervised
 
 SLOW = """
 import time
@@ -31,10 +32,19 @@ def model():
 """
 
 
-# With hsdp, each node has a replica, and each rank half of it.
-HALVES = """
-def model():
-    return nn.Sequential(nn.Linear(4, 9), nn.Tanh(), nn.Dropout(0.3), nn.Linear(9, 2)).double()
+# A rank that waits where no signal can end it, as in NCCL.
+STUCK = """
+import ctypes, os
+from hpcddp.train.checkpoint import rescue
+rescue.LEAVE, steps = 1.0, 0
+_loss = loss
+def loss(output, target):
+    global steps
+    steps += 1
+    while steps > 9 and os.environ["RANK"] != "0":
+        open(os.environ["HPCDDP_RUN_DIR"] + "/stuck", "w").close()
+        ctypes.CDLL(None).sleep(1000)
+    return _loss(output, target)
 """
 
 
@@ -122,3 +132,14 @@ def test_no_step_is_lost_with_a_rank(
     places.append(other := Place(undisturbed))
     assert other.start().wait(60) == 0
     assert_same(run, undisturbed)
+
+
+def test_ranks_that_cannot_save_leave_all_the_same(tmp_path: Path, places: list[Place]) -> None:
+    facts: dict[str, Any] = {"nodes": (2, 2), "gpus": 2, "max_steps": 40, "global_batch": 8}
+    run = make_run(tmp_path, extra=HALVES + STUCK, strategy="fsdp", **facts)
+    places.append(place := Place(run))
+    attempt = place.start()
+    wait_for((run.path / "stuck").exists, "a stuck rank", 150)
+    os.kill(place.pids()[0], signal.SIGKILL)
+    assert attempt.wait(0.7 * supervised.KILL_WAIT) == 137
+    assert "not saved" not in run.attempt(1).log.read_text()

@@ -7,8 +7,9 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import pytest
 from places import Place, assert_same, newest
-from ranks import make_run, records, wait_for
+from ranks import HALVES, make_run, records, wait_for
 
 from hpcddp import processes
 from hpcddp.attempt.link.parents import PARENT
@@ -80,10 +81,12 @@ save_writer.SaveWriter._write_share, stop.StopVote._vote = write, vote
 """
 
 
-def make(folder: Path, moments: list[tuple[str, int, int]], every: int = 4, **more: Any) -> RunDir:
+def make(
+    folder: Path, moments: list[tuple[str, int, int]], every: int = 4, extra: str = "", **more: Any
+) -> RunDir:
     facts: dict[str, Any] = {"nodes": (2, 2), "gpus": 2, "max_steps": STEPS, "global_batch": 8}
     facts |= {"train__trace": True, "train__eval_every": 1, "checkpoint__every": every}
-    return make_run(folder, extra=TASK.replace("MOMENTS", repr(moments)), **facts | more)
+    return make_run(folder, extra=TASK.replace("MOMENTS", repr(moments)) + extra, **facts | more)
 
 
 def evaluations(run: RunDir) -> list[str]:
@@ -140,14 +143,20 @@ def test_what_the_training_passed_over_does_not_push_out_a_save_at_a_failure(
     assert records(run, "start", attempt=3)[0]["step"] == 7
 
 
+@pytest.mark.parametrize(
+    ("nodes", "gpus", "strategy"),
+    [(2, 2, "ddp"), pytest.param(4, 1, "ddp=2,fsdp=2", marks=pytest.mark.full)],
+)
 def test_without_a_supervisor_the_parents_have_the_newest_step_saved(
-    tmp_path: Path, places: list[Place]
+    tmp_path: Path, places: list[Place], nodes: int, gpus: int, strategy: str
 ) -> None:
-    """As where the node of the batch script is lost; nobody writes their lines down."""
-    run = make(tmp_path, [], every=100)
+    """As where the node of the batch script is lost; nobody writes their lines down. A replica of
+    two ranks is on two nodes: they save together."""
+    size: dict[str, Any] = {"nodes": (nodes, nodes), "gpus": gpus, "strategy": strategy}
+    run = make(tmp_path, [], every=100, extra=HALVES * (nodes > 2), **size)
     places.append(place := Place(run))
     place.outlives = True
-    attempt = place.start()
+    attempt = place.start(nodes, gpus)
     wait_for(lambda: place.metrics.exists() and len(records(run, "train")) > 3, "3 steps", 150)
     (supervisor,) = processes.children(attempt.pid)
     os.kill(supervisor, signal.SIGKILL)
@@ -155,7 +164,7 @@ def test_without_a_supervisor_the_parents_have_the_newest_step_saved(
     assert attempt.wait(60) == 1
     wait_for(lambda: not any(map(processes.start_of, ranks)), "the end of the ranks")
     assert newest(run) > 3
-    assert place.start().wait(120) == 0
+    assert place.start(nodes, gpus).wait(120) == 0
     assert compare.lost(run) == {1: 0}
 
 
