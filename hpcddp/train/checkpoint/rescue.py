@@ -7,9 +7,10 @@ chooses one rank, which writes an ordinary checkpoint, without the others, and a
 ``hsdp`` and other products with ``ddp``, the ranks of one replica have the whole state together:
 they write it over a group of their own.
 
-A thread does this, as the loop may be anywhere: in a collective that waits for a lost rank (gloo
-tells only the neighbours), in an evaluation, in a script that catches the error. It shuts down the
-connections of this rank, which ends the collective, and lets the loop change nothing any more.
+A thread does this, as the loop may be anywhere: in a collective that waits for a lost rank, in an
+evaluation, in a script that catches the error. It shuts down the connections of this rank, which
+ends the collective, and lets the loop change nothing any more. Then it ends the process, also where
+no rank can save.
 
 The next forward pass changes the buffers: they are copied after each step. Random numbers follow
 from seed, rank and step, the schedule and the position from the step.
@@ -69,8 +70,7 @@ class Rescue:
     ) -> None:  # fmt: skip
         self._slot, self._lease, self._spread, self._live = slot, lease, spread, live
         self._saver, self._keep, self._touch = saver, keep, touch
-        self.able = False
-        self.levelled = True
+        self.able, self.levelled = False, True
         self.suspect: Suspect = lambda step, number: False
         self._group: dist.ProcessGroup | None = None  # of the replica, if it is not this rank
         self._kept = set[int]()  # the sockets of that group
@@ -78,25 +78,24 @@ class Rescue:
         self._has_buffers = False
         self._began = 0  # the step at which this attempt has begun
         self._turn = threading.Lock()  # of the loop, while it takes a step, or of the thread
-        self._changing = False  # the loop has it
+        self._changing = self._lost = False  # the loop has it; it has lost another rank
         self._called, self._over = threading.Event(), threading.Event()
         self._begun, self._done = threading.Event(), threading.Event()
 
     def begin(self, at: Position, describe: Describe) -> None:
-        """Be ready from now on, if this rank can save; a collective.
-
-        Args:
-            describe: makes the meta.json of a checkpoint of the step that was marked last.
+        """Be ready from now on: to save, if this rank can, or else to leave; a collective.
+        ``describe`` makes the meta.json of a checkpoint of the step that was marked last.
         """
-        if not self._meet(describe):
+        self.able = self._meet(describe)
+        if self.able:
+            self._has_buffers = self._held is not None and self._held.has_buffers
+            self.restart(at)
+            self._slot.join(min(self._spread.replica), len(self._spread.replica))
+            self._slot.tell(slots.ARMED)
+        else:
             self._held = None
-            return
-        self._has_buffers = self._held is not None and self._held.has_buffers
-        self.restart(at)
-        self._slot.join(min(self._spread.replica), len(self._spread.replica))
-        self._slot.tell(slots.ARMED)
-        threading.Thread(target=self._stand_by, name="hpcddp alarm", daemon=True).start()
-        self.able = True
+        if self._slot.shared:
+            threading.Thread(target=self._stand_by, name="hpcddp alarm", daemon=True).start()
 
     def restart(self, at: Position) -> None:
         """Note the step from which the training continues: it is on disk."""
@@ -127,8 +126,8 @@ class Rescue:
         return self._held is not None
 
     def close(self) -> None:
-        """End the thread, unless it saves: this rank has nothing more to save."""
-        if self.able and not self._begun.is_set():
+        """End the thread, unless another rank has failed: this one has nothing more to save."""
+        if not (self._begun.is_set() or self._lost):
             self.able = False
             self._over.set()
             self._slot.tell(slots.UNFIT)
@@ -180,13 +179,12 @@ class Rescue:
             if self._held:
                 self._held.forget()
             self._turn.release()
-        if not self.able:
-            return
-        if self._begun.is_set() or of_a_peer(error):
+        self._lost = self._begun.is_set() or of_a_peer(error)
+        if not self._lost:
+            self.close()
+        elif self.able:
             self._called.set()
             self._wait()
-        else:
-            self.close()
 
     def _wait(self) -> None:
         """Wait until the step is saved or not needed."""
@@ -210,7 +208,8 @@ class Rescue:
             return
         self._begun.set()
         try:
-            connections.shut(self._kept)
+            if self.able:
+                connections.shut(self._kept)
             self._answer()
         except Exception as failed:  # such as one for want of descriptors
             print(f"hpcddp: the newest step is not saved: {failed}", file=sys.stderr, flush=True)
@@ -224,9 +223,11 @@ class Rescue:
     def _answer(self) -> None:
         """Tell which step this rank holds, and save it if that is the verdict."""
         mark, held = self._whole(), self._held
-        step = mark.step if mark else 0
-        self._slot.tell(slots.WAITS if mark else slots.UNFIT, step, self._seconds)
-        if not (mark and held) or self._verdict(slots.NONE) != slots.SAVE:
+        if not (mark and held):
+            self._slot.tell(slots.UNFIT)
+            return
+        self._slot.tell(slots.WAITS, mark.step, self._seconds)
+        if self._verdict(slots.NONE) != slots.SAVE:
             return
         self._saver.close()  # it has lost a rank too
         try:
@@ -237,9 +238,9 @@ class Rescue:
         if self._spread.world.rank.world_rank == min(replica):
             who = f"rank{'s' * (len(replica) > 1)} {', '.join(map(str, replica))}"
             what = f"not saved: {reason}" if reason else f"saved by {who}"
-            text = f"hpcddp: after the loss of a rank: step {step} {what}"
+            text = f"hpcddp: after the loss of a rank: step {mark.step} {what}"
             print(text, file=sys.stderr, flush=True)
-        self._slot.tell(slots.FAILED if reason else slots.SAVED, step)
+        self._slot.tell(slots.FAILED if reason else slots.SAVED, mark.step)
         self._verdict(slots.SAVE)
 
     def _whole(self) -> StepMark | None:
