@@ -169,8 +169,8 @@ class Trainer:
         self._clock.count(sum(micro.real for micro in step.micros))
         self.engine.run(batches, step, self.live.scaler, self._seen)
         self.session.trace.step(self.at.step + 1, self.at.epoch)
-        if self.session.rescue.levels:  # behind the trace: a rank killed here has its line
-            self.engine.share_buffers()
+        # Behind the trace: a rank killed here has its line.
+        self.session.rescue.tie(self.engine.share_buffers, tied=self.spec.train.clip_norm > 0)
         self._update()
         self._advance(step)
         self.hook.end(self.at.step, self.module)

@@ -140,6 +140,15 @@ class Rescue:
         have to save what rank 0 has. DDP gives them rank 0's only in the next forward pass."""
         return self.able and self._has_buffers
 
+    def tie(self, share_buffers: Callable[[], object], *, tied: bool) -> None:
+        """Before the optimizer's step, see to it that all ranks of a replica can take it, or none:
+        one stage of a pipeline has its gradients before another one. A collective; ``tied`` if a
+        later one ties them all the same."""
+        if self.levels:
+            share_buffers()
+        if self.able and not tied and len(self._spread.replica) > 1:
+            self._spread.tie()
+
     def change(self) -> None:
         """The optimizer changes the weights from now on, until ``mark``: there is no whole step.
 

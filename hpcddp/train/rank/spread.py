@@ -136,6 +136,10 @@ class Spread:
                 for buffer in buffers:
                     dist.broadcast(buffer, group_src=0, group=group)
 
+    def tie(self) -> None:
+        """Let no rank's device go on before all have come here; a collective."""
+        dist.all_reduce(torch.zeros((), device=self.world.device))
+
     def clip(self, module: nn.Module, most: float) -> Tensor:
         """Limit the norm of the gradients over all ranks; the norm before. A collective."""
         parameters = list(module.parameters())

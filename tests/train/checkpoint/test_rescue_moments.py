@@ -184,3 +184,32 @@ def test_a_rank_that_is_lost_before_the_ranks_have_met_ends_the_attempt_at_once(
     os.kill(ranks()[-1], signal.SIGKILL)
     assert attempt.wait(60) == 137
     assert place.start().wait(120) == 0
+
+
+# A rank of the first stage is lost while the last stage already has its gradients.
+STAGES = """
+class First(nn.Linear):
+    calls = 0
+    def forward(self, x):
+        out = super().forward(x)
+        First.calls += self.training
+        if First.calls == 7 and rank == 0 and attempt == 1:
+            out.register_hook(lambda gradient: (time.sleep(0.5), die("first stage", 9, 0)))
+        return out
+
+def model():
+    return nn.Sequential(
+        First(4, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 2)
+    ).double()
+"""
+
+
+@pytest.mark.full
+def test_the_stages_of_a_pipeline_hold_the_same_step(tmp_path: Path, places: list[Place]) -> None:
+    run = make(tmp_path, [("first stage", 9, 0)], every=100, strategy="pp=2,ddp", extra=STAGES)
+    places.append(place := Place(run))
+    assert place.start().wait(120) == 137
+    log = run.attempt(1).log.read_text()
+    assert "saved by ranks 1, 3" in log, log
+    assert place.start().wait(120) == 0
+    assert compare.lost(run) == {1: 0}
