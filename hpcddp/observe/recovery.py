@@ -20,13 +20,14 @@ FIRST = 10_000  # records of an attempt that are read, for its first new step
 
 @dataclass(frozen=True)
 class Recovery:
-    """From the last step of an attempt to the first new one of the next.
+    """From the last step of an attempt, or from the failure of its start, to the first new step.
 
     Args:
-        seconds: by phase: ``detection`` until the failure was known (after a launcher that tells
-            nothing of it, a part of ``ending``), ``ending`` until all ranks had ended and the
-            newest step was saved, ``starting`` until the new ranks had met, ``restoring`` until
-            they had the state, ``replaying`` until the first step that was not taken before.
+        seconds: by phase: ``detection`` until the failure was known (not after a start that came to
+            no step; after a launcher that tells nothing of it, a part of ``ending``), ``ending``
+            until all ranks had ended and the newest step was saved, ``starting`` until the new
+            ranks had met, ``restoring`` until they had the state, ``replaying`` until the first
+            step that was not taken before.
             Those are left out that have not come, as in a program that reports no steps.
         replaced: lost node -> the node in its place; "" for none.
     """
@@ -57,8 +58,9 @@ def after(run: RunDir, before: Attempt, following: Attempt) -> Recovery | None:
         marks = dict(_marks(run, before, following))
     if not marks:
         return None
-    last = read_step(run.attempt(before.number))[1] or before.began
-    seconds, at = {}, last
+    at = read_step(run.attempt(before.number))[1]
+    at = at or marks.pop("detection", 0.0) or marks.pop("ending")
+    seconds = {}
     for phase, moment in marks.items():
         seconds[phase], at = max(0.0, moment - at), max(at, moment)
     return Recovery(seconds, _replaced(run, before, following))

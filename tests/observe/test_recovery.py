@@ -62,6 +62,15 @@ def test_a_launcher_that_tells_no_moment_has_a_longer_end(tmp_path: Path) -> Non
     assert round(mine.seconds["ending"], 1) == 1.5
 
 
+def test_a_start_that_came_to_no_step_has_no_detection(tmp_path: Path) -> None:
+    run = made_run(tmp_path)
+    attempts = continued(run)
+    run.attempt(1).step.unlink()
+    mine = recovery.after(run, *attempts)
+    assert mine and "detection" not in mine.seconds
+    assert round(mine.seconds["ending"], 1) == 1.3
+
+
 def test_a_requeue_is_not_in_place_and_a_start_without_a_step_is_not_over(tmp_path: Path) -> None:
     run = made_run(tmp_path)
     assert recovery.after(run, *continued(run, action=decision.AGAIN)) is None
