@@ -4,18 +4,24 @@ Two ranks on this machine, each as a node of its own with a parent: sockets to t
 signs of life, steps that are told and marked, buffers that are levelled. The floor is the launcher
 `fork` on such nodes, whose ranks have none of it. A figure is of one optimizer step: its time, and
 the CPU seconds of all processes of the job, from the step WARM_UP on.
+
+The two jobs of a pair exist at the same time, and run in turn for a second: one is stopped
+while the other runs. The speed of a machine changes from second to second by more than the limit.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
+from types import TracebackType
 
-from benchmarks.measure import Row, interleave
+from benchmarks.measure import Row
 from benchmarks.site import HPCDDP, PYTHON, Site, output
 from hpcddp import processes
 from hpcddp.attempt.rendezvous import free_port
@@ -23,60 +29,117 @@ from hpcddp.rundir import RunDir, read_step
 
 LIMIT = 1.01
 NODES = 2  # of one rank
-WARM_UP, STEPS = 50, 600
+WARM_UP = 50  # steps
+BLOCKS, BLOCK = 8, 1.0  # seconds of each block, in which one of the two jobs runs
 KEYS = {
     "launcher": "fork",
     "global_batch": NODES * 48,
     "model.width": 24,
     "epochs": 0,
-    "max_steps": WARM_UP + STEPS + 100,
+    "max_steps": 1000000,
     "checkpoint.every": 0,
     "train.eval_every": 0,
 }
 TICK = os.sysconf("SC_CLK_TCK")
-PATIENCE = 120.0  # seconds for a measurement
+PATIENCE = 120.0  # seconds for a start; a job ends by itself after ten times as long
 
 
 def rows(site: Site) -> Iterator[Row]:
-    both = {True: list[tuple[float, float]](), False: list[tuple[float, float]]()}
-
-    def take(armed: bool) -> float:
-        both[armed].append(_steps(site, armed))
-        return both[armed][-1][0]
-
-    interleave(
-        [lambda: take(True), lambda: take(False)],
-        site.pairs,
-        lambda number: print(f"armed: {number} of {site.pairs}", file=sys.stderr),
-    )
+    both: tuple[list[_Cost], list[_Cost]] = ([], [])
+    for number in range(site.pairs + 1):  # the first pair fills caches
+        for costs, cost in zip(both, _pair(site, number), strict=True):
+            costs.append(cost)
+        print(f"armed: {number} of {site.pairs}", file=sys.stderr)
     for index, name in enumerate(("armed, step", "armed, CPU of a step")):
-        ours, floor = ([x[index] for x in both[armed][1:]] for armed in (True, False))
+        ours, floor = ([cost[index] for cost in costs[1:]] for costs in both)
         yield Row(name, ours, floor, ratio_limit=LIMIT)
 
 
-def _steps(site: Site, armed: bool) -> tuple[float, float]:
-    """The seconds of a step, and its CPU seconds in all processes."""
-    folder = site.fresh()
-    keys = [word for key, value in KEYS.items() for word in ("--set", f"{key}={value}")]
-    shape = ["--cluster", "local", "--nodes", str(NODES), "--gpus", "1"]
-    output([HPCDDP, "render", *shape, *keys], site.environ, folder)
-    (path,) = (folder / "runs").iterdir()
-    run = RunDir(path)
-    run.attempt(1).path.mkdir(parents=True)
-    script = subprocess.Popen(["sleep", str(PATIENCE)])
-    with open(run.attempt(1).log, "ab") as log:
-        job = subprocess.Popen(
-            _command(run, script.pid, armed), env=_environ(site, run), cwd=folder, stdout=log,
-            stderr=log,
-        )  # fmt: skip
-    try:
-        first, last = (_reach(run, job, step) for step in (WARM_UP, WARM_UP + STEPS))
-    finally:
-        for process in (script, job):
+_Cost = tuple[float, float]  # seconds of a step, and CPU seconds
+
+
+def _pair(site: Site, number: int) -> tuple[_Cost, _Cost]:
+    """The costs of a step, armed and not. Which job starts first is up to the number: on some
+    machines it is the slower one."""
+    with ExitStack() as stack:
+        order = (True, False) if number % 2 else (False, True)
+        jobs = {armed: stack.enter_context(_Job(site, armed)) for armed in order}
+        for block in range(BLOCKS):
+            for armed in order if block % 2 else order[::-1]:
+                jobs[armed].run(BLOCK)
+        return jobs[True].cost(), jobs[False].cost()
+
+
+class _Job:
+    """A job on this machine that is stopped, but within `run`; a context manager."""
+
+    def __init__(self, site: Site, armed: bool) -> None:
+        self.folder = folder = site.fresh()
+        keys = [word for key, value in KEYS.items() for word in ("--set", f"{key}={value}")]
+        shape = ["--cluster", "local", "--nodes", str(NODES), "--gpus", "1"]
+        output([HPCDDP, "render", *shape, *keys], site.environ, folder)
+        (path,) = (folder / "runs").iterdir()
+        self.attempt = (run := RunDir(path)).attempt(1)
+        self.attempt.path.mkdir(parents=True)
+        self.script = subprocess.Popen(["sleep", str(10 * PATIENCE)])
+        with open(self.attempt.log, "ab") as log:
+            self.job = subprocess.Popen(
+                _command(run, self.script.pid, armed), env=_environ(site, run), cwd=folder,
+                stdout=log, stderr=log,
+            )  # fmt: skip
+        self.seconds = 0.0
+
+    def __enter__(self) -> _Job:
+        try:
+            self._warm_up()
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        self._stop()
+        self.first = self._now()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:  # fmt: skip
+        everyone = _all(self.job.pid)
+        for pid in everyone:
+            os.kill(pid, signal.SIGCONT)
+        for process in (self.script, self.job):
             process.terminate()
             process.wait()
-    steps = last[0] - first[0]
-    return (last[1] - first[1]) / steps, (last[2] - first[2]) / steps
+
+    def run(self, seconds: float) -> None:
+        """Let all processes run for a time."""
+        began = time.perf_counter()
+        for pid in self.pids:
+            os.kill(pid, signal.SIGCONT)
+        time.sleep(seconds)
+        self._stop()
+        self.seconds += time.perf_counter() - began
+
+    def cost(self) -> _Cost:
+        """The seconds of a step, and its CPU seconds in all processes."""
+        (first, before), (last, after) = self.first, self._now()
+        return self.seconds / (last - first), (after - before) / (last - first)
+
+    def _stop(self) -> None:
+        self.pids = _all(self.job.pid)
+        for pid in reversed(self.pids):  # a rank first: nobody misses it
+            os.kill(pid, signal.SIGSTOP)
+
+    def _now(self) -> tuple[int, float]:
+        return read_step(self.attempt)[0], sum(map(_cpu, self.pids))
+
+    def _warm_up(self) -> None:
+        until = time.monotonic() + PATIENCE
+        while time.monotonic() < until and self.job.poll() is None:
+            if read_step(self.attempt)[0] >= WARM_UP:
+                return
+            time.sleep(0.01)
+        said = self.attempt.log.read_text()[-500:]
+        raise RuntimeError(f"step {WARM_UP} did not come: {said}")
 
 
 def _command(run: RunDir, script: int, armed: bool) -> list[str]:
@@ -99,16 +162,6 @@ def _environ(site: Site, run: RunDir) -> dict[str, str]:
     }
     mine = {"HPCDDP_RUN_DIR": str(run.path), "HPCDDP_ATTEMPT": "1", "OMP_NUM_THREADS": "1"}
     return {**site.environ, **where, **mine}
-
-
-def _reach(run: RunDir, job: subprocess.Popen[bytes], step: int) -> tuple[int, float, float]:
-    """Wait for a step; a step, its time, and the CPU seconds of all processes then."""
-    until = time.monotonic() + PATIENCE
-    while time.monotonic() < until and job.poll() is None:
-        if (now := read_step(run.attempt(1)))[0] >= step:
-            return now[0], now[1], sum(map(_cpu, _all(job.pid)))
-        time.sleep(0.01)
-    raise RuntimeError(f"step {step} did not come: {run.attempt(1).log.read_text()[-500:]}")
 
 
 def _all(pid: int) -> Sequence[int]:
