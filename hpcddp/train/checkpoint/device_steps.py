@@ -15,8 +15,8 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,8 +28,7 @@ QUIET = 0.2  # seconds without a new step after which the device stands still
 LOOK = 0.01
 
 
-@dataclass(frozen=True)
-class StepMark:
+class StepMark(NamedTuple):
     """A complete step.
 
     Args:
@@ -42,9 +41,9 @@ class StepMark:
 
     step: int
     meta: str = ""
-    copies: Mapping[str, Tensor] = field(default_factory=dict)
+    copies: Mapping[str, Tensor] = MappingProxyType({})
     level: bool = True
-    counters: Mapping[int, Tensor] = field(default_factory=dict)
+    counters: Mapping[int, Tensor] = MappingProxyType({})
     began: Any = None
     done: Any = None
 

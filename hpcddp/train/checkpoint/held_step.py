@@ -52,7 +52,8 @@ class HeldStep:
     def change(self) -> None:
         """Note that the optimizer changes the weights from now on. All ranks have the same buffers,
         if they level them."""
-        self._loose.note()
+        if self._loose:  # a step of a small model must not notice this
+            self._loose.note()
         self._steps.change()
 
     def mark(self, step: int) -> None:
@@ -61,7 +62,7 @@ class HeldStep:
         Raises:
             KeyError: the script has changed the model.
         """
-        level = self._loose.as_noted()
+        level = not self._loose or self._loose.as_noted()
         self._loose.take()
         self._steps.mark(step, self._loose.copies, level, self._describe)
 

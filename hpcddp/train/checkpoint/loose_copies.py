@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -51,8 +52,10 @@ class LooseCopies:
         self._others = [p for p in rest.parameters.values() if id(p) not in trained]
         self._first = _numbers(self._others)
         # Reading a number of a GPU would wait for it.
-        on_host = [tensor for tensor in self._watched if not tensor.is_cuda]
+        on_host = [t for t in self._watched if t.device.type == "cpu" and t.numel()]
         self._samples = on_host[:: max(1, len(on_host) // SAMPLES)]
+        self._places: list[int] = []  # in memory, of those that are watched
+        self._numbers: list[Any] = []  # the memory of a number of each sample
         self._marks: list[Any] = []
         self.copies: dict[str, Tensor] = {}  # as of the last ``take``
         self._buffers: list[Tensor] = []  # those that were copied last
@@ -75,29 +78,36 @@ class LooseCopies:
         there = (buffer for buffer in buffers if buffer is not None)  # else ``take`` raises
         return [(each, 0 if each.is_inference() else each._version) for each in there]
 
-    @torch.no_grad()
     def take(self) -> None:
         """Copy the buffers, and note the parameters.
 
         Raises:
             KeyError: the module has lost a buffer.
+            RuntimeError: a parameter has lost its memory.
         """
+        if self._owners:
+            self._copy()
+        self._marks = self._look()
+
+    @torch.no_grad()
+    def _copy(self) -> None:
         now = [owner[key] for owner, key in self._owners.values()]
         if any(buffer is None for buffer in now):
             raise KeyError("a buffer")
         if len(self._buffers) != len(now) or any(map(operator.is_not, self._buffers, now)):
             copies = (buffer.detach().clone() for buffer in now)
             self.copies = dict(zip(self._owners, copies, strict=True))
-        elif now:
+        else:
             torch._foreach_copy_([*self.copies.values()], now)
         self._buffers = now
-        self._marks = self._look()
 
     def _look(self) -> list[Any]:
         """What changes with a parameter: its version, its memory or, as ``.data`` counts no
         version, a number in it."""
-        each = [mark for t in self._watched for mark in (t._version, t.data_ptr())]
-        return [*each, *_numbers(self._samples)]
+        if self._places != (places := [tensor.data_ptr() for tensor in self._watched]):
+            self._places, self._numbers = places, [*map(_memory, self._samples)]
+        versions = [tensor._version for tensor in self._watched]
+        return [places, versions, [number.raw for number in self._numbers]]
 
     def parts(
         self,
@@ -139,6 +149,12 @@ def _numbers(
     """A number of each tensor."""
     parts = (local(tensor.detach()) for tensor in tensors)
     return [number(part[(-1,) * part.dim()]) for part in parts if part.numel()]
+
+
+def _memory(tensor: Tensor) -> Any:
+    """The memory of a tensor's last number: to read it takes 0.1 us, of the tensor 3 us."""
+    last = tensor.detach()[(-1,) * tensor.dim()]  # RuntimeError if a script has freed it
+    return (ctypes.c_char * last.element_size()).from_address(last.data_ptr())
 
 
 def _finite(tensor: Tensor) -> bool:

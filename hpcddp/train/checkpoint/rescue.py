@@ -42,7 +42,8 @@ from hpcddp.train.checkpoint.snapshot import Live, Position
 from hpcddp.train.rank import connections
 from hpcddp.train.rank.spread import Spread
 
-LOOK = 0.05  # seconds between two looks at the alarm
+LOOK = 0.2  # seconds between two looks at the alarm
+SOON = 0.01  # the same once it is expected, or has been given
 MOMENT = 0.5  # seconds to wait for the alarm at the end of a script
 TURN = 5.0  # seconds for the loop to complete a step that is being taken
 AHEAD = 0.5  # the same if the device goes on by itself, and Python may wait for it
@@ -146,7 +147,7 @@ class Rescue:
         later one ties them all the same."""
         if self.levels:
             share_buffers()
-        if self.able and not tied and len(self._spread.replica) > 1:
+        if self._group and not tied:
             self._spread.tie()
 
     def change(self) -> None:
@@ -204,7 +205,7 @@ class Rescue:
         """At the end of a script, which may have caught the error: wait a moment for the alarm."""
         until = time.monotonic() + MOMENT
         while self.able and not self._slot.alarm and time.monotonic() < until:
-            time.sleep(LOOK / 5)
+            time.sleep(SOON)
         if self.able and self._slot.alarm:
             self._wait()
         self.close()
@@ -278,7 +279,7 @@ class Rescue:
         """
         until = time.monotonic() + slots.PATIENCE
         while self._slot.verdict == known and time.monotonic() < until:
-            time.sleep(LOOK / 5)
+            time.sleep(SOON)
         return self._slot.verdict
 
     def _write(self, held: HeldStep, mark: StepMark) -> str:

@@ -80,6 +80,14 @@ def test_what_a_script_has_put_into_the_model_is_seen(change: Callable[[Model], 
     assert not sound()
 
 
+def test_a_parameter_without_memory_is_not_read() -> None:
+    """Programs that divide a model free its memory between two passes."""
+    model, _, loose, _ = made()
+    model[0].weight.untyped_storage().resize_(0)
+    with pytest.raises(RuntimeError):
+        loose.take()
+
+
 def test_numbers_that_are_not_finite_are_seen() -> None:
     model, _, loose, sound = made()
     with torch.no_grad():
