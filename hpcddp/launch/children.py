@@ -14,6 +14,7 @@ from typing import IO, Protocol
 from hpcddp.attempt.error_record import host
 from hpcddp.attempt.exit_codes import FAILED
 from hpcddp.attempt.joblog import labelled, rank_ended
+from hpcddp.attempt.link.channel import Channel
 from hpcddp.errors import RunError
 from hpcddp.launch.command import job_of
 from hpcddp.launch.orphans import Orphans
@@ -23,6 +24,7 @@ from hpcddp.topology import Rank
 KILL_WAIT = 10.0  # seconds between TERM and KILL
 WAIT = 600.0  # seconds between the first rank's end and the last's, as for srun in the templates
 LOOK = 0.5  # seconds between two looks at the run folder
+TURN = 0.1  # seconds between two looks at the ranks
 # Signals that end a rank for its own reasons, not as another one is gone: no memory, full disk.
 CAUSES = (-signal.SIGKILL, -signal.SIGBUS)
 
@@ -133,17 +135,26 @@ class Group:
             pass
         return self.finish()
 
-    def turn(self) -> bool:
-        """Look at every rank, and write their new lines; whether one still runs."""
+    def turn(self, seconds: float = TURN) -> bool:
+        """Look at every rank, and write their new lines; whether one still runs.
+
+        Args:
+            seconds: to wait for lines, or the end of a rank.
+        """
         runs = self._watch() or self._leaves()
-        for key, _ in self.selector.select(timeout=0.1 if runs else 0):
-            self._read(key)
+        for key, _ in self.selector.select(timeout=seconds if runs else 0):
+            if key.data:
+                self._read(key)
         return runs
+
+    def hear(self, connection: Channel) -> None:
+        """Let ``turn`` end as well when something comes over a connection."""
+        self.selector.register(connection, selectors.EVENT_READ)
 
     def finish(self) -> int:
         """Once no rank runs: end what they have left, and write the last lines; the exit code."""
         self.orphans.kill()
-        for key in list(self.selector.get_map().values()):
+        for key in [key for key in self.selector.get_map().values() if key.data]:
             self._read(key)
             if key.data[1]:  # an unfinished last line, in a pipe that a grandchild holds open
                 self._write_lines(key.data[0], [key.data[1]])

@@ -31,8 +31,11 @@ from hpcddp.sizes import counted
 from hpcddp.topology import Rank, Topology
 
 BEAT = 0.5  # seconds between two signs of life
+LOOK = 0.2  # seconds between two looks at the ranks; their lines and all orders are seen at once
+SOON = 0.05  # the same after a failure
 MORE = 20.0  # seconds that the supervisor may be silent longer: it may wait for a disk
 ABLE = {slots.ARMED, slots.WAITS, slots.HUNG}  # phases of ranks that may save their step
+CALLS = {slots.WAITS, slots.HUNG}  # phases of ranks that have seen a failure
 DEAF = {slots.ARMED, slots.HUNG}  # phases of ranks that have not heard an alarm
 
 
@@ -79,7 +82,7 @@ class NodeParent:
             elif self.group is None:
                 with suppress(ValueError):  # it is closed
                     select.select([self.supervisor], [], [], BEAT)
-            elif not self.group.turn():
+            elif not self.group.turn(SOON if self._failed else LOOK):
                 self._ending, self.group = Ending(self.group.finish()), None
             elif self.supervisor.closed:
                 self._decide(self.group)
@@ -123,6 +126,8 @@ class NodeParent:
         self.slots.begin()
         self._failed, self._held, self._decision, self._signals = False, None, None, []
         self.group = _fork(ranks, kill_wait)
+        if self.group and not self.supervisor.closed:
+            self.group.hear(self.supervisor)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, self.stops)
         if not self.group:
             self._tell_end(exit_codes.FAILED)
@@ -134,9 +139,9 @@ class NodeParent:
     def _look(self, group: Group) -> None:
         """See whether a rank has failed, or has lost another one. The others may save first what
         they hold, if they can; a rank that has saved and left is no failure."""
-        phases = self.slots.phases(group.left).values()
-        if not (group.code or {slots.WAITS, slots.HUNG} & {*phases}):
+        if not (group.code or CALLS & {*self.slots.phases([*group.processes]).values()}):
             return
+        phases = self.slots.phases(group.left).values()
         self._failed, code = True, group.code
         if slots.HUNG in phases and not code:
             code = exit_codes.HUNG

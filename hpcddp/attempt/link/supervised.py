@@ -10,6 +10,7 @@ import contextlib
 import os
 import select
 import signal
+import socket
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -54,13 +55,18 @@ def run(run: RunDir, number: int, script: int, nodes: int, srun: Sequence[str]) 
         srun: the command that starts the parents, one on each node.
     """
     came: list[int] = []
+    awake, wake = socket.socketpair()
+    for end in (awake, wake):
+        end.setblocking(False)
     for stop in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2):
         signal.signal(stop, lambda number, frame: came.append(number))
+    signal.set_wakeup_fd(wake.fileno())  # else ``select`` would go on
     job = patiently(lambda: record.read(run))
     supervisor = find(job, script, nodes, srun)
     supervisor.send(start=number, **_order(run, number, job, nodes))
     while not supervisor.closed:
-        select.select([supervisor], [], [], 0.1)
+        if awake.fileno() in select.select([supervisor.fileno(), awake.fileno()], [], [])[0]:
+            awake.recv(1 << 12)
         while came:
             sent = came.pop(0)
             supervisor.send(**({"signal": sent} if sent == signal.SIGUSR2 else {"end": True}))
