@@ -21,6 +21,7 @@ TRAIN = """
 import torch, torch.distributed as dist
 dist.init_process_group("gloo")
 print("a world of", dist.get_world_size(), flush=True)
+dist.barrier()  # one that leaves at once may end another one's connecting
 dist.destroy_process_group()
 """
 # Each rank is one of torchrun's nodes, and all of them are one world.
