@@ -79,7 +79,8 @@ def test_a_node_is_left_out_no_longer_than_new_jobs_avoid_it(site: Site) -> None
 
 
 def test_after_progress_a_requeued_job_may_use_all_nodes_again(site: Site) -> None:
-    """Slurm keeps the nodes that it was to leave out for the attempt before."""
+    """Slurm keeps the nodes that it was to leave out for the attempt before, also where that was
+    another job."""
     run, _ = failing(site, slurm={"exclude": "n9"})
     attempted(run, 2)
     for number in (1, 2):
@@ -91,6 +92,11 @@ def test_after_progress_a_requeued_job_may_use_all_nodes_again(site: Site) -> No
     now.job_id = "8"  # a follow-up: the script says which
     requeue.note(run, now)
     assert bad_nodes.excluded(run, record.read(run)) is None
+    before = ledger.read(run.attempt(1))
+    assert before
+    before.successor = "8"  # it was submitted without n2
+    requeue.note(run, before)
+    assert bad_nodes.excluded(run, record.read(run)) == "n9"
 
 
 def test_a_node_that_is_lost_takes_the_place_of_none_that_is_left_out(site: Site) -> None:

@@ -40,8 +40,8 @@ def excluded(run: RunDir, job: JobRecord) -> str | None:
     own = _own(job, time.time())
     if bad and (bad := spared(run, bad, job)):
         return ",".join(filter(None, [own, *bad]))
-    # A requeued job keeps what was excluded from an earlier attempt.
-    same = [x for x in attempts[:-1] if x.job_id == attempts[-1].job_id]
+    # A job keeps what was excluded from an earlier attempt of it, or when it was submitted.
+    same = [x for x in attempts[:-1] if attempts[-1].job_id in (x.job_id, x.successor)]
     return own if any(x.exclude is not None for x in same) else still_excluded(job)
 
 
