@@ -126,7 +126,7 @@ class _Job:
 
     def _stop(self) -> None:
         self.pids = _all(self.job.pid)
-        for pid in reversed(self.pids):  # a rank first: nobody misses it
+        for pid in reversed(self.pids):  # the ranks first, as their parents watch them
             os.kill(pid, signal.SIGSTOP)
 
     def _now(self) -> tuple[int, float]:

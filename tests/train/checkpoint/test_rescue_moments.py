@@ -150,8 +150,8 @@ def test_what_the_training_passed_over_does_not_push_out_a_save_at_a_failure(
 def test_without_a_supervisor_the_parents_have_the_newest_step_saved(
     tmp_path: Path, places: list[Place], nodes: int, gpus: int, strategy: str
 ) -> None:
-    """As where the node of the batch script is lost; nobody writes their lines down. A replica of
-    two ranks is on two nodes: they save together."""
+    """The node of the batch script is lost, and with it the log of the ranks. Where the two ranks
+    of a replica are on two nodes, they save together."""
     size: dict[str, Any] = {"nodes": (nodes, nodes), "gpus": gpus, "strategy": strategy}
     run = make(tmp_path, [], every=100, extra=HALVES * (nodes > 2), **size)
     places.append(place := Place(run))
