@@ -142,9 +142,8 @@ class Rescue:
         return self.able and self._has_buffers
 
     def tie(self, share_buffers: Callable[[], object], *, tied: bool) -> None:
-        """Before the optimizer's step, see to it that all ranks of a replica can take it, or none:
-        one stage of a pipeline has its gradients before another one. A collective; ``tied`` if a
-        later one ties them all the same."""
+        """Let all ranks of a replica take the optimizer's step, or none: one stage of a pipeline
+        has its gradients before another. A collective; ``tied`` if a later one ties them too."""
         if self.levels:
             share_buffers()
         if self._group and not tied:
