@@ -97,6 +97,7 @@ def _live(run_dir: str, environ: Mapping[str, str], preemption: Preemption) -> i
     from hpcddp.attempt.decision import CAUSES, CRASH, OF_KIND
     from hpcddp.attempt.error_record import kind_of, report
     from hpcddp.errors import LeaseLost
+    from hpcddp.launch.imports import preload
     from hpcddp.rundir import RunDir
     from hpcddp.topology import Rank
     from hpcddp.train.monitor.heartbeat import Heartbeat
@@ -105,6 +106,8 @@ def _live(run_dir: str, environ: Mapping[str, str], preemption: Preemption) -> i
     heartbeat = Heartbeat()
     try:
         rank = Rank.from_env(environ)
+        if "HPCDDP_FORKED" not in environ:  # else its parent has
+            preload(task=True)
         from hpcddp.train.job import train  # imports torch
 
         outcome = train(

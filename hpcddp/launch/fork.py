@@ -23,6 +23,7 @@ from typing import IO, NoReturn
 from hpcddp.launch import core_shares
 from hpcddp.launch.children import KILL_WAIT, Group, patience
 from hpcddp.launch.command import job_of
+from hpcddp.launch.imports import preload
 from hpcddp.launch.script import Script
 from hpcddp.preempt import ignore_stop_signals, stop_signals
 from hpcddp.processes import adopt_orphans, die_with_parent, with_room
@@ -102,20 +103,6 @@ def environment(rank: Rank, environ: Mapping[str, str]) -> dict[str, str]:
     return variables | {name: str(value) for name, value in slurm.items() if name in environ}
 
 
-def preload(environ: Mapping[str, str]) -> None:
-    """Import all that a rank needs until its first step."""
-    import torch
-    import torch.distributed
-    import torch.nn.parallel
-    import torch.utils.data
-
-    weight = torch.nn.Parameter(torch.zeros(()))
-    weight.grad = torch.zeros(())
-    torch.optim.SGD([weight]).step()  # imports much more; Adam's step would look for a GPU
-    if not job_of(environ["HPCDDP_RUN_DIR"]):
-        import hpcddp.train.job  # noqa: F401
-
-
 def open_gpu(descriptors: Path = Path("/proc/self/fd")) -> str:
     """A GPU's device file that this process has open, as a forked process could not use that GPU;
     "" if there is none. Each use of CUDA or ROCm leaves one open (proc(5), fd). It is printed."""
@@ -143,7 +130,7 @@ def main(args: list[str]) -> int:
     node = Rank.from_env(os.environ)
     topology = Topology(node.world_size, int(here))
     os.environ.pop("RANK", None)  # this process is no rank, and answers for none
-    preload(os.environ)
+    preload(task=not job_of(os.environ["HPCDDP_RUN_DIR"]))
     adopt_orphans()
     device = open_gpu()
     ranks = [topology.rank_of(topology.rank(node.world_rank, i)) for i in range(int(here))]

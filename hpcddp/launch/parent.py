@@ -23,6 +23,8 @@ from hpcddp.attempt.error_record import host
 from hpcddp.attempt.link import channel
 from hpcddp.attempt.link.parents import ADDRESS, HEARTBEAT, NODE, PARENT, PROTOCOL, SECRET
 from hpcddp.launch import fork
+from hpcddp.launch.command import job_of
+from hpcddp.launch.imports import preload
 from hpcddp.launch.node_parent import NodeParent
 from hpcddp.launch.script import Script
 from hpcddp.processes import adopt_orphans, with_room
@@ -48,7 +50,7 @@ def main(args: list[str]) -> int:
     supervisor.send(hello=node, host=host(), pid=os.getpid(), protocol=PROTOCOL)
     os.environ.pop("RANK", None)  # this process is no rank, and answers for none
     parent = NodeParent(supervisor, node, int(here), float(os.environ.pop(HEARTBEAT, 0)))
-    fork.preload(os.environ)
+    preload(task=not job_of(os.environ["HPCDDP_RUN_DIR"]))
     device = fork.open_gpu()
     adopt_orphans()
     mine: Rank | None = None  # of a forked process

@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import socket
+import time
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -23,6 +25,8 @@ from hpcddp.processes import start_of
 from hpcddp.topology import Rank
 from hpcddp.train.rank import devices
 from hpcddp.train.rank.cpus import quota
+
+LONGEST = 0.25  # seconds between two tries to reach rank 0
 
 
 def open_store(rank: Rank, address: tuple[str, int] | None, timeout: float) -> Store:
@@ -41,14 +45,16 @@ def open_store(rank: Rank, address: tuple[str, int] | None, timeout: float) -> S
             hint="start the ranks with the run's script",
         )
     name, port = address
-    main = rank.world_rank == 0
+    main, late = rank.world_rank == 0, time.monotonic() + timeout
+    if not main:
+        await_listener(address, timeout)
     try:
-        return TCPStore(
+        store = TCPStore(
             name,
             port,
             is_master=main and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True",
             wait_for_workers=False,
-            timeout=timedelta(seconds=timeout),
+            timeout=timedelta(seconds=max(late - time.monotonic(), 1.0)),
         )
     except dist.DistError as error:
         if main:
@@ -58,6 +64,26 @@ def open_store(rank: Rank, address: tuple[str, int] | None, timeout: float) -> S
             what = f"cannot reach rank 0 at {name}:{port} within {timeout:g} s"
             hint = "see `hpcddp logs --rank 0`, and look for a firewall between the nodes"
         raise RankMapError(what, where=where, hint=hint) from None
+    store.set_timeout(timedelta(seconds=timeout))
+    return store
+
+
+def await_listener(address: tuple[str, int], timeout: float) -> None:
+    """Wait until a port accepts connections; any other answer than a refusal ends it, too.
+
+    torch's own client tries again after half a second at first, and later up to a minute.
+    """
+    until, pause = time.monotonic() + timeout, 0.01
+    while time.monotonic() < until:
+        try:
+            socket.create_connection(address, timeout).close()
+        except ConnectionRefusedError:
+            time.sleep(pause)
+            pause = min(1.5 * pause, LONGEST)
+        except OSError:
+            return
+        else:
+            return
 
 
 def _first_line(error: BaseException) -> str:

@@ -1,6 +1,7 @@
 """The ranks' meeting: who may train, and what is told when a rank is wrong, doubled or missing."""
 
 import json
+import socket
 import threading
 
 import pytest
@@ -119,3 +120,18 @@ def test_slurm_may_give_fewer_nodes_of_a_range_and_no_other_number(size, allowed
 )
 def test_ranges(numbers, text):
     assert handshake.ranges(numbers) == text
+
+
+def test_a_rank_waits_for_rank_0_to_listen_and_no_longer():
+    with socket.socket() as door:
+        door.bind(("127.0.0.1", 0))
+        address = door.getsockname()
+        waiting = threading.Thread(target=handshake.await_listener, args=(address, 60.0))
+        waiting.start()
+        waiting.join(0.5)
+        assert waiting.is_alive()
+        door.listen()
+        waiting.join(20.0)
+        assert not waiting.is_alive()
+    handshake.await_listener(address, 0.1)  # nobody listens: it gives up
+    handshake.await_listener(("no.such.host.invalid", 1), 60.0)  # what the store will say
