@@ -6,6 +6,7 @@ file late, but these parents know no addresses of each other. Names in ``.saving
 
     held-R-NODE       what the ranks of a node hold, one of them of replica R
     step-S-claim-K    the replica that saves step S, where K - 1 others could not
+    over-R            replica R saves nothing more
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from hpcddp.rundir import RunDir, read_json, write_json
 
 LOOK = 1.0  # seconds between two looks at what other parents tell
 SHOWN = 60.0 + DECIDE  # seconds until their files are seen: NFS keeps the list of a folder for 60
-CLAIM = "-claim-"
+CLAIM, OVER = "-claim-", "over-"
 
 
 class OwnDecision:
@@ -62,9 +63,17 @@ class OwnDecision:
         if chosen:
             chosen = self._newest.chosen = self._claimed(chosen, mine)
         self._over = chosen == []
-        if self._over and divided:
-            self._show({**report, "waits": {}})
+        if self._over:
+            self._end(report if divided else {})
         return chosen
+
+    def _end(self, report: dict[str, Any]) -> None:
+        """Tell others that the ranks of this node leave."""
+        if report:
+            self._show({**report, "waits": {}})
+        with contextlib.suppress(OSError):
+            for replica in self._replicas.intersection(self._tried):
+                (self._folder / f"{OVER}{replica}").touch()
 
     def _claimed(self, chosen: list[int], mine: NodeShares) -> list[int]:
         """Those of the chosen ranks that save, as far as they are known; empty if none of this node
@@ -140,10 +149,12 @@ def claim(folder: Path, step: int, replica: int, tried: Collection[int]) -> int:
 
 
 def unsaved(run: RunDir, attempt: int) -> bool:
-    """Whether a step is claimed, and not saved yet."""
+    """Whether a step is claimed, not saved, and may still be."""
+    folder = run.saving(attempt)
     with contextlib.suppress(OSError):
-        claims = run.saving(attempt).glob(f"*{CLAIM}*")
         return any(
-            not (run.checkpoints / path.name.partition(CLAIM)[0]).exists() for path in claims
+            not (run.checkpoints / path.name.partition(CLAIM)[0]).exists()
+            and not (folder / f"{OVER}{path.readlink()}").exists()
+            for path in folder.glob(f"*{CLAIM}*")
         )
     return False

@@ -61,6 +61,15 @@ def test_the_nodes_of_a_replica_save_together(run: RunDir) -> None:
     assert not unsaved(run, 1)
 
 
+@pytest.mark.parametrize("saved", [(), (2,)])  # it has failed; or there was nothing new to save
+def test_a_claimed_step_that_never_comes_is_not_waited_for(
+    run: RunDir, saved: tuple[int, ...]
+) -> None:
+    parent = OwnDecision(run, 1, 1, 0.0)
+    assert parent.verdict(report((2, 0, 2, 1)), 0.0) == [2] and unsaved(run, 1)
+    assert parent.verdict(report(saved=saved), 1.0) == [] and not unsaved(run, 1)
+
+
 def test_a_newer_step_waits_for_its_other_node(run: RunDir) -> None:
     parent, older = OwnDecision(run, 1, 1, 0.0), OwnDecision(run, 1, 2, 0.0)
     assert older.verdict(report((2, 7, 2, 1)), 0.0) == [2]
