@@ -86,6 +86,12 @@ def test_a_parameter_without_memory_is_not_read() -> None:
     model[0].weight.untyped_storage().resize_(0)
     with pytest.raises(RuntimeError):
         loose.take()
+    scalar = nn.Parameter(torch.zeros(()))
+    optimizer = torch.optim.SGD([scalar])
+    loose = LooseCopies(nn.ParameterList([scalar]), None, optimizer, divided=False)
+    scalar.untyped_storage().resize_(0)
+    with pytest.raises(RuntimeError):
+        loose.take()
 
 
 def test_numbers_that_are_not_finite_are_seen() -> None:
