@@ -21,6 +21,8 @@ class OwnSession(Session):
     ``fixed`` has the facts of a checkpoint that are the same in all.
     """
 
+    leaves = False  # the script may save by itself until its stop signal
+
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._kept, self.fixed = "{}", dict[str, Any]()  # the meta.json of the last complete step

@@ -49,6 +49,7 @@ class Session:
     saver: Saver
     rescue: Rescue
     trace: Trace
+    leaves = True  # a rank that cannot save leaves after the failure of another one
     vote: StopVote  # between two steps
     pause: StopVote  # between two batches of an evaluation, and at the training's end
 
@@ -120,7 +121,7 @@ class Session:
         """
         path = str(self.resumed.relative_to(self.lease.run.path)) if self.resumed else None
         self.record("start", step=self.at.step, epoch=self.at.epoch, resumed=path, **facts)
-        self.rescue.begin(self.at, lambda: self._newest(describe()))
+        self.rescue.begin(self.at, lambda: self._newest(describe()), leaves=self.leaves)
 
     def begin(self, preemption: Preemption, detector: Detector, deadline: float) -> None:
         """Start the votes on stopping.

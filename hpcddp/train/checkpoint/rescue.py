@@ -83,9 +83,9 @@ class Rescue:
         self._called, self._over = threading.Event(), threading.Event()
         self._begun, self._done = threading.Event(), threading.Event()
 
-    def begin(self, at: Position, describe: Describe) -> None:
-        """Be ready from now on: to save, if this rank can, or else to leave; a collective.
-        ``describe`` makes the meta.json of a checkpoint of the step that was marked last.
+    def begin(self, at: Position, describe: Describe, *, leaves: bool) -> None:
+        """Be ready from now on: to save, if this rank can, or else, if it ``leaves``, to do that;
+        a collective. ``describe`` makes the meta.json of a checkpoint of the newest marked step.
         """
         self.able = self._meet(describe)
         if self.able:
@@ -95,7 +95,7 @@ class Rescue:
             self._slot.tell(slots.ARMED)
         else:
             self._held = None
-        if self._slot.shared:
+        if self._slot.shared and (self.able or leaves):
             threading.Thread(target=self._stand_by, name="hpcddp alarm", daemon=True).start()
 
     def restart(self, at: Position) -> None:
