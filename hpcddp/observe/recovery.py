@@ -44,7 +44,7 @@ class Recovery:
         phases = ", ".join(f"{phase} {seconds:.1f}" for phase, seconds in self.seconds.items())
         nodes = [f"{new or 'no node'} for {old}" for old, new in self.replaced.items()]
         total = f"in {sum(self.seconds.values()):.1f} s: " if self.done else ""
-        text = "; ".join([f"{total}{phases}", *nodes])
+        text = "; ".join(filter(None, [f"{total}{phases}", *nodes]))
         return text if self.done else f"({text})"
 
 
@@ -63,7 +63,8 @@ def after(run: RunDir, before: Attempt, following: Attempt) -> Recovery | None:
     seconds = {}
     for phase, moment in marks.items():
         seconds[phase], at = max(0.0, moment - at), max(at, moment)
-    return Recovery(seconds, _replaced(run, before, following))
+    replaced = _replaced(run, before, following)
+    return Recovery(seconds, replaced) if seconds or replaced else None
 
 
 def newest(run: RunDir) -> Recovery | None:

@@ -82,6 +82,16 @@ def test_a_requeue_is_not_in_place_and_a_start_without_a_step_is_not_over(tmp_pa
     assert str(begun) == "(detection 0.2, ending 1.3, starting 1.0, restoring 0.5; n3 for n2)"
 
 
+def test_nothing_is_told_before_anything_is_known(tmp_path: Path) -> None:
+    """As of a program that reports no steps, under a launcher that tells no moment."""
+    run = made_run(tmp_path)
+    first, second = continued(run, told=False)
+    run.attempt(1).step.unlink()
+    run.attempt(2).metrics.unlink()
+    assert recovery.after(run, first, replace(second, nodes="n[1-2]")) is None
+    assert str(recovery.after(run, first, second)) == "(n3 for n2)"
+
+
 def test_a_step_that_an_attempt_before_has_taken_is_not_new(tmp_path: Path) -> None:
     run = made_run(tmp_path)
     _, second = continued(run)
