@@ -51,6 +51,8 @@ def why(run: str, runs: str | None, as_json: bool) -> int:
     for attempt in attempts:
         if attempt.recovery:
             click.echo(f"after attempt {attempt.attempt}: in place {attempt.recovery}")
+        if attempt.lost_why:
+            click.echo(f"attempt {attempt.attempt}: steps lost: {attempt.lost_why}")
     if failed := next((attempt for attempt in reversed(attempts) if attempt.error), None):
         click.echo(words(failed))
     return warn_stale([state])

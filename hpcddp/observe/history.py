@@ -12,7 +12,7 @@ from hpcddp.attempt import decision, first_failure, ledger, log_reader
 from hpcddp.attempt.error_record import is_peer
 from hpcddp.attempt.first_failure import Failed
 from hpcddp.attempt.ledger import Attempt
-from hpcddp.observe import recovery
+from hpcddp.observe import lost_steps, recovery
 from hpcddp.observe.recovery import Recovery
 from hpcddp.rundir import AttemptDir, RunDir, last_lines, read_json, read_lines, read_step
 from hpcddp.submit.status import whole
@@ -46,6 +46,7 @@ class AttemptSummary:
     reason: str
     error: dict[str, Any] | None  # of the rank that failed first: its record, or taken from the log
     recovery: Recovery | None = None  # how the next attempt continued in place
+    lost_why: str = ""  # if a rank failed, and no other one saved its newest step
 
     @property
     def done(self) -> int:
@@ -88,6 +89,7 @@ def summaries(
             summary.lost = max(0, summary.last - later.first)
         elif summary.cause not in (None, "done"):
             summary.lost = max(0, summary.last - summary.saved)
+        summary.lost_why = lost_steps.why(run, summary.attempt, summary.cause, summary.lost)
     return ordered
 
 
