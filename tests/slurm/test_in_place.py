@@ -16,7 +16,7 @@ from hpcddp.sandbox import own_processes
 from hpcddp.slurm.hostlist import expand_hosts
 
 from .desk import LONG, Desk, pids, wait_for
-from .test_survive import SIZE, finished, killed, lost, resumed
+from .test_survive import SIZE, STEADY, finished, killed, lost, resumed
 
 HERE = ("--set", "requeue.here=true", "--set", "checkpoint.every=20")
 
@@ -128,6 +128,26 @@ def test_a_spare_takes_the_place_of_a_lost_node(
     assert first.job_id == second.job_id
     assert names[1] not in expand_hosts(second.nodes) and len(expand_hosts(second.nodes)) == 2
     assert lost(folder) == 0
+
+
+@pytest.mark.full
+def test_a_range_of_nodes_continues_with_fewer_and_grows_again(desk: Desk) -> None:
+    # With one task per node, Slurm 22.05 gives no more nodes than it must.
+    run = desk.submit(*STEADY, "--nodes", "1-2", "--set", "checkpoint.every=20")
+    folder = RunDir(desk.training(run, step=30)["path"])
+    (first,) = desk.attempts(run)
+    names = expand_hosts(first.nodes)
+    with without(desk, names[1]):
+        desk.training(run, attempt=2)
+    first, second = desk.attempts(run)
+    assert (first.cause, first.action) == ("lost node", "here")
+    assert first.job_id == second.job_id
+    assert expand_hosts(second.nodes) == names[:1] and len(names) == 2
+    desk.take_all_nodes()
+    desk.training(run, attempt=3)
+    third = desk.attempts(run)[-1]
+    assert len(expand_hosts(third.nodes)) == 2 and lost(folder) == 0
+    finished(desk, run)
 
 
 # As for torchrun; it saves to a file of its own each epoch, and knows nothing of hpcddp.

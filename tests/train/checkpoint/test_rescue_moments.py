@@ -45,6 +45,8 @@ class Dying(torch.optim.AdamW):
         global taken
         state = next(iter(self.state.values()), {})
         taken = int(state.get("step", 0)) + 1
+        if moment == "failed update" and taken >= first and rank == victim:
+            raise RuntimeError("no update")
         die("before the update")
         die("second")
         super().step(closure)
@@ -117,6 +119,18 @@ def test_in_whatever_moment_ranks_are_lost_no_step_is(tmp_path: Path, places: li
     assert_same(run, other.run)
     assert compare.difference(other.run, run, 4) == ""
     assert evaluations(run) == evaluations(other.run)
+
+
+def test_a_rank_that_fails_inside_its_update_saves_nothing(
+    tmp_path: Path, places: list[Place]
+) -> None:
+    run = make(tmp_path, [("failed update", 9, 0)], every=100, train__eval_every=0)
+    places.append(place := Place(run))
+    assert place.start().wait(120) == 1
+    log = run.attempt(1).log.read_text()
+    assert "saved by rank" in log and "saved by rank 0" not in log, log
+    assert place.start().wait(120) == 0
+    assert compare.lost(run) == {1: 0}
 
 
 def test_what_the_training_passed_over_does_not_push_out_a_save_at_a_failure(
