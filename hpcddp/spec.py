@@ -240,7 +240,11 @@ class JobSpec:
         "auto", "cluster: auto, local, slurm, or the name or path of a cluster profile"
     )
     template: str = key("", "script template; by default that of the cluster")
-    launcher: str = key("", "launcher, which starts the processes; by default that of the cluster")
+    launcher: str = key(
+        "",
+        "launcher, which starts the processes; by default that of the cluster, or else fork for a "
+        "task or with spares",
+    )
     preflight: str = key(
         "light",
         "checks of the nodes when a job on several starts: for faults, also measurements, or none",
