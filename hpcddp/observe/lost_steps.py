@@ -21,7 +21,8 @@ def why(run: RunDir, attempt: int, cause: str | None, lost: int) -> str:
         cause: why the attempt ended.
         lost: its optimizer steps that must be repeated.
     """
-    if not (lost and cause and decision.CAUSES[cause].here):
+    row = decision.CAUSES.get(cause or "")  # a newer version may have others
+    if not (lost and row and row.here):
         return ""
     try:
         return _reason(record.read(run), _strategy(run, attempt))
@@ -43,5 +44,5 @@ def _reason(job: JobRecord, strategy: str) -> str:
 
 def _strategy(run: RunDir, attempt: int) -> str:
     lines = itertools.islice(read_lines(run.attempt(attempt).metrics), FIRST)
-    found = (line.get("strategy") for line in lines if line.get("event") == "start")
-    return str(next(found, None) or "")
+    strategies = (line.get("strategy") for line in lines if line.get("event") == "start")
+    return str(next(strategies, None) or "")

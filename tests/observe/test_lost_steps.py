@@ -46,7 +46,7 @@ def test_lost_steps_have_a_reason(
 def test_no_lost_step_and_no_failure_has_one(tmp_path: Path) -> None:
     run = crashed(tmp_path, "fsdp=4", backend="slurm", launcher="fork")
     assert lost_steps.why(run, 1, "crash", 0) == lost_steps.why(run, 1, "preempted", 20) == ""
-    assert lost_steps.why(run, 1, None, 20) == ""
+    assert lost_steps.why(run, 1, None, 20) == lost_steps.why(run, 1, "unheard of", 20) == ""
 
 
 def test_why_tells_it(tmp_path: Path, command: Command) -> None:
