@@ -34,7 +34,7 @@ INTO_TRAIN = {
     "hpcddp.worker",
     "hpcddp.cli.weights",
     "hpcddp.sandbox.compare",
-    "hpcddp.launch.fork",
+    "hpcddp.launch.imports",
     "hpcddp.doctor.check_rank",
 }
 STANDARD = {"root", "slurm", "attempt"}  # what a node runs without the environment
