@@ -240,11 +240,7 @@ class JobSpec:
         "auto", "cluster: auto, local, slurm, or the name or path of a cluster profile"
     )
     template: str = key("", "script template; by default that of the cluster")
-    launcher: str = key(
-        "",
-        "launcher, which starts the processes; by default that of the cluster, or else fork for a "
-        "task or with spares",
-    )
+    launcher: str = key("", "launcher of the ranks; by default the cluster's, or fork for a task")
     preflight: str = key(
         "light",
         "checks of the nodes when a job on several starts: for faults, also measurements, or none",
