@@ -115,9 +115,9 @@ def test_a_step_that_is_to_be_evaluated_is_marked_so_and_again_with_the_result(
     """A GPU has the meta of a step from its mark on, and saves it if a rank is lost meanwhile."""
     begin, mark, marks = Rescue.begin, Rescue.mark, []
 
-    def begun(self, at, describe):
+    def begun(self, at, describe, **how):
         self.describe = describe
-        begin(self, at, describe)
+        begin(self, at, describe, **how)
 
     def marked(self, at):
         mark(self, at)
