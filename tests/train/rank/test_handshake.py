@@ -133,5 +133,5 @@ def test_a_rank_waits_for_rank_0_to_listen_and_no_longer():
         door.listen()
         waiting.join(20.0)
         assert not waiting.is_alive()
-    handshake.await_listener(address, 0.1)  # nobody listens: it gives up
+    handshake.await_listener(address, 0.1)  # returns, although nobody listens
     handshake.await_listener(("no.such.host.invalid", 1), 60.0)  # what the store will say
