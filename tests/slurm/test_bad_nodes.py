@@ -66,7 +66,7 @@ def test_a_spare_takes_the_place_of_a_node_with_a_faulty_gpu(faulty: Desk) -> No
     assert re.search(rf"n\d for {faulty.nodes[1]}", faulty("why", run))
 
 
-def test_a_node_at_half_its_speed_is_left_out_by_the_full_preflight(desk: Desk) -> None:
+def test_a_slow_node_is_left_out_by_the_full_preflight(desk: Desk) -> None:
     slow = desk.nodes[1]
     with throttled(slow, "hpcddp.worker"):
         for _ in range(3):  # other tests may slow the others down as much
