@@ -108,7 +108,9 @@ class _Bench:
         command = [HPCDDP, "submit", "heavy", "--nodes", str(NODES), "--gpus", str(RANKS),
                    "--cluster", profile, "--partition", "low", "--detach", "--json"]  # fmt: skip
         sets = [word for key, value in keys.items() for word in ("--set", f"{key}={value}")]
-        return RunDir(json.loads(output([*command, *sets, *words], os.environ, folder))["path"])
+        # What this fault did to a node must not keep the next job off it.
+        environ = os.environ | {"XDG_CONFIG_HOME": str(folder / "config")}
+        return RunDir(json.loads(output([*command, *sets, *words], environ, folder))["path"])
 
     def _is_down(self, host: str) -> bool:
         state = load(self.sandbox.folder)
