@@ -103,28 +103,28 @@ def _stays(run: RunDir, mine: Attempt, job: JobRecord, end: End) -> bool:
     cause = decision.cause(end._replace(state=""))
     if not (policy.get("here") and row.get("here") and decision.CAUSES[cause].here):
         return False
-    if not _enough_nodes(run, mine, job, able=bool(row.get("spares"))):
-        return False
+    left = _nodes_left(run, mine, job)
+    same = left >= {*expand_hosts(mine.nodes)}
+    enough = len(left) >= job.nodes[0] if row.get("spares") else same  # else none can be left out
     until = (mine.deadline or math.inf) - LATE - job.lead
-    return time.time() + _start(run, mine) < until and not _in_vain(run, mine, end)
+    in_time = time.time() + _start(run, mine) < until
+    return enough and in_time and not _in_vain(run, mine, end, same)
 
 
-def _enough_nodes(run: RunDir, mine: Attempt, job: JobRecord, *, able: bool) -> bool:
-    """Whether enough nodes of the allocation are left.
+def _nodes_left(run: RunDir, mine: Attempt, job: JobRecord) -> set[str]:
+    """The nodes of the allocation that the next attempt in it may use."""
+    facts = read_json(run.attempt(mine.number).failed)
+    hosts = facts["usable"] if facts else expand_hosts(mine.nodes)
+    return {*hosts} - {*bad_nodes.barred(run, job, mine)}
+
+
+def _in_vain(run: RunDir, mine: Attempt, end: End, same: bool) -> bool:
+    """Whether restarts in place do not help: the attempt was one, and came to no step, so that its
+    nodes may be why; or there were too many.
 
     Args:
-        able: the launcher can leave some out.
+        same: the next one would have its nodes again.
     """
-    barred, facts = {*bad_nodes.barred(run, job, mine)}, read_json(run.attempt(mine.number).failed)
-    if not able:
-        return not barred
-    hosts = facts["usable"] if facts else expand_hosts(mine.nodes)
-    return len({*hosts} - barred) >= job.nodes[0]
-
-
-def _in_vain(run: RunDir, mine: Attempt, end: End) -> bool:
-    """Whether restarts in place do not help: the attempt was one, and came to no step, so that its
-    node may be why; or there were too many."""
     now = time.time()
     ended = {x.number: x.ended or 0.0 for x in ledger.attempts(run) if x.action == decision.HERE}
     often = sum(now - moment < HOUR for moment in ended.values()) >= MOST
@@ -132,7 +132,7 @@ def _in_vain(run: RunDir, mine: Attempt, end: End) -> bool:
     came = step > (mine.checkpoint or 0)
     if end.program and not step:  # it reports none
         came = now - mine.began > UNSEEN
-    return often or (mine.number - 1 in ended and not (came or end.progress))
+    return often or (same and mine.number - 1 in ended and not (came or end.progress))
 
 
 def _start(run: RunDir, mine: Attempt) -> float:

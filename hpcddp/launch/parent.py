@@ -12,6 +12,7 @@ HPCDDP_SUPERVISOR has the address, HPCDDP_SECRET the secret of the supervisor's 
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
 import sys
@@ -42,8 +43,10 @@ def main(args: list[str]) -> int:
     if "SLURM_JOB_ID" in os.environ:  # before the connection, which that process must not hold
         sentry.watch_node(os.environ["HPCDDP_RUN_DIR"], os.environ)
     attempt = int(os.environ.get("HPCDDP_ATTEMPT", "1"))
+    where, secret = os.environ.pop(ADDRESS), os.environ.pop(SECRET)
+    channel.hold(_place(secret, node))
     try:
-        supervisor = channel.reach(os.environ.pop(ADDRESS), os.environ.pop(SECRET))
+        supervisor = channel.reach(where, secret)
     except OSError:
         _act_for_the_script(attempt, node)
         raise
@@ -64,6 +67,12 @@ def main(args: list[str]) -> int:
     if supervisor.closed and not parent.leaving and "SLURM_JOB_ID" in os.environ:
         _act_for_the_script(parent.newest, node)
     os._exit(0)  # at once: the end of the job waits for this process
+
+
+def _place(secret: str, node: int) -> str:
+    """The name that a node's parent holds, and with it its ranks. The parent of a node that is back
+    after a silence waits until those before have ended: their GPUs are not free until then."""
+    return f"hpcddp-{hashlib.sha256(f'{secret} {node}'.encode()).hexdigest()}"
 
 
 def _be(rank: Rank, parent: NodeParent) -> None:

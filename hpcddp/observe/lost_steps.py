@@ -33,9 +33,8 @@ def why(run: RunDir, attempt: int, cause: str | None, lost: int) -> str:
 def _reason(job: JobRecord, strategy: str) -> str:
     if job.backend == "local":
         return "on one machine, ranks do not save when another one fails"
-    if job.container or not launch_facts.of(job.launcher, job.launch).get("spares"):
-        where = "in a container" if job.container else f"with the launcher {job.launcher}"
-        return f"{where}, ranks do not save when another one fails"
+    if not launch_facts.of(job.launcher, job.launch).get("spares"):
+        return f"with the launcher {job.launcher}, ranks do not save when another one fails"
     replicas = re.search(r"\bddp=(\d+)", strategy)
     if strategy and (not replicas or int(replicas[1]) < 2):
         return f"with the strategy {strategy}, no other rank has the same state"

@@ -216,6 +216,22 @@ def test_a_restart_in_place_that_brought_nothing_is_not_repeated(run: RunDir) ->
 
 
 @pytest.mark.usefixtures("runs_on")
+def test_a_restart_in_place_that_brought_nothing_is_repeated_on_other_nodes(run: RunDir) -> None:
+    """A node is lost in it, or a spare takes the place of the one whose rank has failed."""
+    restarted(run, 19, 10)
+    run.attempt(19).step.write_bytes(STEP.pack(5, time.time()))
+    run.attempt(20).path.mkdir()
+    write_json(run.attempt(20).failed, {"usable": ["n1", "n2"]})
+    assert not stays(run, "fork", spares=1)
+    write_json(run.attempt(20).failed, {"usable": ["n1", "n3"]})
+    assert stays(run, "fork", spares=1)
+    write_json(run.attempt(20).failed, {"usable": ["n1", "n2", "n3"]})
+    assert not stays(run, "fork", spares=1)
+    write_json(run.attempt(20).error, {"kind": "crash", "host": "n2", "rank": 1})
+    assert stays(run, "fork", spares=1) and not stays(run)
+
+
+@pytest.mark.usefixtures("runs_on")
 def test_a_step_is_enough_for_another_restart_in_place(run: RunDir) -> None:
     restarted(run, 19, 10)
     assert not stays(run)

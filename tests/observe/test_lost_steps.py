@@ -29,7 +29,7 @@ def crashed(folder: Path, strategy: str, **job: object) -> RunDir:
     [
         ("ddp=4", {"launcher": "srun"}, "with the launcher srun"),
         ("ddp=4", {"launcher": "fork", "backend": "local"}, "on one machine"),
-        ("ddp=4", {"launcher": "fork", "container": {"runtime": "ch-run"}}, "in a container"),
+        ("ddp=4", {"launcher": "fork", "container": {"runtime": "ch-run"}}, "no rank that was"),
         ("fsdp=4", {"launcher": "fork"}, "with the strategy fsdp=4"),
         ("ddp=1,fsdp=4", {"launcher": "fork"}, "with the strategy ddp=1,fsdp=4"),
         ("ddp=2,fsdp=2", {"launcher": "fork"}, "no rank that was left"),

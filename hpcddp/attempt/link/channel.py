@@ -8,6 +8,7 @@ a file (abstract, unix(7)), and takes in processes of the same user alone (SO_PE
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import hmac
 import json
@@ -166,6 +167,19 @@ def listen_here(name: str) -> socket.socket:
         sock.close()
         raise
     return sock
+
+
+def hold(name: str) -> None:
+    """Wait until no process of this machine has a name, and take it, for as long as this process
+    lives, or one that it forks from now on."""
+    while True:
+        try:
+            listen_here(name).detach()
+            return
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:  # this machine gives none
+                return
+        time.sleep(0.1)
 
 
 def connect_here(name: str) -> Channel:

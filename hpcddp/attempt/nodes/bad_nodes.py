@@ -8,7 +8,7 @@ import shutil
 import time
 from collections.abc import Mapping, Sequence
 
-from hpcddp.attempt import first_failure, launch_facts, ledger
+from hpcddp.attempt import decision, first_failure, launch_facts, ledger
 from hpcddp.attempt.error_record import is_shared
 from hpcddp.attempt.ledger import Attempt
 from hpcddp.attempt.nodes import node_events
@@ -47,26 +47,30 @@ def excluded(run: RunDir, job: JobRecord) -> str | None:
 
 def barred(run: RunDir, job: JobRecord, mine: Attempt) -> list[str]:
     """The nodes of an attempt's allocation that are not used again in it: those that failed for
-    certain, to which two failures within WINDOW steps point, or one before they came to a step; to
-    which any failure points, where the job avoids such nodes."""
+    certain, to which two failures within WINDOW steps point, or one before they came to a step, at
+    all or after a restart in place; to which any failure points, where the job avoids such ones."""
     asked = bool(job.spec.get("requeue", {}).get("exclude_bad_nodes"))
     last: dict[str, int] = {}
     stepped: set[str] = set()
     bad: dict[str, None] = {}
+    again = False  # the attempt is a restart in place
     for attempt in ledger.attempts(run):
         if attempt.allocation != mine.allocation:
             continue
         folder, hosts = run.attempt(attempt.number), {*hostlist.expand_hosts(attempt.nodes)}
         bad |= dict.fromkeys((read_json(folder.unfit) or {}).get("hosts", ()))
         step = read_step(folder)[0]
-        if step > (attempt.checkpoint or 0) or job.spec.get("command"):  # else steps are unknown
+        came = step > (attempt.checkpoint or 0) or job.spec.get("command")  # else steps are unknown
+        if came:
             stepped |= hosts
         certain = bad_host(run, attempt, job, certain=not asked)
         blamed = certain or ("" if is_shared(folder) else bad_host(run, attempt, job))
         for host in hosts & {*(hostlist.expand_hosts(blamed) if blamed else ())}:
-            if certain or host not in stepped or step - last.get(host, -WINDOW) < WINDOW:
+            early = host not in stepped or (again and not came)
+            if certain or early or step - last.get(host, -WINDOW) < WINDOW:
                 bad[host] = None
             last[host] = step
+        again = attempt.action == decision.HERE
     return [*bad]
 
 

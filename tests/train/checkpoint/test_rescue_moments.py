@@ -51,6 +51,7 @@ class Dying(torch.optim.AdamW):
         die("second")
         super().step(closure)
         die("after the update")
+        die("bad loss")
 
 def optimizer(model, train):
     return Dying(model.parameters(), lr=0.01)
@@ -63,7 +64,8 @@ def model():
 _loss, _metrics = loss, metrics
 def loss(output, target):
     time.sleep(0.02)
-    return _loss(output, target)
+    bad = moment == "bad loss" and taken + 1 == first and rank == 0
+    return _loss(output, target) + 1e6 * bad
 
 def metrics(output, target):
     die("evaluation")
@@ -131,6 +133,15 @@ def test_a_rank_that_fails_inside_its_update_saves_nothing(
     assert "saved by rank" in log and "saved by rank 0" not in log, log
     assert place.start().wait(120) == 0
     assert compare.lost(run) == {1: 0}
+
+
+def test_a_rank_whose_loss_is_bad_saves_nothing(tmp_path: Path, places: list[Place]) -> None:
+    run = make(tmp_path, [("bad loss", 9, 3)], every=100, train__eval_every=0)
+    places.append(place := Place(run))
+    assert place.start().wait(120) == 137
+    log = run.attempt(1).log.read_text()
+    assert "saved by rank" in log and "saved by rank 0" not in log, log
+    assert newest(run) == 9
 
 
 def test_what_the_training_passed_over_does_not_push_out_a_save_at_a_failure(
