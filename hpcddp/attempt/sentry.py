@@ -6,6 +6,7 @@ by cgroup: then it runs until Slurm's KILL. It
     - copies Slurm's messages about the job from a file of the node into the run's log,
     - asks Slurm now and then for the end of the time limit, which may change, and for facts that
       the attempt's start could not get: RUN/attempts/N/slurm.json,
+    - stops ranks that have started in place if Slurm had told a preemption while there were none,
     - submits a follow-up as soon as Slurm says that it ends the job, and why: saving may take
       longer than the script lives. The follow-up decides again when it starts,
     - ends the wait of a requeued job when the script has ended,
@@ -30,7 +31,15 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from hpcddp import processes, record
-from hpcddp.attempt import claim, decision, ledger, log_reader, lost_script, requeue
+from hpcddp.attempt import (
+    claim,
+    decision,
+    launch_facts,
+    ledger,
+    log_reader,
+    lost_script,
+    requeue,
+)
 from hpcddp.attempt.ledger import Attempt
 from hpcddp.attempt.lost_script import ANSWER
 from hpcddp.errors import HpcddpError
@@ -42,6 +51,7 @@ GLANCE = 0.5  # seconds between two looks at the script and at Slurm's messages
 LATE = 10.0  # seconds for a script to record its end, before the next node asks Slurm
 WATCHERS = ("1", "2")  # the nodes of a step on which a process waits for the loss of the script's
 RARELY = 30.0  # most seconds between two requests while it runs
+EARLY, SOON = 10.0, 2.0  # seconds in which ranks start that may have missed a signal; the same then
 NAME = "hpcddp-sentry"  # of the process, in ps
 DEAF = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 
@@ -164,14 +174,32 @@ class Sentry:
         dropped, pause = False, min(max(1.0, float(self.job.poll_seconds)), RARELY)
         if self.mine.site and self.mine.number == 1:
             time.sleep(pause)
+        until = time.monotonic() + EARLY if self._missed_signals() else 0.0
         while True:
+            early = time.monotonic() < until
             with contextlib.suppress(OSError, HpcddpError):
                 dropped = dropped or self._drop_follow_ups()
-                self._learn()
-            time.sleep(pause)
+                job = self._learn()
+                if early and job and job.running and job.preempted:
+                    slurm.cancel(self.mine.job_id, signal="TERM", timeout=ANSWER)  # as Slurm did
+            time.sleep(SOON if early else pause)
 
-    def _learn(self) -> None:
-        """Record the end of the time limit and the site's rules, if they are new."""
+    def _missed_signals(self) -> bool:
+        """Whether Slurm may have signalled the job after the end of the ranks before, which ran in
+        this allocation too, and left no parents that would keep a signal."""
+        row = launch_facts.of(self.job.launcher, self.job.launch)
+        if self.mine.number == 1 or row.get("spares"):
+            return False
+        with contextlib.suppress(OSError, HpcddpError):
+            before = ledger.read(self.run.attempt(self.mine.number - 1))
+            return before is not None and before.action == decision.HERE
+        return True
+
+    def _learn(self) -> slurm.JobInfo | None:
+        """Record the end of the time limit and the site's rules, if they are new.
+
+        Returns: Slurm's facts about the job.
+        """
         before = ledger.refreshed(self.run, self.mine)
         job = slurm.facts(self.mine.job_id, ANSWER)
         rules = before.site or site_rules.read(
@@ -181,6 +209,7 @@ class Sentry:
         if (deadline, rules) != (before.deadline, before.site):
             facts = {"deadline": deadline, "site": rules}
             write_json(self.run.attempt(self.mine.number).slurm, facts)
+        return job
 
     def _drop_follow_ups(self) -> bool:
         """Cancel the jobs that were to follow an earlier attempt; true once it is done.

@@ -61,6 +61,28 @@ def test_a_preemption_in_the_middle_of_it_loses_nothing(
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("launcher", ["fork", "srun", "torchrun"])
+def test_a_preemption_told_between_two_attempts_stops_the_next_one(
+    site: Site, launcher: str
+) -> None:
+    """Slurm signals the steps that there are: none, under srun."""
+    desk = site(preempt_mode="CANCEL", grace=60, kill_wait=10)
+    run = desk.submit(*SIZE, "--launcher", launcher, "--set", "checkpoint.every=20")
+    restarting(desk, run)
+    (first,) = desk.attempts(run)
+    os.kill(first.pid, signal.SIGSTOP)
+    try:
+        desk.take_all_nodes()
+        words = ("scontrol", "show", "job", first.job_id)
+        wait_for(lambda: "PreemptTime=2" in desk.slurm.run(*words, check=True).stdout)
+    finally:
+        os.kill(first.pid, signal.SIGCONT)
+    finished(desk, run)
+    assert [attempt.cause for attempt in desk.attempts(run)] == ["crash", "preempted", "done"]
+    assert {attempt.job_id for attempt in desk.attempts(run)} == {first.job_id}
+
+
+@pytest.mark.full
 def test_a_time_limit_in_the_middle_of_it_loses_nothing(desk: Desk) -> None:
     run = desk.submit(*SIZE, "--time", "30", "--set", "dataset.pause=0.1")
     folder = restarting(desk, run)
