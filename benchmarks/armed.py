@@ -2,8 +2,8 @@
 
 Two ranks on this machine, each as a node of its own with a parent: sockets to the supervisor with
 signs of life, and steps that are told and marked; the model has no buffers. The floor is the
-launcher `fork` on such nodes, whose ranks have none of it. A figure is of one optimizer step: its time, and
-the CPU seconds of all processes of the job, from the step WARM_UP on.
+launcher `fork` on such nodes, whose ranks have none of it. A figure is of one optimizer step: its
+time, and the CPU seconds of all processes of the job, from the step WARM_UP on.
 
 The two jobs of a pair exist at the same time, and run in turn for a second: one is stopped
 while the other runs. The speed of a machine changes from second to second by more than the limit.
