@@ -1,9 +1,9 @@
 """What a step costs that could be saved at a failure, beside the same step of the same ranks.
 
-Two ranks on this machine, each as a node of its own with a parent: sockets to the supervisor with
-signs of life, and steps that are told and marked; the model has no buffers. The floor is the
-launcher `fork` on such nodes, whose ranks have none of it. A figure is of one optimizer step: its
-time, and the CPU seconds of all processes of the job, from the step WARM_UP on.
+Two ranks run on this machine, each as a node of its own with a parent. The parents send heartbeats
+to the supervisor, and each rank counts its steps and marks the newest one. The model has no
+buffers. The floor is the launcher `fork` on such nodes, which does none of this. A figure is of one
+optimizer step: its time, and the CPU seconds of all processes of the job, from the step WARM_UP on.
 
 The two jobs of a pair exist at the same time, and run in turn for a second: one is stopped
 while the other runs. The speed of a machine changes from second to second by more than the limit.

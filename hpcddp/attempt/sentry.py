@@ -6,7 +6,7 @@ by cgroup: then it runs until Slurm's KILL. It
     - copies Slurm's messages about the job from a file of the node into the run's log,
     - asks Slurm now and then for the end of the time limit, which may change, and for facts that
       the attempt's start could not get: RUN/attempts/N/slurm.json,
-    - stops ranks that have started in place if Slurm had told a preemption while there were none,
+    - signals the ranks of a restart in place if Slurm announced a preemption before they ran,
     - submits a follow-up as soon as Slurm says that it ends the job, and why: saving may take
       longer than the script lives. The follow-up decides again when it starts,
     - ends the wait of a requeued job when the script has ended,
@@ -51,7 +51,8 @@ GLANCE = 0.5  # seconds between two looks at the script and at Slurm's messages
 LATE = 10.0  # seconds for a script to record its end, before the next node asks Slurm
 WATCHERS = ("1", "2")  # the nodes of a step on which a process waits for the loss of the script's
 RARELY = 30.0  # most seconds between two requests while it runs
-EARLY, SOON = 10.0, 2.0  # seconds in which ranks start that may have missed a signal; the same then
+EARLY = 10.0  # seconds after a restart in place in which its ranks may have missed a signal
+SOON = 2.0  # seconds between two requests in that time
 NAME = "hpcddp-sentry"  # of the process, in ps
 DEAF = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 
@@ -185,8 +186,8 @@ class Sentry:
             time.sleep(SOON if early else pause)
 
     def _missed_signals(self) -> bool:
-        """Whether Slurm may have signalled the job after the end of the ranks before, which ran in
-        this allocation too, and left no parents that would keep a signal."""
+        """Whether this attempt is a restart in place without parents: a signal of Slurm before its
+        ranks ran has reached no process."""
         row = launch_facts.of(self.job.launcher, self.job.launch)
         if self.mine.number == 1 or row.get("spares"):
             return False

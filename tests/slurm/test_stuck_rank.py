@@ -1,4 +1,4 @@
-"""A rank that a kill does not end: its node is not used again, and nobody waits for it."""
+"""A rank survives SIGKILL. The next attempt starts without its node, and does not wait for it."""
 
 import os
 import signal

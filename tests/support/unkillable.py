@@ -1,12 +1,12 @@
-"""Processes that a kill does not end, as one that waits in a driver or for a dead disk."""
+"""Processes that SIGKILL does not end, like one that waits in a driver or for a dead disk."""
 
 import contextlib
 import ctypes
 import os
 from collections.abc import Iterator
 
-DETACH, SEIZE = 17, 0x4206  # requests, and an option, of ptrace(2)
-TRACE_EXIT = 0x40  # a process stops when it ends, also by KILL
+DETACH, SEIZE = 17, 0x4206  # requests of ptrace(2)
+TRACE_EXIT = 0x40  # its option that stops a process at its exit, also after SIGKILL
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.ptrace.argtypes = [ctypes.c_long] * 4
