@@ -5,8 +5,9 @@ to the supervisor, and each rank counts its steps and marks the newest one. The 
 buffers. The floor is the launcher `fork` on such nodes, which does none of this. A figure is of one
 optimizer step: its time, and the CPU seconds of all processes of the job, from the step WARM_UP on.
 
-The two jobs of a pair exist at the same time, and run in turn for a second: one is stopped
-while the other runs. The speed of a machine changes from second to second by more than the limit.
+The two jobs of a pair exist at the same time, and run in turn for a quarter of a second: one is
+stopped while the other runs. The speed of a machine changes from second to second by more than the
+limit.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from hpcddp.rundir import RunDir, read_step
 LIMIT = 1.01
 NODES = 2  # of one rank
 WARM_UP = 50  # steps
-BLOCKS, BLOCK = 8, 1.0  # seconds of each block, in which one of the two jobs runs
+BLOCKS, BLOCK = 40, 0.25  # seconds of each block, in which one of the two jobs runs
 KEYS = {
     "launcher": "fork",
     "global_batch": NODES * 48,
@@ -95,6 +96,7 @@ class _Job:
         except BaseException:
             self.__exit__(None, None, None)
             raise
+        self.pids = _all(self.job.pid)  # once: to look for them takes CPU time from the job
         self._stop()
         self.first = self._now()
         return self
@@ -125,7 +127,6 @@ class _Job:
         return self.seconds / (last - first), (after - before) / (last - first)
 
     def _stop(self) -> None:
-        self.pids = _all(self.job.pid)
         for pid in reversed(self.pids):  # the ranks first, as their parents watch them
             os.kill(pid, signal.SIGSTOP)
 

@@ -54,10 +54,15 @@ def bring_back(run: RunDir, number: int, node: int = 1) -> None:
                 if not _runs_on(run, mine):
                     return  # the script's own sentry ends the wait
             elif ended or _settled(run, mine):
-                if mine.action in (decision.LEFT, ""):  # no script has chosen the nodes
-                    mine.exclude = bad_nodes.excluded(run, record.read(run))
-                requeue.release(mine)
+                _release(run, mine)
                 return
+
+
+def _release(run: RunDir, mine: Attempt) -> None:
+    """Shorten the wait of a requeued job; choose its nodes too if its script has not."""
+    if mine.action in (decision.LEFT, ""):
+        mine.exclude = bad_nodes.excluded(run, record.read(run))
+    requeue.release(mine)
 
 
 def _restarted(run: RunDir, number: int) -> Attempt | None:
@@ -126,12 +131,19 @@ def _end_headless(run: RunDir, mine: Attempt) -> None:
     """
     asked = (read_json(run.request) or {}).get("want") in ("stop", "cancel")
     stays = asked or mine.action == decision.FOLLOW
-    if not _same(mine) or not (stays or slurm.requeue(mine.job_id)):
+    if not _same(mine):
+        return
+    follows = requeue.is_held(mine) and "_" not in mine.job_id  # which would leave its array
+    if not (stays or follows) and not slurm.requeue(mine.job_id):
+        _release(run, mine)
         return
     if not _same(mine):  # a person has ended it, and so Slurm refused
         return
     if not mine.cause and not asked and would_follow(run, mine, decision.NODE):
-        _note_follow_up(run, mine, decision.NODE, submit(run, mine, ask=True))
+        job_id = submit(run, mine, ask=True)
+        if not job_id and not slurm.requeue(mine.job_id):
+            return
+        _note_follow_up(run, mine, decision.NODE, job_id)
     slurm.cancel(mine.job_id)
 
 

@@ -32,6 +32,7 @@ TRIES = 3  # requests of one way without an answer
 PAUSE = 3.0  # seconds between two requests
 HOLD = 900.0  # seconds for which a requeued job is looked up
 LOOK = "look"  # a follow-up's second argument: its parent has not decided whether it is needed
+HELD = 10  # seconds of Slurm's own wait that a follow-up is better than
 SETTLE = 4  # seconds between two attempts: clocks of nodes differ a little
 
 
@@ -135,13 +136,19 @@ def prefers_follow(mine: Attempt, job: JobRecord) -> bool:
     """
     if "_" in mine.job_id:
         return False
-    rules = Site(**mine.site) if mine.site else Site(tracking="linuxproc")
-    if not rules.outlives and rules.hold > 10:
+    if is_held(mine):
         return True
     with contextlib.suppress(SlurmUnreachable):
         known = slurm.facts(mine.job_id) if launch_facts.outlives_nodes(job) else None
         return bool(known and known.resized) and not slurm.takes_updates(mine.job_id)
     return False
+
+
+def is_held(mine: Attempt) -> bool:
+    """Whether Slurm holds the job for minutes once it is requeued, and no process of it lives on to
+    end that."""
+    rules = Site(**mine.site) if mine.site else Site(tracking="linuxproc")
+    return not rules.outlives and rules.hold > HELD
 
 
 def back(run: RunDir, mine: Attempt, verdict: Decision, job: JobRecord) -> None:
@@ -250,8 +257,9 @@ def release(mine: Attempt) -> None:
 
     The reason: a node refuses a credential that is not younger than the end of the job's last
     attempt there, in seconds. So the next one starts SETTLE seconds after all nodes have released
-    the job; until then the wait cannot be changed. A job that was cancelled meanwhile stays so; one
-    that was cancelled just before it was requeued is cancelled again.
+    the job; until then the wait cannot be changed. Where another process has shortened it, it stays
+    as it is. A job that was cancelled meanwhile stays so; one that was cancelled just before it was
+    requeued is cancelled again.
     """
     pause, deadline = 0.3, time.monotonic() + HOLD
     while time.monotonic() < deadline:
@@ -265,7 +273,9 @@ def release(mine: Attempt) -> None:
                 if log_reader.ending_of(mine) == decision.CANCELLED:
                     slurm.cancel(mine.job_id)
                     return
-                if slurm.release(mine.job_id, f"now+{SETTLE}", mine.exclude):
+                soon = known.eligible is not None and known.eligible <= time.time() + SETTLE
+                when = None if soon else f"now+{SETTLE}"
+                if slurm.release(mine.job_id, when, mine.exclude):
                     return
         time.sleep(pause)
         pause = min(2.0, 1.2 * pause)  # a whole partition may have been preempted

@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import os
 import signal
+import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -88,15 +89,27 @@ def _be(rank: Rank, parent: NodeParent) -> None:
 
 
 def _act_for_the_script(attempt: int, node: int) -> None:
-    """Without a supervisor, the script's node may be lost: have the job requeued, if so. This
-    process stays until then, as Slurm may end all that a step leaves.
+    """Without a supervisor, the script's node may be lost: have the job requeued, if so.
+
+    Another process does that. This one stays until then, as Slurm may end all that a step leaves,
+    but not longer: a requeued job waits for the end of its steps, and TERM then ends this process.
+    The other one lives on, unless Slurm tracks processes by cgroup, and shortens the job's wait.
 
     Args:
         attempt: the newest one, as far as this node knows: a newer one needs nothing of it.
     """
+    for number in sentry.DEAF:
+        signal.signal(number, signal.SIG_IGN)
     with suppress(OSError):
         words = lost_script.command(RunDir(os.environ["HPCDDP_RUN_DIR"]), attempt, node)
-        os.execv(words[0], words)
+        null = subprocess.DEVNULL  # Slurm would wait for the end of the step's output
+        acting = subprocess.Popen(
+            words, stdin=null, stdout=null, stderr=null, start_new_session=True
+        )
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+        acting.wait()
+        os._exit(0)
 
 
 if __name__ == "__main__":

@@ -164,6 +164,7 @@ class JobInfo(NamedTuple):
     exit_code: str = ""  # of the batch script, CODE:SIGNAL
     nodes: str = ""  # its host list; "" while it has none
     resized: bool = False  # Slurm has taken a lost node out of it
+    eligible: float | None = None  # when it may start, in seconds since the epoch
 
     @property
     def running(self) -> bool:
@@ -172,9 +173,10 @@ class JobInfo(NamedTuple):
 
 
 _FIELDS = ("JobState", "Reason", "Restarts", "PreemptTime", "EndTime", "ExitCode", "NodeList",
-           "ResizeTime")  # fmt: skip
+           "ResizeTime", "EligibleTime")  # fmt: skip
 _SQUEUE = (
-    "State:|,Reason:|,RestartCnt:|,PreemptTime:|,EndTime:|,exit_code:|,NodeList:|,ResizeTime:|"
+    "State:|,Reason:|,RestartCnt:|,PreemptTime:|,EndTime:|,exit_code:|,NodeList:|,ResizeTime:|,"
+    "EligibleTime:|"
 )
 
 
@@ -200,6 +202,7 @@ def facts(job_id: str, timeout: float = TIMEOUT) -> JobInfo | None:
         fields.get("ExitCode", ""),
         fields.get("NodeList", "").replace("(null)", ""),
         fields.get("ResizeTime", "") not in ("", "None", "N/A"),
+        moment(fields.get("EligibleTime", "")),
     )
 
 
@@ -260,11 +263,11 @@ def node_failed(name: str, timeout: float = TIMEOUT) -> bool:
     return state[1] in ("DOWN", "FAIL")
 
 
-def release(job_id: str, when: str = "now", exclude: str | None = None) -> bool:
-    """Set the start time and, if given, the excluded nodes of a waiting job; whether Slurm did."""
-    more = [] if exclude is None else [f"ExcNodeList={exclude}"]
-    done = call("scontrol", "update", f"JobId={job_id}", f"StartTime={when}", *more)
-    return done.returncode == 0
+def release(job_id: str, when: str | None = "now", exclude: str | None = None) -> bool:
+    """Set the start time and the excluded nodes, if given, of a waiting job; whether Slurm did."""
+    given = {"StartTime": when, "ExcNodeList": exclude}
+    words = [f"{name}={value}" for name, value in given.items() if value is not None]
+    return not words or not call("scontrol", "update", f"JobId={job_id}", *words).returncode
 
 
 def takes(script: Path, exclude: str, timeout: float = TIMEOUT) -> bool:

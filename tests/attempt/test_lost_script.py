@@ -1,5 +1,8 @@
 """What becomes of a run whose batch script is gone."""
 
+import time
+from typing import Any
+
 import pytest
 from lives import earlier
 from sites import Site
@@ -53,6 +56,19 @@ def test_a_job_that_slurm_requeues_may_use_nodes_that_its_script_excludes(
     lost_script.bring_back(run, mine(run).number)
     update = f"update JobId=7 StartTime=now+{requeue.SETTLE} ExcNodeList="
     assert update in calls.read_text().splitlines()
+
+
+@pytest.mark.usefixtures("in_slurm")
+def test_a_wait_that_another_process_has_shortened_stays_so(site: Site, run: RunDir) -> None:
+    calls = site.folder / "calls"
+    soon = int(time.time()) + requeue.SETTLE
+    said = f"JobId=7 JobState=PENDING Restarts=1 EligibleTime={soon}"
+    site.program("scontrol", f"case $1 in update) echo $* >>{calls} ;; *) echo {said} ;; esac")
+    earlier(run, slurm=True, job_id="7")
+    now = mine(run)
+    now.exclude = "n7"
+    requeue.release(now)
+    assert calls.read_text() == "update JobId=7 ExcNodeList=n7\n"
 
 
 @pytest.mark.usefixtures("in_slurm")
@@ -126,9 +142,10 @@ esac
         site.program("scancel", f"echo scancel >>{self._calls}; : >{over}")
         self._run = run
 
-    def ended(self, **attempt: str) -> tuple[list[str], tuple[str | None, str, str]]:
+    def ended(self, **attempt: Any) -> tuple[list[str], tuple[str | None, str, str]]:
         """What another node asks of Slurm, and how the attempt has ended then."""
-        earlier(self._run, slurm=True, job_id="7", host="n1.site.org", node="n1", **attempt)
+        facts = {"job_id": "7", "host": "n1.site.org", "node": "n1"} | attempt
+        earlier(self._run, slurm=True, **facts)
         lost_script.bring_back(self._run, mine(self._run).number, 2)
         calls = self._calls.read_text().splitlines() if self._calls.exists() else []
         now = mine(self._run)
@@ -159,6 +176,30 @@ def test_a_job_without_its_scripts_node_is_brought_back(
 ) -> None:  # fmt: skip
     """By another node of it, whatever ``uname`` says there: Slurm's names count."""
     assert Headless(site, run, state, refused, 4 if not wanted else 9).ended() == (wanted, ends)
+
+
+@pytest.mark.usefixtures("in_slurm")
+@pytest.mark.parametrize(
+    ("job", "wanted", "ends"),
+    [
+        ("7", ["sbatch", "scancel"], ("node failure", "follow-up", "8")),
+        ("7_1", ["requeue"], NOT_ENDED),  # a follow-up would leave its array
+    ],
+)
+def test_a_job_that_slurm_would_hold_is_followed_at_once(
+    site: Site, run: RunDir, job: str, wanted: list[str], ends: tuple[str | None, str, str]
+) -> None:
+    """Where Slurm tracks processes by cgroup, none lives on to end that wait."""
+    facts = {"tracking": "cgroup", "hold": 121}
+    assert Headless(site, run, "DOWN*", "").ended(job_id=job, site=facts) == (wanted, ends)
+
+
+@pytest.mark.usefixtures("in_slurm")
+def test_it_waits_in_the_queue_where_slurm_takes_no_follow_up(site: Site, run: RunDir) -> None:
+    job = Headless(site, run, "DOWN*", "")
+    site.program("sbatch", "echo no >&2; exit 1")
+    ended = job.ended(site={"tracking": "cgroup", "hold": 121})
+    assert ended == (["requeue"], NOT_ENDED)
 
 
 @pytest.mark.usefixtures("in_slurm")

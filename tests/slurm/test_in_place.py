@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hpcddp.attempt import ledger, sentry
-from hpcddp.rundir import RunDir, read_step
+from hpcddp.rundir import RunDir
 from hpcddp.sandbox import own_processes
 from hpcddp.slurm.hostlist import expand_hosts
 
@@ -202,27 +202,6 @@ def test_a_usual_script_continues_from_its_own_file_in_place(
     assert first.job_id == second.job_id and restarts(desk, first.job_id) == "Restarts=0"
     log = desk.run(run).attempt(2).log.read_text()
     assert "epoch 29 of attempt 2" in log and "epoch 4 of attempt 2" not in log
-
-
-def first_step(desk: Desk, run: str) -> int:
-    """The last step of the first attempt."""
-    return read_step(desk.run(run).attempt(1))[0]
-
-
-@pytest.mark.full
-def test_the_loss_of_the_scripts_node_with_a_spare_is_a_requeue(desk: Desk) -> None:
-    """Without the supervisor, the parent of the other node has the newest step saved."""
-    run = desk.submit(*SIZE, "--spares", "1", *LONG)
-    desk.training(run, step=20)
-    (first,) = desk.attempts(run)
-    with without(desk, first.host):
-        # This Slurm may create no step in the first allocation after the loss.
-        desk.until(lambda s: s["attempt"] > 1 and s["step"] > first_step(desk, run), run)
-    first, *_, last = desk.attempts(run)
-    assert first.job_id == last.job_id and last.host != first.host
-    assert lost(desk.run(run)) == 0
-    desk("cancel", run)
-    desk.until(lambda s: s["state"] == "CANCELLED", run)
 
 
 @pytest.mark.parametrize("launcher", ["srun", pytest.param("torchrun", marks=pytest.mark.full)])

@@ -1,5 +1,6 @@
 """What the real Slurm says of itself, and what follows from it."""
 
+import contextlib
 import json
 import os
 import tempfile
@@ -7,6 +8,7 @@ import time
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -89,26 +91,33 @@ def test_a_job_that_a_node_cannot_start_is_held_too(tmp_path: Path) -> None:
             sandbox.down()
 
 
-@pytest.fixture
-def tracked(slurm: Slurm, tmp_path: Path) -> Iterator[Desk]:
-    """A desk on a Slurm that tracks processes by cgroups, as nearly every site does."""
+@contextlib.contextmanager
+def tracking(kind: str, folder: Path, nodes: int = 2, **settings: Any) -> Iterator[Desk]:
+    """A desk on a Slurm of its own that tracks processes in a way, such as linuxproc."""
+    extra = {"ProctrackType": f"proctrack/{kind}"}
     with tempfile.TemporaryDirectory(prefix="hpcddp-", dir="/tmp") as parent:
         sandbox = Sandbox(Path(parent, "box"))
         try:
-            extra = {"ProctrackType": "proctrack/cgroup"}
-            sandbox.up(Settings(nodes=2, gpus=2, accounting=False, extra=extra))
+            sandbox.up(Settings(nodes, gpus=2, accounting=False, extra=extra, **settings))
         except SandboxError as error:
-            pytest.skip(f"no proctrack/cgroup here: {error.what}")
-        nodes = sandbox.nodes
+            pytest.skip(f"no proctrack/{kind} here: {error.what}")
+        names = sandbox.nodes
         try:
-            make_toy(tmp_path)
-            yield Desk(tmp_path, Slurm(sandbox, clean_environ(sandbox)))
+            make_toy(folder)
+            yield Desk(folder, Slurm(sandbox, clean_environ(sandbox)))
         finally:
             sandbox.down()
-            for node in nodes:  # slurmd leaves them
+            for node in names:  # slurmd leaves them
                 left = Path(f"/sys/fs/cgroup/freezer/slurm_{node}")
-                for folder, _, _ in os.walk(left, topdown=False):
-                    Path(folder).rmdir()
+                for path, _, _ in os.walk(left, topdown=False):
+                    Path(path).rmdir()
+
+
+@pytest.fixture
+def tracked(slurm: Slurm, tmp_path: Path) -> Iterator[Desk]:
+    """A desk on a Slurm that tracks processes by cgroups, as nearly every site does."""
+    with tracking("cgroup", tmp_path) as desk:
+        yield desk
 
 
 @pytest.mark.full
