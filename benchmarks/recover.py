@@ -77,12 +77,12 @@ class _Bench:
         words = [w for word in how for w in (["--set", word] if "=" in word else [word])]
         taken = []
         for number in range(self.site.pairs):
-            print(f"recover: {kind} {number + 1} of {self.site.pairs}", file=sys.stderr)
+            _say(f"{kind} {number + 1} of {self.site.pairs}")
             taken.append(self._fault(kind, number / self.site.pairs, words))
         return taken
 
     def _fault(self, kind: str, aim: float, words: list[str]) -> float:
-        run = RehearsedRun(self.sandbox, self._submit(words), PATIENCE)
+        run = RehearsedRun(self.sandbox, self._submit(words), PATIENCE, _say)
         run.until(lambda: run.look()[1] >= FROM, "the first steps")
         fault = Fault(kind, FROM, 0.0, aim, attempt=1)
         host = run.facts().host
@@ -115,6 +115,10 @@ class _Bench:
     def _is_down(self, host: str) -> bool:
         state = load(self.sandbox.folder)
         return state is not None and "down" in daemons.node_states(state)[host]
+
+
+def _say(line: str) -> None:
+    print(f"recover: {line}", file=sys.stderr)
 
 
 def _new_step(run: RunDir) -> float:

@@ -115,6 +115,11 @@ class Sandbox:
         """The process of one daemon."""
         return self._recorded().daemons[name]
 
+    def ended(self) -> list[str]:
+        """The names of the daemons that do not run."""
+        state = self._recorded()
+        return sorted(state.daemons.keys() - set(state.alive()))
+
     def start_daemon(self, name: str) -> None:
         """Start a stopped daemon; it may need a moment before it answers."""
         with locked(self.folder):

@@ -78,11 +78,13 @@ def _node(run: RehearsedRun, fault: Fault) -> str:
 
 def _kill_node(run: RehearsedRun, fault: Fault, node: str) -> None:
     fault.node, home = node, str(run.sandbox.logs.parent)
-    run.sandbox.stop_daemon(f"slurmd-{node}", signal.SIGKILL)
+    run.stopped = f"slurmd-{node}"
+    run.sandbox.stop_daemon(run.stopped, signal.SIGKILL)
     while left := own_processes.of_jobs(home, node):
         own_processes.end(left, signal.SIGKILL, 1.0)
     _outlast(run, fault)
-    run.sandbox.start_daemon(f"slurmd-{node}")
+    run.sandbox.start_daemon(run.stopped)
+    run.stopped = ""
     run.until(lambda: _back(run, node), f"{node} to return")
 
 

@@ -182,7 +182,7 @@ class _Rehearsal:
 
     def _new_run(self, *, clock: bool = False) -> RehearsedRun:
         folder = prepare.new_run(self.plan, self.root, staged=True)
-        return RehearsedRun(self.sandbox, folder, self.patience, clock=clock)
+        return RehearsedRun(self.sandbox, folder, self.patience, self.say, clock=clock)
 
     def _undisturbed(self, run: RehearsedRun) -> Timeline:
         """Do the run without faults, which must end in one attempt."""

@@ -14,6 +14,7 @@ from hpcddp.rundir import AttemptDir, RunDir, read_lines, read_step
 from hpcddp.sandbox import own_processes
 from hpcddp.sandbox.cluster import Sandbox
 from hpcddp.sandbox.own_processes import OwnProcess
+from hpcddp.sandbox.rehearsal_sandbox import Say
 from hpcddp.slurm.hostlist import expand_hosts
 from hpcddp.submit.status import Status, status
 
@@ -37,16 +38,19 @@ class RehearsedRun:
 
     Args:
         patience: seconds that a run may need for its next attempt.
+        say: called with a line for each event.
         clock: its program reports no steps: each TICK of an attempt counts as one.
     """
 
     def __init__(
-        self, sandbox: Sandbox, folder: RunDir, patience: float, *, clock: bool = False
+        self, sandbox: Sandbox, folder: RunDir, patience: float, say: Say, *, clock: bool = False
     ) -> None:
         self.sandbox, self.folder, self.patience, self.clock = sandbox, folder, patience, clock
         self.first_steps: dict[int, tuple[int, float]] = {}  # attempt -> step, seconds since epoch
         self._began: dict[int, float] = {}  # attempt -> the time at which its ranks were first seen
-        self._asked = 0.0
+        self.say = say
+        self.stopped = ""  # the daemon that a fault has ended, and will start again
+        self._asked = self._checked = 0.0
 
     @property
     def attempt(self) -> AttemptDir | None:
@@ -102,6 +106,7 @@ class RehearsedRun:
         while True:
             ended = None if ends else self._ended()
             self.look()
+            self._revive()
             with contextlib.suppress(SlurmUnreachable):  # a busy machine: ask again
                 if result := ask():
                     return result
@@ -111,6 +116,19 @@ class RehearsedRun:
                 message = f"gave up waiting for {event}, after {seconds:.0f} s"
                 raise SandboxError(message, where=str(self.folder.path))
             time.sleep(LOOK)
+
+    def _revive(self) -> None:
+        """Start the daemons again that have ended by themselves.
+
+        A slurmd of 22.05.8 can crash while it starts a step: the run would wait for its node.
+        """
+        if time.monotonic() < self._checked + ASK:
+            return
+        self._checked = time.monotonic()
+        for name in self.sandbox.ended():
+            if name != self.stopped:
+                self.say(f"{name} ended, and not by a fault of this rehearsal: it is started again")
+                self.sandbox.start_daemon(name)
 
     def until_after(self, number: int, *, without: str = "") -> None:
         """Wait until an attempt after this one has begun, or this one goes on without a node that

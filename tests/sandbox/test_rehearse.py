@@ -265,7 +265,7 @@ def hit(run: RunDir, kind: str) -> tuple[RehearsedRun, Fault]:
         facts.number, facts.cause, facts.saved = number, kind if number == 1 else "done", 40
         write_json(run.attempt(number).facts, asdict(facts))
         run.attempt(number).step.write_bytes(STEP.pack(10 * (4 + number), 100.0 * number))
-    rehearsed = RehearsedRun(Sandbox(run.path), run, 1.0)
+    rehearsed = RehearsedRun(Sandbox(run.path), run, 1.0, print)
     rehearsed.first_steps = {1: (1, 60.0), 2: (41, 130.0)}
     return rehearsed, Fault(kind, 50, 0.0, 0.5, attempt=1, at=50)
 

@@ -14,8 +14,10 @@ from pathlib import Path
 import pytest
 
 from hpcddp.errors import SandboxError
+from hpcddp.rundir import RunDir
 from hpcddp.sandbox import hosts, own_processes, state
 from hpcddp.sandbox.cluster import Sandbox, Settings
+from hpcddp.sandbox.rehearsed_run import RehearsedRun
 from slurm.conftest import Slurm, clean_environ
 
 QUIET = Settings(nodes=1, gpus=0, accounting=False)
@@ -185,6 +187,23 @@ def test_daemons_stop_and_start(slurm: Slurm, folder: Path) -> None:
         wait_until(lambda: sandbox.status()["nodes"] == {node: "idle"}, f"{name} is not back")
     with pytest.raises(SandboxError, match="slurmd-n99"):
         sandbox.stop_daemon("slurmd-n99")
+
+
+def test_a_rehearsal_starts_what_has_crashed_but_not_what_its_fault_has_ended(
+    slurm: Slurm, folder: Path
+) -> None:
+    sandbox = Sandbox(folder)
+    sandbox.up(Settings(nodes=2, gpus=0, accounting=False))
+    crashed, lost = (f"slurmd-{node}" for node in sandbox.nodes)
+    said: list[str] = []
+    run = RehearsedRun(sandbox, RunDir(folder / "run"), 60.0, said.append)
+    run.stopped = lost
+    for name in (lost, crashed):
+        sandbox.stop_daemon(name, signal.SIGKILL)
+    run.until(lambda: said, "a daemon that is started again", ends=True)
+    assert sandbox.ended() == [lost] and crashed in said[0]
+    node = crashed.removeprefix("slurmd-")
+    wait_until(lambda: sandbox.status()["nodes"][node] == "idle", f"{crashed} is not back")
 
 
 def test_status_for_programs(slurm: Slurm) -> None:
