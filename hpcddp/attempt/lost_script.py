@@ -47,6 +47,7 @@ def bring_back(run: RunDir, number: int, node: int = 1) -> None:
             mine = ledger.owner(run, number)
             if mine is None and (mine := _restarted(run, number)):  # and its node may be lost since
                 number, late = mine.number, max(1, node) * LATER
+            mine = mine and ledger.refreshed(run, mine)
             ended = mine is not None and mine.cause and mine.action != decision.HERE
             if mine is None or (ended and mine.action not in decision.RETURNS):
                 return
@@ -130,21 +131,49 @@ def _end_headless(run: RunDir, mine: Attempt) -> None:
         SlurmUnreachable: Slurm does not answer.
     """
     asked = (read_json(run.request) or {}).get("want") in ("stop", "cancel")
-    stays = asked or mine.action == decision.FOLLOW
-    if not _same(mine):
+    followed = mine.action == decision.FOLLOW  # the other job waits for the end of this one
+    if not (asked or followed) and _returns(run, mine):
         return
-    follows = requeue.is_held(mine) and "_" not in mine.job_id  # which would leave its array
-    if not (stays or follows) and not slurm.requeue(mine.job_id):
-        _release(run, mine)
-        return
-    if not _same(mine):  # a person has ended it, and so Slurm refused
-        return
-    if not mine.cause and not asked and would_follow(run, mine, decision.NODE):
-        job_id = submit(run, mine, ask=True)
-        if not job_id and not slurm.requeue(mine.job_id):
-            return
+    if _same(mine):
+        slurm.cancel(mine.job_id)
+
+
+def _returns(run: RunDir, mine: Attempt) -> bool:
+    """Let a run without its script continue; false if its job is only to be ended.
+
+    A follow-up is better where Slurm would hold the job, but for an element of an array, which it
+    would leave, and for a script that has chosen the way itself.
+    """
+    follows = would_follow(run, mine, decision.NODE)
+    ways = [_requeued, _followed] if follows else [_requeued]
+    if requeue.is_held(mine) and "_" not in mine.job_id and mine.action != decision.AGAIN:
+        ways.reverse()
+    for way in ways:
+        if not _same(mine) or way(run, mine):  # a person may have ended it, or Slurm requeued it
+            return True
+    if follows and not mine.cause and _same(mine):
+        _note_follow_up(run, mine, decision.NODE, "")
+    return False
+
+
+def _requeued(run: RunDir, mine: Attempt) -> bool:
+    """Requeue the job, if Slurm lets us."""
+    if slurm.requeue(mine.job_id):
+        return False
+    _release(run, mine)
+    return True
+
+
+def _followed(run: RunDir, mine: Attempt) -> bool:
+    """Submit a follow-up, if Slurm takes it, and end the job.
+
+    One that a person has ended meanwhile is not noted: the follow-up sees that, and leaves.
+    """
+    job_id = submit(run, mine, ask=True)
+    if job_id and _same(mine):
         _note_follow_up(run, mine, decision.NODE, job_id)
-    slurm.cancel(mine.job_id)
+        slurm.cancel(mine.job_id)
+    return bool(job_id)
 
 
 def _note_follow_up(run: RunDir, mine: Attempt, cause: str, job_id: str) -> None:

@@ -95,21 +95,22 @@ def _act_for_the_script(attempt: int, node: int) -> None:
     but not longer: a requeued job waits for the end of its steps, and TERM then ends this process.
     The other one lives on, unless Slurm tracks processes by cgroup, and shortens the job's wait.
 
+    It replaces itself by a small program, which holds neither torch nor a GPU nor the node's name:
+    where only this node was silent, the job may use it as a spare.
+
     Args:
         attempt: the newest one, as far as this node knows: a newer one needs nothing of it.
     """
-    for number in sentry.DEAF:
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # one that comes now counts below
+    for number in {*sentry.DEAF} - {signal.SIGTERM}:
         signal.signal(number, signal.SIG_IGN)
     with suppress(OSError):
         words = lost_script.command(RunDir(os.environ["HPCDDP_RUN_DIR"]), attempt, node)
         null = subprocess.DEVNULL  # Slurm would wait for the end of the step's output
-        acting = subprocess.Popen(
-            words, stdin=null, stdout=null, stderr=null, start_new_session=True
-        )
+        subprocess.Popen(words, stdin=null, stdout=null, stderr=null, start_new_session=True)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
-        acting.wait()
-        os._exit(0)
+        os.execv(sys.executable, [sys.executable, "-I", "-S", "-c", "import os; os.wait()"])
 
 
 if __name__ == "__main__":

@@ -93,6 +93,7 @@ def _outlast(run: RehearsedRun, fault: Fault) -> None:
     run.until_after(fault.attempt, without=fault.node)
     while fault.down and "down" not in _state(run, fault.node):
         run.look()
+        run.revive()
         time.sleep(PAUSE)
 
 

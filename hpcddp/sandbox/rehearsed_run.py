@@ -106,7 +106,7 @@ class RehearsedRun:
         while True:
             ended = None if ends else self._ended()
             self.look()
-            self._revive()
+            self.revive()
             with contextlib.suppress(SlurmUnreachable):  # a busy machine: ask again
                 if result := ask():
                     return result
@@ -117,7 +117,7 @@ class RehearsedRun:
                 raise SandboxError(message, where=str(self.folder.path))
             time.sleep(LOOK)
 
-    def _revive(self) -> None:
+    def revive(self) -> None:
         """Start the daemons again that have ended by themselves.
 
         A slurmd of 22.05.8 can crash while it starts a step: the run would wait for its node.

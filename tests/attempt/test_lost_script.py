@@ -142,10 +142,18 @@ esac
         site.program("scancel", f"echo scancel >>{self._calls}; : >{over}")
         self._run = run
 
-    def ended(self, **attempt: Any) -> tuple[list[str], tuple[str | None, str, str]]:
-        """What another node asks of Slurm, and how the attempt has ended then."""
+    def ended(
+        self, learned: dict[str, Any] | None = None, **attempt: Any
+    ) -> tuple[list[str], tuple[str | None, str, str]]:
+        """What another node asks of Slurm, and how the attempt has ended then.
+
+        Args:
+            learned: facts of the site that the start did not get, but the sentry.
+        """
         facts = {"job_id": "7", "host": "n1.site.org", "node": "n1"} | attempt
         earlier(self._run, slurm=True, **facts)
+        if learned:
+            write_json(self._run.attempt(mine(self._run).number).slurm, {"site": learned})
         lost_script.bring_back(self._run, mine(self._run).number, 2)
         calls = self._calls.read_text().splitlines() if self._calls.exists() else []
         now = mine(self._run)
@@ -153,6 +161,7 @@ esac
 
 
 NOT_ENDED = (None, "", "")
+CGROUP = {"tracking": "cgroup", "hold": 121}
 
 
 @pytest.mark.usefixtures("in_slurm")
@@ -190,15 +199,49 @@ def test_a_job_that_slurm_would_hold_is_followed_at_once(
     site: Site, run: RunDir, job: str, wanted: list[str], ends: tuple[str | None, str, str]
 ) -> None:
     """Where Slurm tracks processes by cgroup, none lives on to end that wait."""
-    facts = {"tracking": "cgroup", "hold": 121}
-    assert Headless(site, run, "DOWN*", "").ended(job_id=job, site=facts) == (wanted, ends)
+    assert Headless(site, run, "DOWN*", "").ended(job_id=job, site=CGROUP) == (wanted, ends)
+
+
+@pytest.mark.usefixtures("in_slurm")
+@pytest.mark.parametrize(
+    ("end", "wanted", "ends"),
+    [
+        # The node was lost before the script began the next attempt.
+        ({"action": "here"}, ["sbatch", "scancel"], ("node failure", "follow-up", "8")),
+        ({"action": "requeue"}, ["requeue"], ("crash", "requeue", "")),
+        # That one would wait for a good end of this job.
+        ({"action": "requeue", "successor": "9"}, ["requeue"], ("crash", "requeue", "9")),
+    ],
+    ids=["in place", "requeue", "waits"],
+)
+def test_a_held_job_whose_script_had_decided_is_brought_back(
+    site: Site, run: RunDir, end: dict[str, str], wanted: list[str],
+    ends: tuple[str | None, str, str],
+) -> None:  # fmt: skip
+    job = Headless(site, run, "DOWN*", "")
+    assert job.ended(cause="crash", site=CGROUP, **end) == (wanted, ends)
+
+
+@pytest.mark.usefixtures("in_slurm")
+@pytest.mark.parametrize(("looks", "wanted"), [(2, []), (3, []), (4, ["sbatch"])])
+def test_what_a_person_ends_meanwhile_is_not_noted_to_continue(
+    site: Site, run: RunDir, looks: int, wanted: list[str]
+) -> None:
+    """A follow-up that was submitted by then sees the cancel itself."""
+    assert Headless(site, run, "DOWN*", "", looks).ended(site=CGROUP) == (wanted, NOT_ENDED)
+
+
+@pytest.mark.usefixtures("in_slurm")
+def test_what_the_sentry_has_learned_of_the_site_counts(site: Site, run: RunDir) -> None:
+    job = Headless(site, run, "DOWN*", "")
+    assert job.ended(CGROUP)[0] == ["sbatch", "scancel"]
 
 
 @pytest.mark.usefixtures("in_slurm")
 def test_it_waits_in_the_queue_where_slurm_takes_no_follow_up(site: Site, run: RunDir) -> None:
     job = Headless(site, run, "DOWN*", "")
     site.program("sbatch", "echo no >&2; exit 1")
-    ended = job.ended(site={"tracking": "cgroup", "hold": 121})
+    ended = job.ended(site=CGROUP)
     assert ended == (["requeue"], NOT_ENDED)
 
 
@@ -214,7 +257,7 @@ def test_a_job_whose_scripts_node_is_back_without_it_is_brought_back(
 @pytest.mark.usefixtures("in_slurm")
 def test_a_job_that_a_person_ends_meanwhile_is_not_followed(site: Site, run: RunDir) -> None:
     """Slurm then refuses the requeue."""
-    job = Headless(site, run, "DOWN*", "already completing", looks=3)
+    job = Headless(site, run, "DOWN*", "already completing", looks=4)
     assert job.ended() == (["requeue"], NOT_ENDED)
 
 

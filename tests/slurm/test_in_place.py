@@ -130,6 +130,18 @@ def test_a_spare_takes_the_place_of_a_lost_node(
     assert lost(folder) == 0
 
 
+def test_a_node_that_was_silent_is_a_spare_again(desk: Desk) -> None:
+    """Its old parent lives on, and holds nothing that the new one needs."""
+    run = desk.submit(*SIZE, "--spares", "1", *LONG)
+    folder = RunDir(desk.training(run, step=30)["path"])
+    node = expand_hosts(desk.attempts(run)[0].nodes)[1]
+    with silent(desk, node):
+        desk.training(run, attempt=2)
+    wait_for(lambda: f"{node} is back, as a spare" in folder.attempt(2).log.read_text())
+    desk("cancel", run)
+    desk.until(lambda s: s["state"] == "CANCELLED", run)
+
+
 @pytest.mark.full
 def test_a_range_of_nodes_continues_with_fewer_and_grows_again(desk: Desk) -> None:
     # With one task per node, Slurm 22.05 gives no more nodes than it must.
