@@ -117,8 +117,7 @@ class Sandbox:
 
     def ended(self) -> list[str]:
         """The names of the daemons that do not run."""
-        state = self._recorded()
-        return sorted(state.daemons.keys() - set(state.alive()))
+        return self._recorded().ended()
 
     def start_daemon(self, name: str) -> None:
         """Start a stopped daemon; it may need a moment before it answers."""

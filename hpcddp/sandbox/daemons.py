@@ -189,8 +189,7 @@ def _wait(state: State, name: str, ready: Callable[[], bool]) -> None:
     """
     deadline = time.monotonic() + BOOT_SECONDS
     while not ready():
-        ended = sorted(state.daemons.keys() - set(state.alive()))
-        if ended:
+        if ended := state.ended():
             message = f"{ended[0]} ended during its start; its last lines follow"
             raise SandboxError(message, hint=log(state, ended[0]))
         if time.monotonic() > deadline:

@@ -30,6 +30,9 @@ class State:
     def alive(self) -> list[str]:
         return [name for name, process in self.daemons.items() if process.alive()]
 
+    def ended(self) -> list[str]:
+        return sorted(self.daemons.keys() - set(self.alive()))
+
     def save(self, folder: Path) -> None:
         aside = folder / f"{NAME}.new"
         aside.write_text(json.dumps(asdict(self), indent=1))
