@@ -107,10 +107,14 @@ def _act_for_the_script(attempt: int, node: int) -> None:
     with suppress(OSError):
         words = lost_script.command(RunDir(os.environ["HPCDDP_RUN_DIR"]), attempt, node)
         null = subprocess.DEVNULL  # Slurm would wait for the end of the step's output
-        subprocess.Popen(words, stdin=null, stdout=null, stderr=null, start_new_session=True)
+        acting = subprocess.Popen(
+            words, stdin=null, stdout=null, stderr=null, start_new_session=True
+        )
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
-        os.execv(sys.executable, [sys.executable, "-I", "-S", "-c", "import os; os.wait()"])
+        # For that one alone: orphans of the ranks are children of this process, too.
+        program = f"import os; os.waitpid({acting.pid}, 0)"
+        os.execv(sys.executable, [sys.executable, "-I", "-S", "-c", program])
 
 
 if __name__ == "__main__":
