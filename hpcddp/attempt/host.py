@@ -72,6 +72,8 @@ def end(run: RunDir, number: int, code: int) -> str:
     took = time.time() - mine.began
     for _ in range(LOOKS):
         verdict = decision.decide(gather(run, mine, job, code), requeue.past(run), policy)
+        if _followed(run, mine, verdict):
+            return "0"
         if verdict.cause == decision.REFUSED:
             refused_resume.put_back(run, number)
         next_ = verdict.action + (f" ({verdict.reason})" if verdict.reason else "")
@@ -96,6 +98,20 @@ def end(run: RunDir, number: int, code: int) -> str:
         _ended(run, mine, code, none)
     well = verdict.cause in (decision.DONE, decision.ASKED) or verdict.action == decision.LEFT
     return "0" if well else "1"
+
+
+def _followed(run: RunDir, mine: Attempt, verdict: Decision) -> bool:
+    """Whether another node has recorded an attempt's end, and a job that follows it: this script or
+    its node did not answer for some time. If the ranks are done, that job finds so, and leaves."""
+    with contextlib.suppress(RunUnreadable):
+        known = ledger.owner(run, mine.number)
+        if known and known.action == decision.FOLLOW and known.successor:
+            if verdict.cause == decision.DONE:
+                return False
+            print(f"hpcddp: job {known.successor} continues: another node took this one for lost")
+            channel.dismiss(mine.pid)
+            return True
+    return False
 
 
 def _ended(run: RunDir, mine: Attempt, code: int, verdict: Decision) -> Attempt | None:

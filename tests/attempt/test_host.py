@@ -112,6 +112,27 @@ def test_the_rank_that_failed_first_gives_a_program_its_exit_code(
 
 
 @pytest.mark.usefixtures("in_slurm")
+@pytest.mark.parametrize(
+    ("code", "ends", "answer"),
+    [(85, ("node failure", "follow-up", "8"), "0"), (0, ("done", "none", "8"), "0")],
+    ids=["cut off", "done meanwhile"],
+)
+def test_a_script_that_wakes_keeps_the_follow_up_of_another_node(
+    site: Site, run: RunDir, capsys: pytest.CaptureFixture[str], code: int,
+    ends: tuple[str, str, str], answer: str,
+) -> None:  # fmt: skip
+    """That node took it for lost, and has cancelled its job."""
+    site.program("scontrol", "echo JobId=7 JobState=COMPLETING Restarts=0")
+    site.program("squeue", "exit 0")
+    end = {"cause": "node failure", "action": "follow-up", "successor": "8"}
+    earlier(run, slurm=True, job_id="7", **end)
+    assert host.main(["end", str(run.path), "1", str(code)]) == 0
+    found = ledger.last(run)
+    assert found and (found.cause, found.action, found.successor) == ends
+    assert capsys.readouterr().out == f"{answer}\n"
+
+
+@pytest.mark.usefixtures("in_slurm")
 def test_a_full_disk_at_the_end_brings_the_run_back_all_the_same(
     site: Site, run: RunDir, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
