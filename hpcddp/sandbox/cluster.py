@@ -119,6 +119,10 @@ class Sandbox:
         """The names of the daemons that do not run."""
         return self._recorded().ended()
 
+    def last_lines(self, name: str) -> str:
+        """The last lines of a daemon's log."""
+        return daemons.log(self._recorded(), name)
+
     def start_daemon(self, name: str) -> None:
         """Start a stopped daemon; it may need a moment before it answers."""
         with locked(self.folder):

@@ -199,6 +199,8 @@ def _wait(state: State, name: str, ready: Callable[[], bool]) -> None:
 
 
 def log(state: State, name: str) -> str:
-    """The last lines of a daemon's log, or of its output."""
+    """The last lines of a daemon's log or of its output: of that to which it has written last."""
     folder = Path(state.site.home, "log")
-    return tail(folder / f"{name}.log") or tail(folder / f"{name}.out")
+    files = [path for end in ("out", "log") if (path := folder / f"{name}.{end}").exists()]
+    written = sorted(files, key=lambda path: path.stat().st_mtime_ns, reverse=True)
+    return next((lines for path in written if (lines := tail(path))), "")

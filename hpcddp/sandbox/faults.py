@@ -91,10 +91,13 @@ def _kill_node(run: RehearsedRun, fault: Fault, node: str) -> None:
 def _outlast(run: RehearsedRun, fault: Fault) -> None:
     """Wait until the run continues without a node, and perhaps until Slurm does too."""
     run.until_after(fault.attempt, without=fault.node)
-    while fault.down and "down" not in _state(run, fault.node):
-        run.look()
-        run.revive()
-        time.sleep(PAUSE)
+    if fault.down:
+        run.until(lambda: _down(run, fault.node), f"Slurm to have {fault.node} down", ends=True)
+
+
+def _down(run: RehearsedRun, node: str) -> bool:
+    time.sleep(PAUSE)
+    return "down" in _state(run, node)
 
 
 def _back(run: RehearsedRun, node: str) -> bool:

@@ -23,6 +23,7 @@ T = TypeVar("T")
 TICK = 0.1  # seconds
 LOOK = 0.01  # seconds between two readings of a run's step
 ASK = 2.0  # seconds between two questions to Slurm
+TRIES, MINUTE = 3, 60.0  # starts of a daemon that ends by itself, at most, in so many seconds
 
 
 class Over(Exception):
@@ -51,6 +52,7 @@ class RehearsedRun:
         self.say = say
         self.stopped = ""  # the daemon that a fault has ended, and will start again
         self._asked = self._checked = 0.0
+        self._revived: list[tuple[str, float]] = []  # daemon, and time.monotonic() of its start
 
     @property
     def attempt(self) -> AttemptDir | None:
@@ -121,14 +123,24 @@ class RehearsedRun:
         """Start the daemons again that have ended by themselves.
 
         A slurmd of 22.05.8 can crash while it starts a step: the run would wait for its node.
+
+        Raises:
+            SandboxError: one ends again and again.
         """
-        if time.monotonic() < self._checked + ASK:
+        if (now := time.monotonic()) < self._checked + ASK:
             return
-        self._checked = time.monotonic()
+        self._checked = now
         for name in self.sandbox.ended():
-            if name != self.stopped:
-                self.say(f"{name} ended, and not by a fault of this rehearsal: it is started again")
-                self.sandbox.start_daemon(name)
+            if name == self.stopped:
+                continue
+            self._revived = [(one, when) for one, when in self._revived if when > now - MINUTE]
+            if sum(one == name for one, _ in self._revived) >= TRIES:
+                message = f"{name} ended again, after {TRIES} starts; its last lines follow"
+                where, hint = str(self.sandbox.logs), self.sandbox.last_lines(name)
+                raise SandboxError(message, where=where, hint=hint)
+            self.say(f"{name} ended, and not by a fault of this rehearsal: it is started again")
+            self.sandbox.start_daemon(name)
+            self._revived.append((name, now))
 
     def until_after(self, number: int, *, without: str = "") -> None:
         """Wait until an attempt after this one has begun, or this one goes on without a node that

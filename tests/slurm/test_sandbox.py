@@ -206,6 +206,18 @@ def test_a_rehearsal_starts_what_has_crashed_but_not_what_its_fault_has_ended(
     wait_until(lambda: sandbox.status()["nodes"][node] == "idle", f"{crashed} is not back")
 
 
+def test_a_rehearsal_gives_up_a_daemon_that_ends_at_each_start(slurm: Slurm, folder: Path) -> None:
+    sandbox = Sandbox(folder)
+    sandbox.up(QUIET)
+    run = RehearsedRun(sandbox, RunDir(folder / "run"), 60.0, print)
+    with Path(sandbox.status()["home"], "daemons.conf").open("a") as settings:
+        settings.write("NoSuchThing=1\n")
+    sandbox.stop_daemon(name := f"slurmd-{sandbox.nodes[0]}", signal.SIGKILL)
+    with pytest.raises(SandboxError, match=rf"{name} ended again, after 3 starts") as error:
+        run.until(lambda: False, "nothing", ends=True)
+    assert "NoSuchThing" in str(error.value)
+
+
 def test_status_for_programs(slurm: Slurm) -> None:
     done = hpcddp_sandbox("status", "--json", "--folder", str(slurm.sandbox.folder))
     assert json.loads(done.stdout) == slurm.sandbox.status()
