@@ -250,10 +250,16 @@ def relieve(run: RunDir, number: int) -> None:
         here = mine and mine.slurm and mine.host == os.uname().nodename
         if mine and here and processes.start_of(mine.pid) != mine.pid_start:
             left = float(ledger.refreshed(run, mine).site.get("kill_wait", RELIEF))
-            subprocess.run(command(run, number), check=False, timeout=max(RELIEF, left))
+            words, most = command(run, number), max(RELIEF, left)
+            subprocess.run(words, env=environment(), check=False, timeout=most)
 
 
 def command(run: RunDir, number: int, node: int = 1) -> list[str]:
     """The command that runs ``bring_back`` in another process."""
     words = ["bereaved", str(run.path), str(number), str(node)]
     return [sys.executable, "-I", str(run.host), *words]
+
+
+def environment() -> dict[str, str]:
+    """The environment of that process: this one's, but it is none of the step's tasks."""
+    return {name: value for name, value in os.environ.items() if name != "SLURM_PROCID"}

@@ -264,4 +264,4 @@ def _outlive(run: RunDir, number: int, rank: int, start: str, late: float) -> No
                 return
         time.sleep(1.0)
     words = lost_script.command(run, number)
-    os.execv(words[0], words)
+    os.execve(words[0], words, lost_script.environment())

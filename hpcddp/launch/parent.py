@@ -107,14 +107,15 @@ def _act_for_the_script(attempt: int, node: int) -> None:
     with suppress(OSError):
         words = lost_script.command(RunDir(os.environ["HPCDDP_RUN_DIR"]), attempt, node)
         null = subprocess.DEVNULL  # Slurm would wait for the end of the step's output
+        env = lost_script.environment()
         acting = subprocess.Popen(
-            words, stdin=null, stdout=null, stderr=null, start_new_session=True
+            words, stdin=null, stdout=null, stderr=null, start_new_session=True, env=env
         )
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
         # For that one alone: orphans of the ranks are children of this process, too.
         program = f"import os; os.waitpid({acting.pid}, 0)"
-        os.execv(sys.executable, [sys.executable, "-I", "-S", "-c", program])
+        os.execve(sys.executable, [sys.executable, "-I", "-S", "-c", program], env)
 
 
 if __name__ == "__main__":
