@@ -14,7 +14,15 @@ import time
 from dataclasses import replace
 
 from hpcddp import processes, record
-from hpcddp.attempt import decision, end_facts, error_record, launch_facts, ledger, requeue
+from hpcddp.attempt import (
+    decision,
+    end_facts,
+    error_record,
+    launch_facts,
+    ledger,
+    log_reader,
+    requeue,
+)
 from hpcddp.attempt.decision import End, Policy
 from hpcddp.attempt.ledger import Attempt
 from hpcddp.attempt.nodes import bad_nodes
@@ -76,7 +84,8 @@ def _restarted(run: RunDir, number: int) -> Attempt | None:
 
 def _settled(run: RunDir, mine: Attempt) -> bool:
     """Look up a job without a recorded end; whether only its wait is left to be ended, if it waits.
-    A killed script gets a follow-up.
+    A killed script gets a follow-up, and so does a job that Slurm has ended without its script;
+    where Slurm tracks processes by cgroup, no process lives to see that.
 
     Raises:
         SlurmUnreachable: Slurm does not answer.
@@ -84,9 +93,12 @@ def _settled(run: RunDir, mine: Attempt) -> bool:
     job = slurm.facts(mine.job_id)
     if job is None or job.restarts > mine.restarts:
         return True
-    if end_facts.was_killed(run, mine, job):
-        if would_follow(run, mine, decision.KILLED):
-            _note_follow_up(run, mine, decision.KILLED, submit(run, mine, ask=True))
+    cause = decision.KILLED if end_facts.was_killed(run, mine, job) else ""
+    if not (mine.node in ("", error_record.host()) or log_reader.ending_of(mine)):
+        cause = cause or decision.OF_STATE.get(job.state, "")  # else its sentry sees to that
+    if cause:
+        if would_follow(run, mine, cause):
+            _note_follow_up(run, mine, cause, submit(run, mine, ask=True))
         return True
     if job.running:
         _runs_on(run, mine)
@@ -144,14 +156,14 @@ def _returns(run: RunDir, mine: Attempt) -> bool:
     A follow-up is better where Slurm would hold the job, but for an element of an array, which it
     would leave, and for a script that has chosen the way itself.
     """
-    follows = would_follow(run, mine, decision.NODE)
+    follows = bool(mine.successor) or would_follow(run, mine, decision.NODE)
     ways = [_requeued, _followed] if follows else [_requeued]
     if requeue.is_held(mine) and "_" not in mine.job_id and mine.action != decision.AGAIN:
         ways.reverse()
     for way in ways:
         if not _same(mine) or way(run, mine):  # a person may have ended it, or Slurm requeued it
             return True
-    if follows and not mine.cause and _same(mine):
+    if follows and _same(mine):
         _note_follow_up(run, mine, decision.NODE, "")
     return False
 
@@ -165,25 +177,32 @@ def _requeued(run: RunDir, mine: Attempt) -> bool:
 
 
 def _followed(run: RunDir, mine: Attempt) -> bool:
-    """Submit a follow-up, if Slurm takes it, and end the job.
+    """Submit a follow-up, if Slurm takes it, and end the job. The script may have submitted one.
 
     One that a person has ended meanwhile is not noted: the follow-up sees that, and leaves.
     """
-    job_id = submit(run, mine, ask=True)
-    if job_id and _same(mine):
-        _note_follow_up(run, mine, decision.NODE, job_id)
+    job_id = mine.successor or submit(run, mine, ask=True)
+    if job_id and mine.action == decision.AGAIN:  # it may wait for a good end of this job
+        waits = follow_up_jobs.wait_for_any_end(job_id, mine.job_id, ANSWER)
+        job_id = job_id if waits else submit(run, mine, ask=False)
+    if job_id and _same(mine) and _note_follow_up(run, mine, decision.NODE, job_id):
         slurm.cancel(mine.job_id)
     return bool(job_id)
 
 
-def _note_follow_up(run: RunDir, mine: Attempt, cause: str, job_id: str) -> None:
+def _note_follow_up(run: RunDir, mine: Attempt, cause: str, job_id: str) -> bool:
     """Record the end of an attempt whose script cannot, and the job that follows: Slurm forgets the
-    old one after some minutes, and the new one may wait longer."""
+    old one after some minutes, and the new one may wait longer. False if the script or another node
+    has recorded something meanwhile, which counts."""
+    known = ledger.owner(run, mine.number)
+    if known is None or (known.ended, known.action) != (mine.ended, mine.action):
+        return False
     now = replace(mine, ended=time.time(), exit_code=128 + signal.SIGKILL, saved=None)
     now.cause, now.action, now.gained = cause, decision.FOLLOW, None
     if not job_id:
         now.action, now.reason = decision.NONE, "Slurm refused the follow-up job"
     requeue.note(run, replace(now, successor=job_id))
+    return True
 
 
 def would_follow(run: RunDir, mine: Attempt, cause: str) -> bool:
@@ -232,8 +251,8 @@ def submit(run: RunDir, mine: Attempt, *, ask: bool) -> str:
             job_id = follow_up_jobs.successor(
                 run.script, words, mine.job_id, ok=False, timeout=ANSWER
             )
-    except SubmissionRefused:
-        return ""
+    except SubmissionRefused:  # perhaps as another node's came first
+        return requeue.submitted(run, mine, job.name, ANSWER)
     requeue.reuse(job_id, bad_nodes.still_excluded(job))
     return job_id
 

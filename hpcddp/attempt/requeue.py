@@ -191,16 +191,25 @@ def follow(run: RunDir, mine: Attempt, verdict: Decision, job: JobRecord) -> Non
         reuse(mine.successor, mine.exclude)
 
 
+def submitted(run: RunDir, mine: Attempt, name: str, wait: float) -> str:
+    """The job that follows an attempt already; "" if there is none.
+
+    Raises:
+        SlurmUnreachable: there may be one.
+    """
+    with contextlib.suppress(SlurmMissing):
+        for job_id, number in follow_up_jobs.follow_ups(run.script, name, wait).items():
+            if number == mine.number:
+                return job_id
+    return ""
+
+
 def follow_up(
     run: RunDir, mine: Attempt, name: str, arguments: Sequence[str], *, ok: bool, wait: float
 ) -> str:
     """The job that follows an attempt: one that waits already, as an answer may have been lost, or
     a new one. Raises as ``follow_up_jobs.successor``."""
-    with contextlib.suppress(SlurmMissing):
-        for job_id, number in follow_up_jobs.follow_ups(run.script, name, wait).items():
-            if number == mine.number:
-                return job_id
-    return follow_up_jobs.successor(
+    return submitted(run, mine, name, wait) or follow_up_jobs.successor(
         run.script, arguments, mine.job_id, ok=ok, exclude=mine.exclude or "", timeout=wait
     )
 

@@ -54,6 +54,18 @@ def follow_ups(script: Path, name: str, timeout: float = TIMEOUT) -> dict[str, i
     return {job_id: int(args[0]) for job_id, args in words.items() if args[0].isdecimal()}
 
 
+def wait_for_any_end(job_id: str, parent: str, timeout: float = TIMEOUT) -> bool:
+    """Let a follow-up start after any end of its parent, whose script cannot leave with 0. False if
+    Slurm refuses that: an end of the parent would drop it.
+
+    Raises:
+        SlurmUnreachable: there was no answer.
+    """
+    (option,) = DEPENDENCIES[False]
+    words = f"JobId={job_id}", option.format(parent).removeprefix("--")
+    return call("scontrol", "update", *words, timeout=timeout).returncode == 0
+
+
 def end_for_good(job_id: str, timeout: float = TIMEOUT) -> None:
     """Let a job of ours end when its script does.
 

@@ -1,5 +1,6 @@
 """What becomes of a run whose batch script is gone."""
 
+import json
 import time
 from typing import Any
 
@@ -28,10 +29,11 @@ def mine(run: RunDir) -> Attempt:
         ("JobState=COMPLETED Restarts=0 ExitCode=0:0", False, (None, "", "")),
         ("JobState=CANCELLED Restarts=0 ExitCode=0:15", False, (None, "", "")),
         ("JobState=PENDING Restarts=1 ExitCode=0:0", False, (None, "", "")),  # Slurm has done it
+        ("JobState=TIMEOUT Restarts=0 ExitCode=0:15", False, (None, "", "")),  # it has before
     ],
-    ids=["killed", "done", "cancelled", "queued again"],
+    ids=["killed", "done", "cancelled", "queued again", "time limit"],
 )
-def test_only_a_job_whose_script_was_killed_is_followed(
+def test_a_sentry_follows_only_a_job_whose_script_was_killed(
     site: Site, run: RunDir, facts: str, asked: bool, ending: tuple[str | None, str, str]
 ) -> None:
     calls = site.folder / "calls"
@@ -113,11 +115,13 @@ class Headless:
         refused: what Slurm says to a requeue.
         looks: times that the job is shown as running, if nobody ends it.
         nodes: the job's.
+        ends: its state then.
+        takes: whether Slurm changes what a follow-up waits for.
     """
 
     def __init__(
         self, site: Site, run: RunDir, state: str, refused: str, looks: int = 9,
-        nodes: str = "n[1-2]",
+        nodes: str = "n[1-2]", ends: str = "CANCELLED", takes: bool = True,
     ) -> None:  # fmt: skip
         job = read_json(run.job) or {}
         spec = {**job["spec"], "spares": 1, "requeue": {"here": True}}
@@ -131,8 +135,9 @@ case "$*" in
   *"show node n1"*) echo NodeName=n1 State={state} ;;
   requeue*) echo requeue >>{self._calls}
      if [ "{refused}" ]; then echo "{refused}" >&2; exit 1; fi; : >{over} ;;
+  update*dependency*) echo $3 >>{self._calls}; exit {int(not takes)} ;;
   *) state=RUNNING nodes={nodes}; printf . >>{counted}; read -r looks <{counted}
-     if [ -e {over} ] || [ "${{#looks}}" -gt {looks} ]; then state=CANCELLED; fi
+     if [ -e {over} ] || [ "${{#looks}}" -gt {looks} ]; then state={ends}; fi
      echo JobId=7 JobState=$state Restarts=0 ExitCode=0:0 ReqNodeList=n1 NodeList=$nodes ;;
 esac
 """,
@@ -278,3 +283,69 @@ def test_a_refused_follow_up_is_the_end(site: Site, run: RunDir) -> None:
     job = Headless(site, run, "DOWN*", "Access denied")
     site.program("sbatch", "echo no >&2; exit 1")
     assert job.ended()[1] == ("node failure", "none", "")
+
+
+@pytest.mark.usefixtures("in_slurm")
+@pytest.mark.parametrize("action", ["here", "requeue"])
+def test_a_refused_restart_is_the_end(site: Site, run: RunDir, action: str) -> None:
+    """Slurm shows the job as cancelled then, as if a person had done that."""
+    job = Headless(site, run, "DOWN*", "Access denied")
+    site.program("sbatch", "echo no >&2; exit 1")
+    assert job.ended(cause="crash", action=action)[1] == ("node failure", "none", "")
+
+
+@pytest.mark.usefixtures("in_slurm")
+@pytest.mark.parametrize("state", ["TIMEOUT", "PREEMPTED"])
+def test_a_job_that_slurm_ends_after_the_loss_of_its_scripts_node_is_followed(
+    site: Site, run: RunDir, state: str
+) -> None:
+    """Before it had that node down."""
+    job = Headless(site, run, "IDLE*+NOT_RESPONDING", "", looks=3, ends=state)
+    cause = {row.job_state: name for name, row in decision.CAUSES.items()}[state]
+    wanted = (["sbatch"], (cause, "follow-up", "8"))
+    assert job.ended(site={"preempt_mode": "CANCEL"}) == wanted
+
+
+@pytest.mark.usefixtures("in_slurm")
+def test_a_second_follow_up_that_slurm_refuses_does_not_undo_the_first(
+    site: Site, run: RunDir
+) -> None:
+    """Two nodes act at once, and a user may have one more job."""
+    words = f"8|PENDING|Dependency|0|0||{run.script} 1 look|toy-1"
+    came = site.folder / "came"
+    site.program("scontrol", f"echo JobId=7 {KILLED}")
+    site.program("squeue", f"[ ! -e {came} ] || echo '{words}'")
+    site.program("sbatch", f": >{came}; echo too many jobs >&2; exit 1")
+    earlier(run, slurm=True, job_id="7", host="elsewhere")
+    lost_script.bring_back(run, mine(run).number, 2)
+    found = mine(run)
+    assert (found.cause, found.action, found.successor) == (decision.KILLED, "follow-up", "8")
+
+
+@pytest.mark.usefixtures("in_slurm")
+def test_what_another_node_has_recorded_meanwhile_stays(site: Site, run: RunDir) -> None:
+    """Its follow-up is no longer in the queue, as it starts."""
+    earlier(run, slurm=True, job_id="7", host="elsewhere")
+    record = run.attempt(1).facts
+    facts = read_json(record) or {}
+    end = {"cause": decision.KILLED, "action": decision.FOLLOW, "successor": "8", "ended": 5.0}
+    (site.folder / "recorded").write_text(json.dumps(facts | end))
+    site.program("scontrol", f"echo JobId=7 {KILLED}")
+    site.program("squeue", "exit 0")
+    site.program("sbatch", f"/bin/cp {site.folder}/recorded {record}; exit 1")
+    lost_script.bring_back(run, mine(run).number, 2)
+    assert read_json(record) == facts | end
+
+
+@pytest.mark.usefixtures("in_slurm")
+@pytest.mark.parametrize(
+    ("takes", "more", "follows"), [(True, [], "9"), (False, ["sbatch"], "8")], ids=["waits", "gone"]
+)
+def test_a_follow_up_of_the_script_no_longer_waits_for_its_good_end(
+    site: Site, run: RunDir, takes: bool, more: list[str], follows: str
+) -> None:
+    """Slurm would drop it at the cancel of the job."""
+    job = Headless(site, run, "DOWN*", "Access denied", takes=takes)
+    ended = job.ended(cause="crash", action="requeue", successor="9")
+    calls = ["requeue", "dependency=afterany:7", *more, "scancel"]
+    assert ended == (calls, ("node failure", "follow-up", follows))
